@@ -1,0 +1,77 @@
+// The one host path: a problem and a config become a launch plan; the launcher runs the plan on a
+// GPU and the emulator runs the same plan on the CPU. Plain C++20 without CUDA headers.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "flash_attention.cuh"
+
+namespace flashsmith {
+
+// What a plan may depend on; the caller says it, nothing here asks a device.
+struct DeviceSpec {
+    int arch;  // 80 for sm_80
+    int sm_count;
+    int max_smem_per_block;  // bytes a CTA may opt in to
+    int max_smem_per_sm;     // bytes
+};
+
+// A (batch, seq, heads, d) tensor. Strides count elements; the last dimension is contiguous.
+struct TensorRef {
+    void* data;
+    int64_t batch_stride, seq_stride, head_stride;
+};
+
+struct ForwardProblem {
+    int64_t batch, seq_q, seq_k, heads_q, heads_k, d;
+    TensorRef q, k, v, o;
+    float* lse;   // (batch, heads_q, seq_q) or null
+    float scale;  // multiplies q k^T
+};
+
+// How a tensor map is to be encoded, and where in the arguments it belongs. The launcher encodes it
+// with the driver, the emulator reads it as it stands.
+struct TensorMapSpec {
+    size_t argument_offset;  // bytes from the start of the kernel's arguments
+    void* data;
+    int element_type;  // a DType
+    std::vector<uint64_t> sizes;
+    std::vector<uint64_t> strides_bytes;  // of dimensions 1 and up
+    std::vector<uint32_t> box;
+    int swizzle_bytes;
+};
+
+struct LaunchPlan {
+    FlashForwardKernelConfig config;
+    forward_kernel_fn kernel;
+    std::array<uint32_t, 3> grid, cluster, block;
+    int smem_bytes;          // dynamic shared memory of one CTA
+    size_t workspace_bytes;  // device memory that the launch needs beside its tensors
+    bool workspace_zeroed;   // whether it must be zero when the kernel starts
+    std::vector<uint8_t> argument_bytes;
+    std::vector<TensorMapSpec> tensor_maps;  // empty for kernels without TMA
+};
+
+// The configs of this library and their kernels: generated code fills it.
+const std::map<FlashForwardKernelConfig, forward_kernel_fn>& kernel_map();
+
+// Plans one forward pass. Throws std::invalid_argument when the config is not in this library, the
+// lengths are not multiples of its tiles, or the device cannot hold it.
+LaunchPlan plan_forward(const FlashForwardKernelConfig& config, const ForwardProblem& problem,
+                        const DeviceSpec& device);
+
+// Launches on `device` (made current for the call) and `stream`. Throws std::runtime_error with
+// CUDA's words when the launch is refused.
+void launch(const LaunchPlan& plan, int device, void* stream);
+
+// The same between two events, waiting for both; milliseconds.
+float launch_timed(const LaunchPlan& plan, int device, void* stream);
+
+int device_count();
+DeviceSpec query_device(int device);
+
+}  // namespace flashsmith

@@ -1,0 +1,88 @@
+"""The environment variables flashsmith reads: all of them, typed, in one place.
+
+``flashsmith env`` prints this table. Nothing else in the package touches ``os.environ``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from flashsmith.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its name, what it does, and the text of its default."""
+
+    name: str
+    meaning: str
+    default: str
+
+    def raw(self) -> str | None:
+        """The value as set, or None when unset or empty."""
+        return os.environ.get(self.name) or None
+
+
+KERNELS = Variable(
+    "KERNELS",
+    "which kernel configs a command works on: prog, prog-all, tune, cover, all, 'B_r,B_c', "
+    "a set of yours, or short forms separated by ';'",
+    "unset (each command says whether it needs one)",
+)
+JIT = Variable(
+    "FLASHSMITH_JIT",
+    "1: build a config on first use; 0: a config that is not built is an error",
+    "1",
+)
+CACHE_DIR = Variable(
+    "FLASHSMITH_CACHE_DIR",
+    "where compiled kernel libraries are kept",
+    "the user's cache folder, flashsmith/",
+)
+CACHE_LIMIT = Variable(
+    "FLASHSMITH_CACHE_LIMIT",
+    "size limit of the cache in MiB; the libraries unused longest go first",
+    "4096",
+)
+JOBS = Variable("FLASHSMITH_JOBS", "parallel compilations", "the number of cores")
+CUDA_HOME = Variable(
+    "CUDA_HOME",
+    "a CUDA toolkit to use instead of the one pip installed",
+    "unset",
+)
+
+VARIABLES = (KERNELS, JIT, CACHE_DIR, CACHE_LIMIT, JOBS, CUDA_HOME)
+
+
+def _boolean(variable: Variable, default: bool) -> bool:
+    raw = variable.raw()
+    if raw is None:
+        return default
+    if raw in ("0", "1"):
+        return raw == "1"
+    raise ArgumentError(f"{variable.name}={raw!r}: allowed are 0 and 1")
+
+
+def _positive_int(variable: Variable, default: int) -> int:
+    raw = variable.raw()
+    if raw is None:
+        return default
+    if raw.isdecimal() and int(raw) > 0:
+        return int(raw)
+    raise ArgumentError(f"{variable.name}={raw!r}: give a whole number above 0")
+
+
+def jit_enabled() -> bool:
+    """Whether a config that is not built may be built on first use."""
+    return _boolean(JIT, True)
+
+
+def cache_limit_mib() -> int:
+    """Size limit of the kernel cache, MiB."""
+    return _positive_int(CACHE_LIMIT, 4096)
+
+
+def jobs() -> int:
+    """How many compilations run side by side: FLASHSMITH_JOBS, else the usable cores."""
+    return _positive_int(JOBS, len(os.sched_getaffinity(0)))

@@ -1,0 +1,58 @@
+"""Every error flashsmith raises on purpose: one class per kind of mistake.
+
+Each message names the argument or file, what it was, what is allowed, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class FlashsmithError(Exception):
+    """Base of every deliberate flashsmith error."""
+
+
+class ArgumentError(FlashsmithError, ValueError):
+    """An argument of a public call is unusable; the message begins with the argument's name."""
+
+
+class ConfigParseError(FlashsmithError, ValueError):
+    """A text is neither a short form nor a kernel name."""
+
+
+class IllegalConfigError(FlashsmithError, ValueError):
+    """A config breaks legality rules; lists every broken rule and the nearest legal configs."""
+
+
+class SelectionError(FlashsmithError, ValueError):
+    """A KERNELS key is unset, unknown or selects nothing."""
+
+
+class PlatformError(FlashsmithError, RuntimeError):
+    """This operating system or processor is not supported."""
+
+
+class ToolchainError(FlashsmithError, RuntimeError):
+    """A compiler or one of its parts is missing or unusable."""
+
+
+class CompileError(FlashsmithError, RuntimeError):
+    """The compiler ran and failed; carries its words."""
+
+
+class CacheError(FlashsmithError, RuntimeError):
+    """The kernel cache cannot be read or written (permissions, space)."""
+
+
+class KernelNotBuiltError(FlashsmithError, LookupError):
+    """The config is in no library and building on demand is switched off."""
+
+
+class LaunchError(FlashsmithError, RuntimeError):
+    """The GPU refused or failed a launch."""
+
+
+class EmulatorError(FlashsmithError, RuntimeError):
+    """The emulator met PTX it does not know, or a kernel that cannot go on (deadlock, bad access)."""
+
+
+class EmulationTooLongError(FlashsmithError, RuntimeError):
+    """The estimate for a run in the emulator is over the limit and emulate=True was not given."""
