@@ -1,0 +1,1 @@
+"""The main job over a set of kernels: build, run, prove, count and, on a GPU, time them."""

@@ -1,0 +1,20 @@
+"""Which machines flashsmith runs on: Linux on x86-64, with a GPU or with none."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+from flashsmith.errors import PlatformError
+
+
+def require_supported_host() -> None:
+    """Raise PlatformError, naming this machine, anywhere but on Linux x86-64."""
+    machine = platform.machine().lower()
+    if sys.platform.startswith("linux") and machine in ("x86_64", "amd64"):
+        return
+    raise PlatformError(
+        f"this machine is {platform.system()} on {machine or 'an unknown processor'}: "
+        "flashsmith runs on Linux x86-64 only (the compiler it installs and the libraries it "
+        "builds are for it). On Windows use WSL 2; on macOS a Linux x86-64 container or machine."
+    )

@@ -1,0 +1,98 @@
+"""What every test folder shares: the two sizes of the suite, and which skips are acceptable.
+
+A plain ``pytest`` leaves out what is marked ``full``; ``pytest -m full`` runs everything.
+With CI=true a skip for a reason outside ALLOWED_SKIPS fails the run: a suite that quietly
+skips itself proves nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import re
+from collections import Counter
+
+import pytest
+
+NO_GPU = "needs an NVIDIA GPU: none is usable here"
+NO_TORCH = "needs PyTorch: it is not installed"
+
+# Patterns, matched from the beginning of the reason.
+ALLOWED_SKIPS = (
+    re.escape(NO_GPU),
+    re.escape(NO_TORCH),
+    r"needs \d+ NVIDIA GPUs",
+    r"needs an ordinary user: root may write everywhere",
+)
+
+_refused_skips: Counter[str] = Counter()
+
+
+@functools.cache
+def gpu_count() -> int:
+    """How many GPUs the CUDA driver offers; 0 without a driver. Needs no CUDA library of ours."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    expression = config.option.markexpr
+    if expression == "full":
+        config.option.markexpr = ""
+    elif "full" not in expression and not _names_one_test(config):
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+    for item in items:
+        if item.get_closest_marker("gpu") and gpu_count() == 0:
+            item.add_marker(pytest.mark.skip(reason=NO_GPU))
+        if item.get_closest_marker("torch") and importlib.util.find_spec("torch") is None:
+            item.add_marker(pytest.mark.skip(reason=NO_TORCH))
+
+
+def _names_one_test(config: pytest.Config) -> bool:
+    """Whether the command line names single tests: whoever spells out a test wants it run."""
+    return bool(config.args) and all("::" in argument for argument in config.args)
+
+
+def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    reason = reason.removeprefix("Skipped: ")
+    if not any(re.match(pattern, reason) for pattern in ALLOWED_SKIPS):
+        _refused_skips[reason] += 1
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note_skip(report)
+
+
+def _in_ci() -> bool:
+    return os.environ.get("CI", "").lower() == "true"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _in_ci() and _refused_skips and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not (_in_ci() and _refused_skips):
+        return
+    terminalreporter.section("skips that CI does not accept", red=True)
+    for reason, count in _refused_skips.most_common():
+        terminalreporter.line(f"{count} x {reason}")
