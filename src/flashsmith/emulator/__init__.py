@@ -1,0 +1,1 @@
+"""Runs a kernel's PTX on the CPU with NumPy, and watches it."""

@@ -1,0 +1,236 @@
+"""What an emulation shows to the outside: events, the observer protocol, findings, the result.
+
+Vocabulary of every event
+- thread: flat number in the launch, ``cta * threads_per_cta + tid``; cta: flat number,
+  ``x + grid_x * (y + grid_y * z)``; tid likewise within the block; a warp is 32 tids.
+- clock: a count that grows with every event of a launch. Events of one thread are in program order;
+  across threads it says only in which order the emulator happened to run them.
+- site: the instruction, with its PTX line and CUDA source line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flashsmith.emulator.ptx import Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An instruction's place. ``source`` is ``file:line`` or empty without line info."""
+
+    index: int
+    mnemonic: str
+    ptx_line: int
+    source: str
+
+    @staticmethod
+    def of(instruction: Instruction) -> Site:
+        """The site of a parsed instruction."""
+        return Site(
+            instruction.index, instruction.mnemonic, instruction.ptx_line, instruction.source
+        )
+
+    def __str__(self) -> str:
+        where = f"{self.source}, " if self.source else ""
+        return f"{where}PTX line {self.ptx_line}: {self.mnemonic}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAccess:
+    """One instruction's accesses, one per active thread.
+
+    - ``space``: ``shared``, ``global`` or ``local``.
+    - ``kind``: ``read``, ``write``, ``atomic``, ``async_read`` (a cp.async source, at issue) or
+      ``async_write`` (a cp.async destination, at issue: the data are not there yet).
+    - ``addresses``: int64, in bytes. Shared: within the CTA's memory, from 0. Local: within the
+      thread's own, from 0. Global: host addresses.
+    - ``sizes``: bytes per thread, an int, or an int64 array where threads differ.
+    - ``shape``: ``plain`` for one contiguous piece per thread; ``matrix`` for ldmatrix/stmatrix,
+      where each entry is the 16-byte row its thread points at, handed to the whole warp, eight
+      rows a phase (for x1 and x2 only the lanes whose addresses count are listed).
+
+    Sent before the access happens. A bad address without an observer that handles it is an error.
+    """
+
+    site: Site
+    space: str
+    kind: str
+    threads: np.ndarray
+    addresses: np.ndarray
+    sizes: int | np.ndarray
+    shape: str
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncGroupEvent:
+    """cp.async.commit_group (``kind`` "commit") or a wait ("wait", ``allowed`` groups pending).
+
+    ``allowed`` is -1 for cp.async.wait_all, which also covers copies not yet committed.
+    """
+
+    site: Site
+    kind: str
+    threads: np.ndarray
+    allowed: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncLanding:
+    """cp.async data became visible to the issuing threads; ``issued`` is the copy's own site."""
+
+    site: Site
+    issued: Site
+    threads: np.ndarray
+    addresses: np.ndarray
+    sizes: int | np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierEvent:
+    """CTA barrier traffic: ``kind`` "arrive" (threads reach it) or "release" (it opened for them).
+
+    ``barrier`` is the barrier's number, ``expected`` how many threads of a CTA take part. A release
+    names all threads that took part, possibly of several CTAs whose barriers opened together.
+    Every thread of a release has had its arrive event before.
+    """
+
+    site: Site
+    kind: str
+    barrier: int
+    expected: int
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarpSync:
+    """bar.warp.sync: orders the memory accesses of the named threads of one warp."""
+
+    site: Site
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is about to run. Shared memory has ``shared_bytes`` per CTA, static variables first."""
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    static_shared_bytes: int
+    shared_bytes: int
+    memory: GlobalMemoryView
+
+    @property
+    def cta_count(self) -> int:
+        """CTAs of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def threads_per_cta(self) -> int:
+        """Threads of one CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRange:
+    """A registered host range: half-open ``[begin, end)`` in bytes."""
+
+    name: str
+    begin: int
+    end: int
+    writable: bool
+
+
+class GlobalMemoryView:
+    """What observers may know of global memory: its ranges."""
+
+    def ranges(self) -> Sequence[MemoryRange]:
+        """The registered ranges, ordered by address."""
+        raise NotImplementedError
+
+
+class Observer:
+    """Watches one launch. Subclass and override what is of interest; every hook may be left alone.
+
+    Hooks cost nothing when a launch has no observer. Findings are appended to ``findings``; a
+    finding never stops the run.
+    """
+
+    #: An observer that reports bad addresses itself sets this; the emulator then masks the access
+    #: (reads give zero, writes are dropped) instead of raising EmulatorError.
+    handles_bad_access: bool = False
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+
+    def begin(self, launch: Launch) -> None:
+        """Called once before the first instruction."""
+
+    def wave(self, first_cta: int, cta_count: int) -> None:
+        """CTAs ``first_cta .. first_cta + cta_count - 1`` start; no others are live beside them."""
+
+    def memory(self, event: MemoryAccess) -> None:
+        """A load, store, atomic, or the issue of an asynchronous copy."""
+
+    def async_group(self, event: AsyncGroupEvent) -> None:
+        """cp.async commit or wait, before the landings that a wait brings."""
+
+    def async_landing(self, event: AsyncLanding) -> None:
+        """cp.async data land in shared memory."""
+
+    def barrier(self, event: BarrierEvent) -> None:
+        """CTA barrier arrival or release."""
+
+    def warp_sync(self, event: WarpSync) -> None:
+        """bar.warp.sync."""
+
+    def end(self) -> None:
+        """Called once after the last instruction (not after an EmulatorError)."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong that a check saw.
+
+    ``source`` is ``file:line`` of the CUDA source (empty without line info); ``threads`` a few of
+    the flat thread numbers concerned; ``address`` a representative byte address.
+    """
+
+    kind: str
+    message: str
+    source: str
+    ptx_line: int
+    threads: tuple[int, ...] = ()
+    address: int | None = None
+
+    def __str__(self) -> str:
+        where = self.source or f"PTX line {self.ptx_line}"
+        return f"{where}: {self.kind}: {self.message}"
+
+
+@dataclass
+class EmulationResult:
+    """Outcome of one launch.
+
+    ``instructions`` maps each mnemonic to warp instructions issued, ``thread_instructions`` to
+    active threads summed over them (threads switched off by a guard count as active).
+    """
+
+    instructions: dict[str, int] = field(default_factory=dict)
+    thread_instructions: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def warp_instructions(self) -> int:
+        """All warp instructions together."""
+        return sum(self.instructions.values())

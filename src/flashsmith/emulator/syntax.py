@@ -1,0 +1,263 @@
+"""The syntax tree of PTX: operands, instructions, declarations, entries and their basic blocks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from flashsmith.errors import EmulatorError
+
+#: Bytes of every scalar PTX type.
+TYPE_SIZES = {
+    "b8": 1, "u8": 1, "s8": 1,
+    "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2,
+    "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4,
+    "b64": 8, "u64": 8, "s64": 8, "f64": 8,
+    "b128": 16,
+}  # fmt: skip
+
+
+#: A register name that ends in a number: its prefix is what ``.reg .b32 %r<9>`` declares.
+NUMBERED = re.compile(r"(.*?[A-Za-z_$%])\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLocation:
+    """Where CUDA C++ put an instruction; ``inlined_at`` is the call site of an inlined function."""
+
+    file: str
+    line: int
+    column: int = 0
+    inlined_at: SourceLocation | None = None
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A register; the name is unique in its entry (scoped names carry ``@scope``)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A special register such as ``%tid.x``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    """A literal: a Python int, or a float for ``0f``, ``0d`` and decimal literals."""
+
+    value: int | float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A name that is no register: a variable, a parameter, a label or a function."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """``_``: a result nobody wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Negated:
+    """``!%p``."""
+
+    operand: Register
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """``%r|%p``: two results of one instruction."""
+
+    first: Operand
+    second: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """``{a, b, ...}``."""
+
+    elements: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """``[base + offset]`` in bytes; ``coordinates``: what follows a comma inside the brackets."""
+
+    base: Operand
+    offset: int = 0
+    coordinates: tuple[Operand, ...] = ()
+
+
+Operand = Register | Special | Immediate | Symbol | Sink | Negated | Pair | Vector | Address
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """``@%p`` or ``@!%p`` in front of an instruction."""
+
+    register: Register
+    negated: bool
+
+
+@dataclass(slots=True)
+class Instruction:
+    """One instruction of an entry.
+
+    ``mnemonic`` is the whole dotted text (``ld.global.v2.f32``), ``opcode`` its first part,
+    ``modifiers`` the rest. ``span`` is the half-open character range of the statement in the
+    module's text, guard and semicolon included: a mutant is
+    ``text[:begin] + replacement + text[end:]``.
+    """
+
+    index: int
+    mnemonic: str
+    opcode: str
+    modifiers: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    guard: Guard | None
+    ptx_line: int
+    location: SourceLocation | None
+    span: tuple[int, int]
+
+    @property
+    def source(self) -> str:
+        """``file:line`` of the CUDA source, or an empty text without line info."""
+        return str(self.location) if self.location else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A branch target in an entry's body; the name is unique in the entry."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable outside registers. ``size`` in bytes, 0 for an ``extern`` array."""
+
+    name: str
+    space: str
+    align: int
+    size: int
+    initial: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One entry parameter; ``offset`` and ``size`` in bytes within the argument buffer."""
+
+    name: str
+    align: int
+    size: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Block:
+    """A basic block: ``successors`` are block indices, the fall-through one last.
+
+    ``len(blocks)`` stands for the virtual exit.
+    """
+
+    index: int
+    labels: tuple[str, ...]
+    instructions: list[Instruction]
+    successors: tuple[int, ...] = ()
+
+
+@dataclass(eq=False)
+class Entry:
+    """One ``.entry``: parameters, declarations, body."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    variables: tuple[Variable, ...]
+    registers: dict[str, str]
+    body: list[Instruction | Label]
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def instructions(self) -> Iterator[Instruction]:
+        """The instructions in text order."""
+        return (item for item in self.body if isinstance(item, Instruction))
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Size of the argument buffer."""
+        return max((p.offset + p.size for p in self.parameters), default=0)
+
+    def register_type(self, name: str) -> str:
+        """Declared type of a register (``pred``, ``b32``, ``f32``, ...)."""
+        if name in self.registers:
+            return self.registers[name]
+        plain, at, scope = name.partition("@")
+        match = NUMBERED.match(plain)
+        if match and match.group(1) + at + scope in self.registers:
+            return self.registers[match.group(1) + at + scope]
+        raise EmulatorError(f"entry {self.name}: register {name} is not declared")
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Basic blocks in text order with their successors."""
+        return _split_blocks(self)
+
+
+_ENDS = ("bra", "ret", "exit", "trap", "brx")
+
+
+def _split_blocks(entry: Entry) -> tuple[Block, ...]:
+    blocks: list[Block] = []
+    labels: list[str] = []
+    current: list[Instruction] = []
+
+    def close() -> None:
+        nonlocal labels, current
+        if current or labels:
+            blocks.append(Block(len(blocks), tuple(labels), current))
+            labels, current = [], []
+
+    for item in entry.body:
+        if isinstance(item, Label):
+            if current:
+                close()
+            labels.append(item.name)
+        else:
+            current.append(item)
+            if item.opcode in _ENDS:
+                close()
+    close()
+    targets = {label: block.index for block in blocks for label in block.labels}
+    for block in blocks:
+        block.successors = _successors(block, targets, len(blocks))
+    return tuple(blocks)
+
+
+def _successors(block: Block, targets: dict[str, int], exit_block: int) -> tuple[int, ...]:
+    following = block.index + 1
+    last = block.instructions[-1] if block.instructions else None
+    if last is None or last.opcode not in _ENDS:
+        return (following,)
+    if last.opcode == "brx":
+        raise EmulatorError(f"PTX line {last.ptx_line}: {last.mnemonic} is not supported")
+    if last.opcode == "bra":
+        target = last.operands[0]
+        taken = targets[target.name] if isinstance(target, Symbol) else exit_block
+    else:
+        taken = exit_block
+    if last.guard is None or taken == following:
+        return (taken,)
+    return (taken, following)
