@@ -1,0 +1,157 @@
+"""Seeded inputs for a proof: plain random ones, and the ones on which a softmax goes wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from flashsmith.configs import DType
+from flashsmith.errors import ArgumentError
+
+# |scaled score| that 'large_scores' reaches; rounding to bf16 must not carry it over 1,000.
+LARGE_SCORE = 990.0
+# How far the first tile's scaled scores lie below (or above) the others'.
+TILE_GAP = 200.0
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """Everything that determines a set of inputs; equal specs give equal bits.
+
+    ``first_tile`` is the number of leading keys that the two tile kinds lower or raise: the
+    kernel's B_c, so that the running maximum moves exactly between the first two tiles.
+    """
+
+    kind: str
+    dtype: DType
+    batch: int
+    seq_q: int
+    seq_k: int
+    heads: int
+    d: int
+    scale: float
+    seed: int = 0
+    first_tile: int = 0
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k, v of shape (batch, seq, heads, d) in the kernel's dtype."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+
+
+def numpy_dtype(dtype: DType) -> np.dtype:
+    """NumPy's dtype for a kernel dtype (bf16 is ml_dtypes')."""
+    return np.dtype(ml_dtypes.bfloat16 if dtype is DType.BF16 else np.float16)
+
+
+def default_scale(d: int) -> float:
+    """1 / sqrt(d), the scale of scaled dot-product attention."""
+    return 1.0 / math.sqrt(d)
+
+
+Draw = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _normal(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    q = rng.standard_normal((spec.batch, spec.seq_q, spec.heads, spec.d), dtype=np.float32)
+    k, v = (
+        rng.standard_normal((spec.batch, spec.seq_k, spec.heads, spec.d), dtype=np.float32)
+        for _ in range(2)
+    )
+    return q, k, v
+
+
+def _random(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    return _normal(rng, spec)
+
+
+def _large_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """Every row of q and k has one length, so scores lie in +-LARGE_SCORE; both ends are met."""
+    q, k, v = _normal(rng, spec)
+    radius = math.sqrt(LARGE_SCORE / spec.scale)
+    q *= radius / np.linalg.norm(q, axis=-1, keepdims=True)
+    k *= radius / np.linalg.norm(k, axis=-1, keepdims=True)
+    k[:, 0] = q[:, 0]
+    k[:, -1] = -q[:, -1]
+    return q, k, v
+
+
+def _constant(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """One constant a head: every weight is 1 / seq_k and the output is v's constant."""
+    q, k, v = _normal(rng, spec)
+    levels = rng.choice([-1.5, -0.75, 0.375, 0.5, 1.25], size=(3, spec.batch, 1, spec.heads, 1))
+    for array, level in zip((q, k, v), levels, strict=True):
+        array[:] = level
+    return q, k, v
+
+
+def _one_hot(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """Row i sees only key pi(i): a wrong column, row or permutation of v cannot average out."""
+    q, k, v = _normal(rng, spec)
+    k[:] = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=k.shape)
+    chosen = rng.permutation(np.arange(spec.seq_q) % spec.seq_k)
+    # A code's product with itself is d, with another rarely above d/2: of 60 nats, 30 remain.
+    q[:] = k[:, chosen] * (60.0 / (spec.scale * spec.d))
+    return q, k, v
+
+
+def _shifted_first_tile(rng: np.random.Generator, spec: InputSpec, gap: float) -> Draw:
+    """All queries share a direction that the first tile's keys have and the later ones lack."""
+    q, k, v = _normal(rng, spec)
+    direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
+    direction /= math.sqrt(spec.d)
+    along = np.float32(math.sqrt(abs(gap) / spec.scale))
+    for array in (q, k):
+        array -= (array @ direction)[..., None] * direction
+    q += along * direction
+    k[:, : spec.first_tile] += math.copysign(along, gap) * direction
+    return q, k, v
+
+
+def _low_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    return _shifted_first_tile(rng, spec, -TILE_GAP)
+
+
+def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    return _shifted_first_tile(rng, spec, TILE_GAP)
+
+
+_DRAWS: dict[str, Callable[[np.random.Generator, InputSpec], Draw]] = {
+    "random": _random,
+    "large_scores": _large_scores,
+    "constant": _constant,
+    "one_hot": _one_hot,
+    "low_first_tile": _low_first_tile,
+    "high_first_tile": _high_first_tile,
+}
+
+INPUT_KINDS = tuple(_DRAWS)
+# Kinds whose inputs depend on the kernel's B_c.
+TILE_KINDS = ("low_first_tile", "high_first_tile")
+
+
+def make_inputs(spec: InputSpec) -> Inputs:
+    """Draws the inputs of ``spec``.
+
+    Raises ArgumentError for an unknown kind, and for a tile kind whose first tile is not a proper
+    part of the keys (there would be no later tile to differ from).
+    """
+    if spec.kind not in _DRAWS:
+        raise ArgumentError(f"inputs={spec.kind!r}: allowed are {', '.join(INPUT_KINDS)}")
+    if spec.kind in TILE_KINDS and not 0 < spec.first_tile < spec.seq_k:
+        raise ArgumentError(
+            f"inputs={spec.kind!r}: the first tile has {spec.first_tile} of {spec.seq_k} keys; "
+            "give a seq of at least two key tiles"
+        )
+    rng = np.random.default_rng(spec.seed)
+    dtype = numpy_dtype(spec.dtype)
+    q, k, v = (array.astype(dtype) for array in _DRAWS[spec.kind](rng, spec))
+    return Inputs(q, k, v)
