@@ -1,0 +1,67 @@
+"""flashsmith: flash-attention kernels as Python configs, on a GPU or with none.
+
+Names load on first use, so that `import flashsmith` is quick and imports no framework.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flashsmith.configs import (
+        DeviceSpec,
+        DType,
+        FlashForwardKernelConfig,
+        Problem,
+        Semantics,
+        device_spec,
+        get_kernel_configs,
+        parse_kernel_name_into_config,
+    )
+
+_HOME = {
+    "DType": "flashsmith.configs",
+    "DeviceSpec": "flashsmith.configs",
+    "FlashForwardKernelConfig": "flashsmith.configs",
+    "Problem": "flashsmith.configs",
+    "Semantics": "flashsmith.configs",
+    "device_spec": "flashsmith.configs",
+    "get_kernel_configs": "flashsmith.configs",
+    "parse_kernel_name_into_config": "flashsmith.configs",
+    "attention": "flashsmith.tuning.attention",
+    "forward": "flashsmith.runtime",
+    "forward_timed": "flashsmith.runtime",
+    "plan_forward": "flashsmith.runtime",
+}
+
+__all__ = [
+    "DType",
+    "DeviceSpec",
+    "FlashForwardKernelConfig",
+    "Problem",
+    "Semantics",
+    "__version__",
+    "attention",
+    "device_spec",
+    "forward",
+    "forward_timed",
+    "get_kernel_configs",
+    "parse_kernel_name_into_config",
+    "plan_forward",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = import_module("importlib.metadata").version("flashsmith")
+    elif name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module 'flashsmith' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,58 @@
+"""What a kernel is: configs, their names, their rules and the sets of them."""
+
+from flashsmith.configs.config import FlashForwardKernelConfig
+from flashsmith.configs.cover import get_cover_configs
+from flashsmith.configs.device_spec import (
+    DEFAULT_DEVICE,
+    KNOWN_DEVICES,
+    DeviceSpec,
+    device_spec,
+)
+from flashsmith.configs.dtype import DType
+from flashsmith.configs.legal_space import KNOB_VALUES, legal_completions
+from flashsmith.configs.nearest import check_legal, nearest_legal
+from flashsmith.configs.parsing import parse_kernel_name_into_config
+from flashsmith.configs.problem import Problem, Semantics
+from flashsmith.configs.rules import (
+    RULES,
+    BrokenRule,
+    Rule,
+    broken_rules,
+    is_legal,
+    rule_bitmask,
+)
+from flashsmith.configs.sets import (
+    get_autotuning_kernel_configs,
+    get_kernel_configs,
+    get_kernel_progression_configs,
+    get_kernels_to_build,
+    should_autotune_config,
+)
+
+__all__ = [
+    "DEFAULT_DEVICE",
+    "KNOB_VALUES",
+    "KNOWN_DEVICES",
+    "RULES",
+    "BrokenRule",
+    "DType",
+    "DeviceSpec",
+    "FlashForwardKernelConfig",
+    "Problem",
+    "Rule",
+    "Semantics",
+    "broken_rules",
+    "check_legal",
+    "device_spec",
+    "get_autotuning_kernel_configs",
+    "get_cover_configs",
+    "get_kernel_configs",
+    "get_kernel_progression_configs",
+    "get_kernels_to_build",
+    "is_legal",
+    "legal_completions",
+    "nearest_legal",
+    "parse_kernel_name_into_config",
+    "rule_bitmask",
+    "should_autotune_config",
+]

@@ -1,0 +1,78 @@
+"""DeviceSpec: what planning needs to know of a GPU, with the known GPUs by name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from flashsmith.errors import ArgumentError
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """One GPU's limits. Memory in bytes; arch 80 is compute capability 8.0.
+
+    max_smem_per_block is the most dynamic shared memory a kernel can opt in to.
+    """
+
+    name: str
+    arch: int
+    sm_count: int
+    max_smem_per_block: int
+    max_smem_per_sm: int
+    max_threads_per_sm: int
+    max_ctas_per_sm: int
+    l2_bytes: int
+    registers_per_sm: int = 65536
+
+
+def _ampere(name: str, sm_count: int, l2_mib: int) -> DeviceSpec:
+    return DeviceSpec(name, 80, sm_count, 166912, 167936, 2048, 32, l2_mib * _MIB)
+
+
+def _graphics(name: str, arch: int, sm_count: int, max_ctas: int, l2_mib: int) -> DeviceSpec:
+    return DeviceSpec(name, arch, sm_count, 101376, 102400, 1536, max_ctas, l2_mib * _MIB)
+
+
+def _server(name: str, arch: int, sm_count: int, l2_mib: int) -> DeviceSpec:
+    return DeviceSpec(name, arch, sm_count, 232448, 233472, 2048, 32, l2_mib * _MIB)
+
+
+# The first GPU of an architecture stands for it where only the architecture is given.
+KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
+    _ampere("A100", sm_count=108, l2_mib=40),
+    _graphics("A10", 86, sm_count=72, max_ctas=16, l2_mib=6),
+    _graphics("RTX 3090", 86, sm_count=82, max_ctas=16, l2_mib=6),
+    _graphics("L4", 89, sm_count=58, max_ctas=24, l2_mib=48),
+    _graphics("RTX 4090", 89, sm_count=128, max_ctas=24, l2_mib=72),
+    _server("H100", 90, sm_count=132, l2_mib=50),
+    _server("H200", 90, sm_count=132, l2_mib=60),
+    _server("B200", 100, sm_count=148, l2_mib=126),
+    _graphics("RTX 5090", 120, sm_count=170, max_ctas=24, l2_mib=96),
+)
+
+# What legality and planning assume where there is no GPU and nothing else is said.
+DEFAULT_DEVICE = KNOWN_DEVICES[0]
+
+
+def device_spec(name_or_arch: str | int) -> DeviceSpec:
+    """A known GPU by name ('A100', 'rtx 4090') or architecture (80, '80', 'sm_80').
+
+    Upper and lower case are one, and spaces, '-' and '_' do not count. An architecture gives the
+    first known GPU that has it.
+
+    Raises:
+        ArgumentError: no known GPU is called that; the message lists them.
+    """
+    wanted = re.sub(r"[\s_-]+", "", str(name_or_arch)).lower()
+    for device in KNOWN_DEVICES:
+        plain = device.name.replace(" ", "").lower()
+        if wanted in (plain, plain.removeprefix("rtx"), f"sm{device.arch}", str(device.arch)):
+            return device
+    names = ", ".join(f"{device.name} (sm_{device.arch})" for device in KNOWN_DEVICES)
+    raise ArgumentError(
+        f"device={name_or_arch!r}: known are {names}. For another GPU make a "
+        "flashsmith.configs.DeviceSpec with its figures."
+    )

@@ -1,0 +1,150 @@
+"""Text -> config: short forms and the kernel names that demanglers print."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import NoReturn
+
+from flashsmith.configs.config import LOAD_FIELDS, FlashForwardKernelConfig, feature_fields
+from flashsmith.configs.dtype import DType
+from flashsmith.errors import ArgumentError, ConfigParseError
+
+EXAMPLE = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+
+# rich draws its columns with the box characters.
+_TABLE_COLUMNS = re.compile(r"[|│┃]")
+_SHORT_FORM = re.compile(r"\(([^()]*)\)\s*:\s*([\w+\s]*)")
+_LOAD = re.compile(r"load_(\d+)_(\d+)_(\d+)_tiles")
+_COUNT = re.compile(r"(\w+)_(\d+)")
+# Demanglers write a value with or without its type: (flashsmith::DType)5, (bool)1, (int)128, 128.
+_VALUE = re.compile(r"(?:\(\s*(?:\w+::)*\w+\s*\)\s*)?(\w+)")
+
+
+def parse_kernel_name_into_config(
+    text: str, config_class: type[FlashForwardKernelConfig] = FlashForwardKernelConfig
+) -> FlashForwardKernelConfig:
+    """The config that `text` names.
+
+    Args:
+        text: a short form, alone or as one cell of a `| ... |` table row; or a demangled kernel
+            name with `FlashForwardKernelConfig{...}` in it, as c++filt and Nsight Compute print
+            it. Trailing fields that are missing there are zero: demanglers drop trailing zeros.
+        config_class: the class to make.
+
+    Raises:
+        ConfigParseError: neither, or a feature is unknown, doubled or out of range.
+    """
+    struct = re.compile(rf"\b{config_class.__name__}\s*\{{([^{{}}]*)\}}")
+    values = sorted(set(struct.findall(text)))
+    if len(values) == 1:
+        return _from_values(text, values[0], config_class)
+    if values:
+        _fail(text, "it names more than one config")
+    cells = [cell.strip().strip("`") for cell in _TABLE_COLUMNS.split(text)]
+    matches = [match for match in map(_SHORT_FORM.fullmatch, cells) if match]
+    if len(matches) != 1:
+        _fail(text, "it names more than one config" if matches else "this is no kernel name")
+    return _from_short_form(text, matches[0].group(1), matches[0].group(2), config_class)
+
+
+def _from_short_form(
+    text: str, shape: str, features: str, config_class: type[FlashForwardKernelConfig]
+) -> FlashForwardKernelConfig:
+    parts = [part.strip() for part in shape.split(",")]
+    if len(parts) != 5:
+        _fail(text, f"the tuple has {len(parts)} entries; it is (dtype, d_head, B_r, B_c, n_warps)")
+    values: dict[str, object] = {"dtype": _dtype(text, parts[0])}
+    for name, part in zip(("d_head", "B_r", "B_c", "n_warps"), parts[1:], strict=True):
+        values[name] = _number(text, name, part)
+    for word in features.split("+"):
+        for name, value in _feature_values(text, word.strip(), config_class).items():
+            if name in values:
+                _fail(text, f"the feature {word.strip()!r} stands there twice")
+            values[name] = value
+    if LOAD_FIELDS[0] not in values:
+        _fail(
+            text, "the load counts are missing; add load_Q_K_V_tiles, for example load_0_2_2_tiles"
+        )
+    return _construct(text, values, config_class)
+
+
+def _feature_values(
+    text: str, word: str, config_class: type[FlashForwardKernelConfig]
+) -> dict[str, object]:
+    """The fields that one feature of a short form sets."""
+    if load := _LOAD.fullmatch(word):
+        counts = (_number(text, word, digits) for digits in load.groups())
+        return dict(zip(LOAD_FIELDS, counts, strict=True))
+    for knob in feature_fields(config_class):
+        if knob.type == "bool" and knob.metadata["word"] == word:
+            return {knob.name: True}
+        count = _COUNT.fullmatch(word)
+        if knob.type == "int" and count and knob.metadata["word"] == count.group(1):
+            return {knob.name: _number(text, word, count.group(2))}
+    known = [
+        knob.metadata["word"] + ("" if knob.type == "bool" else "_N")
+        for knob in feature_fields(config_class)
+        if knob.metadata["word"]
+    ]
+    _fail(text, f"unknown feature {word!r}; known are {', '.join(known)}, load_Q_K_V_tiles")
+
+
+def _from_values(
+    text: str, listed: str, config_class: type[FlashForwardKernelConfig]
+) -> FlashForwardKernelConfig:
+    knobs = fields(config_class)
+    parts = listed.split(",")
+    if len(parts) > len(knobs):
+        _fail(text, f"{len(parts)} values for the {len(knobs)} fields of {config_class.__name__}")
+    values: dict[str, object] = {}
+    for knob, part in zip(knobs, parts, strict=False):
+        match = _VALUE.fullmatch(part.strip())
+        if match is None:
+            _fail(text, f"{part.strip()!r} is no value for {knob.name}")
+        value = match.group(1)
+        if knob.name == "dtype":
+            values[knob.name] = _dtype(text, value)
+        elif knob.type == "bool":
+            values[knob.name] = _flag(text, knob.name, value)
+        else:
+            values[knob.name] = _number(text, knob.name, value)
+    return _construct(text, values, config_class)
+
+
+def _construct(
+    text: str, values: dict[str, object], config_class: type[FlashForwardKernelConfig]
+) -> FlashForwardKernelConfig:
+    # What is missing is zero; a shape of zero is then refused by the class.
+    filled = {knob.name: values.get(knob.name, 0) for knob in fields(config_class)}
+    try:
+        return config_class(**filled)  # type: ignore[arg-type]
+    except ArgumentError as error:
+        raise ConfigParseError(f"cannot parse {text!r}: {error}") from error
+
+
+def _dtype(text: str, part: str) -> DType:
+    try:
+        return DType.parse(part)
+    except ArgumentError as error:
+        raise ConfigParseError(f"cannot parse {text!r}: {error}") from error
+
+
+def _number(text: str, name: str, part: str) -> int:
+    # isdecimal alone also takes other scripts' digits.
+    if not (part.isascii() and part.isdecimal()):
+        _fail(text, f"{name} is {part!r}, not a whole number")
+    return int(part)
+
+
+def _flag(text: str, name: str, part: str) -> bool:
+    if part not in ("true", "false", "1", "0"):
+        _fail(text, f"{name} is {part!r}; allowed are true, false, 1 and 0")
+    return part in ("true", "1")
+
+
+def _fail(text: str, problem: str) -> NoReturn:
+    raise ConfigParseError(
+        f"cannot parse {text!r}: {problem}. Write a short form such as {EXAMPLE!r}, "
+        "or give a demangled kernel name."
+    )

@@ -1,0 +1,171 @@
+"""Legality: which configs a kernel can be built for. One rule, one predicate, one reason.
+
+csrc/config_rules.cuh has the same rules in the same order; rule i is bit i of both bitmasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flashsmith.configs.config import K_TILE_COLUMNS, FlashForwardKernelConfig
+from flashsmith.configs.device_spec import DEFAULT_DEVICE, DeviceSpec
+
+# The sizes that the mma.sync family has kernels for.
+SUPPORTED_D_HEADS = (64, 128)
+SUPPORTED_B_R = (64, 128)
+SUPPORTED_B_C = (32, 64, 128)
+SUPPORTED_N_WARPS = (4, 8)
+
+MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
+MAX_THREADS_PER_CTA = 1024
+
+Predicate = Callable[[FlashForwardKernelConfig, DeviceSpec], bool]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One condition on a config.
+
+    name: the C++ predicate's name. reason: the sentence a user reads. predicate: whether a config
+    on a device satisfies the rule. knobs: the fields that the predicate reads, and no other.
+    figures: what else stands beside the config's values in a message.
+    """
+
+    name: str
+    reason: str
+    predicate: Predicate
+    knobs: tuple[str, ...]
+    figures: Callable[[FlashForwardKernelConfig, DeviceSpec], str] | None = None
+
+    def message(self, cfg: FlashForwardKernelConfig, device: DeviceSpec) -> str:
+        """The reason, with the values that `cfg` has."""
+        values = [f"{knob}={getattr(cfg, knob)}" for knob in self.knobs]
+        if self.figures:
+            values.append(self.figures(cfg, device))
+        return f"{self.reason} (here {', '.join(values)})"
+
+
+@dataclass(frozen=True)
+class BrokenRule:
+    """A rule that a config breaks; message is the reason with the config's own values."""
+
+    name: str
+    message: str
+
+
+def _one_of(name: str, knob: str, allowed: tuple[int, ...]) -> Rule:
+    values = ", ".join(map(str, allowed[:-1])) + f" or {allowed[-1]}"
+    return Rule(
+        name,
+        f"{knob} must be {values}: the mma.sync family has kernels for these only",
+        lambda cfg, device: getattr(cfg, knob) in allowed,
+        (knob,),
+    )
+
+
+def _is_load_count(count: int, extent: int) -> bool:
+    """Whether `count` K-tiles at a time walk an operand that is `extent` elements deep."""
+    power_of_two = count >= 2 and count & (count - 1) == 0
+    return count == 0 or (power_of_two and extent % (K_TILE_COLUMNS * count) == 0)
+
+
+def _load_count(operand: str, depth: str) -> Rule:
+    knob = f"{operand}_mma_load_K_tiles"
+    return Rule(
+        f"{operand}_load_count",
+        f"{knob} must be 0 (the whole block in registers) or a power of two, at least 2 (one "
+        f"m16n8k16 step), that divides the {depth} / 8 K-tiles of {operand}",
+        lambda cfg, device: _is_load_count(getattr(cfg, knob), getattr(cfg, depth)),
+        (knob, depth),
+    )
+
+
+def _buffered_load_count(operand: str, depth: str) -> Rule:
+    knob = f"{operand}_mma_load_K_tiles"
+    return Rule(
+        f"{operand}_buffered_load_count",
+        f"with mma_double_buffer_loads, {knob} must be at most half of the {depth} / 8 K-tiles of "
+        f"{operand}: while one half is multiplied, another is loaded",
+        lambda cfg, device: (
+            not cfg.mma_double_buffer_loads
+            or getattr(cfg, knob) * 2 * K_TILE_COLUMNS <= getattr(cfg, depth)
+        ),
+        (knob, depth, "mma_double_buffer_loads"),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    _one_of("d_head_supported", "d_head", SUPPORTED_D_HEADS),
+    _one_of("B_r_supported", "B_r", SUPPORTED_B_R),
+    _one_of("B_c_supported", "B_c", SUPPORTED_B_C),
+    _one_of("n_warps_supported", "n_warps", SUPPORTED_N_WARPS),
+    Rule(
+        "d_head_in_mma_steps",
+        "d_head must be a multiple of 16: the product of Q and K takes 16 columns a step",
+        lambda cfg, device: cfg.d_head % MMA_ROWS == 0,
+        ("d_head",),
+    ),
+    Rule(
+        "B_c_in_mma_steps",
+        "B_c must be a multiple of 16: the product of P and V takes 16 keys a step",
+        lambda cfg, device: cfg.B_c % MMA_ROWS == 0,
+        ("B_c",),
+    ),
+    Rule(
+        "warp_rows_in_mma_steps",
+        "B_r / n_warps, the rows of one warp, must be a multiple of 16: an mma works on 16 rows",
+        lambda cfg, device: cfg.B_r % (MMA_ROWS * cfg.n_warps) == 0,
+        ("B_r", "n_warps"),
+    ),
+    Rule(
+        "threads_within_limit",
+        "32 n_warps, the threads of a CTA, must be at most 1024: no GPU starts a larger CTA",
+        lambda cfg, device: cfg.n_threads <= MAX_THREADS_PER_CTA,
+        ("n_warps",),
+    ),
+    Rule(
+        "smem_within_limit",
+        "the Q, K and V tiles, 2 (B_r + 2 B_c) d_head bytes, must fit in the shared memory that "
+        "the device gives one CTA",
+        lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
+        ("B_r", "B_c", "d_head"),
+        lambda cfg, device: f"{cfg.smem_bytes()} of {device.max_smem_per_block} on {device.name}",
+    ),
+    _load_count("Q", "d_head"),
+    _load_count("K", "d_head"),
+    _load_count("V", "B_c"),
+    _buffered_load_count("Q", "d_head"),
+    _buffered_load_count("K", "d_head"),
+    _buffered_load_count("V", "B_c"),
+    Rule(
+        "Q_and_K_load_counts_agree",
+        "Q_mma_load_K_tiles must be 0 or equal K_mma_load_K_tiles: both walk d_head in one loop",
+        lambda cfg, device: cfg.Q_mma_load_K_tiles in (0, cfg.K_mma_load_K_tiles),
+        ("Q_mma_load_K_tiles", "K_mma_load_K_tiles"),
+    ),
+)
+
+
+def broken_rules(
+    cfg: FlashForwardKernelConfig, device: DeviceSpec | None = None
+) -> list[BrokenRule]:
+    """The rules that `cfg` breaks on `device` (None: the A100), in the order of RULES."""
+    device = device or DEFAULT_DEVICE
+    return [
+        BrokenRule(rule.name, rule.message(cfg, device))
+        for rule in RULES
+        if not rule.predicate(cfg, device)
+    ]
+
+
+def rule_bitmask(cfg: FlashForwardKernelConfig, device: DeviceSpec | None = None) -> int:
+    """The broken rules as bits; 0 is legal. Equal to the C++ side's broken_rules()."""
+    device = device or DEFAULT_DEVICE
+    return sum(1 << bit for bit, rule in enumerate(RULES) if not rule.predicate(cfg, device))
+
+
+def is_legal(cfg: FlashForwardKernelConfig, device: DeviceSpec | None = None) -> bool:
+    """Whether a kernel can be built for `cfg` on `device` (None: the A100)."""
+    device = device or DEFAULT_DEVICE
+    return all(rule.predicate(cfg, device) for rule in RULES)
