@@ -1,0 +1,203 @@
+// The FlashAttention-2 forward pass on mma.sync: one CTA computes one Q block of one head.
+#pragma once
+
+#include "static_kernel_configuration.cuh"
+
+namespace flashsmith {
+
+// Which part of the problem a thread works on.
+//
+// Batch and heads share the one grid dimension that is not limited to 65,535; the Q blocks of a
+// head run side by side, so that its K and V come from DRAM but once. The special registers are
+// read anew each time one of these is made: five values kept over the loop would cost registers
+// where kernels with 32 rows a warp have none to spare.
+template <class Kernel>
+struct Coordinates {
+    int warp, lane, Q_block, batch, head;
+
+    FS_DEVICE explicit Coordinates(const ForwardKernelArgs& args)
+        : warp(thread_index() / kWarpSize), lane(thread_index() % kWarpSize) {
+        const uint32_t block = block_index();
+        const uint32_t sequence = block / args.n_Q_blocks;
+        Q_block = block % args.n_Q_blocks;
+        batch = sequence / args.heads_q;
+        head = sequence % args.heads_q;
+    }
+    // The warp's first row, in the Q block.
+    FS_DEVICE int first_row() const { return warp * Kernel::N::rows_per_warp; }
+};
+
+// One CTA's view of its problem and the steps of its loop, in the order they run.
+template <class Kernel>
+struct ForwardBlock {
+    using N = typename Kernel::N;
+    using value_t = typename Kernel::value_t;
+    using Layout = typename Kernel::Layout;
+
+    const ForwardKernelArgs& args;
+    const char *q, *k, *v;  // the Q block, and the first K and V rows of this head
+    uint32_t smem;
+
+    typename Kernel::Q_t Q;
+    typename Kernel::K_t K;
+    typename Kernel::V_t V;
+    typename Kernel::Softmax softmax;
+    typename Kernel::O_accum_t O = {};
+
+    FS_DEVICE ForwardBlock(const ForwardKernelArgs& args, uint32_t smem, Coordinates<Kernel> at)
+        : args(args),
+          smem(smem),
+          Q(warp_rows(at), at.lane),
+          K(smem + Kernel::K_offset, at.lane),
+          V(smem + Kernel::V_offset, at.lane),
+          softmax(args.scale_log2) {
+        const int head_k = at.head / (args.heads_q / args.heads_k);
+        q = origin(args.q, at.batch * args.q_batch_stride + at.head * args.q_head_stride +
+                               int64_t{at.Q_block} * Kernel::B_r * args.q_seq_stride);
+        k = origin(args.k, at.batch * args.k_batch_stride + head_k * args.k_head_stride);
+        v = origin(args.v, at.batch * args.v_batch_stride + head_k * args.v_head_stride);
+    }
+
+    // ---- copies ----
+
+    FS_DEVICE void start_Q() {
+        start_copy<typename Kernel::CopyQ>(smem + Kernel::Q_offset, q, args.q_seq_stride);
+    }
+    FS_DEVICE void start_K(int block) {
+        start_copy<typename Kernel::CopyKV>(
+            smem + Kernel::K_offset, k + row_bytes(int64_t{block} * Kernel::B_c, args.k_seq_stride),
+            args.k_seq_stride);
+    }
+    FS_DEVICE void start_V(int block) {
+        start_copy<typename Kernel::CopyKV>(
+            smem + Kernel::V_offset, v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride),
+            args.v_seq_stride);
+    }
+    // All copies but the last `kPending` are done and every thread of the CTA sees them.
+    template <int kPending = 0>
+    FS_DEVICE void finish_copies() {
+        if constexpr (Kernel::async_copy) cp_async_wait<kPending>();
+        __syncthreads();
+    }
+
+    // ---- the algorithm ----
+
+    FS_DEVICE void run() {
+        const int last = args.n_KV_blocks - 1;
+        start_Q();
+        if constexpr (Kernel::eager_load_blocks) start_K(last);
+        if constexpr (Kernel::Q_t::kWhole) {
+            finish_copies<Kernel::eager_load_blocks ? 1 : 0>();
+            Q.load(0);
+        }
+        // Last block first: masks and ragged ends concern the last blocks of a row.
+        int block = last;
+        if constexpr (Kernel::optimized_softmax) step<true>(block--);
+        for (; block >= 0; --block) step<false>(block);
+        softmax.finish(O);
+        const Coordinates<Kernel> at(args);
+        store_lse(at);
+        store_O(at);
+    }
+
+    // One K/V block. Eager, each copy is issued as soon as its buffer is free and runs under the
+    // other product; otherwise where its data is wanted, and waited for at once.
+    template <bool kFirst>
+    FS_DEVICE void step(int block) {
+        if constexpr (!Kernel::eager_load_blocks) start_K(block);
+        finish_copies();  // K is here; every warp has left the last V
+        if constexpr (Kernel::eager_load_blocks) start_V(block);
+
+        typename Kernel::S_accum_t S = {};
+        Kernel::GEMM_QK::run(S, Q, K);
+
+        if constexpr (!Kernel::eager_load_blocks) start_V(block);
+        finish_copies();  // V is here; every warp has left K
+        if constexpr (Kernel::eager_load_blocks)
+            if (block > 0) start_K(block - 1);
+
+        softmax.template update<kFirst>(S, O);
+        typename Kernel::P_t P = probabilities(S);
+        Kernel::GEMM_PV::run(O, P, V);
+    }
+
+    // ---- the epilogue ----
+
+    FS_DEVICE void store_lse(const Coordinates<Kernel>& at) {
+        if (args.lse == nullptr || at.lane % 4 != 0) return;
+        float* lse = args.lse + (int64_t{at.batch} * args.heads_q + at.head) * args.seq_q +
+                     at.Q_block * Kernel::B_r + at.first_row() + at.lane / 4;
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) lse[16 * m + 8 * r] = softmax.row_max[m][r];
+    }
+
+    // O goes through the warp's own rows of Q's tile, which no other warp reads and this one has
+    // left, and from there in whole 16-byte chunks.
+    FS_DEVICE void store_O(const Coordinates<Kernel>& at) {
+        const uint32_t rows = warp_rows(at);
+        const uint32_t lane_address = rows + Layout::offset(at.lane / 4, 0) + at.lane % 4 * 4;
+        __syncwarp();
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < N::PV_n_tiles; ++n)
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+                    store_shared_4B(Layout::step(lane_address, 16 * m + 8 * r, n),
+                                    pack_16bit<value_t>(O[m][n][2 * r], O[m][n][2 * r + 1]));
+        __syncwarp();
+        char* o = const_cast<char*>(origin(
+            args.o, at.batch * args.o_batch_stride + at.head * args.o_head_stride +
+                        (int64_t{at.Q_block} * Kernel::B_r + at.first_row()) * args.o_seq_stride));
+        typename Kernel::CopyO(at.lane).shared_to_global(o, rows, row_bytes(1, args.o_seq_stride));
+    }
+
+  private:
+    FS_DEVICE uint32_t warp_rows(const Coordinates<Kernel>& at) const {
+        return smem + Kernel::Q_offset + at.first_row() * Layout::kRowBytes;
+    }
+    FS_DEVICE static const char* origin(const void* tensor, int64_t elements) {
+        return static_cast<const char*>(tensor) + elements * int64_t{sizeof(value_t)};
+    }
+    FS_DEVICE static int64_t row_bytes(int64_t rows, int64_t seq_stride) {
+        return rows * seq_stride * int64_t{sizeof(value_t)};
+    }
+
+    template <class Copy>
+    FS_DEVICE void start_copy(uint32_t tile, const char* gmem, int64_t seq_stride) {
+        if constexpr (Kernel::async_copy) {
+            Copy(thread_index()).global_to_shared_async(tile, gmem, row_bytes(1, seq_stride));
+            cp_async_commit();
+        } else {
+            Copy(thread_index()).global_to_shared(tile, gmem, row_bytes(1, seq_stride));
+        }
+    }
+
+    // The accumulator of two neighbouring 16x8 tiles is, rounded and packed, the A fragment of a
+    // k16-step: no lane needs another's values.
+    FS_DEVICE static typename Kernel::P_t probabilities(const typename Kernel::S_accum_t& S) {
+        typename Kernel::P_t P;
+#pragma unroll
+        for (int k = 0; k < N::PV_k_steps; ++k)
+#pragma unroll
+            for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float (&tile)[4] = S[m][2 * k + i / 2];
+                    P.fragments[k][m][i] =
+                        pack_16bit<value_t>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+                }
+        return P;
+    }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::n_threads)
+    flash_forward_kernel(const ForwardKernelArgs args) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    ForwardBlock<Kernel>(args, shared_address(shared_memory), Coordinates<Kernel>(args)).run();
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,156 @@
+// Every inline PTX statement of the mma.sync family, one thin function each. Shared-memory
+// addresses are 32-bit addresses of the shared window.
+//
+// The statements are volatile so that they stand in the PTX in the order the source has them: a
+// config's load and copy placement is then visible in the PTX and not only intended. ptxas remains
+// free to schedule.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#define FS_DEVICE __device__ __forceinline__
+
+namespace flashsmith {
+
+FS_DEVICE uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Read anew at every call, where threadIdx and blockIdx may be kept in a register all along.
+FS_DEVICE int thread_index() {
+    int x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+FS_DEVICE uint32_t block_index() {
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+    return x;
+}
+
+// ---- copies -------------------------------------------------------------------------------------
+
+// 16 bytes, global to shared, past L1: tiles are read once by a CTA.
+FS_DEVICE void cp_async_16B(uint32_t smem, const void* gmem) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem), "l"(gmem) : "memory");
+}
+
+FS_DEVICE void cp_async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int kPending>
+FS_DEVICE void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+FS_DEVICE uint4 load_global_16B(const void* gmem) {
+    uint4 x;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(gmem)
+                 : "memory");
+    return x;
+}
+
+FS_DEVICE void store_global_16B(void* gmem, uint4 x) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(gmem), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
+FS_DEVICE uint4 load_shared_16B(uint32_t smem) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(smem)
+                 : "memory");
+    return x;
+}
+
+FS_DEVICE void store_shared_16B(uint32_t smem, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
+FS_DEVICE void store_shared_4B(uint32_t smem, uint32_t x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem), "r"(x) : "memory");
+}
+
+// ---- matrix fragments ---------------------------------------------------------------------------
+
+// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+FS_DEVICE void ldmatrix_x4(uint32_t (&d)[4], uint32_t smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(smem)
+                 : "memory");
+}
+
+FS_DEVICE void ldmatrix_x4_transposed(uint32_t (&d)[4], uint32_t smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(smem)
+                 : "memory");
+}
+
+// c += a b with a 16x16 row-major, b 16x8 column-major, c 16x8 in fp32.
+template <typename value_t>
+FS_DEVICE void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+
+template <>
+FS_DEVICE void mma_m16n8k16<__half>(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+template <>
+FS_DEVICE void mma_m16n8k16<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4],
+                                           const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// ---- arithmetic ---------------------------------------------------------------------------------
+
+FS_DEVICE float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+FS_DEVICE float log2_approx(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Two fp32 rounded to 16 bits and packed, `low` in the low half.
+template <typename value_t>
+FS_DEVICE uint32_t pack_16bit(float low, float high);
+
+template <>
+FS_DEVICE uint32_t pack_16bit<__half>(float low, float high) {
+    uint32_t d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+template <>
+FS_DEVICE uint32_t pack_16bit<__nv_bfloat16>(float low, float high) {
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+}  // namespace flashsmith
