@@ -86,3 +86,13 @@ def cache_limit_mib() -> int:
 def jobs() -> int:
     """How many compilations run side by side: FLASHSMITH_JOBS, else the usable cores."""
     return _positive_int(JOBS, len(os.sched_getaffinity(0)))
+
+
+# Users set these for builds of their own; here they would change a library behind its key's back.
+_NVCC_OVERRIDES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
+
+
+def compiler_environment(scratch: str) -> dict[str, str]:
+    """The environment compilers run in: temporary files in ``scratch``, messages in English."""
+    kept = {name: value for name, value in os.environ.items() if name not in _NVCC_OVERRIDES}
+    return {**kept, "TMPDIR": scratch, "LC_ALL": "C"}

@@ -1,0 +1,40 @@
+"""From C++ text to kernel libraries: compile, keep the PTX and the compiler's report, publish."""
+
+from __future__ import annotations
+
+from flashsmith.builder.build import build
+from flashsmith.builder.cache import (
+    CacheEntry,
+    Removed,
+    cache_dir,
+    cache_entries,
+    clear,
+    prune,
+    verify,
+)
+from flashsmith.builder.find import built_configs, find_library, library_for
+from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.manifest import KernelEntry, Manifest
+from flashsmith.builder.progress import BuildEvent, Progress
+from flashsmith.builder.toolchain import Toolchain, find_toolchain
+
+__all__ = [
+    "BuildEvent",
+    "CacheEntry",
+    "KernelEntry",
+    "KernelLibrary",
+    "Manifest",
+    "Progress",
+    "Removed",
+    "Toolchain",
+    "build",
+    "built_configs",
+    "cache_dir",
+    "cache_entries",
+    "clear",
+    "find_library",
+    "find_toolchain",
+    "library_for",
+    "prune",
+    "verify",
+]

@@ -1,0 +1,176 @@
+"""Building a kernel library, or finding it in the cache already built."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from flashsmith import env
+from flashsmith.builder.cache import Cache, cache_dir
+from flashsmith.builder.compilation import Compilation
+from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
+from flashsmith.builder.progress import BuildEvent, Progress, Stage, silent
+from flashsmith.builder.recipe import Recipe, package_sources, package_version, source_hash
+from flashsmith.builder.toolchain import find_toolchain
+from flashsmith.configs import FlashForwardKernelConfig, Semantics, check_legal, device_spec
+from flashsmith.errors import ArgumentError, CompileError
+
+# Someone editing a source while it compiles must not end up with a library under the wrong key.
+_ATTEMPTS = 3
+
+
+def build(
+    configs: Iterable[FlashForwardKernelConfig],
+    *,
+    arch: int = 80,
+    semantics: Semantics | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> KernelLibrary:
+    """The library of exactly ``configs`` for ``arch`` (80 is sm_80), built unless it is cached.
+
+    ``jobs`` compilers run at once (default: FLASHSMITH_JOBS, else the usable cores); ``progress``
+    is called in this thread with what happens.
+
+    Raises IllegalConfigError before any compiler runs, ToolchainError, CompileError with the
+    compiler's words, CacheError when the cache cannot be written, PlatformError off Linux x86-64.
+    """
+    return build_from(
+        package_sources(), configs, arch=arch, semantics=semantics, jobs=jobs, progress=progress
+    )
+
+
+def build_from(
+    csrc: Path,
+    configs: Iterable[FlashForwardKernelConfig],
+    *,
+    arch: int = 80,
+    semantics: Semantics | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> KernelLibrary:
+    """``build`` from the C++ sources in ``csrc``."""
+    unique = _checked_configs(configs, arch)
+    jobs = env.jobs() if jobs is None else jobs
+    if jobs < 1:
+        raise ArgumentError(f"jobs={jobs}: give at least 1")
+    toolchain = find_toolchain()
+    toolchain.check_arch(arch)
+    cache = Cache(cache_dir())
+    for _ in range(_ATTEMPTS):
+        recipe = Recipe(unique, arch, semantics or Semantics(), csrc, source_hash(csrc), toolchain)
+        library = _Build(recipe, cache, jobs, progress or silent).run()
+        if library is not None:
+            cache.prune(env.cache_limit_mib())
+            return library
+    raise CompileError(f"{csrc}: the sources change while they are compiled; save and build again")
+
+
+def _checked_configs(
+    configs: Iterable[FlashForwardKernelConfig], arch: int
+) -> tuple[FlashForwardKernelConfig, ...]:
+    unique = tuple(sorted(set(configs)))
+    if not unique:
+        raise ArgumentError("configs: empty; a kernel library needs at least one config")
+    device = device_spec(arch)
+    for cfg in unique:
+        check_legal(cfg, device)
+    return unique
+
+
+class _Build:
+    """One run from recipe to published library."""
+
+    def __init__(self, recipe: Recipe, cache: Cache, jobs: int, progress: Progress) -> None:
+        self.recipe = recipe
+        self.cache = cache
+        self.jobs = jobs
+        self.progress = progress
+        self.done = 0
+
+    def run(self) -> KernelLibrary | None:
+        """The library; None when the sources changed on the way."""
+        key = self.recipe.key()
+        library = self.cache.open(key)
+        if library is None:
+            with self.cache.building(key, self._waiting):
+                # Another process may have built it while this one waited.
+                library = self.cache.open(key)
+                if library is None:
+                    self.cache.discard(key)
+                    return self._build()
+        self.done = len(library)
+        self._tell("reuse", f"{len(library)} configs are built already")
+        return library
+
+    def _build(self) -> KernelLibrary | None:
+        start = time.monotonic()
+        with self.cache.workspace() as workspace:
+            self._tell("compile", self._plan())
+            with self.cache.errors("write"):
+                compilation = Compilation(self.recipe, workspace, self.jobs)
+                kernels = compilation.compile(self.cache, self._compiled)
+                self._tell("link", "linking")
+                compilation.link()
+                if source_hash(self.recipe.csrc) != self.recipe.source_hash:
+                    return None
+                self._tell("publish", "publishing")
+                seconds = time.monotonic() - start
+                manifest = self._manifest(compilation.library, kernels, seconds)
+            library = self.cache.publish(compilation.library, manifest)
+        self._warn_of_spills(library)
+        self._tell("done", f"{len(library)} configs in {seconds:.1f} s: {library.path}")
+        return library
+
+    def _plan(self) -> str:
+        compilers = f"{self.jobs} compiler{'s' if self.jobs > 1 else ''} side by side"
+        return f"{len(self.recipe.configs)} configs for sm_{self.recipe.arch}, {compilers}"
+
+    def _manifest(self, folder: Path, kernels: list[KernelEntry], seconds: float) -> Manifest:
+        recipe = self.recipe
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return Manifest(
+            key=recipe.key(),
+            family=recipe.family,
+            semantics=recipe.semantics,
+            arch=recipe.arch,
+            source_hash=recipe.source_hash,
+            package_version=package_version(),
+            nvcc_version=recipe.toolchain.nvcc_version,
+            gxx_version=recipe.toolchain.gxx_version,
+            tvm_ffi_version=recipe.toolchain.tvm_ffi_version,
+            flags=recipe.kernel_flags(),
+            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            build_seconds=round(seconds, 2),
+            kernels=tuple(kernels),
+            files={str(path.relative_to(folder)): FileRecord.of(path) for path in files},
+        )
+
+    # ---- telling ----
+
+    def _tell(self, stage: Stage, message: str, entry: KernelEntry | None = None) -> None:
+        total = len(self.recipe.configs)
+        self.progress(BuildEvent(stage, message, self.done, total, entry))
+
+    def _waiting(self, seconds: float) -> None:
+        self._tell("wait", f"another process builds the same library ({seconds:.0f} s)")
+
+    def _compiled(self, entry: KernelEntry) -> None:
+        self.done += 1
+        self._tell(
+            "compile",
+            f"{entry.short_form}  {entry.compile_seconds:.1f} s, {entry.code_bytes:,} bytes",
+            entry,
+        )
+
+    def _warn_of_spills(self, library: KernelLibrary) -> None:
+        for kernel in library.spilling:
+            self._tell(
+                "warn",
+                f"{kernel.short_form} spills {kernel.spill_store_bytes} bytes of registers per "
+                f"thread (stores; {kernel.spill_load_bytes} bytes of loads)",
+                kernel,
+            )

@@ -1,0 +1,370 @@
+"""The kernel cache: libraries under the hash of their recipe, published whole or not at all.
+
+    libraries/<key>/   manifest.json, library.so, ptx/, sources/, lock
+    objects/           compiled host code shared by libraries; the name ends in the content's hash
+    locks/<key>.lock   held by whoever builds, replaces or removes that library
+    tmp/               where libraries grow before they are renamed into place
+
+Whatever kills a process leaves at most a folder in tmp/, which the next build removes. A library's
+own lock is held shared by its users, so that eviction passes it by.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from flashsmith import env
+from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.locks import try_lock, wait_for_lock
+from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord, Manifest
+from flashsmith.errors import CacheError
+
+_MIB = 2**20
+_LOCK = "lock"
+# A folder in tmp/ without a lock belongs to a process that is just creating it, or died doing so.
+_UNLOCKED_GRACE_SECONDS = 3600.0
+# Longer than any build; after it, building twice is better than hanging.
+_BUILD_PATIENCE_SECONDS = 1800.0
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space or run 'flashsmith cache clear'",
+    errno.EDQUOT: "the disk quota is used up: free some space or run 'flashsmith cache clear'",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+}
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One library in the cache; when unusable, ``damage`` says why and ``manifest`` is None."""
+
+    key: str
+    path: Path
+    bytes: int
+    last_used: float  # seconds since the epoch
+    manifest: Manifest | None
+    damage: str | None
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What ``prune`` or ``clear`` took away, and how many libraries stayed because of their use."""
+
+    entries: int
+    bytes: int
+    in_use: int
+
+
+class Cache:
+    """One cache folder. Methods raise CacheError when it cannot be read or written."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.libraries = root / "libraries"
+        self.objects = root / "objects"
+        self._locks = root / "locks"
+        self._tmp = root / "tmp"
+
+    # ---- reading ----
+
+    def open(self, key: str) -> KernelLibrary | None:
+        """The library ``key`` with every file verified; None when missing or damaged."""
+        path = self.libraries / key
+        with self.errors("read"):
+            in_use = try_lock(path / _LOCK, shared=True)
+            if in_use is None:
+                return None
+            try:
+                manifest = _verified_manifest(path)
+            except (OSError, ValueError):
+                in_use.release()
+                return None
+            # A cache one may only read has no record of its use.
+            with contextlib.suppress(OSError):
+                os.utime(path / _LOCK)
+            return KernelLibrary(path, manifest, in_use)
+
+    def entries(self, *, thorough: bool = False) -> list[CacheEntry]:
+        """Every library, most recently used first; ``thorough`` hashes every file."""
+        with self.errors("read"):
+            found = [self._entry(path, thorough) for path in _children(self.libraries)]
+            return sorted(found, key=lambda entry: (-entry.last_used, entry.key))
+
+    def _entry(self, path: Path, thorough: bool) -> CacheEntry:
+        manifest, damage = None, None
+        try:
+            manifest = _verified_manifest(path) if thorough else _read_manifest(path)
+        except (OSError, ValueError) as error:
+            damage = str(error)
+        return CacheEntry(path.name, path, _size(path), _last_used(path), manifest, damage)
+
+    def object(self, name: str) -> bytes | None:
+        """The shared object file ``name``, or None when missing or damaged."""
+        with self.errors("read"):
+            for path in self.objects.glob(f"{name}-*.o"):
+                with contextlib.suppress(FileNotFoundError):
+                    data = path.read_bytes()
+                    if path.name == _object_name(name, data):
+                        with contextlib.suppress(OSError):
+                            os.utime(path)
+                        return data
+        return None
+
+    # ---- writing ----
+
+    @contextlib.contextmanager
+    def building(self, key: str, waiting: Callable[[float], None]) -> Iterator[None]:
+        """Hold the right to build or replace ``key``, waiting for another process that does."""
+        with self.errors("write"):
+            for folder in (self.libraries, self.objects, self._locks, self._tmp):
+                folder.mkdir(parents=True, exist_ok=True)
+            lock = wait_for_lock(
+                self._locks / f"{key}.lock", patience=_BUILD_PATIENCE_SECONDS, waiting=waiting
+            )
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
+    @contextlib.contextmanager
+    def workspace(self) -> Iterator[Path]:
+        """A new folder in the cache, removed at the end; a dead process's are swept first."""
+        with self.errors("write"):
+            self._sweep()
+            folder = Path(tempfile.mkdtemp(dir=self._tmp))
+            lock = try_lock(folder / _LOCK, create=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            if lock is not None:
+                lock.release()
+
+    def _sweep(self) -> None:
+        for folder in _children(self._tmp):
+            lock = try_lock(folder / _LOCK)
+            if lock is not None or _unlocked_and_old(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            if lock is not None:
+                lock.release()
+
+    def publish(self, folder: Path, manifest: Manifest) -> KernelLibrary:
+        """Move ``folder``, complete but for its manifest, to its place; the caller holds the key.
+
+        Should another process have published the same key, its library is used and ours dropped.
+        """
+        with self.errors("write"):
+            (folder / MANIFEST_NAME).write_text(manifest.to_json())
+            in_use = try_lock(folder / _LOCK, shared=True, create=True)
+            _sync_tree(folder)
+            target = self.libraries / manifest.key
+            while True:
+                try:
+                    os.rename(folder, target)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                theirs = self.open(manifest.key)
+                if theirs is not None:
+                    return theirs
+                self.discard(manifest.key)
+            _sync(self.libraries)
+        if in_use is None:
+            raise CacheError(f"{target}: cannot be locked; is it on a network file system?")
+        return KernelLibrary(target, manifest, in_use)
+
+    def publish_object(self, name: str, built: Path) -> None:
+        """Keep a compiled host object for later libraries."""
+        with self.errors("write"):
+            for damaged in self.objects.glob(f"{name}-*.o"):
+                damaged.unlink(missing_ok=True)
+            _sync(built)
+            copy = built.with_suffix(".published")
+            shutil.copyfile(built, copy)
+            os.replace(copy, self.objects / _object_name(name, built.read_bytes()))
+
+    def discard(self, key: str) -> None:
+        """Remove the library ``key``, used or not, if there; the caller holds the key."""
+        with self.errors("write"):
+            grave = Path(tempfile.mkdtemp(dir=self._tmp))
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.libraries / key, grave / key)
+            shutil.rmtree(grave, ignore_errors=True)
+
+    # ---- room ----
+
+    def prune(self, limit_mib: float) -> Removed:
+        """Evict what was unused longest until at most ``limit_mib`` MiB are left.
+
+        Libraries that a process has open, or is building, stay.
+        """
+        with self.errors("write"):
+            items = [*_children(self.libraries), *_children(self.objects)]
+            sizes = {item: _size(item) for item in items}
+            excess = sum(sizes.values()) - limit_mib * _MIB
+            entries = freed = in_use = 0
+            for item in sorted(items, key=_last_used):
+                if freed >= excess:
+                    break
+                if not self._evict(item):
+                    in_use += 1
+                    continue
+                freed += sizes[item]
+                entries += item.parent == self.libraries
+            return Removed(entries, freed, in_use)
+
+    def _evict(self, item: Path) -> bool:
+        if item.parent == self.objects:
+            item.unlink(missing_ok=True)  # builds copy it before they use it
+            return True
+        lock_file = self._locks / f"{item.name}.lock"
+        key_lock = try_lock(lock_file, create=True)
+        if key_lock is None:
+            return False
+        try:
+            in_use = try_lock(item / _LOCK)
+            if in_use is None and (item / _LOCK).exists():
+                return False
+            self.discard(item.name)
+            if in_use is not None:
+                in_use.release()
+            lock_file.unlink(missing_ok=True)
+            return True
+        finally:
+            key_lock.release()
+
+    def clear(self) -> Removed:
+        """Remove everything that no process uses."""
+        removed = self.prune(0)
+        with self.errors("write"):
+            self._sweep()
+        return removed
+
+    @contextlib.contextmanager
+    def errors(self, action: str) -> Iterator[None]:
+        """OSErrors of the block as CacheErrors that say what to do."""
+        try:
+            yield
+        except OSError as error:
+            why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+            raise CacheError(
+                f"cannot {action} the kernel cache {self.root} ({error.filename}): {why}. "
+                "FLASHSMITH_CACHE_DIR can name a folder elsewhere that you may write"
+            ) from error
+
+
+def cache_dir() -> Path:
+    """The cache's folder: FLASHSMITH_CACHE_DIR, else 'flashsmith' in the user's cache folder.
+
+    Raises CacheError when there is no home folder to put it in.
+    """
+    chosen = env.CACHE_DIR.raw()
+    if chosen is not None:
+        return Path(chosen).expanduser().absolute()
+    folder = platformdirs.user_cache_path("flashsmith", appauthor=False)
+    if not folder.is_absolute():
+        raise CacheError(
+            "there is no home folder to keep the kernel cache in (HOME is unset); "
+            "set HOME, or FLASHSMITH_CACHE_DIR to a folder that you may write"
+        )
+    return folder
+
+
+def cache_entries() -> list[CacheEntry]:
+    """Every library in the cache, most recently used first."""
+    return Cache(cache_dir()).entries()
+
+
+def prune(limit_mib: float | None = None) -> Removed:
+    """Evict libraries unused longest down to ``limit_mib`` (default: FLASHSMITH_CACHE_LIMIT)."""
+    return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)
+
+
+def clear() -> Removed:
+    """Empty the cache, but for libraries that are in use."""
+    return Cache(cache_dir()).clear()
+
+
+def verify() -> list[CacheEntry]:
+    """Hash every file in the cache; the entries that are damaged (the next build replaces them)."""
+    return [entry for entry in Cache(cache_dir()).entries(thorough=True) if entry.damage]
+
+
+def _read_manifest(path: Path) -> Manifest:
+    """The manifest in ``path``; OSError or ValueError when there is none that can be trusted."""
+    manifest = Manifest.from_json((path / MANIFEST_NAME).read_text())
+    if manifest.key != path.name:
+        raise ValueError(f"its manifest is that of {manifest.key}")
+    return manifest
+
+
+def _verified_manifest(path: Path) -> Manifest:
+    """The manifest after every file it lists was compared with it; raises as _read_manifest."""
+    manifest = _read_manifest(path)
+    for name, record in manifest.files.items():
+        found = FileRecord.of(path / name)
+        if found.bytes != record.bytes:
+            raise ValueError(f"{name} has {found.bytes} bytes, not {record.bytes}")
+        if found != record:
+            raise ValueError(f"{name}: its checksum does not match")
+    return manifest
+
+
+def _object_name(name: str, content: bytes) -> str:
+    return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.o"
+
+
+def _children(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file or of all files below a folder; what vanishes meanwhile counts nothing."""
+    total = 0
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        with contextlib.suppress(FileNotFoundError):
+            total += file.lstat().st_size
+    return total
+
+
+def _last_used(path: Path) -> float:
+    """When a library or object was last opened; one without a lock file is nobody's: 0."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return ((path / _LOCK) if path.is_dir() else path).stat().st_mtime
+    return 0.0
+
+
+def _unlocked_and_old(folder: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        age = time.time() - folder.stat().st_mtime
+        return not (folder / _LOCK).exists() and age > _UNLOCKED_GRACE_SECONDS
+    return False
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold ``path`` before anything points at it."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,198 @@
+"""One library being compiled in a workspace: the commands, and what their output says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashsmith.builder.cache import Cache
+from flashsmith.builder.cubin import kernel_code_bytes
+from flashsmith.builder.demangle import demangle
+from flashsmith.builder.library import SHARED_OBJECT
+from flashsmith.builder.manifest import KernelEntry
+from flashsmith.builder.processes import Command, Finished, run_all
+from flashsmith.builder.ptx_module import split_ptx
+from flashsmith.builder.ptxas_report import parse_ptxas_report
+from flashsmith.builder.recipe import Recipe
+from flashsmith.codegen import GeneratedSources, generate_kernel_instantiations
+from flashsmith.configs import parse_kernel_name_into_config
+from flashsmith.errors import CompileError
+
+# Nothing but the bindings' entry points leaves the library.
+_EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
+# A shard this large keeps the fixed second of nvcc small and still shows progress.
+_CONFIGS_PER_SHARD = 10
+
+
+@dataclass(frozen=True)
+class _HostObject:
+    """Host code that every library shares: compiled once and kept in the cache."""
+
+    name: str
+    command: Command
+    path: Path
+
+
+class Compilation:
+    """Compiles ``recipe`` in ``workspace``: intermediates in build/, the product in library/."""
+
+    def __init__(self, recipe: Recipe, workspace: Path, jobs: int) -> None:
+        self.recipe = recipe
+        self.jobs = jobs
+        self.build = workspace / "build"
+        self.library = workspace / "library"
+        (self.library / "ptx").mkdir(parents=True)
+        self.build.mkdir()
+        shards = -(-len(recipe.configs) // _CONFIGS_PER_SHARD)
+        self.sources: GeneratedSources = generate_kernel_instantiations(
+            recipe.configs,
+            self.library / "sources",
+            semantics=recipe.semantics,
+            n_shards=-(-max(shards, jobs) // jobs) * jobs,
+        )
+
+    # ---- compiling ----
+
+    def compile(self, cache: Cache, compiled: Callable[[KernelEntry], None]) -> list[KernelEntry]:
+        """Compile everything; ``compiled`` hears of each kernel as its shard is done."""
+        entries: list[KernelEntry] = []
+        shards = {self._shard_command(i): i for i in range(len(self.sources.shards))}
+        host = [o for o in self._host_objects() if not self._reuse(cache, o)]
+        commands = [*shards, *(o.command for o in host), self._map_command()]
+
+        def finished(done: Finished) -> None:
+            if done.command in shards:
+                for entry in self._kernels(shards[done.command], done):
+                    entries.append(entry)
+                    compiled(entry)
+
+        run_all(commands, cwd=self.build, jobs=self.jobs, finished=finished)
+        for o in host:
+            cache.publish_object(o.name, o.path)
+        return sorted(entries, key=lambda entry: entry.config)
+
+    def _shard_command(self, index: int) -> Command:
+        keep = self.build / f"keep_{index}"
+        keep.mkdir()
+        flags = (*self.recipe.kernel_flags(), "--keep", "--keep-dir", str(keep))
+        return self._nvcc(f"shard_{index}", self.sources.shards[index], flags)
+
+    def _host_objects(self) -> list[_HostObject]:
+        csrc, key = self.recipe.csrc, self.recipe.common_key()
+        commands = (
+            self._gxx("bindings", csrc / "bindings.cc"),
+            self._nvcc("flash_attention", csrc / "flash_attention.cu", self.recipe.host_cu_flags()),
+        )
+        return [
+            _HostObject(f"{key}-{command.name}", command, self._object(command.name))
+            for command in commands
+        ]
+
+    def _map_command(self) -> Command:
+        return self._gxx("kernel_library", self.sources.library)
+
+    def _reuse(self, cache: Cache, wanted: _HostObject) -> bool:
+        content = cache.object(wanted.name)
+        if content is None:
+            return False
+        wanted.path.write_bytes(content)
+        return True
+
+    def _object(self, name: str) -> Path:
+        return self.build / f"{name}.o"
+
+    def _nvcc(self, name: str, source: Path, flags: tuple[str, ...]) -> Command:
+        tools = self.recipe.toolchain
+        arguments = [str(tools.nvcc), f"-ccbin={tools.gxx}", *flags, f"-I{self.recipe.csrc}"]
+        return self._command(name, [*arguments, "-c", str(source), "-o", str(self._object(name))])
+
+    def _gxx(self, name: str, source: Path) -> Command:
+        tools = self.recipe.toolchain
+        arguments = [str(tools.gxx), *self.recipe.host_cc_flags(), f"-I{self.recipe.csrc}"]
+        for folder in tools.include_dirs:
+            arguments += ["-isystem", str(folder)]
+        return self._command(name, [*arguments, "-c", str(source), "-o", str(self._object(name))])
+
+    def _command(self, name: str, arguments: list[str]) -> Command:
+        return Command(name, tuple(arguments), self.build / f"{name}.log")
+
+    # ---- what the compiler made of each kernel ----
+
+    def _kernels(self, index: int, done: Finished) -> list[KernelEntry]:
+        """The shard's kernels, their PTX written to the library."""
+        configs = self.sources.shard_configs[index]
+        keep = self.build / f"keep_{index}"
+        try:
+            ptx = (keep / f"shard_{index}.ptx").read_text()
+            modules = split_ptx(ptx, (self.recipe.csrc, *self.recipe.toolchain.include_dirs))
+            reports = parse_ptxas_report(done.output)
+            sizes = kernel_code_bytes((keep / f"shard_{index}.cubin").read_bytes())
+            names = {parse_kernel_name_into_config(demangle(name)): name for name in modules}
+            missing = [cfg for cfg in configs if cfg not in names]
+            if missing:
+                raise ValueError(f"no kernel for {missing[0]} in {sorted(modules)}")
+        except (ValueError, FileNotFoundError) as error:
+            raise CompileError(
+                f"shard_{index}: the output of {self.recipe.toolchain.nvcc} "
+                f"({self.recipe.toolchain.nvcc_version}) was not understood: {error}"
+            ) from error
+
+        shard_bytes = sum(len(modules[names[cfg]]) for cfg in configs)
+        shared_seconds = done.seconds - sum(reports[names[cfg]].ptxas_seconds for cfg in configs)
+        entries = []
+        for cfg in configs:
+            name = names[cfg]
+            share = len(modules[name]) / shard_bytes * max(0.0, shared_seconds)
+            report = reports[name]
+            ptx_file = f"ptx/{cfg.kernel_name()}.ptx"
+            (self.library / ptx_file).write_text(modules[name])
+            entries.append(
+                KernelEntry(
+                    config=cfg,
+                    short_form=cfg.short_form(),
+                    ptx_entry=name,
+                    ptx_file=ptx_file,
+                    registers=report.registers,
+                    stack_bytes=report.stack_bytes,
+                    spill_store_bytes=report.spill_store_bytes,
+                    spill_load_bytes=report.spill_load_bytes,
+                    static_smem_bytes=report.static_smem_bytes,
+                    compile_seconds=round(report.ptxas_seconds + share, 3),
+                    ptx_bytes=len(modules[name]),
+                    code_bytes=sizes[name],
+                )
+            )
+        return entries
+
+    # ---- linking ----
+
+    def link(self) -> None:
+        """Link library.so; an undefined symbol is an error here rather than at load time."""
+        tools = self.recipe.toolchain
+        exports = self.build / "exports.map"
+        exports.write_text(_EXPORTS)
+        names = [path.stem for path in self.sources.shards]
+        names += ["flash_attention", "bindings", "kernel_library"]
+        command = self._command(
+            "link",
+            [
+                str(tools.gxx),
+                "-shared",
+                *(str(self._object(name)) for name in names),
+                # Found through the copy that Python's tvm_ffi has loaded: no path is recorded.
+                f"-L{tools.tvm_ffi_lib_dir}",
+                "-ltvm_ffi",
+                f"-L{tools.cuda_lib_dir}",
+                "-lcudart_static",
+                "-lrt",
+                "-ldl",
+                "-lpthread",
+                "-Wl,-Bsymbolic",
+                "-Wl,-z,defs",
+                f"-Wl,--version-script={exports}",
+                "-o",
+                str(self.library / SHARED_OBJECT),
+            ],
+        )
+        run_all([command], cwd=self.build, jobs=1, finished=lambda done: None)

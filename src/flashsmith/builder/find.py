@@ -1,0 +1,87 @@
+"""Finding a library that holds given configs: in the cache if it can be, else by building it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from flashsmith.builder.build import build_from
+from flashsmith.builder.cache import Cache, cache_dir
+from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.manifest import Manifest
+from flashsmith.builder.progress import Progress
+from flashsmith.builder.recipe import package_sources, package_version, source_hash
+from flashsmith.builder.toolchain import tvm_ffi_version
+from flashsmith.configs import FlashForwardKernelConfig, Semantics
+
+
+def find_library(
+    cfg: FlashForwardKernelConfig, *, arch: int = 80, semantics: Semantics | None = None
+) -> KernelLibrary | None:
+    """The most recently used cached library that holds ``cfg``, or None. Needs no compiler.
+
+    Only libraries made from the sources as they are now, by this version of flashsmith, count.
+    """
+    return find_library_from(package_sources(), (cfg,), arch=arch, semantics=semantics)
+
+
+def library_for(
+    configs: Iterable[FlashForwardKernelConfig],
+    *,
+    arch: int = 80,
+    semantics: Semantics | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> KernelLibrary:
+    """One library with all ``configs`` (and perhaps more): a cached one, else built now.
+
+    Raises what ``build`` raises; a cached library needs no compiler.
+    """
+    wanted = tuple(configs)
+    found = find_library_from(package_sources(), wanted, arch=arch, semantics=semantics)
+    return found or build_from(
+        package_sources(), wanted, arch=arch, semantics=semantics, jobs=jobs, progress=progress
+    )
+
+
+def built_configs(
+    *, arch: int = 80, semantics: Semantics | None = None
+) -> tuple[FlashForwardKernelConfig, ...]:
+    """Every config that ``find_library`` would find, sorted."""
+    manifests = _usable_manifests(package_sources(), arch, semantics or Semantics())
+    return tuple(sorted({kernel.config for _, found in manifests for kernel in found.kernels}))
+
+
+def find_library_from(
+    csrc: Path,
+    configs: Iterable[FlashForwardKernelConfig],
+    *,
+    arch: int,
+    semantics: Semantics | None = None,
+) -> KernelLibrary | None:
+    """The most recently used cached library made from ``csrc`` that holds all ``configs``."""
+    cache = Cache(cache_dir())
+    wanted = set(configs)
+    for key, manifest in _usable_manifests(csrc, arch, semantics or Semantics()):
+        if wanted <= {kernel.config for kernel in manifest.kernels}:
+            library = cache.open(key)  # verifies; None when damaged or gone meanwhile
+            if library is not None:
+                return library
+    return None
+
+
+def _usable_manifests(csrc: Path, arch: int, semantics: Semantics) -> list[tuple[str, Manifest]]:
+    """Keys and manifests of the cached libraries made from ``csrc``, most recently used first."""
+    required = (arch, semantics, source_hash(csrc), package_version(), tvm_ffi_version())
+    found = []
+    for entry in Cache(cache_dir()).entries():
+        m = entry.manifest
+        if m is not None and required == (
+            m.arch,
+            m.semantics,
+            m.source_hash,
+            m.package_version,
+            m.tvm_ffi_version,
+        ):
+            found.append((entry.key, m))
+    return found

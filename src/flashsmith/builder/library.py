@@ -1,0 +1,80 @@
+"""KernelLibrary: a published, verified set of compiled kernels."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from flashsmith.builder.locks import HeldLock
+from flashsmith.builder.manifest import KernelEntry, Manifest
+from flashsmith.configs import FlashForwardKernelConfig
+from flashsmith.errors import CacheError, KernelNotBuiltError
+
+SHARED_OBJECT = "library.so"
+
+
+class KernelLibrary:
+    """One .so with its kernels' PTX and resource report.
+
+    While the object lives, no process evicts the library from the cache.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, in_use: HeldLock) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._in_use = in_use
+        self._entries = {kernel.config: kernel for kernel in manifest.kernels}
+
+    def __repr__(self) -> str:
+        return f"KernelLibrary({str(self.path)!r}, {len(self)} configs, sm_{self.manifest.arch})"
+
+    def __contains__(self, cfg: object) -> bool:
+        return cfg in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def so_path(self) -> Path:
+        return self.path / SHARED_OBJECT
+
+    @property
+    def configs(self) -> tuple[FlashForwardKernelConfig, ...]:
+        """The configs it holds, sorted."""
+        return tuple(self._entries)
+
+    @property
+    def spilling(self) -> tuple[KernelEntry, ...]:
+        """The kernels whose registers overflowed into memory."""
+        return tuple(kernel for kernel in self.manifest.kernels if kernel.spills)
+
+    def entry(self, cfg: FlashForwardKernelConfig) -> KernelEntry:
+        """What is known of one kernel. Raises KernelNotBuiltError when it is not in here."""
+        try:
+            return self._entries[cfg]
+        except KeyError:
+            raise KernelNotBuiltError(
+                f"config: {cfg} is not among the {len(self)} configs of the library {self.path}; "
+                f"build it with: flashsmith build --kernels '{cfg}'"
+            ) from None
+
+    def ptx(self, cfg: FlashForwardKernelConfig) -> str:
+        """The kernel's PTX: a module with this one entry, as compiled into the library.
+
+        Raises KernelNotBuiltError, or CacheError when the file was damaged since the library was
+        opened.
+        """
+        name = self.entry(cfg).ptx_file
+        try:
+            data = (self.path / name).read_bytes()
+        except OSError as error:
+            raise self._damaged(name, str(error)) from error
+        if hashlib.sha256(data).hexdigest() != self.manifest.files[name].sha256:
+            raise self._damaged(name, "its checksum does not match")
+        return data.decode()
+
+    def _damaged(self, name: str, why: str) -> CacheError:
+        return CacheError(
+            f"{self.path / name}: damaged since the library was opened ({why}); "
+            "start again and it will be rebuilt"
+        )

@@ -1,0 +1,67 @@
+"""Locks between processes: flock on a file, which the kernel drops when its holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+class HeldLock:
+    """An flock this process holds until ``release`` or its end; survives renaming the file."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldLock | None:
+    """Lock ``path`` at once, or return None when another holder stands in the way.
+
+    Also None when the file vanishes (or is replaced) between opening and locking: the lock would
+    protect nothing. Other OSErrors pass through.
+    """
+    flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        if create:
+            raise
+        return None
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
+            return HeldLock(fd)
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def wait_for_lock(
+    path: Path, *, patience: float, waiting: Callable[[float], None]
+) -> HeldLock | None:
+    """The exclusive lock ``path``, or None when ``patience`` seconds were not enough.
+
+    ``waiting(seconds)`` is called a few times a second while another process holds it.
+    """
+    start = time.monotonic()
+    while (lock := try_lock(path, create=True)) is None:
+        waited = time.monotonic() - start
+        if waited > patience:
+            return None
+        waiting(waited)
+        time.sleep(0.1)
+    return lock

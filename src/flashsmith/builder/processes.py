@@ -1,0 +1,125 @@
+"""Compilers run side by side: a fixed number at once, and none left behind after a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashsmith import env
+from flashsmith.errors import CacheError, CompileError
+
+_POLL_SECONDS = 0.02
+_SHOWN_CHARACTERS = 6000
+
+
+@dataclass(frozen=True)
+class Command:
+    """One compiler call: what it makes, its arguments, and the file its words go to."""
+
+    name: str
+    arguments: tuple[str, ...]
+    log: Path
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A call that ended well: seconds of wall time and everything the compiler said."""
+
+    command: Command
+    seconds: float
+    output: str
+
+
+class _Running:
+    def __init__(self, command: Command, cwd: Path) -> None:
+        self.command = command
+        self.start = time.monotonic()
+        with open(command.log, "wb") as log:
+            # Its own session: nvcc's children die with it when the group is killed, and a
+            # Ctrl-C reaches Python alone, which then ends them in order.
+            self.process = subprocess.Popen(
+                command.arguments,
+                cwd=cwd,
+                env=env.compiler_environment(str(cwd)),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def finish(self) -> Finished:
+        seconds = time.monotonic() - self.start
+        output = self.command.log.read_text(errors="replace")
+        if self.process.returncode != 0:
+            raise _failure(self.command, self.process.returncode, output)
+        return Finished(self.command, seconds, output)
+
+
+def run_all(
+    commands: Sequence[Command],
+    *,
+    cwd: Path,
+    jobs: int,
+    finished: Callable[[Finished], None],
+) -> None:
+    """Run ``commands`` in order, ``jobs`` at once; ``finished`` hears of each in this thread.
+
+    The first failure kills the rest and raises CompileError with the compiler's words, or
+    CacheError when the words say that the disk is full.
+    """
+    waiting = list(commands)
+    running: list[_Running] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(_start(waiting.pop(0), cwd))
+            ended = [run for run in running if run.process.poll() is not None]
+            running = [run for run in running if run not in ended]
+            for run in ended:
+                finished(run.finish())
+            if not ended:
+                time.sleep(_POLL_SECONDS)
+    finally:
+        for run in running:
+            run.kill()
+
+
+def _start(command: Command, cwd: Path) -> _Running:
+    try:
+        return _Running(command, cwd)
+    except (FileNotFoundError, PermissionError) as error:
+        raise CompileError(
+            f"{command.name}: {command.arguments[0]} does not run: {error}"
+        ) from error
+
+
+def _failure(command: Command, code: int, output: str) -> CompileError | CacheError:
+    words = output.strip() or "(it said nothing)"
+    if "No space left on device" in words:
+        return CacheError(
+            f"{command.name}: the disk is full: {words[-500:]}\n"
+            "Free some space, run 'flashsmith cache clear', "
+            "or set FLASHSMITH_CACHE_DIR to a folder on another disk"
+        )
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL) or "Killed" in words:
+        how += " (out of memory? FLASHSMITH_JOBS=1 needs least)"
+    if len(words) > _SHOWN_CHARACTERS:
+        # The first error is the cause; the last lines say where it gave up.
+        half = _SHOWN_CHARACTERS // 2
+        words = f"{words[:half]}\n[...]\n{words[-half:]}"
+    return CompileError(
+        f"{command.name}: {command.arguments[0]} {how}:\n{words}\n"
+        f"The command was: {' '.join(command.arguments)}"
+    )

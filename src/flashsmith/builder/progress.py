@@ -1,0 +1,35 @@
+"""What a build tells while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from flashsmith.builder.manifest import KernelEntry
+
+Stage = Literal["wait", "reuse", "compile", "link", "publish", "warn", "done"]
+
+
+@dataclass(frozen=True)
+class BuildEvent:
+    """One step of a build.
+
+    ``done`` of ``total`` configs are compiled. A "compile" event carries the kernel it tells of
+    (``entry``) except the first one, which says what is about to be compiled. "wait": another
+    process builds the same library. "reuse": it was in the cache. "warn": something to look at that
+    does not stop the build, such as spills. "done": it is published.
+    """
+
+    stage: Stage
+    message: str
+    done: int
+    total: int
+    entry: KernelEntry | None = None
+
+
+Progress = Callable[[BuildEvent], None]
+
+
+def silent(event: BuildEvent) -> None:
+    """The progress of a build nobody watches."""

@@ -1,0 +1,122 @@
+"""One shard's PTX split into one file per kernel.
+
+Each file is a complete module: the prelude, one entry, the source files its ``.loc`` lines name.
+Numbers that count across the shard (source files, labels, debug strings) are renumbered and paths
+made relative, so a kernel's text depends on its config and the sources alone: not on its
+neighbours, the folder it was built in, or where the package is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_ENTRY = re.compile(r"(?:\.visible |\.weak )?\.entry ([\w$.]+)")
+_FILE = re.compile(r'\s*\.file\s+(\d+) "(.*)"')
+_STRING_LABEL = re.compile(r"\$L__info_string(\d+):")
+_SOURCE_NUMBER = re.compile(r"(\.loc\s+|inlined_at )(\d+)")
+_STRING_NUMBER = re.compile(r"\$L__info_string(\d+)")
+_LABEL = re.compile(r"\$L__BB\d+_")
+
+
+@dataclass
+class _Module:
+    """A shard's PTX by parts, each in the order it stands there."""
+
+    prelude: list[str] = field(default_factory=list)
+    entries: dict[str, list[str]] = field(default_factory=dict)
+    files: dict[int, str] = field(default_factory=dict)
+    strings: dict[int, list[str]] = field(default_factory=dict)
+
+
+def split_ptx(text: str, roots: Sequence[Path]) -> dict[str, str]:
+    """The module of every entry in ``text``, by mangled name.
+
+    Source paths under one of ``roots`` become relative to it. Raises ValueError when ``text`` ends
+    within an entry: it is truncated.
+    """
+    module = _parse(text)
+    return {name: _module_of(lines, module, roots) for name, lines in module.entries.items()}
+
+
+def _parse(text: str) -> _Module:
+    module = _Module()
+    lines = iter(text.splitlines())
+    for line in lines:
+        entry = _ENTRY.match(line)
+        file = _FILE.match(line)
+        if entry:
+            module.entries[entry[1]] = _block(line, lines)
+        elif file:
+            module.files[int(file[1])] = file[2]
+        elif ".section" in line and ".debug_str" in line:
+            _parse_strings(_block(line, lines), module)
+        elif not line.lstrip().startswith("// .globl"):
+            module.prelude.append(line)
+    return module
+
+
+def _block(first: str, lines: Iterator[str]) -> list[str]:
+    """``first`` and what follows up to the brace that closes its body."""
+    block, depth, opened = [first], first.count("{") - first.count("}"), "{" in first
+    while not opened or depth > 0:
+        line = next(lines, None)
+        if line is None:
+            raise ValueError(f"the PTX ends within {first.strip()[:60]!r}")
+        block.append(line)
+        opened = opened or "{" in line
+        depth += line.count("{") - line.count("}")
+    return block
+
+
+def _parse_strings(block: list[str], module: _Module) -> None:
+    current: list[str] = []
+    for line in block:
+        label = _STRING_LABEL.match(line)
+        if label:
+            current = module.strings.setdefault(int(label[1]), [])
+        elif line.startswith(".b8"):
+            current.append(line)
+
+
+class _Renumbering:
+    """Hands out new numbers in the order the old ones are first met."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.new: dict[int, int] = {}
+
+    def __getitem__(self, old: str) -> int:
+        return self.new.setdefault(int(old), self.first + len(self.new))
+
+
+def _module_of(entry: list[str], module: _Module, roots: Sequence[Path]) -> str:
+    files, strings = _Renumbering(first=1), _Renumbering(first=0)
+
+    def renumbered(line: str) -> str:
+        if "\t.loc" in line:
+            line = _SOURCE_NUMBER.sub(lambda m: f"{m[1]}{files[m[2]]}", line)
+            return _STRING_NUMBER.sub(lambda m: f"$L__info_string{strings[m[1]]}", line)
+        return _LABEL.sub("$L__BB0_", line) if "$L__BB" in line else line
+
+    parts = module.prelude + [renumbered(line) for line in entry]
+    for old, new in files.new.items():
+        parts.append(f'\t.file\t{new} "{_relative(module.files[old], roots)}"')
+    if strings.new:
+        parts += ["\t.section\t.debug_str", "\t{"]
+        for old, new in strings.new.items():
+            parts += [f"$L__info_string{new}:", *module.strings[old]]
+        parts.append("\t}")
+    return "\n".join(parts) + "\n"
+
+
+def _relative(path: str, roots: Sequence[Path]) -> str:
+    normal = os.path.normpath(path)
+    for root in roots:
+        prefix = os.path.normpath(root) + os.sep
+        if normal.startswith(prefix):
+            return normal[len(prefix) :]
+    return normal

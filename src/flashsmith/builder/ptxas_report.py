@@ -1,0 +1,51 @@
+"""What ``-Xptxas -v`` says about each kernel: the only source of spill bytes, GPU or not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ResourceReport:
+    """The compiler's report on one kernel. Bytes are per thread, shared memory per CTA."""
+
+    registers: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    static_smem_bytes: int
+    ptxas_seconds: float
+
+
+_ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+_TIME = re.compile(r"Compile time = ([\d.]+) ms")
+
+
+def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
+    """The report of every entry function in ptxas's verbose output, by mangled name.
+
+    Raises ValueError when an entry lacks one of its lines: ptxas spoke in a form not known here.
+    """
+    reports: dict[str, ResourceReport] = {}
+    starts = list(_ENTRY.finditer(text))
+    for start, end in zip(starts, [m.start() for m in starts[1:]] + [len(text)], strict=True):
+        name = start[1]
+        # Frame sizes of device functions that were not inlined follow under their own names.
+        own = re.search(rf"Function properties for {re.escape(name)}\s*\n(.*)", text[:end])
+        frame = _FRAME.search(own[1]) if own else None
+        used = _USED.search(text, start.end(), end)
+        if frame is None or used is None:
+            raise ValueError(f"ptxas did not report the registers or stack frame of {name}")
+        took = _TIME.search(text, start.end(), end)
+        reports[name] = ResourceReport(
+            registers=int(used[1]),
+            stack_bytes=int(frame[1]),
+            spill_store_bytes=int(frame[2]),
+            spill_load_bytes=int(frame[3]),
+            static_smem_bytes=int(used[2] or 0),
+            ptxas_seconds=float(took[1]) / 1000 if took else 0.0,
+        )
+    return reports

@@ -1,0 +1,102 @@
+"""The recipe of a library: everything its content depends on, and the key that sums it up."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flashsmith.builder.manifest import FORMAT
+from flashsmith.builder.toolchain import Toolchain
+from flashsmith.configs import FlashForwardKernelConfig, Semantics, device_spec
+
+_SOURCE_SUFFIXES = (".cu", ".cuh", ".cc")
+
+# Hidden and without GNU unique symbols: several libraries live in one process, and each must keep
+# the `forward_kernels` map of its own.
+_HOST_FLAGS = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
+_GXX_FLAGS = ("-O2", "-std=c++20", *_HOST_FLAGS)
+_NVCC_FLAGS = ("-O3", "-std=c++20", "-Xcompiler", ",".join(_HOST_FLAGS))
+
+
+def package_sources() -> Path:
+    """The CUDA C++ sources that came with the package."""
+    return Path(__file__).parents[1] / "csrc"
+
+
+def package_version() -> str:
+    return importlib.metadata.version("flashsmith")
+
+
+def source_hash(csrc: Path) -> str:
+    """One hash over the names and texts of all C++ sources in ``csrc``."""
+    total = hashlib.sha256()
+    for path in sorted(csrc.iterdir()):
+        if path.suffix in _SOURCE_SUFFIXES:
+            text = path.read_bytes()
+            total.update(f"{path.name}\0{len(text)}\0".encode())
+            total.update(text)
+    return total.hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to build, from which sources, with which compilers."""
+
+    configs: tuple[FlashForwardKernelConfig, ...]  # sorted, unique
+    arch: int
+    semantics: Semantics
+    csrc: Path
+    source_hash: str
+    toolchain: Toolchain
+
+    @property
+    def family(self) -> str:
+        return self.configs[0].FAMILY
+
+    def kernel_flags(self) -> tuple[str, ...]:
+        """nvcc's flags for the shards: the target, and what the resource report needs."""
+        limit = device_spec(self.arch).max_smem_per_block
+        return (
+            *_NVCC_FLAGS,
+            f"-gencode=arch=compute_{self.arch},code=sm_{self.arch}",
+            f"-DFLASHSMITH_MAX_SMEM_PER_BLOCK={limit}",
+            "-lineinfo",
+            "-Xptxas=-v",
+        )
+
+    def host_cu_flags(self) -> tuple[str, ...]:
+        """nvcc's flags for flash_attention.cu, which holds no device code."""
+        return _NVCC_FLAGS
+
+    def host_cc_flags(self) -> tuple[str, ...]:
+        """g++'s flags for the bindings and the map."""
+        return _GXX_FLAGS
+
+    def key(self) -> str:
+        """The library's name in the cache."""
+        return _hashed(
+            [cfg.short_form() for cfg in self.configs],
+            self.family,
+            self.arch,
+            asdict(self.semantics),
+            self.kernel_flags(),
+            self.common_key(),
+        )
+
+    def common_key(self) -> str:
+        """The name of the objects that do not depend on configs, semantics or arch."""
+        return _hashed(
+            FORMAT,
+            package_version(),
+            self.source_hash,
+            self.host_cu_flags(),
+            self.host_cc_flags(),
+            self.toolchain.identity(),
+        )
+
+
+def _hashed(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,183 @@
+"""Which compilers build the kernels: nvcc (from pip, CUDA_HOME or PATH) and g++."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashsmith import env
+from flashsmith.errors import ToolchainError
+from flashsmith.host import require_supported_host
+
+# A config is a class-type template argument (C++20) for both compilers.
+_OLDEST_NVCC = (12, 0)
+_OLDEST_GXX = (11,)
+
+_PIP_ADVICE = (
+    "install the compiler with: pip install 'cuda-toolkit[nvcc,nvvm,crt,cudart,cccl]==13.0.*', "
+    "or point CUDA_HOME at a CUDA toolkit"
+)
+_GXX_ADVICE = "install g++ 11 or later, for example with: apt-get install g++"
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The compilers, what they call themselves, and where their headers and libraries are."""
+
+    nvcc: Path
+    nvcc_version: str
+    gxx: Path
+    gxx_version: str
+    tvm_ffi_version: str
+    include_dirs: tuple[Path, ...]  # CUDA's, then tvm-ffi's
+    cuda_lib_dir: Path  # holds libcudart_static.a
+    tvm_ffi_lib_dir: Path
+    archs: frozenset[int]  # what nvcc can compile for, such as 80
+
+    def identity(self) -> tuple[str, str, str]:
+        """The versions that a compiled library depends on."""
+        return (self.nvcc_version, self.gxx_version, self.tvm_ffi_version)
+
+    def check_arch(self, arch: int) -> None:
+        """Raise ToolchainError when this nvcc does not know ``arch``."""
+        if arch not in self.archs:
+            known = ", ".join(f"sm_{a}" for a in sorted(self.archs))
+            raise ToolchainError(
+                f"arch: {self.nvcc} ({self.nvcc_version}) cannot compile for sm_{arch}; "
+                f"it knows {known}. Choose one of these or {_PIP_ADVICE}"
+            )
+
+
+def find_toolchain() -> Toolchain:
+    """The compilers to use: CUDA_HOME's nvcc if that is set, else pip's, else the one on PATH.
+
+    Raises PlatformError off Linux x86-64, and ToolchainError naming the missing or too old part
+    and how to install it.
+    """
+    require_supported_host()
+    nvcc = _find_nvcc()
+    root = nvcc.parent.parent
+    gxx = _find_gxx()
+    tvm_ffi = _find_tvm_ffi()
+    return Toolchain(
+        nvcc=nvcc,
+        nvcc_version=_nvcc_version(nvcc),
+        gxx=gxx,
+        gxx_version=_gxx_version(gxx),
+        tvm_ffi_version=tvm_ffi_version(),
+        include_dirs=(_cuda_include_dir(root), tvm_ffi / "include"),
+        cuda_lib_dir=_cuda_lib_dir(root),
+        tvm_ffi_lib_dir=tvm_ffi / "lib",
+        archs=_nvcc_archs(nvcc),
+    )
+
+
+def _find_nvcc() -> Path:
+    home = env.CUDA_HOME.raw()
+    if home is not None:
+        nvcc = Path(home) / "bin" / "nvcc"
+        if not nvcc.is_file():
+            raise ToolchainError(
+                f"CUDA_HOME={home!r}: there is no bin/nvcc in it; "
+                "unset it to use the compiler pip installed, or point it at a CUDA toolkit"
+            )
+        return nvcc
+    found = _pip_nvcc() or shutil.which("nvcc")
+    if found is None:
+        raise ToolchainError(f"nvcc: not found, neither from pip nor on PATH; {_PIP_ADVICE}")
+    # PATH often holds a link; headers and libraries lie beside the real one.
+    return Path(found).resolve()
+
+
+def _pip_nvcc() -> str | None:
+    # Imported here: a machine with CUDA_HOME set builds without the wheels.
+    from cuda.pathfinder import find_nvidia_binary_utility
+
+    found = find_nvidia_binary_utility("nvcc")
+    return str(found) if found else None
+
+
+def _find_gxx() -> Path:
+    found = shutil.which("g++")
+    if found is None:
+        raise ToolchainError(f"g++: not found on PATH (nvcc needs it too); {_GXX_ADVICE}")
+    return Path(found)
+
+
+def _find_tvm_ffi() -> Path:
+    # Importing tvm_ffi would import PyTorch where there is one, which takes longer than a
+    # rebuild with nothing to do.
+    spec = importlib.util.find_spec("tvm_ffi")
+    advice = "install it with: pip install apache-tvm-ffi"
+    if spec is None or spec.origin is None:
+        raise ToolchainError(f"tvm_ffi: not installed; {advice}")
+    root = Path(spec.origin).parent
+    for part in ("include/tvm/ffi/tvm_ffi.h", "include/dlpack/dlpack.h", "lib/libtvm_ffi.so"):
+        if not (root / part).is_file():
+            raise ToolchainError(f"tvm_ffi: there is no {part} in {root}; {advice}")
+    return root
+
+
+def tvm_ffi_version() -> str:
+    """The installed tvm-ffi; libraries are compiled against its headers."""
+    return importlib.metadata.version("apache-tvm-ffi")
+
+
+def _cuda_include_dir(root: Path) -> Path:
+    for candidate in (root / "include", root / "targets" / "x86_64-linux" / "include"):
+        if (candidate / "cuda_runtime.h").is_file():
+            return candidate
+    raise ToolchainError(f"cuda_runtime.h: not in {root}/include; {_PIP_ADVICE}")
+
+
+def _cuda_lib_dir(root: Path) -> Path:
+    for name in ("lib", "lib64", "targets/x86_64-linux/lib"):
+        if (root / name / "libcudart_static.a").is_file():
+            return root / name
+    raise ToolchainError(f"libcudart_static.a: not in {root}/lib or lib64; {_PIP_ADVICE}")
+
+
+def _nvcc_version(nvcc: Path) -> str:
+    text = _output([str(nvcc), "--version"], _PIP_ADVICE)
+    match = re.search(r"release (\d+)\.(\d+), V([\d.]+)", text)
+    if match is None:
+        raise ToolchainError(f"{nvcc}: its --version is not nvcc's: {text!r}; {_PIP_ADVICE}")
+    if (int(match[1]), int(match[2])) < _OLDEST_NVCC:
+        raise ToolchainError(
+            f"{nvcc}: release {match[1]}.{match[2]} is too old, C++20 needs 12.0; {_PIP_ADVICE}"
+        )
+    build = re.search(r"^Build (\S+)$", text, re.MULTILINE)
+    return f"{match[3]} ({build[1]})" if build else match[3]
+
+
+def _nvcc_archs(nvcc: Path) -> frozenset[int]:
+    text = _output([str(nvcc), "--list-gpu-code"], _PIP_ADVICE)
+    return frozenset(int(found) for found in re.findall(r"^sm_(\d+)$", text, re.MULTILINE))
+
+
+def _gxx_version(gxx: Path) -> str:
+    text = _output([str(gxx), "-dumpfullversion", "-dumpversion"], _GXX_ADVICE).strip()
+    if not re.fullmatch(r"\d+(\.\d+)*", text):
+        raise ToolchainError(f"{gxx}: its version is not g++'s: {text!r}; {_GXX_ADVICE}")
+    if tuple(int(part) for part in text.split(".")) < _OLDEST_GXX:
+        raise ToolchainError(f"{gxx}: version {text} is too old for C++20; {_GXX_ADVICE}")
+    return text
+
+
+def _output(command: list[str], advice: str) -> str:
+    """What a compiler says about itself; a compiler that cannot even do that is unusable."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"{command[0]}: does not run ({error}); {advice}") from error
+    if done.returncode != 0:
+        words = done.stderr.strip() or done.stdout.strip()
+        raise ToolchainError(
+            f"{command[0]}: {' '.join(command[1:])} ended with {done.returncode}: {words}; {advice}"
+        )
+    return done.stdout

@@ -1,0 +1,39 @@
+"""How long a config takes to compile, roughly, so that shards end at about the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flashsmith.configs import FlashForwardKernelConfig
+
+# A kernel without any product in it, measured in unrolled mma instructions.
+_FIXED_COST = 60.0
+
+
+def expected_cost(cfg: FlashForwardKernelConfig) -> float:
+    """Relative compile time of one config (no unit).
+
+    Both compilers spend their time on the unrolled body of the KV loop, whose length is the
+    number of m16n8k16 products one warp issues for one KV block: rows per warp / 16, times B_c / 8,
+    times d_head / 16, once for Q K^T and once for P V. A peeled first tile is a second body.
+    """
+    products = 2 * (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (cfg.d_head // 16)
+    bodies = 2 if cfg.optimized_softmax else 1
+    return _FIXED_COST + products * bodies
+
+
+def balance(
+    configs: Iterable[FlashForwardKernelConfig], n_shards: int
+) -> list[list[FlashForwardKernelConfig]]:
+    """Split ``configs`` over at most ``n_shards`` shards of about equal expected cost.
+
+    Heaviest first, each to the lightest shard so far. Every shard is sorted and none is empty;
+    equal sets give equal shards whatever their order.
+    """
+    shards: list[list[FlashForwardKernelConfig]] = [[] for _ in range(n_shards)]
+    loads = [0.0] * n_shards
+    for cfg in sorted(set(configs), key=lambda c: (-expected_cost(c), c)):
+        lightest = loads.index(min(loads))
+        shards[lightest].append(cfg)
+        loads[lightest] += expected_cost(cfg)
+    return [sorted(shard) for shard in shards if shard]
