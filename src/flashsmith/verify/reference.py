@@ -1,4 +1,4 @@
-"""What attention should have given: in float64, and as well as the kernel's own precision allows."""
+"""What attention should give: in float64, and as the kernel's own precision allows at best."""
 
 from __future__ import annotations
 

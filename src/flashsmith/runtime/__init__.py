@@ -1,0 +1,25 @@
+"""Runs kernels: forward(cfg, q, k, v) on the GPU or, for host tensors, in the emulator."""
+
+from flashsmith.runtime.driver import gpu_count, query_gpu
+from flashsmith.runtime.forward import (
+    DEFAULT_EMULATED_ARCH,
+    ForwardResult,
+    forward,
+    forward_timed,
+    plan_forward,
+    run_forward,
+)
+from flashsmith.runtime.plan import LaunchPlan, TensorMapSpec
+
+__all__ = [
+    "DEFAULT_EMULATED_ARCH",
+    "ForwardResult",
+    "LaunchPlan",
+    "TensorMapSpec",
+    "forward",
+    "forward_timed",
+    "gpu_count",
+    "plan_forward",
+    "query_gpu",
+    "run_forward",
+]

@@ -1,0 +1,76 @@
+"""A dense array in GPU memory, for machines that have a GPU but no PyTorch."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+
+import numpy as np
+
+from flashsmith.errors import FlashsmithError
+from flashsmith.runtime import driver
+
+
+def _free(ordinal: int, address: int) -> None:
+    # At interpreter exit the driver may be gone already, and its memory with it.
+    try:
+        with driver.current_gpu(ordinal):
+            driver.call("cuMemFree_v2", ctypes.c_uint64(address))
+    except FlashsmithError:
+        pass
+
+
+class DeviceArray:
+    """A row-major array of ``shape`` and NumPy ``dtype`` on GPU ``ordinal``; freed with the object.
+
+    Copies run on the default stream and have finished when the call returns.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, ordinal: int, address: int) -> None:
+        self.shape, self.dtype, self.ordinal, self.address = shape, dtype, ordinal, address
+        weakref.finalize(self, _free, ordinal, address)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], dtype: np.dtype, ordinal: int = 0) -> DeviceArray:
+        """Uninitialised memory. Raises LaunchError when the GPU has not enough."""
+        address = ctypes.c_uint64()
+        size = max(1, math.prod(shape) * dtype.itemsize)
+        with driver.current_gpu(ordinal):
+            driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        return cls(shape, dtype, ordinal, address.value)
+
+    @classmethod
+    def from_host(cls, array: np.ndarray, ordinal: int = 0) -> DeviceArray:
+        """A copy of ``array`` on the GPU."""
+        dense = np.ascontiguousarray(array)
+        copy = cls.empty(dense.shape, dense.dtype, ordinal)
+        with driver.current_gpu(ordinal):
+            driver.call(
+                "cuMemcpyHtoD_v2",
+                ctypes.c_uint64(copy.address),
+                ctypes.c_void_p(dense.__array_interface__["data"][0]),
+                ctypes.c_size_t(dense.nbytes),
+            )
+        return copy
+
+    def to_host(self) -> np.ndarray:
+        """A copy on the host, after everything on the default stream has finished.
+
+        Raises LaunchError with CUDA's words when a kernel before it failed.
+        """
+        array = np.empty(self.shape, dtype=self.dtype)
+        with driver.current_gpu(self.ordinal):
+            driver.call("cuCtxSynchronize")
+            driver.call(
+                "cuMemcpyDtoH_v2",
+                ctypes.c_void_p(array.__array_interface__["data"][0]),
+                ctypes.c_uint64(self.address),
+                ctypes.c_size_t(array.nbytes),
+            )
+        return array

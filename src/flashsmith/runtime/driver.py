@@ -1,0 +1,129 @@
+"""The few CUDA driver calls made before any kernel library is loaded: which GPUs, and their memory.
+
+Through ctypes, because neither PyTorch nor a compiled library need be there to ask.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
+
+from flashsmith.configs import DeviceSpec
+from flashsmith.errors import ArgumentError, LaunchError
+from flashsmith.runtime import forks
+
+# CUdevice_attribute codes (cuda.h).
+_SM_COUNT = 16
+_L2_BYTES = 38
+_THREADS_PER_SM = 39
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
+_SMEM_PER_SM = 81
+_REGISTERS_PER_SM = 82
+_SMEM_PER_BLOCK_OPTIN = 97
+_CTAS_PER_SM = 106
+
+# CUresult codes that mean 'there is no GPU here', not 'something broke': the toolkit's stub in the
+# driver's place, and no device.
+_NO_GPU = (34, 100)
+
+
+@lru_cache(maxsize=1)
+def _load() -> ctypes.CDLL | None:
+    """libcuda, initialised; None without a driver or a GPU."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    forks.check_not_forked()
+    status = library.cuInit(0)
+    if status in _NO_GPU:
+        return None
+    _check(library, status, "cuInit")
+    forks.note_cuda_use()
+    return library
+
+
+def _check(library: ctypes.CDLL, status: int, what: str) -> None:
+    if status == 0:
+        return
+    text = ctypes.c_char_p()
+    library.cuGetErrorString(status, ctypes.byref(text))
+    words = text.value.decode() if text.value else "unknown error"
+    raise LaunchError(f"{what}: CUDA error {status}: {words}")
+
+
+def call(what: str, *args: object) -> None:
+    """Calls one driver function and checks its status.
+
+    Raises LaunchError with CUDA's words, also where there is no GPU.
+    """
+    forks.check_not_forked()
+    library = _load()
+    if library is None:
+        raise LaunchError(f"{what}: no NVIDIA driver or GPU on this machine")
+    _check(library, getattr(library, what)(*args), what)
+
+
+def gpu_count() -> int:
+    """How many GPUs this process may use (CUDA_VISIBLE_DEVICES counts); 0 without a driver."""
+    if _load() is None:
+        return 0
+    count = ctypes.c_int()
+    call("cuDeviceGetCount", ctypes.byref(count))
+    return count.value
+
+
+def _attribute(device: int, attribute: int) -> int:
+    value = ctypes.c_int()
+    call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
+    return value.value
+
+
+@cache
+def query_gpu(ordinal: int) -> DeviceSpec:
+    """The limits of GPU ``ordinal``, asked of the driver once.
+
+    Raises ArgumentError when there is no such GPU.
+    """
+    count = gpu_count()
+    if not 0 <= ordinal < count:
+        raise ArgumentError(f"device: GPU {ordinal} does not exist; this process sees {count}")
+    device = ctypes.c_int()
+    call("cuDeviceGet", ctypes.byref(device), ordinal)
+    name = ctypes.create_string_buffer(256)
+    call("cuDeviceGetName", name, len(name), device)
+    handle = device.value
+    major, minor = _attribute(handle, _CAPABILITY_MAJOR), _attribute(handle, _CAPABILITY_MINOR)
+    return DeviceSpec(
+        name=name.value.decode(),
+        arch=10 * major + minor,
+        sm_count=_attribute(handle, _SM_COUNT),
+        max_smem_per_block=_attribute(handle, _SMEM_PER_BLOCK_OPTIN),
+        max_smem_per_sm=_attribute(handle, _SMEM_PER_SM),
+        max_threads_per_sm=_attribute(handle, _THREADS_PER_SM),
+        max_ctas_per_sm=_attribute(handle, _CTAS_PER_SM),
+        l2_bytes=_attribute(handle, _L2_BYTES),
+        registers_per_sm=_attribute(handle, _REGISTERS_PER_SM),
+    )
+
+
+@cache
+def _primary_context(ordinal: int) -> ctypes.c_void_p:
+    context = ctypes.c_void_p()
+    device = ctypes.c_int()
+    call("cuDeviceGet", ctypes.byref(device), ordinal)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    return context
+
+
+@contextmanager
+def current_gpu(ordinal: int) -> Iterator[None]:
+    """Makes GPU ``ordinal`` current for driver calls, and the previous one again at the end."""
+    call("cuCtxPushCurrent_v2", _primary_context(ordinal))
+    try:
+        yield
+    finally:
+        call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))

@@ -1,0 +1,56 @@
+"""The host path: the library's own PTX and launch plan, run by the emulator on the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flashsmith.configs import FlashForwardKernelConfig, Problem
+from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate, estimate_seconds
+from flashsmith.errors import EmulationTooLongError
+from flashsmith.runtime.plan import LaunchPlan
+
+# Above this the caller has to say emulate=True.
+LONGEST_UNASKED_SECONDS = 60.0
+
+
+def check_estimate(cfg: FlashForwardKernelConfig, problem: Problem) -> None:
+    """Raises EmulationTooLongError when emulating ``problem`` is estimated above 60 s."""
+    seconds = estimate_seconds(cfg, problem)
+    if seconds > LONGEST_UNASKED_SECONDS:
+        raise EmulationTooLongError(
+            f"emulating {problem} with {cfg} is estimated to take {seconds:.0f} s, above "
+            f"{LONGEST_UNASKED_SECONDS:.0f} s; pass emulate=True to run it all the same, give a "
+            "smaller problem, or move the tensors to a GPU"
+        )
+
+
+def run_in_emulator(
+    ptx: str,
+    plan: LaunchPlan,
+    *,
+    readable: dict[str, np.ndarray],
+    writable: dict[str, np.ndarray],
+    observers: Sequence[Observer] = (),
+) -> EmulationResult:
+    """Executes ``plan`` on the host; the kernel may touch the named arrays and nothing else.
+
+    Raises EmulatorError when the kernel cannot go on.
+    """
+    memory = GlobalMemory()
+    for name, array in readable.items():
+        memory.register(name, array, writable=False)
+    for name, array in writable.items():
+        memory.register(name, array, writable=True)
+    return emulate(
+        ptx,
+        plan.kernel,
+        grid=plan.grid,
+        block=plan.block,
+        cluster=plan.cluster,
+        smem_bytes=plan.smem_bytes,
+        argument_bytes=plan.argument_bytes,
+        memory=memory,
+        observers=observers,
+    )

@@ -1,0 +1,36 @@
+"""The GPU path: the tensors' device, the caller's stream, a checked launch."""
+
+from __future__ import annotations
+
+from flashsmith.runtime.call import ForwardCall
+from flashsmith.runtime.libraries import LoadedKernel
+from flashsmith.runtime.tensors import TensorView
+
+_DEFAULT_STREAM = 0
+
+
+def current_stream(view: TensorView) -> int:
+    """Handle of the stream that the tensor's framework would use on the tensor's own device.
+
+    Asked of PyTorch for every call: which device is current does not matter then, and no
+    environment has to hand the stream over.
+    """
+    if view.framework != "torch":
+        return _DEFAULT_STREAM
+    import torch
+
+    return int(torch.cuda.current_stream(view.device.ordinal).cuda_stream)
+
+
+def run_on_gpu(
+    kernel: LoadedKernel, call: ForwardCall, q: TensorView, *, timed: bool
+) -> float | None:
+    """Launches ``call`` where ``q`` lives. ``timed`` waits and returns milliseconds, else None.
+
+    Raises LaunchError with CUDA's words when the launch is refused.
+    """
+    stream = current_stream(q)
+    if timed:
+        return kernel.launch_timed(call, q.device.ordinal, stream)
+    kernel.launch(call, q.device.ordinal, stream)
+    return None

@@ -1,0 +1,76 @@
+"""Whether two strided tensors share memory: decided exactly, not by their outer bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.runtime.tensors import TensorView
+
+
+class _Footprint:
+    """An address range posing as an array: NumPy decides about it without touching the memory."""
+
+    def __init__(self, view: TensorView) -> None:
+        size = view.dtype.element_size
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "<u2",
+            "shape": view.shape,
+            "strides": tuple(stride * size for stride in view.strides),
+            "data": (view.address, True),
+        }
+
+
+def byte_range(view: TensorView) -> tuple[int, int]:
+    """First byte and one past the last byte that the tensor can touch."""
+    first = last = 0
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        reach = (size - 1) * stride
+        first, last = first + min(reach, 0), last + max(reach, 0)
+    itemsize = view.dtype.element_size
+    return view.address + first * itemsize, view.address + (last + 1) * itemsize
+
+
+def share_memory(a: TensorView, b: TensorView) -> bool:
+    """Whether some byte belongs to an element of both (interleaved slices do not share)."""
+    if a.device != b.device:
+        return False
+    a_first, a_end = byte_range(a)
+    b_first, b_end = byte_range(b)
+    if a_end <= b_first or b_end <= a_first:
+        return False
+    return bool(np.shares_memory(np.asarray(_Footprint(a)), np.asarray(_Footprint(b))))
+
+
+def check_output_distinct(o: TensorView, inputs: Sequence[TensorView]) -> None:
+    """Raises ArgumentError when o shares memory with an input or with itself."""
+    for tensor in inputs:
+        if share_memory(o, tensor):
+            raise ArgumentError(
+                f"o: shares memory with {tensor.name}, which the kernel still reads while o is "
+                "written; give an o of its own, or none"
+            )
+    if _overlaps_itself(o):
+        raise ArgumentError(
+            f"o: strides {o.strides} put several elements of shape {o.shape} in one place; "
+            "give a tensor that was not expanded"
+        )
+
+
+def _overlaps_itself(view: TensorView) -> bool:
+    """Whether some dimension's step is smaller than what lies within it.
+
+    Strict for odd stride sets that happen to interleave; every slice, transpose or view of a
+    dense tensor passes.
+    """
+    extent = 1
+    for stride, size in sorted(zip(map(abs, view.strides), view.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride < extent:
+            return True
+        extent += (size - 1) * stride
+    return False

@@ -1,0 +1,99 @@
+"""The inputs are reproducible and have the property their kind is named after."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flashsmith.configs import DType
+from flashsmith.errors import ArgumentError
+from flashsmith.verify.inputs import (
+    INPUT_KINDS,
+    LARGE_SCORE,
+    TILE_GAP,
+    Inputs,
+    InputSpec,
+    default_scale,
+    make_inputs,
+)
+from flashsmith.verify.reference import inputs_and_references
+
+D, FIRST = 128, 32
+
+
+def spec(
+    kind: str, dtype: DType = DType.FP16, seed: int = 0, scale: float | None = None
+) -> InputSpec:
+    return InputSpec(
+        kind, dtype, 2, 128, 96, 3, D, default_scale(D) if scale is None else scale, seed, FIRST
+    )
+
+
+def scaled_scores(inputs: Inputs, scale: float) -> np.ndarray:
+    """(batch, head, query, key)."""
+    q, k = (array.astype(np.float64).transpose(0, 2, 1, 3) for array in (inputs.q, inputs.k))
+    return scale * (q @ k.swapaxes(-1, -2))
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("kind", INPUT_KINDS)
+def test_every_kind_is_reproducible_finite_and_shaped(kind: str, dtype: DType) -> None:
+    first, again = make_inputs(spec(kind, dtype)), make_inputs(spec(kind, dtype))
+    other = make_inputs(spec(kind, dtype, seed=1))
+    for name in ("q", "k", "v"):
+        array = getattr(first, name)
+        assert array.dtype.name == dtype.numpy_name
+        assert array.shape == (2, 128 if name == "q" else 96, 3, D)
+        assert np.isfinite(array.astype(np.float32)).all()
+        assert array.tobytes() == getattr(again, name).tobytes()
+    assert first.v.tobytes() != other.v.tobytes()
+
+
+@pytest.mark.parametrize("scale", [default_scale(D), 0.5])
+@pytest.mark.parametrize("dtype", list(DType))
+def test_large_scores_reach_both_ends_and_stay_within_1000(dtype: DType, scale: float) -> None:
+    scores = scaled_scores(make_inputs(spec("large_scores", dtype, scale=scale)), scale)
+    assert np.abs(scores).max() <= 1000
+    assert scores.max() > 0.98 * LARGE_SCORE
+    assert scores.min() < -0.98 * LARGE_SCORE
+
+
+def test_constant_inputs_differ_between_heads() -> None:
+    inputs = make_inputs(spec("constant"))
+    for array in (inputs.q, inputs.k, inputs.v):
+        assert (array == array[:, :1, :, :1]).all()
+    per_head = inputs.v[:, 0, :, 0].ravel()
+    assert len(set(per_head.tolist())) > 1
+
+
+def test_one_hot_rows_see_one_key_each() -> None:
+    inputs, references = inputs_and_references(spec("one_hot"))
+    scores = scaled_scores(inputs, default_scale(D))
+    chosen = scores.argmax(axis=-1)
+    runner_up = np.sort(scores, axis=-1)[..., -2]
+    assert (scores.max(axis=-1) - runner_up).min() > 20
+    assert set(chosen[0, 0].tolist()) == set(range(96))
+    expected = inputs.v[1, chosen[1, 2], 2].astype(np.float64)
+    np.testing.assert_allclose(references.o[1, :, 2], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize(("kind", "sign"), [("low_first_tile", -1), ("high_first_tile", 1)])
+def test_the_first_tile_stands_200_apart(kind: str, sign: int, dtype: DType) -> None:
+    scores = scaled_scores(make_inputs(spec(kind, dtype)), default_scale(D))
+    gap = scores[..., :FIRST].mean() - scores[..., FIRST:].mean()
+    assert gap == pytest.approx(sign * TILE_GAP, rel=0.02)
+    apart = sign * (scores[..., :FIRST].mean(axis=-1) - scores[..., FIRST:].mean(axis=-1))
+    assert apart.min() > 0.9 * TILE_GAP
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ArgumentError, match="inputs='gaussian': allowed are random, large_scores"):
+        make_inputs(spec("gaussian"))
+
+
+@pytest.mark.parametrize("first_tile", [0, 96, 128])
+def test_a_first_tile_that_leaves_no_later_one_is_refused(first_tile: int) -> None:
+    narrow = InputSpec("low_first_tile", DType.FP16, 1, 64, 96, 1, D, 0.1, first_tile=first_tile)
+    with pytest.raises(ArgumentError, match="at least two key tiles"):
+        make_inputs(narrow)

@@ -1,0 +1,220 @@
+"""The tolerance rule passes what is right and fails every kind of wrong output, with its place."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from flashsmith.configs import DType, FlashForwardKernelConfig
+from flashsmith.verify.inputs import InputSpec, default_scale
+from flashsmith.verify.reference import References, compute_references, inputs_and_references
+from flashsmith.verify.rule import compare, heads_for_enough_outputs
+
+BATCH, SEQ, HEADS, D = 2, 128, 2, 64
+CONFIGS = {dtype: FlashForwardKernelConfig(dtype, D, 64, 32, 4) for dtype in DType}
+
+
+def spec(dtype: DType, kind: str = "random") -> InputSpec:
+    return InputSpec(kind, dtype, BATCH, SEQ, SEQ, HEADS, D, default_scale(D), first_tile=32)
+
+
+class Case:
+    """A right answer to break: o in the dtype and an fp32 LSE, with their references."""
+
+    def __init__(self, dtype: DType, kind: str = "random") -> None:
+        self.cfg = CONFIGS[dtype]
+        self.inputs, self.references = inputs_and_references(spec(dtype, kind))
+        self.o = self.references.o.astype(self.inputs.q.dtype)
+        self.lse = self.references.lse.astype(np.float32)
+
+    def judge(self):
+        return compare(self.cfg, self.o, self.lse, self.references)
+
+
+@pytest.fixture(params=list(DType), ids=lambda dtype: dtype.name)
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(request.param)
+
+
+def test_a_right_answer_passes(case: Case) -> None:
+    judged = case.judge()
+    assert judged.ok
+    assert judged.mismatches == 0
+    assert judged.first_mismatch is None
+    assert judged.outputs == BATCH * SEQ * HEADS * D
+
+
+def test_the_same_precision_answer_passes(case: Case) -> None:
+    case.o = case.references.same_precision.copy()
+    judged = case.judge()
+    assert judged.ok
+    assert judged.bound == pytest.approx(2 * judged.max_error + 1e-5)
+
+
+def test_a_wrong_row_fails_and_is_located(case: Case) -> None:
+    case.o[1, 70, 1] = case.o[1, 71, 1]
+    judged = case.judge()
+    assert not judged.ok
+    where = judged.first_mismatch
+    assert (where.batch, where.row, where.head) == (1, 70, 1)
+    assert (where.tile, where.warp) == (1, 0)
+    assert 1 <= judged.mismatches <= D
+    assert judged.mismatch_share == judged.mismatches / judged.outputs
+
+
+def test_the_first_of_several_mismatches_is_the_one_reported(case: Case) -> None:
+    for row in (127, 40, 90):
+        case.o[0, row, 0, 5] += 1
+    where = case.judge().first_mismatch
+    assert (where.batch, where.row, where.head, where.column) == (0, 40, 0, 5)
+    assert (where.tile, where.warp) == (0, 2)
+    assert where.got == pytest.approx(where.expected + 1, abs=0.02)
+
+
+def test_a_scaled_output_fails(case: Case) -> None:
+    case.o = (case.o.astype(np.float32) * 1.01).astype(case.o.dtype)
+    judged = case.judge()
+    assert any("relative L2" in reason for reason in judged.reasons)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_element_left_unwritten_or_overflown_fails(case: Case, value: float) -> None:
+    case.o[1, 127, 1, 63] = value
+    judged = case.judge()
+    assert judged.reasons[0] == "NaN or inf differ in 1 elements"
+    where = judged.first_mismatch
+    assert (where.batch, where.row, where.head, where.column) == (1, 127, 1, 63)
+    assert (where.tile, where.warp) == (1, 3)
+    assert judged.max_error == math.inf
+    assert judged.mismatches == 1
+
+
+def test_an_output_wholly_unwritten_fails(case: Case) -> None:
+    case.o[:] = math.nan
+    case.lse[:] = math.nan
+    judged = case.judge()
+    assert judged.mismatch_share == 1.0
+    assert len(judged.reasons) >= 2
+
+
+def test_a_finite_value_where_the_reference_is_nan_fails(case: Case) -> None:
+    o = case.references.o.copy()
+    o[0, 3, 0, 0] = math.nan
+    references = References(o, case.references.lse, case.references.same_precision)
+    assert not compare(case.cfg, case.o, case.lse, references).ok
+    case.o[0, 3, 0, 0] = math.nan
+    assert compare(case.cfg, case.o, case.lse, references).ok
+
+
+def test_infinities_of_opposite_sign_differ(case: Case) -> None:
+    o = case.references.o.copy()
+    o[0, 0, 0, 0] = math.inf
+    references = References(o, case.references.lse, case.references.same_precision)
+    case.o[0, 0, 0, 0] = -math.inf
+    assert not compare(case.cfg, case.o, case.lse, references).ok
+    case.o[0, 0, 0, 0] = math.inf
+    assert compare(case.cfg, case.o, case.lse, references).ok
+
+
+def test_swapped_heads_fail(case: Case) -> None:
+    case.o = case.o[:, :, ::-1].copy()
+    judged = case.judge()
+    assert judged.mismatch_share > 0.9
+
+
+def test_swapped_batches_fail(case: Case) -> None:
+    case.o = case.o[::-1].copy()
+    assert not case.judge().ok
+
+
+def test_a_wrong_scale_fails(case: Case) -> None:
+    q, k, v = case.inputs.q, case.inputs.k, case.inputs.v
+    wrong = compute_references(q, k, v, default_scale(D) * 1.05)
+    case.o = wrong.o.astype(case.o.dtype)
+    assert not case.judge().ok
+
+
+def test_a_missing_tile_of_keys_fails(case: Case) -> None:
+    q, k, v = case.inputs.q, case.inputs.k, case.inputs.v
+    partial = compute_references(q, k[:, 32:], v[:, 32:], default_scale(D))
+    case.o = partial.o.astype(case.o.dtype)
+    assert not case.judge().ok
+
+
+def test_a_zero_output_fails_whatever_the_inputs(case: Case) -> None:
+    case.o[:] = 0
+    assert not case.judge().ok
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_small_constant_errors_fail_on_constant_inputs(dtype: DType) -> None:
+    """There the same-precision error is tiny, and so is the bound."""
+    case = Case(dtype, "constant")
+    assert case.judge().ok
+    case.o[0, 5] = (case.o[0, 5].astype(np.float32) * 1.02).astype(case.o.dtype)
+    assert not case.judge().ok
+
+
+def test_a_wrong_lse_fails_and_is_located(case: Case) -> None:
+    case.lse[1, 0, 17] += 0.01
+    judged = case.judge()
+    assert judged.reasons == ("LSE wrong in 1 rows, by up to 0.01",)
+    where = judged.first_mismatch
+    assert (where.batch, where.head, where.row, where.column) == (1, 0, 17, None)
+    assert where.warp == 1
+    assert "LSE" in str(where)
+
+
+def test_an_lse_in_base_two_fails(case: Case) -> None:
+    case.lse /= np.float32(math.log(2))
+    assert not case.judge().ok
+
+
+def test_an_unwritten_lse_row_fails(case: Case) -> None:
+    case.lse[0, 1, 127] = math.nan
+    assert case.judge().reasons == (f"LSE wrong in 1 rows, by up to {case.judge().lse_error:.3g}",)
+
+
+@pytest.mark.parametrize(("factor", "ok"), [(0.9, True), (1.1, False)])
+def test_the_lse_tolerance_is_absolute_plus_relative(case: Case, factor: float, ok: bool) -> None:
+    lse = case.references.lse + 5000.0
+    references = References(case.references.o, lse, case.references.same_precision)
+    got = lse + factor * (1e-3 + 1e-6 * lse)
+    assert compare(case.cfg, case.o, got, references).ok is ok
+
+
+def test_no_lse_no_verdict_on_it(case: Case) -> None:
+    judged = compare(case.cfg, case.o, None, case.references)
+    assert judged.ok
+    assert judged.lse_error is None
+
+
+def test_an_all_but_zero_reference_has_a_floor_under_the_relative_error(case: Case) -> None:
+    zero = np.zeros_like(case.references.o)
+    references = References(zero, case.references.lse, zero.astype(case.o.dtype))
+    case.o[:] = 0
+    assert compare(case.cfg, case.o, case.lse, references).rel_l2 == 0.0
+    case.o[:] = 1e-5
+    judged = compare(case.cfg, case.o, case.lse, references)
+    assert judged.rel_l2 == pytest.approx(10.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq", "heads", "d", "expected"),
+    [
+        (1, 64, 1, 64, 1),
+        (1, 63, 1, 64, 2),
+        (1, 1, 1, 64, 64),
+        (1, 1, 3, 128, 33),
+        (2, 128, 4, 128, 4),
+    ],
+)
+def test_small_problems_are_repeated_over_heads(
+    batch: int, seq: int, heads: int, d: int, expected: int
+) -> None:
+    repeated = heads_for_enough_outputs(batch, seq, heads, d)
+    assert repeated == expected
+    assert batch * seq * repeated * d >= 4096
+    assert repeated % heads == 0
