@@ -118,7 +118,7 @@ class FlashForwardKernelConfig:
             if knob.name == LOAD_FIELDS[0]:
                 words.append("load_{}_{}_{}_tiles".format(*self.load_counts))
             elif word is not None and value:
-                words.append(word if knob.type == "bool" else f"{word}_{value}")
+                words.append(word if is_flag(knob) else f"{word}_{value}")
         return words
 
     def kernel_name(self) -> str:
@@ -215,11 +215,16 @@ def feature_fields(config_class: type[FlashForwardKernelConfig]) -> tuple[Field[
     return tuple(knob for knob in fields(config_class) if "word" in knob.metadata)
 
 
+def is_flag(knob: Field[Any]) -> bool:
+    """Whether the knob is on or off rather than a number."""
+    return knob.type in ("bool", bool)
+
+
 def _checked(knob: Field[Any], value: object) -> object:
     """`value` as the field's own type, or ArgumentError."""
     if knob.name == "dtype":
         return value if isinstance(value, DType) else DType.parse(value)
-    if knob.type == "bool":
+    if is_flag(knob):
         return value if isinstance(value, bool) else _checked_flag(knob.name, value)
     lowest = 0 if "word" in knob.metadata else 1
     if isinstance(value, bool) or not hasattr(value, "__index__"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Sequence
 from functools import lru_cache
 from itertools import combinations, product
@@ -38,7 +39,19 @@ def _cover() -> tuple[FlashForwardKernelConfig, ...]:
         chosen.append(best)
         for pair in knob_pairs(best):
             open_pairs.pop(pair, None)
-    return tuple(sorted(chosen))
+    return tuple(sorted(_without_idle(chosen)))
+
+
+def _without_idle(chosen: list[FlashForwardKernelConfig]) -> list[FlashForwardKernelConfig]:
+    """Leaves out configs whose pairs the others hold already: a greedy choice makes such."""
+    holders = Counter(pair for cfg in chosen for pair in knob_pairs(cfg))
+    kept = []
+    for cfg in chosen:
+        if all(holders[pair] > 1 for pair in knob_pairs(cfg)):
+            holders.subtract(knob_pairs(cfg))
+        else:
+            kept.append(cfg)
+    return kept
 
 
 def knob_pairs(cfg: FlashForwardKernelConfig) -> list[KnobPair]:

@@ -6,7 +6,12 @@ import re
 from dataclasses import fields
 from typing import NoReturn
 
-from flashsmith.configs.config import LOAD_FIELDS, FlashForwardKernelConfig, feature_fields
+from flashsmith.configs.config import (
+    LOAD_FIELDS,
+    FlashForwardKernelConfig,
+    feature_fields,
+    is_flag,
+)
 from flashsmith.configs.dtype import DType
 from flashsmith.errors import ArgumentError, ConfigParseError
 
@@ -77,13 +82,13 @@ def _feature_values(
         counts = (_number(text, word, digits) for digits in load.groups())
         return dict(zip(LOAD_FIELDS, counts, strict=True))
     for knob in feature_fields(config_class):
-        if knob.type == "bool" and knob.metadata["word"] == word:
-            return {knob.name: True}
-        count = _COUNT.fullmatch(word)
-        if knob.type == "int" and count and knob.metadata["word"] == count.group(1):
+        if is_flag(knob):
+            if knob.metadata["word"] == word:
+                return {knob.name: True}
+        elif (count := _COUNT.fullmatch(word)) and knob.metadata["word"] == count.group(1):
             return {knob.name: _number(text, word, count.group(2))}
     known = [
-        knob.metadata["word"] + ("" if knob.type == "bool" else "_N")
+        knob.metadata["word"] + ("" if is_flag(knob) else "_N")
         for knob in feature_fields(config_class)
         if knob.metadata["word"]
     ]
@@ -105,7 +110,7 @@ def _from_values(
         value = match.group(1)
         if knob.name == "dtype":
             values[knob.name] = _dtype(text, value)
-        elif knob.type == "bool":
+        elif is_flag(knob):
             values[knob.name] = _flag(text, knob.name, value)
         else:
             values[knob.name] = _number(text, knob.name, value)

@@ -130,7 +130,9 @@ RULES: tuple[Rule, ...] = (
         "the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
         ("B_r", "B_c", "d_head"),
-        lambda cfg, device: f"{cfg.smem_bytes()} of {device.max_smem_per_block} on {device.name}",
+        lambda cfg, device: (
+            f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
+        ),
     ),
     _load_count("Q", "d_head"),
     _load_count("K", "d_head"),

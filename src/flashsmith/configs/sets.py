@@ -175,6 +175,8 @@ def _valid_keys() -> str:
     blocks = Counter((cfg.B_r, cfg.B_c) for cfg in get_autotuning_kernel_configs())
     sizes.update({f"'{B_r},{B_c}'": str(count) for (B_r, B_c), count in sorted(blocks.items())})
     for name in user_sets.installed_set_names():
+        if name in _BUILT_IN:
+            continue
         try:
             sizes[name] = str(len(user_sets.load_installed_set(name)))
         except SelectionError:

@@ -1,0 +1,75 @@
+"""Configs to test with: hypothesis strategies over all that can be written down, and a subclass."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from flashsmith.configs import KNOB_VALUES, DType, FlashForwardKernelConfig
+
+LADDER_TOP = FlashForwardKernelConfig(
+    DType.FP16, 128, 64, 64, 4, True, True, True, 0, 2, 2, False, True
+)
+
+_INT_MAX = 2**31 - 1
+_sizes = st.one_of(st.sampled_from([16, 32, 64, 128]), st.integers(1, _INT_MAX))
+_counts = st.one_of(st.sampled_from([0, 2, 4, 8, 16]), st.integers(0, _INT_MAX))
+
+# Every config that the class accepts, legal or not.
+any_config = st.builds(
+    FlashForwardKernelConfig,
+    dtype=st.sampled_from(DType),
+    d_head=_sizes,
+    B_r=_sizes,
+    B_c=_sizes,
+    n_warps=st.one_of(st.sampled_from([4, 8]), st.integers(1, _INT_MAX)),
+    async_copy=st.booleans(),
+    eager_load_blocks=st.booleans(),
+    swizzled=st.booleans(),
+    Q_mma_load_K_tiles=_counts,
+    K_mma_load_K_tiles=_counts,
+    V_mma_load_K_tiles=_counts,
+    mma_double_buffer_loads=st.booleans(),
+    optimized_softmax=st.booleans(),
+)
+
+# Values from the family's own domains, in any combination.
+family_config = st.builds(
+    FlashForwardKernelConfig,
+    **{knob: st.sampled_from(values) for knob, values in KNOB_VALUES.items()},
+)
+
+
+def random_configs(count: int, seed: int) -> list[FlashForwardKernelConfig]:
+    """Configs near and far from legal: family values, values beside them, and any int."""
+    rng = random.Random(seed)
+    near = {
+        "d_head": (32, 64, 72, 80, 96, 128, 256),
+        "B_r": (16, 32, 64, 96, 128, 256),
+        "B_c": (8, 16, 24, 32, 64, 96, 128, 256),
+        "n_warps": (1, 2, 3, 4, 5, 8, 16, 32, 33),
+    }
+    loads = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
+
+    def value(knob: str) -> object:
+        values = KNOB_VALUES[knob]
+        if isinstance(values[0], (bool, DType)) or rng.random() < 0.7:
+            return rng.choice(values)
+        if rng.random() < 0.9:
+            return rng.choice(near.get(knob, loads))
+        return rng.randint(1, _INT_MAX)
+
+    return [
+        FlashForwardKernelConfig(**{knob: value(knob) for knob in KNOB_VALUES})
+        for _ in range(count)
+    ]
+
+
+@dataclass(frozen=True, order=True)
+class LaterConfig(FlashForwardKernelConfig):
+    """The class as it may look after two more knobs were appended."""
+
+    kv_stages: int = field(default=0, metadata={"meaning": "K/V buffers", "word": "stages"})
+    lazy_rescale: bool = field(default=False, metadata={"meaning": "rare rescale", "word": "lazy"})

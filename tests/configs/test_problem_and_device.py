@@ -1,0 +1,142 @@
+"""Problem, Semantics and DeviceSpec: their checks and their text forms."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashsmith.configs import (
+    DEFAULT_DEVICE,
+    KNOWN_DEVICES,
+    DeviceSpec,
+    DType,
+    Problem,
+    Semantics,
+    device_spec,
+)
+from flashsmith.errors import ArgumentError
+
+PROBLEM = Problem(2, 128, 256, 8, 2, 64, DType.FP16)
+
+
+def test_problem_holds_sizes_dtype_and_neutral_semantics() -> None:
+    assert PROBLEM.semantics == Semantics("none", False, False, False)
+    assert PROBLEM.attn_flop() == 4 * 2 * 8 * 128 * 256 * 64
+    assert Problem(1, 1, 1, 1, 1, 8, "bf16").dtype is DType.BF16  # type: ignore[arg-type]
+    assert len({PROBLEM, Problem(2, 128, 256, 8, 2, 64, DType.FP16)}) == 1
+
+
+@pytest.mark.parametrize("name", ["batch", "seq_q", "seq_k", "heads_q", "heads_k", "d"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "64"])
+def test_problem_refuses_a_size_by_name(name: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name}={value!r}: give a whole number above 0"):
+        replace(PROBLEM, **{name: value})  # type: ignore[arg-type]
+
+
+def test_problem_refuses_heads_that_do_not_group() -> None:
+    with pytest.raises(ArgumentError, match="heads_q=6: must be a multiple of heads_k=4"):
+        Problem(1, 64, 64, 6, 4, 64, DType.FP16)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("mask", "causal"), ("softcap", True), ("packed", True), ("uneven", True)]
+)
+def test_only_neutral_semantics_are_compiled(name: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name}={value!r}: "):
+        Semantics(**{name: value})  # type: ignore[arg-type]
+
+
+def test_problem_parse() -> None:
+    assert Problem.parse("b2 s128:256 h8:2 d64 fp16") == PROBLEM
+    assert str(PROBLEM) == "b2 s128:256 h8:2 d64 fp16"
+    assert Problem.parse("BF16 D128 S512") == Problem(1, 512, 512, 1, 1, 128, DType.BF16)
+
+
+_size = st.integers(1, 1 << 20)
+
+
+@given(_size, _size, _size, _size, st.integers(1, 64), _size, st.sampled_from(DType))
+def test_problem_text_and_parse_are_inverses(
+    batch: int, seq_q: int, seq_k: int, heads_k: int, group: int, d: int, dtype: DType
+) -> None:
+    problem = Problem(batch, seq_q, seq_k, heads_k * group, heads_k, d, dtype)
+    assert Problem.parse(str(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "s, d, dtype missing"),
+        ("s128 fp16", "d missing"),
+        ("s128 d64", "dtype missing"),
+        ("s128 s256 d64 fp16", "'s256' says s a second time"),
+        ("s128 d64 fp16 bf16", "'bf16' says dtype a second time"),
+        ("s128 d64:32 fp16", "dtype='d64:32'"),
+        ("s128 d64 fp16 x3", "'x3' says dtype a second time"),
+        ("s0 d64 fp16", "seq_q=0"),
+    ],
+)
+def test_problem_parse_says_what_is_wrong(text: str, problem: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(problem)):
+        Problem.parse(text)
+
+
+# --- devices -------------------------------------------------------------------------------------
+
+SMEM = {80: (166912, 167936), 86: (101376, 102400), 90: (232448, 233472)}
+SMEM |= {89: SMEM[86], 120: SMEM[86], 100: SMEM[90]}
+
+
+@pytest.mark.parametrize("device", KNOWN_DEVICES, ids=lambda device: device.name)
+def test_known_devices(device: DeviceSpec) -> None:
+    assert (device.max_smem_per_block, device.max_smem_per_sm) == SMEM[device.arch]
+    # One CTA leaves 1 KiB of the SM to the system.
+    assert device.max_smem_per_sm - device.max_smem_per_block == 1024
+    assert device.registers_per_sm == 65536
+    assert device_spec(device.name) == device_spec(device.name.upper()) == device
+
+
+def test_the_gpus_of_the_list() -> None:
+    assert {(device.name, device.arch, device.sm_count) for device in KNOWN_DEVICES} == {
+        ("A100", 80, 108),
+        ("A10", 86, 72),
+        ("RTX 3090", 86, 82),
+        ("L4", 89, 58),
+        ("RTX 4090", 89, 128),
+        ("H100", 90, 132),
+        ("H200", 90, 132),
+        ("B200", 100, 148),
+        ("RTX 5090", 120, 170),
+    }
+    assert DEFAULT_DEVICE.name == "A100"
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (80, "A100"),
+        ("80", "A100"),
+        ("sm_80", "A100"),
+        ("SM80", "A100"),
+        ("a100", "A100"),
+        (86, "A10"),
+        (90, "H100"),
+        ("h200", "H200"),
+        ("rtx4090", "RTX 4090"),
+        ("RTX-4090", "RTX 4090"),
+        ("4090", "RTX 4090"),
+        ("sm_120", "RTX 5090"),
+    ],
+)
+def test_device_spec_by_name_or_arch(key: str | int, name: str) -> None:
+    assert device_spec(key).name == name
+
+
+@pytest.mark.parametrize("key", ["", "V100", 75, "sm_90a", None])
+def test_an_unknown_device_is_answered_with_the_known_ones(key: object) -> None:
+    with pytest.raises(ArgumentError, match=r"known are A100 \(sm_80\), .*RTX 5090 \(sm_120\)"):
+        device_spec(key)  # type: ignore[arg-type]
