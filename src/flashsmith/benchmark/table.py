@@ -76,6 +76,13 @@ def rich_table(
     return table
 
 
+def fits(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the rows can be printed without folding a cell."""
+    if not console.is_terminal:
+        return True
+    return console.measure(rich_table(columns, rows, None)).maximum <= console.width
+
+
 def print_table(
     console: Console,
     columns: Sequence[Column],

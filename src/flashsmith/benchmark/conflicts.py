@@ -1,0 +1,25 @@
+"""The tables' bank-conflict figures: a factor for each use the kernels make of shared memory."""
+
+from __future__ import annotations
+
+from flashsmith.emulator import BankConflicts
+
+# What the observer calls an access, by what the kernels use it for.
+_USES = {
+    "ldmatrix": ("ldmatrix",),
+    "copy st": ("cp.async", "st.shared.16B"),
+    "O st": ("st.shared.4B",),
+    "O ld": ("ld.shared.16B",),
+}
+CONFLICT_KINDS = tuple(_USES)
+
+
+def conflict_factors(measured: BankConflicts) -> dict[str, float | None]:
+    """Wavefronts over their ideal number for each of CONFLICT_KINDS; None where there were none."""
+    factors: dict[str, float | None] = {}
+    for use, kinds in _USES.items():
+        counted = [measured.by_kind[kind] for kind in kinds if kind in measured.by_kind]
+        ideal = sum(wavefronts.ideal for wavefronts in counted)
+        actual = sum(wavefronts.actual for wavefronts in counted)
+        factors[use] = actual / ideal if ideal else None
+    return factors

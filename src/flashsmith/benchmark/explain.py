@@ -1,0 +1,199 @@
+"""All that is known about one config: before it is built, from its build, and from a small run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashsmith.benchmark.conflicts import conflict_factors
+from flashsmith.benchmark.knobs import KnobEffect, knob_effects
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.target import Target
+from flashsmith.builder import KernelEntry, KernelLibrary, library_for
+from flashsmith.configs import RULES, DeviceSpec, FlashForwardKernelConfig, is_legal, nearest_legal
+from flashsmith.emulator import BankConflicts, instruction_mix, parse
+from flashsmith.verify import Verdict, prove
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """One legality rule on this config; `message` is the rule with the config's own values."""
+
+    name: str
+    holds: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class SmemRegion:
+    """A half-open range of a CTA's shared memory, bytes, and what lives there."""
+
+    tile: str
+    begin: int
+    end: int
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """CTAs that one SM has room for, by resource; the smallest decides."""
+
+    ctas_per_sm: int
+    warps_per_sm: int
+    limits: dict[str, int]
+    limited_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Intensity:
+    """FLOP of the two products per byte moved, in the long run of a sequence.
+
+    `shared`: read from shared memory by ldmatrix; `global_memory`: read by the CTAs, mostly from L2.
+    """
+
+    shared: float
+    global_memory: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `flashsmith explain` shows. The parts after `intensity` need a legal config."""
+
+    config: FlashForwardKernelConfig
+    target: Target
+    rules: tuple[RuleResult, ...]
+    nearest: tuple[FlashForwardKernelConfig, ...]
+    knobs: tuple[KnobEffect, ...]
+    smem: tuple[SmemRegion, ...]
+    intensity: Intensity
+    kernel: KernelEntry | None = None
+    occupancy: Occupancy | None = None
+    static_mix: dict[str, int] | None = None
+    dynamic_mix: dict[str, int] | None = None
+    conflicts: dict[str, float | None] | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def legal(self) -> bool:
+        """Whether a kernel can be built for the config."""
+        return all(rule.holds for rule in self.rules)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the config is legal and its kernel right."""
+        return self.verdict is not None and self.verdict.ok
+
+    def to_json(self) -> dict[str, Any]:
+        verdict = self.verdict
+        return {
+            "config": str(self.config),
+            "kernel_name": self.config.kernel_name(),
+            "arch": self.target.arch,
+            "device": self.target.device.name,
+            "legal": self.legal,
+            "rules": [asdict(rule) for rule in self.rules],
+            "nearest_legal": [str(cfg) for cfg in self.nearest],
+            "knobs": [asdict(knob) for knob in self.knobs],
+            "smem": [asdict(region) for region in self.smem],
+            "intensity": asdict(self.intensity),
+            "kernel": self.kernel.to_json() if self.kernel else None,
+            "occupancy": asdict(self.occupancy) if self.occupancy else None,
+            "static_instructions": self.static_mix,
+            "dynamic_instructions": self.dynamic_mix,
+            "bank_conflicts": self.conflicts,
+            "emulated": str(verdict.problem) if verdict else None,
+            "verdict": ("pass" if verdict.ok else "FAIL") if verdict else None,
+        }
+
+
+def explain(cfg: FlashForwardKernelConfig, target: Target, narrator: Narrator) -> Explanation:
+    """Everything about `cfg` on `target`: builds it if need be and emulates a small problem.
+
+    An illegal config is explained too, as far as that goes. Raises what building raises.
+    """
+    known = _before_building(cfg, target)
+    if not known.legal:
+        return known
+    library = library_for([cfg], arch=target.device.arch, progress=narrator.build)
+    narrator.say("counting in the emulator")
+    return _after_building(known, library)
+
+
+def _before_building(cfg: FlashForwardKernelConfig, target: Target) -> Explanation:
+    device = target.device
+    return Explanation(
+        config=cfg,
+        target=target,
+        rules=tuple(
+            RuleResult(rule.name, rule.predicate(cfg, device), rule.message(cfg, device))
+            for rule in RULES
+        ),
+        nearest=() if is_legal(cfg, device) else tuple(nearest_legal(cfg, device)),
+        knobs=knob_effects(cfg),
+        smem=smem_map(cfg),
+        intensity=intensity(cfg),
+    )
+
+
+def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
+    cfg, device = known.config, known.target.device
+    kernel = library.entry(cfg)
+    conflicts = BankConflicts()
+    # Two K/V steps: the peeled first one, if there is one, and the loop's.
+    verdict = prove(cfg, seq=max(cfg.B_r, 2 * cfg.B_c), arch=device.arch, observers=[conflicts])
+    return Explanation(
+        **{name: getattr(known, name) for name in _BEFORE},
+        kernel=kernel,
+        occupancy=occupancy(cfg, device, kernel.registers),
+        static_mix=static_mix(library.ptx(cfg), kernel.ptx_entry),
+        dynamic_mix=instruction_mix(verdict.emulation.instructions) if verdict.emulation else None,
+        conflicts=conflict_factors(conflicts),
+        verdict=verdict,
+    )
+
+
+_BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity")
+
+
+def smem_map(cfg: FlashForwardKernelConfig) -> tuple[SmemRegion, ...]:
+    """Where the tiles lie in a CTA's dynamic shared memory; O takes Q's place at the end."""
+    regions, begin = [], 0
+    for tile, rows in (("Q, then O", cfg.B_r), ("K", cfg.B_c), ("V", cfg.B_c)):
+        end = begin + rows * cfg.d_head * cfg.dtype.element_size
+        regions.append(SmemRegion(tile, begin, end, rows, cfg.d_head))
+        begin = end
+    return tuple(regions)
+
+
+def occupancy(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: int) -> Occupancy:
+    """How many CTAs of a kernel with `registers` per thread fit on one SM, and why not more."""
+    limits = cfg.cta_limits(device.max_smem_per_sm, registers)
+    fewest = min(limits.values())
+    return Occupancy(
+        ctas_per_sm=fewest,
+        warps_per_sm=fewest * cfg.n_warps,
+        limits=limits,
+        limited_by=tuple(name for name, ctas in limits.items() if ctas == fewest),
+    )
+
+
+def intensity(cfg: FlashForwardKernelConfig) -> Intensity:
+    """FLOP per byte in the loop over K and V; what happens once per CTA does not count.
+
+    A loop step does 4 B_r B_c d FLOP. It reads K and V from global memory once per CTA, and from
+    shared memory once per warp; Q too, unless its fragments stay in registers.
+    """
+    flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
+    tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
+    shared = 2 * cfg.n_warps * tile_bytes
+    if cfg.Q_mma_load_K_tiles:
+        shared += cfg.B_r * cfg.d_head * cfg.dtype.element_size
+    return Intensity(shared=flop / shared, global_memory=flop / (2 * tile_bytes))
+
+
+def static_mix(ptx: str, entry: str) -> dict[str, int]:
+    """PTX instructions of one entry by class, as they stand in the text, largest class first."""
+    kernel = parse(ptx).entry(entry)
+    return instruction_mix(Counter(instruction.mnemonic for instruction in kernel.instructions))

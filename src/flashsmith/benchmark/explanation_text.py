@@ -1,0 +1,154 @@
+"""An explanation as text: sections with small tables, on a terminal or piped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from flashsmith.benchmark.explain import Explanation
+from flashsmith.benchmark.table import Column, print_table
+
+
+def print_explanation(console: Console, explanation: Explanation) -> None:
+    """Everything `explain` found out, most general first."""
+    cfg = explanation.config
+    console.print(str(cfg), style="bold", soft_wrap=True, markup=False)
+    console.print(f"on {explanation.target}", soft_wrap=True, markup=False)
+    _rules(console, explanation)
+    _knobs(console, explanation)
+    _shared_memory(console, explanation)
+    _compiler(console, explanation)
+    _occupancy(console, explanation)
+    _intensity(console, explanation)
+    _instructions(console, explanation)
+    _conflicts(console, explanation)
+
+
+def _section(console: Console, title: str) -> None:
+    console.print(f"\n{title}", style="bold", markup=False)
+
+
+def _rules(console: Console, explanation: Explanation) -> None:
+    verdict = "legal" if explanation.legal else "ILLEGAL"
+    _section(console, f"Rules: {verdict}")
+    print_table(
+        console,
+        [Column(""), Column("rule"), Column("what it asks")],
+        [("ok" if r.holds else "FAIL", r.name, r.message) for r in explanation.rules],
+        ["" if rule.holds else "red" for rule in explanation.rules],
+    )
+    if explanation.nearest:
+        console.print("nearest legal configs:")
+        for cfg in explanation.nearest:
+            console.print(f"  {cfg}", soft_wrap=True, markup=False)
+
+
+def _knobs(console: Console, explanation: Explanation) -> None:
+    _section(console, "Knobs")
+    print_table(
+        console,
+        [Column("knob"), Column("value"), Column("what it does"), Column("where in csrc/")],
+        [(k.knob, k.value, k.effect, k.where) for k in explanation.knobs],
+    )
+
+
+def _shared_memory(console: Console, explanation: Explanation) -> None:
+    _section(console, f"Shared memory: {explanation.config.smem_bytes():,} bytes per CTA")
+    print_table(
+        console,
+        [Column("tile"), Column("from", True), Column("to", True), Column("rows x columns", True)],
+        [
+            (
+                region.tile,
+                f"{region.begin:,}",
+                f"{region.end:,}",
+                f"{region.rows} x {region.columns}",
+            )
+            for region in explanation.smem
+        ],
+    )
+
+
+def _compiler(console: Console, explanation: Explanation) -> None:
+    kernel = explanation.kernel
+    if kernel is None:
+        return
+    _section(console, "Compiler")
+    lines = [
+        f"registers per thread  {kernel.registers} of 255",
+        "spilled bytes         "
+        f"{kernel.spill_store_bytes} stored, {kernel.spill_load_bytes} loaded",
+        f"stack bytes           {kernel.stack_bytes}",
+        f"machine code          {kernel.code_bytes:,} bytes",
+        f"compile time          {kernel.compile_seconds:.1f} s",
+    ]
+    console.print("\n".join(lines), markup=False)
+
+
+def _occupancy(console: Console, explanation: Explanation) -> None:
+    found = explanation.occupancy
+    if found is None:
+        return
+    _section(console, f"Occupancy: {found.ctas_per_sm} CTAs, {found.warps_per_sm} warps per SM")
+    print_table(
+        console,
+        [Column("resource"), Column("room for CTAs", True), Column("")],
+        [
+            (name, str(ctas), "limits" if name in found.limited_by else "")
+            for name, ctas in found.limits.items()
+        ],
+    )
+
+
+def _intensity(console: Console, explanation: Explanation) -> None:
+    _section(console, "Arithmetic intensity, FLOP per byte")
+    found = explanation.intensity
+    console.print(
+        f"from shared memory  {found.shared:.1f}\nfrom global memory  {found.global_memory:.1f}",
+        markup=False,
+    )
+
+
+def _instructions(console: Console, explanation: Explanation) -> None:
+    static, dynamic, verdict = explanation.static_mix, explanation.dynamic_mix, explanation.verdict
+    if static is None or dynamic is None or verdict is None:
+        return
+    _section(console, f"Instructions: in the PTX, and executed by all warps on {verdict.problem}")
+    print_table(
+        console,
+        [
+            Column("class"),
+            Column("PTX", True),
+            Column("", True),
+            Column("executed", True),
+            Column("", True),
+        ],
+        [
+            (
+                name,
+                f"{static.get(name, 0):,}",
+                _share(static, name),
+                f"{dynamic.get(name, 0):,}",
+                _share(dynamic, name),
+            )
+            for name in sorted({*static, *dynamic}, key=lambda name: -dynamic.get(name, 0))
+        ],
+    )
+
+
+def _share(mix: Mapping[str, int], name: str) -> str:
+    return f"{mix.get(name, 0) / sum(mix.values()):.1%}"
+
+
+def _conflicts(console: Console, explanation: Explanation) -> None:
+    conflicts, verdict = explanation.conflicts, explanation.verdict
+    if conflicts is None or verdict is None:
+        return
+    _section(console, "Bank-conflict factors (1.0: none)")
+    print_table(
+        console,
+        [Column("access"), Column("factor", True)],
+        [(use, "-" if factor is None else f"{factor:.2f}") for use, factor in conflicts.items()],
+    )
+    console.print(f"\nProof: {verdict}", soft_wrap=True, markup=False)

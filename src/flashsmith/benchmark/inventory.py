@@ -1,0 +1,145 @@
+"""What there is: the configs of a set, the kernels of a library, the libraries of the cache.
+
+Facts are plain dictionaries, ready for JSON; the tables show a part of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from flashsmith.benchmark.table import Column, print_table
+from flashsmith.benchmark.target import Target
+from flashsmith.builder import CacheEntry, KernelLibrary
+from flashsmith.configs import FlashForwardKernelConfig, is_legal
+
+MIB = 2**20
+
+
+def config_facts(
+    configs: Iterable[FlashForwardKernelConfig], target: Target, cached: Iterable[CacheEntry]
+) -> list[dict[str, Any]]:
+    """What is known of each config before it runs; `cached` says which are built."""
+    built = {
+        kernel.config
+        for entry in cached
+        if entry.manifest is not None and entry.manifest.arch == target.device.arch
+        for kernel in entry.manifest.kernels
+    }
+    return [
+        {
+            "short_form": str(cfg),
+            "kernel_name": cfg.kernel_name(),
+            "knobs": asdict(cfg),
+            "threads": cfg.n_threads,
+            "smem_bytes": cfg.smem_bytes(),
+            "ctas_per_sm_by_smem": cfg.num_ctas_per_sm(target.device.max_smem_per_sm),
+            "legal": is_legal(cfg, target.device),
+            "built": cfg in built,
+        }
+        for cfg in configs
+    ]
+
+
+def print_configs(console: Console, facts: Sequence[dict[str, Any]]) -> None:
+    """A table of config_facts()."""
+    columns = [
+        Column("kernel"),
+        Column("threads", True),
+        Column("smem\nKiB", True),
+        Column("CTAs/SM\nby smem", True),
+        Column("legal"),
+        Column("built"),
+    ]
+    rows = [
+        (
+            fact["short_form"],
+            str(fact["threads"]),
+            f"{fact['smem_bytes'] / 1024:g}",
+            str(fact["ctas_per_sm_by_smem"]),
+            "yes" if fact["legal"] else "NO",
+            "yes" if fact["built"] else "no",
+        )
+        for fact in facts
+    ]
+    print_table(console, columns, rows)
+
+
+def library_facts(library: KernelLibrary) -> dict[str, Any]:
+    """Where a library is, and the compiler's report on each of its kernels."""
+    manifest = library.manifest
+    return {
+        "path": str(library.path),
+        "arch": f"sm_{manifest.arch}",
+        "build_seconds": manifest.build_seconds,
+        "kernels": [kernel.to_json() for kernel in manifest.kernels],
+    }
+
+
+def print_library(console: Console, library: KernelLibrary, target: Target) -> None:
+    """A table of a library's kernels."""
+    columns = [
+        Column("kernel"),
+        Column("regs", True),
+        Column("spilled\nbytes", True),
+        Column("CTAs/SM", True),
+        Column("code\nbytes", True),
+        Column("seconds", True),
+    ]
+    smem = target.device.max_smem_per_sm
+    rows = [
+        (
+            kernel.short_form,
+            str(kernel.registers),
+            str(kernel.spill_store_bytes),
+            str(kernel.config.num_ctas_per_sm(smem, kernel.registers)),
+            f"{kernel.code_bytes:,}",
+            f"{kernel.compile_seconds:.1f}",
+        )
+        for kernel in library.manifest.kernels
+    ]
+    print_table(console, columns, rows)
+
+
+def entry_facts(entry: CacheEntry) -> dict[str, Any]:
+    """What is known of one library in the cache; its configs too, unless it is damaged."""
+    manifest = entry.manifest
+    return {
+        "key": entry.key,
+        "path": str(entry.path),
+        "bytes": entry.bytes,
+        "last_used": entry.last_used,
+        "damage": entry.damage,
+        "arch": f"sm_{manifest.arch}" if manifest else None,
+        "created": manifest.created if manifest else None,
+        "build_seconds": manifest.build_seconds if manifest else None,
+        "configs": [kernel.short_form for kernel in manifest.kernels] if manifest else [],
+    }
+
+
+def print_entries(console: Console, entries: Sequence[CacheEntry]) -> None:
+    """A table of the cache's libraries."""
+    columns = [
+        Column("library"),
+        Column("arch"),
+        Column("configs", True),
+        Column("MiB", True),
+        Column("last used"),
+        Column("state"),
+    ]
+    rows = [
+        (
+            entry.key[:12],
+            f"sm_{entry.manifest.arch}" if entry.manifest else "?",
+            str(len(entry.manifest.kernels)) if entry.manifest else "?",
+            f"{entry.bytes / MIB:.1f}",
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used)),
+            f"damaged: {entry.damage}" if entry.damage else "ok",
+        )
+        for entry in entries
+    ]
+    print_table(console, columns, rows)

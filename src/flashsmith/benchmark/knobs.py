@@ -1,0 +1,115 @@
+"""What each knob's value does in the kernel, in words, and where in the source it acts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from flashsmith.configs import FlashForwardKernelConfig
+
+
+@dataclass(frozen=True)
+class KnobEffect:
+    """One field of a config: its value, what that value does, and where (a name in csrc/)."""
+
+    knob: str
+    value: str
+    effect: str
+    where: str
+
+
+Effect = Callable[[FlashForwardKernelConfig], str]
+
+
+def _loads(operand: str, depth: str, unit: str) -> Effect:
+    knob = f"{operand}_mma_load_K_tiles"
+
+    def effect(cfg: FlashForwardKernelConfig) -> str:
+        count = getattr(cfg, knob)
+        if count == 0 and operand == "Q":
+            return "all of Q's fragments are loaded once and stay in registers for the whole loop"
+        if count == 0:
+            return f"all of {operand}'s fragments are in registers before the product begins"
+        total = getattr(cfg, depth)
+        part = f"{8 * count} of {total} {unit}"
+        return f"{operand}'s fragments come {count} K-tiles ({part}) at a time"
+
+    return effect
+
+
+def _buffer(cfg: FlashForwardKernelConfig) -> str:
+    if not any(cfg.load_counts):
+        return "nothing: every operand is loaded whole"
+    if cfg.mma_double_buffer_loads:
+        return "streamed fragments have two sets of registers: one is loaded while the other multiplies"
+    return "streamed fragments are loaded right before they multiply"
+
+
+def _eager(cfg: FlashForwardKernelConfig) -> str:
+    if not cfg.eager_load_blocks:
+        return "a tile's copy is issued where the tile is wanted, and waited for at once"
+    if not cfg.async_copy:
+        return "the next tile is copied as soon as its buffer is free, by ordinary loads"
+    return "the next tile's copy is issued as soon as its buffer is free, under the other product"
+
+
+# In the order of the fields.
+_EFFECTS: dict[str, tuple[Effect, str]] = {
+    "dtype": (lambda cfg: "element type of q, k, v and o; sums are fp32", "mma_m16n8k16"),
+    "d_head": (
+        lambda cfg: f"S = Q K^T takes {cfg.d_head // 16} k16-steps; O has {cfg.d_head // 8} tiles",
+        "ForwardKernelTileShapes",
+    ),
+    "B_r": (
+        lambda cfg: f"a CTA owns {cfg.B_r} query rows, a warp {cfg.rows_per_warp}",
+        "ForwardKernelTileShapes",
+    ),
+    "B_c": (lambda cfg: f"a loop step takes {cfg.B_c} keys", "ForwardBlock::step"),
+    "n_warps": (lambda cfg: f"{cfg.n_threads} threads per CTA", "StaticForwardKernelConfig"),
+    "async_copy": (
+        lambda cfg: (
+            "tiles go straight to shared memory by cp.async"
+            if cfg.async_copy
+            else "tiles go through registers, by 16-byte loads and stores"
+        ),
+        "TileCopy",
+    ),
+    "eager_load_blocks": (_eager, "ForwardBlock::step"),
+    "swizzled": (
+        lambda cfg: (
+            "chunk c of row r lies at chunk c xor (r mod 8): ldmatrix meets no bank conflict"
+            if cfg.swizzled
+            else "rows lie as they are: the eight rows of an ldmatrix share their banks"
+        ),
+        "SmemLayout",
+    ),
+    "Q_mma_load_K_tiles": (_loads("Q", "d_head", "columns"), "StreamedOperand"),
+    "K_mma_load_K_tiles": (_loads("K", "d_head", "columns"), "StreamedOperand"),
+    "V_mma_load_K_tiles": (_loads("V", "B_c", "keys"), "StreamedOperand"),
+    "mma_double_buffer_loads": (_buffer, "WarpGemm::run"),
+    "optimized_softmax": (
+        lambda cfg: (
+            "the scale is folded into the FMA before exp2; the first tile is peeled"
+            if cfg.optimized_softmax
+            else "scores are scaled first; every tile rescales O, the first too"
+        ),
+        "OnlineSoftmax",
+    ),
+}
+
+
+def knob_effects(cfg: FlashForwardKernelConfig) -> tuple[KnobEffect, ...]:
+    """Every field of `cfg` in order; a knob without words here falls back on its own meaning."""
+    effects = []
+    for knob in fields(cfg):
+        value = getattr(cfg, knob.name)
+        text = value.name if knob.name == "dtype" else _plain(value)
+        effect, where = _EFFECTS.get(knob.name, (lambda cfg, k=knob: k.metadata["meaning"], ""))
+        effects.append(KnobEffect(knob.name, text, effect(cfg), where))
+    return tuple(effects)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

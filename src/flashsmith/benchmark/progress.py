@@ -1,0 +1,89 @@
+"""What long work says while it runs, on standard error: a bar on a terminal, else plain lines."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from flashsmith.benchmark.table import make_console
+
+if TYPE_CHECKING:
+    from flashsmith.builder import BuildEvent
+
+
+class Narrator:
+    """Tells on standard error what is going on, at once, and how far it is.
+
+    Use as a context manager; `quiet` tells nothing.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._console = make_console(sys.stderr)
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Narrator:
+        if self._console.is_terminal and not self.quiet:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("starting", total=None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        if not self.quiet:
+            self._console.print(text, markup=False, soft_wrap=True)
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """`done` of `total` are through and `what` is next: the bar's text, or a line."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=what, completed=done, total=total)
+        elif done < total:
+            self.say(f"{what} ({done + 1} of {total})")
+
+    def build(self, event: BuildEvent) -> None:
+        """A builder's event; fits the builder's `progress` argument."""
+        if self._bar is not None:
+            stage = {"compile": "compiling", "link": "linking", "publish": "publishing"}
+            self._bar.update(
+                self._task,
+                description=stage.get(event.stage, event.stage),
+                completed=event.done,
+                total=event.total,
+            )
+        if event.stage == "compile" and event.entry is not None:
+            self.say(f"  [{event.done}/{event.total}] {event.message}")
+        elif event.stage == "compile":
+            self.say(f"building {event.message}")
+        elif event.stage == "warn":
+            self.say(f"warning: {event.message}")
+        elif event.stage in ("wait", "done"):
+            self.say(event.message)

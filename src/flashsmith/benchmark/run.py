@@ -1,0 +1,227 @@
+"""The main job: build a set of kernels, run each on real tensors, prove it, count what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.target import Target
+from flashsmith.benchmark.timing import TIMED, TimedInputs, Timing, time_kernel
+from flashsmith.builder import KernelLibrary, library_for
+from flashsmith.configs import FlashForwardKernelConfig, check_legal
+from flashsmith.emulator import BankConflicts
+from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
+from flashsmith.verify import Verdict, prove
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a problem every kernel gets; head dimension and dtype are the config's own."""
+
+    batch: int
+    seq: int
+    heads: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, seq {self.seq}, heads {self.heads}"
+
+
+# Four K/V steps of 64 keys: enough for every part of the loop, a second or two per kernel.
+EMULATED = Size(batch=1, seq=256, heads=2)
+# On a GPU: what the float64 reference on the CPU does in seconds.
+PROVEN_ON_GPU = Size(batch=2, seq=1024, heads=4)
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """What the run found out about one kernel.
+
+    `problems` says what is wrong, empty for a kernel that passed. Spilled bytes and registers are
+    per thread; `instructions` are warp instructions of the emulated size; a conflict factor is None
+    where the kernel makes no such access; `timing` is None without a GPU.
+    """
+
+    config: FlashForwardKernelConfig
+    problems: tuple[str, ...]
+    max_error: float | None
+    bound: float | None
+    rel_l2: float | None
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    smem_bytes: int
+    ctas_per_sm: int
+    instructions: int | None
+    conflicts: dict[str, float | None]
+    timing: Timing | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the kernel is right."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        facts["config"] = str(self.config)
+        facts["verdict"] = "pass" if self.ok else "FAIL"
+        facts["timing"] = asdict(self.timing) if self.timing else None
+        return facts
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run. `emulated` is the size that instructions and conflicts were counted on."""
+
+    target: Target
+    proven: Size
+    emulated: Size
+    checks: bool
+    seed: int
+    rows: tuple[KernelRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every kernel is right."""
+        return all(row.ok for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "arch": self.target.arch,
+            "device": self.target.device.name,
+            "backend": self.target.backend,
+            "proven": asdict(self.proven),
+            "emulated": asdict(self.emulated),
+            "timed": asdict(TIMED) if self.target.backend == "gpu" else None,
+            "checks": self.checks,
+            "seed": self.seed,
+            "kernels": [row.to_json() for row in self.rows],
+        }
+
+
+def default_size(target: Target) -> Size:
+    """What is proven when nobody says otherwise."""
+    return PROVEN_ON_GPU if target.backend == "gpu" else EMULATED
+
+
+def run_kernels(
+    configs: Sequence[FlashForwardKernelConfig],
+    target: Target,
+    *,
+    size: Size,
+    checks: bool = False,
+    seed: int = 0,
+    narrator: Narrator,
+) -> Report:
+    """Builds, runs, proves and, on a GPU, times every config.
+
+    `size` is what is proven. Instructions and conflicts are always counted in the emulator: on that
+    size too or, with a GPU, on EMULATED. `checks` turns all of the
+    emulator's checks on. A kernel that is wrong, or that does not come to its end, is a row of the
+    report and not an exception.
+
+    Raises ArgumentError for a size that a config's tiles do not divide, IllegalConfigError, and
+    what building raises.
+    """
+    on_gpu = target.backend == "gpu"
+    emulated = EMULATED if on_gpu else size
+    for cfg in configs:
+        check_legal(cfg, target.device)
+        _check_size(cfg, size)
+    library = library_for(configs, arch=target.device.arch, progress=narrator.build)
+    timed_inputs = TimedInputs(seed) if on_gpu else None
+    rows = []
+    for done, cfg in enumerate(configs):
+        narrator.step(f"proving {cfg}", done, len(configs))
+        job = _Job(cfg, target, library, size, emulated, checks, seed)
+        rows.append(job.row(timed_inputs))
+    return Report(target, size, emulated, checks, seed, tuple(rows))
+
+
+def _check_size(cfg: FlashForwardKernelConfig, size: Size) -> None:
+    for name, value in (("batch", size.batch), ("heads", size.heads), ("seq", size.seq)):
+        if value < 1:
+            raise ArgumentError(f"{name}={value}: give a whole number above 0")
+    for name, tile in (("B_r", cfg.B_r), ("B_c", cfg.B_c)):
+        if size.seq % tile:
+            raise ArgumentError(
+                f"seq={size.seq}: must be a multiple of {name}={tile} of {cfg}; "
+                f"take {-(-size.seq // tile) * tile}"
+            )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One kernel's part of the run."""
+
+    config: FlashForwardKernelConfig
+    target: Target
+    library: KernelLibrary
+    proven: Size
+    emulated: Size
+    checks: bool
+    seed: int
+
+    def row(self, timed_inputs: TimedInputs | None) -> KernelRow:
+        conflicts = BankConflicts()
+        problems: list[str] = []
+        emulated = self._prove("emulator", self.emulated, problems, conflicts)
+        judged, timing = emulated, None
+        if timed_inputs is not None:
+            judged = self._prove("gpu", self.proven, problems)
+            if not problems:
+                timing = self._time(timed_inputs, problems)
+        entry = self.library.entry(self.config)
+        return KernelRow(
+            config=self.config,
+            problems=tuple(problems),
+            max_error=judged.max_error if judged else None,
+            bound=judged.bound if judged else None,
+            rel_l2=judged.rel_l2 if judged else None,
+            registers=entry.registers,
+            spill_store_bytes=entry.spill_store_bytes,
+            spill_load_bytes=entry.spill_load_bytes,
+            smem_bytes=self.config.smem_bytes(),
+            ctas_per_sm=self.config.num_ctas_per_sm(
+                self.target.device.max_smem_per_sm, entry.registers
+            ),
+            instructions=(
+                emulated.emulation.warp_instructions if emulated and emulated.emulation else None
+            ),
+            conflicts=(conflict_factors(conflicts) if emulated else dict.fromkeys(CONFLICT_KINDS)),
+            timing=timing,
+        )
+
+    def _time(self, inputs: TimedInputs, problems: list[str]) -> Timing | None:
+        try:
+            timing = time_kernel(self.config, inputs)
+        except LaunchError as error:
+            problems.append(f"the timed launch: {error}")
+            return None
+        problems += timing.problems
+        return timing
+
+    def _prove(
+        self, backend: str, size: Size, problems: list[str], *observers: BankConflicts
+    ) -> Verdict | None:
+        """The verdict, or None for a kernel that did not end; what is wrong goes to `problems`."""
+        try:
+            verdict = prove(
+                self.config,
+                seq=size.seq,
+                batch=size.batch,
+                heads=size.heads,
+                backend=backend,
+                arch=self.target.device.arch,
+                checks=self.checks and backend == "emulator",
+                observers=observers,
+                seed=self.seed,
+            )
+        except (EmulatorError, LaunchError) as error:
+            problems.append(f"did not come to its end: {error}")
+            return None
+        if not verdict.ok:
+            problems.append(str(verdict))
+        return verdict

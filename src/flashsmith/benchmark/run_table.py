@@ -1,0 +1,94 @@
+"""The run's table: one row a kernel, with its verdict, what it costs and what it did."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from flashsmith.benchmark.conflicts import CONFLICT_KINDS
+from flashsmith.benchmark.run import KernelRow, Report
+from flashsmith.benchmark.table import Column, fits, print_table
+from flashsmith.benchmark.timing import TIMED
+
+_COLUMNS = (
+    Column("verdict"),
+    Column("error / bound", True),
+    Column("regs", True),
+    Column("spilled\nbytes", True),
+    Column("smem\nKiB", True),
+    Column("CTAs\n/SM", True),
+    Column("instr", True),
+    *(Column(kind.replace(" ", "\n"), True) for kind in CONFLICT_KINDS),
+)
+_TIME_COLUMNS = (Column("ms", True), Column("TFLOP/s", True))
+
+
+def print_report(console: Console, report: Report) -> None:
+    """Problem, arch and backend; the table; what is wrong, if anything; what the figures mean."""
+    for line in header(report):
+        console.print(line, soft_wrap=True, markup=False)
+    _print_rows(console, report)
+    for row in report.rows:
+        for problem in row.problems:
+            console.print(f"{row.config}\n{problem}", style="red", soft_wrap=True, markup=False)
+    passed = sum(row.ok for row in report.rows)
+    console.print(f"{passed} of {len(report.rows)} kernels passed", markup=False)
+
+
+def header(report: Report) -> list[str]:
+    """What was run, where, and on how much."""
+    target = report.target
+    dtypes = ", ".join(sorted({row.config.dtype.name.lower() for row in report.rows}))
+    d_heads = ", ".join(map(str, sorted({row.config.d_head for row in report.rows})))
+    lines = [
+        f"problem: {report.proven}, d_head {d_heads}, {dtypes}, random inputs, seed {report.seed}",
+        f"arch:    {target.arch} ({target.device.name})",
+    ]
+    if target.backend == "gpu":
+        lines += [
+            "backend: the GPU; instructions and bank conflicts from the emulator at "
+            f"{report.emulated}",
+            "timed:   "
+            f"batch {TIMED.batch}, seq {TIMED.seq}, heads {TIMED.heads}; the output is judged",
+        ]
+    else:
+        lines.append("backend: the emulator" + (", every check on" if report.checks else ""))
+    return lines
+
+
+def _print_rows(console: Console, report: Report) -> None:
+    timed = any(row.timing for row in report.rows)
+    columns = [Column("kernel"), *_COLUMNS, *(_TIME_COLUMNS if timed else ())]
+    names = [str(row.config) for row in report.rows]
+    cells = [_cells(row, timed) for row in report.rows]
+    rows = [(name, *figures) for name, figures in zip(names, cells, strict=True)]
+    styles = ["" if row.ok else "red" for row in report.rows]
+    if fits(console, columns, rows):
+        print_table(console, columns, rows, styles)
+        return
+    # A terminal too narrow for the short forms: they go above, and numbers into the table.
+    for number, name in enumerate(names, 1):
+        console.print(f"{number:3} {name}", soft_wrap=True, markup=False)
+    columns[0] = Column("#", True)
+    rows = [(str(number), *figures) for number, figures in enumerate(cells, 1)]
+    print_table(console, columns, rows, styles)
+
+
+def _cells(row: KernelRow, timed: bool) -> tuple[str, ...]:
+    cells = [
+        "pass" if row.ok else "FAIL",
+        f"{_small(row.max_error)} / {_small(row.bound)}",
+        str(row.registers),
+        str(row.spill_store_bytes),
+        f"{row.smem_bytes / 1024:g}",
+        str(row.ctas_per_sm),
+        "-" if row.instructions is None else f"{row.instructions:,}",
+        *("-" if factor is None else f"{factor:.1f}" for factor in row.conflicts.values()),
+    ]
+    if timed:
+        timing = row.timing
+        cells += [f"{timing.ms:.3f}", f"{timing.tflops:.0f}"] if timing else ["-", "-"]
+    return tuple(cells)
+
+
+def _small(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
