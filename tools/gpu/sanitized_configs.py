@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Prints ten configs that between them show every value of every knob, ';'-separated.
+
+For `compute-sanitizer`, which is too slow for whole sets:
+KERNELS="$(python tools/gpu/sanitized_configs.py)" flashsmith run --seq 256 --batch 1 --heads 2
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from flashsmith.configs import FlashForwardKernelConfig, get_kernel_configs
+
+COUNT = 10
+
+
+def knob_values(config: FlashForwardKernelConfig) -> set[tuple[str, object]]:
+    """Every (knob, value) of a config."""
+    return {(knob.name, getattr(config, knob.name)) for knob in fields(config)}
+
+
+def covering_configs(count: int = COUNT) -> list[FlashForwardKernelConfig]:
+    """`count` configs of `cover`, greedily those that add most values not yet shown.
+
+    Raises:
+        SystemExit: they do not show every value; raise `count`.
+    """
+    pool = get_kernel_configs("cover")
+    missing = set().union(*map(knob_values, pool))
+    chosen: list[FlashForwardKernelConfig] = []
+    while len(chosen) < count and pool:
+        best = max(pool, key=lambda config: len(knob_values(config) & missing))
+        pool.remove(best)
+        chosen.append(best)
+        missing -= knob_values(best)
+    if missing:
+        raise SystemExit(f"{count} configs leave out {sorted(missing, key=str)}: raise COUNT")
+    return chosen
+
+
+if __name__ == "__main__":
+    print(";".join(config.short_form() for config in covering_configs()))
