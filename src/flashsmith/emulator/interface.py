@@ -203,7 +203,8 @@ class Finding:
     """Something wrong that a check saw.
 
     ``source`` is ``file:line`` of the CUDA source (empty without line info); ``threads`` a few of
-    the flat thread numbers concerned; ``address`` a representative byte address.
+    the flat thread numbers concerned; ``address`` a representative byte address,
+    ``count`` how often it happened.
     """
 
     kind: str
@@ -212,6 +213,7 @@ class Finding:
     ptx_line: int
     threads: tuple[int, ...] = ()
     address: int | None = None
+    count: int = 1
 
     def __str__(self) -> str:
         where = self.source or f"PTX line {self.ptx_line}"

@@ -1,0 +1,207 @@
+"""Who last wrote and who since read every cell of a memory, and which of that is unordered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashsmith.emulator.observers.happens_before import LANES, HappensBefore
+from flashsmith.emulator.observers.shadow import Shadow, Touched
+
+NOBODY = -1
+_SEVERAL = -2
+_ALL_LANES = np.uint32(0xFFFFFFFF)
+_LANE_BITS = np.uint32(1) << LANES.astype(np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Unordered accesses to cells: ``kind`` is RAW, WAR or WAW, seen from the later one.
+
+    ``rows`` index the later event's threads; ``others`` (NOBODY: several) and ``sites`` are the
+    earlier parties and their instructions.
+    """
+
+    kind: str
+    cells: np.ndarray
+    rows: np.ndarray
+    others: np.ndarray
+    sites: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """The threads of one event, when and where; ``lanes`` are the mask of lanes each reads for.
+
+    Atomic parties do not conflict with each other.
+    """
+
+    threads: np.ndarray
+    lanes: np.ndarray
+    clock: int
+    site: int
+    atomic: bool = False
+
+
+class AccessHistory:
+    """FastTrack's state per cell, with readers kept per warp: last clock and the mask of lanes.
+
+    A write makes earlier reads irrelevant: what is ordered after the write is ordered after them,
+    or has been reported. A read replaces its warp's earlier record if that is ordered before it;
+    otherwise the lanes are united under the later clock.
+
+    ``shared_by_ctas``: the memory is one for all CTAs, so that a record must say whose it is.
+    """
+
+    def __init__(
+        self, banks: int, size: int, threads_per_cta: int, shared_by_ctas: bool = False
+    ) -> None:
+        self._threads = threads_per_cta
+        self._warps = -(-threads_per_cta // 32)
+        integer = np.dtype(np.int32)
+        writes = {"thread": (integer, NOBODY), "clock": (integer, 0), "site": (integer, 0)}
+        reads = {"clock": (integer, 0), "lanes": (np.dtype(np.uint32), 0), "site": (integer, 0)}
+        if shared_by_ctas:
+            reads["cta"] = (integer, NOBODY)
+        self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
+        self._reads = Shadow(banks, size, reads, width=self._warps)
+        self._by_cta = shared_by_ctas
+
+    def locate(
+        self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
+    ) -> Touched:
+        """The cells that an access touches."""
+        touched = self._writes.locate(banks, addresses, sizes)
+        if self._reads.granule != self._writes.granule:
+            self._reads.refine()
+        return touched
+
+    def address(self, cell: int) -> int:
+        """Byte address of a cell within its memory."""
+        return self._writes.address(cell)
+
+    # ---- reads ----
+
+    def read(self, touched: Touched, party: Party, order: HappensBefore) -> Iterator[Conflict]:
+        """Checks reads against the last writes, then records them."""
+        yield from self._after_write("RAW", touched, party, order)
+        self._record_read(touched, party, order)
+
+    def _record_read(self, touched: Touched, party: Party, order: HappensBefore) -> None:
+        threads, lanes = party.threads[touched.rows], party.lanes[touched.rows]
+        slots = touched.cells * self._warps + threads % self._threads // 32
+        clocks, masks = self._reads["clock"].ravel(), self._reads["lanes"].ravel()
+        old_lanes, old_clocks = masks[slots], clocks[slots]
+        stays = (old_clocks > order.floor(threads)) & ((old_lanes & ~lanes) != 0)
+        if self._by_cta:
+            stays &= self._claim(slots, threads)
+        if order.partial and stays.any():
+            kept = np.flatnonzero(stays)
+            mates = order.warp_mates(threads[kept])
+            known = order.knows(threads[kept][:, None], mates, old_clocks[kept][:, None])
+            stays[kept] = (_select(old_lanes[kept]) & ~known).any(axis=1)
+        masks[slots[~stays]] = 0
+        if np.all(lanes == _ALL_LANES):
+            masks[slots] = _ALL_LANES
+        else:
+            np.bitwise_or.at(masks, slots, lanes)
+        clocks[slots] = party.clock
+        self._reads["site"].ravel()[slots] = party.site
+
+    def _claim(self, slots: np.ndarray, threads: np.ndarray) -> np.ndarray:
+        """Notes the CTAs of readers; returns where the earlier record is of the same CTA."""
+        owner = self._reads["cta"].ravel()
+        ctas = threads // self._threads
+        before = owner[slots]
+        owner[slots] = np.where((before == ctas) | (before == NOBODY), ctas, _SEVERAL)
+        return before == ctas
+
+    # ---- writes ----
+
+    def write(self, touched: Touched, party: Party, order: HappensBefore) -> Iterator[Conflict]:
+        """Checks writes against earlier writes and reads, then records them."""
+        yield from self._after_write("WAW", touched, party, order)
+        yield from self._after_reads(touched, party, order)
+        yield from self.record_write(touched, party)
+
+    def record_write(self, touched: Touched, party: Party) -> Iterator[Conflict]:
+        """Records without a look back; two threads of the one event on a cell are a conflict."""
+        cells, threads = touched.cells, party.threads[touched.rows]
+        writer = self._writes["thread"]
+        writer[cells] = threads
+        self._writes["clock"][cells] = party.clock
+        self._writes["site"][cells] = party.site
+        self._writes["atomic"][cells] = party.atomic
+        self._reads["clock"][cells] = 0
+        self._reads["lanes"][cells] = 0
+        if self._by_cta:
+            self._reads["cta"][cells] = NOBODY
+        lost = np.flatnonzero(writer[cells] != threads)
+        if lost.size and not party.atomic:
+            sites = np.full(lost.size, party.site)
+            yield Conflict("WAW", cells[lost], touched.rows[lost], writer[cells[lost]], sites)
+
+    def _after_reads(
+        self, touched: Touched, party: Party, order: HappensBefore
+    ) -> Iterator[Conflict]:
+        threads = party.threads[touched.rows]
+        clocks = self._reads["clock"][touched.cells]
+        unsure = clocks > order.floor(threads)[:, None]
+        if self._by_cta:
+            ctas = (threads // self._threads)[:, None]
+            unsure |= (clocks > 0) & (self._reads["cta"][touched.cells] != ctas)
+        entries, warps = np.nonzero(unsure)
+        if not entries.size:
+            return
+        cells = touched.cells[entries]
+        readers, several = self._readers(cells, warps, threads[entries])
+        known = order.knows(threads[entries][:, None], readers, clocks[entries, warps][:, None])
+        unknown = _select(self._reads["lanes"][cells, warps]) & ~(known & ~several[:, None])
+        bad = np.flatnonzero(unknown.any(axis=1))
+        if bad.size:
+            others = readers[bad, unknown[bad].argmax(axis=1)]
+            others[several[bad]] = NOBODY
+            sites = self._reads["site"][cells[bad], warps[bad]]
+            yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
+
+    def _readers(
+        self, cells: np.ndarray, warps: np.ndarray, threads: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The 32 threads that a record's lane mask stands for; where it is of several CTAs."""
+        ctas = self._reads["cta"][cells, warps] if self._by_cta else threads // self._threads
+        several = ctas == _SEVERAL
+        tids = np.minimum(32 * warps[:, None] + LANES, self._threads - 1)
+        return ctas.astype(np.int64)[:, None] * self._threads + tids, several
+
+    # ---- both ----
+
+    def _after_write(
+        self, kind: str, touched: Touched, party: Party, order: HappensBefore
+    ) -> Iterator[Conflict]:
+        """Every lane that an access is for must know the cell's last write."""
+        cells, threads = touched.cells, party.threads[touched.rows]
+        writers = self._writes["thread"][cells]
+        clocks = self._writes["clock"][cells]
+        unsure = clocks > order.floor(threads)
+        if self._by_cta:
+            unsure |= order.cta(threads) != order.cta(writers)
+        unsure &= writers != NOBODY
+        if party.atomic:
+            unsure &= ~self._writes["atomic"][cells]
+        index = np.flatnonzero(unsure)
+        if not index.size:
+            return
+        mates = order.warp_mates(threads[index])
+        known = order.knows(mates, writers[index][:, None], clocks[index][:, None])
+        behind = (_select(party.lanes[touched.rows[index]]) & ~known).any(axis=1)
+        index = index[behind]
+        if index.size:
+            sites = self._writes["site"][cells[index]]
+            yield Conflict(kind, cells[index], touched.rows[index], writers[index], sites)
+
+
+def _select(masks: np.ndarray) -> np.ndarray:
+    """Lane masks as booleans, an axis of 32 more."""
+    return (masks[:, None] & _LANE_BITS) != 0

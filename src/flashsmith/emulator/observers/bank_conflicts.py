@@ -1,0 +1,95 @@
+"""How many times shared memory is visited against how often it would have to be: bank conflicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashsmith.emulator.interface import Launch, MemoryAccess, Observer, Site
+
+_BANKS = 32
+_WORD = 4
+_PHASE_BYTES = _BANKS * _WORD
+
+
+@dataclass
+class Wavefronts:
+    """Visits of shared memory: ``ideal`` is one per phase, ``actual`` what the banks make of it."""
+
+    ideal: int = 0
+    actual: int = 0
+
+    @property
+    def factor(self) -> float:
+        """actual / ideal: 1.0 without conflicts; 1.0 too when there was no access at all."""
+        return self.actual / self.ideal if self.ideal else 1.0
+
+
+class BankConflicts(Observer):
+    """A measurement, no check: wavefronts by kind of access and by instruction.
+
+    Hardware serves 128 bytes at a time. A warp's access runs in phases of as many lanes as fill
+    them: all 32 at 4 bytes or less a lane, 16 at 8, 8 at 16; ldmatrix takes one 8x8 matrix, eight
+    rows of 16 bytes, a phase. Within a phase each of the 32 banks gives one 4-byte word a
+    wavefront, to every lane that wants that word; the phase takes as many wavefronts as the
+    busiest bank has distinct words. Lanes that are switched off do not count.
+
+    Kinds: ``ldmatrix``, ``cp.async`` (its store into shared memory), ``ld.shared.<bytes>B``,
+    ``st.shared.<bytes>B``.
+    """
+
+    watches = frozenset({"memory"})
+
+    def begin(self, launch: Launch) -> None:
+        """Starts counting from nothing."""
+        self.by_kind: dict[str, Wavefronts] = {}
+        self.by_site: dict[Site, Wavefronts] = {}
+        self._threads_per_cta = launch.threads_per_cta
+        self._warps_per_cta = -(-launch.threads_per_cta // 32)
+
+    def factors(self) -> dict[str, float]:
+        """Conflict factor of each kind of access that occurred."""
+        return {kind: counted.factor for kind, counted in sorted(self.by_kind.items())}
+
+    def memory(self, event: MemoryAccess) -> None:
+        """Counts one event's wavefronts."""
+        if event.space != "shared" or not event.threads.size:
+            return
+        bytes_per_lane = int(np.max(event.sizes))
+        if not bytes_per_lane:
+            return
+        ideal, actual = self._wavefronts(event, bytes_per_lane)
+        kind = _kind(event, bytes_per_lane)
+        for counted in (
+            self.by_kind.setdefault(kind, Wavefronts()),
+            self.by_site.setdefault(event.site, Wavefronts()),
+        ):
+            counted.ideal += ideal
+            counted.actual += actual
+
+    def _wavefronts(self, event: MemoryAccess, bytes_per_lane: int) -> tuple[int, int]:
+        cta, tid = np.divmod(event.threads, self._threads_per_cta)
+        lanes_per_phase = min(32, _PHASE_BYTES // max(bytes_per_lane, _WORD))
+        phases_per_warp = 32 // lanes_per_phase
+        phase = (cta * self._warps_per_cta + tid // 32) * phases_per_warp
+        phase += tid % 32 // lanes_per_phase
+        _, phase = np.unique(phase, return_inverse=True)
+        first = event.addresses // _WORD
+        last = (event.addresses + np.maximum(event.sizes, 1) - 1) // _WORD
+        words = first[:, None] + np.arange(int((last - first).max()) + 1)
+        wanted = words <= last[:, None]
+        span = int(words.max()) + 1
+        keys = np.unique((phase.reshape(-1, 1) * span + words)[wanted])
+        phases = int(phase.max()) + 1
+        loads = np.bincount(keys // span * _BANKS + keys % span % _BANKS, minlength=phases * _BANKS)
+        return phases, int(loads.reshape(phases, _BANKS).max(axis=1).sum())
+
+
+def _kind(event: MemoryAccess, bytes_per_lane: int) -> str:
+    if event.shape == "matrix":
+        return "ldmatrix" if event.kind == "read" else "stmatrix"
+    if event.kind == "async_write":
+        return "cp.async"
+    name = {"read": "ld.shared", "write": "st.shared"}.get(event.kind, "atom.shared")
+    return f"{name}.{bytes_per_lane}B"

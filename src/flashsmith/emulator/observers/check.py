@@ -1,0 +1,54 @@
+"""The base of checks: findings without repetition, and how a thread is named in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from flashsmith.emulator.interface import Finding, Launch, Observer, Site
+
+_THREADS_SHOWN = 4
+
+
+class Check(Observer):
+    """An observer that reports each kind of mistake once per PTX line, with a count.
+
+    The message, threads and address are those of the first occurrence.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[tuple[str, int], int] = {}
+        self._threads_per_cta = 1
+
+    def begin(self, launch: Launch) -> None:
+        """Learns the launch's shape; subclasses extend it."""
+        self._threads_per_cta = launch.threads_per_cta
+
+    def report(
+        self, kind: str, site: Site, message: str, threads: np.ndarray, address: int
+    ) -> None:
+        """Add a finding of ``len(threads)`` occurrences, or count them to the one that exists."""
+        count = int(threads.size)
+        place = self._places.setdefault((kind, site.ptx_line), len(self.findings))
+        if place < len(self.findings):
+            known = self.findings[place]
+            self.findings[place] = replace(known, count=known.count + count)
+            return
+        self.findings.append(
+            Finding(
+                kind=kind,
+                message=f"{site.mnemonic}: {message}",
+                source=site.source,
+                ptx_line=site.ptx_line,
+                threads=tuple(int(t) for t in threads[:_THREADS_SHOWN]),
+                address=int(address),
+                count=count,
+            )
+        )
+
+    def name(self, thread: int) -> str:
+        """``CTA 1 thread 37 (warp 1, lane 5)`` of a flat thread number."""
+        cta, tid = divmod(int(thread), self._threads_per_cta)
+        return f"CTA {cta} thread {tid} (warp {tid // 32}, lane {tid % 32})"

@@ -1,0 +1,153 @@
+"""Accesses of different threads to the same memory that no barrier puts in an order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from flashsmith.emulator.interface import (
+    AsyncLanding,
+    BarrierEvent,
+    Launch,
+    MemoryAccess,
+    Site,
+    WarpSync,
+)
+from flashsmith.emulator.observers.access_history import (
+    NOBODY,
+    AccessHistory,
+    Conflict,
+    Party,
+)
+from flashsmith.emulator.observers.check import Check
+from flashsmith.emulator.observers.happens_before import HappensBefore
+from flashsmith.emulator.observers.shadow import Ranges
+
+_VERBS = {
+    "RAW": ("reads", "written by"),
+    "WAR": ("overwrites", "read by"),
+    "WAW": ("overwrites", "written by"),
+}
+
+
+class Races(Check):
+    """Kinds of findings: ``race-raw``, ``race-war``, ``race-waw``, in shared and global memory.
+
+    - ldmatrix reads for every lane of its warp, whichever lane gave the row's address.
+    - A cp.async writes twice over: at issue it must be ordered after whoever used the memory
+      before, and its data are the issuing thread's write at the moment it waited for them.
+      Between the two the memory is InFlight's to watch.
+    - Global memory counts where it is writable. CTAs are never ordered, so one word touched by two
+      of them is a race unless both only read or both use atomics.
+    """
+
+    watches = frozenset({"memory", "async", "barrier", "warp_sync"})
+
+    def begin(self, launch: Launch) -> None:
+        """Sets up the histories of writable global memory."""
+        super().begin(launch)
+        self._shared_bytes = launch.shared_bytes
+        self._sites: dict[int, Site] = {}
+        ranges = [r for r in launch.memory.ranges() if r.writable]
+        self._ranges = Ranges(ranges)
+        self._global: dict[int, AccessHistory] = {}
+        self.wave(0, launch.cta_count)
+
+    def wave(self, first_cta: int, cta_count: int) -> None:
+        """New CTAs begin with an empty shared memory and no order among their threads."""
+        self._first_cta = first_cta
+        self._order = HappensBefore(first_cta, cta_count, self._threads_per_cta)
+        self._shared = AccessHistory(cta_count, self._shared_bytes, self._threads_per_cta)
+
+    def barrier(self, event: BarrierEvent) -> None:
+        """Whoever leaves a barrier knows what the others did before it."""
+        if event.kind == "release":
+            self._order.synchronise(event.threads, event.clock, self._threads_per_cta)
+
+    def warp_sync(self, event: WarpSync) -> None:
+        """The same within a warp."""
+        self._order.synchronise(event.threads, event.clock, 32)
+
+    def memory(self, event: MemoryAccess) -> None:
+        """Checks and records one event."""
+        if event.space == "shared":
+            ctas = event.threads // self._threads_per_cta - self._first_cta
+            self._access(self._shared, ctas, event, 0)
+        elif event.space == "global":
+            index = self._ranges.find(event.addresses, event.sizes)
+            for k in np.unique(index[index >= 0]):
+                chosen = index == k
+                begin = self._ranges.ranges[k].begin
+                self._access(self._history(int(k)), 0, _part(event, chosen, begin), begin)
+
+    def async_landing(self, event: AsyncLanding) -> None:
+        """The copy's data become its thread's write."""
+        ctas = event.threads // self._threads_per_cta - self._first_cta
+        touched = self._shared.locate(ctas, event.addresses, event.sizes)
+        party = self._party(event.threads, event.clock, event.issued)
+        for _ in self._shared.record_write(touched, party):
+            # Two copies on one cell: reported when the second was issued.
+            pass
+
+    def _history(self, index: int) -> AccessHistory:
+        if index not in self._global:
+            found = self._ranges.ranges[index]
+            self._global[index] = AccessHistory(
+                1, found.end - found.begin, self._threads_per_cta, shared_by_ctas=True
+            )
+        return self._global[index]
+
+    def _party(
+        self, threads: np.ndarray, clock: int, site: Site, kind: str = "", shape: str = "wide"
+    ) -> Party:
+        self._sites[site.index] = site
+        if shape == "matrix":
+            lanes = np.full(threads.size, 0xFFFFFFFF, np.uint32)
+        else:
+            lane = threads % self._threads_per_cta % 32
+            lanes = np.uint32(1) << lane.astype(np.uint32)
+        return Party(threads, lanes, clock, site.index, kind == "atomic")
+
+    def _access(
+        self,
+        history: AccessHistory,
+        banks: np.ndarray | int,
+        event: MemoryAccess,
+        base: int,
+    ) -> None:
+        touched = history.locate(banks, event.addresses, event.sizes)
+        party = self._party(event.threads, event.clock, event.site, event.kind, event.shape)
+        found: Iterable[Conflict]
+        if event.kind in ("read", "async_read"):
+            found = history.read(touched, party, self._order)
+        else:
+            found = history.write(touched, party, self._order)
+        for conflict in found:
+            self._report(history, event, conflict, base)
+
+    def _report(
+        self, history: AccessHistory, event: MemoryAccess, conflict: Conflict, base: int
+    ) -> None:
+        does, done = _VERBS[conflict.kind]
+        address = history.address(conflict.cells[0]) + base
+        shown = address if event.space == "shared" else f"{address:#x}"
+        other = int(conflict.others[0])
+        party = "several CTAs" if other == NOBODY else self.name(other)
+        self.report(
+            f"race-{conflict.kind.lower()}",
+            event.site,
+            f"{self.name(event.threads[conflict.rows[0]])} {does} {event.space} address {shown}, "
+            f"{done} {party} ({self._sites[int(conflict.sites[0])]}) with no barrier between",
+            event.threads[np.unique(conflict.rows)],
+            address,
+        )
+
+
+def _part(event: MemoryAccess, chosen: np.ndarray, begin: int) -> MemoryAccess:
+    """The threads of an event that touch one range, with addresses from its begin."""
+    sizes = event.sizes[chosen] if isinstance(event.sizes, np.ndarray) else event.sizes
+    return MemoryAccess(
+        event.site, event.space, event.kind, event.threads[chosen],
+        event.addresses[chosen] - begin, sizes, event.shape, event.clock,
+    )  # fmt: skip

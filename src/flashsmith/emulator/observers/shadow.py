@@ -1,0 +1,110 @@
+"""Shadow memory: a few facts about every cell of a memory, and which cells an access touches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashsmith.emulator.interface import MemoryRange
+
+_WORD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """The cells of one event, flat: ``rows[i]`` is the index of the event's thread for cell i."""
+
+    cells: np.ndarray
+    rows: np.ndarray
+
+
+class Shadow:
+    """Named per-cell arrays over ``banks`` memories of ``size`` bytes each (one per CTA, say).
+
+    A cell is a 4-byte word until an access comes that is not made of whole words; from then on it
+    is a byte, so that neighbours within a word are told apart without paying for it otherwise.
+    """
+
+    def __init__(
+        self, banks: int, size: int, fields: Mapping[str, tuple[np.dtype, object]], width: int = 1
+    ) -> None:
+        """``fields`` maps a name to its dtype and initial value; ``width`` > 1 adds an axis."""
+        self.granule = _WORD
+        self._banks, self._size = banks, size
+        cells = banks * self.cells_per_bank
+        self.fields = {
+            name: np.full(cells if width == 1 else (cells, width), initial, dtype)
+            for name, (dtype, initial) in fields.items()
+        }
+
+    @property
+    def cells_per_bank(self) -> int:
+        return -(-self._size // self.granule)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.fields[name]
+
+    def locate(
+        self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
+    ) -> Touched:
+        """Cells of each thread's ``[address, address + size)``; what lies outside is left out."""
+        if self.granule > 1 and not _whole_words(addresses, sizes):
+            self.refine()
+        widest = int(np.max(sizes, initial=0))
+        steps = np.arange(0, widest, self.granule)
+        offsets = addresses[:, None] + steps
+        inside = (offsets >= 0) & (offsets < self._size)
+        if isinstance(sizes, np.ndarray):
+            inside &= steps < sizes[:, None]
+        cells = offsets // self.granule + np.reshape(banks, (-1, 1)) * self.cells_per_bank
+        rows = np.broadcast_to(np.arange(addresses.size)[:, None], cells.shape)
+        if inside.all():
+            return Touched(cells.ravel(), rows.ravel())
+        return Touched(cells[inside], rows[inside])
+
+    def address(self, cell: int) -> int:
+        """Byte address of a cell within its memory."""
+        return int(cell) % self.cells_per_bank * self.granule
+
+    def refine(self) -> None:
+        """Go on with one cell per byte."""
+        if self.granule == 1:
+            return
+        words = self.cells_per_bank
+        self.granule = 1
+        for name, values in self.fields.items():
+            spread = np.repeat(values.reshape(self._banks, words, -1), _WORD, axis=1)
+            spread = spread[:, : self._size]
+            shape = (-1,) if values.ndim == 1 else (-1, values.shape[1])
+            self.fields[name] = np.ascontiguousarray(spread).reshape(shape)
+
+
+def _whole_words(addresses: np.ndarray, sizes: int | np.ndarray) -> bool:
+    return not (np.any(addresses % _WORD) or np.any(np.asarray(sizes) % _WORD))
+
+
+class Ranges:
+    """Global memory's registered ranges, searchable by many addresses at once."""
+
+    def __init__(self, ranges: list[MemoryRange]) -> None:
+        self.ranges = sorted(ranges, key=lambda r: r.begin)
+        self._begins = np.array([r.begin for r in self.ranges], dtype=np.int64)
+        self._ends = np.array([r.end for r in self.ranges], dtype=np.int64)
+
+    def find(self, addresses: np.ndarray, sizes: int | np.ndarray) -> np.ndarray:
+        """Index into ``ranges`` of the one that holds all of each access, or -1."""
+        if not self.ranges:
+            return np.full(addresses.shape, -1)
+        index = np.searchsorted(self._begins, addresses, side="right") - 1
+        inside = (index >= 0) & (addresses + sizes <= self._ends[index])
+        return np.where(inside, index, -1)
+
+    def nearest(self, address: int) -> MemoryRange | None:
+        """The range whose edge lies closest to an address that is in none."""
+        return min(
+            self.ranges,
+            key=lambda r: min(abs(address - r.begin), abs(address - r.end)),
+            default=None,
+        )

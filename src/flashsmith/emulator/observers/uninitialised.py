@@ -1,0 +1,56 @@
+"""Reads of shared memory that nobody wrote."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flashsmith.emulator.interface import Launch, MemoryAccess
+from flashsmith.emulator.observers.check import Check
+from flashsmith.emulator.observers.shadow import Shadow
+
+
+class Uninitialised(Check):
+    """Kind of finding: ``uninitialised``.
+
+    A cell counts as written from the issue of a cp.async on; whether its data are there yet is what
+    InFlight watches, so one mistake is not reported twice.
+    """
+
+    watches = frozenset({"memory"})
+
+    def begin(self, launch: Launch) -> None:
+        """Learns the size of shared memory."""
+        super().begin(launch)
+        self._shared_bytes = launch.shared_bytes
+        self.wave(0, launch.cta_count)
+
+    def wave(self, first_cta: int, cta_count: int) -> None:
+        """New CTAs begin with nothing written."""
+        self._first_cta = first_cta
+        self._shadow = Shadow(cta_count, self._shared_bytes, {"written": (np.dtype(bool), False)})
+
+    def memory(self, event: MemoryAccess) -> None:
+        """Checks reads, notes writes."""
+        if event.space != "shared":
+            return
+        ctas = event.threads // self._threads_per_cta - self._first_cta
+        touched = self._shadow.locate(ctas, event.addresses, event.sizes)
+        written = self._shadow["written"]
+        if event.kind in ("read", "atomic"):
+            missing = ~written[touched.cells]
+            if missing.any():
+                self._report(event, touched.cells[missing], touched.rows[missing])
+        if event.kind != "read":
+            written[touched.cells] = True
+
+    def _report(self, event: MemoryAccess, cells: np.ndarray, rows: np.ndarray) -> None:
+        readers = event.threads[np.unique(rows)]
+        address = self._shadow.address(cells[0])
+        reader = self.name(event.threads[rows[0]])
+        self.report(
+            "uninitialised",
+            event.site,
+            f"{reader} reads shared address {address}, which nothing has written",
+            readers,
+            address,
+        )
