@@ -16,7 +16,7 @@ from flashsmith.builder.progress import BuildEvent, Progress, Stage, silent
 from flashsmith.builder.recipe import Recipe, package_sources, package_version, source_hash
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.configs import FlashForwardKernelConfig, Semantics, check_legal, device_spec
-from flashsmith.errors import ArgumentError, CompileError
+from flashsmith.errors import ArgumentError, CacheError, CompileError
 
 # Someone editing a source while it compiles must not end up with a library under the wrong key.
 _ATTEMPTS = 3
@@ -64,7 +64,6 @@ def build_from(
         recipe = Recipe(unique, arch, semantics or Semantics(), csrc, source_hash(csrc), toolchain)
         library = _Build(recipe, cache, jobs, progress or silent).run()
         if library is not None:
-            cache.prune(env.cache_limit_mib())
             return library
     raise CompileError(f"{csrc}: the sources change while they are compiled; save and build again")
 
@@ -122,6 +121,7 @@ class _Build:
                 manifest = self._manifest(compilation.library, kernels, seconds)
             library = self.cache.publish(compilation.library, manifest)
         self._warn_of_spills(library)
+        self._make_room()
         self._tell("done", f"{len(library)} configs in {seconds:.1f} s: {library.path}")
         return library
 
@@ -167,10 +167,18 @@ class _Build:
         )
 
     def _warn_of_spills(self, library: KernelLibrary) -> None:
-        for kernel in library.spilling:
+        if library.spilling:
+            worst = max(library.spilling, key=lambda k: k.spill_store_bytes + k.spill_load_bytes)
             self._tell(
                 "warn",
-                f"{kernel.short_form} spills {kernel.spill_store_bytes} bytes of registers per "
-                f"thread (stores; {kernel.spill_load_bytes} bytes of loads)",
-                kernel,
+                f"{len(library.spilling)} of {len(library)} configs spill registers to memory; "
+                f"most does {worst.short_form}: {worst.spill_store_bytes} bytes of stores and "
+                f"{worst.spill_load_bytes} of loads per thread",
+                worst,
             )
+
+    def _make_room(self) -> None:
+        try:
+            self.cache.prune(env.cache_limit_mib())
+        except CacheError as error:
+            self._tell("warn", f"nothing was evicted: {error}")  # the library is no worse for it

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import platformdirs
@@ -105,7 +106,7 @@ class Cache:
     def _entry(self, path: Path, thorough: bool) -> CacheEntry:
         manifest, damage = None, None
         try:
-            manifest = _verified_manifest(path) if thorough else _read_manifest(path)
+            manifest = _verified_manifest(path) if thorough else _remembered_manifest(path)
         except (OSError, ValueError) as error:
             damage = str(error)
         return CacheEntry(path.name, path, _size(path), _last_used(path), manifest, damage)
@@ -149,7 +150,7 @@ class Cache:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_workspace(folder)
             if lock is not None:
                 lock.release()
 
@@ -157,7 +158,7 @@ class Cache:
         for folder in _children(self._tmp):
             lock = try_lock(folder / _LOCK)
             if lock is not None or _unlocked_and_old(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_workspace(folder)
             if lock is not None:
                 lock.release()
 
@@ -259,6 +260,8 @@ class Cache:
         """OSErrors of the block as CacheErrors that say what to do."""
         try:
             yield
+        except BrokenPipeError:
+            raise  # whoever watched the build left; that is no matter of the cache
         except OSError as error:
             why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
             raise CacheError(
@@ -312,6 +315,17 @@ def _read_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def _remembered_manifest(path: Path) -> Manifest:
+    """_read_manifest, parsed anew only when the file was replaced or changed."""
+    status = (path / MANIFEST_NAME).stat()
+    return _parsed(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=256)
+def _parsed(path: Path, status: tuple[int, ...]) -> Manifest:
+    return _read_manifest(path)
+
+
 def _verified_manifest(path: Path) -> Manifest:
     """The manifest after every file it lists was compared with it; raises as _read_manifest."""
     manifest = _read_manifest(path)
@@ -346,6 +360,15 @@ def _last_used(path: Path) -> float:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return ((path / _LOCK) if path.is_dir() else path).stat().st_mtime
     return 0.0
+
+
+def _remove_workspace(folder: Path) -> None:
+    """Remove a workspace, its lock last: compilers that outlived their parent may still write."""
+    for child in _children(folder):
+        if child.is_dir():
+            shutil.rmtree(child, ignore_errors=True)
+    if all(child.is_file() for child in _children(folder)):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _unlocked_and_old(folder: Path) -> bool:

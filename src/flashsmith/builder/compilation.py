@@ -125,7 +125,7 @@ class Compilation:
         keep = self.build / f"keep_{index}"
         try:
             ptx = (keep / f"shard_{index}.ptx").read_text()
-            modules = split_ptx(ptx, (self.recipe.csrc, *self.recipe.toolchain.include_dirs))
+            modules = split_ptx(ptx, self._source_roots())
             reports = parse_ptxas_report(done.output)
             sizes = kernel_code_bytes((keep / f"shard_{index}.cubin").read_bytes())
             names = {parse_kernel_name_into_config(demangle(name)): name for name in modules}
@@ -164,6 +164,10 @@ class Compilation:
                 )
             )
         return entries
+
+    def _source_roots(self) -> list[Path]:
+        folders = (self.recipe.csrc, self.library / "sources", *self.recipe.toolchain.include_dirs)
+        return [root for folder in folders for root in (folder, folder.resolve())]
 
     # ---- linking ----
 

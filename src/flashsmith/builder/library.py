@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from flashsmith.builder.locks import HeldLock
-from flashsmith.builder.manifest import KernelEntry, Manifest
+from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.configs import FlashForwardKernelConfig
 from flashsmith.errors import CacheError, KernelNotBuiltError
 
@@ -69,7 +68,7 @@ class KernelLibrary:
             data = (self.path / name).read_bytes()
         except OSError as error:
             raise self._damaged(name, str(error)) from error
-        if hashlib.sha256(data).hexdigest() != self.manifest.files[name].sha256:
+        if FileRecord.of_bytes(data) != self.manifest.files[name]:
             raise self._damaged(name, "its checksum does not match")
         return data.decode()
 

@@ -65,7 +65,10 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
-        data = path.read_bytes()
+        return cls.of_bytes(path.read_bytes())
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> FileRecord:
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 

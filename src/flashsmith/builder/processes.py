@@ -43,15 +43,20 @@ class _Running:
         with open(command.log, "wb") as log:
             # Its own session: nvcc's children die with it when the group is killed, and a
             # Ctrl-C reaches Python alone, which then ends them in order.
-            self.process = subprocess.Popen(
-                command.arguments,
-                cwd=cwd,
-                env=env.compiler_environment(str(cwd)),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                self.process = subprocess.Popen(
+                    command.arguments,
+                    cwd=cwd,
+                    env=env.compiler_environment(str(cwd)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise CompileError(
+                    f"{command.name}: {command.arguments[0]} does not run: {error}"
+                ) from error
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -83,7 +88,7 @@ def run_all(
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(_start(waiting.pop(0), cwd))
+                running.append(_Running(waiting.pop(0), cwd))
             ended = [run for run in running if run.process.poll() is not None]
             running = [run for run in running if run not in ended]
             for run in ended:
@@ -93,15 +98,6 @@ def run_all(
     finally:
         for run in running:
             run.kill()
-
-
-def _start(command: Command, cwd: Path) -> _Running:
-    try:
-        return _Running(command, cwd)
-    except (FileNotFoundError, PermissionError) as error:
-        raise CompileError(
-            f"{command.name}: {command.arguments[0]} does not run: {error}"
-        ) from error
 
 
 def _failure(command: Command, code: int, output: str) -> CompileError | CacheError:

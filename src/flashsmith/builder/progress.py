@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from flashsmith.builder.manifest import KernelEntry
+
+_log = logging.getLogger("flashsmith")
 
 Stage = Literal["wait", "reuse", "compile", "link", "publish", "warn", "done"]
 
@@ -32,4 +35,6 @@ Progress = Callable[[BuildEvent], None]
 
 
 def silent(event: BuildEvent) -> None:
-    """The progress of a build nobody watches."""
+    """The progress of a build nobody watches: warnings go to the log."""
+    if event.stage == "warn":
+        _log.warning("flashsmith: %s", event.message)

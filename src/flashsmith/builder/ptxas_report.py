@@ -34,12 +34,13 @@ def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
     for start, end in zip(starts, [m.start() for m in starts[1:]] + [len(text)], strict=True):
         name = start[1]
         # Frame sizes of device functions that were not inlined follow under their own names.
-        own = re.search(rf"Function properties for {re.escape(name)}\s*\n(.*)", text[:end])
+        body = text[start.end() : end]
+        own = re.search(rf"Function properties for {re.escape(name)}\s*\n(.*)", body)
         frame = _FRAME.search(own[1]) if own else None
-        used = _USED.search(text, start.end(), end)
+        used = _USED.search(body)
         if frame is None or used is None:
             raise ValueError(f"ptxas did not report the registers or stack frame of {name}")
-        took = _TIME.search(text, start.end(), end)
+        took = _TIME.search(body)
         reports[name] = ResourceReport(
             registers=int(used[1]),
             stack_bytes=int(frame[1]),

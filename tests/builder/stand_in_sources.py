@@ -1,0 +1,151 @@
+"""A csrc in miniature, and a compiler that plays back what the real one said about it.
+
+The kernel is one line, so a build takes a second; with the played-back nvcc, a tenth of that. g++
+and the linker are always the real ones. Tests of what goes wrong around the compiler use these;
+tests of what it makes use the package's own sources.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from flashsmith.builder.cache import Cache
+from flashsmith.builder.compilation import Compilation
+from flashsmith.builder.recipe import Recipe, source_hash
+from flashsmith.builder.toolchain import Toolchain
+from flashsmith.configs import FlashForwardKernelConfig, Semantics, parse_kernel_name_into_config
+
+CONFIGS: tuple[FlashForwardKernelConfig, ...] = (
+    parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"),
+    parse_kernel_name_into_config("(BF16, 128, 128, 64, 4): async+swizzled+load_2_2_2_tiles"),
+)
+
+_REAL_CSRC = Path(__file__).parents[2] / "src" / "flashsmith" / "csrc"
+
+_FILES = {
+    "forward_kernel.cuh": """\
+#pragma once
+#include "flash_attention.cuh"
+#include "twice.cuh"
+namespace flashsmith {
+template <FlashForwardKernelConfig C>
+struct StaticForwardKernelConfig {
+    static constexpr FlashForwardKernelConfig CFG = C;
+};
+extern __shared__ float shared_memory[];
+template <class Kernel>
+__global__ void flash_forward_kernel(const ForwardKernelArgs args) {
+    for (int i = 0; i < args.seq_q; ++i) shared_memory[i] = args.lse[i];
+    __syncthreads();
+    args.lse[threadIdx.x] = twice(shared_memory[threadIdx.x ^ 1]) * Kernel::CFG.B_r;
+}
+}  // namespace flashsmith
+""",
+    "twice.cuh": """\
+#pragma once
+__device__ inline float twice(float x) {
+    return x * 2;
+}
+""",
+    "launch_plan.cuh": """\
+#pragma once
+#include <map>
+#include "flash_attention.cuh"
+namespace flashsmith {
+const std::map<FlashForwardKernelConfig, forward_kernel_fn>& kernel_map();
+int device_count();
+}  // namespace flashsmith
+""",
+    "flash_attention.cu": """\
+#include "launch_plan.cuh"
+int flashsmith::device_count() {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+""",
+    "bindings.cc": """\
+#include "launch_plan.cuh"
+extern "C" __attribute__((visibility("default"))) int __tvm_ffi_kernel_count() {
+    return flashsmith::kernel_map().size();
+}
+extern "C" __attribute__((visibility("default"))) int __tvm_ffi_device_count() {
+    return flashsmith::device_count();
+}
+""",
+}
+
+_PLAYER = """\
+#!/bin/sh
+# Plays back what the real nvcc said and made for the same sources.
+recorded=$(dirname "$0")/../recorded
+case "$1" in
+    --version | --list-gpu-code) cat "$recorded/$1"; exit ;;
+esac
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --keep-dir) keep=$2; shift ;;
+        -o) out=$2; shift ;;
+        -c) source=$2; shift ;;
+    esac
+    shift
+done
+name=$(basename "$source" .cu)
+echo "$name" >> "$recorded/calls"
+sleep "$(cat "$recorded/seconds")"
+if [ -n "$keep" ]; then
+    cp "$recorded/$name.ptx" "$recorded/$name.cubin" "$keep" || exit 1
+fi
+cp "$recorded/$name.o" "$out" || exit 1
+cat "$recorded/$name.log"
+"""
+
+
+def write_sources(folder: Path) -> Path:
+    """The miniature csrc, in ``folder``."""
+    folder.mkdir(parents=True)
+    shutil.copy(_REAL_CSRC / "flash_attention.cuh", folder)
+    for name, text in _FILES.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def record_compiler(home: Path, csrc: Path, toolchain: Toolchain) -> Path:
+    """A CUDA_HOME whose nvcc replays compiling CONFIGS from ``csrc`` as a single shard."""
+    recipe = Recipe(CONFIGS, 80, Semantics(), csrc, source_hash(csrc), toolchain)
+    cache = Cache(home / "cache")
+    recorded = home / "recorded"
+    with cache.building(recipe.key(), lambda seconds: None), cache.workspace() as workspace:
+        compilation = Compilation(recipe, workspace, jobs=1)
+        compilation.compile(cache, lambda entry: None)
+        shutil.copytree(compilation.build, recorded, ignore=shutil.ignore_patterns("*.ii"))
+        for kept in (recorded / "keep_0").glob("shard_0.*"):
+            if kept.suffix in (".ptx", ".cubin"):
+                shutil.move(kept, recorded)
+    (recorded / "--version").write_text("Cuda compilation tools, release 13.0, V13.0.88\n")
+    (recorded / "--list-gpu-code").write_text("sm_80\nsm_90\n")
+    (recorded / "seconds").write_text("0.02")
+    (recorded / "calls").touch()
+    write_compiler(home / "bin" / "nvcc", _PLAYER)
+    os.symlink(toolchain.include_dirs[0], home / "include")
+    os.symlink(toolchain.cuda_lib_dir, home / "lib")
+    return home
+
+
+def copy_home(original: Path, copy: Path) -> Path:
+    """A recorded CUDA_HOME of one's own, to count calls in or to break."""
+    shutil.copytree(original, copy, symlinks=True, ignore=shutil.ignore_patterns("cache"))
+    (copy / "recorded" / "calls").write_text("")
+    return copy
+
+
+def write_compiler(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def calls(home: Path) -> list[str]:
+    """Names of what the played-back nvcc compiled, in order."""
+    return (home / "recorded" / "calls").read_text().split()
