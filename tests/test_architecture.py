@@ -82,7 +82,10 @@ def test_imports_point_left(module: str) -> None:
     assert here in RANK, f"{module}: a new part; give it a place in ORDER and docs/architecture.md"
     for name in imported_names(parse(module), module):
         steps = name.split(".")
-        if steps[0] != "flashsmith" or steps[1] not in RANK or steps[1] == here:
+        if steps[0] != "flashsmith" or len(steps) == 1 or steps[1] in (here, "__version__"):
+            continue
+        if steps[1] not in RANK:
+            assert here == "cli", f"{module} imports {name}, which may come from anywhere"
             continue
         assert RANK[steps[1]] < RANK[here], f"{module} imports {name}, which stands to its right"
         if here in MAY_IMPORT:
@@ -129,7 +132,7 @@ def test_import_takes_under_a_fifth_of_a_second() -> None:
     [
         ("flashsmith", ("torch", "numpy", "tvm_ffi")),
         ("flashsmith.configs", ("torch", "numpy", "tvm_ffi", "rich")),
-        ("flashsmith.cli", ("torch",)),
+        ("flashsmith.cli", ("torch", "numpy", "tvm_ffi")),
     ],
 )
 def test_an_import_stays_light(module: str, absent: tuple[str, ...]) -> None:

@@ -50,7 +50,7 @@ class Occupancy:
 class Intensity:
     """FLOP of the two products per byte moved, in the long run of a sequence.
 
-    `shared`: read from shared memory by ldmatrix; `global_memory`: read by the CTAs, mostly from L2.
+    `shared`: read from shared memory by ldmatrix; `global_memory`: read by CTAs, mostly from L2.
     """
 
     shared: float

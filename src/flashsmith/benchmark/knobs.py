@@ -41,7 +41,7 @@ def _buffer(cfg: FlashForwardKernelConfig) -> str:
     if not any(cfg.load_counts):
         return "nothing: every operand is loaded whole"
     if cfg.mma_double_buffer_loads:
-        return "streamed fragments have two sets of registers: one is loaded while the other multiplies"
+        return "streamed fragments have two register sets: one is loaded while the other multiplies"
     return "streamed fragments are loaded right before they multiply"
 
 

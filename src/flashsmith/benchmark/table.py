@@ -13,6 +13,7 @@ from typing import TextIO
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -80,7 +81,9 @@ def fits(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[st
     """Whether the rows can be printed without folding a cell."""
     if not console.is_terminal:
         return True
-    return console.measure(rich_table(columns, rows, None)).maximum <= console.width
+    unbounded = console.options.update(max_width=_UNWRAPPED)
+    needed = Measurement.get(console, unbounded, rich_table(columns, rows, None))
+    return needed.maximum <= console.width
 
 
 def print_table(

@@ -1,0 +1,71 @@
+"""The parts of an explanation that are arithmetic: against figures worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from flashsmith.benchmark.explain import intensity, occupancy, smem_map
+from flashsmith.benchmark.knobs import knob_effects
+from flashsmith.configs import FlashForwardKernelConfig, device_spec, get_kernel_configs
+from flashsmith.configs import parse_kernel_name_into_config as parse
+
+STREAMED = parse("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles")
+KEPT = parse("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles")
+
+
+def test_shared_memory_is_mapped_without_gaps() -> None:
+    q, k, v = smem_map(parse("(BF16, 64, 128, 32, 4): load_0_0_0_tiles"))
+    assert (q.tile, q.begin, q.end, q.rows, q.columns) == ("Q, then O", 0, 16384, 128, 64)
+    assert (k.begin, k.end, k.rows) == (16384, 20480, 32)
+    assert (v.begin, v.end, v.rows) == (20480, 24576, 32)
+
+
+@pytest.mark.parametrize("cfg", get_kernel_configs("cover"), ids=str)
+def test_the_map_ends_where_shared_memory_ends(cfg: FlashForwardKernelConfig) -> None:
+    assert smem_map(cfg)[-1].end == cfg.smem_bytes()
+
+
+def test_registers_limit_the_occupancy() -> None:
+    # 168 registers x 128 threads = 21,504 of 65,536: three CTAs. Shared memory: 167,936 // 50,176.
+    found = occupancy(KEPT, device_spec("A100"), registers=168)
+    assert found.limits == {"shared memory": 3, "threads": 16, "CTAs": 32, "registers": 3}
+    assert (found.ctas_per_sm, found.warps_per_sm) == (3, 12)
+    assert found.limited_by == ("shared memory", "registers")
+    assert occupancy(KEPT, device_spec("A100"), registers=169).limited_by == ("registers",)
+
+
+def test_intensity() -> None:
+    # A step: 4 * 64 * 64 * 128 FLOP. K and V: 16,384 bytes each, once per warp or once per CTA.
+    flop = 4 * 64 * 64 * 128
+    assert intensity(KEPT).shared == flop / (4 * 2 * 16384)
+    assert intensity(STREAMED).shared == flop / (4 * 2 * 16384 + 16384)
+    assert intensity(KEPT).global_memory == flop / (2 * 16384)
+
+
+@pytest.mark.parametrize("cfg", get_kernel_configs("cover"), ids=str)
+def test_every_knob_is_explained_and_has_a_place(cfg: FlashForwardKernelConfig) -> None:
+    effects = knob_effects(cfg)
+    assert [effect.knob for effect in effects] == [knob.name for knob in fields(cfg)]
+    for effect in effects:
+        assert effect.effect
+        assert effect.where
+
+
+def test_a_knob_is_explained_by_its_value() -> None:
+    streamed = {effect.knob: effect for effect in knob_effects(STREAMED)}
+    kept = {effect.knob: effect for effect in knob_effects(KEPT)}
+    assert "16 of 128 columns" in streamed["K_mma_load_K_tiles"].effect
+    assert "16 of 64 keys" in streamed["V_mma_load_K_tiles"].effect
+    assert "stay in registers" in kept["Q_mma_load_K_tiles"].effect
+    assert kept["swizzled"].value == "on"
+
+
+def test_the_places_exist_in_the_sources() -> None:
+    from flashsmith.builder.recipe import package_sources
+
+    sources = "\n".join(path.read_text() for path in package_sources().glob("*.cuh"))
+    for effect in knob_effects(KEPT):
+        for name in effect.where.split("::"):
+            assert f" {name}" in sources, f"{effect.knob}: no {name} in csrc"

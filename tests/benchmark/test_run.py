@@ -1,0 +1,133 @@
+"""The main job's judgement: what is a failure, what is refused, what the report says."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flashsmith.benchmark import run as run_module
+from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.run import EMULATED, Size, run_kernels
+from flashsmith.benchmark.run_table import print_report
+from flashsmith.benchmark.table import make_console
+from flashsmith.benchmark.target import choose_target
+from flashsmith.benchmark.timing import sampled_heads
+from flashsmith.configs import parse_kernel_name_into_config as parse
+from flashsmith.emulator import BankConflicts
+from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError
+
+STEP_1 = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
+STEP_2 = parse("(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
+SMALL = Size(batch=1, seq=64, heads=1)
+TARGET = choose_target("sm_80", emulate=True)
+
+
+def run(*configs, size=SMALL, **options):
+    return run_kernels(configs, TARGET, size=size, narrator=Narrator(quiet=True), **options)
+
+
+def printed(report) -> str:
+    out = io.StringIO()
+    print_report(make_console(out), report)
+    return out.getvalue()
+
+
+def test_the_default_size_gives_enough_outputs_for_every_block_size() -> None:
+    assert EMULATED.batch * EMULATED.seq * EMULATED.heads * 64 >= 4096
+    assert EMULATED.seq % 128 == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "named"),
+    [
+        (replace(SMALL, seq=96), "seq=96: must be a multiple of B_r=64"),
+        (replace(SMALL, seq=0), "seq=0"),
+        (replace(SMALL, batch=-1), "batch=-1"),
+        (replace(SMALL, heads=0), "heads=0"),
+    ],
+)
+def test_a_bad_size_is_refused(size: Size, named: str) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        run(STEP_1, size=size)
+
+
+def test_an_illegal_config_is_refused_before_anything_runs(monkeypatch) -> None:
+    monkeypatch.setattr(run_module, "library_for", lambda *_, **__: pytest.fail("built"))
+    with pytest.raises(IllegalConfigError):
+        run(STEP_1, replace(STEP_2, n_warps=8))
+
+
+def test_a_right_kernel_passes() -> None:
+    report = run(STEP_2)
+    (row,) = report.rows
+    assert report.ok
+    assert row.problems == ()
+    assert row.timing is None
+    assert "1 of 1 kernels passed" in printed(report)
+
+
+def test_a_wrong_kernel_fails_and_is_located(monkeypatch) -> None:
+    right = run_module.prove
+
+    def wrong(cfg, **options):
+        verdict = right(cfg, **options)
+        if cfg == STEP_2:
+            return replace(verdict, reasons=("largest error 3 is above 0.1",), max_error=3.0)
+        return verdict
+
+    monkeypatch.setattr(run_module, "prove", wrong)
+    report = run(STEP_1, STEP_2)
+    assert [row.ok for row in report.rows] == [True, False]
+    assert not report.ok
+    text = printed(report)
+    assert "| FAIL " in text
+    assert "largest error 3 is above 0.1" in text
+    assert "1 of 2 kernels passed" in text
+    assert [row["verdict"] for row in report.to_json()["kernels"]] == ["pass", "FAIL"]
+
+
+def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> None:
+    def deadlock(cfg, **options):
+        raise EmulatorError("deadlock: 32 threads wait at bar.sync 0")
+
+    monkeypatch.setattr(run_module, "prove", deadlock)
+    report = run(STEP_1)
+    assert not report.ok
+    text = printed(report)
+    assert "did not come to its end: deadlock" in text
+    assert "0 of 1 kernels passed" in text
+
+
+def test_conflict_factors_are_grouped_by_use() -> None:
+    measured = BankConflicts()
+    run_module.prove(STEP_1, seq=64, observers=[measured])
+    factors = conflict_factors(measured)
+    assert tuple(factors) == CONFLICT_KINDS
+    assert factors["ldmatrix"] == 8.0
+    measured.by_kind.clear()
+    assert conflict_factors(measured) == dict.fromkeys(CONFLICT_KINDS)
+
+
+def test_sampled_heads_are_the_first_and_the_last() -> None:
+    tensor = np.arange(3 * 4 * 5 * 2).reshape(3, 4, 5, 2)
+    sample = sampled_heads(tensor)
+    assert sample.shape == (2, 4, 1, 2)
+    np.testing.assert_array_equal(sample[0, :, 0], tensor[0, :, 0])
+    np.testing.assert_array_equal(sample[1, :, 0], tensor[2, :, 4])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_kernel_is_proven_there_and_timed() -> None:
+    report = run_kernels(
+        [STEP_2], choose_target(), size=Size(1, 128, 2), narrator=Narrator(quiet=True)
+    )
+    (row,) = report.rows
+    assert report.target.backend == "gpu"
+    assert report.ok
+    assert row.timing is not None
+    assert row.timing.ms > 0
+    assert "TFLOP/s" in printed(report)

@@ -1,0 +1,233 @@
+"""The `flashsmith` command as users start it: a process, piped, with its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashsmith.configs import get_kernel_configs, parse_kernel_name_into_config
+from flashsmith.env import VARIABLES
+
+STEP_1 = "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"
+STEP_2 = "(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles"
+ILLEGAL = "(FP16, 128, 64, 64, 8): load_2_4_0_tiles"
+
+
+def flashsmith(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command 80 columns wide and piped."""
+    clean = {name: value for name, value in os.environ.items() if name != "KERNELS"}
+    return subprocess.run(
+        [sys.executable, "-c", "from flashsmith.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**clean, "COLUMNS": "80", **environment},
+    )
+
+
+def test_version() -> None:
+    done = flashsmith("--version")
+    assert done.returncode == 0
+    assert done.stdout == "flashsmith 0.1.0\n"
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "configs", "build", "cache", "env"])
+def test_every_command_has_help(command: str) -> None:
+    done = flashsmith(command, "--help")
+    assert done.returncode == 0
+    assert "Usage: " in done.stdout
+
+
+def test_piped_tables_are_plain_and_whole() -> None:
+    done = flashsmith("configs", "--kernels", "prog-all")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    for cfg in get_kernel_configs("prog-all"):
+        assert f"| {cfg} " in done.stdout
+    assert "56 configs" in done.stdout
+
+
+def test_a_piped_row_parses_back() -> None:
+    rows = flashsmith("configs", "--kernels", "prog").stdout.splitlines()[2:9]
+    assert [parse_kernel_name_into_config(row) for row in rows] == get_kernel_configs("prog")
+
+
+def test_kernels_come_from_the_environment_too() -> None:
+    facts = json.loads(flashsmith("configs", "--json", KERNELS=STEP_1).stdout)
+    assert [fact["short_form"] for fact in facts] == [STEP_1]
+    assert facts[0]["smem_bytes"] == (64 + 2 * 64) * 128 * 2
+    assert facts[0]["legal"] is True
+
+
+def test_the_option_beats_the_environment() -> None:
+    facts = json.loads(flashsmith("configs", "--json", "-k", STEP_2, KERNELS="tune").stdout)
+    assert [fact["short_form"] for fact in facts] == [STEP_2]
+
+
+@pytest.mark.parametrize("arguments", [("configs",), ("configs", "-k", "nonsense")])
+def test_a_missing_or_unknown_key_lists_the_keys(arguments: tuple[str, ...]) -> None:
+    done = flashsmith(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("flashsmith: ")
+    assert "prog-all (56)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_arch_lists_the_known_ones() -> None:
+    done = flashsmith("configs", "-k", "prog", "--arch", "sm_20")
+    assert done.returncode == 2
+    assert "A100 (sm_80)" in done.stderr
+
+
+def test_the_architecture_changes_the_figures() -> None:
+    wide = "(FP16, 128, 128, 128, 8): async+swizzled+load_2_2_2_tiles"
+    ctas = {
+        arch: json.loads(flashsmith("configs", "-k", wide, "--arch", arch, "--json").stdout)[0][
+            "ctas_per_sm_by_smem"
+        ]
+        for arch in ("sm_80", "90")
+    }
+    # 98,304 bytes and 1,024 reserved, of 167,936 on an A100 and 233,472 on an H100.
+    assert ctas == {"sm_80": 1, "90": 2}
+
+
+def test_env_lists_every_variable() -> None:
+    done = flashsmith("env", FLASHSMITH_JOBS="3")
+    for variable in VARIABLES:
+        assert f"| {variable.name} " in done.stdout
+    values = {
+        entry["name"]: entry["value"]
+        for entry in json.loads(flashsmith("env", "--json", FLASHSMITH_JOBS="3").stdout)
+    }
+    assert values["FLASHSMITH_JOBS"] == "3"
+    assert values["KERNELS"] is None
+
+
+def test_a_bad_variable_is_an_error_that_names_it() -> None:
+    done = flashsmith("cache", "prune", FLASHSMITH_CACHE_LIMIT="lots")
+    assert done.returncode == 2
+    assert "FLASHSMITH_CACHE_LIMIT='lots'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("system", "machine"), [("win32", "AMD64"), ("darwin", "arm64"), ("linux", "aarch64")]
+)
+def test_other_platforms_are_refused(system: str, machine: str) -> None:
+    code = (
+        "import platform, sys\n"
+        f"sys.platform = {system!r}\n"
+        f"platform.machine = lambda: {machine!r}\n"
+        "from flashsmith.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "Linux x86-64 only" in done.stderr
+    assert "0.1.0" not in done.stdout
+
+
+def test_an_illegal_config_is_explained_and_fails() -> None:
+    done = flashsmith("explain", ILLEGAL)
+    assert done.returncode == 1
+    assert "Rules: ILLEGAL" in done.stdout
+    for rule in ("warp_rows_in_mma_steps", "Q_and_K_load_counts_agree"):
+        assert f"| FAIL | {rule} " in done.stdout
+    assert "nearest legal configs:" in done.stdout
+
+
+def test_an_illegal_config_never_reaches_the_compiler(tmp_path: Path) -> None:
+    done = flashsmith("build", "-k", ILLEGAL, FLASHSMITH_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert "is illegal" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_size_that_tiles_do_not_divide_is_refused_before_the_build(tmp_path: Path) -> None:
+    done = flashsmith("run", "-k", STEP_1, "--seq", "100", FLASHSMITH_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert "seq=100: must be a multiple of B_r=64" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_builds_proves_and_tells_what_swizzling_did() -> None:
+    key = f"{STEP_1}; {STEP_2}"
+    done = flashsmith("run", "--emulate", "--seq", "128", "--check", "-k", key)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "problem: batch 1, seq 128, heads 2, d_head 128, fp16" in done.stdout
+    assert "the emulator, every check on" in done.stdout
+    assert f"| {STEP_1} " in done.stdout
+    assert f"| {STEP_2} " in done.stdout
+    assert "2 of 2 kernels passed" in done.stdout
+    assert done.stderr.splitlines()[0] == "looking up kernels and compiler"
+
+    report = json.loads(flashsmith("run", "--emulate", "--seq", "128", "-k", key, "--json").stdout)
+    plain, swizzled = report["kernels"]
+    assert report["backend"] == "emulator"
+    assert (plain["config"], swizzled["config"]) == (STEP_1, STEP_2)
+    assert plain["conflicts"]["ldmatrix"] == 8.0
+    assert swizzled["conflicts"]["ldmatrix"] == 1.0
+    for row in (plain, swizzled):
+        assert row["verdict"] == "pass"
+        assert 0 < row["max_error"] <= row["bound"]
+        assert 0 < row["registers"] <= 255
+        assert row["smem_bytes"] == 49152
+        assert row["ctas_per_sm"] >= 1
+        assert row["instructions"] > 1000
+        assert set(row["conflicts"]) == {"ldmatrix", "copy st", "O st", "O ld"}
+
+
+def test_explain_a_legal_config() -> None:
+    facts = json.loads(flashsmith("explain", STEP_2, "--arch", "sm_80", "--json").stdout)
+    assert facts["legal"] is True
+    assert facts["verdict"] == "pass"
+    assert [region["end"] for region in facts["smem"]] == [16384, 32768, 49152]
+    assert facts["occupancy"]["limited_by"]
+    assert facts["static_instructions"]["mma"] == 256
+    # 4 warps, 2 Q blocks and 2 K blocks, 256 mma a warp and step.
+    assert facts["dynamic_instructions"]["mma"] == 4 * 2 * 2 * 256
+    assert facts["bank_conflicts"]["ldmatrix"] == 1.0
+    text = flashsmith("explain", STEP_2, "--arch", "sm_80").stdout
+    for section in ("Rules: legal", "Knobs", "Shared memory", "Compiler", "Occupancy"):
+        assert section in text
+
+
+@pytest.fixture
+def small_cache(tmp_path: Path) -> str:
+    """A cache of its own that holds one library."""
+    assert flashsmith("build", "-k", STEP_1, FLASHSMITH_CACHE_DIR=str(tmp_path)).returncode == 0
+    return str(tmp_path)
+
+
+def test_the_life_of_a_library(small_cache: str) -> None:
+    def cache(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return flashsmith("cache", *arguments, FLASHSMITH_CACHE_DIR=small_cache)
+
+    assert cache("path").stdout.strip() == small_cache
+    assert cache().stdout == cache("list").stdout
+    (entry,) = json.loads(cache("list", "--json").stdout)
+    assert entry["configs"] == [STEP_1]
+    assert entry["damage"] is None
+    assert cache("verify").stdout == "1 libraries, 0 damaged\n"
+
+    facts = flashsmith("configs", "-k", STEP_1, "--json", FLASHSMITH_CACHE_DIR=small_cache)
+    assert json.loads(facts.stdout)[0]["built"] is True
+
+    library = next(Path(entry["path"]).glob("*.so"))
+    library.chmod(0o644)
+    library.write_bytes(library.read_bytes()[:-1] + b"?")
+    damaged = cache("verify")
+    assert damaged.returncode == 1
+    assert "1 libraries, 1 damaged" in damaged.stdout
+
+    assert cache("prune", "--limit", "-1").returncode == 2
+    assert cache("clear").stdout.startswith("removed 1 libraries")
+    assert json.loads(cache("list", "--json").stdout) == []

@@ -1,0 +1,90 @@
+"""The documents: their links lead somewhere, their commands exist, their lists are complete."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from flashsmith.cli import app
+from flashsmith.configs import parse_kernel_name_into_config
+from flashsmith.env import VARIABLES
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+IDS = [path.name for path in DOCUMENTS]
+COMMANDS = typer.main.get_command(app)
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub makes of a document's headings."""
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def shell_lines(text: str) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    inline = re.findall(r"`(flashsmith [^`]+)`", text)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line for line in lines + inline if line.strip()]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = path.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = path.parent / name if name else path
+        assert linked.exists(), f"{path.name} links {target}"
+        if anchor:
+            assert anchor in anchors(linked.read_text()), f"{path.name} links {target}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)
+def test_commands_exist_with_their_options(path: Path) -> None:
+    for line in shell_lines(path.read_text()):
+        for part in line.split("&&"):
+            words = shlex.split(part, comments=True)
+            if words[:1] == ["flashsmith"]:
+                check_command(line, words[1:])
+
+
+def check_command(line: str, words: list[str]) -> None:
+    command = COMMANDS
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+    for word in words:
+        if word.startswith("-"):
+            assert word in known, f"{line!r}: no option {word}"
+    if command is COMMANDS:
+        assert words[0].startswith("-") or words[0] == "...", f"{line!r}: no such command"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)
+def test_configs_in_the_text_parse(path: Path) -> None:
+    for form in re.findall(r"\((?:FP16|BF16), [\d, ]+\): [\w+]+", path.read_text()):
+        assert str(parse_kernel_name_into_config(form)) == form
+
+
+def test_the_ci_run_uses_the_readmes_test_command() -> None:
+    readme, run = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
+    assert "pip install . && flashsmith run" in readme
+    assert "pip install '.[test]' && pytest" in readme
+    assert "pip install --quiet '.[test]'\npytest " in run
+
+
+def test_every_error_class_and_variable_a_user_meets_is_documented() -> None:
+    text = "\n".join(path.read_text() for path in DOCUMENTS)
+    from flashsmith import errors
+
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, errors.FlashsmithError):
+            assert name in text, f"no document says what to do about {name}"
+    for variable in VARIABLES:
+        assert variable.name in text
