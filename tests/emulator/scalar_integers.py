@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# (PTX type, width in bits, signed)
+INTEGER_TYPES = [(f"{sign}{width}", width, sign == "s") for width in (16, 32, 64) for sign in "us"]
+
 
 def signed(bits: int, width: int) -> int:
     """The two's complement value of a bit pattern."""

@@ -75,6 +75,16 @@ def test_inputs_are_not_written(kind: str) -> None:
     assert "belongs to q" in t.observers[0].findings[0].message
 
 
+def test_tensors_may_lie_interleaved_in_one() -> None:
+    packed = [MemoryRange("q", 4096, 8000, False), MemoryRange("o", 4352, 8256, True)]
+    t = Trace(Bounds(), ranges=[*packed, MemoryRange("lse", 4400, 4416, True)])
+    t.access("read", [0, 1, 2], [4096, 7984, 8240], 16, space="global")
+    t.access("write", [0, 1, 2], [4352, 4416, 8240], 16, space="global")
+    assert t.kinds() == []
+    t.access("write", [0], [4336], 16, space="global")
+    assert t.kinds() == ["read-only"]
+
+
 def test_a_copy_of_no_bytes_may_point_anywhere() -> None:
     t = bounds()
     t.access("async_read", [0, 1], [4096, 99_999_984], [16, 0], space="global")

@@ -25,8 +25,8 @@ class Bounds(Check):
         """Learns how much shared memory there is and where global memory lies."""
         super().begin(launch)
         self._shared_bytes = launch.shared_bytes
-        self._ranges = Ranges(list(launch.memory.ranges()))
-        self._writable = np.array([r.writable for r in self._ranges.ranges] + [True])
+        self._ranges = Ranges(launch.memory.ranges())
+        self._outputs = Ranges([r for r in launch.memory.ranges() if r.writable])
 
     def memory(self, event: MemoryAccess) -> None:
         """Checks one event's addresses."""
@@ -58,7 +58,7 @@ class Bounds(Check):
                 f"with {{size}} bytes is in no tensor of the launch{self._near(first)}",
             )  # fmt: skip
         if event.kind in _WRITES:
-            forbidden = (index >= 0) & ~self._writable[index]
+            forbidden = (index >= 0) & (self._outputs.find(event.addresses, event.sizes) < 0)
             if forbidden.any():
                 name = self._ranges.ranges[int(index[np.argmax(forbidden)])].name
                 self._report("read-only", event, forbidden, f"belongs to {name}, an input")

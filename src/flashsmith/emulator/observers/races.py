@@ -49,8 +49,7 @@ class Races(Check):
         super().begin(launch)
         self._shared_bytes = launch.shared_bytes
         self._sites: dict[int, Site] = {}
-        ranges = [r for r in launch.memory.ranges() if r.writable]
-        self._ranges = Ranges(ranges)
+        self._ranges = Ranges([r for r in launch.memory.ranges() if r.writable])
         self._global: dict[int, AccessHistory] = {}
         self.wave(0, launch.cta_count)
 

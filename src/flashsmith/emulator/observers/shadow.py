@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,20 +86,17 @@ def _whole_words(addresses: np.ndarray, sizes: int | np.ndarray) -> bool:
 
 
 class Ranges:
-    """Global memory's registered ranges, searchable by many addresses at once."""
+    """Global memory's registered ranges; they may overlap (q, k and v packed in one tensor)."""
 
-    def __init__(self, ranges: list[MemoryRange]) -> None:
-        self.ranges = sorted(ranges, key=lambda r: r.begin)
-        self._begins = np.array([r.begin for r in self.ranges], dtype=np.int64)
-        self._ends = np.array([r.end for r in self.ranges], dtype=np.int64)
+    def __init__(self, ranges: Sequence[MemoryRange]) -> None:
+        self.ranges = tuple(ranges)
 
     def find(self, addresses: np.ndarray, sizes: int | np.ndarray) -> np.ndarray:
-        """Index into ``ranges`` of the one that holds all of each access, or -1."""
-        if not self.ranges:
-            return np.full(addresses.shape, -1)
-        index = np.searchsorted(self._begins, addresses, side="right") - 1
-        inside = (index >= 0) & (addresses + sizes <= self._ends[index])
-        return np.where(inside, index, -1)
+        """Index into ``ranges`` of one that holds all of each access, or -1."""
+        index = np.full(addresses.shape, -1)
+        for i, known in enumerate(self.ranges):
+            index[(addresses >= known.begin) & (addresses + sizes <= known.end)] = i
+        return index
 
     def nearest(self, address: int) -> MemoryRange | None:
         """The range whose edge lies closest to an address that is in none."""
