@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         get_kernel_configs,
         parse_kernel_name_into_config,
     )
+    from flashsmith.runtime import forward, forward_timed, plan_forward
+    from flashsmith.tuning import attention
 
 _HOME = {
     "DType": "flashsmith.configs",
@@ -29,7 +31,7 @@ _HOME = {
     "device_spec": "flashsmith.configs",
     "get_kernel_configs": "flashsmith.configs",
     "parse_kernel_name_into_config": "flashsmith.configs",
-    "attention": "flashsmith.tuning.attention",
+    "attention": "flashsmith.tuning",
     "forward": "flashsmith.runtime",
     "forward_timed": "flashsmith.runtime",
     "plan_forward": "flashsmith.runtime",
