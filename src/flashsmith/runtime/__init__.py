@@ -1,7 +1,7 @@
 """Runs kernels: forward(cfg, q, k, v) on the GPU or, for host tensors, in the emulator."""
 
 from flashsmith.runtime.driver import gpu_count, query_gpu
-from flashsmith.runtime.forward import (
+from flashsmith.runtime.forward_pass import (
     DEFAULT_EMULATED_ARCH,
     ForwardResult,
     forward,

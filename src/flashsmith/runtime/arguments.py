@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem, check_legal
@@ -57,9 +58,9 @@ def check_inputs(
         _check_rank_and_size(view)
         _check_same_kind(view, views[0])
         _check_layout(view)
-    _check_against_config(cfg, views[0])
-    problem = _problem(cfg, *views)
-    return problem, *views
+    q_view, k_view, v_view = views
+    _check_against_config(cfg, q_view)
+    return _problem(cfg, q_view.shape, k_view.shape, v_view.shape), *views
 
 
 def check_output(o: Any, q: TensorView, inputs: Sequence[TensorView]) -> TensorView:
@@ -120,10 +121,10 @@ def _check_same_kind(view: TensorView, q: TensorView) -> None:
 
 def _check_layout(view: TensorView) -> None:
     """The last dimension contiguous; address and every step that is taken whole 16-byte chunks."""
-    if view.strides[-1] != 1 and view.shape[-1] > 1:
+    *steps, last = view.strides
+    if last != 1 and view.shape[-1] > 1:
         raise ArgumentError(
-            f"{view.name}: stride of the last dimension is {view.strides[-1]}; must be 1 "
-            "(make it contiguous)"
+            f"{view.name}: stride of the last dimension is {last}; must be 1 (make it contiguous)"
         )
     if view.address % ALIGNMENT_BYTES:
         raise ArgumentError(
@@ -131,8 +132,9 @@ def _check_layout(view: TensorView) -> None:
             "copy it into a tensor of its own"
         )
     elements = ALIGNMENT_BYTES // view.dtype.element_size
-    for axis, (size, stride) in enumerate(zip(view.shape[:-1], view.strides, strict=False)):
-        if size > 1 and stride % elements:
+    for axis, stride in enumerate(steps):
+        # Of a dimension of one no step is taken, and frameworks put any number there.
+        if stride % elements and view.shape[axis] > 1:
             raise ArgumentError(
                 f"{view.name}: stride {stride} of dimension {axis} is not a multiple of {elements} "
                 f"elements ({ALIGNMENT_BYTES} bytes); make it contiguous"
@@ -151,15 +153,17 @@ def _check_against_config(cfg: FlashForwardKernelConfig, q: TensorView) -> None:
         )
 
 
-def _problem(cfg: FlashForwardKernelConfig, q: TensorView, k: TensorView, v: TensorView) -> Problem:
-    batch, seq_q, heads_q, d = q.shape
-    _, seq_k, heads_k, _ = k.shape
-    if v.shape != k.shape:
-        raise ArgumentError(f"v: shape {v.shape}; must be k's, {k.shape}")
-    if (k.shape[0], k.shape[3]) != (batch, d):
-        raise ArgumentError(
-            f"k: shape {k.shape}; batch and d_head must be q's (q has shape {q.shape})"
-        )
+@lru_cache(maxsize=1024)
+def _problem(
+    cfg: FlashForwardKernelConfig, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]
+) -> Problem:
+    """The problem of three shapes. Kept, because a model calls with few of them, and often."""
+    batch, seq_q, heads_q, d = q
+    _, seq_k, heads_k, _ = k
+    if v != k:
+        raise ArgumentError(f"v: shape {v}; must be k's, {k}")
+    if (k[0], k[3]) != (batch, d):
+        raise ArgumentError(f"k: shape {k}; batch and d_head must be q's (q has shape {q})")
     if heads_k != heads_q:
         raise ArgumentError(
             f"k: {heads_k} heads and q {heads_q}; this version needs as many of both (expand k and "

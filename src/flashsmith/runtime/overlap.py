@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,12 +27,18 @@ class _Footprint:
 
 def byte_range(view: TensorView) -> tuple[int, int]:
     """First byte and one past the last byte that the tensor can touch."""
+    first, end = _element_range(view.shape, view.strides)
+    itemsize = view.dtype.element_size
+    return view.address + first * itemsize, view.address + end * itemsize
+
+
+@lru_cache(maxsize=1024)
+def _element_range(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
     first = last = 0
-    for size, stride in zip(view.shape, view.strides, strict=True):
+    for size, stride in zip(shape, strides, strict=True):
         reach = (size - 1) * stride
         first, last = first + min(reach, 0), last + max(reach, 0)
-    itemsize = view.dtype.element_size
-    return view.address + first * itemsize, view.address + (last + 1) * itemsize
+    return first, last + 1
 
 
 def share_memory(a: TensorView, b: TensorView) -> bool:
@@ -53,21 +60,22 @@ def check_output_distinct(o: TensorView, inputs: Sequence[TensorView]) -> None:
                 f"o: shares memory with {tensor.name}, which the kernel still reads while o is "
                 "written; give an o of its own, or none"
             )
-    if _overlaps_itself(o):
+    if _overlaps_itself(o.shape, o.strides):
         raise ArgumentError(
             f"o: strides {o.strides} put several elements of shape {o.shape} in one place; "
             "give a tensor that was not expanded"
         )
 
 
-def _overlaps_itself(view: TensorView) -> bool:
+@lru_cache(maxsize=1024)
+def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether some dimension's step is smaller than what lies within it.
 
     Strict for odd stride sets that happen to interleave; every slice, transpose or view of a
     dense tensor passes.
     """
     extent = 1
-    for stride, size in sorted(zip(map(abs, view.strides), view.shape, strict=True)):
+    for stride, size in sorted(zip(map(abs, strides), shape, strict=True)):
         if size == 1:
             continue
         if stride < extent:

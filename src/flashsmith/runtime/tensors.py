@@ -5,6 +5,7 @@ PyTorch is never imported here unless the caller already holds one of its tensor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -51,23 +52,40 @@ def view_tensor(name: str, tensor: Any) -> TensorView:
     Raises ArgumentError when it is no tensor, its dtype is neither fp16 nor bf16, or it lives
     neither on the host nor on a CUDA GPU.
     """
-    if isinstance(tensor, np.ndarray):
-        return _view_numpy(name, tensor)
-    if isinstance(tensor, DeviceArray):
-        return _view_device_array(name, tensor)
-    if is_torch_tensor(tensor):
-        return _view_torch(name, tensor)
+    kind = type(tensor)
+    viewer = _viewers.get(kind)
+    if viewer is None:
+        viewer = _viewers[kind] = _find_viewer(kind)
+    return viewer(name, tensor)
+
+
+Viewer = Callable[[str, Any], TensorView]
+# How to look at objects of a type; decided once per type, since every call asks.
+_viewers: dict[type, Viewer] = {}
+
+
+def _find_viewer(kind: type) -> Viewer:
+    if issubclass(kind, np.ndarray):
+        return _view_numpy
+    if issubclass(kind, DeviceArray):
+        return _view_device_array
+    if _is_torch_tensor(kind):
+        return _torch_viewer()
+    return _refuse
+
+
+def _refuse(name: str, value: object) -> TensorView:
     raise ArgumentError(
-        f"{name}: got {type(tensor).__module__}.{type(tensor).__qualname__}; "
+        f"{name}: got {type(value).__module__}.{type(value).__qualname__}; "
         "give a PyTorch tensor or a NumPy array"
     )
 
 
-def is_torch_tensor(value: object) -> bool:
-    """Whether ``value`` is a torch.Tensor, found without importing torch."""
+def _is_torch_tensor(kind: type) -> bool:
+    """Whether a type is torch.Tensor or derived from it, found without importing torch."""
     return any(
         base.__name__ == "Tensor" and base.__module__.partition(".")[0] == "torch"
-        for base in type(value).__mro__
+        for base in kind.__mro__
     )
 
 
@@ -106,26 +124,32 @@ def _view_device_array(name: str, array: DeviceArray) -> TensorView:
     )
 
 
-def _view_torch(name: str, tensor: Any) -> TensorView:
+def _torch_viewer() -> Viewer:
     import torch
 
-    if tensor.dtype is torch.float16:
-        dtype = DType.FP16
-    elif tensor.dtype is torch.bfloat16:
-        dtype = DType.BF16
-    else:
-        raise _bad_dtype(name, tensor.dtype)
-    if tensor.layout is not torch.strided:
-        raise ArgumentError(f"{name}: layout {tensor.layout}; give a strided (dense) tensor")
-    place = tensor.device
-    if place.type == "cuda":
-        device = Device("cuda", place.index)
-    elif place.type == "cpu":
-        device = HOST
-    else:
-        raise ArgumentError(f"{name}: lives on device {place}; allowed are cpu and cuda")
-    shape, strides = tuple(tensor.shape), tensor.stride()
-    return TensorView(name, "torch", dtype, shape, strides, tensor.data_ptr(), device, True, tensor)
+    dtypes = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
+    strided = torch.strided
+
+    def view(name: str, tensor: Any) -> TensorView:
+        dtype = dtypes.get(tensor.dtype)
+        if dtype is None:
+            raise _bad_dtype(name, tensor.dtype)
+        if tensor.layout is not strided:
+            raise ArgumentError(f"{name}: layout {tensor.layout}; give a strided (dense) tensor")
+        device = _torch_device(name, tensor.device)
+        shape, strides, address = tuple(tensor.shape), tensor.stride(), tensor.data_ptr()
+        return TensorView(name, "torch", dtype, shape, strides, address, device, True, tensor)
+
+    return view
+
+
+def _torch_device(name: str, device: Any) -> Device:
+    kind = device.type
+    if kind == "cpu":
+        return HOST
+    if kind == "cuda":
+        return Device(kind, device.index)
+    raise ArgumentError(f"{name}: lives on device {device}; allowed are cpu and cuda")
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

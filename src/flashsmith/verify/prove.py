@@ -152,5 +152,6 @@ def _run_on_gpu(
     on_gpu = [DeviceArray.from_host(array, device) for array in arrays]
     result = _run(cfg, on_gpu, scale)
     o, lse = result.o.to_host(), result.lse.to_host()
-    times = [_run(cfg, on_gpu, scale, timed=True).ms or 0.0 for _ in range(timed_launches)]
+    runs = [_run(cfg, on_gpu, scale, timed=True) for _ in range(timed_launches)]
+    times = [run.ms for run in runs if run.ms is not None]
     return o, lse, statistics.median(times) if times else None

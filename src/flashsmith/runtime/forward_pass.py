@@ -111,6 +111,10 @@ def plan_forward(
     raises.
     """
     check_config(config)
+    if problem.dtype != config.dtype:
+        raise ArgumentError(
+            f"problem: dtype {problem.dtype.name}; the config's kernel is for {config.dtype.name}"
+        )
     _check_once(config, device)
     kernel = loaded_kernels.get(config, device.arch)
     return kernel.plan(unplaced_call(problem, check_scale(None, problem.d), device))

@@ -1,0 +1,87 @@
+"""A child forked after CUDA was initialised is told so, before anything touches the GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from flashsmith.configs import DType, FlashForwardKernelConfig
+from flashsmith.errors import LaunchError
+from flashsmith.runtime import driver, forks, forward
+from flashsmith.runtime.device_array import DeviceArray
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+CFG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
+
+
+def in_child(check: Callable[[], bool]) -> bool:
+    """Whether ``check`` returned True in a forked child."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if check() else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def forward_is_refused() -> bool:
+    arrays = [DeviceArray((1, 64, 1, 64), np.dtype(np.float16), 0, i << 20) for i in (1, 2, 3, 4)]
+    try:
+        forward(CFG, *arrays)
+    except LaunchError as error:
+        return "forked after CUDA had been initialised" in str(error) and "spawn" in str(error)
+    return False
+
+
+def test_forward_after_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_cuda_used", True)
+    assert in_child(forward_is_refused)
+
+
+def test_a_grandchild_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_cuda_used", True)
+    assert in_child(lambda: in_child(forward_is_refused))
+
+
+def test_driver_calls_after_a_fork_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_cuda_used", True)
+
+    def allocation_is_refused() -> bool:
+        try:
+            driver.call("cuDeviceGetCount")
+        except LaunchError as error:
+            return "fork" in str(error)
+        return False
+
+    assert in_child(allocation_is_refused)
+
+
+def test_forking_before_cuda_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_cuda_used", False)
+
+    def nothing_is_raised() -> bool:
+        forks.check_not_forked()
+        return True
+
+    assert in_child(nothing_is_raised)
+
+
+def test_the_parent_itself_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_cuda_used", True)
+    assert in_child(lambda: True)
+    forks.check_not_forked()
+
+
+@pytest.mark.gpu
+@pytest.mark.torch
+def test_a_fork_after_pytorch_initialised_cuda_is_refused() -> None:
+    import torch
+
+    torch.cuda.init()
+    assert in_child(forward_is_refused)

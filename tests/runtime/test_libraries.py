@@ -1,0 +1,209 @@
+"""A config is looked for among what is loaded, then in the cache, then built; once per process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashsmith.builder import KernelLibrary, library_for
+from flashsmith.configs import (
+    DType,
+    FlashForwardKernelConfig,
+    Problem,
+    device_spec,
+    parse_kernel_name_into_config,
+)
+from flashsmith.errors import ArgumentError, KernelNotBuiltError, LaunchError
+from flashsmith.runtime import libraries, plan_forward
+from flashsmith.runtime.call import unplaced_call
+from flashsmith.runtime.libraries import LoadedKernels, load_library
+
+CONFIGS = [
+    parse_kernel_name_into_config(f"({dtype}, 64, 64, 32, 4): {features}")
+    for dtype in ("FP16", "BF16")
+    for features in ("load_0_0_0_tiles", "async+eager+swizzled+load_0_2_2_tiles+opt_softmax")
+]
+PROBLEM = Problem(2, 128, 64, 3, 3, 64, DType.FP16)
+A100 = device_spec("A100")
+
+
+@pytest.fixture(scope="module")
+def library() -> KernelLibrary:
+    return library_for(CONFIGS)
+
+
+def test_every_config_of_a_library_is_loaded_under_its_own_index(library: KernelLibrary) -> None:
+    kernels = load_library(library)
+    assert set(kernels) == set(library.configs)
+    for config, kernel in kernels.items():
+        problem = replace(PROBLEM, dtype=config.dtype)
+        plan = kernel.plan(unplaced_call(problem, 0.125, A100))
+        assert plan.kernel == library.entry(config).ptx_entry
+        assert f".entry {plan.kernel}(" in kernel.ptx
+
+
+def test_two_libraries_in_one_process_keep_their_own_kernels(library: KernelLibrary) -> None:
+    other = FlashForwardKernelConfig(DType.FP16, 64, 128, 32, 4, True)
+    alone = load_library(library_for([other]))
+    assert set(load_library(library)) == set(library.configs)
+    assert other in alone
+    plan = alone[other].plan(unplaced_call(PROBLEM, 0.125, A100))
+    assert plan.block == (128, 1, 1)
+    assert plan.grid == (6, 1, 1)
+
+
+def test_a_library_that_is_not_what_its_manifest_says_is_refused(library: KernelLibrary) -> None:
+    class Mislabelled:
+        so_path = library.so_path
+        configs = library.configs[:-1]
+
+    with pytest.raises(LaunchError, match="holds other configs than its manifest lists"):
+        load_library(Mislabelled())  # type: ignore[arg-type]
+
+
+def test_the_second_lookup_searches_nothing(
+    library: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = LoadedKernels()
+    first = kernels.get(CONFIGS[0], 80)
+    monkeypatch.setattr(libraries, "find_library", None)
+    assert kernels.get(CONFIGS[0], 80) is first
+    assert kernels.get(CONFIGS[1], 80) is not first
+
+
+def test_libraries_are_kept_apart_by_arch(
+    library: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = LoadedKernels()
+    kernels.get(CONFIGS[0], 80)
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    monkeypatch.setattr(libraries, "find_library", lambda *args, **kwargs: None)
+    with pytest.raises(KernelNotBuiltError, match="not built for sm_86"):
+        kernels.get(CONFIGS[0], 86)
+
+
+def test_without_jit_a_miss_names_the_config_its_neighbours_and_the_command(
+    library: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    monkeypatch.setattr(libraries, "built_configs", lambda **kwargs: tuple(CONFIGS))
+    monkeypatch.setattr(libraries, "find_library", lambda *args, **kwargs: None)
+    wanted = replace(CONFIGS[1], mma_double_buffer_loads=True)
+    with pytest.raises(KernelNotBuiltError) as caught:
+        LoadedKernels().get(wanted, 80)
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"config {wanted} is not built for sm_80, and FLASHSMITH_JIT=0")
+    assert lines[2].strip() == str(CONFIGS[1])
+    assert lines[3].strip() == str(CONFIGS[3])
+    assert lines[-1] == f'Build it with: flashsmith build --kernels "{wanted}" --arch 80'
+
+
+def test_without_jit_an_empty_cache_is_said_to_be_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path))
+    with pytest.raises(KernelNotBuiltError, match="Nearest built: none"):
+        LoadedKernels().get(CONFIGS[0], 80)
+
+
+def test_a_miss_is_built_and_said_so(
+    library: KernelLibrary, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[Any] = []
+
+    def build(configs: list[FlashForwardKernelConfig], **options: Any) -> KernelLibrary:
+        asked.append((configs, options["arch"]))
+        return library
+
+    monkeypatch.setattr(libraries, "find_library", lambda *args, **kwargs: None)
+    monkeypatch.setattr(libraries, "build", build)
+    assert LoadedKernels().get(CONFIGS[0], 80).config == CONFIGS[0]
+    assert asked == [([CONFIGS[0]], 80)]
+    assert f"compiling {CONFIGS[0]} for sm_80" in caplog.text
+
+
+def test_threads_that_want_one_config_load_it_once(
+    library: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[float] = []
+
+    def slow_search(*args: Any, **kwargs: Any) -> KernelLibrary:
+        searches.append(time.monotonic())
+        time.sleep(0.2)
+        return library
+
+    monkeypatch.setattr(libraries, "find_library", slow_search)
+    kernels, found = LoadedKernels(), []
+    threads = [
+        threading.Thread(target=lambda i=i: found.append(kernels.get(CONFIGS[i % 4], 80)))
+        for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(searches) == 1
+    assert len({id(kernel) for kernel in found}) == 4
+
+
+@pytest.fixture
+def kernel(library: KernelLibrary) -> Iterator[Any]:
+    return load_library(library)[CONFIGS[0]]
+
+
+def test_a_refused_launch_is_a_launch_error_with_cudas_words(kernel: Any) -> None:
+    """No machine has a GPU 4095; one without a driver refuses it for that reason."""
+    call = unplaced_call(PROBLEM, 0.125, A100)
+    for launch in (kernel.launch, kernel.launch_timed):
+        with pytest.raises(LaunchError, match=r"on GPU 4095: .*cudaError\w+: "):
+            launch(call, 4095, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seq_q": 96}, "seq_q must be a multiple of B_r"),
+        ({"seq_k": 80}, "seq_k must be a multiple of B_c"),
+        ({"dtype": DType.BF16}, "problem: dtype BF16; the config's kernel is for FP16"),
+        ({"d": 128}, "d is 128 but the config's d_head is 64"),
+        ({"heads_k": 1}, "heads_q and heads_k must be equal"),
+        ({"batch": 1 << 40}, "between 1 and"),
+        ({"batch": 1 << 20, "heads_q": 1 << 12, "heads_k": 1 << 12}, "must stay within"),
+    ],
+)
+def test_what_the_planner_refuses_is_an_argument_error(
+    changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        plan_forward(CONFIGS[0], replace(PROBLEM, **changed), A100)
+
+
+def test_planning_for_too_small_a_device_is_refused(kernel: Any) -> None:
+    tiny = replace(A100, max_smem_per_block=1024)
+    with pytest.raises(ArgumentError, match="16384 bytes of shared memory, the device allows 1024"):
+        kernel.plan(unplaced_call(PROBLEM, 0.125, tiny))
+
+
+def test_planning_needs_no_gpu_and_no_framework() -> None:
+    program = f"""
+import sys
+import flashsmith
+from flashsmith import DType, Problem, device_spec, parse_kernel_name_into_config, plan_forward
+config = parse_kernel_name_into_config({str(CONFIGS[0])!r})
+plan = plan_forward(config, Problem(2, 128, 64, 3, 3, 64, DType.FP16), device_spec("A100"))
+assert plan.grid == (12, 1, 1) and plan.block == (128, 1, 1) and plan.smem_bytes == 16384
+assert plan.cluster == (1, 1, 1) and not plan.tensor_maps and plan.workspace_bytes == 0
+assert "torch" not in sys.modules
+"""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)

@@ -1,0 +1,185 @@
+"""Real kernels, proven in the emulator: right ones pass, broken ones fail, every hard input too."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsmith.builder import library_for
+from flashsmith.configs import (
+    FlashForwardKernelConfig,
+    get_cover_configs,
+    get_kernel_configs,
+    get_kernel_progression_configs,
+    is_legal,
+)
+from flashsmith.errors import ArgumentError
+from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.verify import INPUT_KINDS, TILE_KINDS, prove
+from flashsmith.verify import prove as prove_function
+
+PROGRESSION = get_kernel_progression_configs()
+BEST = PROGRESSION[-2]
+
+
+def built_together(configs: list[FlashForwardKernelConfig]) -> list[FlashForwardKernelConfig]:
+    """The same configs, their kernels loaded from one library: far quicker than one by one."""
+    loaded_kernels.add(library_for(configs))
+    return configs
+
+
+@pytest.fixture(scope="module")
+def progression() -> list[FlashForwardKernelConfig]:
+    return built_together(PROGRESSION)
+
+
+def assert_right(cfg: FlashForwardKernelConfig, **problem: Any) -> None:
+    verdict = prove(cfg, **problem)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("kind", INPUT_KINDS)
+def test_the_progression_is_right_on_every_kind_of_input(
+    progression: list[FlashForwardKernelConfig], kind: str
+) -> None:
+    for cfg in progression:
+        assert_right(cfg, seq=128, inputs=kind)
+
+
+def test_several_batches_heads_and_unequal_lengths(
+    progression: list[FlashForwardKernelConfig],
+) -> None:
+    for cfg in progression:
+        assert_right(cfg, seq=128, seq_k=192, batch=2, heads=3, scale=0.2, seed=7)
+
+
+def test_a_verdict_says_what_was_run(progression: list[FlashForwardKernelConfig]) -> None:
+    verdict = prove(BEST, seq=64, checks=True)
+    assert verdict.ok
+    assert (verdict.backend, verdict.arch, verdict.inputs) == ("emulator", 80, "random")
+    assert (verdict.problem.seq_q, verdict.problem.heads_q) == (64, 1)
+    assert verdict.ms is None
+    assert verdict.findings == ()
+    assert verdict.emulation is not None
+    assert 0 < verdict.max_error < verdict.bound
+    assert verdict.lse_error is not None
+    assert "right" in str(verdict)
+
+
+class TestBrokenKernels:
+    """What a broken kernel would hand back, injected between the run and the judgement."""
+
+    @pytest.fixture
+    def breaking(self, monkeypatch: pytest.MonkeyPatch, progression: list[Any]) -> Any:
+        import sys
+
+        module = sys.modules[prove_function.__module__]
+        run = module.run_forward
+
+        def install(damage: Any) -> None:
+            def broken(*args: Any, **options: Any) -> Any:
+                result = run(*args, **options)
+                damage(result.o, result.lse)
+                return result
+
+            monkeypatch.setattr(module, "run_forward", broken)
+
+        return install
+
+    @staticmethod
+    def failing(**problem: Any) -> Any:
+        verdict = prove(BEST, seq=128, heads=2, **problem)
+        assert not verdict.ok
+        assert "WRONG" in str(verdict)
+        return verdict
+
+    def test_a_wrong_row(self, breaking: Any) -> None:
+        def damage(o: np.ndarray, lse: np.ndarray) -> None:
+            o[0, 100, 1] = o[0, 101, 1]
+
+        breaking(damage)
+        where = self.failing().first_mismatch
+        assert (where.row, where.head, where.tile, where.warp) == (100, 1, 1, 2)
+
+    def test_a_scaled_output(self, breaking: Any) -> None:
+        def damage(o: np.ndarray, lse: np.ndarray) -> None:
+            o *= np.float16(1.02)
+
+        breaking(damage)
+        self.failing()
+
+    def test_an_element_never_written(self, breaking: Any) -> None:
+        def damage(o: np.ndarray, lse: np.ndarray) -> None:
+            o[0, 127, 1, 127] = math.nan
+
+        breaking(damage)
+        where = self.failing().first_mismatch
+        assert (where.row, where.column) == (127, 127)
+
+    def test_swapped_heads(self, breaking: Any) -> None:
+        def damage(o: np.ndarray, lse: np.ndarray) -> None:
+            o[:] = o[:, :, ::-1].copy()
+
+        breaking(damage)
+        self.failing()
+
+    def test_swapped_heads_on_constant_inputs(self, breaking: Any) -> None:
+        """Constants differ between heads, or this would go unseen."""
+
+        def damage(o: np.ndarray, lse: np.ndarray) -> None:
+            o[:] = o[:, :, ::-1].copy()
+
+        breaking(damage)
+        self.failing(inputs="constant", seed=1)
+
+    def test_a_wrong_lse(self, breaking: Any) -> None:
+        def damage(o: np.ndarray, lse: np.ndarray) -> None:
+            lse[0, 1, 5] *= np.float32(1.01)
+
+        breaking(damage)
+        assert self.failing().mismatches == 0
+
+    def test_a_wrong_scale(self, monkeypatch: pytest.MonkeyPatch, progression: list[Any]) -> None:
+        import sys
+
+        module = sys.modules[prove_function.__module__]
+        run = module.run_forward
+        monkeypatch.setattr(
+            module,
+            "run_forward",
+            lambda *args, scale, **options: run(*args, scale=1.1 * scale, **options),
+        )
+        self.failing()
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="backend='cuda': allowed are emulator, gpu"):
+        prove(BEST, backend="cuda")
+
+
+COVER = get_cover_configs()
+
+
+def test_a_covering_set_is_right() -> None:
+    for cfg in built_together(COVER):
+        assert_right(cfg, seq=256, heads=1)
+
+
+def d_head_64(configs: list[FlashForwardKernelConfig]) -> list[FlashForwardKernelConfig]:
+    return [cfg for cfg in (replace(cfg, d_head=64) for cfg in configs) if is_legal(cfg)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", INPUT_KINDS)
+@pytest.mark.parametrize("name", ["tune", "tune, d_head 64", "prog-all", "cover"])
+def test_every_config_is_right(name: str, kind: str) -> None:
+    key, _, small = name.partition(",")
+    configs = get_kernel_configs(key)
+    for cfg in built_together(d_head_64(configs) if small else configs):
+        for seq in (128, 256):
+            if kind not in TILE_KINDS or seq > cfg.B_c:
+                assert_right(cfg, seq=seq, inputs=kind)
