@@ -115,7 +115,8 @@ def vectors(case: Case, count: int = _VECTORS) -> list[tuple[int, ...]]:
     return allowed[:count]
 
 
-_HEADER = ".version 9.0\n.target sm_80\n.address_size 64\n"
+SOURCE = "micro.cu"
+_HEADER = f'.version 9.0\n.target sm_80\n.address_size 64\n.file 1 "{SOURCE}"\n'
 
 
 def kernel_text(

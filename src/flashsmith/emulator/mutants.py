@@ -116,21 +116,15 @@ def _bump(position: int, by: int) -> _Mutation:
 
     def mutate(site: _Site) -> str | None:
         operands = site.instruction.operands
-        if position >= len(operands) or not isinstance(operands[position], Address):
+        operand = operands[position] if position < len(operands) else None
+        if not isinstance(operand, Address):
             return None
-        found = list(re.finditer(r"\[([^\]]*)\]", site.text))
-        earlier = [operand for operand in operands[:position] if isinstance(operand, Address)]
-        match = found[len(earlier)]
-        return f"{site.text[: match.start()]}[{match[1]}{by:+d}]{site.text[match.end() :]}"
+        skip = sum(isinstance(earlier, Address) for earlier in operands[:position])
+        address = list(re.finditer(r"\[([^\]+-]*)[^\]]*\]", site.text))[skip]
+        changed = f"[{address[1].strip()}{operand.offset + by:+d}]"
+        return site.text[: address.start()] + changed + site.text[address.end() :]
 
-    def merged(site: _Site) -> str | None:
-        text = mutate(site)
-        # One offset: [%r1+32+16] is no PTX.
-        return text and re.sub(
-            r"([+-]\d+)([+-]\d+)\]", lambda m: f"{int(m[1]) + int(m[2]):+d}]", text
-        )
-
-    return merged
+    return mutate
 
 
 def _weaken_wait(site: _Site) -> str | None:
