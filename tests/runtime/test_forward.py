@@ -225,15 +225,15 @@ def as_numpy(tensor: Any) -> np.ndarray:
     return tensor.detach().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
 
 
-def test_host_tensors_of_numpy_never_import_torch() -> None:
+def test_numpy_tensors_need_no_torch() -> None:
     program = f"""
 import sys
+sys.modules["torch"] = None  # importing it raises ImportError
 import numpy as np
 import flashsmith
 config = flashsmith.parse_kernel_name_into_config({str(CONFIGS[DType.FP16])!r})
 q = np.ones((1, 64, 1, 64), np.float16)
 o = flashsmith.forward(config, q, q, q)
 assert np.allclose(o, 1), o
-assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -62,7 +62,6 @@ def test_a_verdict_says_what_was_run(progression: list[FlashForwardKernelConfig]
     assert verdict.ok
     assert (verdict.backend, verdict.arch, verdict.inputs) == ("emulator", 80, "random")
     assert (verdict.problem.seq_q, verdict.problem.heads_q) == (64, 1)
-    assert verdict.ms is None
     assert verdict.findings == ()
     assert verdict.emulation is not None
     assert 0 < verdict.max_error < verdict.bound

@@ -47,14 +47,6 @@ def test_a_covering_set_is_right(seq: int) -> None:
     assert_right(get_cover_configs(), seq, "random")
 
 
-def test_timed_launches_give_a_median() -> None:
-    (cfg, *_) = built_together(get_kernel_progression_configs())
-    assert prove(cfg, seq=128, backend="gpu").ms is None
-    ms = prove(cfg, seq=128, backend="gpu", timed_launches=5).ms
-    assert ms is not None
-    assert 0 < ms < 100
-
-
 def test_emulator_and_gpu_agree_on_identical_ptx() -> None:
     arch = query_gpu(0).arch
     for cfg in built_together(get_cover_configs()):

@@ -29,8 +29,9 @@ def check_not_forked() -> None:
 
 def _before_fork() -> None:
     global _cuda_used
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    # Only if it is there already, and all of it: forking must not import anything.
+    is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
+    if is_initialized is not None and is_initialized():
         _cuda_used = True
 
 

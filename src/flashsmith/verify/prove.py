@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +25,7 @@ class Verdict(Comparison):
     """What a proof found out about one kernel on one problem: the comparison, and how it ran.
 
     ``problem`` is what ran, heads repeated included; ``findings`` are the emulator's checks', and
-    ``emulation`` its counts (None on a GPU); ``ms`` is the median time of the launches that were
-    timed (None without any).
+    ``emulation`` its counts (None on a GPU).
     """
 
     config: FlashForwardKernelConfig
@@ -36,7 +34,6 @@ class Verdict(Comparison):
     backend: str
     arch: int
     emulation: EmulationResult | None
-    ms: float | None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -73,7 +70,6 @@ def prove(
     device: int = 0,
     checks: bool = False,
     observers: Sequence[Observer] = (),
-    timed_launches: int = 0,
     seed: int = 0,
 ) -> Verdict:
     """Runs ``cfg``'s kernel on seeded inputs and judges o and the LSE (see ``rule.compare``).
@@ -89,7 +85,6 @@ def prove(
         backend: 'emulator' (as on ``arch``) or 'gpu' (GPU ``device``).
         checks: run the emulator's checks; what they find fails the verdict.
         observers: further observers of the emulation, such as measurements.
-        timed_launches: how many launches to time on a GPU after the one that is judged.
         seed: of the inputs.
 
     Raises:
@@ -116,12 +111,12 @@ def prove(
     arrays = (drawn.q, drawn.k, drawn.v)
     if backend == "gpu":
         arch = query_gpu(device).arch
-        o, lse, ms = _run_on_gpu(cfg, arrays, spec.scale, device, timed_launches)
+        o, lse = _run_on_gpu(cfg, arrays, spec.scale, device)
         emulation = None
     else:
         watching = [*observers, *(all_checks() if checks else ())]
         result = _run(cfg, arrays, spec.scale, emulate=True, arch=arch, observers=watching)
-        o, lse, ms, emulation = result.o, result.lse, None, result.emulation
+        o, lse, emulation = result.o, result.lse, result.emulation
     return Verdict(
         **vars(compare(cfg, o, lse, references)),
         config=cfg,
@@ -130,7 +125,6 @@ def prove(
         backend=backend,
         arch=arch,
         emulation=emulation,
-        ms=ms,
     )
 
 
@@ -142,16 +136,7 @@ def _run(
 
 
 def _run_on_gpu(
-    cfg: FlashForwardKernelConfig,
-    arrays: Sequence[np.ndarray],
-    scale: float,
-    device: int,
-    timed_launches: int,
-) -> tuple[np.ndarray, np.ndarray, float | None]:
-    """o and LSE of a first launch on NaN-filled outputs, and the median time of later ones."""
-    on_gpu = [DeviceArray.from_host(array, device) for array in arrays]
-    result = _run(cfg, on_gpu, scale)
-    o, lse = result.o.to_host(), result.lse.to_host()
-    runs = [_run(cfg, on_gpu, scale, timed=True) for _ in range(timed_launches)]
-    times = [run.ms for run in runs if run.ms is not None]
-    return o, lse, statistics.median(times) if times else None
+    cfg: FlashForwardKernelConfig, arrays: Sequence[np.ndarray], scale: float, device: int
+) -> tuple[np.ndarray, np.ndarray]:
+    result = _run(cfg, [DeviceArray.from_host(array, device) for array in arrays], scale)
+    return result.o.to_host(), result.lse.to_host()
