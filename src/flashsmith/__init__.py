@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         parse_kernel_name_into_config,
     )
     from flashsmith.runtime import forward, forward_timed, plan_forward
-    from flashsmith.tuning import attention
+    from flashsmith.tuning.attention import attention
 
 _HOME = {
     "DType": "flashsmith.configs",
