@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import stand_in_sources
+
 from flashsmith.builder import find_toolchain
 from flashsmith.builder.cache import Cache
 

@@ -240,9 +240,14 @@ def test_a_dead_processs_workspace_is_swept_and_a_living_ones_stays(cache):
 
 def test_a_workspace_is_removed_when_its_build_fails(cache):
     publish(cache, "a")
-    with pytest.raises(RuntimeError, match="the build"), cache.workspace() as workspace:
-        (workspace / "build").mkdir()
-        raise RuntimeError("the build")
+
+    def fail():
+        with cache.workspace() as workspace:
+            (workspace / "build").mkdir()
+            raise RuntimeError("the build")
+
+    with pytest.raises(RuntimeError, match="the build"):
+        fail()
     assert list((cache.root / "tmp").iterdir()) == []
 
 
@@ -266,9 +271,10 @@ def test_an_operating_system_error_becomes_a_clear_one(cache, monkeypatch, numbe
     def fail(*arguments, **keywords):
         raise OSError(number, os.strerror(number), "/some/file")
 
-    with monkeypatch.context() as patch, pytest.raises(CacheError) as caught:
+    with monkeypatch.context() as patch:
         patch.setattr(os, function, fail)
-        publish(cache, "a")
+        with pytest.raises(CacheError) as caught:
+            publish(cache, "a")
     assert words in str(caught.value)
     assert "FLASHSMITH_CACHE_DIR" in str(caught.value)
     assert keys(cache) == ["other"]

@@ -20,7 +20,7 @@ ptxas info    : 0 bytes gmem, 24 bytes cmem[4]
 ptxas info    : Compiling entry function '_Z1a' for 'sm_80'
 ptxas info    : Function properties for _Z1a
     40 bytes stack frame, 56 bytes spill stores, 60 bytes spill loads
-ptxas info    : Used 255 registers, used 1 barriers, 40 bytes cumulative stack size, 520 bytes cmem[0]
+ptxas info    : Used 255 registers, 40 bytes cumulative stack size, 520 bytes cmem[0]
 ptxas info    : Compile time = 250.000 ms
 ptxas info    : Function properties for _Z6helper
     8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
@@ -128,7 +128,7 @@ def test_a_shard_is_split_into_modules_that_stand_alone():
     modules = split_ptx(MODULE, [Path("/tmp/xyz/sources"), Path("/cuda/include")])
     assert sorted(modules) == ["_Z1a", "_Z1b"]
     assert modules["_Z1b"].replace("\n\n", "\n") == SECOND.replace("\n\n", "\n")
-    assert "$L__info_string0:\n.b8 2,2\n.b8 2,0\n" in modules["_Z1a"]
+    assert "$L__info_string0:\n.b8 2,2,2,0\n" in modules["_Z1a"]
 
 
 def test_a_module_does_not_depend_on_its_neighbours():
@@ -139,6 +139,22 @@ def test_a_module_does_not_depend_on_its_neighbours():
     swapped = MODULE[:first] + shared + MODULE[second:end] + a + MODULE[end:]
     swapped = swapped.replace("BB0_", "BBx_").replace("BB1_", "BB0_").replace("BBx_", "BB1_")
     assert split_ptx(swapped, []) == split_ptx(MODULE, [])
+
+
+def test_a_module_does_not_name_its_shard():
+    def debug_string(text):
+        return ".b8 " + ",".join(str(byte) for byte in text.encode()) + ",0"
+
+    of_shard = [
+        MODULE.replace(
+            ".b8 3,0",
+            debug_string(f"_ZN4{n}_INTERNAL_bbba511{n}_1{n}_shard_{n * 9}_cu_0123456{n}5otherEv"),
+        )
+        for n in (0, 1)
+    ]
+    modules = [split_ptx(text, []) for text in of_shard]
+    assert modules[0] == modules[1]
+    assert debug_string("_ZN9_INTERNAL5otherEv") in modules[0]["_Z1b"]
 
 
 def test_ptx_that_ends_too_early_is_an_error():
@@ -176,7 +192,7 @@ def test_a_damaged_cubin_is_an_error(recorded_home):
     with pytest.raises(ValueError, match="not a 64-bit ELF"):
         kernel_code_bytes(b"text")
     for end in (16, 64, len(cubin) // 2):
-        with pytest.raises(ValueError, match="truncated|ELF"):
+        with pytest.raises(ValueError, match=r"truncated|ELF"):
             kernel_code_bytes(cubin[:end])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from flashsmith.builder.build import build
 from flashsmith.builder.cache import (
     CacheEntry,
     Removed,
@@ -14,6 +13,7 @@ from flashsmith.builder.cache import (
 )
 from flashsmith.builder.find import built_configs, find_library, library_for
 from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.library_build import build
 from flashsmith.builder.manifest import KernelEntry, Manifest
 from flashsmith.builder.progress import BuildEvent, Progress
 from flashsmith.builder.toolchain import Toolchain, find_toolchain

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -201,10 +202,11 @@ class Cache:
     def discard(self, key: str) -> None:
         """Remove the library ``key``, used or not, if there; the caller holds the key."""
         with self.errors("write"):
-            grave = Path(tempfile.mkdtemp(dir=self._tmp))
+            # Its lock goes with it: should we be killed here, the next build sweeps it up.
+            grave = self._tmp / f"{key}-{secrets.token_hex(8)}"
             with contextlib.suppress(FileNotFoundError):
-                os.rename(self.libraries / key, grave / key)
-            shutil.rmtree(grave, ignore_errors=True)
+                os.rename(self.libraries / key, grave)
+            _remove_workspace(grave)
 
     # ---- room ----
 
@@ -278,7 +280,10 @@ def cache_dir() -> Path:
     chosen = env.CACHE_DIR.raw()
     if chosen is not None:
         return Path(chosen).expanduser().absolute()
-    folder = platformdirs.user_cache_path("flashsmith", appauthor=False)
+    try:
+        folder = platformdirs.user_cache_path("flashsmith", appauthor=False)
+    except RuntimeError:  # newer platformdirs; older ones return a relative path
+        folder = Path("~")
     if not folder.is_absolute():
         raise CacheError(
             "there is no home folder to keep the kernel cache in (HOME is unset); "
@@ -331,8 +336,8 @@ def _verified_manifest(path: Path) -> Manifest:
     manifest = _read_manifest(path)
     for name, record in manifest.files.items():
         found = FileRecord.of(path / name)
-        if found.bytes != record.bytes:
-            raise ValueError(f"{name} has {found.bytes} bytes, not {record.bytes}")
+        if found.size != record.size:
+            raise ValueError(f"{name} has {found.size} bytes, not {record.size}")
         if found != record:
             raise ValueError(f"{name}: its checksum does not match")
     return manifest
@@ -367,7 +372,9 @@ def _remove_workspace(folder: Path) -> None:
     for child in _children(folder):
         if child.is_dir():
             shutil.rmtree(child, ignore_errors=True)
-    if all(child.is_file() for child in _children(folder)):
+        elif child.name != _LOCK:
+            child.unlink(missing_ok=True)
+    if [child.name for child in _children(folder)] in ([], [_LOCK]):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -132,6 +132,9 @@ class Compilation:
             missing = [cfg for cfg in configs if cfg not in names]
             if missing:
                 raise ValueError(f"no kernel for {missing[0]} in {sorted(modules)}")
+            unknown = [name for name in names.values() if name not in reports or name not in sizes]
+            if unknown:
+                raise ValueError(f"no report on {unknown[0]}")
         except (ValueError, FileNotFoundError) as error:
             raise CompileError(
                 f"shard_{index}: the output of {self.recipe.toolchain.nvcc} "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from flashsmith.builder.build import build_from
 from flashsmith.builder.cache import Cache, cache_dir
 from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.library_build import build_from
 from flashsmith.builder.manifest import Manifest
 from flashsmith.builder.progress import Progress
 from flashsmith.builder.recipe import package_sources, package_version, source_hash

@@ -60,7 +60,7 @@ class KernelEntry:
 class FileRecord:
     """Size and SHA-256 of one published file."""
 
-    bytes: int
+    size: int  # bytes
     sha256: str
 
     @classmethod

@@ -20,6 +20,9 @@ _STRING_LABEL = re.compile(r"\$L__info_string(\d+):")
 _SOURCE_NUMBER = re.compile(r"(\.loc\s+|inlined_at )(\d+)")
 _STRING_NUMBER = re.compile(r"\$L__info_string(\d+)")
 _LABEL = re.compile(r"\$L__BB\d+_")
+# The namespace nvcc gives what is static in a shard (CUDA's own header functions, for one).
+_SHARD_NAMESPACE = re.compile(r"\d+_INTERNAL_[0-9a-f]{8}_\d+_shard_\d+_cu_[0-9a-f]{8}")
+_STRING_BYTES_PER_LINE = 40
 
 
 @dataclass
@@ -29,7 +32,7 @@ class _Module:
     prelude: list[str] = field(default_factory=list)
     entries: dict[str, list[str]] = field(default_factory=dict)
     files: dict[int, str] = field(default_factory=dict)
-    strings: dict[int, list[str]] = field(default_factory=dict)
+    strings: dict[int, str] = field(default_factory=dict)
 
 
 def split_ptx(text: str, roots: Sequence[Path]) -> dict[str, str]:
@@ -44,7 +47,7 @@ def split_ptx(text: str, roots: Sequence[Path]) -> dict[str, str]:
 
 def _parse(text: str) -> _Module:
     module = _Module()
-    lines = iter(text.splitlines())
+    lines = iter(_anonymous(text).splitlines())
     for line in lines:
         entry = _ENTRY.match(line)
         file = _FILE.match(line)
@@ -72,14 +75,26 @@ def _block(first: str, lines: Iterator[str]) -> list[str]:
     return block
 
 
+def _anonymous(text: str) -> str:
+    return _SHARD_NAMESPACE.sub("9_INTERNAL", text)
+
+
 def _parse_strings(block: list[str], module: _Module) -> None:
-    current: list[str] = []
+    number = 0
     for line in block:
         label = _STRING_LABEL.match(line)
         if label:
-            current = module.strings.setdefault(int(label[1]), [])
+            number = int(label[1])
+            module.strings[number] = ""
         elif line.startswith(".b8"):
-            current.append(line)
+            characters = bytes(int(byte) for byte in line.removeprefix(".b8").split(","))
+            module.strings[number] += characters.decode("latin-1")
+
+
+def _string_lines(string: str) -> list[str]:
+    values = list(map(str, _anonymous(string).encode("latin-1")))
+    starts = range(0, len(values), _STRING_BYTES_PER_LINE)
+    return [f".b8 {','.join(values[i : i + _STRING_BYTES_PER_LINE])}" for i in starts]
 
 
 class _Renumbering:
@@ -108,7 +123,7 @@ def _module_of(entry: list[str], module: _Module, roots: Sequence[Path]) -> str:
     if strings.new:
         parts += ["\t.section\t.debug_str", "\t{"]
         for old, new in strings.new.items():
-            parts += [f"$L__info_string{new}:", *module.strings[old]]
+            parts += [f"$L__info_string{new}:", *_string_lines(module.strings[old])]
         parts.append("\t}")
     return "\n".join(parts) + "\n"
 

@@ -31,7 +31,8 @@ def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
     """
     reports: dict[str, ResourceReport] = {}
     starts = list(_ENTRY.finditer(text))
-    for start, end in zip(starts, [m.start() for m in starts[1:]] + [len(text)], strict=True):
+    ends = [*(start.start() for start in starts[1:]), len(text)]
+    for start, end in zip(starts, ends, strict=False):
         name = start[1]
         # Frame sizes of device functions that were not inlined follow under their own names.
         body = text[start.end() : end]
