@@ -11,6 +11,9 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
+from flashsmith.builder import processes
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.compilation import Compilation
 from flashsmith.builder.recipe import Recipe, source_hash
@@ -118,8 +121,12 @@ def record_compiler(home: Path, csrc: Path, toolchain: Toolchain) -> Path:
     recorded = home / "recorded"
     with cache.building(recipe.key(), lambda seconds: None), cache.workspace() as workspace:
         compilation = Compilation(recipe, workspace, jobs=1)
-        compilation.compile(cache, lambda entry: None)
+        with pytest.MonkeyPatch.context() as patch:
+            said = _overhear(patch)
+            compilation.compile(cache, lambda entry: None)
         shutil.copytree(compilation.build, recorded, ignore=shutil.ignore_patterns("*.ii"))
+        for name, words in said.items():
+            (recorded / f"{name}.log").write_text(words)
         for kept in (recorded / "keep_0").glob("shard_0.*"):
             if kept.suffix in (".ptx", ".cubin"):
                 shutil.move(kept, recorded)
@@ -131,6 +138,21 @@ def record_compiler(home: Path, csrc: Path, toolchain: Toolchain) -> Path:
     os.symlink(toolchain.include_dirs[0], home / "include")
     os.symlink(toolchain.cuda_lib_dir, home / "lib")
     return home
+
+
+def _overhear(patch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What each compiler says from now on, by the name of what it makes."""
+    said: dict[str, str] = {}
+
+    def run_all(commands, *, finished, **options):
+        def hear(done):
+            said[done.command.name] = done.output
+            finished(done)
+
+        processes.run_all(commands, finished=hear, **options)
+
+    patch.setattr("flashsmith.builder.compilation.run_all", run_all)
+    return said
 
 
 def copy_home(original: Path, copy: Path) -> Path:

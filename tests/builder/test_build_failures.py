@@ -49,6 +49,7 @@ def test_a_build_and_what_it_tells(build, cuda_home):
         ("compile", 0, 2),
         ("compile", 1, 2),
         ("compile", 2, 2),
+        ("host", 2, 2),
         ("link", 2, 2),
         ("publish", 2, 2),
         ("done", 2, 2),

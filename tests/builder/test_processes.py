@@ -11,8 +11,8 @@ from flashsmith.builder.processes import Command, run_all
 from flashsmith.errors import CacheError, CompileError
 
 
-def shell(tmp_path, name, script):
-    return Command(name, ("/bin/sh", "-c", script), tmp_path / f"{name}.log")
+def shell(name, script):
+    return Command(name, ("/bin/sh", "-c", script))
 
 
 def run(commands, tmp_path, jobs=2):
@@ -22,7 +22,7 @@ def run(commands, tmp_path, jobs=2):
 
 
 def test_every_command_runs_and_is_heard(tmp_path):
-    commands = [shell(tmp_path, f"c{i}", f"echo out{i}; echo err{i} >&2") for i in range(5)]
+    commands = [shell(f"c{i}", f"echo out{i}; echo err{i} >&2") for i in range(5)]
     done = run(commands, tmp_path)
     assert {d.command.name: d.output for d in done} == {
         f"c{i}": f"out{i}\nerr{i}\n" for i in range(5)
@@ -32,12 +32,12 @@ def test_every_command_runs_and_is_heard(tmp_path):
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_no_more_run_at_once_than_allowed(tmp_path, jobs):
     script = "touch run.$$; ls run.* | wc -l; sleep 0.1; rm run.$$"
-    done = run([shell(tmp_path, f"c{i}", script) for i in range(6)], tmp_path, jobs=jobs)
+    done = run([shell(f"c{i}", script) for i in range(6)], tmp_path, jobs=jobs)
     assert max(int(d.output) for d in done) == jobs
 
 
 def test_a_failure_carries_the_words_and_the_command(tmp_path):
-    failing = shell(tmp_path, "shard_3", "echo 'a.cu(5): error: expected a \";\"' >&2; exit 2")
+    failing = shell("shard_3", "echo 'a.cu(5): error: expected a \";\"' >&2; exit 2")
     with pytest.raises(CompileError) as caught:
         run([failing], tmp_path)
     words = str(caught.value)
@@ -48,7 +48,7 @@ def test_a_failure_carries_the_words_and_the_command(tmp_path):
 def test_long_words_keep_their_beginning_and_end(tmp_path):
     script = "echo first; seq 1 20000; echo last; exit 1"
     with pytest.raises(CompileError) as caught:
-        run([shell(tmp_path, "c", script)], tmp_path)
+        run([shell("c", script)], tmp_path)
     words = str(caught.value)
     assert len(words) < 8000
     assert "first" in words
@@ -56,8 +56,8 @@ def test_long_words_keep_their_beginning_and_end(tmp_path):
 
 
 def test_a_failure_ends_the_others_with_their_children(tmp_path):
-    long = shell(tmp_path, "long", "sh -c 'echo $$ > child; exec sleep 60' & wait")
-    failing = shell(tmp_path, "failing", "while [ ! -s child ]; do sleep 0.01; done; exit 1")
+    long = shell("long", "sh -c 'echo $$ > child; exec sleep 60' & wait")
+    failing = shell("failing", "while [ ! -s child ]; do sleep 0.01; done; exit 1")
     start = time.monotonic()
     with pytest.raises(CompileError, match="failing"):
         run([long, failing], tmp_path)
@@ -80,8 +80,8 @@ def _alive(pid):
 
 
 def test_an_interrupt_ends_the_compilers(tmp_path):
-    command = shell(tmp_path, "long", "echo $$ > pid; exec sleep 60")
-    quick = shell(tmp_path, "quick", "while [ ! -s pid ]; do sleep 0.01; done")
+    command = shell("long", "echo $$ > pid; exec sleep 60")
+    quick = shell("quick", "while [ ! -s pid ]; do sleep 0.01; done")
 
     def interrupt(done):
         raise KeyboardInterrupt
@@ -93,23 +93,23 @@ def test_an_interrupt_ends_the_compilers(tmp_path):
 
 def test_a_killed_compiler_is_said_to_be(tmp_path):
     with pytest.raises(CompileError, match=r"killed by signal 9 \(out of memory\? .*JOBS=1"):
-        run([shell(tmp_path, "c", "kill -9 $$")], tmp_path)
+        run([shell("c", "kill -9 $$")], tmp_path)
 
 
 def test_a_compiler_that_cannot_start(tmp_path):
     with pytest.raises(CompileError, match="c: /no/such/nvcc does not run"):
-        run([Command("c", ("/no/such/nvcc",), tmp_path / "c.log")], tmp_path)
+        run([Command("c", ("/no/such/nvcc",))], tmp_path)
 
 
 def test_a_compiler_on_a_full_disk(tmp_path):
     script = "echo '/usr/bin/ld: final link failed: No space left on device' >&2; exit 1"
     with pytest.raises(CacheError, match=r"the disk is full.*No space left"):
-        run([shell(tmp_path, "link", script)], tmp_path)
+        run([shell("link", script)], tmp_path)
 
 
 def test_the_environment_of_a_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-O0")
     monkeypatch.setenv("TMPDIR", "/elsewhere")
-    (done,) = run([shell(tmp_path, "c", 'echo "$NVCC_APPEND_FLAGS|$TMPDIR|$LC_ALL"')], tmp_path)
+    (done,) = run([shell("c", 'echo "$NVCC_APPEND_FLAGS|$TMPDIR|$LC_ALL"')], tmp_path)
     assert done.output == f"|{tmp_path}|C\n"
     assert os.environ["TMPDIR"] == "/elsewhere"

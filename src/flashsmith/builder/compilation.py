@@ -105,17 +105,14 @@ class Compilation:
     def _nvcc(self, name: str, source: Path, flags: tuple[str, ...]) -> Command:
         tools = self.recipe.toolchain
         arguments = [str(tools.nvcc), f"-ccbin={tools.gxx}", *flags, f"-I{self.recipe.csrc}"]
-        return self._command(name, [*arguments, "-c", str(source), "-o", str(self._object(name))])
+        return Command(name, (*arguments, "-c", str(source), "-o", str(self._object(name))))
 
     def _gxx(self, name: str, source: Path) -> Command:
         tools = self.recipe.toolchain
         arguments = [str(tools.gxx), *self.recipe.host_cc_flags(), f"-I{self.recipe.csrc}"]
         for folder in tools.include_dirs:
             arguments += ["-isystem", str(folder)]
-        return self._command(name, [*arguments, "-c", str(source), "-o", str(self._object(name))])
-
-    def _command(self, name: str, arguments: list[str]) -> Command:
-        return Command(name, tuple(arguments), self.build / f"{name}.log")
+        return Command(name, (*arguments, "-c", str(source), "-o", str(self._object(name))))
 
     # ---- what the compiler made of each kernel ----
 
@@ -181,9 +178,9 @@ class Compilation:
         exports.write_text(_EXPORTS)
         names = [path.stem for path in self.sources.shards]
         names += ["flash_attention", "bindings", "kernel_library"]
-        command = self._command(
+        command = Command(
             "link",
-            [
+            (
                 str(tools.gxx),
                 "-shared",
                 *(str(self._object(name)) for name in names),
@@ -200,6 +197,6 @@ class Compilation:
                 f"-Wl,--version-script={exports}",
                 "-o",
                 str(self.library / SHARED_OBJECT),
-            ],
+            ),
         )
         run_all([command], cwd=self.build, jobs=1, finished=lambda done: None)

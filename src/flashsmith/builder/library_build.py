@@ -165,6 +165,8 @@ class _Build:
             f"{entry.short_form}  {entry.compile_seconds:.1f} s, {entry.code_bytes:,} bytes",
             entry,
         )
+        if self.done == len(self.recipe.configs):
+            self._tell("host", "host code (compiled once, kept for every library)")
 
     def _warn_of_spills(self, library: KernelLibrary) -> None:
         if library.spilling:

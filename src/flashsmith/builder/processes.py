@@ -20,11 +20,10 @@ _SHOWN_CHARACTERS = 6000
 
 @dataclass(frozen=True)
 class Command:
-    """One compiler call: what it makes, its arguments, and the file its words go to."""
+    """One compiler call: the name of what it makes, and its arguments."""
 
     name: str
     arguments: tuple[str, ...]
-    log: Path
 
 
 @dataclass(frozen=True)
@@ -40,32 +39,37 @@ class _Running:
     def __init__(self, command: Command, cwd: Path) -> None:
         self.command = command
         self.start = time.monotonic()
-        with open(command.log, "wb") as log:
+        # Memory, not a file: on a full disk the compiler's complaint would not fit either.
+        self.words = os.fdopen(os.memfd_create(command.name), "w+b")
+        try:
             # Its own session: nvcc's children die with it when the group is killed, and a
             # Ctrl-C reaches Python alone, which then ends them in order.
-            try:
-                self.process = subprocess.Popen(
-                    command.arguments,
-                    cwd=cwd,
-                    env=env.compiler_environment(str(cwd)),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise CompileError(
-                    f"{command.name}: {command.arguments[0]} does not run: {error}"
-                ) from error
+            self.process = subprocess.Popen(
+                command.arguments,
+                cwd=cwd,
+                env=env.compiler_environment(str(cwd)),
+                stdin=subprocess.DEVNULL,
+                stdout=self.words,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.words.close()
+            raise CompileError(
+                f"{command.name}: {command.arguments[0]} does not run: {error}"
+            ) from error
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.words.close()
 
     def finish(self) -> Finished:
         seconds = time.monotonic() - self.start
-        output = self.command.log.read_text(errors="replace")
+        with self.words:
+            self.words.seek(0)
+            output = self.words.read().decode(errors="replace")
         if self.process.returncode != 0:
             raise _failure(self.command, self.process.returncode, output)
         return Finished(self.command, seconds, output)

@@ -11,7 +11,7 @@ from flashsmith.builder.manifest import KernelEntry
 
 _log = logging.getLogger("flashsmith")
 
-Stage = Literal["wait", "reuse", "compile", "link", "publish", "warn", "done"]
+Stage = Literal["wait", "reuse", "compile", "host", "link", "publish", "warn", "done"]
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,10 @@ class BuildEvent:
     """One step of a build.
 
     ``done`` of ``total`` configs are compiled. A "compile" event carries the kernel it tells of
-    (``entry``) except the first one, which says what is about to be compiled. "wait": another
-    process builds the same library. "reuse": it was in the cache. "warn": something to look at that
-    does not stop the build, such as spills. "done": it is published.
+    (``entry``) except the first one, which says what is about to be compiled. "host": the kernels
+    are compiled, the host code perhaps not yet. "wait": another process builds the same library.
+    "reuse": it was in the cache. "warn": something to look at that does not stop the build, such as
+    spills. "done": it is published.
     """
 
     stage: Stage
