@@ -25,7 +25,7 @@ COMMIT, WAIT = "cp.async.commit_group;\n", "cp.async.wait_group 0;\n"
 
 
 def run(*steps: str) -> tuple[list[int], list[Finding]]:
-    body = ".loc 1 1 1\n" + ADDRESSES + "".join(steps)
+    body = ".loc 1 1 1\nmov.b32 {d}, 0;\n" + ADDRESSES + "".join(steps)
     text = kernel_text(body, ("b32",), ("b32",), TILE)
     values = [1000 + i for i in range(THREADS)]
     checks = all_checks()

@@ -69,21 +69,26 @@ class BankConflicts(Observer):
             counted.actual += actual
 
     def _wavefronts(self, event: MemoryAccess, bytes_per_lane: int) -> tuple[int, int]:
+        """Phases, and wavefronts over all of them.
+
+        An access of 8 or 16 bytes takes whole groups of banks, so a lane counts once, as one unit
+        of its size in one of the 128 / size groups.
+        """
+        unit = max(bytes_per_lane, _WORD)
+        groups = lanes_per_phase = _PHASE_BYTES // unit
         cta, tid = np.divmod(event.threads, self._threads_per_cta)
-        lanes_per_phase = min(32, _PHASE_BYTES // max(bytes_per_lane, _WORD))
-        phases_per_warp = 32 // lanes_per_phase
-        phase = (cta * self._warps_per_cta + tid // 32) * phases_per_warp
+        phase = (cta * self._warps_per_cta + tid // 32) * (32 // lanes_per_phase)
         phase += tid % 32 // lanes_per_phase
-        _, phase = np.unique(phase, return_inverse=True)
-        first = event.addresses // _WORD
-        last = (event.addresses + np.maximum(event.sizes, 1) - 1) // _WORD
-        words = first[:, None] + np.arange(int((last - first).max()) + 1)
-        wanted = words <= last[:, None]
-        span = int(words.max()) + 1
-        keys = np.unique((phase.reshape(-1, 1) * span + words)[wanted])
-        phases = int(phase.max()) + 1
-        loads = np.bincount(keys // span * _BANKS + keys % span % _BANKS, minlength=phases * _BANKS)
-        return phases, int(loads.reshape(phases, _BANKS).max(axis=1).sum())
+        phase -= phase.min()
+        units = event.addresses // unit
+        span = int(units.max()) + 1
+        keys = np.sort(phase * span + units)
+        # Lanes that want the same unit are served together.
+        distinct = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
+        bins = distinct // span * groups + distinct % span % groups
+        loads = np.bincount(bins, minlength=(int(phase.max()) + 1) * groups)
+        busiest = loads.reshape(-1, groups).max(axis=1)
+        return int(np.count_nonzero(busiest)), int(busiest.sum())
 
 
 def _kind(event: MemoryAccess, bytes_per_lane: int) -> str:

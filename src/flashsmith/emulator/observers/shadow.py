@@ -52,6 +52,21 @@ class Shadow:
         """Cells of each thread's ``[address, address + size)``; what lies outside is left out."""
         if self.granule > 1 and not _whole_words(addresses, sizes):
             self.refine()
+        if isinstance(sizes, int) and self._all_inside(addresses, sizes):
+            first = addresses // self.granule + banks * self.cells_per_bank
+            count = sizes // self.granule
+            cells = (first[:, None] + np.arange(count)).ravel()
+            return Touched(cells, np.repeat(np.arange(addresses.size), count))
+        return self._locate_some(banks, addresses, sizes)
+
+    def _all_inside(self, addresses: np.ndarray, size: int) -> bool:
+        if not addresses.size:
+            return True
+        return int(addresses.min()) >= 0 and int(addresses.max()) + size <= self._size
+
+    def _locate_some(
+        self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
+    ) -> Touched:
         widest = int(np.max(sizes, initial=0))
         steps = np.arange(0, widest, self.granule)
         offsets = addresses[:, None] + steps
@@ -60,8 +75,6 @@ class Shadow:
             inside &= steps < sizes[:, None]
         cells = offsets // self.granule + np.reshape(banks, (-1, 1)) * self.cells_per_bank
         rows = np.broadcast_to(np.arange(addresses.size)[:, None], cells.shape)
-        if inside.all():
-            return Touched(cells.ravel(), rows.ravel())
         return Touched(cells[inside], rows[inside])
 
     def address(self, cell: int) -> int:
@@ -82,7 +95,8 @@ class Shadow:
 
 
 def _whole_words(addresses: np.ndarray, sizes: int | np.ndarray) -> bool:
-    return not (np.any(addresses % _WORD) or np.any(np.asarray(sizes) % _WORD))
+    bits = np.bitwise_or.reduce(addresses) | np.bitwise_or.reduce(np.atleast_1d(sizes))
+    return int(bits) % _WORD == 0
 
 
 class Ranges:
