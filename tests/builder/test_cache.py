@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from tempfile import mkdtemp
 
 import pytest
 from stand_in_sources import CONFIGS
@@ -219,7 +220,43 @@ def test_prune_takes_its_limit_from_the_environment(cache, monkeypatch):
     assert builder.prune().entries == 1
 
 
+def test_what_is_no_library_is_left_alone(cache):
+    publish(cache, "a")
+    (cache.libraries / "notes.txt").write_text("mine")
+    assert keys(cache) == ["a"]
+    assert cache.clear().entries == 1
+    assert [path.name for path in cache.libraries.iterdir()] == ["notes.txt"]
+
+
+def test_manifests_are_read_again_when_they_change(cache):
+    publish(cache, "a")
+    assert [manifest.key for manifest in cache.manifests()] == ["a"]
+    path = cache.libraries / "a" / "manifest.json"
+    path.write_text(path.read_text().replace("0.1.0", "0.2.0"))
+    assert cache.manifests() == []
+    publish(cache, "a")
+    publish(cache, "b", used=1000.0)
+    assert [manifest.key for manifest in cache.manifests()] == ["a", "b"]
+
+
 # ---- workspaces of dead processes ----
+
+
+def test_a_workspace_swept_before_it_was_locked_gets_a_successor(cache, monkeypatch):
+    publish(cache, "a")
+    made = []
+
+    def swept_at_once(dir):
+        folder = mkdtemp(dir=dir)
+        made.append(folder)
+        if len(made) == 1:
+            os.rmdir(folder)
+        return folder
+
+    monkeypatch.setattr("tempfile.mkdtemp", swept_at_once)
+    with cache.workspace() as workspace:
+        assert workspace.is_dir()
+        assert [str(workspace)] == made[1:]
 
 
 def test_a_dead_processs_workspace_is_swept_and_a_living_ones_stays(cache):

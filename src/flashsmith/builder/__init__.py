@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from flashsmith.builder.cache import (
-    CacheEntry,
-    Removed,
-    cache_dir,
-    cache_entries,
-    clear,
-    prune,
-    verify,
-)
+from flashsmith.builder.cache import CacheEntry, Removed
 from flashsmith.builder.find import built_configs, find_library, library_for
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_build import build
 from flashsmith.builder.manifest import KernelEntry, Manifest
 from flashsmith.builder.progress import BuildEvent, Progress
 from flashsmith.builder.toolchain import Toolchain, find_toolchain
+from flashsmith.builder.user_cache import cache_dir, cache_entries, clear, prune, verify
 
 __all__ = [
     "BuildEvent",

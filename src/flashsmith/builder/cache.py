@@ -15,37 +15,21 @@ import contextlib
 import errno
 import hashlib
 import os
-import secrets
 import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import platformdirs
-
-from flashsmith import env
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.locks import try_lock, wait_for_lock
 from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord, Manifest
+from flashsmith.builder.workspaces import LOCK, Workspaces, cache_errors, subfolders
 from flashsmith.errors import CacheError
 
 _MIB = 2**20
-_LOCK = "lock"
-# A folder in tmp/ without a lock belongs to a process that is just creating it, or died doing so.
-_UNLOCKED_GRACE_SECONDS = 3600.0
 # Longer than any build; after it, building twice is better than hanging.
 _BUILD_PATIENCE_SECONDS = 1800.0
-
-_ADVICE = {
-    errno.ENOSPC: "the disk is full: free some space or run 'flashsmith cache clear'",
-    errno.EDQUOT: "the disk quota is used up: free some space or run 'flashsmith cache clear'",
-    errno.EROFS: "the file system is read-only",
-    errno.EACCES: "permission denied",
-    errno.EPERM: "permission denied",
-}
 
 
 @dataclass(frozen=True)
@@ -77,7 +61,7 @@ class Cache:
         self.libraries = root / "libraries"
         self.objects = root / "objects"
         self._locks = root / "locks"
-        self._tmp = root / "tmp"
+        self._workspaces = Workspaces(root / "tmp", root)
 
     # ---- reading ----
 
@@ -85,7 +69,7 @@ class Cache:
         """The library ``key`` with every file verified; None when missing or damaged."""
         path = self.libraries / key
         with self.errors("read"):
-            in_use = try_lock(path / _LOCK, shared=True)
+            in_use = try_lock(path / LOCK, shared=True)
             if in_use is None:
                 return None
             try:
@@ -95,14 +79,23 @@ class Cache:
                 return None
             # A cache one may only read has no record of its use.
             with contextlib.suppress(OSError):
-                os.utime(path / _LOCK)
+                os.utime(path / LOCK)
             return KernelLibrary(path, manifest, in_use)
 
     def entries(self, *, thorough: bool = False) -> list[CacheEntry]:
         """Every library, most recently used first; ``thorough`` hashes every file."""
         with self.errors("read"):
-            found = [self._entry(path, thorough) for path in _children(self.libraries)]
+            found = [self._entry(path, thorough) for path in subfolders(self.libraries)]
             return sorted(found, key=lambda entry: (-entry.last_used, entry.key))
+
+    def manifests(self) -> list[Manifest]:
+        """What the readable manifests say, most recently used first; files are not looked at."""
+        found = []
+        with self.errors("read"):
+            for path in sorted(subfolders(self.libraries), key=_last_used, reverse=True):
+                with contextlib.suppress(OSError, ValueError):
+                    found.append(_remembered_manifest(path))
+        return found
 
     def _entry(self, path: Path, thorough: bool) -> CacheEntry:
         manifest, damage = None, None
@@ -130,7 +123,7 @@ class Cache:
     def building(self, key: str, waiting: Callable[[float], None]) -> Iterator[None]:
         """Hold the right to build or replace ``key``, waiting for another process that does."""
         with self.errors("write"):
-            for folder in (self.libraries, self.objects, self._locks, self._tmp):
+            for folder in (self.libraries, self.objects, self._locks, self._workspaces.folder):
                 folder.mkdir(parents=True, exist_ok=True)
             lock = wait_for_lock(
                 self._locks / f"{key}.lock", patience=_BUILD_PATIENCE_SECONDS, waiting=waiting
@@ -141,27 +134,9 @@ class Cache:
             if lock is not None:
                 lock.release()
 
-    @contextlib.contextmanager
-    def workspace(self) -> Iterator[Path]:
+    def workspace(self) -> contextlib.AbstractContextManager[Path]:
         """A new folder in the cache, removed at the end; a dead process's are swept first."""
-        with self.errors("write"):
-            self._sweep()
-            folder = Path(tempfile.mkdtemp(dir=self._tmp))
-            lock = try_lock(folder / _LOCK, create=True)
-        try:
-            yield folder
-        finally:
-            _remove_workspace(folder)
-            if lock is not None:
-                lock.release()
-
-    def _sweep(self) -> None:
-        for folder in _children(self._tmp):
-            lock = try_lock(folder / _LOCK)
-            if lock is not None or _unlocked_and_old(folder):
-                _remove_workspace(folder)
-            if lock is not None:
-                lock.release()
+        return self._workspaces.new()
 
     def publish(self, folder: Path, manifest: Manifest) -> KernelLibrary:
         """Move ``folder``, complete but for its manifest, to its place; the caller holds the key.
@@ -170,7 +145,7 @@ class Cache:
         """
         with self.errors("write"):
             (folder / MANIFEST_NAME).write_text(manifest.to_json())
-            in_use = try_lock(folder / _LOCK, shared=True, create=True)
+            in_use = try_lock(folder / LOCK, shared=True, create=True)
             _sync_tree(folder)
             target = self.libraries / manifest.key
             while True:
@@ -202,11 +177,7 @@ class Cache:
     def discard(self, key: str) -> None:
         """Remove the library ``key``, used or not, if there; the caller holds the key."""
         with self.errors("write"):
-            # Its lock goes with it: should we be killed here, the next build sweeps it up.
-            grave = self._tmp / f"{key}-{secrets.token_hex(8)}"
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(self.libraries / key, grave)
-            _remove_workspace(grave)
+            self._workspaces.bury(self.libraries / key)
 
     # ---- room ----
 
@@ -216,7 +187,7 @@ class Cache:
         Libraries that a process has open, or is building, stay.
         """
         with self.errors("write"):
-            items = [*_children(self.libraries), *_children(self.objects)]
+            items = [*subfolders(self.libraries), *self.objects.glob("*.o")]
             sizes = {item: _size(item) for item in items}
             excess = sum(sizes.values()) - limit_mib * _MIB
             entries = freed = in_use = 0
@@ -239,8 +210,8 @@ class Cache:
         if key_lock is None:
             return False
         try:
-            in_use = try_lock(item / _LOCK)
-            if in_use is None and (item / _LOCK).exists():
+            in_use = try_lock(item / LOCK)
+            if in_use is None and (item / LOCK).exists():
                 return False
             self.discard(item.name)
             if in_use is not None:
@@ -254,62 +225,12 @@ class Cache:
         """Remove everything that no process uses."""
         removed = self.prune(0)
         with self.errors("write"):
-            self._sweep()
+            self._workspaces.sweep()
         return removed
 
-    @contextlib.contextmanager
-    def errors(self, action: str) -> Iterator[None]:
+    def errors(self, action: str) -> contextlib.AbstractContextManager[None]:
         """OSErrors of the block as CacheErrors that say what to do."""
-        try:
-            yield
-        except BrokenPipeError:
-            raise  # whoever watched the build left; that is no matter of the cache
-        except OSError as error:
-            why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
-            raise CacheError(
-                f"cannot {action} the kernel cache {self.root} ({error.filename}): {why}. "
-                "FLASHSMITH_CACHE_DIR can name a folder elsewhere that you may write"
-            ) from error
-
-
-def cache_dir() -> Path:
-    """The cache's folder: FLASHSMITH_CACHE_DIR, else 'flashsmith' in the user's cache folder.
-
-    Raises CacheError when there is no home folder to put it in.
-    """
-    chosen = env.CACHE_DIR.raw()
-    if chosen is not None:
-        return Path(chosen).expanduser().absolute()
-    try:
-        folder = platformdirs.user_cache_path("flashsmith", appauthor=False)
-    except RuntimeError:  # newer platformdirs; older ones return a relative path
-        folder = Path("~")
-    if not folder.is_absolute():
-        raise CacheError(
-            "there is no home folder to keep the kernel cache in (HOME is unset); "
-            "set HOME, or FLASHSMITH_CACHE_DIR to a folder that you may write"
-        )
-    return folder
-
-
-def cache_entries() -> list[CacheEntry]:
-    """Every library in the cache, most recently used first."""
-    return Cache(cache_dir()).entries()
-
-
-def prune(limit_mib: float | None = None) -> Removed:
-    """Evict libraries unused longest down to ``limit_mib`` (default: FLASHSMITH_CACHE_LIMIT)."""
-    return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)
-
-
-def clear() -> Removed:
-    """Empty the cache, but for libraries that are in use."""
-    return Cache(cache_dir()).clear()
-
-
-def verify() -> list[CacheEntry]:
-    """Hash every file in the cache; the entries that are damaged (the next build replaces them)."""
-    return [entry for entry in Cache(cache_dir()).entries(thorough=True) if entry.damage]
+        return cache_errors(action, self.root)
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -347,10 +268,6 @@ def _object_name(name: str, content: bytes) -> str:
     return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.o"
 
 
-def _children(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
 def _size(path: Path) -> int:
     """Bytes of a file or of all files below a folder; what vanishes meanwhile counts nothing."""
     total = 0
@@ -363,26 +280,8 @@ def _size(path: Path) -> int:
 def _last_used(path: Path) -> float:
     """When a library or object was last opened; one without a lock file is nobody's: 0."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return ((path / _LOCK) if path.is_dir() else path).stat().st_mtime
+        return ((path / LOCK) if path.is_dir() else path).stat().st_mtime
     return 0.0
-
-
-def _remove_workspace(folder: Path) -> None:
-    """Remove a workspace, its lock last: compilers that outlived their parent may still write."""
-    for child in _children(folder):
-        if child.is_dir():
-            shutil.rmtree(child, ignore_errors=True)
-        elif child.name != _LOCK:
-            child.unlink(missing_ok=True)
-    if [child.name for child in _children(folder)] in ([], [_LOCK]):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _unlocked_and_old(folder: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        age = time.time() - folder.stat().st_mtime
-        return not (folder / _LOCK).exists() and age > _UNLOCKED_GRACE_SECONDS
-    return False
 
 
 def _sync_tree(folder: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from flashsmith.builder.cache import Cache, cache_dir
+from flashsmith.builder.cache import Cache
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.manifest import Manifest
 from flashsmith.builder.progress import Progress
 from flashsmith.builder.recipe import package_sources, package_version, source_hash
 from flashsmith.builder.toolchain import tvm_ffi_version
+from flashsmith.builder.user_cache import cache_dir
 from flashsmith.configs import FlashForwardKernelConfig, Semantics
 
 
@@ -49,7 +50,7 @@ def built_configs(
 ) -> tuple[FlashForwardKernelConfig, ...]:
     """Every config that ``find_library`` would find, sorted."""
     manifests = _usable_manifests(package_sources(), arch, semantics or Semantics())
-    return tuple(sorted({kernel.config for _, found in manifests for kernel in found.kernels}))
+    return tuple(sorted({kernel.config for found in manifests for kernel in found.kernels}))
 
 
 def find_library_from(
@@ -62,26 +63,19 @@ def find_library_from(
     """The most recently used cached library made from ``csrc`` that holds all ``configs``."""
     cache = Cache(cache_dir())
     wanted = set(configs)
-    for key, manifest in _usable_manifests(csrc, arch, semantics or Semantics()):
+    for manifest in _usable_manifests(csrc, arch, semantics or Semantics()):
         if wanted <= {kernel.config for kernel in manifest.kernels}:
-            library = cache.open(key)  # verifies; None when damaged or gone meanwhile
+            library = cache.open(manifest.key)  # verifies; None when damaged or gone meanwhile
             if library is not None:
                 return library
     return None
 
 
-def _usable_manifests(csrc: Path, arch: int, semantics: Semantics) -> list[tuple[str, Manifest]]:
-    """Keys and manifests of the cached libraries made from ``csrc``, most recently used first."""
+def _usable_manifests(csrc: Path, arch: int, semantics: Semantics) -> list[Manifest]:
+    """The manifests of the cached libraries made from ``csrc``, most recently used first."""
     required = (arch, semantics, source_hash(csrc), package_version(), tvm_ffi_version())
-    found = []
-    for entry in Cache(cache_dir()).entries():
-        m = entry.manifest
-        if m is not None and required == (
-            m.arch,
-            m.semantics,
-            m.source_hash,
-            m.package_version,
-            m.tvm_ffi_version,
-        ):
-            found.append((entry.key, m))
-    return found
+    return [
+        m
+        for m in Cache(cache_dir()).manifests()
+        if required == (m.arch, m.semantics, m.source_hash, m.package_version, m.tvm_ffi_version)
+    ]

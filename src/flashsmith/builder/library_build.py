@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flashsmith import env
-from flashsmith.builder.cache import Cache, cache_dir
+from flashsmith.builder.cache import Cache
 from flashsmith.builder.compilation import Compilation
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.builder.progress import BuildEvent, Progress, Stage, silent
 from flashsmith.builder.recipe import Recipe, package_sources, package_version, source_hash
 from flashsmith.builder.toolchain import find_toolchain
+from flashsmith.builder.user_cache import cache_dir
 from flashsmith.configs import FlashForwardKernelConfig, Semantics, check_legal, device_spec
 from flashsmith.errors import ArgumentError, CacheError, CompileError
 
@@ -99,7 +100,6 @@ class _Build:
                 # Another process may have built it while this one waited.
                 library = self.cache.open(key)
                 if library is None:
-                    self.cache.discard(key)
                     return self._build()
         self.done = len(library)
         self._tell("reuse", f"{len(library)} configs are built already")

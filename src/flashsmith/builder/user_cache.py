@@ -1,0 +1,51 @@
+"""The user's kernel cache: where it is, and what a person may ask of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+
+from flashsmith import env
+from flashsmith.builder.cache import Cache, CacheEntry, Removed
+from flashsmith.errors import CacheError
+
+
+def cache_dir() -> Path:
+    """The cache's folder: FLASHSMITH_CACHE_DIR, else 'flashsmith' in the user's cache folder.
+
+    Raises CacheError when there is no home folder to put it in.
+    """
+    chosen = env.CACHE_DIR.raw()
+    if chosen is not None:
+        return Path(chosen).expanduser().absolute()
+    try:
+        folder = platformdirs.user_cache_path("flashsmith", appauthor=False)
+    except RuntimeError:  # newer platformdirs; older ones return a relative path
+        folder = Path("~")
+    if not folder.is_absolute():
+        raise CacheError(
+            "there is no home folder to keep the kernel cache in (HOME is unset); "
+            "set HOME, or FLASHSMITH_CACHE_DIR to a folder that you may write"
+        )
+    return folder
+
+
+def cache_entries() -> list[CacheEntry]:
+    """Every library in the cache, most recently used first."""
+    return Cache(cache_dir()).entries()
+
+
+def prune(limit_mib: float | None = None) -> Removed:
+    """Evict libraries unused longest down to ``limit_mib`` (default: FLASHSMITH_CACHE_LIMIT)."""
+    return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)
+
+
+def clear() -> Removed:
+    """Empty the cache, but for libraries that are in use."""
+    return Cache(cache_dir()).clear()
+
+
+def verify() -> list[CacheEntry]:
+    """Hash every file in the cache; the entries that are damaged (the next build replaces them)."""
+    return [entry for entry in Cache(cache_dir()).entries(thorough=True) if entry.damage]

@@ -1,0 +1,117 @@
+"""Where libraries grow, and are taken apart: folders that no dead process leaves behind for long.
+
+Every folder holds a lock file that its process keeps locked. The kernel drops the lock when the
+process dies, however it dies, and the next build removes the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from flashsmith.builder.locks import HeldLock, try_lock
+from flashsmith.errors import CacheError
+
+LOCK = "lock"
+# A folder without a lock belongs to a process that is just creating it, or died doing so.
+_UNLOCKED_GRACE_SECONDS = 3600.0
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space or run 'flashsmith cache clear'",
+    errno.EDQUOT: "the disk quota is used up: free some space or run 'flashsmith cache clear'",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+}
+
+
+@contextlib.contextmanager
+def cache_errors(action: str, root: Path) -> Iterator[None]:
+    """OSErrors of the block as CacheErrors about the cache ``root`` that say what to do."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # whoever watched the build left; that is no matter of the cache
+    except OSError as error:
+        why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+        where = f" ({error.filename})" if error.filename else ""
+        raise CacheError(
+            f"cannot {action} the kernel cache {root}{where}: {why}. "
+            "FLASHSMITH_CACHE_DIR can name a folder elsewhere that you may write"
+        ) from error
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in ``folder``, by name; none when it does not exist."""
+    return sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+
+
+class Workspaces:
+    """The folders in ``folder``, which is on the same file system as the cache ``root``."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self.folder = folder
+        self._root = root
+
+    @contextlib.contextmanager
+    def new(self) -> Iterator[Path]:
+        """A new folder, removed at the end; those of dead processes are removed first."""
+        with cache_errors("write", self._root):
+            self.sweep()
+            workspace, lock = self._create()
+        try:
+            yield workspace
+        finally:
+            _remove(workspace)
+            lock.release()
+
+    def _create(self) -> tuple[Path, HeldLock]:
+        while True:
+            workspace = Path(tempfile.mkdtemp(dir=self.folder))
+            # Another process may sweep the folder before it is locked; then it gets a successor.
+            with contextlib.suppress(FileNotFoundError):
+                lock = try_lock(workspace / LOCK, create=True)
+                if lock is not None:
+                    return workspace, lock
+
+    def sweep(self) -> None:
+        """Remove what dead processes left."""
+        for workspace in subfolders(self.folder):
+            lock = try_lock(workspace / LOCK)
+            if lock is not None or _is_unlocked_and_old(workspace):
+                _remove(workspace)
+            if lock is not None:
+                lock.release()
+
+    def bury(self, library: Path) -> None:
+        """Make ``library`` vanish at once, and then remove it; nothing when it is not there."""
+        # Its lock file goes with it: should we be killed here, the next sweep finds it.
+        grave = self.folder / f"{library.name}-{secrets.token_hex(8)}"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(library, grave)
+        _remove(grave)
+
+
+def _remove(workspace: Path) -> None:
+    """Remove a workspace, its lock last: compilers that outlived their parent may still write."""
+    for folder in subfolders(workspace):
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in workspace.glob("*"):
+        if file.is_file() and file.name != LOCK:
+            file.unlink(missing_ok=True)
+    if [path.name for path in workspace.glob("*")] in ([], [LOCK]):
+        shutil.rmtree(workspace, ignore_errors=True)
+
+
+def _is_unlocked_and_old(workspace: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        age = time.time() - workspace.stat().st_mtime
+        return not (workspace / LOCK).exists() and age > _UNLOCKED_GRACE_SECONDS
+    return False
