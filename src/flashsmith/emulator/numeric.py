@@ -1,0 +1,311 @@
+"""Scalar semantics of PTX arithmetic on NumPy arrays and NumPy scalars alike.
+
+Registers are held as unsigned integers, float32, float64 or booleans; 16-bit floats as their bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+f2, f4, f8 = np.float16, np.float32, np.float64
+u1, u2, u4, u8 = np.uint8, np.uint16, np.uint32, np.uint64
+i1, i2, i4, i8 = np.int8, np.int16, np.int32, np.int64
+
+#: float32 value of every float16 bit pattern: a table look-up is twice as fast as NumPy's cast.
+HALF_TABLE = np.arange(1 << 16, dtype=u2).view(f2).astype(f4)
+
+
+def select(predicate: Any, yes: Any, no: Any) -> Any:
+    """``predicate ? yes : no`` per thread; both values have one dtype."""
+    if predicate.ndim:
+        return np.where(predicate, yes, no)
+    return yes if predicate else no
+
+
+# 16-bit floats
+
+
+def half_to_float(bits: Any) -> Any:
+    """float32 of float16 bits (uint16)."""
+    return HALF_TABLE[bits]
+
+
+def float_to_half(value: Any) -> Any:
+    """float16 bits of float32 or float64, round to nearest even."""
+    return value.astype(f2).view(u2)
+
+
+def bfloat_to_float(bits: Any) -> Any:
+    """float32 of bfloat16 bits (uint16)."""
+    return (bits.astype(u4) << u4(16)).view(f4)
+
+
+def float_to_bfloat(value: Any) -> Any:
+    """bfloat16 bits of float32, round to nearest even; every NaN becomes 0x7FFF."""
+    bits = value.view(u4)
+    rounded = (bits + u4(0x7FFF) + ((bits >> u4(16)) & u4(1))) >> u4(16)
+    return select(np.isnan(value), u2(0x7FFF), rounded.astype(u2))
+
+
+def pack16(low: Any, high: Any) -> Any:
+    """uint32 of two uint16."""
+    return low.astype(u4) | (high.astype(u4) << u4(16))
+
+
+def low16(bits: Any) -> Any:
+    """Lower uint16 of a uint32."""
+    return bits.astype(u2)
+
+
+def high16(bits: Any) -> Any:
+    """Upper uint16 of a uint32."""
+    return (bits >> u4(16)).astype(u2)
+
+
+def pack_halves(low: Any, high: Any) -> Any:
+    """float16x2 bits of two float32."""
+    return pack16(float_to_half(low), float_to_half(high))
+
+
+def pack_bfloats(low: Any, high: Any) -> Any:
+    """bfloat16x2 bits of two float32."""
+    return pack16(float_to_bfloat(low), float_to_bfloat(high))
+
+
+# Floating point
+
+
+def round_float(exact: Any, mode: str, dtype: Any = f4) -> Any:
+    """Round float64 (or wider) to ``dtype``; mode "rn", "rz", "rm" (down) or "rp" (up)."""
+    nearest = exact.astype(dtype)
+    if mode == "rn":
+        return nearest
+    back = nearest.astype(exact.dtype)
+    up, down = dtype(np.inf), dtype(-np.inf)
+    if mode == "rm":
+        return select(back > exact, np.nextafter(nearest, down), nearest)
+    if mode == "rp":
+        return select(back < exact, np.nextafter(nearest, up), nearest)
+    return select(np.abs(back) > np.abs(exact), np.nextafter(nearest, dtype(0)), nearest)
+
+
+def fma32(a: Any, b: Any, c: Any) -> Any:
+    """float32 a * b + c: the product is exact in float64, the sum rounds there, then to float32."""
+    return (np.multiply(a, b, dtype=f8) + c).astype(f4)
+
+
+def fma32_exact(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c in float64, for directed rounding."""
+    return np.multiply(a, b, dtype=f8) + c
+
+
+def fma64(a: Any, b: Any, c: Any) -> Any:
+    """float64 a * b + c through the wider long double where the platform has one."""
+    wide = np.multiply(a, b, dtype=np.longdouble) + c
+    return wide.astype(f8)
+
+
+def saturate(value: Any) -> Any:
+    """Clamp to [0, 1]; NaN becomes 0."""
+    one, zero = value.dtype.type(1), value.dtype.type(0)
+    return np.fmin(np.fmax(value, zero), one)
+
+
+# Integers
+
+
+def divide(a: Any, b: Any) -> Any:
+    """Quotient truncated towards zero; division by zero gives all ones, as GPUs do."""
+    ones = b.dtype.type(-1) if b.dtype.kind == "i" else ~b.dtype.type(0)
+    safe = select(b == 0, b.dtype.type(1), b)
+    quotient = a // safe
+    if b.dtype.kind == "i":
+        inexact = (quotient * safe != a) & ((a < 0) != (safe < 0))
+        quotient = quotient + inexact.astype(b.dtype)
+    return select(b == 0, ones, quotient)
+
+
+def remainder(a: Any, b: Any) -> Any:
+    """Remainder with the dividend's sign; of a division by zero, the dividend."""
+    safe = select(b == 0, b.dtype.type(1), b)
+    return select(b == 0, a, a - divide(a, safe) * safe)
+
+
+def multiply_high_64(a: Any, b: Any) -> Any:
+    """Upper 64 bits of a uint64 product."""
+    mask, shift = u8(0xFFFFFFFF), u8(32)
+    a_low, a_high, b_low, b_high = a & mask, a >> shift, b & mask, b >> shift
+    middle = a_high * b_low + ((a_low * b_low) >> shift)
+    other = a_low * b_high + (middle & mask)
+    return a_high * b_high + (middle >> shift) + (other >> shift)
+
+
+def multiply_high_signed_64(a: Any, b: Any) -> Any:
+    """Upper 64 bits of an int64 product."""
+    high = multiply_high_64(a.view(u8), b.view(u8))
+    zero = u8(0)
+    high = high - select(a < 0, b.view(u8), zero) - select(b < 0, a.view(u8), zero)
+    return high.view(i8)
+
+
+def shift_left(value: Any, amount: Any) -> Any:
+    """value << amount; amounts (uint32) at or above the width give 0."""
+    width = value.dtype.itemsize * 8
+    shifted = value << np.minimum(amount, u4(width - 1)).astype(value.dtype)
+    return select(amount >= u4(width), value.dtype.type(0), shifted)
+
+
+def shift_right(value: Any, amount: Any) -> Any:
+    """value >> amount, arithmetic for signed values; amounts (uint32) clamp to the width."""
+    width = value.dtype.itemsize * 8
+    shifted = value >> np.minimum(amount, u4(width - 1)).astype(value.dtype)
+    if value.dtype.kind == "i":
+        return shifted
+    return select(amount >= u4(width), value.dtype.type(0), shifted)
+
+
+def funnel_shift(low: Any, high: Any, amount: Any, left: bool, clamp: bool) -> Any:
+    """shf: a 64-bit shift of {high, low}; left keeps the upper word, right the lower."""
+    amount = np.minimum(amount, u4(32)) if clamp else amount & u4(31)
+    wide = low.astype(u8) | (high.astype(u8) << u8(32))
+    amount = amount.astype(u8)
+    return (((wide << amount) >> u8(32)) if left else (wide >> amount)).astype(u4)
+
+
+def lookup3(a: Any, b: Any, c: Any, table: int) -> Any:
+    """lop3 with its 8-bit truth table."""
+    result = a & ~a
+    for row in range(8):
+        if table >> row & 1:
+            term = a if row & 4 else ~a
+            term = term & (b if row & 2 else ~b)
+            result = result | (term & (c if row & 1 else ~c))
+    return result
+
+
+def permute(a: Any, b: Any, selector: Any) -> Any:
+    """prmt in its default mode."""
+    wide = a.astype(u8) | (b.astype(u8) << u8(32))
+    result = u4(0)
+    for place in range(4):
+        nibble = (selector >> u4(4 * place)) & u4(0xF)
+        byte = (wide >> ((nibble & u4(7)).astype(u8) * u8(8))) & u8(0xFF)
+        sign = select(byte >= u8(0x80), u8(0xFF), u8(0))
+        byte = select(nibble >= u4(8), sign, byte)
+        result = result | (byte.astype(u4) << u4(8 * place))
+    return result
+
+
+def extract_bits(value: Any, position: Any, length: Any) -> Any:
+    """bfe: ``length`` bits from ``position``, sign-extended for signed values (amounts: uint32)."""
+    width = value.dtype.itemsize * 8
+    position, length = position & u4(0xFF), length & u4(0xFF)
+    if value.dtype.kind == "u":
+        return shift_right(value, position) & low_mask(length, value.dtype.type)
+    top = np.minimum(position + length - u4(1), u4(width - 1))
+    sign = (value >> top.astype(value.dtype)) & value.dtype.type(1)
+    mask = low_mask(length, value.dtype.type)
+    inside = low_mask(
+        np.minimum(length, u4(width) - np.minimum(position, u4(width))), mask.dtype.type
+    )
+    bits = shift_right(value, position) & inside
+    filled = bits | select(sign != 0, ~inside, value.dtype.type(0))
+    return select(length == u4(0), value.dtype.type(0), filled)
+
+
+def low_mask(length: Any, dtype: Any) -> Any:
+    """``length`` (uint32) ones at the bottom."""
+    width = np.dtype(dtype).itemsize * 8
+    wide = shift_left(u8(1), np.minimum(length, u4(width))) - u8(1)
+    return wide.astype(f"u{width // 8}").view(dtype)
+
+
+def insert_bits(source: Any, target: Any, position: Any, length: Any) -> Any:
+    """bfi: ``length`` low bits of ``source`` into ``target`` at ``position``."""
+    mask = shift_left(low_mask(length & u4(0xFF), source.dtype.type), position & u4(0xFF))
+    return (target & ~mask) | (shift_left(source, position & u4(0xFF)) & mask)
+
+
+def population(value: Any) -> Any:
+    """popc: set bits, as uint32."""
+    total = u4(0)
+    for shift in range(0, value.dtype.itemsize * 8, 8):
+        byte = (value >> value.dtype.type(shift)) & value.dtype.type(0xFF)
+        total = total + _BYTE_POPULATION[byte.astype(u1)]
+    return total
+
+
+_BYTE_POPULATION = np.array([bin(byte).count("1") for byte in range(256)], u4)
+
+
+def leading_zeros(value: Any) -> Any:
+    """clz of an unsigned value, as uint32."""
+    width = value.dtype.itemsize * 8
+    count = u4(0)
+    seen = u4(1)
+    for shift in range(width - 1, -1, -1):
+        bit = ((value >> value.dtype.type(shift)) & value.dtype.type(1)).astype(u4)
+        seen = seen & (bit ^ u4(1))
+        count = count + seen
+    return count
+
+
+def find_leading(value: Any) -> Any:
+    """bfind: position of the highest set bit, 0xFFFFFFFF when there is none."""
+    if value.dtype.kind == "i":
+        value = select(value < 0, ~value, value).view(f"u{value.dtype.itemsize}")
+    width = u4(value.dtype.itemsize * 8)
+    return width - u4(1) - leading_zeros(value)
+
+
+def reverse_bits(value: Any) -> Any:
+    """brev."""
+    kind = value.dtype.type
+    width = value.dtype.itemsize * 8
+    result = kind(0)
+    for shift in range(width):
+        result = result | (((value >> kind(shift)) & kind(1)) << kind(width - 1 - shift))
+    return result
+
+
+# Conversions
+
+_LIMITS = {dtype: (np.iinfo(dtype).min, np.iinfo(dtype).max) for dtype in (i1, i2, i4, u1, u2, u4)}
+
+
+def float_to_int(value: Any, dtype: Any, mode: str) -> Any:
+    """cvt from float to integer, saturating, NaN to 0; mode "rni", "rzi", "rmi" or "rpi"."""
+    rounding = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode]
+    rounded = np.nan_to_num(rounding(value.astype(f8)), nan=0.0, posinf=np.inf, neginf=-np.inf)
+    rounded = rounded if np.ndim(value) else f8(rounded)
+    if dtype in _LIMITS:
+        low, high = _LIMITS[dtype]
+        return np.minimum(np.maximum(rounded, f8(low)), f8(high)).astype(i8).astype(dtype)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    over, under = rounded >= f8(2.0 ** (63 if dtype is i8 else 64)), rounded <= f8(low)
+    inner = select(over | under, f8(0), rounded).astype(dtype)
+    return select(over, dtype(high), select(under, dtype(low), inner))
+
+
+def clamp_int(value: Any, dtype: Any) -> Any:
+    """cvt.sat between integers."""
+    info = np.iinfo(dtype)
+    low = max(int(info.min), int(np.iinfo(value.dtype).min))
+    high = min(int(info.max), int(np.iinfo(value.dtype).max))
+    kind = value.dtype.type
+    return np.minimum(np.maximum(value, kind(low)), kind(high)).astype(dtype)
+
+
+# Packed pairs of 16-bit floats: two float32 in, bits out
+
+
+def unpack_halves(bits: Any) -> tuple[Any, Any]:
+    """(low, high) float32 of float16x2 bits."""
+    return half_to_float(low16(bits)), half_to_float(high16(bits))
+
+
+def unpack_bfloats(bits: Any) -> tuple[Any, Any]:
+    """(low, high) float32 of bfloat16x2 bits."""
+    return bfloat_to_float(low16(bits)), bfloat_to_float(high16(bits))

@@ -1,0 +1,377 @@
+"""Loads, stores, atomics, matrices and asynchronous copies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flashsmith.emulator.memory import WORDS
+from flashsmith.emulator.opcodes_integer import no_more
+from flashsmith.emulator.syntax import (
+    TYPE_SIZES,
+    Address,
+    Immediate,
+    Instruction,
+    Operand,
+    Register,
+    Sink,
+    Symbol,
+    Vector,
+)
+from flashsmith.emulator.translate import DTYPES, Handler, Translator
+
+_SPACES = ("global", "shared", "local", "param", "const")
+#: Hints and ordering that change nothing here: memory is sequentially consistent in the emulator.
+_HINTS = frozenset(
+    ["ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "relaxed", "acquire", "release"]
+) | frozenset(["volatile", "cta", "gpu", "sys", "cluster", "L2::cache_hint", "unified"])
+_PREFETCH = ("L1::", "L2::")
+
+
+class _Access:
+    """Space, vector length and element type of ld and st."""
+
+    def __init__(self, t: Translator, i: Instruction) -> None:
+        modifiers = [m for m in i.modifiers if m not in _HINTS and not m.startswith(_PREFETCH)]
+        # shared::cta is the CTA's own shared memory; another CTA's is not reached here.
+        if "shared::cluster" in modifiers:
+            raise t.error("shared memory of other CTAs (.shared::cluster) is not supported")
+        modifiers = ["shared" if m == "shared::cta" else m for m in modifiers]
+        self.space = next((m for m in modifiers if m in _SPACES), "generic")
+        self.vector = next((m for m in modifiers if m in ("v2", "v4")), "v1")
+        self.kind = i.modifiers[-1]
+        no_more(t, i, [m for m in modifiers if m not in (self.space, self.vector, self.kind)])
+        if self.kind not in DTYPES or self.kind == "pred":
+            raise t.error(f"type of {i.mnemonic} is not supported")
+        self.element = TYPE_SIZES[self.kind]
+        self.count = int(self.vector[1])
+        self.bytes = self.element * self.count
+        self.held = DTYPES[self.kind]
+        if self.bytes not in WORDS:
+            raise t.error(f"{i.mnemonic} moves {self.bytes} bytes, which is not supported")
+        # Constant and parameter memory are host ranges, like global memory.
+        self.place = "global" if self.space in ("const", "param") else self.space
+
+
+def see(
+    t: Translator, space: str, kind: str, address: str, sizes: str, shape: str = "plain"
+) -> str:
+    """Show an access to the observers, if there are any; the mask under which it happens."""
+    mask = t.mask() or "None"
+    if not t.observed:
+        return mask
+    name = t.temporary()
+    t.emit(
+        f"{name} = W.see(G, {t.site()}, {space!r}, {kind!r}, {address}, {sizes}, {shape!r}, {mask})"
+    )
+    return name
+
+
+def _kept(t: Translator, address: str) -> str:
+    """The address in a variable where it is mentioned twice."""
+    if not t.observed:
+        return address
+    name = t.temporary()
+    t.emit(f"{name} = {address}")
+    return name
+
+
+def load(t: Translator, i: Instruction) -> None:
+    """ld, ldu: scalars and vectors, zero- or sign-extended into wider registers."""
+    access = _Access(t, i)
+    d, source = i.operands[:2]
+    if access.space == "param" and _static_parameter(t, source):
+        _load_parameter(t, access, d, source)
+        return
+    address = _kept(t, t.address(source)[0])
+    if access.space in ("param", "const") and isinstance(source, Address):
+        mask = t.mask() or "None"
+    else:
+        mask = see(t, access.place, "read", address, str(access.bytes))
+    words = f"W.load(G, {access.place!r}, {address}, {access.bytes}, {mask})"
+    if access.count == 1:
+        value = words if access.held[0] == "u" else f"{words}.view({access.held})"
+        t.define(d, value, access.held)
+        return
+    rows = t.temporary()
+    t.emit(f"{rows} = columns({words}, {access.held}, {access.count})")
+    _define_rows(t, d, rows, access.held)
+
+
+def _static_parameter(t: Translator, source: Operand) -> bool:
+    names = {parameter.name for parameter in t.entry.parameters}
+    return (
+        isinstance(source, Address)
+        and isinstance(source.base, Symbol)
+        and source.base.name in names
+    )
+
+
+def _load_parameter(t: Translator, access: _Access, d: Operand, source: Operand) -> None:
+    if not (isinstance(source, Address) and isinstance(source.base, Symbol)):
+        raise t.error("expected a parameter's address")
+    name = source.base.name
+    offset = next(p.offset for p in t.entry.parameters if p.name == name) + source.offset
+    if not 0 <= offset <= t.entry.parameter_bytes - access.bytes or offset % access.bytes:
+        raise t.error(f"parameter bytes {offset}..{offset + access.bytes} do not exist")
+    elements = d.elements if isinstance(d, Vector) else (d,)
+    for number, element in enumerate(elements):
+        place = offset // access.element + number
+        value = f"W.parameters[{access.held!r}][{place}]"
+        t.define(element, value, access.held)
+
+
+def _define_rows(t: Translator, d: Operand, rows: str, held: str) -> None:
+    """Assign the rows of an array to the registers of a vector."""
+    elements = d.elements if isinstance(d, Vector) else (d,)
+    plain = all(isinstance(e, Register) and t.storage_of(e.name) == held for e in elements)
+    if plain and t.mask() is None and len(elements) > 1:
+        names = ", ".join(t.name(e.name) for e in elements if isinstance(e, Register))
+        t.emit(f"{names} = {rows}")
+        return
+    for number, element in enumerate(elements):
+        if not isinstance(element, Sink):
+            t.define(element, f"{rows}[{number}]", held)
+
+
+def store(t: Translator, i: Instruction) -> None:
+    """st: scalars and vectors."""
+    access = _Access(t, i)
+    target, source = i.operands[:2]
+    if access.space in ("param", "const"):
+        raise t.error(f"{i.mnemonic} is not supported")
+    address = _kept(t, t.address(target)[0])
+    mask = see(t, access.place, "write", address, str(access.bytes))
+    elements = source.elements if isinstance(source, Vector) else (source,)
+    if len(elements) != access.count:
+        raise t.error(f"{access.count} values expected, got {len(elements)}")
+    word = f"u{access.element}"
+    values = [f"{t.use(e, 'b' + str(8 * access.element))}" for e in elements]
+    value = values[0] if len(values) == 1 else f"joined(({', '.join(values)}), nt, {word})"
+    t.emit(f"W.store(G, {access.place!r}, {address}, {access.bytes}, {value}, {mask})")
+
+
+_ATOMIC = {
+    "add": "np.add",
+    "min": "np.minimum",
+    "max": "np.maximum",
+    "and": "np.bitwise_and",
+    "or": "np.bitwise_or",
+    "xor": "np.bitwise_xor",
+    "exch": "exchange",
+    "cas": "compare_and_swap",
+    "inc": "increment",
+    "dec": "decrement",
+}
+
+
+def atomic(t: Translator, i: Instruction) -> None:
+    """atom and red on 32- and 64-bit values."""
+    modifiers = [m for m in i.modifiers if m not in _HINTS]
+    modifiers = ["shared" if m == "shared::cta" else m for m in modifiers]
+    space = next((m for m in modifiers if m in ("global", "shared")), "generic")
+    operation = next((m for m in modifiers if m in _ATOMIC), "")
+    kind = modifiers[-1]
+    no_more(t, i, [m for m in modifiers if m not in (space, operation, kind)])
+    if not operation or kind not in ("u32", "s32", "b32", "u64", "s64", "b64", "f32", "f64"):
+        raise t.error(f"{i.mnemonic} is not supported")
+    d, target, *values = i.operands if i.opcode == "atom" else (Sink(), *i.operands)
+    address = _kept(t, t.address(target)[0])
+    mask = see(t, space, "atomic", address, str(TYPE_SIZES[kind]))
+    given = ", ".join(t.use(value, kind) for value in values)
+    call = f"W.atomic(G, {space!r}, {address}, {_ATOMIC[operation]}, ({given},), {mask})"
+    t.define(d, call, DTYPES[kind])
+
+
+# Matrices
+
+
+def _matrix_form(t: Translator, i: Instruction) -> tuple[int, bool]:
+    modifiers = list(i.modifiers)
+    counts = [m for m in modifiers if m in ("x1", "x2", "x4")]
+    transposed = "trans" in modifiers
+    known = {"sync", "aligned", "m8n8", "shared", "shared::cta", "b16", "trans", *counts}
+    no_more(t, i, [m for m in modifiers if m not in known])
+    if len(counts) != 1 or "m8n8" not in modifiers:
+        raise t.error(f"{i.mnemonic} is not supported")
+    return int(counts[0][1]), transposed
+
+
+def load_matrix(t: Translator, i: Instruction) -> None:
+    """ldmatrix.sync.aligned.m8n8.x1/x2/x4, with .trans."""
+    count, transposed = _matrix_form(t, i)
+    d, source = i.operands
+    mask = t.mask()
+    rows = t.temporary()
+    if count == 4 and mask is None and not t.observed and isinstance(source, Address):
+        base = _row_base(t, source)
+        t.emit(f"{rows} = W.load_rows(G, {base}, {source.offset}, {transposed})")
+    else:
+        address = _kept(t, t.address(source)[0])
+        allowed = see(t, "shared", "read", address, str(8 * count), "matrix")
+        t.emit(f"{rows} = W.load_matrix(G, {address}, {count}, {transposed}, {allowed})")
+    _define_rows(t, d, rows, "u4")
+
+
+def _row_base(t: Translator, source: Address) -> str:
+    """Checked row places of an address register, shared by the matrices read through it."""
+    base = source.base
+    if not isinstance(base, Register):
+        return f"W.rows(G, {t.address(Address(base))[0]})"
+    name = t.shared_rows.get(base.name)
+    if name is None:
+        name = t.shared_rows[base.name] = t.temporary()
+        t.emit(f"{name} = W.rows(G, {t.address(Address(base))[0]})")
+    return name
+
+
+def store_matrix(t: Translator, i: Instruction) -> None:
+    """stmatrix.sync.aligned.m8n8.x1/x2/x4, with .trans."""
+    count, transposed = _matrix_form(t, i)
+    target, source = i.operands
+    elements = source.elements if isinstance(source, Vector) else (source,)
+    if len(elements) != count:
+        raise t.error(f"{count} registers expected, got {len(elements)}")
+    address = _kept(t, t.address(target)[0])
+    mask = see(t, "shared", "write", address, str(8 * count), "matrix")
+    values = ", ".join(t.use(element, "b32") for element in elements)
+    t.emit(f"W.store_matrix(G, {address}, ({values},), {transposed}, {mask})")
+
+
+# Asynchronous copies
+
+
+def copy_async(t: Translator, i: Instruction) -> None:
+    """cp.async.ca/cg and its groups."""
+    modifiers = [m for m in i.modifiers if not m.startswith("L2::")]
+    if modifiers == ["async", "commit_group"]:
+        _only_unguarded(t, i)
+        t.emit(f"W.commit(G, {t.site()})")
+    elif modifiers == ["async", "wait_all"]:
+        _only_unguarded(t, i)
+        t.emit(f"W.wait_async(G, {t.site()}, -1)")
+    elif modifiers == ["async", "wait_group"]:
+        _only_unguarded(t, i)
+        count = i.operands[0]
+        if not isinstance(count, Immediate):
+            raise t.error("the number of groups must be a literal")
+        t.emit(f"W.wait_async(G, {t.site()}, {int(count.value)})")
+    elif modifiers[1:2] and modifiers[1] in ("ca", "cg"):
+        _copy(t, i, modifiers)
+    else:
+        raise t.error(f"{i.mnemonic} is not supported")
+
+
+def _only_unguarded(t: Translator, i: Instruction) -> None:
+    if i.guard is not None:
+        raise t.error(f"{i.mnemonic} under a guard is not supported")
+
+
+def _copy(t: Translator, i: Instruction, modifiers: list[str]) -> None:
+    known = ("async", "ca", "cg", "shared", "shared::cta", "global")
+    no_more(t, i, [m for m in modifiers if m not in known])
+    target, source, length, *rest = i.operands
+    if not isinstance(length, Immediate) or length.value not in (4, 8, 16):
+        raise t.error("cp.async copies 4, 8 or 16 bytes")
+    size = int(length.value)
+    source_size = _source_size(t, size, rest)
+    to, of = t.temporary(), t.temporary()
+    t.emit(f"{to} = {t.address(target)[0]}")
+    t.emit(f"{of} = {t.address(source)[0]}")
+    mask = see(t, "shared", "async_write", to, str(size))
+    if t.observed:
+        # The second look narrows the mask that the first one left.
+        read = source_size if source_size != "None" else str(size)
+        mask_after = t.temporary()
+        t.emit(
+            f"{mask_after} = W.see(G, {t.site()}, 'global', 'async_read', {of}, {read}, 'plain', "
+            f"{mask})"
+        )
+        mask = mask_after
+    t.emit(f"W.copy_async(G, {t.site()}, {to}, {of}, {size}, {source_size}, {mask})")
+
+
+def _source_size(t: Translator, size: int, rest: list[Operand]) -> str:
+    """Expression of the bytes to read, "None" for all: src-size, or an ignore-src predicate."""
+    if not rest:
+        return "None"
+    operand = rest[0]
+    ignores = isinstance(operand, Register) and t.storage_of(operand.name) == "b1"
+    if ignores:
+        zero, full = t.constant(0, "u4"), t.constant(size, "u4")
+        return f"select({t.use(operand, 'pred')}, {zero}, {full})"
+    if isinstance(operand, Immediate) and operand.value == size:
+        return "None"
+    return t.use(operand, "u32")
+
+
+def nothing(t: Translator, i: Instruction) -> None:
+    """Prefetches, fences and hints: memory is sequentially consistent, so there is nothing to do."""
+
+
+def create_policy(t: Translator, i: Instruction) -> None:
+    """createpolicy: cache policies are not modelled; the value must exist, though."""
+    t.define(i.operands[0], t.constant(0, "u8"), "u8")
+
+
+HANDLERS: dict[str, Handler] = {
+    "ld": load,
+    "ldu": load,
+    "st": store,
+    "atom": atomic,
+    "red": atomic,
+    "ldmatrix": load_matrix,
+    "stmatrix": store_matrix,
+    "cp": copy_async,
+    "prefetch": nothing,
+    "prefetchu": nothing,
+    "membar": nothing,
+    "fence": nothing,
+    "discard": nothing,
+    "applypriority": nothing,
+    "createpolicy": create_policy,
+}
+
+
+# What generated code calls
+
+
+def columns(words: np.ndarray, dtype: type, count: int) -> np.ndarray:
+    """Elements of vector loads as ``count`` rows, one per register."""
+    if words.ndim == 0:
+        return np.frombuffer(words.tobytes(), dtype)
+    return np.ascontiguousarray(words.view(dtype).reshape(-1, count).T)
+
+
+def joined(values: tuple, threads: int, dtype: type) -> np.ndarray:
+    """Registers of a vector store as one word per thread."""
+    rows = np.empty((threads, len(values)), dtype)
+    for column, value in enumerate(values):
+        rows[:, column] = value
+    word = WORDS[rows.itemsize * len(values)]
+    return rows.view(word).reshape(-1)
+
+
+def exchange(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """atom.exch."""
+    return new
+
+
+def compare_and_swap(old: np.ndarray, expected: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """atom.cas."""
+    return np.where(old == expected, new, old)
+
+
+def increment(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    """atom.inc: up to ``limit``, then 0."""
+    return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
+
+
+def decrement(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    """atom.dec: down to 0, then ``limit``."""
+    return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
+
+
+CALLED = {
+    function.__name__: function
+    for function in (columns, joined, exchange, compare_and_swap, increment, decrement)
+}
