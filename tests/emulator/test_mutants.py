@@ -51,16 +51,6 @@ EQUIVALENT = (
         "Q's commit is followed by K's before anything waits, and the first wait allows no group "
         "to be pending. Without it Q's copies belong to K's group, which that same wait completes.",
     ),
-    Equivalent(
-        "drop barrier",
-        "bar.warp.sync",
-        0,
-        lambda cfg: True,
-        "It orders the stores of O into the warp's rows of Q's tile after the lanes' reads of Q. "
-        "The last of those stands before the second bar.sync of the last turn of the loop (in it, "
-        "or before the loop where Q is kept in registers), and no other warp uses these rows; so "
-        "that bar.sync has ordered them already.",
-    ),
 )
 
 
