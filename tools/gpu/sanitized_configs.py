@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Prints ten configs that between them show every value of every knob, ';'-separated.
 
-For `compute-sanitizer`, which is too slow for whole sets:
-KERNELS="$(python tools/gpu/sanitized_configs.py)" flashsmith run --seq 256 --batch 1 --heads 2
+For `compute-sanitizer`, which is too slow for whole sets; see tools/gpu/prove.sh.
 """
 
 from __future__ import annotations

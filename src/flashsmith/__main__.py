@@ -1,0 +1,6 @@
+"""`python -m flashsmith`: the flashsmith command."""
+
+from flashsmith.cli import main
+
+if __name__ == "__main__":
+    main()
