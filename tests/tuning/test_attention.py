@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import ml_dtypes
@@ -50,9 +51,8 @@ def test_the_output_is_attention() -> None:
 def test_a_config_given_is_the_one_used(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Any] = []
     config = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
-    monkeypatch.setattr(
-        "flashsmith.tuning.attention.forward", lambda cfg, *args, **kwargs: used.append(cfg)
-    )
+    module = importlib.import_module("flashsmith.tuning.attention")
+    monkeypatch.setattr(module, "forward", lambda cfg, *args, **kwargs: used.append(cfg))
     attention(*tensors(), config=config)
     assert used == [config]
 

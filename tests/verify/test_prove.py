@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,6 @@ from flashsmith.configs import (
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, prove
-from flashsmith.verify import prove as prove_function
 
 PROGRESSION = get_kernel_progression_configs()
 BEST = PROGRESSION[-2]
@@ -74,9 +74,7 @@ class TestBrokenKernels:
 
     @pytest.fixture
     def breaking(self, monkeypatch: pytest.MonkeyPatch, progression: list[Any]) -> Any:
-        import sys
-
-        module = sys.modules[prove_function.__module__]
+        module = importlib.import_module("flashsmith.verify.prove")
         run = module.run_forward
 
         def install(damage: Any) -> None:
@@ -143,9 +141,7 @@ class TestBrokenKernels:
         assert self.failing().mismatches == 0
 
     def test_a_wrong_scale(self, monkeypatch: pytest.MonkeyPatch, progression: list[Any]) -> None:
-        import sys
-
-        module = sys.modules[prove_function.__module__]
+        module = importlib.import_module("flashsmith.verify.prove")
         run = module.run_forward
         monkeypatch.setattr(
             module,

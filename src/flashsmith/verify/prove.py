@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from flashsmith.configs import FlashForwardKernelConfig, Problem
-from flashsmith.emulator import EmulationResult, Finding, Observer, all_checks
+from flashsmith.emulator import EmulationResult, Finding, Observer
+from flashsmith.emulator.observers import all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import DEFAULT_EMULATED_ARCH, ForwardResult, query_gpu, run_forward
 from flashsmith.runtime.device_array import DeviceArray
