@@ -1,4 +1,4 @@
-"""emulate(): translate (or fetch) an entry, run the grid in waves of CTAs, collect what happened."""
+"""emulate(): translate an entry, run the grid in waves of CTAs, collect what happened."""
 
 from __future__ import annotations
 

@@ -110,7 +110,9 @@ class Flow:
 
     def region_writes(self, branch: int) -> frozenset[str]:
         """Registers written between a branch and its immediate post-dominator."""
-        merge, seen, written = self.nodes[branch].ipdom, set(), set()
+        merge = self.nodes[branch].ipdom
+        seen: set[int] = set()
+        written: set[str] = set()
         pending = list(self.nodes[branch].successors)
         while pending:
             index = pending.pop()
@@ -214,7 +216,8 @@ def _traps(node: Node) -> bool:
 
 
 def _reaches_exit(flow: Flow, start: int) -> bool:
-    seen, pending = set(), [start]
+    seen: set[int] = set()
+    pending = [start]
     while pending:
         index = pending.pop()
         if index == flow.exit:

@@ -18,7 +18,7 @@ def _stack(values: Sequence[Any], threads: int, dtype: Any) -> np.ndarray:
     """Registers as rows; uniform ones are spread over the threads."""
     if all(value.ndim for value in values):
         return np.concatenate(values).reshape(len(values), threads)
-    rows = np.empty((len(values), threads), dtype)
+    rows: np.ndarray = np.empty((len(values), threads), dtype)
     for row, value in zip(rows, values, strict=True):
         row[...] = value
     return rows
@@ -38,7 +38,7 @@ def matrix_rows_to_registers(rows: np.ndarray, count: int, transpose: bool) -> n
 
 
 def registers_to_matrix_rows(values: Sequence[Any], threads: int, transpose: bool) -> np.ndarray:
-    """stmatrix: registers (matrix, thread) to 16-byte rows ordered (warp, matrix, row), complex128."""
+    """stmatrix: registers (matrix, thread) to complex128 rows ordered (warp, matrix, row)."""
     count = len(values)
     words = _stack(values, threads, u4).reshape(count, -1, 32)
     if not transpose:

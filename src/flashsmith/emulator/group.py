@@ -90,7 +90,8 @@ class Group:
         if not self.whole:
             missing = WARP - self.n % WARP
             raise EmulatorError(
-                f"{mnemonic} is executed by part of a warp ({missing} lanes are elsewhere or exited)"
+                f"{mnemonic} is executed by part of a warp ({missing} lanes are elsewhere or "
+                f"have exited)"
             )
 
     # Forking and joining
@@ -172,8 +173,8 @@ class Group:
         missing = np.atleast_1d(members) & ~here & self.geometry.existing_lanes(self.index)
         if missing.any():
             raise EmulatorError(
-                f"{mnemonic} waits for lanes {int(missing[missing != 0][0]):#010x} (mask), which are "
-                f"elsewhere or have exited"
+                f"{mnemonic} waits for lanes {int(missing[missing != 0][0]):#010x} (mask), which "
+                f"are elsewhere or have exited"
             )
 
 
@@ -338,7 +339,7 @@ class Fork:
         self.values.append(slice_values(values, places) if runs else None)
 
     def join(self, positions: tuple[int, ...], current: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Merge registers: ``positions`` within the join's live-in order, ``current`` before the fork."""
+        """Merge registers: ``positions`` in the join's live-in order, ``current`` the old values."""
         self.group.absorb(self.parts)
         return tuple(
             self._merge(position, old) for position, old in zip(positions, current, strict=True)

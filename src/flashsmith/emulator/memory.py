@@ -14,7 +14,7 @@ from flashsmith.errors import ArgumentError, EmulatorError
 
 #: How memory is looked at for an access of so many bytes. complex128 is NumPy's only 16-byte
 #: element that ``take`` moves as one piece; nothing is ever computed with it.
-WORDS = {
+WORDS: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),
     4: np.dtype(np.uint32),

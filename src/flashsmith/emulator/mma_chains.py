@@ -27,7 +27,7 @@ Words = tuple[str, ...]
 
 @dataclass(eq=False)
 class _Chain:
-    """mma instructions along k: operand expressions, the first addend, the registers of the result."""
+    """mma instructions along k: operand expressions, first addend, registers of the result."""
 
     instruction: Instruction
     flavour: tuple[str, int]
@@ -165,11 +165,11 @@ class MmaChains:
 
     def _products(self) -> list[list[list[_Chain]]]:
         """Chains as m x n rectangles: rows share their A operands, columns their B operands."""
-        rows: dict[object, list[_Chain]] = {}
+        rows: dict[tuple[tuple[str, int], tuple[Words, ...]], list[_Chain]] = {}
         for chain in self.chains:
             rows.setdefault((chain.flavour, tuple(chain.a)), []).append(chain)
         rectangles: dict[object, list[list[_Chain]]] = {}
-        for (flavour, _), chains in rows.items():  # type: ignore[misc]
+        for (flavour, _), chains in rows.items():
             columns = tuple(tuple(chain.b) for chain in chains)
             rectangles.setdefault((flavour, columns), []).append(chains)
         return list(rectangles.values())

@@ -163,7 +163,7 @@ def _int_to_int(t: Translator, i: Instruction, target: str, source: str, rest: l
 
 
 def convert_address(t: Translator, i: Instruction) -> None:
-    """cvta: generic addresses of shared and local memory lie in windows above all host addresses."""
+    """cvta: shared and local memory have windows of generic addresses above all host addresses."""
     modifiers = list(i.modifiers)
     to_space = modifiers[0] == "to"
     if to_space:

@@ -19,7 +19,7 @@ def unsigned(kind: str) -> str:
 def only(
     translator: Translator, instruction: Instruction, allowed: tuple[str, ...]
 ) -> tuple[list[str], str]:
-    """(modifiers before the type, type) after checking that the last modifier is an allowed type."""
+    """(modifiers before the type, type), the last modifier being an allowed type."""
     modifiers = list(instruction.modifiers)
     if not modifiers or modifiers[-1] not in allowed:
         raise translator.error(f"type of {instruction.mnemonic} is not supported")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from flashsmith.emulator.memory import WORDS
@@ -305,7 +307,7 @@ def _source_size(t: Translator, size: int, rest: list[Operand]) -> str:
 
 
 def nothing(t: Translator, i: Instruction) -> None:
-    """Prefetches, fences and hints: memory is sequentially consistent, so there is nothing to do."""
+    """Prefetches, fences and hints: memory is sequentially consistent, nothing is to be done."""
 
 
 def create_policy(t: Translator, i: Instruction) -> None:
@@ -335,16 +337,16 @@ HANDLERS: dict[str, Handler] = {
 # What generated code calls
 
 
-def columns(words: np.ndarray, dtype: type, count: int) -> np.ndarray:
+def columns(words: np.ndarray, dtype: Any, count: int) -> np.ndarray:
     """Elements of vector loads as ``count`` rows, one per register."""
     if words.ndim == 0:
         return np.frombuffer(words.tobytes(), dtype)
     return np.ascontiguousarray(words.view(dtype).reshape(-1, count).T)
 
 
-def joined(values: tuple, threads: int, dtype: type) -> np.ndarray:
+def joined(values: tuple, threads: int, dtype: Any) -> np.ndarray:
     """Registers of a vector store as one word per thread."""
-    rows = np.empty((threads, len(values)), dtype)
+    rows: np.ndarray = np.empty((threads, len(values)), dtype)
     for column, value in enumerate(values):
         rows[:, column] = value
     word = WORDS[rows.itemsize * len(values)]

@@ -20,8 +20,8 @@ Coroutine = Generator[Any, Any, Any]
 class Wait:
     """A group that stands at a CTA barrier until its CTAs' barriers open.
 
-    ``targets`` holds, per CTA of the wave, the generation that must have been reached for the group to
-    go on (0 for CTAs it has no threads of).
+    ``targets`` holds, per CTA of the wave, the generation that must have been reached for the group
+    to go on (0 for CTAs it has no threads of).
     """
 
     group: Group
@@ -60,8 +60,8 @@ class _Task:
 class Scheduler:
     """Cooperative scheduling of a wave's groups.
 
-    ``start`` makes the coroutine of a group: (group, node, stop, live registers). ``on_release`` is told
-    (site, barrier number, expected count, wave threads that took part) when barriers open.
+    ``start`` makes the coroutine of a group: (group, node, stop, live registers). ``on_release`` is
+    told (site, barrier number, expected count, wave threads that took part) when barriers open.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Scheduler:
         self.waiting = still
 
     def _break_tie(self) -> None:
-        """Nothing can run whole: let threads go on whose CTA's barrier is open, or report a deadlock."""
+        """No group can run whole: let threads of open CTAs go on, or report a deadlock."""
         for task in self.waiting:
             wait = task.wait
             if wait is not None:
@@ -232,9 +232,9 @@ class Scheduler:
             tids = (wait.group.index % self.geometry.threads_per_cta)[ctas == cta]
             others = int(np.unique(ctas).size) - 1
             lines.append(
-                f"CTA {cta + self.geometry.first_cta} threads {_ranges(tids)} at {wait.site} wait for "
-                f"barrier {wait.barrier} ({int(barrier.arrived[cta])} of {int(barrier.expected[cta])} "
-                f"threads have arrived)"
+                f"CTA {cta + self.geometry.first_cta} threads {_ranges(tids)} at {wait.site} wait "
+                f"for barrier {wait.barrier} ({int(barrier.arrived[cta])} of "
+                f"{int(barrier.expected[cta])} threads have arrived)"
                 + (f" and likewise in {others} more CTAs" if others else "")
             )
         return "; ".join(lines)

@@ -1,8 +1,8 @@
 """A PTX entry becomes one Python generator function.
 
-Registers are local variables, nodes of the control flow are ``if pc == k`` sections of one loop. What a
-single opcode means stands in the ``opcodes_*`` modules; here are registers, constants, branches, forks,
-barriers' resumption points, and the deferral of mma chains.
+Registers are local variables, nodes of the control flow are ``if pc == k`` sections of one loop.
+What a single opcode means stands in the ``opcodes_*`` modules; here are registers, constants,
+branches, forks, barriers' resumption points, and the deferral of mma chains.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from flashsmith.emulator.syntax import (
 from flashsmith.emulator.wave import taken
 from flashsmith.errors import EmulatorError
 
-#: NumPy name, in generated code, of every PTX type. 16-bit floats are handled as float32 by `use_float`.
+#: NumPy name, in generated code, of every PTX type; 16-bit floats are their bits.
 DTYPES = {
     "pred": "b1",
     "b8": "u1", "u8": "u1", "s8": "i1",
@@ -83,7 +83,7 @@ class Translated:
 
 
 class Translator:
-    """Writes the function of one entry. Handlers use ``use``, ``define``, ``emit`` and ``constant``."""
+    """Writes the function of one entry; handlers call ``use``, ``define``, ``emit`` and the like."""
 
     def __init__(
         self,

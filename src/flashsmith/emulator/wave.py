@@ -1,4 +1,4 @@
-"""What generated code calls: the memories of a wave of CTAs, asynchronous copies, barriers, warp votes.
+"""What generated code calls: memories of a wave of CTAs, asynchronous copies, barriers, votes.
 
 Observers are served here too. In code translated without observers ``see`` is never called.
 """
@@ -136,7 +136,7 @@ class Wave:
     # Loads and stores. Addresses are unsigned 32-bit or signed 64-bit, arrays or scalars.
 
     def load(self, group: Group, space: str, addresses: Any, size: int, mask: Any) -> Any:
-        """Words of ``size`` bytes: an array over the group, or a scalar for a uniform global address.
+        """Words of ``size`` bytes: an array over the group, a scalar for a uniform global address.
 
         Threads that ``mask`` switches off get zeros.
         """
@@ -308,7 +308,7 @@ class Wave:
         group.open = []
 
     def wait_async(self, group: Group, site: Site, allowed: int) -> None:
-        """cp.async.wait_group, or with -1 wait_all: the latest moment at which the data may land."""
+        """cp.async.wait_group, or with -1 wait_all: the last moment for the data to land."""
         if self.observers:
             event = AsyncGroupEvent(site, "wait", group.threads, allowed, self.tick())
             for observer in self.observers:
