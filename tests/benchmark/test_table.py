@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+from rich.text import Text
+
 from flashsmith.benchmark.table import Column, fits, make_console, plain_table, print_table
 
 COLUMNS = [Column("kernel"), Column("CTAs\n/SM", right=True)]
@@ -34,7 +36,7 @@ def test_a_pipe_gets_the_plain_table(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("FORCE_COLOR", "1")
     out = io.StringIO()
-    print_table(make_console(out), COLUMNS, ROWS, ["red", ""])
+    print_table(make_console(out), COLUMNS, [(Text("k" * 150, "red"), "2"), ROWS[1]])
     assert out.getvalue() == plain_table(COLUMNS, ROWS) + "\n"
 
 
@@ -43,7 +45,7 @@ def test_a_terminal_gets_colour(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = Terminal()
-    print_table(make_console(out), COLUMNS, ROWS, ["red", ""])
+    print_table(make_console(out), COLUMNS, [(Text("k" * 150, "red"), "2"), ROWS[1]])
     assert "\x1b[31m" in out.getvalue()
     assert "k" * 150 in out.getvalue()
 

@@ -12,17 +12,19 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.target import Target
 from flashsmith.builder import KernelEntry, KernelLibrary, library_for
 from flashsmith.configs import RULES, DeviceSpec, FlashForwardKernelConfig, is_legal, nearest_legal
-from flashsmith.emulator import BankConflicts, instruction_mix, parse
+from flashsmith.emulator import BankConflicts, parse
+from flashsmith.emulator.observers import instruction_mix
 from flashsmith.verify import Verdict, prove
 
 
 @dataclass(frozen=True)
 class RuleResult:
-    """One legality rule on this config; `message` is the rule with the config's own values."""
+    """One legality rule on this config; `values` are the config's own that it looks at."""
 
     name: str
     holds: bool
-    message: str
+    reason: str
+    values: str
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,9 @@ def _before_building(cfg: FlashForwardKernelConfig, target: Target) -> Explanati
         config=cfg,
         target=target,
         rules=tuple(
-            RuleResult(rule.name, rule.predicate(cfg, device), rule.message(cfg, device))
+            RuleResult(
+                rule.name, rule.predicate(cfg, device), rule.reason, rule.values(cfg, device)
+            )
             for rule in RULES
         ),
         nearest=() if is_legal(cfg, device) else tuple(nearest_legal(cfg, device)),

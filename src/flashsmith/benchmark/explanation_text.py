@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.console import Console
+from rich.text import Text
 
 from flashsmith.benchmark.explain import Explanation
 from flashsmith.benchmark.table import Column, print_table
@@ -34,9 +35,16 @@ def _rules(console: Console, explanation: Explanation) -> None:
     _section(console, f"Rules: {verdict}")
     print_table(
         console,
-        [Column(""), Column("rule"), Column("what it asks")],
-        [("ok" if r.holds else "FAIL", r.name, r.message) for r in explanation.rules],
-        ["" if rule.holds else "red" for rule in explanation.rules],
+        [Column("holds"), Column("rule"), Column("here"), Column("what it asks")],
+        [
+            (
+                Text("yes", "green") if rule.holds else Text("NO", "bold red"),
+                rule.name,
+                rule.values,
+                rule.reason,
+            )
+            for rule in explanation.rules
+        ],
     )
     if explanation.nearest:
         console.print("nearest legal configs:")

@@ -14,6 +14,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 
 from flashsmith.benchmark.table import make_console
 
@@ -36,11 +37,16 @@ class Narrator:
         if self._console.is_terminal and not self.quiet:
             self._bar = Progress(
                 SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(),
+                TextColumn(
+                    "{task.description}",
+                    markup=False,
+                    table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+                ),
+                BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 console=self._console,
+                expand=True,
                 transient=True,
             )
             self._bar.start()

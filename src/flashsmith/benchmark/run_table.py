@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.text import Text
 
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS
 from flashsmith.benchmark.run import KernelRow, Report
-from flashsmith.benchmark.table import Column, fits, print_table
+from flashsmith.benchmark.table import Cell, Column, fits, print_table
 from flashsmith.benchmark.timing import TIMED
 
 _COLUMNS = (
     Column("verdict"),
-    Column("error / bound", True),
+    Column("error", True),
+    Column("bound", True),
     Column("regs", True),
     Column("spilled\nbytes", True),
     Column("smem\nKiB", True),
@@ -60,29 +62,31 @@ def _print_rows(console: Console, report: Report) -> None:
     columns = [Column("kernel"), *_COLUMNS, *(_TIME_COLUMNS if timed else ())]
     names = [str(row.config) for row in report.rows]
     cells = [_cells(row, timed) for row in report.rows]
-    rows = [(name, *figures) for name, figures in zip(names, cells, strict=True)]
-    styles = ["" if row.ok else "red" for row in report.rows]
+    rows: list[tuple[Cell, ...]] = [
+        (name, *figures) for name, figures in zip(names, cells, strict=True)
+    ]
     if fits(console, columns, rows):
-        print_table(console, columns, rows, styles)
+        print_table(console, columns, rows)
         return
     # A terminal too narrow for the short forms: they go above, and numbers into the table.
     for number, name in enumerate(names, 1):
         console.print(f"{number:3} {name}", soft_wrap=True, markup=False)
     columns[0] = Column("#", True)
     rows = [(str(number), *figures) for number, figures in enumerate(cells, 1)]
-    print_table(console, columns, rows, styles)
+    print_table(console, columns, rows)
 
 
-def _cells(row: KernelRow, timed: bool) -> tuple[str, ...]:
-    cells = [
-        "pass" if row.ok else "FAIL",
-        f"{_small(row.max_error)} / {_small(row.bound)}",
+def _cells(row: KernelRow, timed: bool) -> tuple[Cell, ...]:
+    cells: list[Cell] = [
+        Text("pass", "green") if row.ok else Text("FAIL", "bold red"),
+        _small(row.max_error),
+        _small(row.bound),
         str(row.registers),
-        str(row.spill_store_bytes),
+        _marked(str(row.spill_store_bytes), row.spill_store_bytes > 0),
         f"{row.smem_bytes / 1024:g}",
         str(row.ctas_per_sm),
         "-" if row.instructions is None else f"{row.instructions:,}",
-        *("-" if factor is None else f"{factor:.1f}" for factor in row.conflicts.values()),
+        *(_factor(factor) for factor in row.conflicts.values()),
     ]
     if timed:
         timing = row.timing
@@ -92,3 +96,12 @@ def _cells(row: KernelRow, timed: bool) -> tuple[str, ...]:
 
 def _small(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"
+
+
+def _factor(factor: float | None) -> Cell:
+    return "-" if factor is None else _marked(f"{factor:.1f}", factor > 1.05)
+
+
+def _marked(text: str, costly: bool) -> Cell:
+    """What costs time is marked."""
+    return Text(text, "yellow") if costly else text

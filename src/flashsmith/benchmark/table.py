@@ -21,6 +21,10 @@ from rich.text import Text
 _UNWRAPPED = 10_000
 
 
+# A Text carries a style, for terminals.
+Cell = str | Text
+
+
 @dataclass(frozen=True)
 class Column:
     """One column: its heading ('\\n' stacks it on a terminal) and whether it aligns right."""
@@ -39,13 +43,11 @@ def make_console(file: TextIO | None = None) -> Console:
     )
 
 
-def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
     """The rows as an aligned Markdown table."""
     headings = [column.heading.replace("\n", " ") for column in columns]
-    widths = [
-        max(len(heading), *(len(row[place]) for row in rows)) if rows else len(heading)
-        for place, heading in enumerate(headings)
-    ]
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, texts_below)) for texts_below in zip(headings, *texts, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
         padded = (
@@ -58,42 +60,42 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str
         "-" * (width + 1) + (":" if column.right else "-")
         for width, column in zip(widths, columns, strict=True)
     )
-    return "\n".join([line(headings), f"|{rule}|", *map(line, rows)])
+    return "\n".join([line(headings), f"|{rule}|", *map(line, texts)])
 
 
 def rich_table(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], row_styles: Sequence[str] | None
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], narrow: bool = False
 ) -> Table:
-    """The rows as a rich table; `row_styles` names one style a row."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    """The rows as a rich table; `narrow` keeps a single space between columns."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        header_style="bold",
+        padding=(0, 0 if narrow else 1, 0, 0),
+        pad_edge=False,
+    )
     for column in columns:
         table.add_column(
             column.heading, justify="right" if column.right else "left", overflow="fold"
         )
-    for position, row in enumerate(rows):
-        table.add_row(
-            *(Text(cell) for cell in row), style=row_styles[position] if row_styles else ""
-        )
+    for row in rows:
+        # Short forms would be read as markup, were they plain strings.
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     return table
 
 
-def fits(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> bool:
+def fits(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> bool:
     """Whether the rows can be printed without folding a cell."""
     if not console.is_terminal:
         return True
     unbounded = console.options.update(max_width=_UNWRAPPED)
-    needed = Measurement.get(console, unbounded, rich_table(columns, rows, None))
-    return needed.maximum <= console.width
+    return Measurement.get(console, unbounded, rich_table(columns, rows)).maximum <= console.width
 
 
 def print_table(
-    console: Console,
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[str]],
-    row_styles: Sequence[str] | None = None,
+    console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]
 ) -> None:
-    """Print a table the way `console` can show it; a row has one text per column."""
+    """Print a table the way `console` can show it; a row has one cell per column."""
     if console.is_terminal:
-        console.print(rich_table(columns, rows, row_styles))
+        console.print(rich_table(columns, rows, narrow=not fits(console, columns, rows)))
     else:
         console.print(plain_table(columns, rows), markup=False, soft_wrap=True)

@@ -38,12 +38,16 @@ class Rule:
     knobs: tuple[str, ...]
     figures: Callable[[FlashForwardKernelConfig, DeviceSpec], str] | None = None
 
-    def message(self, cfg: FlashForwardKernelConfig, device: DeviceSpec) -> str:
-        """The reason, with the values that `cfg` has."""
+    def values(self, cfg: FlashForwardKernelConfig, device: DeviceSpec) -> str:
+        """What the rule looks at, with the values that `cfg` has."""
         values = [f"{knob}={getattr(cfg, knob)}" for knob in self.knobs]
         if self.figures:
             values.append(self.figures(cfg, device))
-        return f"{self.reason} (here {', '.join(values)})"
+        return ", ".join(values)
+
+    def message(self, cfg: FlashForwardKernelConfig, device: DeviceSpec) -> str:
+        """The reason, with the values that `cfg` has."""
+        return f"{self.reason} (here {self.values(cfg, device)})"
 
 
 @dataclass(frozen=True)
