@@ -18,6 +18,7 @@ from flashsmith.configs import (
     get_kernel_progression_configs,
     is_legal,
 )
+from flashsmith.emulator import Finding, Observer
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, prove
@@ -154,6 +155,34 @@ class TestBrokenKernels:
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ArgumentError, match="backend='cuda': allowed are emulator, gpu"):
         prove(BEST, backend="cuda")
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        ({"seq": 0}, "seq_q=0"),
+        ({"heads": 0}, "heads_q=0"),
+        ({"seq": 100}, "q: seq_len 100 is not a multiple"),
+        ({"scale": -1.0}, r"scale=-1\.0"),
+        ({"inputs": "low_first_tile", "seq_k": 64}, "at least two key tiles"),
+    ],
+)
+def test_problems_that_cannot_be_proven_are_refused(problem: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        prove(BEST, **problem)
+
+
+def test_a_finding_fails_a_verdict_whose_numbers_are_right(
+    progression: list[FlashForwardKernelConfig],
+) -> None:
+    class Complaining(Observer):
+        def end(self) -> None:
+            self.findings.append(Finding("race", "two warps", "softmax.cuh:12", 345))
+
+    verdict = prove(BEST, observers=[Complaining()])
+    assert verdict.reasons == ()
+    assert not verdict.ok
+    assert "softmax.cuh:12: race: two warps" in str(verdict)
 
 
 COVER = get_cover_configs()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from flashsmith.emulator import EmulationResult, Finding, Observer
 from flashsmith.emulator.observers import all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import DEFAULT_EMULATED_ARCH, ForwardResult, query_gpu, run_forward
+from flashsmith.runtime.arguments import check_scale
 from flashsmith.runtime.device_array import DeviceArray
-from flashsmith.verify.inputs import TILE_KINDS, InputSpec, default_scale
+from flashsmith.verify.inputs import TILE_KINDS, InputSpec
 from flashsmith.verify.reference import inputs_and_references
 from flashsmith.verify.rule import Comparison, compare, heads_for_enough_outputs
 
@@ -94,17 +95,20 @@ def prove(
     """
     if backend not in BACKENDS:
         raise ArgumentError(f"backend={backend!r}: allowed are {', '.join(BACKENDS)}")
-    seq_k = seq if seq_k is None else seq_k
+    asked = Problem(
+        batch, seq, seq if seq_k is None else seq_k, heads, heads, cfg.d_head, cfg.dtype
+    )
     heads = heads_for_enough_outputs(batch, seq, heads, cfg.d_head)
+    problem = replace(asked, heads_q=heads, heads_k=heads)
     spec = InputSpec(
         kind=inputs,
         dtype=cfg.dtype,
         batch=batch,
         seq_q=seq,
-        seq_k=seq_k,
+        seq_k=problem.seq_k,
         heads=heads,
         d=cfg.d_head,
-        scale=default_scale(cfg.d_head) if scale is None else scale,
+        scale=check_scale(scale, cfg.d_head),
         seed=seed,
         first_tile=cfg.B_c if inputs in TILE_KINDS else 0,
     )
@@ -121,7 +125,7 @@ def prove(
     return Verdict(
         **vars(compare(cfg, o, lse, references)),
         config=cfg,
-        problem=Problem(batch, seq, seq_k, heads, heads, cfg.d_head, cfg.dtype),
+        problem=problem,
         inputs=inputs,
         backend=backend,
         arch=arch,

@@ -1,0 +1,202 @@
+"""Driver calls, against a pretended driver: what is asked, what is checked, what is said."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsmith.errors import ArgumentError, LaunchError
+from flashsmith.runtime import driver, gpu_count, query_gpu
+from flashsmith.runtime.device_array import DeviceArray
+
+# CUdevice_attribute: value, as an H200 answers.
+H200 = {
+    16: 132,
+    38: 60 << 20,
+    39: 2048,
+    75: 9,
+    76: 0,
+    81: 233472,
+    82: 65536,
+    97: 232448,
+    106: 32,
+}
+OUT_OF_MEMORY = 2
+
+
+class PretendedDriver:
+    """One GPU whose memory is the host's. ``calls`` names what was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.memory: dict[int, Any] = {}
+        self.current: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"unexpected driver call {name}")
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = 1
+        return 0
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:
+        device._obj.value = 70 + ordinal
+        return 0
+
+    def cuDeviceGetName(self, name: Any, size: int, device: Any) -> int:
+        name.value = b"NVIDIA H200"
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:
+        assert device == 70
+        value._obj.value = H200[attribute]
+        return 0
+
+    def cuGetErrorString(self, status: int, text: Any) -> int:
+        text._obj.value = {OUT_OF_MEMORY: b"out of memory"}.get(status)
+        return 0 if status == OUT_OF_MEMORY else 1
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:
+        context._obj.value = 4711
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context: Any) -> int:
+        self.current.append(context.value)
+        return 0
+
+    def cuCtxPopCurrent_v2(self, context: Any) -> int:
+        self.current.pop()
+        return 0
+
+    def cuCtxSynchronize(self) -> int:
+        self.calls.append("synchronize")
+        return 0
+
+    def cuMemAlloc_v2(self, address: Any, size: Any) -> int:
+        assert self.current == [4711]
+        if size.value > 1 << 30:
+            return OUT_OF_MEMORY
+        block = ctypes.create_string_buffer(size.value)
+        address._obj.value = ctypes.addressof(block)
+        self.memory[ctypes.addressof(block)] = block
+        return 0
+
+    def cuMemFree_v2(self, address: Any) -> int:
+        del self.memory[address.value]
+        return 0
+
+    def cuMemcpyHtoD_v2(self, to: Any, source: Any, size: Any) -> int:
+        ctypes.memmove(to.value, source.value, size.value)
+        return 0
+
+    def cuMemcpyDtoH_v2(self, to: Any, source: Any, size: Any) -> int:
+        assert self.calls == ["synchronize"]
+        ctypes.memmove(to.value, source.value, size.value)
+        return 0
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDriver]:
+    library = PretendedDriver()
+    query_gpu.cache_clear()
+    driver._primary_context.cache_clear()
+    monkeypatch.setattr(driver, "_load", lambda: library)
+    yield library
+    query_gpu.cache_clear()
+    driver._primary_context.cache_clear()
+
+
+def test_a_gpus_limits(pretended: PretendedDriver) -> None:
+    spec = query_gpu(0)
+    assert (spec.name, spec.arch, spec.sm_count) == ("NVIDIA H200", 90, 132)
+    assert (spec.max_smem_per_block, spec.max_smem_per_sm) == (232448, 233472)
+    assert (spec.registers_per_sm, spec.max_threads_per_sm) == (65536, 2048)
+    assert (spec.max_ctas_per_sm, spec.l2_bytes) == (32, 60 << 20)
+
+
+@pytest.mark.parametrize("ordinal", [-1, 1])
+def test_a_gpu_that_does_not_exist(pretended: PretendedDriver, ordinal: int) -> None:
+    with pytest.raises(ArgumentError, match=f"GPU {ordinal} does not exist; this process sees 1"):
+        query_gpu(ordinal)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_arrays_there_and_back(pretended: PretendedDriver, dtype: Any) -> None:
+    array = np.arange(24, dtype=dtype).reshape(2, 3, 4).transpose(2, 0, 1)
+    on_gpu = DeviceArray.from_host(array)
+    assert (on_gpu.shape, on_gpu.dtype, on_gpu.nbytes) == ((4, 2, 3), array.dtype, array.nbytes)
+    np.testing.assert_array_equal(on_gpu.to_host(), array)
+    assert pretended.current == []
+
+
+def test_memory_is_freed_with_the_array(pretended: PretendedDriver) -> None:
+    on_gpu = DeviceArray.empty((4,), np.dtype(np.float16))
+    assert len(pretended.memory) == 1
+    del on_gpu
+    assert pretended.memory == {}
+
+
+def test_a_failure_carries_cudas_words_and_leaves_no_context_behind(
+    pretended: PretendedDriver,
+) -> None:
+    with pytest.raises(LaunchError, match="cuMemAlloc_v2: CUDA error 2: out of memory"):
+        DeviceArray.empty((1 << 40,), np.dtype(np.float16))
+    assert pretended.current == []
+
+
+def test_a_failure_cuda_has_no_words_for(
+    pretended: PretendedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretended, "cuDeviceGetCount", lambda count: 9999, raising=False)
+    with pytest.raises(LaunchError, match="cuDeviceGetCount: CUDA error 9999: unknown error"):
+        gpu_count()
+
+
+class TestNoDriver:
+    @pytest.fixture(autouse=True)
+    def _none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(driver, "_load", lambda: None)
+
+    def test_there_are_no_gpus(self) -> None:
+        assert gpu_count() == 0
+
+    def test_none_can_be_queried(self) -> None:
+        query_gpu.cache_clear()
+        with pytest.raises(ArgumentError, match="GPU 0 does not exist; this process sees 0"):
+            query_gpu(0)
+
+    def test_memory_is_refused(self) -> None:
+        driver._primary_context.cache_clear()
+        with pytest.raises(LaunchError, match="no NVIDIA driver or GPU on this machine"):
+            DeviceArray.empty((4,), np.dtype(np.float16))
+
+
+@pytest.mark.parametrize(("status", "usable"), [(0, True), (100, False), (34, False)])
+def test_loading_tells_no_gpu_from_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, status: int, usable: bool
+) -> None:
+    class Library(PretendedDriver):
+        def cuInit(self, flags: int) -> int:
+            return status
+
+    library = Library()
+    monkeypatch.setattr(driver.forks, "_cuda_used", False)
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: library)
+    assert driver._load.__wrapped__() is (library if usable else None)
+    assert driver.forks._cuda_used is usable
+
+
+def test_a_broken_driver_is_an_error_and_not_a_missing_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Library(PretendedDriver):
+        def cuInit(self, flags: int) -> int:
+            return OUT_OF_MEMORY
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: Library())
+    with pytest.raises(LaunchError, match="cuInit: CUDA error 2: out of memory"):
+        driver._load.__wrapped__()
