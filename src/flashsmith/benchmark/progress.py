@@ -32,6 +32,7 @@ class Narrator:
         self.quiet = quiet
         self._console = make_console(sys.stderr)
         self._bar: Progress | None = None
+        self._told_of_waiting = False
 
     def __enter__(self) -> Narrator:
         if self._console.is_terminal and not self.quiet:
@@ -78,18 +79,16 @@ class Narrator:
     def build(self, event: BuildEvent) -> None:
         """A builder's event; fits the builder's `progress` argument."""
         if self._bar is not None:
-            stage = {"compile": "compiling", "link": "linking", "publish": "publishing"}
-            self._bar.update(
-                self._task,
-                description=stage.get(event.stage, event.stage),
-                completed=event.done,
-                total=event.total,
-            )
+            what = {"compile": "compiling"}.get(event.stage, event.message)
+            self._bar.update(self._task, description=what, completed=event.done, total=event.total)
         if event.stage == "compile" and event.entry is not None:
             self.say(f"  [{event.done}/{event.total}] {event.message}")
         elif event.stage == "compile":
             self.say(f"building {event.message}")
         elif event.stage == "warn":
             self.say(f"warning: {event.message}")
-        elif event.stage in ("wait", "done"):
+        elif event.stage == "done":
+            self.say(event.message)
+        elif event.stage == "wait" and not self._told_of_waiting:
+            self._told_of_waiting = True
             self.say(event.message)
