@@ -339,7 +339,7 @@ class Fork:
         self.values.append(slice_values(values, places) if runs else None)
 
     def join(self, positions: tuple[int, ...], current: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Merge registers: ``positions`` in the join's live-in order, ``current`` the old values."""
+        """Merge registers: ``positions`` in the join's live-in order, ``current`` old values."""
         self.group.absorb(self.parts)
         return tuple(
             self._merge(position, old) for position, old in zip(positions, current, strict=True)

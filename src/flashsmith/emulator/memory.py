@@ -40,7 +40,7 @@ class _HostRange:
             begin = -(-self.public.begin // size) * size
             count = max(0, (self.public.end - begin) // size)
             raw = (ctypes.c_uint8 * (count * size)).from_address(begin)
-            self.views[size] = (begin, np.frombuffer(raw, dtype=WORDS[size]))
+            self.views[size] = (begin, np.ctypeslib.as_array(raw).view(WORDS[size]))
         return self.views[size]
 
 
@@ -102,10 +102,10 @@ class GlobalMemory(GlobalMemoryView):
 
     def load(self, addresses: Any, size: int) -> Any:
         """Words of ``size`` bytes at int64 addresses (array or scalar)."""
-        known = self._common(addresses, size, write=False)
-        if known is not None:
-            begin, view = known.view(size)
-            return view[(addresses - begin) // size]
+        found = self._common(addresses, size, write=False)
+        if found is not None:
+            view, places = found
+            return view[places]
         out = np.zeros(addresses.shape, WORDS[size])
         for known, mask in self._parts(addresses, size, write=False):
             begin, view = known.view(size)
@@ -114,28 +114,36 @@ class GlobalMemory(GlobalMemoryView):
 
     def store(self, addresses: Any, size: int, values: Any) -> None:
         """Write words of ``size`` bytes; of two writes to one address the later thread's stays."""
-        known = self._common(addresses, size, write=True)
-        if known is not None:
-            begin, view = known.view(size)
-            view[(addresses - begin) // size] = values
+        found = self._common(addresses, size, write=True)
+        if found is not None:
+            view, places = found
+            view[places] = values
             return
         for known, mask in self._parts(addresses, size, write=True):
             begin, view = known.view(size)
             view[(addresses[mask] - begin) // size] = values[mask] if np.ndim(values) else values
 
-    def _common(self, addresses: Any, size: int, *, write: bool) -> _HostRange | None:
-        if np.ndim(addresses) == 0:
-            lowest = highest = bits = int(addresses)
-        else:
-            lowest, highest = int(addresses.min()), int(addresses.max())
-            bits = int(np.bitwise_or.reduce(addresses))
+    def _common(self, addresses: Any, size: int, *, write: bool) -> tuple[np.ndarray, Any] | None:
+        """(words, places) when one range holds all accesses, None when none does."""
+        scalar = np.ndim(addresses) == 0
+        first = int(addresses) if scalar else int(addresses[0])
+        known = self.find(first, first + size, write=write)
+        if known is None:
+            if scalar:
+                raise self._refusal(first, size, write)
+            return None
+        begin, view = known.view(size)
+        relative = addresses - begin
+        # Or-ed together the offsets are at least as large as each of them, negative when one is,
+        # and have a low bit set when one has: one pass proves range and alignment.
+        bits = int(relative) if scalar else int(np.bitwise_or.reduce(relative))
         if bits & (size - 1):
             bad = next(int(a) for a in np.atleast_1d(addresses) if int(a) & (size - 1))
             raise EmulatorError(f"misaligned access: {size} bytes at global address {bad:#x}")
-        known = self.find(lowest, highest + size, write=write)
-        if known is None and np.ndim(addresses) == 0:
-            raise self._refusal(lowest, size, write)
-        return known
+        inside = 0 <= bits <= (len(view) - 1) * size
+        if not inside and (bits < 0 or int(relative.max()) > (len(view) - 1) * size):
+            return None
+        return view, relative >> (size.bit_length() - 1)
 
     def _parts(
         self, addresses: np.ndarray, size: int, *, write: bool

@@ -83,7 +83,7 @@ class Translated:
 
 
 class Translator:
-    """Writes the function of one entry; handlers call ``use``, ``define``, ``emit`` and the like."""
+    """Writes the function of one entry; handlers call ``use``, ``define``, ``emit`` and such."""
 
     def __init__(
         self,

@@ -39,12 +39,11 @@ u4 = np.uint32
 
 @dataclass(frozen=True, slots=True)
 class RowBase:
-    """Places of 16-byte rows in shared memory, and the range of their byte addresses."""
+    """Places of 16-byte rows in shared memory, their byte addresses, and all those or-ed."""
 
     places: np.ndarray
-    lowest: int
-    highest: int
-    misaligned: bool
+    addresses: np.ndarray
+    bits: int
 
 
 class Wave:
@@ -156,7 +155,7 @@ class Wave:
             return self.memory.load(addresses, size)
         bank, base = self._bank(group, space, places)
         bank.check(addresses, size, size)
-        return bank.views[size][(base + addresses) // size]
+        return bank.views[size][(base + addresses) >> (size.bit_length() - 1)]
 
     def store(
         self, group: Group, space: str, addresses: Any, size: int, values: Any, mask: Any
@@ -179,7 +178,7 @@ class Wave:
             return
         bank, base = self._bank(group, space, places)
         bank.check(addresses, size, size)
-        bank.views[size][(base + addresses) // size] = values
+        bank.views[size][(base + addresses) >> (size.bit_length() - 1)] = values
 
     def _bank(self, group: Group, space: str, places: Any) -> tuple[BankedMemory, np.ndarray]:
         bank = self.shared if space == "shared" else self.local
@@ -227,20 +226,17 @@ class Wave:
     def rows(self, group: Group, addresses: Any) -> RowBase:
         """Checked 16-byte places of a base address, for matrices at fixed offsets from it."""
         group.require_whole("ldmatrix")
-        addresses = np.broadcast_to(addresses, (group.n,))
+        if addresses.ndim == 0:
+            addresses = np.broadcast_to(addresses, (group.n,))
         return RowBase(
-            (group.shared_base + addresses) >> 4,
-            int(addresses.min()),
-            int(addresses.max()),
-            bool(np.bitwise_or.reduce(addresses) & 15),
+            (group.shared_base + addresses) >> 4, addresses, int(np.bitwise_or.reduce(addresses))
         )
 
     def load_rows(self, group: Group, base: RowBase, offset: int, transpose: bool) -> np.ndarray:
         """ldmatrix.x4 at ``base + offset``: uint32 registers (4, threads)."""
-        inside = base.lowest + offset >= 0 and base.highest + offset + 16 <= self.shared.size
-        if not inside or base.misaligned or offset & 15:
-            addresses = ((base.places << 4) - group.shared_base) + offset
-            self.shared.check(addresses + base.misaligned, 16, 16)
+        bits = base.bits
+        if offset < 0 or bits + offset + 16 > self.shared.size or (bits | offset) & 15:
+            self.shared.check(base.addresses.astype(np.int64) + offset, 16, 16)
         places = base.places + (offset >> 4) if offset else base.places
         return matrix_rows_to_registers(self.shared.views[16].take(places), 4, transpose)
 
@@ -271,20 +267,26 @@ class Wave:
 
         ``source_size`` (None: all) bytes are read, the rest of the destination becomes zero.
         """
-        places = _places(group, mask)
-        target = np.broadcast_to(target, (group.n,))[places].astype(np.int64)
-        source = np.broadcast_to(source, (group.n,))[places]
-        if not places.size:
-            return
+        target, source = _spread(target, group.n), _spread(source, group.n)
+        index, base = group.index, group.shared_base
+        if mask is not None:
+            places = _places(group, mask)
+            if not places.size:
+                return
+            target, source, index, base = (
+                target[places],
+                source[places],
+                index[places],
+                base[places],
+            )
         self.shared.check(target, size, size)
         if source_size is None:
             words = self.memory.load(source, size)
         else:
-            limit = np.broadcast_to(source_size, (group.n,))[places].astype(np.int64)
-            words = self._short_words(source, size, limit)
-        flat = (group.shared_base[places] + target) // size
-        copy = AsyncCopy(site, size, group.index[places], flat, target, words)
-        group.open.append(copy)
+            limit = _spread(source_size, group.n).astype(np.int64)
+            words = self._short_words(source, size, limit if mask is None else limit[places])
+        flat = (base + target) >> (size.bit_length() - 1)
+        group.open.append(AsyncCopy(site, size, index, flat, target, words))
 
     def _short_words(self, source: np.ndarray, size: int, limit: np.ndarray) -> np.ndarray:
         raw = np.zeros((source.size, size), np.uint8)
@@ -323,8 +325,9 @@ class Wave:
             self.shared.views[copy.size][copy.places] = copy.words
             if self.observers and copy.threads.size:
                 threads = copy.threads + self.geometry.first_thread
+                addresses = copy.addresses.astype(np.int64)
                 landing = AsyncLanding(
-                    site, copy.issued, threads, copy.addresses, copy.size, self.tick()
+                    site, copy.issued, threads, addresses, copy.size, self.tick()
                 )
                 for observer in self.observers:
                     observer.async_landing(landing)
@@ -492,6 +495,11 @@ def _places(group: Group, mask: Any) -> np.ndarray:
     if mask is None:
         return np.arange(group.n)
     return np.flatnonzero(np.broadcast_to(mask, (group.n,)))
+
+
+def _spread(value: Any, threads: int) -> np.ndarray:
+    """A value of every thread, a uniform one spread out."""
+    return value if value.ndim else np.broadcast_to(value, (threads,))
 
 
 def _uniform(value: Any, what: str) -> int:
