@@ -88,3 +88,11 @@ def test_every_error_class_and_variable_a_user_meets_is_documented() -> None:
             assert name in text, f"no document says what to do about {name}"
     for variable in VARIABLES:
         assert variable.name in text
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)
+def test_python_examples_run(path: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL):
+        names: dict[str, object] = {}
+        exec(compile(block, path.name, "exec"), names)
+        assert names["o"].shape == names["q"].shape
