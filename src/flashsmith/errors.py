@@ -51,7 +51,7 @@ class LaunchError(FlashsmithError, RuntimeError):
 
 
 class EmulatorError(FlashsmithError, RuntimeError):
-    """The emulator met PTX it does not know, or a kernel that cannot go on (deadlock, bad access)."""
+    """The emulator met unknown PTX, or a kernel that cannot go on (deadlock, bad access)."""
 
 
 class EmulationTooLongError(FlashsmithError, RuntimeError):
