@@ -25,7 +25,8 @@ constexpr int kMaxThreadsPerCta = 1024;
 constexpr int kThreadsPerWarp = 32;
 
 constexpr bool d_head_supported(const Config& cfg, int) {
-    return cfg.d_head == 64 || cfg.d_head == 128;
+    return cfg.d_head == 32 || cfg.d_head == 64 || cfg.d_head == 96 || cfg.d_head == 128 ||
+           cfg.d_head == 192 || cfg.d_head == 256;
 }
 
 constexpr bool B_r_supported(const Config& cfg, int) {
