@@ -181,13 +181,13 @@ struct ForwardBlock {
             }
     }
 
-    // O goes through the warp's own rows of Q's tile, which no other warp reads and this one has
-    // left, and from there in whole 16-byte chunks.
+    // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No other
+    // warp reads these rows, and all lanes of this one have left them: its last product with Q lies
+    // before the last step's second barrier.
     FS_DEVICE void store_O(const Coordinates<Kernel>& at) {
         const uint32_t tile = smem + Kernel::Q_offset;
         const typename Kernel::QLayout::Cursor cursor(tile, at.warp_row() + at.lane / 4, 0,
                                                       at.lane % 4 * 4);
-        __syncwarp();
 #pragma unroll
         for (int m = 0; m < N::m_tiles; ++m)
 #pragma unroll
