@@ -31,8 +31,8 @@ struct Semantics {
     constexpr bool masked() const { return mask != MaskKind::none || uneven; }
 };
 
-// No limit on this side of a window.
-constexpr int32_t kUnlimited = INT32_MAX;
+// No limit on this side of a window; longer than any sequence.
+constexpr int32_t kUnlimited = 1 << 30;
 
 // Everything a forward kernel needs, passed by value as its only parameter.
 // Strides count elements. The last dimension of q, k, v and o is contiguous.

@@ -181,9 +181,9 @@ struct ForwardBlock {
             }
     }
 
-    // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No other
-    // warp reads these rows, and all lanes of this one have left them: its last product with Q lies
-    // before the last step's second barrier.
+    // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No
+    // other warp reads these rows, and all lanes of this one have left them: its last product with
+    // Q lies before the last step's second barrier.
     FS_DEVICE void store_O(const Coordinates<Kernel>& at) {
         const uint32_t tile = smem + Kernel::Q_offset;
         const typename Kernel::QLayout::Cursor cursor(tile, at.warp_row() + at.lane / 4, 0,
