@@ -99,6 +99,13 @@ def test_a_bad_store_harms_nothing() -> None:
     assert kinds(findings) == {"out-of-bounds"}
 
 
+def test_a_copy_of_nothing_brings_zeros_wherever_it_points() -> None:
+    nothing = COPY.replace("[%rd5], 16;", "[%rd5+4096], 16, 0;")
+    got, findings = run(nothing, COMMIT, WAIT, BARRIER, OTHER_READ)
+    assert findings == []
+    assert got == [0] * THREADS
+
+
 def test_lanes_that_are_off_take_no_part() -> None:
     guarded = "setp.lt.u32 %p1, %r0, 3;\n@%p1 st.shared.b32 [%r2], {a};\n"
     _, findings = run(guarded, BARRIER, "@%p1 ld.shared.b32 {d}, [%r2];\n")

@@ -124,7 +124,8 @@ class Wave:
         else:
             bank = self.shared if space == "shared" else self.local
             inside = bank.inside(addresses, sizes)
-        return inside & (addresses & (np.maximum(sizes, 1) - 1) == 0)
+        # A cp.async whose source size is 0 reads nothing, wherever it points.
+        return (inside & (addresses & (np.maximum(sizes, 1) - 1) == 0)) | (np.asarray(sizes) == 0)
 
     def resolve(self, addresses: Any) -> tuple[str, Any]:
         """State space and address within it of generic addresses."""
