@@ -11,14 +11,17 @@ import pytest
 from stand_in_sources import CONFIGS
 
 import flashsmith.builder as builder
+from flashsmith.builder.find import find_library_from
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.ptxas_report import parse_ptxas_report
 from flashsmith.configs import (
     DEFAULT_DEVICE,
     FlashForwardKernelConfig,
+    Semantics,
     get_kernel_progression_configs,
     legal_completions,
 )
+from flashsmith.configs.semantics import MASKS
 
 FIRST, *_, BUFFERED, LAST = get_kernel_progression_configs()
 
@@ -104,6 +107,25 @@ def test_libraries_in_one_process_keep_their_own_maps(cache_root, tiny_csrc):
     libraries = [build_from(tiny_csrc, CONFIGS[:1]), build_from(tiny_csrc, CONFIGS)]
     loaded = [ctypes.CDLL(str(library.so_path), mode=ctypes.RTLD_GLOBAL) for library in libraries]
     assert [code.__tvm_ffi_kernel_count() for code in loaded] == [1, 2]
+
+
+def test_libraries_are_kept_apart_by_semantics(cache_root, tiny_csrc):
+    """Equal configs, each library with kernels, a key and a manifest of its own."""
+    kinds = [Semantics(), Semantics("causal"), Semantics("causal", packed=True, uneven=True)]
+    libraries = [build_from(tiny_csrc, CONFIGS, semantics=kind) for kind in kinds]
+    assert len({library.path for library in libraries}) == len(kinds)
+    names = set()
+    for kind, library in zip(kinds, libraries, strict=True):
+        assert library.manifest.semantics == kind
+        found = find_library_from(tiny_csrc, CONFIGS, arch=80, semantics=kind)
+        assert found is not None
+        assert found.path == library.path
+        code = ctypes.CDLL(str(library.so_path))
+        assert code.__tvm_ffi_mask_kind() == MASKS.index(kind.mask)
+        names |= {library.entry(cfg).ptx_entry for cfg in CONFIGS}
+    assert len(names) == len(kinds) * len(CONFIGS)
+    window = Semantics("window")
+    assert find_library_from(tiny_csrc, CONFIGS, arch=80, semantics=window) is None
 
 
 def test_a_library_for_another_arch(cache_root, tiny_csrc):
