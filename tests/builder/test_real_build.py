@@ -85,12 +85,19 @@ def test_the_ptx_of_each_kernel_stands_alone(library, toolchain, tmp_path):
         assert parse_ptxas_report(done.stderr)[entry.ptx_entry].registers == entry.registers
 
 
+def instructions(ptx: str) -> list[str]:
+    """The PTX without its line information: of a shared address nvcc may name one use or another,
+    and which one also depends on the kernel's neighbours in the shard."""
+    lines = ptx[: ptx.index("\t.file")].splitlines()
+    return [line for line in lines if not line.startswith("\t.loc")]
+
+
 def test_equal_sources_give_equal_ptx(library, cache_root):
-    """Another cache folder, another split into shards, other neighbours: the same text."""
+    """Another cache folder, another split into shards, other neighbours: the same kernel."""
     again = builder.build([LAST, FIRST, BUFFERED], jobs=1)
     assert again.path.parent != library.path.parent
     for cfg in (FIRST, LAST):
-        assert again.ptx(cfg) == library.ptx(cfg)
+        assert instructions(again.ptx(cfg)) == instructions(library.ptx(cfg))
 
 
 def test_a_library_with_more_serves_those_who_want_less(library, monkeypatch):
