@@ -80,9 +80,9 @@ class Victim:
         call = ForwardCall(
             Problem(1, spec.seq_q, spec.seq_k, spec.heads, spec.heads, spec.d, spec.dtype),
             tuple(tensor_ints(view_tensor(n, a)) for n, a in {**inputs, "o": o}.items()),
-            lse.ctypes.data,
             spec.scale,
             device_spec(ARCH),
+            lse=lse.ctypes.data,
         )
         plan = loaded_kernels.get(self.config, ARCH).plan(call)
         observers: list[Observer] = all_checks() if checks else []

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flashsmith.configs import FlashForwardKernelConfig, Problem
+from flashsmith.configs import FlashForwardKernelConfig
 from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate, estimate_seconds
 from flashsmith.errors import EmulationTooLongError
+from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan
+from flashsmith.runtime.request import Request
 
 # Above this the caller has to say emulate=True.
 LONGEST_UNASKED_SECONDS = 60.0
 
 
-def check_estimate(cfg: FlashForwardKernelConfig, problem: Problem) -> None:
-    """Raises EmulationTooLongError when emulating ``problem`` is estimated above 60 s."""
+def check_estimate(cfg: FlashForwardKernelConfig, request: Request) -> None:
+    """Raises EmulationTooLongError when emulating the request is estimated above 60 s."""
+    problem = request.problem
     seconds = estimate_seconds(cfg, problem)
     if seconds > LONGEST_UNASKED_SECONDS:
         raise EmulationTooLongError(
@@ -43,7 +46,7 @@ def run_in_emulator(
         memory.register(name, array, writable=False)
     for name, array in writable.items():
         memory.register(name, array, writable=True)
-    return emulate(
+    result = emulate(
         ptx,
         plan.kernel,
         grid=plan.grid,
@@ -54,3 +57,5 @@ def run_in_emulator(
         memory=memory,
         observers=observers,
     )
+    note_launch("emulator")
+    return result
