@@ -14,7 +14,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
-transformers = pytest.importorskip("transformers", reason="needs transformers: not installed")
+transformers = pytest.importorskip("transformers", reason="needs transformers: it is not installed")
 pytestmark = pytest.mark.torch
 
 SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}

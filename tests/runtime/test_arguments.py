@@ -65,7 +65,7 @@ def test_cfg_of_another_type(cfg: object) -> None:
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [None, [[1.0]], 1.0, "q"])
 def test_not_a_tensor(name: str, value: object) -> None:
-    refused(f"{name}: got .*; give a PyTorch tensor or a NumPy array", **{name: value})
+    refused(f"{name}: got .*; give a PyTorch tensor, or a NumPy, CuPy or JAX array", **{name: value})
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])

@@ -10,6 +10,7 @@ import numpy as np
 
 from flashsmith.configs import DType
 from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks import FRAMEWORKS, JAX
 from flashsmith.runtime.tensors import TensorView
 
 _NUMPY = {
@@ -31,6 +32,8 @@ def allocate(
         return _allocate_torch(like.source, shape, float32, poisoned)
     if like.framework == "numpy":
         return np.full(shape, math.nan, dtype) if poisoned else np.empty(shape, dtype)
+    if like.framework in FRAMEWORKS:
+        return FRAMEWORKS[like.framework].allocate(like.source, shape, dtype, poisoned)
     if poisoned:
         return DeviceArray.from_host(np.full(shape, math.nan, dtype), like.device.ordinal)
     return DeviceArray.empty(shape, dtype, like.device.ordinal)
@@ -51,6 +54,9 @@ def address_of(tensor: Any) -> int:
         return int(tensor.__array_interface__["data"][0])
     if isinstance(tensor, DeviceArray):
         return tensor.address
+    for framework in FRAMEWORKS.values():
+        if framework.owns(type(tensor)):
+            return framework.address(tensor)
     return int(tensor.data_ptr())
 
 
@@ -58,6 +64,8 @@ def host_array(tensor: Any) -> np.ndarray:
     """A host tensor's own memory as a NumPy array (bf16 as ml_dtypes'); nothing is copied."""
     if isinstance(tensor, np.ndarray):
         return tensor
+    if JAX.owns(type(tensor)):
+        return JAX.host_array(tensor)
     import torch
 
     if tensor.dtype is torch.bfloat16:

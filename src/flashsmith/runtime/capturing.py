@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from flashsmith.runtime.frameworks import FRAMEWORKS
+
 
 def is_capturing(framework: str, ordinal: int) -> bool:
     """Whether the framework's current stream on GPU ``ordinal`` captures what it is given."""
-    # Only PyTorch has current streams that we launch on; without its import there is none.
+    if framework in FRAMEWORKS:
+        return FRAMEWORKS[framework].is_capturing(ordinal)
     torch = sys.modules.get("torch")
     if framework != "torch" or torch is None:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flashsmith.runtime.call import ForwardCall
+from flashsmith.runtime.frameworks import FRAMEWORKS
 from flashsmith.runtime.libraries import LoadedKernel
 from flashsmith.runtime.tensors import TensorView
 
@@ -12,9 +13,11 @@ _DEFAULT_STREAM = 0
 def current_stream(view: TensorView) -> int:
     """Handle of the stream that the tensor's framework would use on the tensor's own device.
 
-    Asked of PyTorch for every call: which device is current does not matter then, and no
+    Asked of the framework for every call: which device is current does not matter then, and no
     environment has to hand the stream over.
     """
+    if view.framework in FRAMEWORKS:
+        return FRAMEWORKS[view.framework].current_stream(view.device.ordinal)
     if view.framework != "torch":
         return _DEFAULT_STREAM
     import torch
@@ -33,4 +36,6 @@ def run_on_gpu(
     if timed:
         return kernel.launch_timed(call, q.device.ordinal, stream)
     kernel.launch(call, q.device.ordinal, stream)
+    if q.framework in FRAMEWORKS:
+        FRAMEWORKS[q.framework].finish(q.device.ordinal)
     return None

@@ -155,5 +155,7 @@ def _longest_on_device(missing: list[VectorView]) -> list[int]:
 
 def _on_host(view: VectorView) -> VectorView:
     source = view.source
-    array = source.to_host() if isinstance(source, DeviceArray) else np.asarray(source.get())
-    return view._replace(source=array)
+    if isinstance(source, DeviceArray):
+        return view._replace(source=source.to_host())
+    # CuPy copies on request only, JAX when asked for an array.
+    return view._replace(source=source.get() if hasattr(source, "get") else np.asarray(source))

@@ -1,6 +1,6 @@
-"""One look at a tensor, whoever made it: PyTorch, NumPy or flashsmith's own GPU arrays.
+"""One look at a tensor, whoever made it: PyTorch, NumPy, CuPy, JAX or flashsmith itself.
 
-PyTorch is never imported here unless the caller already holds one of its tensors.
+No framework is imported here unless the caller already holds one of its tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOST = Device("cpu", 0)
 class RawView(NamedTuple):
     """What a framework says of a tensor, its dtype still its own. Strides count elements."""
 
-    framework: str  # "torch", "numpy" or "flashsmith"
+    framework: str  # "torch", "numpy", "cupy", "jax" or "flashsmith"
     dtype: Any
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -139,13 +139,19 @@ def _find_viewer(kind: type) -> Viewer:
         return _view_device_array
     if _is_torch_tensor(kind):
         return _torch_viewer()
+    # Late, because it builds on RawView.
+    from flashsmith.runtime.frameworks import FRAMEWORKS
+
+    for framework in FRAMEWORKS.values():
+        if framework.owns(kind):
+            return framework.view
     return _refuse
 
 
 def _refuse(name: str, value: object) -> RawView:
     raise ArgumentError(
         f"{name}: got {type(value).__module__}.{type(value).__qualname__}; "
-        "give a PyTorch tensor or a NumPy array"
+        "give a PyTorch tensor, or a NumPy, CuPy or JAX array"
     )
 
 
