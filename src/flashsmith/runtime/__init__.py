@@ -3,16 +3,21 @@
 from flashsmith.runtime.driver import gpu_count, query_gpu
 from flashsmith.runtime.forward_pass import (
     DEFAULT_EMULATED_ARCH,
+    Chooser,
     ForwardResult,
     forward,
     forward_timed,
     plan_forward,
     run_forward,
+    run_request,
 )
+from flashsmith.runtime.options import ForwardOptions
 from flashsmith.runtime.plan import LaunchPlan, TensorMapSpec
 
 __all__ = [
     "DEFAULT_EMULATED_ARCH",
+    "Chooser",
+    "ForwardOptions",
     "ForwardResult",
     "LaunchPlan",
     "TensorMapSpec",
@@ -22,4 +27,5 @@ __all__ = [
     "plan_forward",
     "query_gpu",
     "run_forward",
+    "run_request",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from flashsmith.configs import (
     DeviceSpec,
+    DType,
     FlashForwardKernelConfig,
     Problem,
     Semantics,
@@ -55,25 +56,37 @@ def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, .
 
 
 def check_problem(
-    cfg: FlashForwardKernelConfig,
-    views: Sequence[TensorView],
-    packing: Packing | None,
-    mask: str,
-    softcap: float,
+    views: Sequence[TensorView], packing: Packing | None, mask: str, softcap: float
 ) -> Problem:
-    """The problem that q, k and v pose to ``cfg``'s kernel, its full semantics included.
+    """The problem that q, k and v pose.
 
-    Raises ArgumentError when their shapes do not agree with each other, or with the config's dtype
-    and d_head, or are beyond what a kernel can count.
+    Raises ArgumentError when their shapes do not agree with each other, or are beyond what a kernel
+    can count.
     """
     q, k, v = views
-    if q.dtype != cfg.dtype:
-        raise ArgumentError(
-            f"q: dtype {q.dtype.name}; the config's kernel is for {cfg.dtype.name}: convert the "
-            "tensors or choose another config"
-        )
     packed = None if packing is None else packing[2:]
-    return _problem(cfg, q.shape, k.shape, v.shape, packed, mask, softcap > 0)
+    return _problem(q.dtype, q.shape, k.shape, v.shape, packed, mask, softcap > 0)
+
+
+@lru_cache(maxsize=1024)
+def check_fit(cfg: FlashForwardKernelConfig, problem: Problem) -> Semantics:
+    """What ``cfg``'s kernel has to be compiled for to serve ``problem``.
+
+    Raises ArgumentError when it cannot: by its dtype, its d_head, or the number of its blocks.
+    """
+    if problem.dtype != cfg.dtype:
+        raise ArgumentError(
+            f"q: dtype {problem.dtype.name}; the config's kernel is for {cfg.dtype.name}: convert "
+            "the tensors or choose another config"
+        )
+    if problem.d > cfg.d_head:
+        raise ArgumentError(f"q: d_head {problem.d}; the config's kernel is for up to {cfg.d_head}")
+    if problem.batch * problem.heads_q * math.ceil(problem.seq_q / cfg.B_r) > MOST_BLOCKS:
+        raise ArgumentError(
+            f"q: batch x n_heads x blocks of {cfg.B_r} rows are above {MOST_BLOCKS} ({problem}); "
+            "split the batch"
+        )
+    return problem.required_semantics(cfg)
 
 
 def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> VectorView | None:
@@ -172,7 +185,7 @@ def _check_layout(view: TensorView) -> None:
 
 @lru_cache(maxsize=1024)
 def _problem(
-    cfg: FlashForwardKernelConfig,
+    dtype: DType,
     q: tuple[int, ...],
     k: tuple[int, ...],
     v: tuple[int, ...],
@@ -187,14 +200,11 @@ def _problem(
         raise ArgumentError(f"v: shape {v}; must be k's, {k}")
     if k[-1] != d:
         raise ArgumentError(f"k: shape {k}; d_head must be q's (q has shape {q})")
-    _check_d(cfg, q)
-    if packed is None:
-        batch, seq_q = q_rows
-        batch_k, seq_k = k_rows
-        if batch_k != batch:
-            raise ArgumentError(f"k: shape {k}; batch must be q's (q has shape {q})")
-    else:
-        batch, seq_q, seq_k = packed
+    if d == 0 or d % D_STEP:
+        raise ArgumentError(
+            f"q: d_head {d} (shape {q}); must be a multiple of {D_STEP}: pad q, k and v with zeros "
+            "and pass scale=1/sqrt(d_head) of the true d_head"
+        )
     if heads_q == 0:
         raise ArgumentError(f"q: shape {q}; must have at least one head")
     if heads_k == 0 or heads_q % heads_k:
@@ -204,26 +214,12 @@ def _problem(
     for name, rows in (("q", q_rows), ("k", k_rows)):
         if max(rows) > LONGEST:
             raise ArgumentError(f"{name}: {max(rows)} rows; kernels count up to {LONGEST}")
-    if batch * heads_q * math.ceil(seq_q / cfg.B_r) > MOST_BLOCKS:
-        raise ArgumentError(
-            f"q: batch x n_heads x blocks of {cfg.B_r} rows are above {MOST_BLOCKS} (shape {q}); "
-            "split the batch"
-        )
+    if packed is None:
+        batch, seq_q = q_rows
+        batch_k, seq_k = k_rows
+        if batch_k != batch:
+            raise ArgumentError(f"k: shape {k}; batch must be q's (q has shape {q})")
+    else:
+        batch, seq_q, seq_k = packed
     semantics = Semantics(mask, softcap, packed is not None, uneven=packed is not None)
-    problem = Problem(batch, seq_q, seq_k, heads_q, heads_k, d, cfg.dtype, semantics)
-    return Problem(
-        batch, seq_q, seq_k, heads_q, heads_k, d, cfg.dtype, problem.required_semantics(cfg)
-    )
-
-
-def _check_d(cfg: FlashForwardKernelConfig, q: tuple[int, ...]) -> None:
-    d = q[-1]
-    if d == 0 or d % D_STEP:
-        raise ArgumentError(
-            f"q: d_head {d} (shape {q}); must be a multiple of {D_STEP}: pad q, k and v with zeros "
-            "and pass scale=1/sqrt(d_head) of the true d_head"
-        )
-    if d > cfg.d_head:
-        raise ArgumentError(
-            f"q: d_head {d} (shape {q}); the config's kernel is for up to {cfg.d_head}"
-        )
+    return Problem(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, semantics)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem, device_spec
+from flashsmith.configs import (
+    DeviceSpec,
+    FlashForwardKernelConfig,
+    Problem,
+    Semantics,
+    device_spec,
+)
 from flashsmith.emulator import EmulationResult, Observer
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import driver, forks
 from flashsmith.runtime.allocation import allocate, host_array
-from flashsmith.runtime.arguments import check_config, check_device
+from flashsmith.runtime.arguments import check_config, check_device, check_fit
 from flashsmith.runtime.call import ForwardCall, forward_call, unplaced_call
 from flashsmith.runtime.capturing import is_capturing
 from flashsmith.runtime.emulation import check_estimate, run_in_emulator
@@ -25,6 +31,9 @@ from flashsmith.runtime.tensors import TensorView, view_tensor
 
 # What the emulator runs for when nobody says otherwise.
 DEFAULT_EMULATED_ARCH = 80
+
+# Which config is to serve a problem on a device.
+Chooser = Callable[[Problem, DeviceSpec], FlashForwardKernelConfig]
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,7 @@ def forward(
         return_lse,
         return_row_max,
     )
-    return _run(cfg, (q, k, v, o), options, emulate=emulate).outputs
+    return run_request(check_config(cfg), (q, k, v, o), options, emulate=emulate).outputs
 
 
 def forward_timed(
@@ -142,7 +151,7 @@ def forward_timed(
     the launch. On the host ms is None: the emulator's time says nothing about the kernel's.
     """
     asked = ForwardOptions(**options)
-    result = _run(cfg, (q, k, v, o), asked, emulate=emulate, timed=True)
+    result = run_request(check_config(cfg), (q, k, v, o), asked, emulate=emulate, timed=True)
     return result.outputs, result.ms
 
 
@@ -189,8 +198,8 @@ def run_forward(
     host cu_seqlens go to the kernel as they are unless ``check_contents``. ``arch`` is what the
     emulator runs host tensors for, and ``observers`` watch it; a GPU has an arch of its own.
     """
-    return _run(
-        cfg,
+    return run_request(
+        check_config(cfg),
         (q, k, v, o),
         ForwardOptions(**options),
         emulate=emulate,
@@ -202,8 +211,8 @@ def run_forward(
     )
 
 
-def _run(
-    cfg: FlashForwardKernelConfig,
+def run_request(
+    config: FlashForwardKernelConfig | Chooser,
     tensors: tuple[Any, Any, Any, Any],
     options: ForwardOptions,
     *,
@@ -214,13 +223,17 @@ def _run(
     arch: int = DEFAULT_EMULATED_ARCH,
     observers: Sequence[Observer] = (),
 ) -> ForwardResult:
-    request = check_request(cfg, tensors, options, check_contents=check_contents)
+    """``run_forward`` of q, k, v and o (or None), by ``config``'s kernel or that of its choice."""
+    request = check_request(tensors, options, check_contents=check_contents)
     device = _device(request.q, check_flag("emulate", emulate), arch)
+    problem = request.problem
+    cfg = config(problem, device) if callable(config) else config
+    semantics = check_fit(cfg, problem)
     _check_once(cfg, device)
     on_gpu = request.q.device.kind == "cuda"
     if not on_gpu and not emulate:
         check_estimate(cfg, request)
-    kernel = None if request.is_empty else _kernel(cfg, request, device)
+    kernel = None if request.is_empty else _kernel(cfg, semantics, request, device)
 
     o = request.o or view_tensor("o", allocate(request.q, request.q.shape, poisoned=poisoned))
     lse, row_max = (
@@ -252,14 +265,16 @@ def _device(q: TensorView, emulate: bool, arch: int) -> DeviceSpec:
     return driver.query_gpu(q.device.ordinal)
 
 
-def _kernel(cfg: FlashForwardKernelConfig, request: Request, device: DeviceSpec) -> LoadedKernel:
+def _kernel(
+    cfg: FlashForwardKernelConfig, semantics: Semantics, request: Request, device: DeviceSpec
+) -> LoadedKernel:
     """The kernel for the request; during CUDA graph capture none is built."""
 
     def may_build() -> bool:
         q = request.q
         return q.device.kind == "cpu" or not is_capturing(q.framework, q.device.ordinal)
 
-    return loaded_kernels.get(cfg, device.arch, request.problem.semantics, may_build)
+    return loaded_kernels.get(cfg, device.arch, semantics, may_build)
 
 
 def _emulate(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flashsmith.configs import FlashForwardKernelConfig, Problem
+from flashsmith.configs import Problem
 from flashsmith.runtime.arguments import (
-    check_config,
     check_inputs,
     check_output,
     check_problem,
@@ -59,24 +58,19 @@ class Request(NamedTuple):
 
 
 def check_request(
-    cfg: FlashForwardKernelConfig,
-    tensors: tuple[Any, Any, Any, Any],
-    options: ForwardOptions,
-    *,
-    check_contents: bool = True,
+    tensors: tuple[Any, Any, Any, Any], options: ForwardOptions, *, check_contents: bool = True
 ) -> Request:
-    """The request that q, k, v, o (or None) and the options make of ``cfg``'s kernel.
+    """The request that q, k, v, o (or None) and the options make, of whichever kernel.
 
     Raises ArgumentError, its message beginning with the argument's name, when one is unusable.
     """
-    check_config(cfg)
     packed = options.cu_seqlens_q is not None or options.cu_seqlens_k is not None
     q, k, v = inputs = check_inputs(*tensors[:3], packed=packed)
     mask = check_mask(options.causal, options.window)
     scale = check_scale(options.scale, max(1, q.shape[-1]))
     softcap = check_softcap(options.softcap, scale)
     packing = check_packing(options, q, k, check_contents=check_contents)
-    problem = check_problem(cfg, inputs, packing, mask.kind, softcap)
+    problem = check_problem(inputs, packing, mask.kind, softcap)
     sinks = check_sinks(options.sinks, q, problem.heads_q)
     lse = check_flag("return_lse", options.return_lse)
     row_max = check_flag("return_row_max", options.return_row_max)
