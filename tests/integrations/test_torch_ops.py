@@ -29,15 +29,16 @@ def dense(length_q: int = 20, length_k: int = 33, batch: int = 1) -> tuple[Any, 
     return q, drawn(batch, length_k, 2, 32, seed=1), drawn(batch, length_k, 2, 32, seed=2)
 
 
-def packed() -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
+def packed() -> tuple[Any, ...]:
+    """The op's tensors: q, k, v, no sinks, cu_seqlens_q, cu_seqlens_k."""
     starts = torch.tensor([0, 5, 5, 18], dtype=torch.int32)
-    tensors = tuple(drawn(18, 2, 32, seed=seed) for seed in range(3))
-    return tensors, {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+    return *(drawn(18, 2, 32, seed=seed) for seed in range(3)), None, starts, starts
 
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_before() -> None:
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
 
 
 def ops() -> Any:
@@ -46,23 +47,18 @@ def ops() -> Any:
 
 
 @pytest.mark.parametrize(
-    "keywords",
+    ("tensors", "keywords"),
     [
-        {},
-        {"causal": True, "scale": 0.3},
-        {"window_left": 4, "window_right": 2, "softcap": 20.0, "sinks": torch.zeros(4)},
-        {"config": str(CONFIG)},
+        (dense(), {}),
+        (dense(), {"causal": True, "scale": 0.3}),
+        ((*dense(), torch.zeros(4)), {"window_left": 4, "window_right": 2, "softcap": 20.0}),
+        (dense(), {"config": str(CONFIG)}),
+        (packed(), {}),
+        (packed(), {"max_seqlen_q": 13, "max_seqlen_k": 13}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_opcheck(keywords: dict[str, Any]) -> None:
-    torch.library.opcheck(ops().attention.default, dense(), keywords)
-
-
-def test_opcheck_of_packed_sequences() -> None:
-    tensors, keywords = packed()
-    torch.library.opcheck(ops().attention.default, tensors, keywords)
-    keywords |= {"max_seqlen_q": 13, "max_seqlen_k": 13}
+def test_opcheck(tensors: Any, keywords: dict[str, Any]) -> None:
     torch.library.opcheck(ops().attention.default, tensors, keywords)
 
 
@@ -72,8 +68,7 @@ def test_opcheck_of_statistics(lse: bool, row_max: bool) -> None:
     op = ops().attention_with_statistics.default
     asked = {"return_lse": lse, "return_row_max": row_max}
     torch.library.opcheck(op, dense(), asked)
-    tensors, keywords = packed()
-    torch.library.opcheck(op, tensors, {**keywords, **asked})
+    torch.library.opcheck(op, packed(), asked)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -32,15 +32,16 @@ _warned: set[tuple[str, str]] = set()
 _count = 0
 
 
-def note_fallback(caller: str, reason: Reason) -> None:
-    """Counts a fallback of ``caller`` and warns of it, once per caller and argument at fault."""
+def note_fallback(caller: str, argument: str, facts: str) -> None:
+    """Counts a fallback of ``caller`` for the Reason that ``argument`` and ``facts`` make, and warns
+    of it, once per caller and argument. Takes text only: so it can be called while tracing."""
     global _count
     with _lock:
         _count += 1
-        told = (caller, reason.argument) in _warned
-        _warned.add((caller, reason.argument))
+        told = (caller, argument) in _warned
+        _warned.add((caller, argument))
     if not told:
-        message = f"{caller} leaves this call to PyTorch: {reason} (said once)"
+        message = f"{caller} leaves this call to PyTorch: {argument}: {facts} (said once)"
         warnings.warn(message, FallbackWarning, stacklevel=3)
 
 

@@ -71,7 +71,7 @@ def sdpa(
     if strict:
         raise reason.error()
     note = _note_fallback_when_traced if is_tracing() else note_fallback
-    note("sdpa()", reason)
+    note("sdpa()", *reason)
     return pytorch_sdpa(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )

@@ -17,10 +17,12 @@ from flashsmith.configs import FlashForwardKernelConfig, parse_kernel_name_into_
 from flashsmith.errors import ArgumentError
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
+# PyTorch's autograd takes no tensors by name, so they come first.
 _ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, *, bool causal=False, "
-    "SymInt? window_left=None, SymInt? window_right=None, float softcap=0.0, float? scale=None, "
-    "Tensor? sinks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
+    "Tensor q, Tensor k, Tensor v, "
+    "Tensor? sinks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, *, "
+    "bool causal=False, SymInt? window_left=None, SymInt? window_right=None, "
+    "float softcap=0.0, float? scale=None, "
     "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, str? config=None, bool emulate=False"
 )
 _STATISTICS = "bool return_lse=False, bool return_row_max=False"
@@ -28,28 +30,44 @@ _STATISTICS = "bool return_lse=False, bool return_row_max=False"
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
-def _run(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+def _run(
+    q: Any,
+    k: Any,
+    v: Any,
+    sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    **keywords: Any,
+) -> Any:
     left, right = keywords.pop("window_left", None), keywords.pop("window_right", None)
     config = keywords.pop("config", None)
-    if config is not None:
-        config = parse_kernel_name_into_config(config)
-    return tuning.attention(q, k, v, window=(left, right), config=config, **keywords)
+    return tuning.attention(
+        q,
+        k,
+        v,
+        window=(left, right),
+        sinks=sinks,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        config=None if config is None else parse_kernel_name_into_config(config),
+        **keywords,
+    )
 
 
-def _fake(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+def _fake(q: Any, *_: Any, **__: Any) -> Any:
     return q.new_empty(q.shape)
 
 
-def _run_with_statistics(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+def _run_with_statistics(q: Any, *tensors: Any, **keywords: Any) -> Any:
     lse, row_max = _asked_for(keywords)
-    results = _run(q, k, v, **keywords)
+    results = _run(q, *tensors, **keywords)
     output, *statistics = results if lse or row_max else (results,)
     values: Iterator[Any] = iter(statistics)
     return output, next(values) if lse else _nothing(q), next(values) if row_max else _nothing(q)
 
 
-def _fake_with_statistics(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-    *leading, length, heads, _ = q.shape
+def _fake_with_statistics(q: Any, *_: Any, **keywords: Any) -> Any:
+    *leading, length, heads, _d = q.shape
     shapes = [(*leading, heads, length) if asked else (0,) for asked in _asked_for(keywords)]
     return q.new_empty(q.shape), *(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
@@ -85,12 +103,21 @@ for _name, _results, _kernel, _fake_kernel in (
     torch.library.register_autograd(_op, _no_gradient)
 
 
+@torch.compiler.assume_constant_result
+def _text(config: FlashForwardKernelConfig) -> str:
+    """The short form; worked out by Python itself, not traced."""
+    return str(config)
+
+
 def traced_attention(
     q: Any,
     k: Any,
     v: Any,
     *,
     window: tuple[int | None, int | None] = (None, None),
+    sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     out: Any = None,
     return_lse: bool = False,
     return_row_max: bool = False,
@@ -107,13 +134,14 @@ def traced_attention(
                 f"{name}: requires grad, and attention() is forward only; call it under "
                 "torch.no_grad(), or flashsmith.sdpa(), which leaves such calls to PyTorch"
             )
+    tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
     keywords["window_left"], keywords["window_right"] = window
-    keywords["config"] = None if config is None else str(config)
+    keywords["config"] = None if config is None else _text(config)
     if not (return_lse or return_row_max):
-        output = torch.ops.flashsmith.attention(q, k, v, **keywords)
+        output = torch.ops.flashsmith.attention(*tensors, **keywords)
         return output if out is None else out.copy_(output)
     output, lse, row_max = torch.ops.flashsmith.attention_with_statistics(
-        q, k, v, return_lse=return_lse, return_row_max=return_row_max, **keywords
+        *tensors, return_lse=return_lse, return_row_max=return_row_max, **keywords
     )
     if out is not None:
         output = out.copy_(output)

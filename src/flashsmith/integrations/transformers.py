@@ -220,7 +220,7 @@ def _refuse_or_note(call: _Call, reason: Reason) -> None:
     if _options.strict:
         raise reason.error()
     if not is_tracing():
-        note_fallback(_CALLER, reason)
+        note_fallback(_CALLER, *reason)
 
 
 def _by_kernel(call: _Call) -> Any:
