@@ -12,7 +12,7 @@ import pytest
 
 from flashsmith.configs import DType, FlashForwardKernelConfig, device_spec
 from flashsmith.errors import ArgumentError, IllegalConfigError
-from flashsmith.runtime import forward, forward_timed
+from flashsmith.runtime import capturing, forward, forward_timed
 from flashsmith.runtime.arguments import check_device, check_output
 from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.runtime.libraries import LoadedKernels
@@ -355,17 +355,33 @@ class TestPacked:
         offsets[:] = 0, 40, 64
         self.refused("o: shares memory with cu_seqlens_k", cu_seqlens_k=offsets, o=o)
 
-    def test_contents_on_a_device_are_not_looked_at(self) -> None:
-        """The offsets' address belongs to nobody; the call comes as far as the kernel library."""
+    @staticmethod
+    def on_gpu() -> tuple[tuple[Any, Any, Any, None], DeviceArray]:
+        """q, k, v and their offsets at addresses that belong to nobody."""
         q, k, v = (DeviceArray((64, 3, 64), np.dtype(np.float16), 0, i << 20) for i in (1, 2, 3))
-        offsets = DeviceArray((3,), np.dtype(np.int32), 0, 1 << 30)
+        return (q, k, v, None), DeviceArray((3,), np.dtype(np.int32), 0, 1 << 30)
+
+    def test_contents_on_a_device_are_not_looked_at(self) -> None:
+        tensors, offsets = self.on_gpu()
         options = ForwardOptions(
             cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=50, max_seqlen_k=100
         )
-        request = check_request((q, k, v, None), options)
+        request = check_request(tensors, options)
         assert request.packing is not None
         # No sequence is longer than all of them together.
         assert request.packing[2:] == (2, 50, 64)
+
+    @pytest.mark.parametrize("missing", ["q", "k"])
+    def test_a_limit_missing_while_a_graph_is_captured(
+        self, missing: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(capturing, "is_capturing", lambda framework, ordinal: True)
+        tensors, offsets = self.on_gpu()
+        limits = {"max_seqlen_q": 64, "max_seqlen_k": 64} | {f"max_seqlen_{missing}": None}
+        options = ForwardOptions(cu_seqlens_q=offsets, cu_seqlens_k=offsets, **limits)
+        message = f"max_seqlen_{missing}: missing during CUDA graph capture"
+        with pytest.raises(ArgumentError, match=message):
+            check_request(tensors, options)
 
 
 def offsets_of(*lengths: int) -> np.ndarray:

@@ -16,10 +16,11 @@ def estimate_seconds(cfg: FlashForwardKernelConfig, problem: Problem) -> float:
 
     The first term is paid once a kernel; the second is NumPy's cost per call, once for every KV
     block of every wave of CTAs; the third grows with the scores (seq_q x seq_k of every head), each
-    worth 4 d FLOP, and dominates from about seq 512 on.
+    worth 4 d_head FLOP, and dominates from about seq 512 on. A causal mask leaves half of both out.
     """
     ctas = problem.batch * problem.heads_q * -(-problem.seq_q // cfg.B_r)
     waves = -(-ctas // max(1, WAVE_THREADS // (32 * cfg.n_warps)))
     steps = waves * -(-problem.seq_k // cfg.B_c)
     scores = problem.batch * problem.heads_q * problem.seq_q * problem.seq_k
-    return TRANSLATION_SECONDS + steps * STEP_SECONDS + scores * SECONDS_PER_SCORE * problem.d / 128
+    seconds = steps * STEP_SECONDS + scores * SECONDS_PER_SCORE * cfg.d_head / 128
+    return TRANSLATION_SECONDS + (seconds / 2 if problem.semantics.mask == "causal" else seconds)

@@ -11,6 +11,7 @@ from flashsmith.runtime.forward_pass import (
     run_forward,
     run_request,
 )
+from flashsmith.runtime.launches import Launches, count_launches, launch_count
 from flashsmith.runtime.options import ForwardOptions
 from flashsmith.runtime.plan import LaunchPlan, TensorMapSpec
 
@@ -20,10 +21,13 @@ __all__ = [
     "ForwardOptions",
     "ForwardResult",
     "LaunchPlan",
+    "Launches",
     "TensorMapSpec",
+    "count_launches",
     "forward",
     "forward_timed",
     "gpu_count",
+    "launch_count",
     "plan_forward",
     "query_gpu",
     "run_forward",

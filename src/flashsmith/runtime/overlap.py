@@ -45,7 +45,7 @@ def _element_range(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
 
 def share_memory(a: Memory, b: Memory) -> bool:
     """Whether some byte belongs to an element of both (interleaved slices do not share)."""
-    if a.device != b.device:
+    if a.device != b.device or 0 in a.shape or 0 in b.shape:
         return False
     a_first, a_end = byte_range(a)
     b_first, b_end = byte_range(b)
@@ -56,6 +56,8 @@ def share_memory(a: Memory, b: Memory) -> bool:
 
 def check_output_distinct(o: TensorView, inputs: Sequence[Memory]) -> None:
     """Raises ArgumentError when o shares memory with an input or with itself."""
+    if 0 in o.shape:
+        return
     for tensor in inputs:
         if share_memory(o, tensor):
             raise ArgumentError(
