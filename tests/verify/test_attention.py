@@ -11,22 +11,6 @@ from flashsmith.verify.attention import Attention, offsets, row_slices
 WINDOWS = [(None, None), (3, None), (None, 2), (2, 1), (0, 0), (50, 50)]
 
 
-@pytest.mark.parametrize(
-    ("causal", "window", "kind"),
-    [
-        (False, (None, None), "none"),
-        (True, (None, None), "causal"),
-        (True, (None, 5), "causal"),
-        (True, (5, None), "window"),
-        (True, (5, 3), "window"),
-        (False, (None, 0), "window"),
-        (False, (0, None), "window"),
-    ],
-)
-def test_the_mask_that_kernels_are_compiled_for(causal: bool, window: tuple, kind: str) -> None:
-    assert Attention(1.0, causal, window).mask_kind == kind
-
-
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("seq_q", "seq_k"), [(6, 9), (9, 6), (5, 5), (1, 4), (4, 1), (3, 0)])

@@ -33,8 +33,10 @@ _count = 0
 
 
 def note_fallback(caller: str, argument: str, facts: str) -> None:
-    """Counts a fallback of ``caller`` for the Reason that ``argument`` and ``facts`` make, and warns
-    of it, once per caller and argument. Takes text only: so it can be called while tracing."""
+    """Counts a fallback of ``caller``, and warns of it once per caller and argument at fault.
+
+    Takes a Reason's two parts, since a tracer can pass on text but no objects.
+    """
     global _count
     with _lock:
         _count += 1

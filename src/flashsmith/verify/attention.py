@@ -47,14 +47,6 @@ class Attention:
         """Whether some key may be out of some query's sight."""
         return self.causal or self.window != NO_WINDOW
 
-    @property
-    def mask_kind(self) -> str:
-        """'none', 'causal' or 'window', as kernels are compiled for."""
-        left, right = self.window
-        if left is None and (self.causal or right is None):
-            return "causal" if self.causal else "none"
-        return "window"
-
     def visible_keys(
         self, rows: np.ndarray, seq_q: int, seq_k: int
     ) -> tuple[np.ndarray, np.ndarray]:
