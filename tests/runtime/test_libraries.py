@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -105,6 +106,17 @@ def test_without_jit_a_miss_names_the_config_its_neighbours_and_the_command(
     assert lines[2].strip() == str(CONFIGS[1])
     assert lines[3].strip() == str(CONFIGS[3])
     assert lines[-1] == f'Build it with: flashsmith build --kernels "{wanted}" --arch 80'
+
+
+def test_the_command_that_is_named_works(
+    library: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    monkeypatch.setattr(libraries, "find_library", lambda *args, **kwargs: None)
+    with pytest.raises(KernelNotBuiltError) as caught:
+        LoadedKernels().get(CONFIGS[0], 80)
+    command = str(caught.value).splitlines()[-1].partition("flashsmith ")[2]
+    subprocess.run([sys.executable, "-m", "flashsmith", *shlex.split(command)], check=True)
 
 
 def test_without_jit_an_empty_cache_is_said_to_be_empty(
