@@ -79,19 +79,22 @@ def _rounding(t: Translator, i: Instruction, rest: list[str], allowed: tuple[str
     return chosen[0] if chosen else allowed[0]
 
 
+_TO_SHORT = {"f16": "float_to_half", "bf16": "float_to_bfloat"}
+
+
 def _convert_packed(
     t: Translator, i: Instruction, target: str, source: str, rest: list[str]
 ) -> None:
     rounding = _rounding(t, i, rest, ("rn", "rz"))
-    if source != "f32" or rounding != "rn" or "sat" in rest or len(i.operands) != 3:
+    if source != "f32" or "sat" in rest or len(i.operands) != 3:
         raise t.error(f"{i.mnemonic} is not supported")
     d, high, low = i.operands
     values = [t.use(low, "f32"), t.use(high, "f32")]
     if "relu" in rest:
         zero = t.constant(0.0, "f4")
         values = [f"np.maximum({value}, {zero})" for value in values]
-    function = "pack_halves" if target == "f16x2" else "pack_bfloats"
-    t.define(d, f"{function}({values[0]}, {values[1]})", "u4")
+    function = _TO_SHORT[target[:-2]] + ("_rz" if rounding == "rz" else "")
+    t.define(d, f"pack16({function}({values[0]}), {function}({values[1]}))", "u4")
 
 
 def _float_to_float(
@@ -111,7 +114,10 @@ def _float_to_float(
         )
     narrows = TYPE_SIZES[target] < TYPE_SIZES[source] and rounding in ("rz", "rm", "rp")
     if narrows and target != "f32":
-        raise t.error(f"{i.mnemonic}: this rounding is not supported")
+        if rounding != "rz" or source != "f32":
+            raise t.error(f"{i.mnemonic}: this rounding is not supported")
+        t.define(d, f"{_TO_SHORT[target]}_rz({value})", "u2")
+        return
     if narrows:
         value = f"round_float({value}, {rounding!r})"
     elif target == "f64" and source != "f64":

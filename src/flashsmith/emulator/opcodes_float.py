@@ -76,10 +76,8 @@ def _formula(opcode: str, values: list[str], kind: str, flags: _Flags) -> str:
     float64.
     """
     if opcode in ("min", "max"):
-        name = {"min": "fmin", "max": "fmax"}[opcode]
-        if "NaN" in flags.rest:
-            name = {"min": "minimum", "max": "maximum"}[opcode]
-        return f"np.{name}({values[0]}, {values[1]})"
+        kind_of_nan = "or_nan" if "NaN" in flags.rest else "number"
+        return f"{opcode}imum_{kind_of_nan}({values[0]}, {values[1]})"
     if opcode == "neg":
         return f"(-{values[0]})"
     if opcode == "abs":
