@@ -388,3 +388,12 @@ def test_a_last_warp_that_is_not_full() -> None:
     t.barrier()
     t.write(both, [4 * (i % 48) for i in both])
     assert t.kinds() == []
+
+
+def test_a_matrix_read_is_its_warps() -> None:
+    rows = [16 * lane for lane in WARP]
+    t = trace()
+    t.write(WARP, rows, 16)
+    t.ldmatrix(WARP, rows)
+    (finding,) = t.observers[0].findings
+    assert "CTA 0 warp 0 reads shared address 0, written by CTA 0 thread 0" in finding.message

@@ -138,7 +138,7 @@ class Races(Check):
         self.report(
             f"race-{conflict.kind.lower()}",
             event.site,
-            f"{self.name(event.threads[conflict.rows[0]])} {does} {event.space} address {shown}, "
+            f"{self.actor(event, conflict.rows[0])} {does} {event.space} address {shown}, "
             f"{done} {party} ({self._sites[int(conflict.sites[0])]}) with no barrier between",
             event.threads[np.unique(conflict.rows)],
             address,
