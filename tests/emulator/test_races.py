@@ -258,6 +258,16 @@ def test_ctas_are_never_ordered_in_global_memory() -> None:
     assert t.kinds() == ["race-war"]
 
 
+def test_readers_of_several_ctas_are_all_remembered() -> None:
+    output = MemoryRange("o", 4096, 8192, True)
+    for writer in (0, 64, 128):
+        t = trace(ctas=3, ranges=[output])
+        t.access("read", [0, 64], [4096, 4096], space="global")
+        t.access("write", [writer], [4096], space="global")
+        assert t.kinds() == ["race-war"]
+        assert "read by several CTAs" in t.observers[0].findings[0].message
+
+
 def test_global_memory_within_a_cta_follows_its_barriers() -> None:
     output = MemoryRange("o", 4096, 8192, True)
     t = trace(ctas=2, ranges=[output])
