@@ -15,7 +15,8 @@ from flashsmith.emulator import (
     opcodes_memory,
     opcodes_warp,
 )
-from flashsmith.emulator.group import Geometry, Group
+from flashsmith.emulator.geometry import Geometry
+from flashsmith.emulator.group import Group
 from flashsmith.emulator.interface import EmulationResult, Launch, Observer, Site
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.ptx import Module, parse
@@ -96,6 +97,7 @@ def emulate(
     that makes no sense. Every message names the PTX line and, with line info, the CUDA source line.
     """
     translated, module = translate(ptx, entry, observed=bool(observers), fuse=fuse)
+    memory = memory.extended()
     launch = _check_launch(translated, grid, block, cluster, smem_bytes, argument_bytes, memory)
     constants = _ModuleMemory(module, translated, argument_bytes, memory)
     counts = [0] * len(translated.block_mnemonics)

@@ -16,7 +16,7 @@ import numpy as np
 
 from flashsmith.emulator import numeric
 from flashsmith.emulator.flow import Flow, Node, Step, analyse, blocks
-from flashsmith.emulator.group import UNDEFINED
+from flashsmith.emulator.fork import UNDEFINED
 from flashsmith.emulator.interface import Site
 from flashsmith.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW
 from flashsmith.emulator.mma_chains import MmaChains
@@ -379,7 +379,7 @@ class Translator:
     def _jump(self, node: Node, target: int) -> None:
         self.emit(f"pc = {target}")
         if target <= node.index:
-            self.emit("W.looped()")
+            self.emit("if W.looped(): yield None")
             self.emit("continue")
 
     def _emit_trap(self, node: Node, following: int) -> None:
@@ -406,16 +406,20 @@ class Translator:
         self.emit(
             f"{fork} = W.fork(G, {mask}, {target}, {packs[0]}, {following}, {packs[1]}, {merge})"
         )
-        self.emit(f"yield {fork}")
         if merge == self.flow.exit:
+            self.emit(f"yield {fork}")
             self.emit("return None")
         else:
+            # The scheduler may give up the join: it asks for what is live there and takes over.
             live = self.flow.live_in(merge)
+            direct = merge in node.successors
+            before = self._pack(live) if direct else "UNDEFINED, " * len(live)
+            self.emit(f"if (yield {fork}): yield (({before}), stop)")
             written = self.flow.region_writes(node.index)
             positions = tuple(i for i, register in enumerate(live) if register in written)
             targets = self._pack(live[i] for i in positions)
             # Values from before the fork matter only to a part that goes straight to the join.
-            current = targets if merge in node.successors else "UNDEFINED, " * len(positions)
+            current = targets if direct else "UNDEFINED, " * len(positions)
             left = f"({targets}) = " if targets else ""
             self.emit(f"{left}{fork}.join({positions!r}, ({current}))")
             self._jump(node, merge)

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from flashsmith.emulator.fork import UNDEFINED, Fork
 from flashsmith.emulator.fragments import matrix_rows_to_registers, registers_to_matrix_rows
-from flashsmith.emulator.group import UNDEFINED, WARP, AsyncCopy, Fork, Geometry, Group
+from flashsmith.emulator.geometry import WARP, Geometry
+from flashsmith.emulator.group import AsyncCopy, Group
 from flashsmith.emulator.interface import (
     AsyncGroupEvent,
     AsyncLanding,
@@ -35,6 +37,9 @@ from flashsmith.emulator.scheduler import Scheduler, Wait
 from flashsmith.errors import EmulatorError
 
 u4 = np.uint32
+
+#: Backward jumps between two turns of other groups: spin loops must not starve those they wait for.
+_TURN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,8 +390,16 @@ class Wave:
         """A divergent branch: threads where ``taken`` holds go to ``target``, the others on."""
         fork = Fork(group, stop)
         yes, no = group.split(taken)
-        fork.add(yes, taken, target, target_values, runs=target != stop)
-        fork.add(no, ~taken, following, following_values, runs=following != stop)
+        fork.add(
+            yes, taken, target, target_values, runs=target != stop or stop == self.scheduler.exit
+        )
+        fork.add(
+            no,
+            ~taken,
+            following,
+            following_values,
+            runs=following != stop or stop == self.scheduler.exit,
+        )
         return fork
 
     def part(
@@ -406,11 +419,12 @@ class Wave:
         fork.add(stay, ~passed, following, values, wait=still)
         return fork
 
-    def looped(self) -> None:
-        """A group jumps backwards."""
+    def looped(self) -> bool:
+        """A group jumps backwards; whether it should let others have a turn now and then."""
         self.loops_left -= 1
         if self.loops_left < 0:
             raise EmulatorError("endless loop: the limit on backward jumps is used up")
+        return self.loops_left % _TURN == 0
 
     def trapped(self, group: Group) -> None:
         """trap."""
