@@ -79,7 +79,7 @@ PROGRAMS = {
         TILE + mma(0, 0, 0) + "mov.f32 %d2, 0f3F800000;\n" + mma(0, 4, 2), 4, 2,
     ),
     "a chain through new registers": (
-        TILE + mma(8, 0, 0) + mma(4, 4, 2, 8) + mma(0, 8, 4, 4), 4, 1,
+        TILE + mma(8, 0, 0, 12) + mma(4, 4, 2, 8) + mma(0, 8, 4, 4), 4, 1,
     ),
     "an inner result used twice": (TILE + mma(8, 0, 0) + mma(4, 4, 2, 8) + mma(0, 8, 4, 8), 8, 3),
     "an accumulator as an operand": (
