@@ -188,9 +188,10 @@ class Translator:
             return self.constant(self.offsets[name], wanted)
         for parameter in self.entry.parameters:
             if parameter.name == name:
-                return f"(W.parameter_address + {self.constant(parameter.offset, 'u8')})"
+                offset = self.constant(parameter.offset, "u8")
+                return _reinterpret(f"(W.parameter_address + {offset})", "u8", wanted)
         self.module_symbols.add(name)
-        return f"W.symbols[{name!r}]"
+        return _reinterpret(f"W.symbols[{name!r}]", "u8", wanted)
 
     def address(self, operand: Operand) -> tuple[str, str]:
         """(expression, NumPy name u4 or i8) of an address operand, offset included."""
