@@ -133,9 +133,9 @@ struct ForwardBlock {
             for (int r = 0; r < 2; ++r) lse[16 * m + 8 * r] = softmax.row_max[m][r];
     }
 
-    // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No other
-    // warp reads these rows, and all lanes of this one have left them: its last product with Q lies
-    // before the last step's second barrier.
+    // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No
+    // other warp reads these rows, and all lanes of this one have left them: its last product with
+    // Q lies before the last step's second barrier.
     FS_DEVICE void store_O(const Coordinates<Kernel>& at) {
         const uint32_t rows = warp_rows(at);
         const uint32_t lane_address = rows + Layout::offset(at.lane / 4, 0) + at.lane % 4 * 4;
