@@ -232,6 +232,18 @@ def test_generic_addresses_reach_shared_memory() -> None:
     assert words_of(body, declarations=declarations) == [100 + t for t in range(32)]
 
 
+def test_floats_in_registers_declared_as_bits() -> None:
+    """Newer compilers declare every register .b32; what only floats write is held as float."""
+    declarations = ".reg .b32 %x<9>;\n"
+    body = """
+    cvt.rn.f32.u32 %x1, %r60; mul.f32 %x2, %x1, 0f3F000000; mov.b32 %x3, %x2;
+    mov.b32 %x4, 0f40000000; add.f32 %x4, %x4, %x3; and.b32 %x5, %x4, 0xff800000;
+    add.f32 %x6, %x5, 0f00000000; mov.b32 %r1, %x6;
+    """
+    want = [np.float32(2.0 ** np.floor(np.log2(t / 2 + 2))).view(np.uint32) for t in range(32)]
+    assert words_of(body, declarations=declarations) == want
+
+
 def test_an_unwritten_register_is_an_error() -> None:
     with pytest.raises(EmulatorError, match=r"PTX line \d+: add.s32: register %r2 is read before"):
         words_of("add.s32 %r1, %r2, 1;")

@@ -229,6 +229,22 @@ def test_a_copy_of_no_bytes_reads_nothing() -> None:
     assert copy(SOURCE, body + READ).tolist() == [0] * 32
 
 
+def test_a_cache_policy_is_no_source_size() -> None:
+    body = TARGET + "createpolicy.fractional.L2::evict_last.b64 %rd9, 1.0;"
+    body += "cp.async.ca.shared.global.L2::cache_hint [%r10], [%rd3], 4, %rd9;" + COMMIT
+    assert copy(SOURCE, body + "cp.async.wait_group 0;" + READ).tolist() == SOURCE[:32].tolist()
+
+
+def test_what_a_short_copy_does_not_read_is_not_shown() -> None:
+    recorder = Recorder()
+    body = TARGET + "setp.lt.u32 %p1, %r60, 3; selp.u32 %r2, 4, 0, %p1;"
+    body += "cp.async.ca.shared.global [%r10], [%rd3], 4, %r2;" + COMMIT + "cp.async.wait_group 0;"
+    copy(SOURCE, body + READ, observers=[recorder])
+    source = next(e for e in recorder.events if getattr(e, "kind", "") == "async_read")
+    assert source.threads.tolist() == [0, 1, 2]
+    assert source.sizes.tolist() == [4, 4, 4]
+
+
 def test_a_source_size_above_the_copy() -> None:
     body = TARGET + "cp.async.ca.shared.global [%r10], [%rd3], 4, 5;" + READ
     with pytest.raises(EmulatorError, match=r"cp\.async of 4 bytes with src-size 5"):

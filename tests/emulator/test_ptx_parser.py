@@ -37,7 +37,8 @@ MODULE = """//
 	.param .u64 .ptr .global .align 16 kernel_param_0,
 	.param .u32 kernel_param_1,
 	.param .align 8 .b8 kernel_param_2[20],
-	.param .u8 kernel_param_3
+	.param .u8 kernel_param_3,
+	.param .u64 .ptr .align 1 kernel_param_4
 )
 .maxntid 128, 1, 1
 .minnctapersm 2
@@ -85,8 +86,9 @@ def test_module_head() -> None:
 def test_parameters_are_laid_out_like_a_c_struct() -> None:
     entry = parse(MODULE).entry("kernel")
     layout = [(p.name[-1], p.offset, p.size, p.align) for p in entry.parameters]
-    assert layout == [("0", 0, 8, 8), ("1", 8, 4, 4), ("2", 16, 20, 8), ("3", 36, 1, 1)]
-    assert entry.parameter_bytes == 37
+    assert layout[:3] == [("0", 0, 8, 8), ("1", 8, 4, 4), ("2", 16, 20, 8)]
+    assert layout[3:] == [("3", 36, 1, 1), ("4", 40, 8, 8)]
+    assert entry.parameter_bytes == 48
 
 
 def test_directives_and_demoted_variable() -> None:

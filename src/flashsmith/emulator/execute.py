@@ -13,6 +13,7 @@ from flashsmith.emulator import (
     opcodes_float,
     opcodes_integer,
     opcodes_memory,
+    opcodes_tiles,
     opcodes_warp,
 )
 from flashsmith.emulator.geometry import Geometry
@@ -32,7 +33,7 @@ LOOP_LIMIT = 1_000_000
 
 #: Threads that run together: wide enough to hide NumPy's cost per call, narrow enough for the
 #: caches.
-WAVE_THREADS = 8192
+WAVE_THREADS = 4096
 
 _CACHED_TRANSLATIONS = 256
 
@@ -41,6 +42,7 @@ HANDLERS: dict[str, Handler] = {
     **opcodes_float.HANDLERS,
     **opcodes_convert.HANDLERS,
     **opcodes_memory.HANDLERS,
+    **opcodes_tiles.HANDLERS,
     **opcodes_warp.HANDLERS,
 }
 

@@ -113,6 +113,7 @@ class Translator:
         self.unwritten: frozenset[str] = frozenset()
         self.chains = MmaChains(self)
         self._place_variables(variables)
+        self.floats = _float_registers(self.flow)
 
     # Registers and constants
 
@@ -121,8 +122,9 @@ class Translator:
         name = self.names.get(register)
         if name is None:
             name = self.names[register] = f"r{len(self.names)}"
-            declared = self.entry.register_type(register)
-            self.storage[register] = _stored(declared)
+            held = _stored(self.entry.register_type(register))
+            as_float = held in ("u4", "u8") and register in self.floats
+            self.storage[register] = f"f{held[1]}" if as_float else held
         return name
 
     def storage_of(self, register: str) -> str:
@@ -481,6 +483,28 @@ def _stored(declared: str) -> str:
     if TYPE_SIZES.get(declared) in _STORED:
         return _STORED[TYPE_SIZES[declared]]
     raise EmulatorError(f"registers of type .{declared} are not supported")
+
+
+#: Opcodes that move bits and so say nothing of what they mean.
+_NEUTRAL = frozenset(["mov", "ld", "ldu", "selp", "shfl"])
+
+
+def _float_registers(flow: Flow) -> frozenset[str]:
+    """Registers that only float instructions of their width write.
+
+    Newer compilers declare every register as bits; held as floats they need no reinterpretation.
+    """
+    floats: set[str] = set()
+    others: set[str] = set()
+    for step in (step for node in flow.nodes for step in node.steps):
+        modifiers = step.instruction.modifiers
+        kinds = [m for m in modifiers if m in TYPE_SIZES]
+        kind = kinds[0] if kinds else ""
+        if kind in ("f32", "f64") and step.instruction.opcode not in ("setp", "testp"):
+            floats.update(step.writes)
+        elif step.instruction.opcode not in _NEUTRAL:
+            others.update(step.writes)
+    return frozenset(floats - others)
 
 
 def _special_type(name: str) -> str:
