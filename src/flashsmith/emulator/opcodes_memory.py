@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from flashsmith.emulator.emitter import DTYPES, Emitter, Handler
 from flashsmith.emulator.memory import WORDS
 from flashsmith.emulator.opcodes_integer import no_more
 from flashsmith.emulator.syntax import (
@@ -18,7 +19,6 @@ from flashsmith.emulator.syntax import (
     Symbol,
     Vector,
 )
-from flashsmith.emulator.translate import DTYPES, Handler, Translator
 
 _SPACES = ("global", "shared", "local", "param", "const")
 #: Hints and ordering that change nothing here: memory is sequentially consistent in the emulator.
@@ -31,7 +31,7 @@ _PREFETCH = ("L1::", "L2::")
 class _Access:
     """Space, vector length and element type of ld and st."""
 
-    def __init__(self, t: Translator, i: Instruction) -> None:
+    def __init__(self, t: Emitter, i: Instruction) -> None:
         modifiers = [m for m in i.modifiers if m not in _HINTS and not m.startswith(_PREFETCH)]
         # shared::cta is the CTA's own shared memory; another CTA's is not reached here.
         if "shared::cluster" in modifiers:
@@ -53,9 +53,7 @@ class _Access:
         self.place = "global" if self.space in ("const", "param") else self.space
 
 
-def see(
-    t: Translator, space: str, kind: str, address: str, sizes: str, shape: str = "plain"
-) -> str:
+def see(t: Emitter, space: str, kind: str, address: str, sizes: str, shape: str = "plain") -> str:
     """Show an access to the observers, if there are any; the mask under which it happens."""
     mask = t.mask() or "None"
     if not t.observed:
@@ -67,7 +65,7 @@ def see(
     return name
 
 
-def kept(t: Translator, address: str) -> str:
+def kept(t: Emitter, address: str) -> str:
     """The address in a variable where it is mentioned twice."""
     if not t.observed:
         return address
@@ -76,7 +74,7 @@ def kept(t: Translator, address: str) -> str:
     return name
 
 
-def load(t: Translator, i: Instruction) -> None:
+def load(t: Emitter, i: Instruction) -> None:
     """ld, ldu: scalars and vectors, zero- or sign-extended into wider registers."""
     access = _Access(t, i)
     d, source = i.operands[:2]
@@ -98,7 +96,7 @@ def load(t: Translator, i: Instruction) -> None:
     define_rows(t, d, rows, access.held)
 
 
-def _static_parameter(t: Translator, source: Operand) -> bool:
+def _static_parameter(t: Emitter, source: Operand) -> bool:
     names = {parameter.name for parameter in t.entry.parameters}
     return (
         isinstance(source, Address)
@@ -107,7 +105,7 @@ def _static_parameter(t: Translator, source: Operand) -> bool:
     )
 
 
-def _load_parameter(t: Translator, access: _Access, d: Operand, source: Operand) -> None:
+def _load_parameter(t: Emitter, access: _Access, d: Operand, source: Operand) -> None:
     if not (isinstance(source, Address) and isinstance(source.base, Symbol)):
         raise t.error("expected a parameter's address")
     name = source.base.name
@@ -121,7 +119,7 @@ def _load_parameter(t: Translator, access: _Access, d: Operand, source: Operand)
         t.define(element, value, access.held)
 
 
-def define_rows(t: Translator, d: Operand, rows: str, held: str) -> None:
+def define_rows(t: Emitter, d: Operand, rows: str, held: str) -> None:
     """Assign the rows of an array to the registers of a vector."""
     elements = d.elements if isinstance(d, Vector) else (d,)
     plain = all(isinstance(e, Register) and t.storage_of(e.name) == held for e in elements)
@@ -134,7 +132,7 @@ def define_rows(t: Translator, d: Operand, rows: str, held: str) -> None:
             t.define(element, f"{rows}[{number}]", held)
 
 
-def store(t: Translator, i: Instruction) -> None:
+def store(t: Emitter, i: Instruction) -> None:
     """st: scalars and vectors."""
     access = _Access(t, i)
     target, source = i.operands[:2]
@@ -165,7 +163,7 @@ _ATOMIC = {
 }
 
 
-def atomic(t: Translator, i: Instruction) -> None:
+def atomic(t: Emitter, i: Instruction) -> None:
     """atom and red on 32- and 64-bit values."""
     modifiers = [m for m in i.modifiers if m not in _HINTS]
     modifiers = ["shared" if m == "shared::cta" else m for m in modifiers]
@@ -183,11 +181,11 @@ def atomic(t: Translator, i: Instruction) -> None:
     t.define(d, call, DTYPES[kind])
 
 
-def nothing(t: Translator, i: Instruction) -> None:
+def nothing(t: Emitter, i: Instruction) -> None:
     """Prefetches, fences, hints: memory is sequentially consistent, nothing is to be done."""
 
 
-def create_policy(t: Translator, i: Instruction) -> None:
+def create_policy(t: Emitter, i: Instruction) -> None:
     """createpolicy: cache policies are not modelled; the value must exist, though."""
     t.define(i.operands[0], t.constant(0, "u8"), "u8")
 

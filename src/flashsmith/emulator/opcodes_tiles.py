@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from flashsmith.emulator.emitter import Emitter, Handler
 from flashsmith.emulator.opcodes_integer import no_more
 from flashsmith.emulator.opcodes_memory import define_rows, kept, see
 from flashsmith.emulator.syntax import Address, Immediate, Instruction, Operand, Register, Vector
-from flashsmith.emulator.translate import Handler, Translator
 
 
-def _matrix_form(t: Translator, i: Instruction) -> tuple[int, bool]:
+def _matrix_form(t: Emitter, i: Instruction) -> tuple[int, bool]:
     modifiers = list(i.modifiers)
     counts = [m for m in modifiers if m in ("x1", "x2", "x4")]
     transposed = "trans" in modifiers
@@ -19,7 +19,7 @@ def _matrix_form(t: Translator, i: Instruction) -> tuple[int, bool]:
     return int(counts[0][1]), transposed
 
 
-def load_matrix(t: Translator, i: Instruction) -> None:
+def load_matrix(t: Emitter, i: Instruction) -> None:
     """ldmatrix.sync.aligned.m8n8.x1/x2/x4, with .trans."""
     count, transposed = _matrix_form(t, i)
     d, source = i.operands
@@ -35,7 +35,7 @@ def load_matrix(t: Translator, i: Instruction) -> None:
     define_rows(t, d, rows, "u4")
 
 
-def _row_base(t: Translator, source: Address) -> str:
+def _row_base(t: Emitter, source: Address) -> str:
     """Checked row places of an address register, shared by the matrices read through it."""
     base = source.base
     if not isinstance(base, Register):
@@ -47,7 +47,7 @@ def _row_base(t: Translator, source: Address) -> str:
     return name
 
 
-def store_matrix(t: Translator, i: Instruction) -> None:
+def store_matrix(t: Emitter, i: Instruction) -> None:
     """stmatrix.sync.aligned.m8n8.x1/x2/x4, with .trans."""
     count, transposed = _matrix_form(t, i)
     target, source = i.operands
@@ -63,7 +63,7 @@ def store_matrix(t: Translator, i: Instruction) -> None:
 # Asynchronous copies
 
 
-def copy_async(t: Translator, i: Instruction) -> None:
+def copy_async(t: Emitter, i: Instruction) -> None:
     """cp.async.ca/cg and its groups."""
     modifiers = [m for m in i.modifiers if not m.startswith("L2::")]
     if modifiers == ["async", "commit_group"]:
@@ -84,12 +84,12 @@ def copy_async(t: Translator, i: Instruction) -> None:
         raise t.error(f"{i.mnemonic} is not supported")
 
 
-def _only_unguarded(t: Translator, i: Instruction) -> None:
+def _only_unguarded(t: Emitter, i: Instruction) -> None:
     if i.guard is not None:
         raise t.error(f"{i.mnemonic} under a guard is not supported")
 
 
-def _copy(t: Translator, i: Instruction, modifiers: list[str]) -> None:
+def _copy(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
     known = ("async", "ca", "cg", "shared", "shared::cta", "global")
     no_more(t, i, [m for m in modifiers if m not in known])
     target, source, length, *rest = i.operands
@@ -115,7 +115,7 @@ def _copy(t: Translator, i: Instruction, modifiers: list[str]) -> None:
     t.emit(f"W.copy_async(G, {t.site()}, {to}, {of}, {size}, {source_size}, {mask})")
 
 
-def _source_size(t: Translator, size: int, rest: list[Operand]) -> str:
+def _source_size(t: Emitter, size: int, rest: list[Operand]) -> str:
     """Expression of the bytes to read, "None" for all: src-size, or an ignore-src predicate."""
     if not rest:
         return "None"
