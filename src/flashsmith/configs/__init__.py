@@ -26,6 +26,7 @@ from flashsmith.configs.sets import (
     get_kernel_configs,
     get_kernel_progression_configs,
     get_kernels_to_build,
+    kernel_set_sizes,
     should_autotune_config,
 )
 
@@ -50,6 +51,7 @@ __all__ = [
     "get_kernel_progression_configs",
     "get_kernels_to_build",
     "is_legal",
+    "kernel_set_sizes",
     "legal_completions",
     "nearest_legal",
     "parse_kernel_name_into_config",
