@@ -35,7 +35,8 @@ LOOP_LIMIT = 1_000_000
 #: caches.
 WAVE_THREADS = 4096
 
-_CACHED_TRANSLATIONS = 256
+#: A translation takes about 3 MiB.
+_CACHED_TRANSLATIONS = 32
 
 HANDLERS: dict[str, Handler] = {
     **opcodes_integer.HANDLERS,
