@@ -25,6 +25,7 @@ ORDER = (
     ("tuning",),
     ("integrations",),
     ("cli",),
+    ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 

@@ -24,6 +24,7 @@ from flashsmith.configs import (
     Problem,
     Semantics,
     get_kernel_configs,
+    kernel_set_sizes,
     parse_kernel_name_into_config,
 )
 from flashsmith.errors import ArgumentError, FlashsmithError
@@ -76,9 +77,9 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def _selected(kernels: str | None, default: str | None = None) -> list[FlashForwardKernelConfig]:
-    """The configs of `kernels`, else of env KERNELS, else of `default` (None: an error)."""
-    if kernels is None and env.KERNELS.raw() is None and default is not None:
+def _selected(kernels: str | None, default: str) -> list[FlashForwardKernelConfig]:
+    """The configs of `kernels`, else of env KERNELS, else of `default`."""
+    if kernels is None and env.KERNELS.raw() is None:
         kernels = default
     return get_kernel_configs(kernels)
 
@@ -176,11 +177,21 @@ def explain_config(
 
 @app.command("configs")
 def list_configs(kernels: Kernels = None, arch: Arch = None, as_json: Json = False) -> None:
-    """The configs of a set, with what is known before they are built."""
-    configs = _selected(kernels)
-    from flashsmith.benchmark.inventory import config_facts, print_configs
+    """The configs of a set, with what is known before they are built.
+
+    Without --kernels and KERNELS: the sets.
+    """
+    from flashsmith.benchmark.inventory import config_facts, print_configs, print_sets
     from flashsmith.builder import cache_entries
 
+    if kernels is None and env.KERNELS.raw() is None:
+        sizes = kernel_set_sizes()
+        if as_json:
+            _print_json(sizes)
+        else:
+            print_sets(make_console(), sizes)
+        return
+    configs = get_kernel_configs(kernels)
     target = choose_target(arch)
     facts = config_facts(configs, target, cache_entries())
     if as_json:

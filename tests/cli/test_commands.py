@@ -69,12 +69,23 @@ def test_the_option_beats_the_environment() -> None:
     assert [fact["short_form"] for fact in facts] == [STEP_2]
 
 
-@pytest.mark.parametrize("arguments", [("configs",), ("configs", "-k", "nonsense")])
-def test_a_missing_or_unknown_key_lists_the_keys(arguments: tuple[str, ...]) -> None:
+def test_configs_without_a_key_lists_the_sets() -> None:
+    sizes = json.loads(flashsmith("configs", "--json").stdout)
+    assert (sizes["prog"], sizes["prog-all"], sizes["tune"], sizes["64,64"]) == (7, 56, 80, 32)
+    table = flashsmith("configs").stdout
+    for key, size in sizes.items():
+        assert f"| {key} " in table
+        assert f" {size} |" in table
+
+
+@pytest.mark.parametrize("key", ["nonsense", " ", "7,7"])
+@pytest.mark.parametrize("command", ["configs", "build", "run"])
+def test_an_unusable_key_lists_the_keys(command: str, key: str) -> None:
+    arguments = (command, "-k", key)
     done = flashsmith(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("flashsmith: ")
+    assert "flashsmith: kernels" in done.stderr
     assert "prog-all (56)" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -194,3 +194,18 @@ def test_device_spec_by_name_or_arch(key: str | int, name: str) -> None:
 def test_an_unknown_device_is_answered_with_the_known_ones(key: object) -> None:
     with pytest.raises(ArgumentError, match=r"known are A100 \(sm_80\), .*RTX 5090 \(sm_120\)"):
         device_spec(key)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("arch", "relative"), [(87, "A10"), (103, "B200"), ("sm_121", "RTX 5090")])
+def test_an_unlisted_architecture_has_its_older_relatives_limits(
+    arch: int | str, relative: str
+) -> None:
+    known, spec = device_spec(relative), device_spec(arch)
+    assert spec.arch == int(str(arch).removeprefix("sm_"))
+    assert (spec.max_smem_per_block, spec.sm_count) == (known.max_smem_per_block, known.sm_count)
+    assert relative in spec.name
+
+
+def test_a_generation_that_no_known_gpu_has_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="known are"):
+        device_spec(110)

@@ -28,7 +28,7 @@ CONFIGS = tuple(
     )
 )
 SYNCHRONISING = ("drop barrier", "drop wait", "weaken wait", "drop commit", "shuffle nothing")
-SAMPLED_PER_OPERATOR = 3
+SAMPLED_PER_OPERATOR = 6
 
 
 @dataclass(frozen=True)

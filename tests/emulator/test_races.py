@@ -128,6 +128,43 @@ def test_a_named_barrier_orders_its_own_threads() -> None:
     assert t.kinds() == ["race-raw"]
 
 
+def test_who_only_arrives_hands_over_and_learns_nothing() -> None:
+    producers, consumers = range(32), range(32, 64)
+    t = trace()
+    t.write(producers, words(producers))
+    t.arrive(producers, 1, 64)
+    t.barrier(consumers, 1, arrived=producers)
+    t.read(consumers, words(producers))
+    assert t.kinds() == []
+    t.write(producers, words(producers))
+    assert t.kinds() == ["race-war"], "the producers have not waited for the reads"
+
+
+def test_what_comes_after_an_arrival_is_not_handed_over() -> None:
+    producers, consumers = range(32), range(32, 64)
+    t = trace()
+    t.arrive(producers, 1, 64)
+    t.write(producers, words(producers))
+    t.barrier(consumers, 1, arrived=producers)
+    t.read(consumers, words(producers))
+    assert t.kinds() == ["race-raw"]
+
+
+def test_a_ring_of_arrivals_is_in_order() -> None:
+    """Full and empty barriers between producers and consumers, round after round."""
+    producers, consumers = range(32), range(32, 64)
+    t = trace()
+    for turn in range(3):
+        if turn:
+            t.barrier(producers, 2, arrived=consumers)
+        t.write(producers, words(producers))
+        t.arrive(producers, 1, 64)
+        t.barrier(consumers, 1, arrived=producers)
+        t.read(consumers, words(producers))
+        t.arrive(consumers, 2, 64)
+    assert t.kinds() == []
+
+
 def test_ldmatrix_reads_for_the_whole_warp() -> None:
     rows = [16 * lane for lane in WARP]
     t = trace()
@@ -221,6 +258,16 @@ def test_ctas_are_never_ordered_in_global_memory() -> None:
     assert t.kinds() == ["race-war"]
 
 
+def test_readers_of_several_ctas_are_all_remembered() -> None:
+    output = MemoryRange("o", 4096, 8192, True)
+    for writer in (0, 64, 128):
+        t = trace(ctas=3, ranges=[output])
+        t.access("read", [0, 64], [4096, 4096], space="global")
+        t.access("write", [writer], [4096], space="global")
+        assert t.kinds() == ["race-war"]
+        assert "read by several CTAs" in t.observers[0].findings[0].message
+
+
 def test_global_memory_within_a_cta_follows_its_barriers() -> None:
     output = MemoryRange("o", 4096, 8192, True)
     t = trace(ctas=2, ranges=[output])
@@ -249,35 +296,71 @@ _ACTIONS = st.one_of(
     st.tuples(st.just("read"), st.integers(0, 3), st.integers(0, 2)),
     st.tuples(st.just("write"), st.integers(0, 3), st.integers(0, 2)),
     st.tuples(st.just("sync"), st.sets(st.integers(0, 3), min_size=2), st.just(0)),
+    st.tuples(st.just("arrive"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("meet"), st.sets(st.integers(0, 3), min_size=1), st.just(0)),
 )
 
 
 def exhaustive_race(actions: list[tuple]) -> bool:
     """Whether two conflicting accesses exist with no path of order between them."""
-    follows = [set() for _ in actions]  # type: list[set[int]]
+    follows: list[set[int]] = [set() for _ in actions]
     last: dict[int, int] = {}
+    arrivals: list[int] = []
     for i, (kind, who, _) in enumerate(actions):
-        for thread in sorted(who) if kind == "sync" else [who]:
+        for thread in sorted(who) if kind in ("sync", "meet") else [who]:
             if thread in last:
                 follows[i] |= follows[last[thread]] | {last[thread]}
             last[thread] = i
-    for (i, first), (j, second) in itertools.combinations(enumerate(actions), 2):
-        if "sync" in (first[0], second[0]) or first[0] == second[0] == "read":
-            continue
-        if first[2] == second[2] and first[1] != second[1] and i not in follows[j]:
-            return True
-    return False
+        if kind == "arrive":
+            arrivals.append(i)
+        elif kind == "meet":
+            for arrival in arrivals:
+                follows[i] |= follows[arrival] | {arrival}
+            arrivals = []
+    accesses = [(i, a) for i, a in enumerate(actions) if a[0] in ("read", "write")]
+    return any(
+        first[2] == second[2]
+        and first[1] != second[1]
+        and "write" in (first[0], second[0])
+        and i not in follows[j]
+        for (i, first), (j, second) in itertools.combinations(accesses, 2)
+    )
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.lists(_ACTIONS, max_size=14))
-def test_a_race_is_found_exactly_when_there_is_one(actions: list[tuple]) -> None:
-    t = trace()
+def play(actions: list[tuple], t: Trace) -> None:
+    """Barrier 1 is for all who meet at it; at barrier 2 some have arrived before others wait."""
+    arrived: list[int] = []
     for kind, who, word in actions:
         if kind == "sync":
             t.barrier([_BASES[i] for i in sorted(who)], number=1)
+        elif kind == "arrive":
+            t.arrive([_BASES[who]], 2, 4)
+            arrived.append(_BASES[who])
+        elif kind == "meet":
+            t.barrier([_BASES[i] for i in sorted(who)], number=2, arrived=arrived)
+            arrived = []
         else:
             t.access(kind, [_BASES[who]], [4 * word])
+
+
+def possible(actions: list[tuple]) -> bool:
+    """Nobody arrives at barrier 2 twice before it opens."""
+    arrived: set[int] = set()
+    for kind, who, _ in actions:
+        if (kind == "arrive" and who in arrived) or (kind == "meet" and who & arrived):
+            return False
+        if kind == "arrive":
+            arrived.add(who)
+        elif kind == "meet":
+            arrived = set()
+    return True
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(_ACTIONS, max_size=14).filter(possible))
+def test_a_race_is_found_exactly_when_there_is_one(actions: list[tuple]) -> None:
+    t = trace()
+    play(actions, t)
     assert bool(t.kinds()) == exhaustive_race(actions)
 
 
@@ -297,3 +380,30 @@ def test_clocks_of_large_launches_stay_apart() -> None:
     t.barrier(threads.tolist())
     t.read(threads.tolist(), words(CTA)[::-1])
     assert t.kinds() == []
+
+
+def test_a_last_warp_that_is_not_full() -> None:
+    """Threads of the next CTA are not taken for its missing lanes."""
+    t = trace(ctas=2, threads=48)
+    both = range(96)
+    t.write(both, [4 * (i % 48) for i in both])
+    t.read(both, [4 * ((i % 48) ^ 1) for i in both])
+    assert t.kinds() == ["race-raw"]
+    t = trace(ctas=2, threads=48)
+    t.write(both, [4 * (i % 48) for i in both])
+    for first in (0, 48):
+        t.warp_sync(range(first, first + 32))
+        t.warp_sync(range(first + 32, first + 48))
+    t.read(both, [4 * ((i % 48) ^ 1) for i in both])
+    t.barrier()
+    t.write(both, [4 * (i % 48) for i in both])
+    assert t.kinds() == []
+
+
+def test_a_matrix_read_is_its_warps() -> None:
+    rows = [16 * lane for lane in WARP]
+    t = trace()
+    t.write(WARP, rows, 16)
+    t.ldmatrix(WARP, rows)
+    (finding,) = t.observers[0].findings
+    assert "CTA 0 warp 0 reads shared address 0, written by CTA 0 thread 0" in finding.message

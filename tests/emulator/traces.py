@@ -117,15 +117,29 @@ class Trace:
                 kept.append((issued, owners[~lands], addresses[~lands], size))
         self._copies = kept
 
-    def barrier(self, threads: Sequence[int] | None = None, number: int = 0) -> None:
-        """A CTA barrier of all threads, or of some."""
+    def barrier(
+        self,
+        threads: Sequence[int] | None = None,
+        number: int = 0,
+        arrived: Sequence[int] = (),
+    ) -> None:
+        """A CTA barrier at which all threads wait, or some; others may have arrived before."""
         everybody = range(self.ctas * self.threads_per_cta)
-        members = np.array(everybody if threads is None else threads)
+        waiting = np.array(everybody if threads is None else threads, np.int64)
+        members = np.concatenate([np.array(arrived, np.int64), waiting])
         site = self._site("bar.sync")
-        for kind in ("arrive", "release"):
-            event = BarrierEvent(site, kind, number, members.size, members, self._tick())
+        for kind, whom in (("arrive", waiting), ("release", members)):
+            event = BarrierEvent(site, kind, number, members.size, whom, self._tick())
             for observer in self.observers:
                 observer.barrier(event)
+
+    def arrive(self, threads: Sequence[int], number: int, expected: int) -> None:
+        """bar.arrive: these threads do not wait."""
+        members = np.array(threads, np.int64)
+        site = self._site("bar.arrive")
+        event = BarrierEvent(site, "arrive", number, expected, members, self._tick())
+        for observer in self.observers:
+            observer.barrier(event)
 
     def warp_sync(self, threads: Sequence[int]) -> None:
         event = WarpSync(self._site("bar.warp.sync"), np.array(threads), self._tick())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -131,6 +132,14 @@ def test_poisoned_outputs_are_wholly_overwritten() -> None:
     assert np.isfinite(result.lse).all()
     assert result.emulation is not None
     assert result.emulation.warp_instructions > 0
+
+
+def test_threads_share_kernels_and_keep_their_tensors_apart() -> None:
+    inputs = [drawn(seed=seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(lambda qkv: forward(CONFIGS[DType.FP16], *qkv), inputs))
+    for qkv, o in zip(inputs, outputs, strict=True):
+        assert_attention(o, None, qkv)
 
 
 def test_the_lse_is_written_only_when_asked_for() -> None:

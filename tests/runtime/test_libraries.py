@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -127,6 +128,17 @@ def test_while_a_graph_is_captured_a_miss_is_an_error(
         "while a CUDA graph is captured."
     )
     assert lines[-1].endswith(f'--kernels "{CONFIGS[0]}" --arch 80 --semantics causal+uneven')
+
+
+def test_the_command_that_is_named_works(
+    library: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    monkeypatch.setattr(libraries, "find_library", lambda *args, **kwargs: None)
+    with pytest.raises(KernelNotBuiltError) as caught:
+        LoadedKernels().get(CONFIGS[0], 80)
+    command = str(caught.value).splitlines()[-1].partition("flashsmith ")[2]
+    subprocess.run([sys.executable, "-m", "flashsmith", *shlex.split(command)], check=True)
 
 
 def test_without_jit_an_empty_cache_is_said_to_be_empty(

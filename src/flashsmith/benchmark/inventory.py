@@ -6,7 +6,7 @@ Facts are plain dictionaries, ready for JSON; the tables show a part of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +18,31 @@ from flashsmith.builder import CacheEntry, KernelLibrary
 from flashsmith.configs import FlashForwardKernelConfig, is_legal
 
 MIB = 2**20
+
+_SETS = {
+    "prog": "the ladder: seven steps, one optimisation each",
+    "prog-all": "the ladder at every block size and warp count",
+    "tune": "what a search for the fastest kernel tries",
+    "cover": "every two knob values that can meet do meet",
+    "all": "get_kernels_to_build(), what a plain 'flashsmith build' compiles",
+}
+
+
+def print_sets(console: Console, sizes: Mapping[str, int | None]) -> None:
+    """A table of kernel_set_sizes()."""
+    columns = [Column("key"), Column("configs", True), Column("what it is")]
+    rows = [
+        (key, "cannot be loaded" if n is None else str(n), _meaning(key))
+        for key, n in sizes.items()
+    ]
+    print_table(console, columns, rows)
+
+
+def _meaning(key: str) -> str:
+    if "," in key:
+        B_r, B_c = key.split(",")
+        return f"of tune, those with B_r {B_r} and B_c {B_c}"
+    return _SETS.get(key, "a set of an installed package")
 
 
 def config_facts(

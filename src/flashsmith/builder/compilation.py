@@ -166,7 +166,10 @@ class Compilation:
         return entries
 
     def _source_roots(self) -> list[Path]:
-        folders = (self.recipe.csrc, self.library / "sources", *self.recipe.toolchain.include_dirs)
+        tools = self.recipe.toolchain
+        # A system toolkit's nvcc reads its own headers through targets/, not through include/.
+        own = tools.nvcc.parent.parent / "targets" / "x86_64-linux" / "include"
+        folders = (self.recipe.csrc, self.library / "sources", *tools.include_dirs, own)
         return [root for folder in folders for root in (folder, folder.resolve())]
 
     # ---- linking ----

@@ -29,6 +29,7 @@ from flashsmith.configs.sets import (
     get_kernel_configs,
     get_kernel_progression_configs,
     get_kernels_to_build,
+    kernel_set_sizes,
     should_autotune_config,
 )
 
@@ -55,6 +56,7 @@ __all__ = [
     "get_kernel_progression_configs",
     "get_kernels_to_build",
     "is_legal",
+    "kernel_set_sizes",
     "legal_completions",
     "nearest_legal",
     "parse_kernel_name_into_config",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashsmith.errors import ArgumentError
 
@@ -61,7 +61,8 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
     """A known GPU by name ('A100', 'rtx 4090') or architecture (80, '80', 'sm_80').
 
     Upper and lower case are one, and spaces, '-' and '_' do not count. An architecture gives the
-    first known GPU that has it.
+    first known GPU that has it; one that no known GPU has (87, 103, 121) gets the limits of the
+    newest known one before it of the same generation, whose kernels it runs.
 
     Raises:
         ArgumentError: no known GPU is called that; the message lists them.
@@ -71,8 +72,22 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
         plain = device.name.replace(" ", "").lower()
         if wanted in (plain, plain.removeprefix("rtx"), f"sm{device.arch}", str(device.arch)):
             return device
+    if older := _older_relative(wanted):
+        return older
     names = ", ".join(f"{device.name} (sm_{device.arch})" for device in KNOWN_DEVICES)
     raise ArgumentError(
         f"device={name_or_arch!r}: known are {names}. For another GPU make a "
         "flashsmith.configs.DeviceSpec with its figures."
     )
+
+
+def _older_relative(wanted: str) -> DeviceSpec | None:
+    match = re.fullmatch(r"(?:sm)?(\d{2,3})", wanted)
+    if match is None:
+        return None
+    arch = int(match.group(1))
+    related = [d for d in KNOWN_DEVICES if d.arch // 10 == arch // 10 and d.arch < arch]
+    if not related:
+        return None
+    nearest = max(related, key=lambda device: device.arch)
+    return replace(nearest, name=f"sm_{arch} (as {nearest.name})", arch=arch)

@@ -169,19 +169,28 @@ def _select(key: str) -> list[FlashForwardKernelConfig] | None:
     return None
 
 
-def _valid_keys() -> str:
-    """The keys with their sizes, for an error message."""
-    sizes = {name: str(len(make())) for name, make in _BUILT_IN.items()}
+def kernel_set_sizes() -> dict[str, int | None]:
+    """Every key that names a set, with the number of its configs; None: it cannot be loaded."""
+    sizes: dict[str, int | None] = {name: len(make()) for name, make in _BUILT_IN.items()}
     blocks = Counter((cfg.B_r, cfg.B_c) for cfg in get_autotuning_kernel_configs())
-    sizes.update({f"'{B_r},{B_c}'": str(count) for (B_r, B_c), count in sorted(blocks.items())})
+    sizes.update({f"{B_r},{B_c}": count for (B_r, B_c), count in sorted(blocks.items())})
     for name in user_sets.installed_set_names():
         if name in _BUILT_IN:
             continue
         try:
-            sizes[name] = str(len(user_sets.load_installed_set(name)))
+            sizes[name] = len(user_sets.load_installed_set(name))
         except SelectionError:
-            sizes[name] = "cannot be loaded"
-    listed = ", ".join(f"{name} ({size})" for name, size in sizes.items())
+            sizes[name] = None
+    return sizes
+
+
+def _valid_keys() -> str:
+    """The keys with their sizes, for an error message."""
+    # A comma in a key is quoted, since commas separate the keys here.
+    listed = ", ".join(
+        f"{repr(name) if ',' in name else name} ({'cannot be loaded' if size is None else size})"
+        for name, size in kernel_set_sizes().items()
+    )
     return (
         f"valid keys, with the number of configs: {listed}; or the path of a file with one "
         "short form a line, or short forms separated by ';'"

@@ -13,9 +13,11 @@ from flashsmith.emulator import (
     opcodes_float,
     opcodes_integer,
     opcodes_memory,
+    opcodes_tiles,
     opcodes_warp,
 )
-from flashsmith.emulator.group import Geometry, Group
+from flashsmith.emulator.geometry import Geometry
+from flashsmith.emulator.group import Group
 from flashsmith.emulator.interface import EmulationResult, Launch, Observer, Site
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.ptx import Module, parse
@@ -31,15 +33,17 @@ LOOP_LIMIT = 1_000_000
 
 #: Threads that run together: wide enough to hide NumPy's cost per call, narrow enough for the
 #: caches.
-WAVE_THREADS = 8192
+WAVE_THREADS = 4096
 
-_CACHED_TRANSLATIONS = 256
+#: A translation takes about 3 MiB.
+_CACHED_TRANSLATIONS = 32
 
 HANDLERS: dict[str, Handler] = {
     **opcodes_integer.HANDLERS,
     **opcodes_float.HANDLERS,
     **opcodes_convert.HANDLERS,
     **opcodes_memory.HANDLERS,
+    **opcodes_tiles.HANDLERS,
     **opcodes_warp.HANDLERS,
 }
 
@@ -96,6 +100,7 @@ def emulate(
     that makes no sense. Every message names the PTX line and, with line info, the CUDA source line.
     """
     translated, module = translate(ptx, entry, observed=bool(observers), fuse=fuse)
+    memory = memory.extended()
     launch = _check_launch(translated, grid, block, cluster, smem_bytes, argument_bytes, memory)
     constants = _ModuleMemory(module, translated, argument_bytes, memory)
     counts = [0] * len(translated.block_mnemonics)

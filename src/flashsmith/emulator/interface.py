@@ -20,22 +20,32 @@ from flashsmith.emulator.ptx import Instruction
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An instruction's place. ``source`` is ``file:line`` or empty without line info."""
+    """An instruction's place. ``source`` is ``file:line`` or empty without line info.
+
+    ``caller`` is where the function that ``source`` lies in was inlined, or empty.
+    """
 
     index: int
     mnemonic: str
     ptx_line: int
     source: str
+    caller: str = ""
 
     @staticmethod
     def of(instruction: Instruction) -> Site:
         """The site of a parsed instruction."""
+        location = instruction.location
         return Site(
-            instruction.index, instruction.mnemonic, instruction.ptx_line, instruction.source
+            instruction.index,
+            instruction.mnemonic,
+            instruction.ptx_line,
+            instruction.source,
+            str(location.inlined_at) if location and location.inlined_at else "",
         )
 
     def __str__(self) -> str:
-        where = f"{self.source}, " if self.source else ""
+        caller = f" called from {self.caller}" if self.caller else ""
+        where = f"{self.source}{caller}, " if self.source else ""
         return f"{where}PTX line {self.ptx_line}: {self.mnemonic}"
 
 

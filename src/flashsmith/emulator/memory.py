@@ -25,7 +25,7 @@ WORDS: dict[int, np.dtype[Any]] = {
 #: Generic addresses of shared and local memory lie in windows above any host address.
 SHARED_WINDOW = 0x71 << 56
 LOCAL_WINDOW = 0x72 << 56
-_WINDOW_MASK = 0xFF << 56
+_WINDOWS = {SHARED_WINDOW >> 56: "shared", LOCAL_WINDOW >> 56: "local"}
 
 
 @dataclass(eq=False)
@@ -78,6 +78,12 @@ class GlobalMemory(GlobalMemoryView):
         self._ranges.append(_HostRange(MemoryRange(name, begin, end, writable), array))
         self._ranges.sort(key=lambda known: known.public.begin)
         return array.ctypes.data
+
+    def extended(self) -> GlobalMemory:
+        """The same ranges in an object that can take more without changing this one."""
+        other = GlobalMemory()
+        other._ranges = list(self._ranges)
+        return other
 
     def ranges(self) -> Sequence[MemoryRange]:
         """The registered ranges, ordered by address."""
@@ -227,7 +233,8 @@ class BankedMemory:
 
 def generic_space(addresses: Any) -> str:
     """State space that generic addresses point into; all of one instruction must agree."""
-    windows = {int(w) for w in np.unique(np.atleast_1d(addresses) & np.int64(_WINDOW_MASK))}
-    if len(windows) > 1:
+    tops = {int(top) for top in np.unique(np.atleast_1d(addresses) >> 56)}
+    spaces = {_WINDOWS.get(top, "global") for top in tops}
+    if len(spaces) > 1:
         raise EmulatorError("one generic access reaches several state spaces")
-    return {SHARED_WINDOW: "shared", LOCAL_WINDOW: "local"}.get(windows.pop(), "global")
+    return spaces.pop()

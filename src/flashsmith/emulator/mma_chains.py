@@ -19,8 +19,8 @@ from flashsmith.emulator.fragments import (
 from flashsmith.emulator.syntax import Instruction, Operand, Register, Vector
 
 if TYPE_CHECKING:
+    from flashsmith.emulator.emitter import Emitter
     from flashsmith.emulator.flow import Step
-    from flashsmith.emulator.translate import Translator
 
 Words = tuple[str, ...]
 
@@ -38,10 +38,10 @@ class _Chain:
 
 
 class MmaChains:
-    """The chains of one translator that have not been written out yet."""
+    """The chains of one emitter that have not been written out yet."""
 
-    def __init__(self, translator: Translator) -> None:
-        self.translator = translator
+    def __init__(self, emitter: Emitter, *, fuse: bool) -> None:
+        self.emitter, self.fuse = emitter, fuse
         self.chains: list[_Chain] = []
         self.pending: dict[str, _Chain] = {}
         self.captured: set[str] = set()
@@ -71,7 +71,7 @@ class MmaChains:
         self._rename(chain, results)
         chain.a.append(tuple(self._use(element, "b32") for element in self._elements(a)))
         chain.b.append(tuple(self._use(element, "b32") for element in self._elements(b)))
-        if not self.translator.fuse:
+        if not self.fuse:
             self.flush()
 
     def before(self, step: Step) -> None:
@@ -84,17 +84,17 @@ class MmaChains:
         for name in step.writes:
             if name in self.captured:
                 self._keep(name)
-            if name in self.translator.unwritten:
+            if name in self.emitter.unwritten:
                 self.flush()
                 return
 
     def flush(self) -> None:
         """Write out everything."""
-        translator = self.translator
-        current = translator.instruction
+        emitter = self.emitter
+        current = emitter.instruction
         for product in self._products():
             self._emit_product(product)
-        translator.instruction = current
+        emitter.instruction = current
         self.chains, self.pending = [], {}
         self.captured = set()
 
@@ -109,16 +109,16 @@ class MmaChains:
     def _registers(self, operand: Operand) -> tuple[str, ...]:
         names = self._names(operand)
         if len(names) != 4:
-            raise self.translator.error("mma.sync needs four result registers")
+            raise self.emitter.error("mma.sync needs four result registers")
         return names
 
     def _use(self, operand: Operand, kind: str) -> str:
         if isinstance(operand, Register):
             self.captured.add(operand.name)
-        return self.translator.use(operand, kind)
+        return self.emitter.use(operand, kind)
 
     def _read_once(self, names: tuple[str, ...]) -> bool:
-        counts = self.translator.flow.read_counts
+        counts = self.emitter.flow.read_counts
         return all(counts.get(name, 0) == 1 for name in names)
 
     def _rename(self, chain: _Chain, results: tuple[str, ...]) -> None:
@@ -130,8 +130,8 @@ class MmaChains:
 
     def _keep(self, register: str) -> None:
         """Save a captured register under another name before it is overwritten."""
-        name, copy = self.translator.name(register), self.translator.temporary()
-        self.translator.emit(f"{copy} = {name}")
+        name, copy = self.emitter.name(register), self.emitter.temporary()
+        self.emitter.emit(f"{copy} = {name}")
 
         def renamed(words: Words) -> Words:
             return tuple(_replace_name(word, name, copy) for word in words)
@@ -144,21 +144,21 @@ class MmaChains:
 
     def _flavour(self, instruction: Instruction) -> tuple[str, int]:
         """(conversion function, 8-column chunks of A) of an mma mnemonic."""
-        translator = self.translator
-        translator.instruction = instruction
+        emitter = self.emitter
+        emitter.instruction = instruction
         modifiers = list(instruction.modifiers)
         if modifiers[:2] != ["sync", "aligned"] or len(modifiers) != 9:
-            raise translator.error("this form of mma is not supported")
+            raise emitter.error("this form of mma is not supported")
         _, _, shape, row, column, d, a, b, c = modifiers
         if shape not in ("m16n8k16", "m16n8k8"):
-            raise translator.error(f"mma shape .{shape} is not supported")
+            raise emitter.error(f"mma shape .{shape} is not supported")
         if (row, column, d, c) != ("row", "col", "f32", "f32") or a != b:
-            raise translator.error("this form of mma is not supported")
+            raise emitter.error("this form of mma is not supported")
         if a not in ("f16", "bf16"):
-            raise translator.error(f"mma operand type .{a} is not supported")
-        translator.namespace["matrix_multiply"] = matrix_multiply
+            raise emitter.error(f"mma operand type .{a} is not supported")
+        emitter.namespace["matrix_multiply"] = matrix_multiply
         convert = halves_to_floats if a == "f16" else bfloats_to_floats
-        translator.namespace[convert.__name__] = convert
+        emitter.namespace[convert.__name__] = convert
         return convert.__name__, 2 if shape == "m16n8k16" else 1
 
     # Output
@@ -175,24 +175,22 @@ class MmaChains:
         return list(rectangles.values())
 
     def _emit_product(self, rows: list[list[_Chain]]) -> None:
-        translator = self.translator
+        emitter = self.emitter
         first = rows[0][0]
-        translator.instruction = first.instruction
+        emitter.instruction = first.instruction
         convert, chunks = first.flavour
         a = ", ".join(word for row in rows for words in row[0].a for word in words)
         b = ", ".join(word for chain in rows[0] for words in chain.b for word in words)
         c = ", ".join(word for row in rows for chain in row for word in chain.addend)
         shape = (len(rows), len(rows[0]), len(first.a), chunks)
         results = [name for row in rows for chain in row for name in chain.results]
-        targets = ", ".join(translator.name(name) for name in results)
-        translator.emit("if not G.whole: G.require_whole('mma.sync')")
-        translator.emit(
-            f"{targets} = matrix_multiply({convert}, ({a},), ({b},), ({c},), {shape}, nt)"
-        )
+        targets = ", ".join(emitter.name(name) for name in results)
+        emitter.emit("if not G.whole: G.require_whole('mma.sync')")
+        emitter.emit(f"{targets} = matrix_multiply({convert}, ({a},), ({b},), ({c},), {shape}, nt)")
         for name in results:
-            if translator.storage_of(name) != "f4":
-                python = translator.name(name)
-                translator.emit(f"{python} = {python}.view({translator.storage_of(name)})")
+            if emitter.storage_of(name) != "f4":
+                python = emitter.name(name)
+                emitter.emit(f"{python} = {python}.view({emitter.storage_of(name)})")
 
 
 def _replace_name(expression: str, name: str, copy: str) -> str:

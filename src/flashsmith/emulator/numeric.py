@@ -49,6 +49,18 @@ def float_to_bfloat(value: Any) -> Any:
     return select(np.isnan(value), u2(0x7FFF), rounded.astype(u2))
 
 
+def float_to_half_rz(value: Any) -> Any:
+    """float16 bits of float32, rounded towards zero."""
+    bits = float_to_half(value)
+    return select(np.abs(half_to_float(bits)) > np.abs(value), bits - u2(1), bits)
+
+
+def float_to_bfloat_rz(value: Any) -> Any:
+    """bfloat16 bits of float32, rounded towards zero."""
+    bits = (value.view(u4) >> u4(16)).astype(u2)
+    return select(np.isnan(value), u2(0x7FFF), bits)
+
+
 def pack16(low: Any, high: Any) -> Any:
     """uint32 of two uint16."""
     return low.astype(u4) | (high.astype(u4) << u4(16))
@@ -62,16 +74,6 @@ def low16(bits: Any) -> Any:
 def high16(bits: Any) -> Any:
     """Upper uint16 of a uint32."""
     return (bits >> u4(16)).astype(u2)
-
-
-def pack_halves(low: Any, high: Any) -> Any:
-    """float16x2 bits of two float32."""
-    return pack16(float_to_half(low), float_to_half(high))
-
-
-def pack_bfloats(low: Any, high: Any) -> Any:
-    """bfloat16x2 bits of two float32."""
-    return pack16(float_to_bfloat(low), float_to_bfloat(high))
 
 
 # Floating point
@@ -105,6 +107,35 @@ def fma64(a: Any, b: Any, c: Any) -> Any:
     """float64 a * b + c through the wider long double where the platform has one."""
     wide = np.multiply(a, b, dtype=np.longdouble) + c
     return wide.astype(f8)
+
+
+def maximum_number(a: Any, b: Any) -> Any:
+    """max of PTX: a number beats NaN, and +0 beats -0."""
+    return _ordered_zeros(np.fmax(a, b), a, b, np.minimum)
+
+
+def minimum_number(a: Any, b: Any) -> Any:
+    """min of PTX: a number beats NaN, and -0 beats +0."""
+    return _ordered_zeros(np.fmin(a, b), a, b, np.maximum)
+
+
+def maximum_or_nan(a: Any, b: Any) -> Any:
+    """max.NaN of PTX: NaN beats everything, and +0 beats -0."""
+    return _ordered_zeros(np.maximum(a, b), a, b, np.minimum)
+
+
+def minimum_or_nan(a: Any, b: Any) -> Any:
+    """min.NaN of PTX: NaN beats everything, and -0 beats +0."""
+    return _ordered_zeros(np.minimum(a, b), a, b, np.maximum)
+
+
+def _ordered_zeros(result: Any, a: Any, b: Any, sign: Any) -> Any:
+    """Of two zeros NumPy returns either one; ``sign`` picks from their sign bits the right one."""
+    if result.all():
+        return result
+    signed = sign(np.signbit(a).view(i1), np.signbit(b).view(i1))
+    zero = np.copysign(result, (i1(0) - signed - signed + i1(1)).astype(result.dtype))
+    return select((a == 0) & (b == 0), zero, result)
 
 
 def saturate(value: Any) -> Any:
@@ -276,17 +307,22 @@ _LIMITS = {dtype: (np.iinfo(dtype).min, np.iinfo(dtype).max) for dtype in (i1, i
 
 
 def float_to_int(value: Any, dtype: Any, mode: str) -> Any:
-    """cvt from float to integer, saturating, NaN to 0; mode "rni", "rzi", "rmi" or "rpi"."""
+    """cvt from float to integer, saturating; mode "rni", "rzi", "rmi" or "rpi".
+
+    NaN becomes 0, and 1 << 63 in the 64-bit types.
+    """
     rounding = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode]
-    rounded = np.nan_to_num(rounding(value.astype(f8)), nan=0.0, posinf=np.inf, neginf=-np.inf)
-    rounded = rounded if np.ndim(value) else f8(rounded)
+    rounded = rounding(value.astype(f8))
+    nan = np.isnan(rounded)
+    rounded = select(nan, f8(0), rounded)
     if dtype in _LIMITS:
         low, high = _LIMITS[dtype]
         return np.minimum(np.maximum(rounded, f8(low)), f8(high)).astype(i8).astype(dtype)
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     over, under = rounded >= f8(2.0 ** (63 if dtype is i8 else 64)), rounded <= f8(low)
     inner = select(over | under, f8(0), rounded).astype(dtype)
-    return select(over, dtype(high), select(under, dtype(low), inner))
+    clamped = select(over, dtype(high), select(under, dtype(low), inner))
+    return select(nan, np.uint64(1 << 63).astype(dtype), clamped)
 
 
 def clamp_int(value: Any, dtype: Any) -> Any:

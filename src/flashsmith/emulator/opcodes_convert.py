@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from flashsmith.emulator.emitter import DTYPES, Emitter, Handler
 from flashsmith.emulator.opcodes_float import FLOATS
 from flashsmith.emulator.opcodes_integer import no_more, only, unsigned
 from flashsmith.emulator.syntax import TYPE_SIZES, Instruction, Operand, Pair, Sink, Vector
-from flashsmith.emulator.translate import DTYPES, Handler, Translator
 
 _INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
 _MOVED = ("pred", "b16", "b32", "b64", "u16", "s16", "u32", "s32", "u64", "s64", "f32", "f64")
 
 
-def move(t: Translator, i: Instruction) -> None:
+def move(t: Emitter, i: Instruction) -> None:
     """mov: copies, symbols' addresses, packing and unpacking of vectors."""
     modifiers, kind = only(t, i, _MOVED)
     no_more(t, i, modifiers)
@@ -24,14 +24,14 @@ def move(t: Translator, i: Instruction) -> None:
         t.define(d, t.use(a, kind), DTYPES[kind])
 
 
-def _piece(t: Translator, vector: Vector, kind: str) -> tuple[str, int]:
+def _piece(t: Emitter, vector: Vector, kind: str) -> tuple[str, int]:
     width = 8 * TYPE_SIZES[kind] // len(vector.elements)
     if f"u{width}" not in DTYPES:
         raise t.error(f"a vector of {len(vector.elements)} does not fit .{kind}")
     return f"u{width}", width
 
 
-def _unpack(t: Translator, vector: Vector, value: str, kind: str) -> None:
+def _unpack(t: Emitter, vector: Vector, value: str, kind: str) -> None:
     piece, width = _piece(t, vector, kind)
     whole, held = t.temporary(), DTYPES[unsigned(kind)]
     t.emit(f"{whole} = {value}")
@@ -41,7 +41,7 @@ def _unpack(t: Translator, vector: Vector, value: str, kind: str) -> None:
             t.define(element, f"{shifted}.astype({DTYPES[piece]})", DTYPES[piece])
 
 
-def _pack(t: Translator, vector: Vector, kind: str) -> str:
+def _pack(t: Emitter, vector: Vector, kind: str) -> str:
     piece, width = _piece(t, vector, kind)
     held = DTYPES[unsigned(kind)]
     terms = []
@@ -51,7 +51,7 @@ def _pack(t: Translator, vector: Vector, kind: str) -> str:
     return f"({' | '.join(terms)})"
 
 
-def convert(t: Translator, i: Instruction) -> None:
+def convert(t: Emitter, i: Instruction) -> None:
     """cvt between integers and floats, packed forms included."""
     modifiers = [m for m in i.modifiers if m != "ftz"]
     types = [m for m in modifiers if m in TYPE_SIZES]
@@ -73,30 +73,29 @@ def convert(t: Translator, i: Instruction) -> None:
         raise t.error(f"{i.mnemonic} is not supported")
 
 
-def _rounding(t: Translator, i: Instruction, rest: list[str], allowed: tuple[str, ...]) -> str:
+def _rounding(t: Emitter, i: Instruction, rest: list[str], allowed: tuple[str, ...]) -> str:
     chosen = [m for m in rest if m in allowed]
     no_more(t, i, [m for m in rest if m not in (*allowed, "sat", "relu")])
     return chosen[0] if chosen else allowed[0]
 
 
-def _convert_packed(
-    t: Translator, i: Instruction, target: str, source: str, rest: list[str]
-) -> None:
+_TO_SHORT = {"f16": "float_to_half", "bf16": "float_to_bfloat"}
+
+
+def _convert_packed(t: Emitter, i: Instruction, target: str, source: str, rest: list[str]) -> None:
     rounding = _rounding(t, i, rest, ("rn", "rz"))
-    if source != "f32" or rounding != "rn" or "sat" in rest or len(i.operands) != 3:
+    if source != "f32" or "sat" in rest or len(i.operands) != 3:
         raise t.error(f"{i.mnemonic} is not supported")
     d, high, low = i.operands
     values = [t.use(low, "f32"), t.use(high, "f32")]
     if "relu" in rest:
         zero = t.constant(0.0, "f4")
         values = [f"np.maximum({value}, {zero})" for value in values]
-    function = "pack_halves" if target == "f16x2" else "pack_bfloats"
-    t.define(d, f"{function}({values[0]}, {values[1]})", "u4")
+    function = _TO_SHORT[target[:-2]] + ("_rz" if rounding == "rz" else "")
+    t.define(d, f"pack16({function}({values[0]}), {function}({values[1]}))", "u4")
 
 
-def _float_to_float(
-    t: Translator, i: Instruction, target: str, source: str, rest: list[str]
-) -> None:
+def _float_to_float(t: Emitter, i: Instruction, target: str, source: str, rest: list[str]) -> None:
     d, a = i.operands
     value = t.use_float(a, source)
     to_integral = {"rni": "np.rint", "rzi": "np.trunc", "rmi": "np.floor", "rpi": "np.ceil"}
@@ -111,7 +110,10 @@ def _float_to_float(
         )
     narrows = TYPE_SIZES[target] < TYPE_SIZES[source] and rounding in ("rz", "rm", "rp")
     if narrows and target != "f32":
-        raise t.error(f"{i.mnemonic}: this rounding is not supported")
+        if rounding != "rz" or source != "f32":
+            raise t.error(f"{i.mnemonic}: this rounding is not supported")
+        t.define(d, f"{_TO_SHORT[target]}_rz({value})", "u2")
+        return
     if narrows:
         value = f"round_float({value}, {rounding!r})"
     elif target == "f64" and source != "f64":
@@ -123,14 +125,14 @@ def _float_to_float(
     t.define_float(d, value, target)
 
 
-def _float_to_int(t: Translator, i: Instruction, target: str, source: str, rest: list[str]) -> None:
+def _float_to_int(t: Emitter, i: Instruction, target: str, source: str, rest: list[str]) -> None:
     d, a = i.operands
     rounding = _rounding(t, i, rest, ("rzi", "rni", "rmi", "rpi"))
     value = f"float_to_int({t.use_float(a, source)}, {DTYPES[target]}, {rounding!r})"
     t.define(d, value, DTYPES[target])
 
 
-def _int_to_float(t: Translator, i: Instruction, target: str, source: str, rest: list[str]) -> None:
+def _int_to_float(t: Emitter, i: Instruction, target: str, source: str, rest: list[str]) -> None:
     d, a = i.operands
     rounding = _rounding(t, i, rest, ("rn", "rz", "rm", "rp"))
     value = t.use(a, source)
@@ -150,7 +152,7 @@ def _int_to_float(t: Translator, i: Instruction, target: str, source: str, rest:
     t.define_float(d, expression, target)
 
 
-def _int_to_int(t: Translator, i: Instruction, target: str, source: str, rest: list[str]) -> None:
+def _int_to_int(t: Emitter, i: Instruction, target: str, source: str, rest: list[str]) -> None:
     no_more(t, i, [m for m in rest if m != "sat"])
     d, a = i.operands
     value, held = t.use(a, source), DTYPES[target]
@@ -162,7 +164,7 @@ def _int_to_int(t: Translator, i: Instruction, target: str, source: str, rest: l
         t.define(d, f"{value}.astype({held})", held)
 
 
-def convert_address(t: Translator, i: Instruction) -> None:
+def convert_address(t: Emitter, i: Instruction) -> None:
     """cvta: shared and local memory have windows of generic addresses above all host addresses."""
     modifiers = list(i.modifiers)
     to_space = modifiers[0] == "to"
@@ -179,7 +181,7 @@ def convert_address(t: Translator, i: Instruction) -> None:
     t.define(d, value, "u8")
 
 
-def address_space(t: Translator, i: Instruction) -> None:
+def address_space(t: Emitter, i: Instruction) -> None:
     """isspacep.shared, .local, .global."""
     space = i.modifiers[0].split("::")[0]
     if space not in ("global", "shared", "local"):
@@ -203,7 +205,7 @@ _COMBINE = {"and": "&", "or": "|", "xor": "^"}
 _COMPARED = ("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", *FLOATS)
 
 
-def compare(t: Translator, i: Instruction) -> None:
+def compare(t: Emitter, i: Instruction) -> None:
     """setp, with a second result and a boolean combination."""
     modifiers, kind = only(t, i, _COMPARED)
     modifiers = [m for m in modifiers if m != "ftz"]
@@ -226,7 +228,7 @@ def compare(t: Translator, i: Instruction) -> None:
         t.define(d, value, "b1")
 
 
-def _comparison(t: Translator, comparison: str, kind: str, a: Operand, b: Operand) -> str:
+def _comparison(t: Emitter, comparison: str, kind: str, a: Operand, b: Operand) -> str:
     if kind in FLOATS:
         x, y = t.use_float(a, kind), t.use_float(b, kind)
         nan = f"(np.isnan({x}) | np.isnan({y}))"
@@ -246,7 +248,7 @@ def _comparison(t: Translator, comparison: str, kind: str, a: Operand, b: Operan
     raise t.error(f"comparison .{comparison}.{kind} is not supported")
 
 
-def set_value(t: Translator, i: Instruction) -> None:
+def set_value(t: Emitter, i: Instruction) -> None:
     """set: all ones (or 1.0) where a comparison holds."""
     modifiers = [m for m in i.modifiers if m != "ftz"]
     if len(modifiers) != 3 or modifiers[1] not in ("u32", "s32", "f32"):
@@ -262,7 +264,7 @@ def set_value(t: Translator, i: Instruction) -> None:
     t.define(d, f"select({value}, {truth}, {zero})", held)
 
 
-def choose(t: Translator, i: Instruction) -> None:
+def choose(t: Emitter, i: Instruction) -> None:
     """selp: the third operand chooses."""
     allowed = tuple(kind for kind in _MOVED if kind != "pred")
     modifiers, kind = only(t, i, allowed)
@@ -272,7 +274,7 @@ def choose(t: Translator, i: Instruction) -> None:
     t.define(d, f"select({t.use(predicate, 'pred')}, {yes}, {no})", DTYPES[kind])
 
 
-def choose_by_sign(t: Translator, i: Instruction) -> None:
+def choose_by_sign(t: Emitter, i: Instruction) -> None:
     """slct: a where c >= 0, else b."""
     modifiers = [m for m in i.modifiers if m != "ftz"]
     if len(modifiers) != 2 or modifiers[0] not in _MOVED or modifiers[1] not in ("s32", "f32"):

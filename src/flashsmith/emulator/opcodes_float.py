@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from flashsmith.emulator.emitter import Emitter, Handler
 from flashsmith.emulator.opcodes_integer import integer, no_more
 from flashsmith.emulator.syntax import Instruction, Operand
-from flashsmith.emulator.translate import Handler, Translator
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 PACKED = ("f16x2", "bf16x2")
@@ -12,7 +12,7 @@ _ROUNDINGS = ("rn", "rz", "rm", "rp")
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
-def arithmetic(t: Translator, i: Instruction) -> None:
+def arithmetic(t: Emitter, i: Instruction) -> None:
     """add, sub, mul, div, min, max, neg, abs, fma of any type."""
     kind = i.modifiers[-1] if i.modifiers else ""
     if kind in PACKED:
@@ -28,7 +28,7 @@ def arithmetic(t: Translator, i: Instruction) -> None:
 class _Flags:
     """Rounding and other modifiers of a float instruction; whatever is left is an error."""
 
-    def __init__(self, t: Translator, i: Instruction, allowed: tuple[str, ...]) -> None:
+    def __init__(self, t: Emitter, i: Instruction, allowed: tuple[str, ...]) -> None:
         # Flushing subnormals to zero is not modelled: results are compared within tolerances.
         modifiers = [m for m in i.modifiers[:-1] if m != "ftz"]
         self.rounding = next((m for m in modifiers if m in _ROUNDINGS), "rn")
@@ -37,7 +37,7 @@ class _Flags:
         no_more(t, i, unknown)
 
 
-def _scalar(t: Translator, i: Instruction, kind: str) -> None:
+def _scalar(t: Emitter, i: Instruction, kind: str) -> None:
     d, *inputs = i.operands
     values = [t.use_float(operand, kind) for operand in inputs]
     flags = _Flags(t, i, _ALLOWED[i.opcode])
@@ -76,10 +76,8 @@ def _formula(opcode: str, values: list[str], kind: str, flags: _Flags) -> str:
     float64.
     """
     if opcode in ("min", "max"):
-        name = {"min": "fmin", "max": "fmax"}[opcode]
-        if "NaN" in flags.rest:
-            name = {"min": "minimum", "max": "maximum"}[opcode]
-        return f"np.{name}({values[0]}, {values[1]})"
+        kind_of_nan = "or_nan" if "NaN" in flags.rest else "number"
+        return f"{opcode}imum_{kind_of_nan}({values[0]}, {values[1]})"
     if opcode == "neg":
         return f"(-{values[0]})"
     if opcode == "abs":
@@ -104,7 +102,7 @@ def _fma(values: list[str], kind: str, rounding: str) -> str:
     return f"round_float(fma32_exact({joined}), {rounding!r})"
 
 
-def _packed(t: Translator, i: Instruction, kind: str) -> None:
+def _packed(t: Emitter, i: Instruction, kind: str) -> None:
     """Pairs of 16-bit floats: both halves go through the scalar formula."""
     half = kind[:-2]
     d, *inputs = i.operands
@@ -124,7 +122,7 @@ def _packed(t: Translator, i: Instruction, kind: str) -> None:
     t.define(d, f"pack16({results[0]}, {results[1]})", "u4")
 
 
-def _unpack(t: Translator, operand: Operand, half: str) -> tuple[str, str]:
+def _unpack(t: Emitter, operand: Operand, half: str) -> tuple[str, str]:
     low, high = t.temporary(), t.temporary()
     function = "unpack_halves" if half == "f16" else "unpack_bfloats"
     t.emit(f"{low}, {high} = {function}({t.use(operand, 'b32')})")
@@ -134,7 +132,7 @@ def _unpack(t: Translator, operand: Operand, half: str) -> tuple[str, str]:
 def transcendental(template: str) -> Handler:
     """ex2, lg2, rcp, sqrt, rsqrt, tanh, sin, cos: correctly rounded NumPy stands for .approx."""
 
-    def handler(t: Translator, i: Instruction) -> None:
+    def handler(t: Emitter, i: Instruction) -> None:
         kind = i.modifiers[-1] if i.modifiers else ""
         rest = [m for m in i.modifiers[:-1] if m not in ("approx", "ftz", "full", *_ROUNDINGS)]
         no_more(t, i, rest)
@@ -152,7 +150,7 @@ def transcendental(template: str) -> Handler:
     return handler
 
 
-def copysign(t: Translator, i: Instruction) -> None:
+def copysign(t: Emitter, i: Instruction) -> None:
     """copysign.f32 and .f64: the first operand's sign on the second's magnitude."""
     kind = i.modifiers[-1]
     if i.modifiers[:-1] or kind not in ("f32", "f64"):
@@ -161,7 +159,7 @@ def copysign(t: Translator, i: Instruction) -> None:
     t.define_float(d, f"np.copysign({t.use_float(b, kind)}, {t.use_float(a, kind)})", kind)
 
 
-def classify(t: Translator, i: Instruction) -> None:
+def classify(t: Emitter, i: Instruction) -> None:
     """testp: finite, infinite, number, notanumber, normal, subnormal."""
     tests = {
         "finite": "np.isfinite({0})",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flashsmith.emulator.emitter import DTYPES, Emitter, Handler
 from flashsmith.emulator.syntax import Immediate, Instruction
-from flashsmith.emulator.translate import DTYPES, Handler, Translator
 
 _INTEGERS = ("u16", "s16", "u32", "s32", "u64", "s64")
 _SIGNED = {"u": "s", "s": "s", "b": "s"}
@@ -17,7 +17,7 @@ def unsigned(kind: str) -> str:
 
 
 def only(
-    translator: Translator, instruction: Instruction, allowed: tuple[str, ...]
+    translator: Emitter, instruction: Instruction, allowed: tuple[str, ...]
 ) -> tuple[list[str], str]:
     """(modifiers before the type, type), the last modifier being an allowed type."""
     modifiers = list(instruction.modifiers)
@@ -26,16 +26,16 @@ def only(
     return modifiers[:-1], modifiers[-1]
 
 
-def no_more(translator: Translator, instruction: Instruction, modifiers: list[str]) -> None:
+def no_more(translator: Emitter, instruction: Instruction, modifiers: list[str]) -> None:
     """Raise on a modifier that nobody has understood."""
     if modifiers:
         raise translator.error(f"modifier .{modifiers[0]} of {instruction.opcode} is not supported")
 
 
-def binary(sign: str) -> Callable[[Translator, Instruction, list[str], str], None]:
+def binary(sign: str) -> Callable[[Emitter, Instruction, list[str], str], None]:
     """add, sub: wrap-around arithmetic, the same for both signs."""
 
-    def handler(t: Translator, i: Instruction, modifiers: list[str], kind: str) -> None:
+    def handler(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> None:
         if modifiers == ["sat"] and kind == "s32":
             d, a, b = i.operands
             wide = f"{t.use(a, kind)}.astype(i8) {sign} {t.use(b, kind)}"
@@ -49,7 +49,7 @@ def binary(sign: str) -> Callable[[Translator, Instruction, list[str], str], Non
     return handler
 
 
-def multiply(t: Translator, i: Instruction, modifiers: list[str], kind: str) -> None:
+def multiply(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> None:
     """mul and mad: lo, hi, wide."""
     d, a, b = i.operands[:3]
     if not modifiers or modifiers[0] not in ("lo", "hi", "wide"):
@@ -70,7 +70,7 @@ def multiply(t: Translator, i: Instruction, modifiers: list[str], kind: str) -> 
     t.define(d, f"({value})", DTYPES[kind])
 
 
-def _wide_product(t: Translator, i: Instruction, part: str, kind: str) -> tuple[str, str]:
+def _wide_product(t: Emitter, i: Instruction, part: str, kind: str) -> tuple[str, str]:
     a, b = i.operands[1:3]
     sign, width = kind[0], int(kind[1:])
     left, right = t.use(a, kind), t.use(b, kind)
@@ -87,7 +87,7 @@ def _wide_product(t: Translator, i: Instruction, part: str, kind: str) -> tuple[
     return kind, f"(({product}) >> {shift}).astype({DTYPES[kind]})"
 
 
-def divide(t: Translator, i: Instruction, modifiers: list[str], kind: str) -> None:
+def divide(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> None:
     """div and rem."""
     no_more(t, i, modifiers)
     d, a, b = i.operands
@@ -95,7 +95,7 @@ def divide(t: Translator, i: Instruction, modifiers: list[str], kind: str) -> No
     t.define(d, f"{function}({t.use(a, kind)}, {t.use(b, kind)})", DTYPES[kind])
 
 
-def extremum(t: Translator, i: Instruction, modifiers: list[str], kind: str) -> None:
+def extremum(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> None:
     """min and max of integers."""
     no_more(t, i, modifiers)
     d, a, b = i.operands
@@ -103,7 +103,7 @@ def extremum(t: Translator, i: Instruction, modifiers: list[str], kind: str) -> 
     t.define(d, f"{function}({t.use(a, kind)}, {t.use(b, kind)})", DTYPES[kind])
 
 
-def negate(t: Translator, i: Instruction, modifiers: list[str], kind: str) -> None:
+def negate(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> None:
     """neg and abs of integers; the most negative number stays itself."""
     no_more(t, i, modifiers)
     d, a = i.operands
@@ -116,7 +116,7 @@ def negate(t: Translator, i: Instruction, modifiers: list[str], kind: str) -> No
 def logical(sign: str) -> Handler:
     """and, or, xor."""
 
-    def handler(t: Translator, i: Instruction) -> None:
+    def handler(t: Emitter, i: Instruction) -> None:
         modifiers, kind = only(t, i, ("pred", "b16", "b32", "b64"))
         no_more(t, i, modifiers)
         d, a, b = i.operands
@@ -125,7 +125,7 @@ def logical(sign: str) -> Handler:
     return handler
 
 
-def invert(t: Translator, i: Instruction) -> None:
+def invert(t: Emitter, i: Instruction) -> None:
     """not, cnot."""
     modifiers, kind = only(t, i, ("pred", "b16", "b32", "b64"))
     no_more(t, i, modifiers)
@@ -138,7 +138,7 @@ def invert(t: Translator, i: Instruction) -> None:
         t.define(d, f"~{value}", DTYPES[kind])
 
 
-def shift(t: Translator, i: Instruction) -> None:
+def shift(t: Emitter, i: Instruction) -> None:
     """shl and shr; amounts clamp to the width."""
     kinds = ("b16", "b32", "b64") if i.opcode == "shl" else (*_INTEGERS, "b16", "b32", "b64")
     modifiers, kind = only(t, i, kinds)
@@ -154,7 +154,7 @@ def shift(t: Translator, i: Instruction) -> None:
     t.define(d, f"{function}({value}, {t.use(b, 'u32')})", DTYPES[kind])
 
 
-def funnel(t: Translator, i: Instruction) -> None:
+def funnel(t: Emitter, i: Instruction) -> None:
     """shf.l and shf.r."""
     modifiers, _ = only(t, i, ("b32",))
     if len(modifiers) != 2 or modifiers[0] not in "lr" or modifiers[1] not in ("clamp", "wrap"):
@@ -165,7 +165,7 @@ def funnel(t: Translator, i: Instruction) -> None:
     t.define(d, f"funnel_shift({words}, {flags})", "u4")
 
 
-def lookup3(t: Translator, i: Instruction) -> None:
+def lookup3(t: Emitter, i: Instruction) -> None:
     """lop3.b32, with and without a predicate's help only in its plain form."""
     modifiers, kind = only(t, i, ("b32",))
     no_more(t, i, modifiers)
@@ -198,7 +198,7 @@ _LOOKUPS = {
 }
 
 
-def permute(t: Translator, i: Instruction) -> None:
+def permute(t: Emitter, i: Instruction) -> None:
     """prmt.b32 in its default mode."""
     modifiers, kind = only(t, i, ("b32",))
     no_more(t, i, modifiers)
@@ -206,7 +206,7 @@ def permute(t: Translator, i: Instruction) -> None:
     t.define(d, f"permute({t.use(a, kind)}, {t.use(b, kind)}, {t.use(c, kind)})", "u4")
 
 
-def bit_field(t: Translator, i: Instruction) -> None:
+def bit_field(t: Emitter, i: Instruction) -> None:
     """bfe and bfi."""
     allowed = ("u32", "s32", "u64", "s64") if i.opcode == "bfe" else ("b32", "b64")
     modifiers, kind = only(t, i, allowed)
@@ -219,7 +219,7 @@ def bit_field(t: Translator, i: Instruction) -> None:
     t.define(d, f"{function}({inputs}, {amounts})", DTYPES[kind])
 
 
-def count_bits(t: Translator, i: Instruction) -> None:
+def count_bits(t: Emitter, i: Instruction) -> None:
     """popc, clz, brev, bfind."""
     allowed = ("u32", "s32", "u64", "s64") if i.opcode == "bfind" else ("b32", "b64")
     modifiers, kind = only(t, i, allowed)
@@ -249,7 +249,7 @@ INTEGER_BINARY = {
 }
 
 
-def integer(t: Translator, i: Instruction) -> None:
+def integer(t: Emitter, i: Instruction) -> None:
     """Arithmetic whose last modifier is an integer type."""
     modifiers, kind = only(t, i, _INTEGERS)
     INTEGER_BINARY[i.opcode](t, i, modifiers, kind)

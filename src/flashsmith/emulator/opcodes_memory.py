@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, matrices and asynchronous copies."""
+"""Loads, stores, atomics, fences and hints."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from flashsmith.emulator.emitter import DTYPES, Emitter, Handler
 from flashsmith.emulator.memory import WORDS
 from flashsmith.emulator.opcodes_integer import no_more
 from flashsmith.emulator.syntax import (
     TYPE_SIZES,
     Address,
-    Immediate,
     Instruction,
     Operand,
     Register,
@@ -19,7 +19,6 @@ from flashsmith.emulator.syntax import (
     Symbol,
     Vector,
 )
-from flashsmith.emulator.translate import DTYPES, Handler, Translator
 
 _SPACES = ("global", "shared", "local", "param", "const")
 #: Hints and ordering that change nothing here: memory is sequentially consistent in the emulator.
@@ -32,7 +31,7 @@ _PREFETCH = ("L1::", "L2::")
 class _Access:
     """Space, vector length and element type of ld and st."""
 
-    def __init__(self, t: Translator, i: Instruction) -> None:
+    def __init__(self, t: Emitter, i: Instruction) -> None:
         modifiers = [m for m in i.modifiers if m not in _HINTS and not m.startswith(_PREFETCH)]
         # shared::cta is the CTA's own shared memory; another CTA's is not reached here.
         if "shared::cluster" in modifiers:
@@ -54,9 +53,7 @@ class _Access:
         self.place = "global" if self.space in ("const", "param") else self.space
 
 
-def see(
-    t: Translator, space: str, kind: str, address: str, sizes: str, shape: str = "plain"
-) -> str:
+def see(t: Emitter, space: str, kind: str, address: str, sizes: str, shape: str = "plain") -> str:
     """Show an access to the observers, if there are any; the mask under which it happens."""
     mask = t.mask() or "None"
     if not t.observed:
@@ -68,7 +65,7 @@ def see(
     return name
 
 
-def _kept(t: Translator, address: str) -> str:
+def kept(t: Emitter, address: str) -> str:
     """The address in a variable where it is mentioned twice."""
     if not t.observed:
         return address
@@ -77,14 +74,14 @@ def _kept(t: Translator, address: str) -> str:
     return name
 
 
-def load(t: Translator, i: Instruction) -> None:
+def load(t: Emitter, i: Instruction) -> None:
     """ld, ldu: scalars and vectors, zero- or sign-extended into wider registers."""
     access = _Access(t, i)
     d, source = i.operands[:2]
     if access.space == "param" and _static_parameter(t, source):
         _load_parameter(t, access, d, source)
         return
-    address = _kept(t, t.address(source)[0])
+    address = kept(t, t.address(source)[0])
     if access.space in ("param", "const") and isinstance(source, Address):
         mask = t.mask() or "None"
     else:
@@ -96,10 +93,10 @@ def load(t: Translator, i: Instruction) -> None:
         return
     rows = t.temporary()
     t.emit(f"{rows} = columns({words}, {access.held}, {access.count})")
-    _define_rows(t, d, rows, access.held)
+    define_rows(t, d, rows, access.held)
 
 
-def _static_parameter(t: Translator, source: Operand) -> bool:
+def _static_parameter(t: Emitter, source: Operand) -> bool:
     names = {parameter.name for parameter in t.entry.parameters}
     return (
         isinstance(source, Address)
@@ -108,7 +105,7 @@ def _static_parameter(t: Translator, source: Operand) -> bool:
     )
 
 
-def _load_parameter(t: Translator, access: _Access, d: Operand, source: Operand) -> None:
+def _load_parameter(t: Emitter, access: _Access, d: Operand, source: Operand) -> None:
     if not (isinstance(source, Address) and isinstance(source.base, Symbol)):
         raise t.error("expected a parameter's address")
     name = source.base.name
@@ -122,7 +119,7 @@ def _load_parameter(t: Translator, access: _Access, d: Operand, source: Operand)
         t.define(element, value, access.held)
 
 
-def _define_rows(t: Translator, d: Operand, rows: str, held: str) -> None:
+def define_rows(t: Emitter, d: Operand, rows: str, held: str) -> None:
     """Assign the rows of an array to the registers of a vector."""
     elements = d.elements if isinstance(d, Vector) else (d,)
     plain = all(isinstance(e, Register) and t.storage_of(e.name) == held for e in elements)
@@ -135,13 +132,13 @@ def _define_rows(t: Translator, d: Operand, rows: str, held: str) -> None:
             t.define(element, f"{rows}[{number}]", held)
 
 
-def store(t: Translator, i: Instruction) -> None:
+def store(t: Emitter, i: Instruction) -> None:
     """st: scalars and vectors."""
     access = _Access(t, i)
     target, source = i.operands[:2]
     if access.space in ("param", "const"):
         raise t.error(f"{i.mnemonic} is not supported")
-    address = _kept(t, t.address(target)[0])
+    address = kept(t, t.address(target)[0])
     mask = see(t, access.place, "write", address, str(access.bytes))
     elements = source.elements if isinstance(source, Vector) else (source,)
     if len(elements) != access.count:
@@ -166,7 +163,7 @@ _ATOMIC = {
 }
 
 
-def atomic(t: Translator, i: Instruction) -> None:
+def atomic(t: Emitter, i: Instruction) -> None:
     """atom and red on 32- and 64-bit values."""
     modifiers = [m for m in i.modifiers if m not in _HINTS]
     modifiers = ["shared" if m == "shared::cta" else m for m in modifiers]
@@ -177,140 +174,18 @@ def atomic(t: Translator, i: Instruction) -> None:
     if not operation or kind not in ("u32", "s32", "b32", "u64", "s64", "b64", "f32", "f64"):
         raise t.error(f"{i.mnemonic} is not supported")
     d, target, *values = i.operands if i.opcode == "atom" else (Sink(), *i.operands)
-    address = _kept(t, t.address(target)[0])
+    address = kept(t, t.address(target)[0])
     mask = see(t, space, "atomic", address, str(TYPE_SIZES[kind]))
     given = ", ".join(t.use(value, kind) for value in values)
     call = f"W.atomic(G, {space!r}, {address}, {_ATOMIC[operation]}, ({given},), {mask})"
     t.define(d, call, DTYPES[kind])
 
 
-# Matrices
+def nothing(t: Emitter, i: Instruction) -> None:
+    """Prefetches, fences, hints: memory is sequentially consistent, nothing is to be done."""
 
 
-def _matrix_form(t: Translator, i: Instruction) -> tuple[int, bool]:
-    modifiers = list(i.modifiers)
-    counts = [m for m in modifiers if m in ("x1", "x2", "x4")]
-    transposed = "trans" in modifiers
-    known = {"sync", "aligned", "m8n8", "shared", "shared::cta", "b16", "trans", *counts}
-    no_more(t, i, [m for m in modifiers if m not in known])
-    if len(counts) != 1 or "m8n8" not in modifiers:
-        raise t.error(f"{i.mnemonic} is not supported")
-    return int(counts[0][1]), transposed
-
-
-def load_matrix(t: Translator, i: Instruction) -> None:
-    """ldmatrix.sync.aligned.m8n8.x1/x2/x4, with .trans."""
-    count, transposed = _matrix_form(t, i)
-    d, source = i.operands
-    mask = t.mask()
-    rows = t.temporary()
-    if count == 4 and mask is None and not t.observed and isinstance(source, Address):
-        base = _row_base(t, source)
-        t.emit(f"{rows} = W.load_rows(G, {base}, {source.offset}, {transposed})")
-    else:
-        address = _kept(t, t.address(source)[0])
-        allowed = see(t, "shared", "read", address, str(8 * count), "matrix")
-        t.emit(f"{rows} = W.load_matrix(G, {address}, {count}, {transposed}, {allowed})")
-    _define_rows(t, d, rows, "u4")
-
-
-def _row_base(t: Translator, source: Address) -> str:
-    """Checked row places of an address register, shared by the matrices read through it."""
-    base = source.base
-    if not isinstance(base, Register):
-        return f"W.rows(G, {t.address(Address(base))[0]})"
-    name = t.shared_rows.get(base.name)
-    if name is None:
-        name = t.shared_rows[base.name] = t.temporary()
-        t.emit(f"{name} = W.rows(G, {t.address(Address(base))[0]})")
-    return name
-
-
-def store_matrix(t: Translator, i: Instruction) -> None:
-    """stmatrix.sync.aligned.m8n8.x1/x2/x4, with .trans."""
-    count, transposed = _matrix_form(t, i)
-    target, source = i.operands
-    elements = source.elements if isinstance(source, Vector) else (source,)
-    if len(elements) != count:
-        raise t.error(f"{count} registers expected, got {len(elements)}")
-    address = _kept(t, t.address(target)[0])
-    mask = see(t, "shared", "write", address, str(8 * count), "matrix")
-    values = ", ".join(t.use(element, "b32") for element in elements)
-    t.emit(f"W.store_matrix(G, {address}, ({values},), {transposed}, {mask})")
-
-
-# Asynchronous copies
-
-
-def copy_async(t: Translator, i: Instruction) -> None:
-    """cp.async.ca/cg and its groups."""
-    modifiers = [m for m in i.modifiers if not m.startswith("L2::")]
-    if modifiers == ["async", "commit_group"]:
-        _only_unguarded(t, i)
-        t.emit(f"W.commit(G, {t.site()})")
-    elif modifiers == ["async", "wait_all"]:
-        _only_unguarded(t, i)
-        t.emit(f"W.wait_async(G, {t.site()}, -1)")
-    elif modifiers == ["async", "wait_group"]:
-        _only_unguarded(t, i)
-        count = i.operands[0]
-        if not isinstance(count, Immediate):
-            raise t.error("the number of groups must be a literal")
-        t.emit(f"W.wait_async(G, {t.site()}, {int(count.value)})")
-    elif modifiers[1:2] and modifiers[1] in ("ca", "cg"):
-        _copy(t, i, modifiers)
-    else:
-        raise t.error(f"{i.mnemonic} is not supported")
-
-
-def _only_unguarded(t: Translator, i: Instruction) -> None:
-    if i.guard is not None:
-        raise t.error(f"{i.mnemonic} under a guard is not supported")
-
-
-def _copy(t: Translator, i: Instruction, modifiers: list[str]) -> None:
-    known = ("async", "ca", "cg", "shared", "shared::cta", "global")
-    no_more(t, i, [m for m in modifiers if m not in known])
-    target, source, length, *rest = i.operands
-    if not isinstance(length, Immediate) or length.value not in (4, 8, 16):
-        raise t.error("cp.async copies 4, 8 or 16 bytes")
-    size = int(length.value)
-    source_size = _source_size(t, size, rest)
-    to, of = t.temporary(), t.temporary()
-    t.emit(f"{to} = {t.address(target)[0]}")
-    t.emit(f"{of} = {t.address(source)[0]}")
-    mask = see(t, "shared", "async_write", to, str(size))
-    if t.observed:
-        # The second look narrows the mask that the first one left.
-        read = source_size if source_size != "None" else str(size)
-        mask_after = t.temporary()
-        t.emit(
-            f"{mask_after} = W.see(G, {t.site()}, 'global', 'async_read', {of}, {read}, 'plain', "
-            f"{mask})"
-        )
-        mask = mask_after
-    t.emit(f"W.copy_async(G, {t.site()}, {to}, {of}, {size}, {source_size}, {mask})")
-
-
-def _source_size(t: Translator, size: int, rest: list[Operand]) -> str:
-    """Expression of the bytes to read, "None" for all: src-size, or an ignore-src predicate."""
-    if not rest:
-        return "None"
-    operand = rest[0]
-    ignores = isinstance(operand, Register) and t.storage_of(operand.name) == "b1"
-    if ignores:
-        zero, full = t.constant(0, "u4"), t.constant(size, "u4")
-        return f"select({t.use(operand, 'pred')}, {zero}, {full})"
-    if isinstance(operand, Immediate) and operand.value == size:
-        return "None"
-    return t.use(operand, "u32")
-
-
-def nothing(t: Translator, i: Instruction) -> None:
-    """Prefetches, fences and hints: memory is sequentially consistent, nothing is to be done."""
-
-
-def create_policy(t: Translator, i: Instruction) -> None:
+def create_policy(t: Emitter, i: Instruction) -> None:
     """createpolicy: cache policies are not modelled; the value must exist, though."""
     t.define(i.operands[0], t.constant(0, "u8"), "u8")
 
@@ -321,9 +196,6 @@ HANDLERS: dict[str, Handler] = {
     "st": store,
     "atom": atomic,
     "red": atomic,
-    "ldmatrix": load_matrix,
-    "stmatrix": store_matrix,
-    "cp": copy_async,
     "prefetch": nothing,
     "prefetchu": nothing,
     "membar": nothing,
@@ -331,6 +203,7 @@ HANDLERS: dict[str, Handler] = {
     "discard": nothing,
     "applypriority": nothing,
     "createpolicy": create_policy,
+    "griddepcontrol": nothing,
 }
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from flashsmith.emulator.emitter import DTYPES, Emitter, Handler
 from flashsmith.emulator.opcodes_integer import no_more
 from flashsmith.emulator.opcodes_memory import nothing
 from flashsmith.emulator.syntax import Instruction, Pair, Sink
-from flashsmith.emulator.translate import DTYPES, Handler, Translator
 
 
-def barrier(t: Translator, i: Instruction) -> None:
+def barrier(t: Emitter, i: Instruction) -> None:
     """bar.sync, bar.arrive, barrier.sync, barrier.arrive and bar.warp.sync."""
     modifiers = [m for m in i.modifiers if m not in ("aligned", "cta")]
     if modifiers == ["warp", "sync"]:
@@ -25,7 +25,7 @@ def barrier(t: Translator, i: Instruction) -> None:
     t.emit(f"{t.barrier_result} = W.barrier(G, {t.site()}, {number}, {count}, {blocks})")
 
 
-def shuffle(t: Translator, i: Instruction) -> None:
+def shuffle(t: Emitter, i: Instruction) -> None:
     """shfl.sync.idx/up/down/bfly.b32, with its predicate."""
     modifiers = list(i.modifiers)
     if len(modifiers) != 3 or modifiers[0] != "sync" or modifiers[2] != "b32":
@@ -44,7 +44,7 @@ def shuffle(t: Translator, i: Instruction) -> None:
         t.define(d.second, good, "b1")
 
 
-def vote(t: Translator, i: Instruction) -> None:
+def vote(t: Emitter, i: Instruction) -> None:
     """vote.sync.all/any/uni.pred and vote.sync.ballot.b32."""
     modifiers = list(i.modifiers)
     forms = (["all", "pred"], ["any", "pred"], ["uni", "pred"], ["ballot", "b32"])
@@ -55,7 +55,7 @@ def vote(t: Translator, i: Instruction) -> None:
     t.define(d, call, "b1" if modifiers[2] == "pred" else "u4")
 
 
-def active_mask(t: Translator, i: Instruction) -> None:
+def active_mask(t: Emitter, i: Instruction) -> None:
     """activemask.b32."""
     no_more(t, i, [m for m in i.modifiers if m != "b32"])
     t.define(i.operands[0], "G.ballot(np.bool_(True))", "u4")
@@ -71,7 +71,7 @@ _REDUCTIONS = {
 }
 
 
-def reduce(t: Translator, i: Instruction) -> None:
+def reduce(t: Emitter, i: Instruction) -> None:
     """redux.sync on 32-bit integers."""
     modifiers = list(i.modifiers)
     if len(modifiers) != 3 or modifiers[0] != "sync" or modifiers[1] not in _REDUCTIONS:
@@ -85,7 +85,7 @@ def reduce(t: Translator, i: Instruction) -> None:
     t.define(d, call, DTYPES[kind])
 
 
-def elect(t: Translator, i: Instruction) -> None:
+def elect(t: Emitter, i: Instruction) -> None:
     """elect.sync: the lowest lane here leads."""
     if list(i.modifiers) != ["sync"] or not isinstance(i.operands[0], Pair):
         raise t.error(f"{i.mnemonic} is not supported")
@@ -98,7 +98,7 @@ def elect(t: Translator, i: Instruction) -> None:
         t.define(pair.second, f"{lane} == G.special('%laneid')", "b1")
 
 
-def call(t: Translator, i: Instruction) -> None:
+def call(t: Emitter, i: Instruction) -> None:
     """A call ends the launch when it is reached: device functions are not emulated."""
     callee = i.operands[0]
     name = getattr(callee, "name", str(callee))
@@ -107,7 +107,7 @@ def call(t: Translator, i: Instruction) -> None:
     t.emit(f"if {condition}: W.called(G, {name!r})")
 
 
-def guarded_mma(t: Translator, i: Instruction) -> None:
+def guarded_mma(t: Emitter, i: Instruction) -> None:
     """mma.sync is taken up by the chains unless a guard stands before it."""
     raise t.error("mma under a guard is not supported")
 

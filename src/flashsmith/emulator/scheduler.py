@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.emulator.group import Fork, Geometry, Group
+from flashsmith.emulator.fork import Fork, Part, Values
+from flashsmith.emulator.geometry import Geometry
+from flashsmith.emulator.group import Group
 from flashsmith.emulator.interface import Site
 from flashsmith.errors import EmulatorError
 
@@ -48,13 +50,19 @@ class Barrier:
 
 @dataclass(eq=False)
 class _Task:
+    """A coroutine with its place in the tree of forks. While it waits for a fork it has no turn."""
+
     coroutine: Coroutine
     group: Group
     parent: _Task | None = None
-    slot: int = 0
+    part: Part | None = None
     fork: Fork | None = None
     running_parts: int = 0
     wait: Wait | None = None
+
+
+#: Turns in a row that may bring nothing but another round of a spin loop before joins are given up.
+_PATIENCE = 16
 
 
 class Scheduler:
@@ -62,6 +70,9 @@ class Scheduler:
 
     ``start`` makes the coroutine of a group: (group, node, stop, live registers). ``on_release`` is
     told (site, barrier number, expected count, wave threads that took part) when barriers open.
+
+    A coroutine asks for one of these things: a Fork (parts run, then it goes on), a Wait, or None
+    (it spins in a loop and lets others have a turn).
     """
 
     def __init__(
@@ -71,18 +82,24 @@ class Scheduler:
         on_release: Callable[[Site, int, int, np.ndarray], None],
     ) -> None:
         self.geometry, self.start, self.on_release = geometry, start, on_release
+        self.exit = -1
         self.live = np.full(geometry.ctas, geometry.threads_per_cta, np.int64)
         self.live_total = geometry.threads
         self.barriers: dict[int, Barrier] = {}
         self.waiting: list[_Task] = []
         self.ready: deque[tuple[_Task, Any]] = deque()
+        self.fruitless = 0
 
-    def run(self, group: Group, stop: int) -> None:
+    def run(self, group: Group, exit_node: int) -> None:
         """Run everything from the first node until all threads have exited."""
-        self.ready.append((_Task(self.start(group, 0, stop, None), group), None))
+        self.exit = exit_node
+        self.ready.append((_Task(self.start(group, 0, exit_node, None), group), None))
         while self.ready or self.waiting:
-            if not self.ready:
-                self._break_tie()
+            if not self.ready and not self._unstick():
+                raise EmulatorError(f"deadlock: {self._who_waits()}")
+            if self.fruitless > _PATIENCE + 2 * len(self.ready):
+                self.fruitless = 0
+                self._unstick()
             task, message = self.ready.popleft()
             self._step(task, message)
 
@@ -92,6 +109,11 @@ class Scheduler:
         except StopIteration as finished:
             self._finish(task, finished.value)
             return
+        if request is None:
+            self.fruitless += 1
+            self.ready.append((task, None))
+            return
+        self.fruitless = 0
         if isinstance(request, Fork):
             self._fork(task, request)
         elif isinstance(request, Wait):
@@ -103,27 +125,104 @@ class Scheduler:
 
     def _fork(self, task: _Task, fork: Fork) -> None:
         task.fork = fork
-        for slot, part in enumerate(fork.parts):
-            if fork.runs[slot]:
-                coroutine = self.start(part, fork.starts[slot], fork.stop, fork.values[slot])
-                child = _Task(coroutine, part, task, slot)
-                task.running_parts += 1
-                wait = fork.waits[slot]
-                if wait is None:
-                    self.ready.append((child, None))
-                else:
-                    child.wait = wait
-                    self.waiting.append(child)
+        for part in fork.parts:
+            if part.runs:
+                coroutine = self.start(part.group, part.start, fork.stop, part.values)
+                self._launch(_Task(coroutine, part.group, task, part, wait=part.wait))
+
+    def _launch(self, child: _Task) -> None:
+        if child.parent is not None:
+            child.parent.running_parts += 1
+        if child.wait is None:
+            self.ready.append((child, None))
+        else:
+            self.waiting.append(child)
 
     def _finish(self, task: _Task, value: Any) -> None:
-        parent = task.parent
-        if parent is None or parent.fork is None:
+        self.fruitless = 0
+        parent, part = task.parent, task.part
+        if parent is None or part is None:
             return
-        parent.fork.values[task.slot] = value
+        part.values, part.finished = value, True
         parent.running_parts -= 1
         if parent.running_parts == 0:
             parent.fork = None
             self.ready.append((parent, None))
+
+    # Nothing moves
+
+    def _unstick(self) -> bool:
+        """Let threads go on that wait only for company; whether there were any."""
+        return self._pass_partly() or self._give_up_a_join()
+
+    def _pass_partly(self) -> bool:
+        """Split a group of several CTAs when the barrier is open in some of them."""
+        for task in self.waiting:
+            wait = task.wait
+            if wait is not None:
+                passed = wait.passed(self.barriers[wait.barrier].generations)
+                if passed.any():
+                    self.waiting.remove(task)
+                    task.wait = None
+                    self.ready.append((task, passed))
+                    return True
+        return False
+
+    def _give_up_a_join(self) -> bool:
+        """Warps that wait at a join for warps that are stuck go on without them."""
+        for task in [*self.waiting, *(task for task, _ in self.ready)]:
+            above = task.parent
+            while above is not None:
+                fork = above.fork
+                if fork is not None and fork.stop != self.exit:
+                    mask = fork.free()
+                    if mask.any():
+                        self._release(above, fork, mask)
+                        return True
+                above = above.parent
+        return False
+
+    def _release(self, task: _Task, fork: Fork, mask: np.ndarray) -> None:
+        """Replace a task that waits for a fork by two: the threads in ``mask``, and the rest."""
+        current, stop = task.coroutine.send(True)
+        task.coroutine.close()
+        children = self._children(task)
+        go_group, values, rest_fork = fork.release(mask, current)
+        split = Fork(task.group, stop)
+        split.add(go_group, mask, fork.stop, ())
+        split.add(rest_fork.group, ~mask, fork.stop, ())
+        go_part, rest_part = split.parts
+        go = _Task(self.start(go_group, fork.stop, stop, values), go_group, task, go_part)
+        rest = _Task(
+            _primed(self._after(rest_fork, stop, current)),
+            rest_fork.group,
+            task,
+            rest_part,
+            rest_fork,
+        )
+        for child in children:
+            child.parent = rest
+        rest.running_parts = len(children)
+        task.coroutine, task.fork = _primed(_rejoined(split)), split
+        task.running_parts = 1  # the rest; _launch counts the one that goes
+        self._launch(go)
+
+    def _children(self, task: _Task) -> list[_Task]:
+        """Unfinished tasks right below one, whether they run, wait, or have forked again."""
+        found: dict[int, _Task] = {}
+        for leaf in [*self.waiting, *(ready for ready, _ in self.ready)]:
+            below: _Task | None = leaf
+            while below is not None and below.parent is not task:
+                below = below.parent
+            if below is not None:
+                found[id(below)] = below
+        return list(found.values())
+
+    def _after(self, fork: Fork, stop: int, current: Values) -> Coroutine:
+        """Goes on behind a join that some threads have left."""
+        yield
+        values = fork.join(range(len(current)), current)
+        return (yield from self.start(fork.group, fork.stop, stop, values))
 
     # Exits and barriers
 
@@ -208,18 +307,6 @@ class Scheduler:
                 still.append(task)
         self.waiting = still
 
-    def _break_tie(self) -> None:
-        """No group can run whole: let threads of open CTAs go on, or report a deadlock."""
-        for task in self.waiting:
-            wait = task.wait
-            if wait is not None:
-                passed = wait.passed(self.barriers[wait.barrier].generations)
-                if passed.any():
-                    self.waiting.remove(task)
-                    self.ready.append((task, passed))
-                    return
-        raise EmulatorError(f"deadlock: {self._who_waits()}")
-
     def _who_waits(self) -> str:
         lines = []
         for task in self.waiting:
@@ -238,6 +325,17 @@ class Scheduler:
                 + (f" and likewise in {others} more CTAs" if others else "")
             )
         return "; ".join(lines)
+
+
+def _rejoined(fork: Fork) -> Coroutine:
+    """Stands in for a coroutine whose threads all run on in a fork's parts."""
+    yield
+    return fork.rejoin()
+
+
+def _primed(coroutine: Coroutine) -> Coroutine:
+    next(coroutine)
+    return coroutine
 
 
 def _ranges(numbers: np.ndarray) -> str:

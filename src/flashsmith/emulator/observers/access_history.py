@@ -12,6 +12,7 @@ from flashsmith.emulator.observers.shadow import Shadow, Touched
 
 NOBODY = -1
 _SEVERAL = -2
+_INTEGER = np.dtype(np.int32)
 _ALL_LANES = np.uint32(0xFFFFFFFF)
 _LANE_BITS = np.uint32(1) << LANES.astype(np.uint32)
 
@@ -60,21 +61,19 @@ class AccessHistory:
     ) -> None:
         self._threads = threads_per_cta
         self._warps = -(-threads_per_cta // 32)
-        integer = np.dtype(np.int32)
-        writes = {"thread": (integer, NOBODY), "clock": (integer, 0), "site": (integer, 0)}
-        reads = {"clock": (integer, 0), "lanes": (np.dtype(np.uint32), 0), "site": (integer, 0)}
-        if shared_by_ctas:
-            reads["cta"] = (integer, NOBODY)
-        self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
-        self._reads = Shadow(banks, size, reads, width=self._warps)
+        self._banks, self._size = banks, size
         self._by_cta = shared_by_ctas
+        writes = {"thread": (_INTEGER, NOBODY), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
+        self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
+        # Outputs, the largest of memories, are mostly never read.
+        self._reads: Shadow | None = None
 
     def locate(
         self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
     ) -> Touched:
         """The cells that an access touches."""
         touched = self._writes.locate(banks, addresses, sizes)
-        if self._reads.granule != self._writes.granule:
+        if self._reads and self._writes.granule == 1:
             self._reads.refine()
         return touched
 
@@ -89,14 +88,25 @@ class AccessHistory:
         yield from self._after_write("RAW", touched, party, order)
         self._record_read(touched, party, order)
 
+    def _reads_begun(self) -> Shadow:
+        fields = {"clock": (_INTEGER, 0), "lanes": (np.dtype(np.uint32), 0), "site": (_INTEGER, 0)}
+        if self._by_cta:
+            fields["cta"] = (_INTEGER, NOBODY)
+        reads = Shadow(self._banks, self._size, fields, width=self._warps)
+        if self._writes.granule == 1:
+            reads.refine()
+        return reads
+
     def _record_read(self, touched: Touched, party: Party, order: HappensBefore) -> None:
+        if self._reads is None:
+            self._reads = self._reads_begun()
         threads, lanes = party.threads[touched.rows], party.lanes[touched.rows]
         slots = touched.cells * self._warps + threads % self._threads // 32
         clocks, masks = self._reads["clock"].ravel(), self._reads["lanes"].ravel()
         old_lanes, old_clocks = masks[slots], clocks[slots]
         stays = (old_clocks > order.floor(threads)) & ((old_lanes & ~lanes) != 0)
         if self._by_cta:
-            stays &= self._claim(slots, threads)
+            stays &= self._claim(self._reads["cta"].ravel(), slots, threads)
         if order.partial and stays.any():
             kept = np.flatnonzero(stays)
             mates = order.warp_mates(threads[kept])
@@ -110,12 +120,14 @@ class AccessHistory:
         clocks[slots] = party.clock
         self._reads["site"].ravel()[slots] = party.site
 
-    def _claim(self, slots: np.ndarray, threads: np.ndarray) -> np.ndarray:
+    def _claim(self, owner: np.ndarray, slots: np.ndarray, threads: np.ndarray) -> np.ndarray:
         """Notes the CTAs of readers; returns where the earlier record is of the same CTA."""
-        owner = self._reads["cta"].ravel()
         ctas = threads // self._threads
         before = owner[slots]
-        owner[slots] = np.where((before == ctas) | (before == NOBODY), ctas, _SEVERAL)
+        owner[slots] = ctas
+        several = (before != ctas) & (before != NOBODY)
+        # Readers of one event may be of several CTAs too: one of them stayed.
+        owner[slots[several | (owner[slots] != ctas)]] = _SEVERAL
         return before == ctas
 
     # ---- writes ----
@@ -134,10 +146,11 @@ class AccessHistory:
         self._writes["clock"][cells] = party.clock
         self._writes["site"][cells] = party.site
         self._writes["atomic"][cells] = party.atomic
-        self._reads["clock"][cells] = 0
-        self._reads["lanes"][cells] = 0
-        if self._by_cta:
-            self._reads["cta"][cells] = NOBODY
+        if self._reads:
+            self._reads["clock"][cells] = 0
+            self._reads["lanes"][cells] = 0
+            if self._by_cta:
+                self._reads["cta"][cells] = NOBODY
         lost = np.flatnonzero(writer[cells] != threads)
         if lost.size and not party.atomic:
             sites = np.full(lost.size, party.site)
@@ -146,6 +159,8 @@ class AccessHistory:
     def _after_reads(
         self, touched: Touched, party: Party, order: HappensBefore
     ) -> Iterator[Conflict]:
+        if self._reads is None:
+            return
         threads = party.threads[touched.rows]
         clocks = self._reads["clock"][touched.cells]
         unsure = clocks > order.floor(threads)[:, None]
@@ -156,7 +171,13 @@ class AccessHistory:
         if not entries.size:
             return
         cells = touched.cells[entries]
-        readers, several = self._readers(cells, warps, threads[entries])
+        if self._by_cta:
+            reader_ctas = self._reads["cta"][cells, warps].astype(np.int64)
+        else:
+            reader_ctas = threads[entries] // self._threads
+        several = reader_ctas == _SEVERAL
+        tids = np.minimum(32 * warps[:, None] + LANES, self._threads - 1)
+        readers = reader_ctas[:, None] * self._threads + tids
         known = order.knows(threads[entries][:, None], readers, clocks[entries, warps][:, None])
         unknown = _select(self._reads["lanes"][cells, warps]) & ~(known & ~several[:, None])
         bad = np.flatnonzero(unknown.any(axis=1))
@@ -165,15 +186,6 @@ class AccessHistory:
             others[several[bad]] = NOBODY
             sites = self._reads["site"][cells[bad], warps[bad]]
             yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
-
-    def _readers(
-        self, cells: np.ndarray, warps: np.ndarray, threads: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The 32 threads that a record's lane mask stands for; where it is of several CTAs."""
-        ctas = self._reads["cta"][cells, warps] if self._by_cta else threads // self._threads
-        several = ctas == _SEVERAL
-        tids = np.minimum(32 * warps[:, None] + LANES, self._threads - 1)
-        return ctas.astype(np.int64)[:, None] * self._threads + tids, several
 
     # ---- both ----
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from flashsmith.emulator.interface import Finding, Launch, Observer, Site
+from flashsmith.emulator.interface import Finding, Launch, MemoryAccess, Observer, Site
 
 _THREADS_SHOWN = 4
 
@@ -39,7 +39,7 @@ class Check(Observer):
         self.findings.append(
             Finding(
                 kind=kind,
-                message=f"{site.mnemonic}: {message}",
+                message=f"{_instruction(site)}: {message}",
                 source=site.source,
                 ptx_line=site.ptx_line,
                 threads=tuple(int(t) for t in threads[:_THREADS_SHOWN]),
@@ -48,7 +48,20 @@ class Check(Observer):
             )
         )
 
+    def actor(self, event: MemoryAccess, row: int) -> str:
+        """Who makes the access of an event's row: a thread, or its warp for a matrix."""
+        thread = int(event.threads[row])
+        if event.shape == "plain":
+            return self.name(thread)
+        cta, tid = divmod(thread, self._threads_per_cta)
+        return f"CTA {cta} warp {tid // 32}"
+
     def name(self, thread: int) -> str:
         """``CTA 1 thread 37 (warp 1, lane 5)`` of a flat thread number."""
         cta, tid = divmod(int(thread), self._threads_per_cta)
         return f"CTA {cta} thread {tid} (warp {tid // 32}, lane {tid % 32})"
+
+
+def _instruction(site: Site) -> str:
+    # Most PTX of a kernel stands in one-line functions: the caller says more than their line.
+    return f"{site.mnemonic} called from {site.caller}" if site.caller else site.mnemonic

@@ -4,7 +4,8 @@ The order is PTX's causality order as far as barriers make it. Thread a *knows* 
 clock c when everything b did until then happens before whatever a does next. What creates order:
 
 - program order: a thread knows itself;
-- a CTA barrier: whoever leaves it knows everybody who arrived, and all that those knew;
+- a CTA barrier: whoever waited at it knows everybody who arrived, up to their arrival, and all that
+  those knew; who only arrived (bar.arrive) learns nothing;
 - bar.warp.sync, likewise among the threads it names.
 
 What does not: ``.sync.aligned`` instructions (shfl, ldmatrix, mma, vote). They make lanes meet, but
@@ -14,6 +15,8 @@ lane after it, and CUDA asks for __syncwarp() there. Lockstep execution of a war
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -32,6 +35,8 @@ class HappensBefore:
         self._threads = threads_per_cta
         self._floor = np.zeros(cta_count, np.int64)
         self._known: np.ndarray | None = None
+        # What those who arrived at a barrier without waiting have handed over, by (barrier, CTA).
+        self._handed: dict[tuple[int, int], tuple[list[np.ndarray], np.ndarray]] = {}
 
     @property
     def partial(self) -> bool:
@@ -66,26 +71,55 @@ class HappensBefore:
             result |= same_cta & (known >= clocks)
         return result
 
-    def synchronise(self, threads: np.ndarray, clock: int, group: int) -> None:
-        """Threads met at a barrier, each ``group`` (a CTA's threads, or a warp's 32) apart.
+    def arrive(self, threads: np.ndarray, barrier: int, clock: int) -> None:
+        """Threads reach a CTA barrier and go on without waiting; they may be of several CTAs."""
+        for cta, members in self._by_cta(threads):
+            given = self._rows(cta)[members].max(axis=0)
+            given[members] = clock
+            arrived, known = self._handed.get((barrier, cta), ([], np.zeros_like(given)))
+            self._handed[barrier, cta] = ([*arrived, members], np.maximum(known, given))
 
-        ``threads`` may hold several CTAs or warps.
-        """
-        tids = threads % self._threads
-        ctas = self.cta(threads)
-        keys = ctas * self._threads + tids // group * group
-        for key in np.unique(keys):
-            cta, members = int(key) // self._threads, tids[keys == key]
-            if members.size == self._threads:
+    def release(self, threads: np.ndarray, barrier: int, clock: int) -> None:
+        """A CTA barrier opens for ``threads``, of one or several CTAs; all had arrived."""
+        for cta, members in self._by_cta(threads):
+            handed = self._handed.pop((barrier, cta), None)
+            if handed is None and members.size == self._threads:
                 self._floor[cta] = clock
-            else:
+            elif handed is None:
                 self._join(cta, members, clock)
+            else:
+                arrived, known = handed
+                waiting = np.setdiff1d(members, np.concatenate(arrived))
+                self._join(cta, waiting, clock, known)
 
-    def _join(self, cta: int, members: np.ndarray, clock: int) -> None:
+    def synchronise_warps(self, threads: np.ndarray, clock: int) -> None:
+        """The threads named meet within each warp; they may be of several warps."""
+        for cta, members in self._by_cta(threads):
+            for warp in np.unique(members // 32):
+                self._join(cta, members[members // 32 == warp], clock)
+
+    def _by_cta(self, threads: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """CTA index and thread numbers within it, for each CTA that has some."""
+        ctas, tids = self.cta(threads), threads % self._threads
+        for cta in np.unique(ctas):
+            yield int(cta), tids[ctas == cta]
+
+    def _rows(self, cta: int) -> np.ndarray:
+        """Who knows whom in a CTA, beside what the floor says: [thread, actor]."""
         if self._known is None:
             shape = (self._floor.size, self._threads, self._threads)
             self._known = np.zeros(shape, np.int64)
-        rows = self._known[cta]
+        rows: np.ndarray = self._known[cta]
+        return rows
+
+    def _join(
+        self, cta: int, members: np.ndarray, clock: int, handed: np.ndarray | None = None
+    ) -> None:
+        if not members.size:
+            return
+        rows = self._rows(cta)
         together = rows[members].max(axis=0)
+        if handed is not None:
+            together = np.maximum(together, handed)
         together[members] = clock
         rows[members] = together

@@ -68,7 +68,7 @@ class InFlight(Check):
         self.report(
             "in-flight-read" if reading else "in-flight-write",
             event.site,
-            f"{self.name(event.threads[rows[0]])} {'reads' if reading else 'overwrites'} shared "
+            f"{self.actor(event, rows[0])} {'reads' if reading else 'overwrites'} shared "
             f"address {address} while the copy of {self.name(issuer)} ({site}) has not been "
             "waited for",
             event.threads[np.unique(rows)],

@@ -60,13 +60,15 @@ class Races(Check):
         self._shared = AccessHistory(cta_count, self._shared_bytes, self._threads_per_cta)
 
     def barrier(self, event: BarrierEvent) -> None:
-        """Whoever leaves a barrier knows what the others did before it."""
+        """Whoever waited at a barrier knows what the others did before they arrived."""
         if event.kind == "release":
-            self._order.synchronise(event.threads, event.clock, self._threads_per_cta)
+            self._order.release(event.threads, event.barrier, event.clock)
+        elif "arrive" in event.site.mnemonic:
+            self._order.arrive(event.threads, event.barrier, event.clock)
 
     def warp_sync(self, event: WarpSync) -> None:
         """The same within a warp."""
-        self._order.synchronise(event.threads, event.clock, 32)
+        self._order.synchronise_warps(event.threads, event.clock)
 
     def memory(self, event: MemoryAccess) -> None:
         """Checks and records one event."""
@@ -136,7 +138,7 @@ class Races(Check):
         self.report(
             f"race-{conflict.kind.lower()}",
             event.site,
-            f"{self.name(event.threads[conflict.rows[0]])} {does} {event.space} address {shown}, "
+            f"{self.actor(event, conflict.rows[0])} {does} {event.space} address {shown}, "
             f"{done} {party} ({self._sites[int(conflict.sites[0])]}) with no barrier between",
             event.threads[np.unique(conflict.rows)],
             address,

@@ -46,11 +46,10 @@ class Uninitialised(Check):
     def _report(self, event: MemoryAccess, cells: np.ndarray, rows: np.ndarray) -> None:
         readers = event.threads[np.unique(rows)]
         address = self._shadow.address(cells[0])
-        reader = self.name(event.threads[rows[0]])
         self.report(
             "uninitialised",
             event.site,
-            f"{reader} reads shared address {address}, which nothing has written",
+            f"{self.actor(event, rows[0])} reads shared address {address}, which nobody wrote",
             readers,
             address,
         )

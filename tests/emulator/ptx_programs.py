@@ -1,0 +1,74 @@
+"""Hand-written PTX programs and how to run them: no compiler is needed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate
+
+HEADER = '.version 9.0\n.target sm_80\n.address_size 64\n.file 1 "program.cu"\n'
+REGISTERS = ".reg .pred %p<8>; .reg .b32 %r<64>; .reg .f32 %f<32>; .reg .b64 %rd<16>;\n"
+#: %rd1, %rd2, ... = the pointer parameters; %r0 = the flat thread number; %rd0 = 4 * %r0.
+PROLOGUE = """
+mov.u32 %r60, %tid.x; mov.u32 %r61, %ctaid.x; mov.u32 %r62, %ntid.x;
+mad.lo.s32 %r0, %r61, %r62, %r60;
+mul.wide.u32 %rd0, %r0, 4;
+"""
+
+
+def program(body: str, pointers: int = 1, declarations: str = "", module: str = "") -> str:
+    """A module with the entry ``main`` around ``body``."""
+    parameters = ", ".join(f".param .u64 p{i}" for i in range(pointers))
+    loads = "".join(f"ld.param.u64 %rd{i + 1}, [p{i}];\n" for i in range(pointers))
+    return (
+        f"{HEADER}{module}.visible .entry main({parameters})\n"
+        f"{{\n{REGISTERS}{declarations}{loads}{PROLOGUE}{body}\n}}\n"
+    )
+
+
+#: Store %r1 as this thread's word of the first tensor.
+STORE_R1 = "add.s64 %rd8, %rd1, %rd0; st.global.u32 [%rd8], %r1;\n"
+
+
+def run(
+    text: str,
+    tensors: Sequence[tuple[np.ndarray, bool]],
+    *,
+    ctas: int = 1,
+    threads: int = 32,
+    smem_bytes: int = 0,
+    observers: Sequence[Observer] = (),
+    fuse: bool = True,
+    loop_limit: int = 100_000,
+) -> EmulationResult:
+    """Launch ``main`` on (array, writable) tensors."""
+    memory = GlobalMemory()
+    pointers = [
+        memory.register(f"tensor {i}", array, writable=writable)
+        for i, (array, writable) in enumerate(tensors)
+    ]
+    return emulate(
+        text,
+        "main",
+        grid=(ctas, 1, 1),
+        block=(threads, 1, 1),
+        smem_bytes=smem_bytes,
+        argument_bytes=struct.pack(f"<{len(pointers)}Q", *pointers),
+        memory=memory,
+        observers=observers,
+        fuse=fuse,
+        loop_limit=loop_limit,
+    )
+
+
+def words_of(body: str, *, ctas: int = 1, threads: int = 32, **options: object) -> list[int]:
+    """Run a program that leaves %r1 behind and return every thread's."""
+    out = np.full(ctas * threads, 0xDEADBEEF, np.uint32)
+    declarations = str(options.pop("declarations", ""))
+    module = str(options.pop("module", ""))
+    text = program(body + STORE_R1 + "ret;", 1, declarations, module)
+    run(text, [(out, True)], ctas=ctas, threads=threads, **options)  # type: ignore[arg-type]
+    return out.tolist()

@@ -1,0 +1,34 @@
+"""The estimate before a run: its order of magnitude, and what it grows with."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashsmith.configs import Problem, parse_kernel_name_into_config
+from flashsmith.emulator import estimate_seconds
+
+CONFIG = parse_kernel_name_into_config(
+    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles"
+)
+
+
+def seconds(batch: int, seq_q: int, seq_k: int, heads: int, d: int = 128) -> float:
+    return estimate_seconds(CONFIG, Problem(batch, seq_q, seq_k, heads, heads, d, CONFIG.dtype))
+
+
+def test_orders_of_magnitude() -> None:
+    assert seconds(1, 128, 128, 1) < 0.5
+    assert 1 < seconds(1, 1024, 1024, 16) < 10
+    assert seconds(8, 4096, 4096, 16) > 60
+
+
+@pytest.mark.parametrize(
+    "larger", [(2, 512, 512, 2), (1, 1024, 512, 2), (1, 512, 1024, 2), (1, 512, 512, 4)]
+)
+def test_every_dimension_counts(larger: tuple[int, int, int, int]) -> None:
+    base = seconds(1, 512, 512, 2)
+    assert 1.3 * base < seconds(*larger) < 2.1 * base
+
+
+def test_wider_heads_take_longer() -> None:
+    assert seconds(1, 512, 512, 2, d=64) < seconds(1, 512, 512, 2, d=128)
