@@ -116,9 +116,7 @@ class TestGraphs:
 
     def test_nothing_is_built(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path))
-        config = flashsmith.parse_kernel_name_into_config(
-            "(FP16, 64, 64, 32, 4): load_0_0_0_tiles"
-        )
+        config = flashsmith.parse_kernel_name_into_config("(FP16, 64, 64, 32, 4): load_0_0_0_tiles")
         with (
             pytest.raises(FlashsmithError, match="captur"),
             torch.cuda.graph(torch.cuda.CUDAGraph()),
@@ -253,7 +251,9 @@ def test_flash_attention_names() -> None:
         one = [tensor[None, first:last] for tensor in tensors]
         assert torch.equal(
             output[None, first:last], flashsmith.flash_attn_func(*one, causal=True)
-        ) or torch.allclose(output[None, first:last].float(), expected(*one, is_causal=True), 2e-3, 2e-3)
+        ) or torch.allclose(
+            output[None, first:last].float(), expected(*one, is_causal=True), 2e-3, 2e-3
+        )
 
 
 def test_a_whole_model_in_half_precision(tmp_path: Any) -> None:
