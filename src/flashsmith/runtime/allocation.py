@@ -45,6 +45,9 @@ def _allocate_torch(like: Any, shape: tuple[int, ...], float32: bool, poisoned: 
     dtype = torch.float32 if float32 else like.dtype
     if poisoned:
         return torch.full(shape, math.nan, dtype=dtype, device=like.device)
+    if not float32 and shape == like.shape:
+        # Half the time of empty().
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
     return torch.empty(shape, dtype=dtype, device=like.device)
 
 
@@ -54,10 +57,10 @@ def address_of(tensor: Any) -> int:
         return int(tensor.__array_interface__["data"][0])
     if isinstance(tensor, DeviceArray):
         return tensor.address
-    for framework in FRAMEWORKS.values():
-        if framework.owns(type(tensor)):
-            return framework.address(tensor)
-    return int(tensor.data_ptr())
+    if hasattr(tensor, "data_ptr"):
+        return int(tensor.data_ptr())
+    (framework,) = (f for f in FRAMEWORKS.values() if f.owns(type(tensor)))
+    return framework.address(tensor)
 
 
 def host_array(tensor: Any) -> np.ndarray:

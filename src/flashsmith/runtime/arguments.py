@@ -22,7 +22,7 @@ from flashsmith.runtime.tensors import TensorView, VectorView, view_tensor, view
 
 # Kernels move 16 bytes at a time: 8 elements of 2 bytes.
 ALIGNMENT_BYTES = 16
-D_STEP = 8
+D_STEP = 8  # elements
 LAYOUT = "(batch, seq_len, n_heads, d_head)"
 PACKED_LAYOUT = "(total_len, n_heads, d_head)"
 OLDEST_ARCH = 80
@@ -47,10 +47,12 @@ def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, .
     Raises ArgumentError for anything but three fp16 or bf16 tensors of one framework and device,
     of rank 4 (packed: 3), 16-byte aligned with a contiguous last dimension.
     """
-    views = (view_tensor("q", q), view_tensor("k", k), view_tensor("v", v))
+    q_view = view_tensor("q", q)
+    views = (q_view, view_tensor("k", k), view_tensor("v", v))
     for view in views:
-        _check_rank(view, packed)
-        _check_same_kind(view, views[0])
+        if len(view.shape) != (3 if packed else 4):
+            raise _wrong_rank(view, packed)
+        _check_same_kind(view, q_view)
         _check_layout(view)
     return views
 
@@ -68,7 +70,6 @@ def check_problem(
     return _problem(q.dtype, q.shape, k.shape, v.shape, packed, mask, softcap > 0)
 
 
-@lru_cache(maxsize=1024)
 def check_fit(cfg: FlashForwardKernelConfig, problem: Problem) -> Semantics:
     """What ``cfg``'s kernel has to be compiled for to serve ``problem``.
 
@@ -129,16 +130,11 @@ def _capability(arch: int) -> str:
     return f"{arch // 10}.{arch % 10}"
 
 
-def _check_rank(view: TensorView, packed: bool) -> None:
-    rank = 3 if packed else 4
-    if len(view.shape) == rank:
-        return
-    layout, hint = (
-        (PACKED_LAYOUT, " with cu_seqlens_q and cu_seqlens_k")
-        if packed
-        else (LAYOUT, f" without cu_seqlens_q and cu_seqlens_k, {PACKED_LAYOUT} with them")
-    )
-    raise ArgumentError(
+def _wrong_rank(view: TensorView, packed: bool) -> ArgumentError:
+    rank, layout, hint = 4, LAYOUT, f" without cu_seqlens_q and cu_seqlens_k, {PACKED_LAYOUT} with"
+    if packed:
+        rank, layout, hint = 3, PACKED_LAYOUT, " with cu_seqlens_q and cu_seqlens_k"
+    return ArgumentError(
         f"{view.name}: rank {len(view.shape)} (shape {view.shape}); must be {rank}: {layout}{hint}"
     )
 
@@ -161,26 +157,31 @@ def _check_same_kind(view: TensorView, q: TensorView) -> None:
 
 def _check_layout(view: TensorView) -> None:
     """The last dimension contiguous; address and every step that is taken whole 16-byte chunks."""
-    if 0 in view.shape:
-        return  # nothing is ever read or written there
-    *steps, last = view.strides
-    if last != 1 and view.shape[-1] > 1:
-        raise ArgumentError(
-            f"{view.name}: stride of the last dimension is {last}; must be 1 (make it contiguous)"
-        )
-    if view.address % ALIGNMENT_BYTES:
+    if wrong := _wrong_stride(view.shape, view.strides):
+        raise ArgumentError(f"{view.name}: {wrong}")
+    # Nothing is ever read or written in an empty tensor.
+    if view.address % ALIGNMENT_BYTES and 0 not in view.shape:
         raise ArgumentError(
             f"{view.name}: address {view.address:#x} is not a multiple of {ALIGNMENT_BYTES} bytes; "
             "copy it into a tensor of its own"
         )
-    elements = ALIGNMENT_BYTES // view.dtype.element_size
+
+
+@lru_cache(maxsize=1024)
+def _wrong_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
+    if 0 in shape:
+        return None
+    *steps, last = strides
+    if last != 1 and shape[-1] > 1:
+        return f"stride of the last dimension is {last}; must be 1 (make it contiguous)"
     for axis, stride in enumerate(steps):
         # Of a dimension of one no step is taken, and frameworks put any number there.
-        if stride % elements and view.shape[axis] > 1:
-            raise ArgumentError(
-                f"{view.name}: stride {stride} of dimension {axis} is not a multiple of {elements} "
-                f"elements ({ALIGNMENT_BYTES} bytes); make it contiguous"
+        if stride % D_STEP and shape[axis] > 1:
+            return (
+                f"stride {stride} of dimension {axis} is not a multiple of {D_STEP} elements "
+                f"({ALIGNMENT_BYTES} bytes); make it contiguous"
             )
+    return None
 
 
 @lru_cache(maxsize=1024)

@@ -60,18 +60,22 @@ class ForwardCall(NamedTuple):
 
 
 def forward_call(
-    request: Request, o: TensorView, lse: Any, row_max: Any, device: DeviceSpec
+    request: Request, o: Any, lse: Any, row_max: Any, device: DeviceSpec
 ) -> ForwardCall:
-    """The call that a request becomes once its outputs are there (None: not wanted)."""
+    """The call that a request becomes with its outputs (None: not wanted).
+
+    Without a request.o, ``o`` is dense.
+    """
     totals = offsets = (0, 0)
-    packing = request.packing
+    q, k, v, packing = request.q, request.k, request.v, request.packing
     if packing is not None:
-        totals = request.q.shape[0], request.k.shape[0]
+        totals = q.shape[0], k.shape[0]
         offsets = packing.cu_seqlens_q.address, packing.cu_seqlens_k.address
-    tensors = map(tensor_ints, (request.q, request.k, request.v, o))
+    given = request.o
+    o_ints = tensor_ints(given) if given else _ints(address_of(o), contiguous_strides(q.shape))
     return ForwardCall(
         request.problem,
-        tuple(tensors),  # type: ignore[arg-type]
+        (tensor_ints(q), tensor_ints(k), tensor_ints(v), o_ints),
         request.scale,
         device,
         request.softcap,
@@ -86,10 +90,13 @@ def forward_call(
 
 def tensor_ints(view: TensorView) -> TensorInts:
     """Address and strides of a (batch, seq, heads, d) tensor, or of a (total, heads, d) one."""
-    if len(view.strides) == 3:
-        return view.address, 0, view.strides[0], view.strides[1]
-    batch, seq, head, _ = view.strides
-    return view.address, batch, seq, head
+    return _ints(view.address, view.strides)
+
+
+def _ints(address: int, strides: tuple[int, ...]) -> TensorInts:
+    if len(strides) == 3:
+        return address, 0, strides[0], strides[1]
+    return address, strides[0], strides[1], strides[2]
 
 
 def unplaced_call(problem: Problem, scale: float, device: DeviceSpec) -> ForwardCall:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from flashsmith.configs import (
     DeviceSpec,
@@ -27,17 +26,16 @@ from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.options import NO_WINDOW, ForwardOptions, check_flag, check_scale
 from flashsmith.runtime.plan import LaunchPlan
 from flashsmith.runtime.request import Request, check_request
-from flashsmith.runtime.tensors import TensorView, view_tensor
+from flashsmith.runtime.tensors import TensorView
 
 # What the emulator runs for when nobody says otherwise.
 DEFAULT_EMULATED_ARCH = 80
 
-# Which config is to serve a problem on a device.
+# Which config is to serve a problem on a device; asked once for each.
 Chooser = Callable[[Problem, DeviceSpec], FlashForwardKernelConfig]
 
 
-@dataclass(frozen=True)
-class ForwardResult:
+class ForwardResult(NamedTuple):
     """o and, if asked for, lse and row_max in the caller's framework; ms on the GPU if timed.
 
     What was not asked for is None, and so is ``emulation`` where nothing was emulated.
@@ -52,8 +50,9 @@ class ForwardResult:
     @property
     def outputs(self) -> Any:
         """What forward returns: o, or o and the statistics that were asked for."""
-        statistics = tuple(s for s in (self.lse, self.row_max) if s is not None)
-        return (self.o, *statistics) if statistics else self.o
+        if self.lse is None and self.row_max is None:
+            return self.o
+        return (self.o, *(s for s in (self.lse, self.row_max) if s is not None))
 
 
 def forward(
@@ -172,7 +171,7 @@ def plan_forward(
         raise ArgumentError(
             f"problem: dtype {problem.dtype.name}; the config's kernel is for {config.dtype.name}"
         )
-    _check_once(config, device)
+    check_device(config, device)
     kernel = loaded_kernels.get(config, device.arch, problem.required_semantics(config))
     return kernel.plan(unplaced_call(problem, check_scale(None, problem.d), device))
 
@@ -225,31 +224,40 @@ def run_request(
 ) -> ForwardResult:
     """``run_forward`` of q, k, v and o (or None), by ``config``'s kernel or that of its choice."""
     request = check_request(tensors, options, check_contents=check_contents)
-    device = _device(request.q, check_flag("emulate", emulate), arch)
-    problem = request.problem
-    cfg = config(problem, device) if callable(config) else config
-    semantics = check_fit(cfg, problem)
-    _check_once(cfg, device)
-    on_gpu = request.q.device.kind == "cuda"
+    q = request.q
+    device = _device(q, check_flag("emulate", emulate), arch)
+    cfg, semantics = _server(config, request.problem, device)
+    on_gpu = q.device.kind == "cuda"
     if not on_gpu and not emulate:
         check_estimate(cfg, request)
-    kernel = None if request.is_empty else _kernel(cfg, semantics, request, device)
+    kernel = None if request.is_empty else _kernel(cfg, semantics, q, device)
 
-    o = request.o or view_tensor("o", allocate(request.q, request.q.shape, poisoned=poisoned))
-    lse, row_max = (
-        allocate(request.q, request.statistics_shape, float32=True, poisoned=poisoned)
-        if wanted
-        else None
-        for wanted in (request.lse, request.row_max)
-    )
+    o = request.o.source if request.o else allocate(q, q.shape, poisoned=poisoned)
+    lse = row_max = None
+    if request.lse:
+        lse = allocate(q, request.statistics_shape, float32=True, poisoned=poisoned)
+    if request.row_max:
+        row_max = allocate(q, request.statistics_shape, float32=True, poisoned=poisoned)
+
     ms, emulation = 0.0 if on_gpu and timed else None, None
     if kernel is not None:
         call = forward_call(request, o, lse, row_max, device)
         if on_gpu:
-            ms = run_on_gpu(kernel, call, request.q, timed=timed)
+            ms = run_on_gpu(kernel, call, q, timed=timed)
         else:
-            emulation = _emulate(kernel, call, request, (o.source, lse, row_max), observers)
-    return ForwardResult(o.source, lse, row_max, ms, emulation)
+            emulation = _emulate(kernel, call, request, (o, lse, row_max), observers)
+    return ForwardResult(o, lse, row_max, ms, emulation)
+
+
+@lru_cache(maxsize=1024)
+def _server(
+    config: FlashForwardKernelConfig | Chooser, problem: Problem, device: DeviceSpec
+) -> tuple[FlashForwardKernelConfig, Semantics]:
+    """The config that serves a problem on a device, and what it has to be compiled for."""
+    cfg = config(problem, device) if callable(config) else config
+    semantics = check_fit(cfg, problem)
+    check_device(cfg, device)
+    return cfg, semantics
 
 
 def _device(q: TensorView, emulate: bool, arch: int) -> DeviceSpec:
@@ -266,12 +274,11 @@ def _device(q: TensorView, emulate: bool, arch: int) -> DeviceSpec:
 
 
 def _kernel(
-    cfg: FlashForwardKernelConfig, semantics: Semantics, request: Request, device: DeviceSpec
+    cfg: FlashForwardKernelConfig, semantics: Semantics, q: TensorView, device: DeviceSpec
 ) -> LoadedKernel:
-    """The kernel for the request; during CUDA graph capture none is built."""
+    """The kernel for tensors like q; during CUDA graph capture none is built."""
 
     def may_build() -> bool:
-        q = request.q
         return q.device.kind == "cpu" or not is_capturing(q.framework, q.device.ordinal)
 
     return loaded_kernels.get(cfg, device.arch, semantics, may_build)
@@ -292,8 +299,3 @@ def _emulate(
         writable={name: host_array(array) for name, array in named if array is not None},
         observers=observers,
     )
-
-
-@cache
-def _check_once(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> None:
-    check_device(cfg, device)

@@ -48,7 +48,9 @@ CAUSAL = Mask("causal", UNLIMITED, 0)
 
 def check_flag(name: str, value: Any) -> bool:
     """Raises ArgumentError unless ``value`` is a bool."""
-    if isinstance(value, (bool, np.bool_)):
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_):
         return bool(value)
     raise ArgumentError(f"{name}={value!r}: allowed are True and False")
 
@@ -104,6 +106,8 @@ def check_softcap(softcap: Any, scale: float) -> float:
 
     Raises ArgumentError unless it is finite and >= 0, and scale / softcap a number fp32 can hold.
     """
+    if softcap == 0.0 and type(softcap) is float:
+        return 0.0
     value = _real(softcap)
     if value == 0:
         return 0.0

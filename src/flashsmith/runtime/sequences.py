@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,40 +40,46 @@ def check_packing(
     without them; for offsets of another dtype, device or length, or that do not rise from 0 to the
     total; for a max_seqlen below the longest sequence, or missing during CUDA graph capture.
     """
-    given = [getattr(options, f"cu_seqlens_{side}") for side in _SIDES]
-    limits = [getattr(options, f"max_seqlen_{side}") for side in _SIDES]
-    if given[0] is None and given[1] is None:
-        for side, limit in zip(_SIDES, limits, strict=True):
-            if limit is not None:
-                raise ArgumentError(
-                    f"max_seqlen_{side}={limit!r}: is of packed sequences only; give cu_seqlens_q "
-                    "and cu_seqlens_k too, or leave it out"
-                )
+    if options.cu_seqlens_q is None and options.cu_seqlens_k is None:
+        _refuse_limits(options)
         return None
-    for side, value in zip(_SIDES, given, strict=True):
-        if value is None:
-            raise ArgumentError(f"cu_seqlens_{side}: missing; packed sequences need both")
-    offsets = [_view_offsets(side, v, q) for side, v in zip(_SIDES, given, strict=True)]
-    sizes = [view.shape[0] - 1 for view in offsets]
-    if sizes[0] != sizes[1]:
+    offsets = (
+        _view_offsets("q", options.cu_seqlens_q, q),
+        _view_offsets("k", options.cu_seqlens_k, q),
+    )
+    batch, batch_k = (view.shape[0] - 1 for view in offsets)
+    if batch_k != batch:
         raise ArgumentError(
-            f"cu_seqlens_k: describes {sizes[1]} sequences and cu_seqlens_q {sizes[0]}; must be as "
-            "many"
+            f"cu_seqlens_k: describes {batch_k} sequences and cu_seqlens_q {batch}; must be as many"
         )
-    totals = [q.shape[0], k.shape[0]]
+    totals = (q.shape[0], k.shape[0])
     for side, total in zip(_SIDES, totals, strict=True):
-        if sizes[0] == 0 and total > 0:
+        if batch == 0 and total > 0:
             raise ArgumentError(
                 f"cu_seqlens_{side}: describes no sequence, but {side} has {total} rows"
             )
-    checked = [_check_limit(side, limit) for side, limit in zip(_SIDES, limits, strict=True)]
-    longest = _longest(offsets, totals, checked, check_contents)
+    limits = (
+        _check_limit("q", options.max_seqlen_q),
+        _check_limit("k", options.max_seqlen_k),
+    )
+    longest = _longest(offsets, totals, limits, check_contents)
     # No sequence has more rows than there are: a generous limit need not make a large grid.
-    q_limit, k_limit = (min(limit, total) for limit, total in zip(longest, totals, strict=True))
-    return Packing(offsets[0], offsets[1], sizes[0], q_limit, k_limit)
+    return Packing(*offsets, batch, *(min(pair) for pair in zip(longest, totals, strict=True)))
+
+
+def _refuse_limits(options: ForwardOptions) -> None:
+    if options.max_seqlen_q is None and options.max_seqlen_k is None:
+        return
+    side = "k" if options.max_seqlen_q is None else "q"
+    raise ArgumentError(
+        f"max_seqlen_{side}={getattr(options, f'max_seqlen_{side}')!r}: is of packed sequences "
+        "only; give cu_seqlens_q and cu_seqlens_k too, or leave it out"
+    )
 
 
 def _view_offsets(side: str, value: Any, q: TensorView) -> VectorView:
+    if value is None:
+        raise ArgumentError(f"cu_seqlens_{side}: missing; packed sequences need both")
     view = view_vector(f"cu_seqlens_{side}", value, "int32")
     check_beside(view, q)
     if view.shape[0] == 0:
@@ -104,7 +111,10 @@ def _check_limit(side: str, limit: Any) -> int | None:
 
 
 def _longest(
-    offsets: list[VectorView], totals: list[int], limits: list[int | None], check_contents: bool
+    offsets: Sequence[VectorView],
+    totals: Sequence[int],
+    limits: Sequence[int | None],
+    check_contents: bool,
 ) -> list[int]:
     """The lengths that no sequence exceeds: the limits given, else those of the longest."""
     if offsets[0].device.kind == "cpu":

@@ -6,6 +6,7 @@ No framework is imported here unless the caller already holds one of its tensors
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -27,6 +28,9 @@ class Device(NamedTuple):
 
 
 HOST = Device("cpu", 0)
+
+# A NamedTuple's own constructor takes twice as long, and every launch needs eight of them.
+_new_tuple = tuple.__new__
 
 
 class RawView(NamedTuple):
@@ -95,7 +99,9 @@ def view_tensor(name: str, tensor: Any) -> TensorView:
     known = _DTYPES.get(dtype)
     if known is None:
         raise ArgumentError(f"{name}: dtype {dtype}; allowed are float16 and bfloat16, convert it")
-    return TensorView(name, framework, known, shape, strides, address, device, writable, tensor)
+    return _new_tuple(
+        TensorView, (name, framework, known, shape, strides, address, device, writable, tensor)
+    )
 
 
 def view_vector(name: str, tensor: Any, dtype: str) -> VectorView:
@@ -190,6 +196,7 @@ def _torch_viewer() -> Viewer:
     _DTYPES.update({torch.float16: DType.FP16, torch.bfloat16: DType.BF16})
     _NAMES.update({torch.int32: "int32", torch.float32: "float32"})
     strided, grad_enabled = torch.strided, torch.is_grad_enabled
+    devices: dict[Any, Device] = {}
 
     def view(name: str, tensor: Any) -> RawView:
         if tensor.layout is not strided:
@@ -200,9 +207,11 @@ def _torch_viewer() -> Viewer:
                 "torch.no_grad(), detach it, or use flashsmith.sdpa(), which leaves gradients to "
                 "PyTorch"
             )
-        device = _torch_device(name, tensor.device)
+        device = devices.get(tensor.device)
+        if device is None:
+            device = devices[tensor.device] = _torch_device(name, tensor.device)
         shape, strides, address = tuple(tensor.shape), tensor.stride(), tensor.data_ptr()
-        return RawView("torch", tensor.dtype, shape, strides, address, device, True)
+        return _new_tuple(RawView, ("torch", tensor.dtype, shape, strides, address, device, True))
 
     return view
 
@@ -216,6 +225,7 @@ def _torch_device(name: str, device: Any) -> Device:
     raise ArgumentError(f"{name}: lives on device {device}; allowed are cpu and cuda")
 
 
+@lru_cache(maxsize=1024)
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides of ``shape``, elements."""
     strides, step = [], 1
