@@ -117,11 +117,12 @@ class TestGraphs:
     def test_nothing_is_built(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path))
         config = flashsmith.parse_kernel_name_into_config("(FP16, 64, 64, 32, 4): load_0_0_0_tiles")
+        qkv = drawn()
         with (
             pytest.raises(FlashsmithError, match="captur"),
             torch.cuda.graph(torch.cuda.CUDAGraph()),
         ):
-            flashsmith.attention(*drawn(), config=config)
+            flashsmith.attention(*qkv, config=config)
         assert not list(tmp_path.rglob("*.so"))
 
     def test_a_model_compiled_to_graphs(self) -> None:
