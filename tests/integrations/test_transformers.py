@@ -345,3 +345,66 @@ def test_a_model_can_be_loaded_with_it(tmp_path: Any) -> None:
     assert model.config._attn_implementation == "flashsmith"
     with pytest.raises((ImportError, ValueError)):
         model.set_attn_implementation("flash_attention_2")
+
+
+class Sinking(torch.nn.Module):
+    """A layer with sinks, as gpt-oss has them."""
+
+    is_causal = True
+
+
+def test_sinks_are_passed_on(calls: Calls) -> None:
+    import plain_attention
+
+    from flashsmith.integrations.transformers import flashsmith_attention_forward
+
+    q, k, v = (torch.randn(2, 4, 9, 32, generator=torch.manual_seed(i)).half() for i in range(3))
+    sinks = torch.nn.Parameter(torch.tensor([1.0, -1.0, 0.0, 3.0]).half())
+    output, weights = flashsmith_attention_forward(
+        Sinking(), q, k, v, None, scaling=0.2, sliding_window=3, s_aux=sinks
+    )
+    assert weights is None
+    assert calls[0]["sinks"].dtype is torch.float32
+    expected = plain_attention.attention(
+        *(tensor.transpose(1, 2) for tensor in (q, k, v)),
+        causal=True,
+        window=(2, None),
+        scale=0.2,
+        sinks=sinks.detach(),
+    )
+    assert torch.equal(output, expected)
+
+
+def test_continuous_batching_is_refused() -> None:
+    from flashsmith.errors import ArgumentError
+    from flashsmith.integrations.transformers import flashsmith_attention_forward
+
+    q = torch.zeros(1, 1, 4, 32)
+    with pytest.raises(ArgumentError, match=r"cache: .*continuous batching"):
+        flashsmith_attention_forward(Sinking(), q, q, q, None, cache=object())
+
+
+def test_a_mask_of_another_length_is_refused(calls: Calls) -> None:
+    from flashsmith.errors import ArgumentError
+    from flashsmith.integrations.transformers import flashsmith_attention_forward
+
+    q = torch.zeros(2, 1, 4, 32).half()
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    with pytest.raises(ArgumentError, match=r"attention_mask: shape \(2, 5\); must be .*\(2, 4\)"):
+        flashsmith_attention_forward(Sinking(), q, q, q, mask)
+    assert not calls
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_the_kernels_take_over(name: str) -> None:
+    """Causal, grouped heads, left padding; gemma2 with a window and a softcap, too."""
+    from flashsmith.integrations import transformers as ours
+    from flashsmith.runtime import count_launches
+
+    ours.register(float32_as=torch.float16, strict=True)
+    mask = padding([LENGTH, 5, 8], "left")
+    with count_launches() as launches:
+        expected, output = both(tiny(name), input_ids=tokens(), attention_mask=mask)
+    ours.register()
+    assert launches.emulator == 2
+    assert_same(output, expected, mask.bool())
