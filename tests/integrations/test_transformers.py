@@ -166,9 +166,10 @@ def test_cross_attention_pads_keys_only(keys: int, calls: Calls) -> None:
     assert cross["q"].shape[0] == 3 * LENGTH
 
 
-def test_sequences_packed_by_their_positions(calls: Calls) -> None:
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_sequences_packed_by_their_positions(name: str, calls: Calls) -> None:
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0]])
-    model = tiny("llama")
+    model = tiny(name)
     expected, ours = both(model, input_ids=tokens(1), position_ids=positions, use_cache=False)
     assert_same(ours, expected)
     assert calls[0]["cu_seqlens_q"].tolist() == [0, 4, 10, 11]

@@ -103,10 +103,11 @@ def _kind(function: MaskFunction) -> str | None:
 def _sequence_numbers(function: MaskFunction) -> Any:
     """Where several sequences share a line, (batch, keys) numbers of them; else None."""
     parts = _parts(function)
-    numbered = parts.get("packed_sequence_mask_function")
-    within = parts.get("remap_positions_for_packed_sequence")
-    if len(parts) != 2 or numbered is None or within is None:
+    numbered = parts.pop("packed_sequence_mask_function", None)
+    if numbered is None or len(parts) != 1:
         return None
-    if _kind(_closure(within)["mask_function"]) is None:
-        return None
-    return _closure(numbered)["packed_sequence_mask"]
+    ((name, within),) = parts.items()
+    # Newer versions count positions from each sequence's start; within one that is the same mask.
+    if name == "remap_positions_for_packed_sequence":
+        within = _closure(within)["mask_function"]
+    return None if _kind(within) is None else _closure(numbered)["packed_sequence_mask"]
