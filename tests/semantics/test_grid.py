@@ -37,9 +37,7 @@ def wrong_verdicts(semantics: Semantics, arch: int, **options: Any) -> list[str]
     """Proves the cover's cases that one library's kernels serve."""
     cases = [case for case in cover() if case.semantics == semantics]
     assert cases
-    loaded_kernels.add(
-        library_for({case.config for case in cases}, arch=arch, semantics=semantics)
-    )
+    loaded_kernels.add(library_for({case.config for case in cases}, arch=arch, semantics=semantics))
     verdicts = ((case, prove(case.config, **case.keywords(), **options)) for case in cases)
     return [f"{case}\n{verdict}" for case, verdict in verdicts if not verdict.ok]
 

@@ -213,7 +213,9 @@ def _run(
         }
     return run_forward(
         cfg,
-        *(place(array) for array in (drawn.q, drawn.k, drawn.v)),
+        place(drawn.q),
+        place(drawn.k),
+        place(drawn.v),
         causal=attention.causal,
         window=attention.window,
         softcap=attention.softcap,
