@@ -24,12 +24,17 @@ def test_a_block_counts_its_own() -> None:
 
 
 def test_a_block_that_fails_has_counted() -> None:
-    launches = None
-    with pytest.raises(KeyError), count_launches() as launches:
-        note_launch("emulator")
-        raise KeyError
-    assert launches is not None
-    assert launches.total == 1
+    counted = []
+
+    def fail() -> None:
+        with count_launches() as launches:
+            counted.append(launches)
+            note_launch("emulator")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert counted[0].total == 1
 
 
 def test_every_thread_counts() -> None:

@@ -65,9 +65,7 @@ class Semantics:
 
     def to_cpp_struct(self) -> str:
         """A C++20 expression for these semantics, with designated initialisers."""
-        values = ", ".join(
-            f".{knob.name} = {self._literal(knob.name)}" for knob in fields(self)
-        )
+        values = ", ".join(f".{knob.name} = {self._literal(knob.name)}" for knob in fields(self))
         return f"Semantics{{{values}}}"
 
     def _literal(self, name: str) -> str:

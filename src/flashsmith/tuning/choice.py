@@ -73,9 +73,9 @@ def _config(
 ) -> FlashForwardKernelConfig:
     """The kernel of this shape with the optimisations that paid on an H200.
 
-    Q stays in registers where that leaves enough of them: 4-7% at d 64, a loss beyond. Where O takes
-    half of all registers, the peeled first tile of optimized_softmax costs more spills than it saves
-    (causal, d 128: 325 against 338 TFLOP/s).
+    Q stays in registers where that leaves enough of them: 4-7% at d 64, a loss beyond. Where O
+    takes half of all registers, the peeled first tile of optimized_softmax costs more spills than
+    it saves (causal, d 128: 325 against 338 TFLOP/s).
     """
     of_a_warp = rows // n_warps * d_head
     q_loads = 0 if of_a_warp <= 32 * 64 else 2
