@@ -94,7 +94,7 @@ def test_served(problem: SdpaProblem) -> None:
         ({"scale": 1e-40}, "scale: 1e-40"),
         ({"key": QUERY._replace(strides=(25600, 6400, 1, 100))}, "key: stride 100 of the last"),
         ({"value": QUERY._replace(strides=(25608, 6402, 64, 1))}, "value: stride 6402"),
-        ({"key": QUERY._replace(address=4104)}, "key: address not a multiple of 16"),
+        ({"key": QUERY._replace(aligned=False)}, "key: address not a multiple of 16"),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 import pytest
@@ -140,7 +141,8 @@ def test_sdpa_is_compiled_too() -> None:
 
     tensors = [tensor.transpose(1, 2) for tensor in dense(50, 33)]
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with count_launches() as launches:
+    with count_launches() as launches, warnings.catch_warnings():
+        warnings.simplefilter("error")
         output = compiled(*tensors)
     assert launches.total == 1
     assert torch.equal(output, model(*tensors))

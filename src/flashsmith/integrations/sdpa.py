@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -12,10 +13,13 @@ from flashsmith.integrations.fallbacks import Reason, note_fallback
 from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_arguments, why_not
 from flashsmith.integrations.traceable import attention, is_tracing
 from flashsmith.runtime import query_gpu
-from flashsmith.runtime.arguments import OLDEST_ARCH
+from flashsmith.runtime.arguments import ALIGNMENT_BYTES, OLDEST_ARCH
 
 # Said when tracing, not when the traced code runs.
 _note_fallback_when_traced = torch.compiler.assume_constant_result(note_fallback)
+# A model asks about few problems, and often. Tracers look through caches, and complain.
+_known_why_not = lru_cache(maxsize=1024)(why_not)
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def sdpa(
@@ -62,7 +66,7 @@ def sdpa(
         scale,
         enable_gqa,
     )
-    reason = why_not(problem) or _why_not_here(query)
+    reason = (why_not if is_tracing() else _known_why_not)(problem) or _why_not_here(query)
     if reason is None:
         try:
             return _by_kernel(query, key, value, is_causal, scale)
@@ -88,25 +92,26 @@ def _under_autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def tensor_facts(tensor: Any) -> Facts:
-    kind = "Tensor"
-    address = 0
+    """What there is to know of a tensor before it goes to a kernel."""
+    tracing = is_tracing()
+    name = str if tracing else _name
+    shape, dtype, device = tuple(tensor.shape), name(tensor.dtype), name(tensor.device)
+    dtype = dtype.removeprefix("torch.")
     if tensor.layout is not torch.strided:
-        kind = f"tensor of layout {tensor.layout}"
-        return Facts(tuple(tensor.shape), (), str(tensor.dtype), str(tensor.device), kind=kind)
-    if not is_tracing():
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            kind = type(tensor).__name__
-        else:
-            address = tensor.data_ptr()
-    return Facts(
-        tuple(tensor.shape),
-        tensor.stride(),
-        str(tensor.dtype).removeprefix("torch."),
-        str(tensor.device),
-        tensor.requires_grad and torch.is_grad_enabled(),
-        address,
-        kind,
-    )
+        return Facts(shape, (), dtype, device, kind=f"tensor of layout {tensor.layout}")
+    needs_grad = tensor.requires_grad and torch.is_grad_enabled()
+    if tracing:
+        return Facts(shape, tensor.stride(), dtype, device, needs_grad)
+    # Others need not have memory of their own.
+    plain = type(tensor) in _PLAIN_TYPES
+    aligned = not plain or tensor.data_ptr() % ALIGNMENT_BYTES == 0
+    kind = "Tensor" if plain else type(tensor).__name__
+    return Facts(shape, tensor.stride(), dtype, device, needs_grad, aligned, kind)
+
+
+@cache
+def _name(dtype_or_device: Any) -> str:
+    return str(dtype_or_device)
 
 
 def _why_not_here(query: Any) -> Reason | None:

@@ -26,7 +26,7 @@ class Facts(NamedTuple):
     dtype: str  # for example "float16"
     device: str  # for example "cuda:0"
     requires_grad: bool = False  # and grad mode is on
-    address: int = 0  # 0 while tracing: not known yet
+    aligned: bool = True  # the address, to 16 bytes; not known while tracing
     kind: str = "Tensor"  # the type's name, or the layout where it is not strided
 
 
@@ -139,7 +139,7 @@ def _why_not_layouts(problem: SdpaProblem) -> Reason | None:
     for name, facts in _named(problem):
         if facts.strides[-1] != 1:
             return Reason(name, f"stride {facts.strides[-1]} of the last dimension; must be 1")
-        if facts.address % ALIGNMENT_BYTES:
+        if not facts.aligned:
             return Reason(name, f"address not a multiple of {ALIGNMENT_BYTES} bytes")
         for size, stride in zip(facts.shape[:-1], facts.strides[:-1], strict=True):
             if stride % _ALIGNMENT and size > 1:
