@@ -17,7 +17,7 @@ import numpy as np
 
 # Scores held at once, bytes: a block of rows is processed so that long sequences fit in memory.
 SCORE_BYTES = 64 << 20
-SCORE_BYTES_ON_GPU = 1 << 30
+SCORE_BYTES_ON_GPU = 256 << 20
 # Below so many scores NumPy is done before PyTorch is imported.
 SCORES_WORTH_A_GPU = 1 << 24
 # PyTorch's current GPU.

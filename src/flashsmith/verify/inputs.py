@@ -169,7 +169,7 @@ def make_inputs(spec: InputSpec) -> Inputs:
         ((q, k, v),) = drawn
     else:
         q, k, v = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
-    return Inputs(q, k, v, _draw_sinks(spec) if spec.sinks else None)
+    return Inputs(q, k, v, draw_sinks(spec) if spec.sinks else None)
 
 
 def _sequences(spec: InputSpec) -> list[InputSpec]:
@@ -190,7 +190,7 @@ def _draw(rng: np.random.Generator, spec: InputSpec) -> Draw:
     return (q, k, v) if spec.lens_q is None else (q[0], k[0], v[0])
 
 
-def _draw_sinks(spec: InputSpec) -> np.ndarray:
-    """Logits about as large as a row's largest score: neither they nor the keys take it all."""
+def draw_sinks(spec: InputSpec) -> np.ndarray:
+    """A logit per head, fp32, about as large as a row's largest: neither takes it all."""
     rng = np.random.default_rng([spec.seed, spec.heads])
     return rng.normal(1.0, 2.0, spec.heads).astype(np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, Window
 from flashsmith.verify.engine import Engine, engine_for
-from flashsmith.verify.inputs import Inputs, InputSpec, make_inputs
+from flashsmith.verify.inputs import Inputs, InputSpec, draw_sinks, make_inputs
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,9 @@ def inputs_and_references(
     on_gpu: bool = False,
 ) -> tuple[Inputs, References]:
     """Inputs and references of ``spec``, read-only; kept, because a set of configs shares them."""
-    inputs = make_inputs(spec)
+    inputs = _tensors(replace(spec, sinks=False))
+    if spec.sinks:
+        inputs = replace(inputs, sinks=draw_sinks(spec))
     references = compute_references(
         inputs.q,
         inputs.k,
@@ -216,3 +218,9 @@ def inputs_and_references(
             if array is not None:
                 array.flags.writeable = False
     return inputs, references
+
+
+# Apart from the references: one set of tensors serves every mask, in as many threads as there are.
+@lru_cache(maxsize=16)
+def _tensors(spec: InputSpec) -> Inputs:
+    return make_inputs(spec)
