@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,9 @@ from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.runtime.launches import count_launches
 
 pytestmark = pytest.mark.gpu
+
+# JAX would take three quarters of the GPU's memory, which other tests need, too.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def drawn(dtype: Any = np.float16, *, length: int = 100) -> list[np.ndarray]:
@@ -101,9 +105,7 @@ class TestCupy:
 
 class TestJax:
     @pytest.fixture
-    def jax(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        # JAX would take three quarters of the GPU's memory, which other tests need, too.
-        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    def jax(self) -> Any:
         jax = pytest.importorskip("jax", reason="needs JAX: it is not installed")
         if not any(device.platform == "gpu" for device in jax.devices()):
             pytest.skip("needs JAX: it is not installed for GPUs")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 
+# Where there is a GPU, JAX would take three quarters of its memory, which other tests need, too.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 jax = pytest.importorskip("jax", reason="needs JAX: it is not installed")
 jnp = jax.numpy
 
