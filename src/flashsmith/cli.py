@@ -299,7 +299,7 @@ def _build_for(texts: list[str], target: Target, narrator: Narrator) -> list[Ker
     libraries = {
         library.path: library
         for problem in parsed
-        for library in build_for(problem, arch=target.device.arch, progress=narrator.build)
+        for library in build_for(problem, device=target.device, progress=narrator.build)
     }
     return list(libraries.values())
 

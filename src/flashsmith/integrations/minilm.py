@@ -14,7 +14,7 @@ from typing import Any
 
 from flashsmith import env
 from flashsmith.builder import Progress
-from flashsmith.configs import DType, Problem, Semantics
+from flashsmith.configs import DType, Problem, Semantics, device_spec
 from flashsmith.errors import ArgumentError, DependencyError
 from flashsmith.integrations.fallbacks import fallback_count
 from flashsmith.runtime import DEFAULT_EMULATED_ARCH, gpu_count, query_gpu
@@ -127,9 +127,9 @@ def embed_twice(
     on_gpu = gpu_count() > 0 and not emulate
     embedder = _Embedder("cuda:0" if on_gpu else "cpu")
     batches = embedder.batches(sentences, batch)
-    arch = query_gpu(0).arch if on_gpu else DEFAULT_EMULATED_ARCH
+    device = query_gpu(0) if on_gpu else device_spec(DEFAULT_EMULATED_ARCH)
     for problem in embedder.problems(batches):
-        build_for(problem, arch=arch, progress=progress)
+        build_for(problem, device=device, progress=progress)
     repeats = REPEATS_ON_GPU if on_gpu else 1
     before = fallback_count()
     theirs, pytorch_seconds = embedder.embed("sdpa", batches, repeats)

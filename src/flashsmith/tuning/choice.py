@@ -44,16 +44,21 @@ def choose_config(problem: Problem, device: DeviceSpec) -> FlashForwardKernelCon
 
 
 def build_for(
-    problem: Problem, *, arch: int = 80, progress: Progress | None = None
+    problem: Problem,
+    *,
+    arch: int = 80,
+    device: DeviceSpec | None = None,
+    progress: Progress | None = None,
 ) -> list[KernelLibrary]:
-    """The libraries with the kernels that attention() uses for ``problem`` on ``arch`` (80 is
-    sm_80), built unless they are cached.
+    """The libraries with the kernels that attention() uses for ``problem`` on ``device``, or the
+    first known GPU of ``arch`` (80 is sm_80), built unless they are cached.
 
     Raises what ``choose_config`` and ``flashsmith.builder.build`` raise.
     """
-    config = choose_config(problem, device_spec(arch))
+    device = device or device_spec(arch)
+    config = choose_config(problem, device)
     semantics = problem.required_semantics(config)
-    return [library_for([config], arch=arch, semantics=semantics, progress=progress)]
+    return [library_for([config], arch=device.arch, semantics=semantics, progress=progress)]
 
 
 def _candidates(
