@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from kernels import SEMANTICS, built, cover
 
-from flashsmith.builder import library_for
 from flashsmith.configs import DType, Semantics
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import forward, query_gpu
-from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
-from flashsmith.verify.grid import REFUSED_D, Case, covering_cases, schedules
+from flashsmith.verify.grid import REFUSED_D, schedules
 from flashsmith.verify.inputs import numpy_dtype
-
-# Packed kernels are uneven ones.
-SEMANTICS = [
-    Semantics(mask, softcap, packed, uneven)
-    for mask, softcap, packed, uneven in product(
-        ("none", "causal", "window"), (False, True), (False, True), (False, True)
-    )
-    if uneven or not packed
-]
-
-
-@lru_cache(maxsize=1)
-def cover() -> tuple[Case, ...]:
-    return tuple(covering_cases())
 
 
 def wrong_verdicts(semantics: Semantics, arch: int, **options: Any) -> list[str]:
     """Proves the cover's cases that one library's kernels serve."""
+    built(semantics, arch)
     cases = [case for case in cover() if case.semantics == semantics]
     assert cases
-    loaded_kernels.add(library_for({case.config for case in cases}, arch=arch, semantics=semantics))
     verdicts = ((case, prove(case.config, **case.keywords(), **options)) for case in cases)
     return [f"{case}\n{verdict}" for case, verdict in verdicts if not verdict.ok]
 
