@@ -101,16 +101,21 @@ def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> VectorView | None:
     return view
 
 
-def check_output(o: Any, q: TensorView, inputs: Sequence[TensorView | VectorView]) -> TensorView:
-    """A view of a given output. Raises ArgumentError unless it is q's equal in shape, dtype,
-    framework and device, writable, aligned, and shares no memory with an input or itself."""
-    view = view_tensor("o", o)
+def check_output(
+    o: Any, q: TensorView, inputs: Sequence[TensorView | VectorView], name: str = "o"
+) -> TensorView:
+    """A view of a given output, which the caller knows as ``name``.
+
+    Raises ArgumentError unless it is q's equal in shape, dtype, framework and device, writable,
+    aligned, and shares no memory with an input or itself.
+    """
+    view = view_tensor(name, o)
     if view.shape != q.shape:
-        raise ArgumentError(f"o: shape {view.shape}; must be q's, {q.shape}")
+        raise ArgumentError(f"{name}: shape {view.shape}; must be q's, {q.shape}")
     _check_same_kind(view, q)
     _check_layout(view)
     if not view.writable:
-        raise ArgumentError("o: is read-only; give a writable array")
+        raise ArgumentError(f"{name}: is read-only; give a writable array")
     check_output_distinct(view, inputs)
     return view
 

@@ -221,9 +221,13 @@ def run_request(
     check_contents: bool = True,
     arch: int = DEFAULT_EMULATED_ARCH,
     observers: Sequence[Observer] = (),
+    output: str = "o",
 ) -> ForwardResult:
-    """``run_forward`` of q, k, v and o (or None), by ``config``'s kernel or that of its choice."""
-    request = check_request(tensors, options, check_contents=check_contents)
+    """``run_forward`` of q, k, v and o (or None), by ``config``'s kernel or that of its choice.
+
+    Errors call o ``output``.
+    """
+    request = check_request(tensors, options, check_contents=check_contents, output=output)
     q = request.q
     device = _device(q, check_flag("emulate", emulate), arch)
     cfg, semantics = _server(config, request.problem, device)

@@ -80,13 +80,22 @@ def check_mask(causal: Any, window: Any) -> Mask:
 def _window_limit(window: Any, limit: Any) -> int:
     if limit is None:
         return UNLIMITED
-    if not isinstance(limit, (bool, np.bool_)) and hasattr(limit, "__index__"):
-        value = operator.index(limit)
-        if value >= 0:
-            return min(value, UNLIMITED)
+    value = whole_number(limit)
+    if value is not None and value >= 0:
+        return min(value, UNLIMITED)
     raise ArgumentError(
         f"window={window!r}: {limit!r} is no limit; give a whole number from 0, or None for none"
     )
+
+
+def whole_number(value: Any) -> int | None:
+    """The number as an int; None for what is none, as a bool or an array of several."""
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def check_scale(scale: Any, d: int) -> float:
@@ -106,7 +115,7 @@ def check_softcap(softcap: Any, scale: float) -> float:
 
     Raises ArgumentError unless it is finite and >= 0, and scale / softcap a number fp32 can hold.
     """
-    if softcap == 0.0 and type(softcap) is float:
+    if type(softcap) is float and softcap == 0.0:
         return 0.0
     value = _real(softcap)
     if value == 0:

@@ -61,12 +61,12 @@ def check_output_distinct(o: TensorView, inputs: Sequence[Memory]) -> None:
     for tensor in inputs:
         if share_memory(o, tensor):
             raise ArgumentError(
-                f"o: shares memory with {tensor.name}, which the kernel still reads while o is "
-                "written; give an o of its own, or none"
+                f"{o.name}: shares memory with {tensor.name}, which the kernel still reads while "
+                "the output is written; give memory of its own, or none"
             )
     if _overlaps_itself(o.shape, o.strides):
         raise ArgumentError(
-            f"o: strides {o.strides} put several elements of shape {o.shape} in one place; "
+            f"{o.name}: strides {o.strides} put several elements of shape {o.shape} in one place; "
             "give a tensor that was not expanded"
         )
 

@@ -58,9 +58,15 @@ class Request(NamedTuple):
 
 
 def check_request(
-    tensors: tuple[Any, Any, Any, Any], options: ForwardOptions, *, check_contents: bool = True
+    tensors: tuple[Any, Any, Any, Any],
+    options: ForwardOptions,
+    *,
+    check_contents: bool = True,
+    output: str = "o",
 ) -> Request:
     """The request that q, k, v, o (or None) and the options make, of whichever kernel.
+
+    ``output`` is what the caller's signature calls o.
 
     Raises ArgumentError, its message beginning with the argument's name, when one is unusable.
     """
@@ -76,7 +82,7 @@ def check_request(
     row_max = check_flag("return_row_max", options.return_row_max)
     o = None
     if tensors[3] is not None:
-        o = check_output(tensors[3], q, _readable(inputs, packing, sinks))
+        o = check_output(tensors[3], q, _readable(inputs, packing, sinks), output)
     return Request(problem, q, k, v, o, packing, sinks, mask, scale, softcap, lse, row_max)
 
 

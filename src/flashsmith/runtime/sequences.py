@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.runtime import capturing
 from flashsmith.runtime.allocation import host_array
 from flashsmith.runtime.device_array import DeviceArray
-from flashsmith.runtime.options import ForwardOptions
+from flashsmith.runtime.options import ForwardOptions, whole_number
 from flashsmith.runtime.tensors import TensorView, VectorView, view_vector
 
 _SIDES = ("q", "k")
@@ -103,10 +102,9 @@ def check_beside(view: VectorView, q: TensorView) -> None:
 def _check_limit(side: str, limit: Any) -> int | None:
     if limit is None:
         return None
-    if not isinstance(limit, (bool, np.bool_)) and hasattr(limit, "__index__"):
-        value = operator.index(limit)
-        if value >= 0:
-            return value
+    value = whole_number(limit)
+    if value is not None and value >= 0:
+        return value
     raise ArgumentError(f"max_seqlen_{side}={limit!r}: give a whole number from 0, or None")
 
 

@@ -87,4 +87,5 @@ def attention(
         return_lse,
         return_row_max,
     )
-    return run_request(config or choose_config, (q, k, v, out), options, emulate=emulate).outputs
+    chosen = config or choose_config
+    return run_request(chosen, (q, k, v, out), options, emulate=emulate, output="out").outputs
