@@ -39,7 +39,7 @@ COLUMNS = ("case", "config", "semantics", "ok", *FIGURES, "said")
 Row = dict[str, Any]
 BUILDS_AT_ONCE = 4
 # Rows of the longest sequence that a sanitizer, a hundred times slower, is asked to watch.
-SMALL = 256
+SMALL = 512
 
 
 def say(text: str) -> None:
