@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         get_kernel_configs,
         parse_kernel_name_into_config,
     )
+    from flashsmith.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
+    from flashsmith.integrations.sdpa import sdpa
     from flashsmith.runtime import forward, forward_timed, plan_forward
     from flashsmith.tuning.attention import attention
 
@@ -31,10 +33,13 @@ _HOME = {
     "device_spec": "flashsmith.configs",
     "get_kernel_configs": "flashsmith.configs",
     "parse_kernel_name_into_config": "flashsmith.configs",
-    "attention": "flashsmith.tuning",
+    "attention": "flashsmith.integrations.traceable",
+    "flash_attn_func": "flashsmith.integrations.flash_attn",
+    "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
     "forward": "flashsmith.runtime",
     "forward_timed": "flashsmith.runtime",
     "plan_forward": "flashsmith.runtime",
+    "sdpa": "flashsmith.integrations.sdpa",
 }
 
 __all__ = [
@@ -46,11 +51,14 @@ __all__ = [
     "__version__",
     "attention",
     "device_spec",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
     "forward",
     "forward_timed",
     "get_kernel_configs",
     "parse_kernel_name_into_config",
     "plan_forward",
+    "sdpa",
 ]
 
 

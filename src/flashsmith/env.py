@@ -88,6 +88,11 @@ def jobs() -> int:
     return _positive_int(JOBS, len(os.sched_getaffinity(0)))
 
 
+def keep_models_offline() -> None:
+    """Tells Hugging Face's libraries, if they are not loaded yet, to fetch nothing."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
 # Users set these for builds of their own; here they would change a library behind its key's back.
 _NVCC_OVERRIDES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
 

@@ -30,6 +30,10 @@ class PlatformError(FlashsmithError, RuntimeError):
     """This operating system or processor is not supported."""
 
 
+class DependencyError(FlashsmithError, ImportError):
+    """An optional package is not installed; names it and the extra that brings it."""
+
+
 class ToolchainError(FlashsmithError, RuntimeError):
     """A compiler or one of its parts is missing or unusable."""
 

@@ -33,7 +33,7 @@ _FILES = {
 #include "flash_attention.cuh"
 #include "twice.cuh"
 namespace flashsmith {
-template <FlashForwardKernelConfig C>
+template <FlashForwardKernelConfig C, Semantics S = Semantics{}>
 struct StaticForwardKernelConfig {
     static constexpr FlashForwardKernelConfig CFG = C;
 };
@@ -58,6 +58,7 @@ __device__ inline float twice(float x) {
 #include "flash_attention.cuh"
 namespace flashsmith {
 const std::map<FlashForwardKernelConfig, forward_kernel_fn>& kernel_map();
+Semantics kernel_semantics();
 int device_count();
 }  // namespace flashsmith
 """,
@@ -72,6 +73,9 @@ int flashsmith::device_count() {
 #include "launch_plan.cuh"
 extern "C" __attribute__((visibility("default"))) int __tvm_ffi_kernel_count() {
     return flashsmith::kernel_map().size();
+}
+extern "C" __attribute__((visibility("default"))) int __tvm_ffi_mask_kind() {
+    return static_cast<int>(flashsmith::kernel_semantics().mask);
 }
 extern "C" __attribute__((visibility("default"))) int __tvm_ffi_device_count() {
     return flashsmith::device_count();

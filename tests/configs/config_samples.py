@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from flashsmith.configs import KNOB_VALUES, DType, FlashForwardKernelConfig
+from flashsmith.configs import KNOB_VALUES, DType, FlashForwardKernelConfig, Semantics
+from flashsmith.configs.semantics import MASKS
 
 LADDER_TOP = FlashForwardKernelConfig(
     DType.FP16, 128, 64, 64, 4, True, True, True, 0, 2, 2, False, True
 )
 
 _INT_MAX = 2**31 - 1
-_sizes = st.one_of(st.sampled_from([16, 32, 64, 128]), st.integers(1, _INT_MAX))
-_counts = st.one_of(st.sampled_from([0, 2, 4, 8, 16]), st.integers(0, _INT_MAX))
+_sizes = st.one_of(st.sampled_from([16, 32, 64, 96, 128, 192, 256]), st.integers(1, _INT_MAX))
+_counts = st.one_of(st.sampled_from([0, 2, 4, 8, 16, 32]), st.integers(0, _INT_MAX))
 
 # Every config that the class accepts, legal or not.
 any_config = st.builds(
@@ -35,6 +36,13 @@ any_config = st.builds(
     optimized_softmax=st.booleans(),
 )
 
+any_semantics = st.builds(
+    lambda mask, softcap, lengths: Semantics(mask, softcap, *lengths),
+    st.sampled_from(MASKS),
+    st.booleans(),
+    st.sampled_from([(False, False), (False, True), (True, True)]),
+)
+
 # Values from the family's own domains, in any combination.
 family_config = st.builds(
     FlashForwardKernelConfig,
@@ -46,7 +54,7 @@ def random_configs(count: int, seed: int) -> list[FlashForwardKernelConfig]:
     """Configs near and far from legal: family values, values beside them, and any int."""
     rng = random.Random(seed)
     near = {
-        "d_head": (32, 64, 72, 80, 96, 128, 256),
+        "d_head": (16, 40, 72, 80, 112, 160, 320, 512),
         "B_r": (16, 32, 64, 96, 128, 256),
         "B_c": (8, 16, 24, 32, 64, 96, 128, 256),
         "n_warps": (1, 2, 3, 4, 5, 8, 16, 32, 33),

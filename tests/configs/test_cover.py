@@ -12,6 +12,7 @@ import pytest
 from flashsmith.configs import (
     KNOB_VALUES,
     RULES,
+    SUPPORTED_D_HEADS,
     FlashForwardKernelConfig,
     get_cover_configs,
     is_legal,
@@ -57,8 +58,9 @@ def test_cover_is_legal_small_sorted_and_without_idle_members() -> None:
     configs = get_cover_configs()
     assert all(map(is_legal, configs))
     assert configs == sorted(set(configs))
-    # No array can be smaller than its largest table of pairs: 25 for two load counts.
-    assert 25 <= len(configs) <= 36
+    # No array can be smaller than its largest table of pairs: d_head's 6 values with 5 load counts,
+    # less the four that 16 (32, 96 and 192) and 8 (96) tiles do not divide.
+    assert 26 <= len(configs) <= 40
     for idle in configs:
         others = [cfg for cfg in configs if cfg != idle]
         assert pairs_in(others) != pairs_in(configs), f"{idle} adds nothing"
@@ -70,7 +72,7 @@ def test_cover_shows_what_tune_leaves_out() -> None:
     assert any(not cfg.async_copy for cfg in configs)
     assert any(cfg.eager_load_blocks and not cfg.async_copy for cfg in configs)
     assert any(cfg.n_warps == 8 for cfg in configs)
-    assert any(cfg.d_head == 64 for cfg in configs)
+    assert {cfg.d_head for cfg in configs} == set(SUPPORTED_D_HEADS)
     assert {0, 2, 4, 8} <= {count for cfg in configs for count in cfg.load_counts}
 
 

@@ -1,4 +1,4 @@
-"""Problem, Semantics and DeviceSpec: their checks and their text forms."""
+"""Problem and DeviceSpec: their checks and their text forms."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from config_samples import any_semantics
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from flashsmith.configs import (
     KNOWN_DEVICES,
     DeviceSpec,
     DType,
+    FlashForwardKernelConfig,
     Problem,
     Semantics,
     device_spec,
@@ -31,10 +33,21 @@ def test_problem_holds_sizes_dtype_and_neutral_semantics() -> None:
 
 
 @pytest.mark.parametrize("name", ["batch", "seq_q", "seq_k", "heads_q", "heads_k", "d"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "64"])
+@pytest.mark.parametrize("value", [-1, 1.5, True, None, "64"])
 def test_problem_refuses_a_size_by_name(name: str, value: object) -> None:
-    with pytest.raises(ArgumentError, match=f"^{name}={value!r}: give a whole number above 0"):
+    with pytest.raises(ArgumentError, match=f"^{name}={value!r}: give a whole number, at least"):
         replace(PROBLEM, **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["heads_q", "heads_k", "d"])
+def test_heads_and_d_may_not_be_none(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name}=0: give a whole number, at least 1"):
+        replace(PROBLEM, **{name: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["batch", "seq_q", "seq_k"])
+def test_a_batch_and_its_sequences_may_be_empty(name: str) -> None:
+    assert replace(PROBLEM, **{name: 0}).attn_flop() == 0  # type: ignore[arg-type]
 
 
 def test_problem_refuses_heads_that_do_not_group() -> None:
@@ -42,28 +55,67 @@ def test_problem_refuses_heads_that_do_not_group() -> None:
         Problem(1, 64, 64, 6, 4, 64, DType.FP16)
 
 
+def test_causal_counts_half() -> None:
+    causal = replace(PROBLEM, semantics=Semantics("causal"))
+    assert causal.attn_flop() * 2 == PROBLEM.attn_flop()
+
+
+CFG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("mask", "causal"), ("softcap", True), ("packed", True), ("uneven", True)]
+    ("changes", "uneven"),
+    [
+        ({}, False),
+        ({"seq_q": 0}, False),
+        ({"seq_k": 0}, True),
+        ({"seq_q": 96}, True),
+        ({"seq_k": 96}, False),
+        ({"seq_k": 80}, True),
+        ({"d": 56}, True),
+        ({"semantics": Semantics(uneven=True)}, True),
+    ],
 )
-def test_only_neutral_semantics_are_compiled(name: str, value: object) -> None:
-    with pytest.raises(ArgumentError, match=f"^{name}={value!r}: "):
-        Semantics(**{name: value})  # type: ignore[arg-type]
+def test_tiles_that_are_not_filled_need_an_uneven_kernel(
+    changes: dict[str, object], uneven: bool
+) -> None:
+    problem = replace(PROBLEM, **changes)  # type: ignore[arg-type]
+    assert problem.required_semantics(CFG) == Semantics(uneven=uneven)
+    capped = replace(problem, semantics=replace(problem.semantics, mask="causal", softcap=True))
+    assert capped.required_semantics(CFG) == Semantics("causal", softcap=True, uneven=uneven)
 
 
 def test_problem_parse() -> None:
     assert Problem.parse("b2 s128:256 h8:2 d64 fp16") == PROBLEM
     assert str(PROBLEM) == "b2 s128:256 h8:2 d64 fp16"
     assert Problem.parse("BF16 D128 S512") == Problem(1, 512, 512, 1, 1, 128, DType.BF16)
+    packed = replace(PROBLEM, semantics=Semantics("causal", packed=True, uneven=True))
+    assert Problem.parse("causal b2 s128:256 packed h8:2 d64 fp16") == packed
+    assert Problem.parse("b2 s128:256 h8:2 d64 fp16 uneven+causal+packed") == packed
+    assert str(packed) == "b2 s128:256 h8:2 d64 fp16 causal packed uneven"
+    assert Problem.parse("b2 s128:256 h8:2 d64 fp16 plain") == PROBLEM
 
 
 _size = st.integers(1, 1 << 20)
+_length = st.integers(0, 1 << 20)
 
 
-@given(_size, _size, _size, _size, st.integers(1, 64), _size, st.sampled_from(DType))
+@given(
+    *(_length, _length, _length, _size, st.integers(1, 64), _size),
+    st.sampled_from(DType),
+    any_semantics,
+)
 def test_problem_text_and_parse_are_inverses(
-    batch: int, seq_q: int, seq_k: int, heads_k: int, group: int, d: int, dtype: DType
+    batch: int,
+    seq_q: int,
+    seq_k: int,
+    heads_k: int,
+    group: int,
+    d: int,
+    dtype: DType,
+    semantics: Semantics,
 ) -> None:
-    problem = Problem(batch, seq_q, seq_k, heads_k * group, heads_k, d, dtype)
+    problem = Problem(batch, seq_q, seq_k, heads_k * group, heads_k, d, dtype, semantics)
     assert Problem.parse(str(problem)) == problem
 
 
@@ -77,7 +129,9 @@ def test_problem_text_and_parse_are_inverses(
         ("s128 d64 fp16 bf16", "'bf16' says dtype a second time"),
         ("s128 d64:32 fp16", "dtype='d64:32'"),
         ("s128 d64 fp16 x3", "'x3' says dtype a second time"),
-        ("s0 d64 fp16", "seq_q=0"),
+        ("s64 d0 fp16", "d=0"),
+        ("s64 d64 fp16 causal window", "semantics='causal+window'"),
+        ("s64 d64 fp16 causal causal", "semantics='causal+causal'"),
     ],
 )
 def test_problem_parse_says_what_is_wrong(text: str, problem: str) -> None:

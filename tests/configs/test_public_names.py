@@ -10,7 +10,14 @@ import flashsmith
 from flashsmith import configs
 
 
-@pytest.mark.parametrize("name", [n for n in flashsmith.__all__ if n != "__version__"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.torch] if name == "sdpa" else [])
+        for name in flashsmith.__all__
+        if name != "__version__"
+    ],
+)
 def test_every_public_name_loads(name: str) -> None:
     assert callable(getattr(flashsmith, name))
     assert name in dir(flashsmith)

@@ -15,22 +15,26 @@ from flashsmith.configs import (
     KNOB_VALUES,
     KNOWN_DEVICES,
     RULES,
+    SUPPORTED_D_HEADS,
+    DType,
     FlashForwardKernelConfig,
     broken_rules,
     check_legal,
+    compiled_d_head,
     is_legal,
     legal_completions,
     nearest_legal,
     parse_kernel_name_into_config,
     rule_bitmask,
 )
-from flashsmith.errors import IllegalConfigError
+from flashsmith.errors import ArgumentError, IllegalConfigError
 
 SMALL_DEVICE = replace(DEFAULT_DEVICE, name="a small GPU", max_smem_per_block=65536)
 
 # Each line: a config, and all the rules it breaks.
 BROKEN = [
-    ("(FP16, 32, 64, 64, 4): load_0_0_0_tiles", {"d_head_supported"}),
+    ("(FP16, 16, 64, 64, 4): load_0_0_0_tiles", {"d_head_supported"}),
+    ("(FP16, 160, 64, 64, 4): load_0_0_0_tiles", {"d_head_supported"}),
     ("(FP16, 72, 64, 64, 4): load_0_0_0_tiles", {"d_head_supported", "d_head_in_mma_steps"}),
     ("(FP16, 128, 256, 64, 4): load_0_0_0_tiles", {"B_r_supported"}),
     ("(FP16, 128, 64, 16, 4): load_0_0_0_tiles", {"B_c_supported"}),
@@ -53,6 +57,10 @@ BROKEN = [
     ("(FP16, 128, 64, 32, 4): load_0_0_4_tiles+buffer", {"V_buffered_load_count"}),
     ("(FP16, 128, 64, 64, 4): load_2_4_0_tiles", {"Q_and_K_load_counts_agree"}),
     ("(FP16, 128, 64, 64, 4): load_2_0_0_tiles", {"Q_and_K_load_counts_agree"}),
+    ("(FP16, 256, 64, 64, 4): load_0_32_0_tiles", {"K_load_count"}),
+    ("(FP16, 96, 64, 64, 4): load_0_8_0_tiles", {"K_load_count"}),
+    ("(FP16, 192, 128, 64, 4): load_0_0_0_tiles", {"O_fits_registers"}),
+    ("(FP16, 256, 128, 32, 4): load_2_2_2_tiles", {"O_fits_registers"}),
 ]
 
 
@@ -74,6 +82,27 @@ def test_shared_memory_is_the_devices() -> None:
     exact = replace(SMALL_DEVICE, max_smem_per_block=98304)
     assert is_legal(cfg, exact)
     assert not is_legal(cfg, replace(exact, max_smem_per_block=98303))
+
+
+@pytest.mark.parametrize("d_head", SUPPORTED_D_HEADS)
+def test_every_d_head_has_legal_configs(d_head: int) -> None:
+    warps = 4 if d_head <= 128 else 8
+    assert is_legal(FlashForwardKernelConfig(DType.FP16, d_head, 64, 64, 4))
+    assert is_legal(FlashForwardKernelConfig(DType.FP16, d_head, 128, 32, warps))
+
+
+@pytest.mark.parametrize(
+    ("d", "d_head"),
+    [(8, 32), (32, 32), (40, 64), (64, 64), (72, 96), (96, 96), (128, 128), (136, 192), (256, 256)],
+)
+def test_the_smallest_d_head_that_holds_d(d: int, d_head: int) -> None:
+    assert compiled_d_head(d) == d_head
+
+
+@pytest.mark.parametrize("d", [0, -8, 4, 59, 111, 264, 512])
+def test_a_d_without_kernels_is_refused(d: int) -> None:
+    with pytest.raises(ArgumentError, match=f"^d={d}: kernels exist for multiples of 8 from 8 to"):
+        compiled_d_head(d)
 
 
 def test_every_rule_is_broken_above() -> None:

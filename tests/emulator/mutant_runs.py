@@ -56,6 +56,7 @@ class Victim:
             heads=heads,
             d=cfg.d_head,
             scale=default_scale(cfg.d_head),
+            sinks=True,
         )
 
     @cached_property
@@ -74,28 +75,35 @@ class Victim:
         """Runs a variant of the kernel on outputs full of NaN and judges what comes out."""
         spec = self.spec
         drawn, references = inputs_and_references(spec)
-        inputs = {"q": drawn.q, "k": drawn.k, "v": drawn.v}
+        tensors = {"q": drawn.q, "k": drawn.k, "v": drawn.v}
         o = np.full(drawn.q.shape, np.nan, drawn.q.dtype)
-        lse = np.full((1, spec.heads, spec.seq_q), np.nan, np.float32)
+        lse, row_max = np.full((2, 1, spec.heads, spec.seq_q), np.nan, np.float32)
         call = ForwardCall(
             Problem(1, spec.seq_q, spec.seq_k, spec.heads, spec.heads, spec.d, spec.dtype),
-            tuple(tensor_ints(view_tensor(n, a)) for n, a in {**inputs, "o": o}.items()),
-            lse.ctypes.data,
+            tuple(tensor_ints(view_tensor(n, a)) for n, a in {**tensors, "o": o}.items()),
             spec.scale,
             device_spec(ARCH),
+            sinks=drawn.sinks.ctypes.data,
+            lse=lse.ctypes.data,
+            row_max=row_max.ctypes.data,
         )
         plan = loaded_kernels.get(self.config, ARCH).plan(call)
         observers: list[Observer] = all_checks() if checks else []
         error = ""
         try:
             run_in_emulator(
-                ptx, plan, readable=inputs, writable={"o": o, "lse": lse}, observers=observers
+                ptx,
+                plan,
+                readable={**tensors, "sinks": drawn.sinks},
+                writable={"o": o, "lse": lse, "row_max": row_max},
+                observers=observers,
             )
         except EmulatorError as stopped:
             error = str(stopped)
         findings = tuple(finding for observer in observers for finding in observer.findings)
         with np.errstate(all="ignore"):
-            numbers = () if error else compare(self.config, o, lse, references).reasons
+            judged = compare(self.config, o, lse, references, row_max=row_max)
+        numbers = () if error else judged.reasons
         return Outcome(findings, numbers, error)
 
     def run_mutant(self, mutant: Mutant, checks: bool = True) -> Outcome:

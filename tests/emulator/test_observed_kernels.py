@@ -99,6 +99,24 @@ def test_a_bad_store_harms_nothing() -> None:
     assert kinds(findings) == {"out-of-bounds"}
 
 
+def test_a_copy_of_nothing_brings_zeros_wherever_it_points() -> None:
+    nothing = COPY.replace("[%rd5], 16;", "[%rd5+4096], 16, 0;")
+    got, findings = run(nothing, COMMIT, WAIT, BARRIER, OTHER_READ)
+    assert findings == []
+    assert got == [0] * THREADS
+
+
+def test_forks_under_a_pending_copy_cost_no_more_each_time() -> None:
+    """Each splits the copy and each join makes it whole again; parts that doubled never end."""
+    forks = "setp.lt.u32 %p1, %r0, 5;\nmov.u32 %r5, 0;\n" + "".join(
+        f"@%p1 bra JOIN{i};\nadd.u32 %r5, %r5, %r0;\nJOIN{i}:\n" for i in range(40)
+    )
+    got, findings = run(COPY, COMMIT, forks, WAIT, BARRIER, OTHER_READ, "add.u32 {d}, {d}, %r5;\n")
+    assert findings == []
+    late = [0 if i < 5 else 40 * i for i in range(THREADS)]
+    assert got == [1000 + (i ^ 33) // 4 * 4 + late[i] for i in range(THREADS)]
+
+
 def test_lanes_that_are_off_take_no_part() -> None:
     guarded = "setp.lt.u32 %p1, %r0, 3;\n@%p1 st.shared.b32 [%r2], {a};\n"
     _, findings = run(guarded, BARRIER, "@%p1 ld.shared.b32 {d}, [%r2];\n")

@@ -12,10 +12,19 @@ import pytest
 
 from flashsmith.configs import DType, FlashForwardKernelConfig, device_spec
 from flashsmith.errors import ArgumentError, IllegalConfigError
-from flashsmith.runtime import forward, forward_timed
-from flashsmith.runtime.arguments import check_device, check_output, check_scale
+from flashsmith.runtime import capturing, forward, forward_timed
+from flashsmith.runtime.arguments import check_device, check_output
 from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.runtime.libraries import LoadedKernels
+from flashsmith.runtime.options import (
+    UNLIMITED,
+    ForwardOptions,
+    Mask,
+    check_mask,
+    check_scale,
+    check_softcap,
+)
+from flashsmith.runtime.request import check_request
 from flashsmith.runtime.tensors import view_tensor
 
 CFG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4, swizzled=True)
@@ -56,7 +65,9 @@ def test_cfg_of_another_type(cfg: object) -> None:
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [None, [[1.0]], 1.0, "q"])
 def test_not_a_tensor(name: str, value: object) -> None:
-    refused(f"{name}: got .*; give a PyTorch tensor or a NumPy array", **{name: value})
+    refused(
+        f"{name}: got .*; give a PyTorch tensor, or a NumPy, CuPy or JAX array", **{name: value}
+    )
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
@@ -65,11 +76,15 @@ def test_rank(name: str, shape: tuple[int, ...]) -> None:
     refused(rf"{name}: rank {len(shape)} \(shape .*must be 4: \(batch", **{name: tensor(shape)})
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-@pytest.mark.parametrize("axis", range(4))
-def test_empty(name: str, axis: int) -> None:
-    shape = tuple(0 if i == axis else size for i, size in enumerate(SHAPE))
-    refused(f"{name}: is empty", **{name: tensor(shape)})
+def test_no_heads() -> None:
+    none = tensor((2, 64, 0, 64))
+    refused("q: shape .*must have at least one head", q=none)
+    refused("k: 0 heads and q 3; q's must be a multiple", k=none, v=none)
+
+
+def test_no_columns() -> None:
+    three = {name: tensor((2, 64, 3, 0)) for name in "qkv"}
+    refused("q: d_head 0 .*must be a multiple of 8", **three)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int16, np.float64, ">f2"])
@@ -91,30 +106,43 @@ def test_dtype_not_the_configs() -> None:
 
 def test_d_head_not_the_configs() -> None:
     three = {name: tensor((2, 64, 3, 128)) for name in ("q", "k", "v")}
-    refused("q: d_head 128 .*the config's kernel is for 64", **three)
+    refused("q: d_head 128; the config's kernel is for up to 64", **three)
+
+
+@pytest.mark.parametrize("d", [4, 59, 60, 111])
+def test_d_head_of_no_whole_chunks(d: int) -> None:
+    wide = {name: tensor((2, 64, 3, 128))[..., :d] for name in ("q", "k", "v")}
+    refused(f"q: d_head {d} .*must be a multiple of 8: pad q, k and v with zeros", **wide)
 
 
 def test_k_and_v_disagree() -> None:
     refused(r"v: shape \(2, 32, 3, 64\); must be k's, \(2, 64, 3, 64\)", v=tensor((2, 32, 3, 64)))
 
 
-@pytest.mark.parametrize("shape", [(1, 64, 3, 64), (2, 64, 3, 128)])
-def test_q_and_k_disagree(shape: tuple[int, ...]) -> None:
-    refused("k: shape .*; batch and d_head must be q's", k=tensor(shape), v=tensor(shape))
+@pytest.mark.parametrize(("shape", "what"), [((1, 64, 3, 64), "batch"), ((2, 64, 3, 56), "d_head")])
+def test_q_and_k_disagree(shape: tuple[int, ...], what: str) -> None:
+    refused(f"k: shape .*; {what} must be q's", k=tensor(shape), v=tensor(shape))
 
 
-def test_head_counts_differ() -> None:
-    kv = tensor((2, 64, 1, 64))
-    refused("k: 1 heads and q 3; this version needs as many", k=kv, v=kv)
+@pytest.mark.parametrize("heads", [2, 6])
+def test_heads_do_not_group(heads: int) -> None:
+    kv = tensor((2, 64, heads, 64))
+    refused(f"k: {heads} heads and q 3; q's must be a multiple", k=kv, v=kv)
 
 
-def test_q_length_not_a_multiple_of_B_r() -> None:
-    refused("q: seq_len 96 is not a multiple of the config's B_r=64", q=tensor((2, 96, 3, 64)))
+def test_lengths_beyond_what_a_kernel_counts() -> None:
+    endless = np.broadcast_to(tensor((1, 1, 1, 64)), (1, 2**30, 1, 64))
+    refused(
+        "k: 1073741824 rows; kernels count up to", q=tensor((1, 64, 1, 64)), k=endless, v=endless
+    )
+    refused("q: 1073741824 rows", q=endless, k=tensor((1, 64, 1, 64)), v=tensor((1, 64, 1, 64)))
 
 
-def test_k_length_not_a_multiple_of_B_c() -> None:
-    kv = tensor((2, 80, 3, 64))
-    refused("k: seq_len 80 is not a multiple of the config's B_c=32", k=kv, v=kv)
+def test_more_blocks_than_a_grid_holds() -> None:
+    row = tensor((1, 1, 1, 64))
+    q = np.broadcast_to(row, (2**20, 2**12 * 64, 1, 64))
+    kv = np.broadcast_to(row, (2**20, 64, 1, 64))
+    refused("q: batch x n_heads x blocks of 64 rows are above 2147483647", q=q, k=kv, v=kv)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "o"])
@@ -208,6 +236,186 @@ def test_scale(scale: object) -> None:
     refused("scale=.*give a finite number above 0", scale=scale)
 
 
+@pytest.mark.parametrize("name", ["causal", "return_lse", "return_row_max", "emulate"])
+@pytest.mark.parametrize("value", [1, 0, None, "yes", [True]])
+def test_flags(name: str, value: object) -> None:
+    refused(f"{name}=.*: allowed are True and False", **{name: value})
+
+
+@pytest.mark.parametrize("window", [None, 3, (1,), (1, 2, 3), "12", {1, 2}])
+def test_a_window_that_is_no_pair(window: object) -> None:
+    refused("window=.*: give a pair", window=window)
+
+
+@pytest.mark.parametrize("limit", [-1, 1.0, True, "4", np.float32(3)])
+@pytest.mark.parametrize("side", [0, 1])
+def test_window_limits(side: int, limit: object) -> None:
+    window = (limit, None) if side == 0 else (None, limit)
+    refused("window=.*is no limit; give a whole number from 0, or None", window=window)
+
+
+@pytest.mark.parametrize(
+    "softcap", [-1.0, math.inf, -math.inf, math.nan, True, None, "30", 1e39, 1e-45, 1j, [30.0]]
+)
+def test_softcap(softcap: object) -> None:
+    refused("softcap=.*give a finite number above 0", softcap=softcap)
+
+
+@pytest.mark.parametrize(("softcap", "scale"), [(1e-30, 1e30), (1e30, 1e-30)])
+def test_softcap_and_scale_too_far_apart(softcap: float, scale: float) -> None:
+    refused("softcap=.*: scale / softcap is .*fp32 cannot hold", softcap=softcap, scale=scale)
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,), (0,)])
+def test_sinks_of_another_length(shape: tuple[int, ...]) -> None:
+    refused(r"sinks: shape .*must be \(n_heads of q,\), \(3,\)", sinks=tensor(shape, np.float32))
+
+
+def test_sinks_of_another_kind() -> None:
+    refused("sinks: got .*; give a PyTorch tensor", sinks=[0.0, 0.0, 0.0])
+    refused("sinks: dtype float16; must be float32", sinks=tensor((3,)))
+    refused("sinks: rank 2", sinks=tensor((1, 3), np.float32))
+    refused("sinks: stride 2; must be 1", sinks=tensor((6,), np.float32)[::2])
+    on_gpu = DeviceArray((3,), np.dtype(np.float32), 0, 1 << 20)
+    refused("sinks: is a flashsmith tensor and q a numpy one", sinks=on_gpu)
+
+
+def test_output_overlaps_the_sinks() -> None:
+    o = aligned(2 * math.prod(SHAPE)).view(np.float16).reshape(SHAPE)
+    sinks = o.reshape(-1)[16:22].view(np.float32)
+    refused("o: shares memory with sinks", sinks=sinks, o=o)
+
+
+class TestPacked:
+    """Two sequences of q, 40 and 24 rows, and of k and v, 10 and 54."""
+
+    @staticmethod
+    def refused(message: str, **changed: Any) -> None:
+        rows = {name: tensor((64, 3, 64)) for name in "qkv"}
+        offsets = {"cu_seqlens_q": offsets_of(40, 24), "cu_seqlens_k": offsets_of(10, 54)}
+        refused(message, **(rows | offsets | changed))
+
+    @pytest.mark.parametrize("name", ["q", "k", "v"])
+    @pytest.mark.parametrize("shape", [(64, 64), SHAPE])
+    def test_rank(self, name: str, shape: tuple[int, ...]) -> None:
+        self.refused(rf"{name}: rank .*must be 3: \(total_len", **{name: tensor(shape)})
+
+    @pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
+    def test_one_of_both_missing(self, name: str) -> None:
+        self.refused(f"{name}: missing; packed sequences need both", **{name: None})
+
+    @pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
+    def test_limits_are_of_packed_sequences(self, name: str) -> None:
+        refused(f"{name}=64: is of packed sequences only", **{name: 64})
+
+    @pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
+    @pytest.mark.parametrize("value", [-1, 40.0, True, "64"])
+    def test_limits(self, name: str, value: object) -> None:
+        self.refused(f"{name}=.*: give a whole number from 0, or None", **{name: value})
+
+    @pytest.mark.parametrize(("side", "longest"), [("q", 40), ("k", 54)])
+    def test_a_limit_below_the_longest(self, side: str, longest: int) -> None:
+        message = f"max_seqlen_{side}={longest - 1}: the longest sequence has {longest} rows"
+        self.refused(message, **{f"max_seqlen_{side}": longest - 1})
+
+    @pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
+    def test_offsets_of_another_kind(self, name: str) -> None:
+        right = offsets_of(40, 24)
+        self.refused(f"{name}: got builtins.list", **{name: [0, 40, 64]})
+        self.refused(f"{name}: dtype int64; must be int32", **{name: right.astype(np.int64)})
+        self.refused(f"{name}: rank 2", **{name: right[None]})
+        self.refused(f"{name}: stride 2; must be 1", **{name: np.repeat(right, 2)[::2]})
+        self.refused(f"{name}: is empty", **{name: right[:0]})
+        odd = aligned(12, 2).view(np.int32)
+        self.refused(f"{name}: address .* is not a multiple of 4", **{name: odd})
+        on_gpu = DeviceArray((3,), np.dtype(np.int32), 0, 1 << 20)
+        self.refused(f"{name}: is a flashsmith tensor and q a numpy one", **{name: on_gpu})
+
+    def test_batches_differ(self) -> None:
+        message = "cu_seqlens_k: describes 3 sequences and cu_seqlens_q 2"
+        self.refused(message, cu_seqlens_k=offsets_of(10, 50, 4))
+
+    @pytest.mark.parametrize("side", ["q", "k"])
+    @pytest.mark.parametrize("offsets", [[1, 40, 64], [0, 40, 63], [0, 70, 64], [0, -1, 64]])
+    def test_offsets_that_do_not_rise_from_0_to_the_total(
+        self, side: str, offsets: list[int]
+    ) -> None:
+        name = f"cu_seqlens_{side}"
+        message = f"{name}: goes from .*must rise, or stay, from 0 to {side}'s 64 rows"
+        self.refused(message, **{name: np.array(offsets, np.int32)})
+
+    def test_rows_of_no_sequence(self) -> None:
+        none = offsets_of()
+        message = "cu_seqlens_q: describes no sequence, but q has 64 rows"
+        self.refused(message, cu_seqlens_q=none, cu_seqlens_k=none)
+
+    def test_output_overlaps_the_offsets(self) -> None:
+        o = aligned(2 * 64 * 3 * 64).view(np.float16).reshape(64, 3, 64)
+        offsets = o.reshape(-1)[:6].view(np.int32)
+        offsets[:] = 0, 40, 64
+        self.refused("o: shares memory with cu_seqlens_k", cu_seqlens_k=offsets, o=o)
+
+    @staticmethod
+    def on_gpu() -> tuple[tuple[Any, Any, Any, None], DeviceArray]:
+        """q, k, v and their offsets at addresses that belong to nobody."""
+        q, k, v = (DeviceArray((64, 3, 64), np.dtype(np.float16), 0, i << 20) for i in (1, 2, 3))
+        return (q, k, v, None), DeviceArray((3,), np.dtype(np.int32), 0, 1 << 30)
+
+    def test_contents_on_a_device_are_not_looked_at(self) -> None:
+        tensors, offsets = self.on_gpu()
+        options = ForwardOptions(
+            cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=50, max_seqlen_k=100
+        )
+        request = check_request(tensors, options)
+        assert request.packing is not None
+        # No sequence is longer than all of them together.
+        assert request.packing[2:] == (2, 50, 64)
+
+    @pytest.mark.parametrize("missing", ["q", "k"])
+    def test_a_limit_missing_while_a_graph_is_captured(
+        self, missing: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(capturing, "is_capturing", lambda framework, ordinal: True)
+        tensors, offsets = self.on_gpu()
+        limits = {"max_seqlen_q": 64, "max_seqlen_k": 64} | {f"max_seqlen_{missing}": None}
+        options = ForwardOptions(cu_seqlens_q=offsets, cu_seqlens_k=offsets, **limits)
+        message = f"max_seqlen_{missing}: missing during CUDA graph capture"
+        with pytest.raises(ArgumentError, match=message):
+            check_request(tensors, options)
+
+
+def offsets_of(*lengths: int) -> np.ndarray:
+    return np.cumsum([0, *lengths]).astype(np.int32)
+
+
+NOTHING = Mask("none", UNLIMITED, UNLIMITED)
+
+
+@pytest.mark.parametrize(
+    ("causal", "window", "mask"),
+    [
+        (False, (None, None), NOTHING),
+        (False, [None, None], NOTHING),
+        (True, (None, None), Mask("causal", UNLIMITED, 0)),
+        (np.True_, (None, 7), Mask("causal", UNLIMITED, 0)),
+        (False, (None, 0), Mask("causal", UNLIMITED, 0)),
+        (False, (5, None), Mask("window", 5, UNLIMITED)),
+        (False, (np.int64(0), 0), Mask("window", 0, 0)),
+        (False, (None, 3), Mask("window", UNLIMITED, 3)),
+        (True, (5, 3), Mask("window", 5, 0)),
+        (False, (2**40, None), NOTHING),
+        (True, (2**40, 2**70), Mask("causal", UNLIMITED, 0)),
+    ],
+)
+def test_causal_and_window_make_one_mask(causal: Any, window: Any, mask: Mask) -> None:
+    assert check_mask(causal, window) == mask
+
+
+@pytest.mark.parametrize(("softcap", "value"), [(0, 0.0), (0.0, 0.0), (30, 30.0), (0.5, 0.5)])
+def test_softcaps_that_are_fine(softcap: Any, value: float) -> None:
+    assert check_softcap(softcap, 0.125) == value
+
+
 @pytest.mark.parametrize("scale", [1, 0.125, np.float32(0.3), np.float64(2.0)])
 def test_scales_that_are_fine(scale: Any) -> None:
     assert check_scale(scale, 64) == float(scale)
@@ -278,6 +486,28 @@ class TestTorch:
     def test_sparse(self) -> None:
         three = self.tensors()
         refused("q: layout torch.sparse_coo", **(three | {"q": three["q"].to_sparse()}))
+
+    def test_gradients(self) -> None:
+        import torch
+
+        three = self.tensors()
+        for name in "qkv":
+            grown = three | {name: three[name].detach().requires_grad_()}
+            refused(rf"{name}: requires grad.*flashsmith.sdpa\(\)", **grown)
+        sinks = torch.zeros(3, requires_grad=True)
+        refused("sinks: requires grad", **three, sinks=sinks)
+
+    def test_offsets_and_sinks(self) -> None:
+        import torch
+
+        three = self.tensors()
+        refused("sinks: dtype torch.float16; must be float32", **three, sinks=torch.zeros(3).half())
+        packed = {name: tensor[0] for name, tensor in three.items()}
+        wide = torch.tensor([0, 64])
+        both = {"cu_seqlens_q": wide.int(), "cu_seqlens_k": wide}
+        refused("cu_seqlens_k: dtype torch.int64; must be int32", **packed, **both)
+        both["cu_seqlens_k"] = np.array([0, 64], np.int32)
+        refused("cu_seqlens_k: is a numpy tensor and q a torch one", **packed, **both)
 
     def test_elsewhere(self) -> None:
         three = self.tensors()

@@ -150,9 +150,9 @@ def test_another_arch_is_emulated_when_asked_for(monkeypatch: pytest.MonkeyPatch
     seen: list[int] = []
     get = forward_module.loaded_kernels.get
 
-    def noting(cfg: Any, arch: int) -> Any:
+    def noting(cfg: Any, arch: int, *options: Any) -> Any:
         seen.append(arch)
-        return get(cfg, 80)
+        return get(cfg, 80, *options)
 
     monkeypatch.setattr(forward_module.loaded_kernels, "get", noting)
     run_forward(CONFIGS[DType.FP16], *drawn(), arch=90)
@@ -214,7 +214,9 @@ class TestTorch:
 
         qkv = drawn()
         q, k, v = map(as_torch, qkv)
-        o = forward(CONFIGS[DType.FP16], torch.nn.Parameter(q), k.requires_grad_(), v)
+        with torch.no_grad():
+            o = forward(CONFIGS[DType.FP16], torch.nn.Parameter(q), k.requires_grad_(), v)
+        assert not o.requires_grad
         assert_attention(as_numpy(o), None, qkv)
 
 

@@ -20,6 +20,7 @@ from flashsmith.configs import (
     DType,
     FlashForwardKernelConfig,
     Problem,
+    Semantics,
     device_spec,
     parse_kernel_name_into_config,
 )
@@ -65,10 +66,15 @@ def test_two_libraries_in_one_process_keep_their_own_kernels(library: KernelLibr
 def test_a_library_that_is_not_what_its_manifest_says_is_refused(library: KernelLibrary) -> None:
     class Mislabelled:
         so_path = library.so_path
-        configs = library.configs[:-1]
+        configs = library.configs
+        manifest = library.manifest
 
-    with pytest.raises(LaunchError, match="holds other configs than its manifest lists"):
-        load_library(Mislabelled())  # type: ignore[arg-type]
+    fewer, another = Mislabelled(), Mislabelled()
+    fewer.configs = library.configs[:-1]
+    another.manifest = replace(library.manifest, semantics=Semantics("causal"))
+    for mislabelled in (fewer, another):
+        with pytest.raises(LaunchError, match="holds other kernels than its manifest lists"):
+            load_library(mislabelled)  # type: ignore[arg-type]
 
 
 def test_the_second_lookup_searches_nothing(
@@ -106,6 +112,22 @@ def test_without_jit_a_miss_names_the_config_its_neighbours_and_the_command(
     assert lines[2].strip() == str(CONFIGS[1])
     assert lines[3].strip() == str(CONFIGS[3])
     assert lines[-1] == f'Build it with: flashsmith build --kernels "{wanted}" --arch 80'
+
+
+def test_while_a_graph_is_captured_a_miss_is_an_error(
+    library: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "find_library", lambda *args, **kwargs: None)
+    monkeypatch.setattr(libraries, "build", None)
+    causal = Semantics("causal", uneven=True)
+    with pytest.raises(KernelNotBuiltError) as caught:
+        LoadedKernels().get(CONFIGS[0], 80, causal, lambda: False)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == (
+        f"config {CONFIGS[0]} [causal+uneven] is not built for sm_80, and no compiler is started "
+        "while a CUDA graph is captured."
+    )
+    assert lines[-1].endswith(f'--kernels "{CONFIGS[0]}" --arch 80 --semantics causal+uneven')
 
 
 def test_the_command_that_is_named_works(
@@ -184,20 +206,45 @@ def test_a_refused_launch_is_a_launch_error_with_cudas_words(kernel: Any) -> Non
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"seq_q": 96}, "seq_q must be a multiple of B_r"),
-        ({"seq_k": 80}, "seq_k must be a multiple of B_c"),
         ({"dtype": DType.BF16}, "problem: dtype BF16; the config's kernel is for FP16"),
-        ({"d": 128}, "d is 128 but the config's d_head is 64"),
-        ({"heads_k": 1}, "heads_q and heads_k must be equal"),
-        ({"batch": 1 << 40}, "between 1 and"),
+        ({"d": 128}, "d is 128; the config serves multiples of 8 up to 64"),
+        ({"d": 60}, "d is 60; the config serves multiples of 8 up to 64"),
+        ({"seq_k": 1 << 30}, "lengths must be between 0 and"),
+        ({"batch": 1 << 40}, "batch and total lengths must be between 0 and"),
         ({"batch": 1 << 20, "heads_q": 1 << 12, "heads_k": 1 << 12}, "must stay within"),
     ],
 )
 def test_what_the_planner_refuses_is_an_argument_error(
-    changed: dict[str, Any], message: str
+    library: KernelLibrary, changed: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
         plan_forward(CONFIGS[0], replace(PROBLEM, **changed), A100)
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (replace(PROBLEM, seq_q=96), "uneven: this library's kernels want whole tiles"),
+        (replace(PROBLEM, seq_k=80), "uneven: this library's kernels want whole tiles"),
+        (replace(PROBLEM, semantics=Semantics("causal")), "mask: this library's kernels have none"),
+        (replace(PROBLEM, semantics=Semantics("window")), "mask: this library's kernels have none"),
+        (replace(PROBLEM, semantics=Semantics(softcap=True)), "softcap: this library's kernels"),
+        (replace(PROBLEM, semantics=Semantics(packed=True, uneven=True)), "packed: this library's"),
+    ],
+)
+def test_a_kernel_compiled_for_other_semantics_refuses_the_call(
+    kernel: Any, problem: Problem, message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        kernel.plan(unplaced_call(problem, 0.125, A100))
+
+
+def test_a_call_of_another_length_is_refused(kernel: Any) -> None:
+    arguments = (kernel.index, *unplaced_call(PROBLEM, 0.125, A100).library_arguments())
+    kernel.functions.plan(*arguments)
+    for wrong in ((), arguments[:-1], (*arguments, 0)):
+        with pytest.raises(ValueError, match=r"(fewer|more) arguments than the call takes"):
+            kernel.functions.plan(*wrong)
 
 
 def test_planning_for_too_small_a_device_is_refused(kernel: Any) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
+import itertools
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from flashsmith.configs import DType, FlashForwardKernelConfig, is_legal
+from flashsmith.configs import DType, FlashForwardKernelConfig
 from flashsmith.errors import ArgumentError
+from flashsmith.runtime import forward_pass
 from flashsmith.tuning import attention, choose_config
 from flashsmith.verify import compare, compute_references
 
+CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
 RNG = np.random.default_rng(0)
 
 
@@ -22,51 +23,68 @@ def tensors(seq_q: int = 64, seq_k: int = 64, d: int = 64, dtype: Any = np.float
     return [RNG.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize("seq_q", [64, 128, 192, 4096])
-@pytest.mark.parametrize("seq_k", [32, 64, 96, 4096])
-def test_the_choice_is_legal_and_fits(seq_q: int, seq_k: int, d: int, dtype: Any) -> None:
-    q, k = (np.broadcast_to(np.zeros(d, dtype), (1, seq, 1, d)) for seq in (seq_q, seq_k))
-    config = choose_config(q, k)
-    assert is_legal(config)
-    assert config.d_head == d
-    assert config.dtype.numpy_name == np.dtype(dtype).name
-    assert seq_q % config.B_r == 0
-    assert seq_k % config.B_c == 0
-
-
-def test_large_tiles_are_preferred() -> None:
-    q = np.broadcast_to(np.zeros(64, np.float16), (1, 4096, 1, 64))
-    assert (choose_config(q, q).B_r, choose_config(q, q).B_c) == (128, 64)
-
-
 def test_the_output_is_attention() -> None:
     q, k, v = tensors()
     out = np.full_like(q, np.nan)
     assert attention(q, k, v, scale=0.25, out=out) is out
-    assert compare(choose_config(q, k), out, None, compute_references(q, k, v, 0.25)).ok
+    assert compare(CONFIG, out, None, compute_references(q, k, v, 0.25)).ok
+
+
+def test_every_keyword_reaches_the_kernel() -> None:
+    """Each changes the output, or what is returned."""
+    q, k, v = tensors(70, 90)
+    plain = attention(q, k, v)
+    sinks = np.ones(1, np.float32)
+    changes: list[dict[str, Any]] = [
+        {"causal": True},
+        {"window": (5, None)},
+        {"window": (None, 5)},
+        {"softcap": 0.5},
+        {"scale": 1.0},
+        {"sinks": sinks},
+    ]
+    outputs = [attention(q, k, v, **change) for change in changes]
+    for one, other in itertools.combinations([plain, *outputs], 2):
+        assert not np.array_equal(one, other)
+    o, lse, row_max = attention(q, k, v, return_lse=True, return_row_max=True)
+    assert np.array_equal(o, plain)
+    assert (lse > row_max).all()
+    assert np.array_equal(attention(q, k, v, return_lse=True)[1], lse)
+    assert np.array_equal(attention(q, k, v, return_row_max=True)[1], row_max)
+    offsets = [np.array([0, rows], np.int32) for rows in (70, 90)]
+    both = {"cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
+    assert np.array_equal(attention(q[0], k[0], v[0], **both), plain[0])
+    with pytest.raises(ArgumentError, match="max_seqlen_q=69: the longest sequence has 70"):
+        attention(q[0], k[0], v[0], **both, max_seqlen_q=69)
+    with pytest.raises(ArgumentError, match="max_seqlen_k=0: the longest sequence has 90"):
+        attention(q[0], k[0], v[0], **both, max_seqlen_k=0)
 
 
 def test_a_config_given_is_the_one_used(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Any] = []
-    config = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
-    module = importlib.import_module("flashsmith.tuning.attention")
-    monkeypatch.setattr(module, "forward", lambda cfg, *args, **kwargs: used.append(cfg))
-    attention(*tensors(), config=config)
-    assert used == [config]
+    get = forward_pass.loaded_kernels.get
+
+    def noting(cfg: Any, *options: Any) -> Any:
+        used.append(cfg)
+        return get(cfg, *options)
+
+    monkeypatch.setattr(forward_pass.loaded_kernels, "get", noting)
+    attention(*tensors(), config=CONFIG)
+    attention(*tensors())
+    assert used[0] == CONFIG != used[1]
 
 
-@pytest.mark.parametrize("d", [8, 59, 96, 256])
+@pytest.mark.parametrize("config", ["(FP16, 64, 64, 32, 4): load_0_0_0_tiles", 3, choose_config])
+def test_a_config_of_another_type(config: object) -> None:
+    with pytest.raises(ArgumentError, match=r"config: got .*; give a FlashForwardKernelConfig"):
+        attention(*tensors(), config=config)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("d", [12, 59, 111])
 def test_head_dimensions_without_a_kernel(d: int) -> None:
-    with pytest.raises(ArgumentError, match=f"q: d_head {d}; kernels exist for 64 and 128"):
-        attention(*tensors(d=d))
-
-
-@pytest.mark.parametrize(("seq_q", "seq_k"), [(65, 64), (64, 33), (32, 32)])
-def test_lengths_without_a_kernel(seq_q: int, seq_k: int) -> None:
-    with pytest.raises(ArgumentError, match=f"lengths {seq_q} and {seq_k}; kernels exist for"):
-        attention(*tensors(seq_q, seq_k))
+    q, k, v = (np.zeros((1, 64, 1, 128), np.float16)[..., :d] for _ in range(3))
+    with pytest.raises(ArgumentError, match=f"q: d_head {d} .*must be a multiple of 8"):
+        attention(q, k, v)
 
 
 def test_arguments_are_checked_before_choosing() -> None:

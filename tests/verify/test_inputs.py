@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -97,3 +99,53 @@ def test_a_first_tile_that_leaves_no_later_one_is_refused(first_tile: int) -> No
     narrow = InputSpec("low_first_tile", DType.FP16, 1, 64, 96, 1, D, 0.1, first_tile=first_tile)
     with pytest.raises(ArgumentError, match="at least two key tiles"):
         make_inputs(narrow)
+
+
+@pytest.mark.parametrize("kind", INPUT_KINDS)
+def test_grouped_heads_have_the_property_too(kind: str) -> None:
+    grouped = replace(spec(kind), heads=6, heads_k=2)
+    inputs = make_inputs(grouped)
+    assert (inputs.q.shape[2], inputs.k.shape[2], inputs.v.shape[2]) == (6, 2, 2)
+    expanded = Inputs(inputs.q, np.repeat(inputs.k, 3, axis=2), inputs.v)
+    scores = scaled_scores(expanded, default_scale(D))
+    if kind == "large_scores":
+        assert scores.max() > 0.98 * LARGE_SCORE
+        assert scores.min() < -0.98 * LARGE_SCORE
+    if kind == "one_hot":
+        assert (scores.max(axis=-1) - np.sort(scores, axis=-1)[..., -2]).min() > 20
+
+
+def test_packed_sequences_are_drawn_like_batches_of_one() -> None:
+    lens_q, lens_k = (128, 0, 40), (96, 5, 0)
+    packed = replace(spec("large_scores"), batch=1, lens_q=lens_q, lens_k=lens_k)
+    inputs = make_inputs(packed)
+    assert inputs.q.shape == (168, 3, D)
+    assert inputs.k.shape == inputs.v.shape == (101, 3, D)
+    first = make_inputs(replace(spec("large_scores"), batch=1))
+    assert inputs.q[:128].tobytes() == first.q.tobytes()
+    assert inputs.k[:96].tobytes() == first.k.tobytes()
+    assert np.isfinite(inputs.k.astype(np.float32)).all()
+
+
+def test_tile_kinds_need_one_packed_sequence_of_two_tiles() -> None:
+    packed = replace(spec("low_first_tile"), lens_q=(9, 9), lens_k=(FIRST, FIRST - 1))
+    with pytest.raises(ArgumentError, match=f"{FIRST} of {FIRST} keys"):
+        make_inputs(packed)
+    make_inputs(replace(packed, lens_k=(FIRST, FIRST + 1)))
+
+
+@pytest.mark.parametrize("kind", sorted(set(INPUT_KINDS) - {"low_first_tile", "high_first_tile"}))
+@pytest.mark.parametrize("lengths", [(0, 7), (7, 0), (0, 0)])
+def test_empty_problems_have_empty_inputs(kind: str, lengths: tuple[int, int]) -> None:
+    inputs = make_inputs(InputSpec(kind, DType.FP16, 2, *lengths, 3, 16, 0.25))
+    assert (inputs.q.shape[1], inputs.k.shape[1]) == lengths
+
+
+def test_sinks_leave_the_other_inputs_as_they_are() -> None:
+    plain, with_sinks = spec("random"), replace(spec("random"), sinks=True)
+    assert make_inputs(plain).sinks is None
+    drawn = make_inputs(with_sinks)
+    assert drawn.sinks is not None
+    assert (drawn.sinks.shape, drawn.sinks.dtype) == ((3,), np.float32)
+    assert len(set(drawn.sinks.tolist())) == 3
+    assert drawn.v.tobytes() == make_inputs(plain).v.tobytes()

@@ -58,6 +58,32 @@ def test_several_batches_heads_and_unequal_lengths(
         assert_right(cfg, seq=128, seq_k=192, batch=2, heads=3, scale=0.2, seed=7)
 
 
+def test_everything_at_once() -> None:
+    verdict = prove(
+        BEST, heads=4, heads_k=2, d=40, causal=True, window=(30, 5), softcap=20.0, sinks=True,
+        lens_q=(70, 0, 3), lens_k=(90, 5, 0), checks=True,
+    )  # fmt: skip
+    assert verdict.ok, str(verdict)
+    assert verdict.row_max_error is not None
+    problem = verdict.problem
+    assert str(problem.semantics) == "window+softcap+packed+uneven"
+    assert (problem.batch, problem.seq_q, problem.seq_k, problem.d) == (3, 70, 90, 40)
+    assert (problem.heads_q, problem.heads_k) == (4, 2)
+    assert "causal, window (30, 5), softcap 20, lens 70+0+3:90+5+0" in str(verdict)
+
+
+def test_few_outputs_are_repeated_over_grouped_heads() -> None:
+    problem = prove(BEST, seq=1, seq_k=5, heads=4, heads_k=2, d=8).problem
+    assert (problem.heads_q, problem.heads_k) == (512, 256)
+
+
+@pytest.mark.parametrize("lengths", [(0, 64), (64, 0), (0, 0)])
+def test_empty_problems_are_right(lengths: tuple[int, int]) -> None:
+    verdict = prove(BEST, seq=lengths[0], seq_k=lengths[1], checks=True)
+    assert verdict.ok, str(verdict)
+    assert (verdict.outputs == 0) is (lengths[0] == 0)
+
+
 def test_a_verdict_says_what_was_run(progression: list[FlashForwardKernelConfig]) -> None:
     verdict = prove(BEST, seq=64, checks=True)
     assert verdict.ok
@@ -90,7 +116,7 @@ class TestBrokenKernels:
 
     @staticmethod
     def failing(**problem: Any) -> Any:
-        verdict = prove(BEST, seq=128, heads=2, **problem)
+        verdict = prove(BEST, heads=2, **{"seq": 128} | problem)
         assert not verdict.ok
         assert "WRONG" in str(verdict)
         return verdict
@@ -134,6 +160,15 @@ class TestBrokenKernels:
         breaking(damage)
         self.failing(inputs="constant", seed=1)
 
+    def test_a_wrong_row_of_a_packed_sequence(self, breaking: Any) -> None:
+        def damage(o: np.ndarray, lse: np.ndarray) -> None:
+            o[100, 1] = o[101, 1]
+
+        breaking(damage)
+        where = self.failing(lens_q=(60, 0, 68)).first_mismatch
+        assert (where.batch, where.row, where.packed_row, where.head) == (2, 40, 100, 1)
+        assert (where.tile, where.warp) == (0, 2)
+
     def test_a_wrong_lse(self, breaking: Any) -> None:
         def damage(o: np.ndarray, lse: np.ndarray) -> None:
             lse[0, 1, 5] *= np.float32(1.01)
@@ -160,9 +195,8 @@ def test_an_unknown_backend_is_refused() -> None:
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
-        ({"seq": 0}, "seq_q=0"),
         ({"heads": 0}, "heads_q=0"),
-        ({"seq": 100}, "q: seq_len 100 is not a multiple"),
+        ({"seq": -1}, "seq_q=-1"),
         ({"scale": -1.0}, r"scale=-1\.0"),
         ({"inputs": "low_first_tile", "seq_k": 64}, "at least two key tiles"),
     ],

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from flashsmith.codegen import generate_kernel_instantiations
-from flashsmith.configs import get_kernel_configs, get_kernels_to_build
+from flashsmith.configs import Semantics, get_kernel_configs, get_kernels_to_build
 from flashsmith.errors import FlashsmithError
 
 
@@ -22,12 +22,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--kernels", help="which configs (as the KERNELS variable); default: get_kernels_to_build()"
     )
+    parser.add_argument("--semantics", default="plain", help="such as causal+uneven")
     parser.add_argument("--out", type=Path, default=Path("generated"), help="folder to write into")
     parser.add_argument("--shards", type=int, default=1, help="how many .cu files to spread over")
     options = parser.parse_args(argv)
     try:
         configs = get_kernel_configs(options.kernels) if options.kernels else get_kernels_to_build()
-        sources = generate_kernel_instantiations(configs, options.out, n_shards=options.shards)
+        sources = generate_kernel_instantiations(
+            configs,
+            options.out,
+            semantics=Semantics.parse(options.semantics),
+            n_shards=options.shards,
+        )
     except FlashsmithError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

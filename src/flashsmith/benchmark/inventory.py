@@ -15,7 +15,7 @@ from rich.console import Console
 from flashsmith.benchmark.table import Column, print_table
 from flashsmith.benchmark.target import Target
 from flashsmith.builder import CacheEntry, KernelLibrary
-from flashsmith.configs import FlashForwardKernelConfig, is_legal
+from flashsmith.configs import FlashForwardKernelConfig, Semantics, is_legal
 
 MIB = 2**20
 
@@ -48,11 +48,12 @@ def _meaning(key: str) -> str:
 def config_facts(
     configs: Iterable[FlashForwardKernelConfig], target: Target, cached: Iterable[CacheEntry]
 ) -> list[dict[str, Any]]:
-    """What is known of each config before it runs; `cached` says which are built."""
+    """What is known of each config before it runs; `cached` says which are built (plain)."""
     built = {
         kernel.config
         for entry in cached
-        if entry.manifest is not None and entry.manifest.arch == target.device.arch
+        if entry.manifest is not None
+        and (entry.manifest.arch, entry.manifest.semantics) == (target.device.arch, Semantics())
         for kernel in entry.manifest.kernels
     }
     return [
@@ -100,6 +101,7 @@ def library_facts(library: KernelLibrary) -> dict[str, Any]:
     return {
         "path": str(library.path),
         "arch": f"sm_{manifest.arch}",
+        "semantics": str(manifest.semantics),
         "build_seconds": manifest.build_seconds,
         "kernels": [kernel.to_json() for kernel in manifest.kernels],
     }
@@ -140,6 +142,7 @@ def entry_facts(entry: CacheEntry) -> dict[str, Any]:
         "last_used": entry.last_used,
         "damage": entry.damage,
         "arch": f"sm_{manifest.arch}" if manifest else None,
+        "semantics": str(manifest.semantics) if manifest else None,
         "created": manifest.created if manifest else None,
         "build_seconds": manifest.build_seconds if manifest else None,
         "configs": [kernel.short_form for kernel in manifest.kernels] if manifest else [],
@@ -151,6 +154,7 @@ def print_entries(console: Console, entries: Sequence[CacheEntry]) -> None:
     columns = [
         Column("library"),
         Column("arch"),
+        Column("semantics"),
         Column("configs", True),
         Column("MiB", True),
         Column("last used"),
@@ -160,6 +164,7 @@ def print_entries(console: Console, entries: Sequence[CacheEntry]) -> None:
         (
             entry.key[:12],
             f"sm_{entry.manifest.arch}" if entry.manifest else "?",
+            str(entry.manifest.semantics) if entry.manifest else "?",
             str(len(entry.manifest.kernels)) if entry.manifest else "?",
             f"{entry.bytes / MIB:.1f}",
             time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used)),

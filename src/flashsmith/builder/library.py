@@ -25,7 +25,8 @@ class KernelLibrary:
         self._entries = {kernel.config: kernel for kernel in manifest.kernels}
 
     def __repr__(self) -> str:
-        return f"KernelLibrary({str(self.path)!r}, {len(self)} configs, sm_{self.manifest.arch})"
+        made_for = f"{self.manifest.semantics}, sm_{self.manifest.arch}"
+        return f"KernelLibrary({str(self.path)!r}, {len(self)} configs, {made_for})"
 
     def __contains__(self, cfg: object) -> bool:
         return cfg in self._entries
@@ -54,7 +55,8 @@ class KernelLibrary:
         except KeyError:
             raise KernelNotBuiltError(
                 f"config: {cfg} is not among the {len(self)} configs of the library {self.path}; "
-                f"build it with: flashsmith build --kernels '{cfg}'"
+                f"build it with: flashsmith build --kernels '{cfg}' "
+                f"--semantics {self.manifest.semantics}"
             ) from None
 
     def ptx(self, cfg: FlashForwardKernelConfig) -> str:

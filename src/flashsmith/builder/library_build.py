@@ -127,7 +127,8 @@ class _Build:
 
     def _plan(self) -> str:
         compilers = f"{self.jobs} compiler{'s' if self.jobs > 1 else ''} side by side"
-        return f"{len(self.recipe.configs)} configs for sm_{self.recipe.arch}, {compilers}"
+        kind = "" if self.recipe.semantics == Semantics() else f"{self.recipe.semantics} "
+        return f"{len(self.recipe.configs)} {kind}configs for sm_{self.recipe.arch}, {compilers}"
 
     def _manifest(self, folder: Path, kernels: list[KernelEntry], seconds: float) -> Manifest:
         recipe = self.recipe

@@ -2,8 +2,8 @@
 
 Each file is a complete module: the prelude, one entry, the source files its ``.loc`` lines name.
 Numbers that count across the shard (source files, labels, debug strings) are renumbered and paths
-made relative, so a kernel's text depends on its config and the sources alone: not on its
-neighbours, the folder it was built in, or where the package is installed.
+made relative, so a kernel's text depends on its config and the sources alone (but for a few .loc
+lines): not on its neighbours, the folder it was built in, or where the package is installed.
 """
 
 from __future__ import annotations

@@ -12,15 +12,18 @@ from flashsmith.configs.dtype import DType
 from flashsmith.configs.legal_space import KNOB_VALUES, legal_completions
 from flashsmith.configs.nearest import check_legal, nearest_legal
 from flashsmith.configs.parsing import parse_kernel_name_into_config
-from flashsmith.configs.problem import Problem, Semantics
+from flashsmith.configs.problem import Problem
 from flashsmith.configs.rules import (
     RULES,
+    SUPPORTED_D_HEADS,
     BrokenRule,
     Rule,
     broken_rules,
+    compiled_d_head,
     is_legal,
     rule_bitmask,
 )
+from flashsmith.configs.semantics import Semantics
 from flashsmith.configs.sets import (
     get_autotuning_kernel_configs,
     get_kernel_configs,
@@ -35,6 +38,7 @@ __all__ = [
     "KNOB_VALUES",
     "KNOWN_DEVICES",
     "RULES",
+    "SUPPORTED_D_HEADS",
     "BrokenRule",
     "DType",
     "DeviceSpec",
@@ -44,6 +48,7 @@ __all__ = [
     "Semantics",
     "broken_rules",
     "check_legal",
+    "compiled_d_head",
     "device_spec",
     "get_autotuning_kernel_configs",
     "get_cover_configs",

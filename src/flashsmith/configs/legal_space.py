@@ -16,7 +16,6 @@ from flashsmith.configs.rules import (
     SUPPORTED_N_WARPS,
 )
 
-# 16 K-tiles are the whole of the longest operand, 128 columns.
 _LOAD_COUNTS = (0, 2, 4, 8, 16)
 _FLAG = (False, True)
 

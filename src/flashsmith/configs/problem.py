@@ -1,56 +1,31 @@
-"""Problem and Semantics: what is computed, apart from how (that is the config)."""
+"""Problem: what is to be computed, apart from how (that is the config)."""
 
 from __future__ import annotations
 
 import operator
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from flashsmith.configs.config import FlashForwardKernelConfig
 from flashsmith.configs.dtype import DType
+from flashsmith.configs.semantics import MASKS, Semantics
 from flashsmith.errors import ArgumentError
 
-
-@dataclass(frozen=True, order=True)
-class Semantics:
-    """What of the semantics is fixed when a kernel is compiled; a library has one.
-
-    mask: which keys a query sees ('none': all). softcap: whether scores are capped. packed:
-    whether sequences are packed one after another. uneven: whether the last tile may be partial.
-    Only the neutral values can be compiled so far.
-
-    Raises:
-        ArgumentError: a value other than the neutral one.
-    """
-
-    mask: str = "none"
-    softcap: bool = False
-    packed: bool = False
-    uneven: bool = False
-
-    def __post_init__(self) -> None:
-        for name, neutral in (
-            ("mask", "none"),
-            ("softcap", False),
-            ("packed", False),
-            ("uneven", False),
-        ):
-            if getattr(self, name) != neutral:
-                raise ArgumentError(
-                    f"{name}={getattr(self, name)!r}: kernels are compiled with {neutral!r} only"
-                )
-
-
-_SIZES = ("batch", "seq_q", "seq_k", "heads_q", "heads_k", "d")
+# The smallest value of every size. A batch may be empty, and so may sequences.
+_SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1}
+_SEMANTIC_WORDS = (*MASKS, "softcap", "packed", "uneven", "plain")
 
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One attention call's sizes.
+    """One attention call's sizes, and what of its semantics is compiled in.
 
-    q and o are (batch, seq_q, heads_q, d), k and v (batch, seq_k, heads_k, d).
+    q and o are (batch, seq_q, heads_q, d), k and v (batch, seq_k, heads_k, d). Packed, batch is the
+    number of sequences, and seq_q and seq_k are the lengths of the longest.
 
     Raises:
-        ArgumentError: a size is not a whole number above 0, or the heads do not group.
+        ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
+            or the heads do not group.
     """
 
     batch: int
@@ -64,38 +39,61 @@ class Problem:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
-        for name in _SIZES:
+        for name, lowest in _SIZES.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-                raise ArgumentError(f"{name}={value!r}: give a whole number above 0")
+            if isinstance(value, bool) or not hasattr(value, "__index__") or value < lowest:
+                raise ArgumentError(f"{name}={value!r}: give a whole number, at least {lowest}")
             object.__setattr__(self, name, operator.index(value))
         if self.heads_q % self.heads_k:
             raise ArgumentError(
                 f"heads_q={self.heads_q}: must be a multiple of heads_k={self.heads_k}"
             )
 
+    def required_semantics(self, cfg: FlashForwardKernelConfig) -> Semantics:
+        """What `cfg`'s kernel must be compiled for: uneven where tiles or d_head are not filled."""
+        filled = (
+            self.d == cfg.d_head
+            and self.seq_q % cfg.B_r == 0
+            and self.seq_k % cfg.B_c == 0
+            and self.seq_k > 0
+        )
+        if filled or self.semantics.uneven:
+            return self.semantics
+        return replace(self.semantics, uneven=True)
+
     def attn_flop(self) -> int:
-        """FLOP of the two matrix products: 4 b h s_q s_k d."""
-        return 4 * self.batch * self.heads_q * self.seq_q * self.seq_k * self.d
+        """FLOP of the two matrix products: 4 b h s_q s_k d; half of it when causal.
+
+        A window's limits are no part of a problem, so it counts in full; packed, every sequence
+        counts as the longest.
+        """
+        flop = 4 * self.batch * self.heads_q * self.seq_q * self.seq_k * self.d
+        return flop // 2 if self.semantics.mask == "causal" else flop
 
     def __str__(self) -> str:
         seq = _pair("s", self.seq_q, self.seq_k)
         heads = _pair("h", self.heads_q, self.heads_k)
-        return f"b{self.batch} {seq} {heads} d{self.d} {self.dtype.name.lower()}"
+        sizes = f"b{self.batch} {seq} {heads} d{self.d} {self.dtype.name.lower()}"
+        return " ".join([sizes, *self.semantics.words()])
 
     @classmethod
     def parse(cls, text: str) -> Problem:
-        """The problem that e.g. 'b2 s128 h16 d128 fp16' names, in any order.
+        """The problem that e.g. 'b2 s128 h16 d128 fp16 causal' names, in any order.
 
         's128:512' means seq_q 128 and seq_k 512, 'h32:8' heads_q 32 and heads_k 8; b and h
-        default to 1. str() writes this form.
+        default to 1. The words of Semantics follow one by one or joined by '+'; packed implies
+        uneven. str() writes this form.
 
         Raises:
             ArgumentError: a word is unknown or doubled, or s, d or the dtype is missing.
         """
         found: dict[str, tuple[int, int]] = {}
+        semantics: list[str] = []
         dtype: DType | None = None
         for word in text.lower().split():
+            if set(word.split("+")) <= set(_SEMANTIC_WORDS):
+                semantics += word.split("+")
+                continue
             match = re.fullmatch(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", word, re.ASCII)
             key = (match.group(1) or match.group(3)) if match else "dtype"
             if key in found or (key == "dtype" and dtype is not None):
@@ -113,7 +111,10 @@ class Problem:
             )
         (batch, _), (seq_q, seq_k) = found.get("b", (1, 1)), found["s"]
         (heads_q, heads_k), (d, _) = found.get("h", (1, 1)), found["d"]
-        return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype)
+        if "packed" in semantics:
+            semantics += ["uneven"] * ("uneven" not in semantics)
+        kind = Semantics.parse("+".join(semantics) or "plain")
+        return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, kind)
 
 
 def _pair(letter: str, first: int, second: int) -> str:

@@ -10,15 +10,22 @@ from dataclasses import dataclass
 
 from flashsmith.configs.config import K_TILE_COLUMNS, FlashForwardKernelConfig
 from flashsmith.configs.device_spec import DEFAULT_DEVICE, DeviceSpec
+from flashsmith.errors import ArgumentError
 
 # The sizes that the mma.sync family has kernels for.
-SUPPORTED_D_HEADS = (64, 128)
+SUPPORTED_D_HEADS = (32, 64, 96, 128, 192, 256)
 SUPPORTED_B_R = (64, 128)
 SUPPORTED_B_C = (32, 64, 128)
 SUPPORTED_N_WARPS = (4, 8)
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 MAX_THREADS_PER_CTA = 1024
+# K-tiles that the registers can hold of a streamed operand: at d_head 256 not all of them.
+MAX_LOAD_COUNT = 16
+# Elements of 16 bytes: what a row of any tensor must be a multiple of.
+D_STEP = 8
+# With 32 rows a warp, O alone takes d_head registers a thread; 192 leave too few for the rest.
+MAX_D_HEAD_OF_32_ROWS = 128
 
 Predicate = Callable[[FlashForwardKernelConfig, DeviceSpec], bool]
 
@@ -70,7 +77,7 @@ def _one_of(name: str, knob: str, allowed: tuple[int, ...]) -> Rule:
 
 def _is_load_count(count: int, extent: int) -> bool:
     """Whether `count` K-tiles at a time walk an operand that is `extent` elements deep."""
-    power_of_two = count >= 2 and count & (count - 1) == 0
+    power_of_two = 2 <= count <= MAX_LOAD_COUNT and count & (count - 1) == 0
     return count == 0 or (power_of_two and extent % (K_TILE_COLUMNS * count) == 0)
 
 
@@ -78,8 +85,8 @@ def _load_count(operand: str, depth: str) -> Rule:
     knob = f"{operand}_mma_load_K_tiles"
     return Rule(
         f"{operand}_load_count",
-        f"{knob} must be 0 (the whole block in registers) or a power of two, at least 2 (one "
-        f"m16n8k16 step), that divides the {depth} / 8 K-tiles of {operand}",
+        f"{knob} must be 0 (the whole block in registers) or a power of two from 2 (one m16n8k16 "
+        f"step) to {MAX_LOAD_COUNT} that divides the {depth} / 8 K-tiles of {operand}",
         lambda cfg, device: _is_load_count(getattr(cfg, knob), getattr(cfg, depth)),
         (knob, depth),
     )
@@ -150,7 +157,31 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.Q_mma_load_K_tiles in (0, cfg.K_mma_load_K_tiles),
         ("Q_mma_load_K_tiles", "K_mma_load_K_tiles"),
     ),
+    Rule(
+        "O_fits_registers",
+        "d_head above 128 needs B_r / n_warps, the rows of one warp, to be 16: O takes d_head x "
+        "rows / 32 of the 255 registers of a thread",
+        lambda cfg, device: (
+            cfg.d_head <= MAX_D_HEAD_OF_32_ROWS or cfg.B_r <= MMA_ROWS * cfg.n_warps
+        ),
+        ("d_head", "B_r", "n_warps"),
+    ),
 )
+
+
+def compiled_d_head(d: int) -> int:
+    """The smallest d_head whose kernels serve head dimension `d`.
+
+    Raises:
+        ArgumentError: `d` is no multiple of 8 from 8 to 256.
+    """
+    if d < 1 or d % D_STEP or d > SUPPORTED_D_HEADS[-1]:
+        raise ArgumentError(
+            f"d={d}: kernels exist for multiples of {D_STEP} from {D_STEP} to "
+            f"{SUPPORTED_D_HEADS[-1]} (pad q, k and v with zeros up to one, and pass "
+            "scale=1/sqrt(d) of the true d)"
+        )
+    return next(d_head for d_head in SUPPORTED_D_HEADS if d <= d_head)
 
 
 def broken_rules(

@@ -2,7 +2,8 @@
 // once: the tvm-ffi headers would cost every .cu file seconds of nvcc.
 //
 // Tensors arrive as an address and element strides, exactly as Python checked them: DLPack would
-// carry neither a read-only NumPy array nor a problem that has no tensors yet.
+// carry neither a read-only NumPy array nor a problem that has no tensors yet. A call is one flat
+// list of numbers: nested tuples would cost more than the rest of it, a microsecond each.
 #include <tvm/ffi/tvm_ffi.h>
 
 #include <cstdint>
@@ -18,16 +19,84 @@ namespace {
 namespace ffi = tvm::ffi;
 
 using Int = int64_t;
-// batch, seq_q, seq_k, heads_q, heads_k, d
-using SizesTuple = ffi::Tuple<Int, Int, Int, Int, Int, Int>;
-// address, batch stride, seq stride, head stride
-using TensorTuple = ffi::Tuple<Int, Int, Int, Int>;
-// arch, SMs, shared memory per block, shared memory per SM
-using DeviceTuple = ffi::Tuple<Int, Int, Int, Int>;
+
+// The arguments of one call, read from the first to the last.
+class Arguments {
+  public:
+    Arguments(const TVMFFIAny* values, int32_t count)
+        : values_(reinterpret_cast<const ffi::AnyView*>(values)), count_(count) {}
+
+    Int integer() { return next().cast<Int>(); }
+    int small_integer() { return static_cast<int>(integer()); }
+    double number() { return next().cast<double>(); }
+    template <typename T>
+    T* address() {
+        return reinterpret_cast<T*>(integer());
+    }
+    void end() const {
+        if (used_ != count_) throw std::invalid_argument("more arguments than the call takes");
+    }
+
+  private:
+    ffi::AnyView next() {
+        if (used_ == count_) throw std::invalid_argument("fewer arguments than the call takes");
+        return values_[used_++];
+    }
+    const ffi::AnyView* values_;
+    int32_t count_;
+    int32_t used_ = 0;
+};
+
+// In the order of the members, as ForwardCall.library_arguments (runtime/call.py) lists them.
+// Initialisers in braces are evaluated from left to right.
+
+TensorRef tensor(Arguments& args) {
+    return {args.address<void>(), args.integer(), args.integer(), args.integer()};
+}
+
+ForwardProblem forward_problem(Arguments& args) {
+    return {
+        .batch = args.integer(),
+        .seq_q = args.integer(),
+        .seq_k = args.integer(),
+        .heads_q = args.integer(),
+        .heads_k = args.integer(),
+        .d = args.integer(),
+        .total_q = args.integer(),
+        .total_k = args.integer(),
+        .q = tensor(args),
+        .k = tensor(args),
+        .v = tensor(args),
+        .o = tensor(args),
+        .cu_seqlens_q = args.address<const int32_t>(),
+        .cu_seqlens_k = args.address<const int32_t>(),
+        .sinks = args.address<const float>(),
+        .lse = args.address<float>(),
+        .row_max = args.address<float>(),
+        .scale = static_cast<float>(args.number()),
+        .softcap = static_cast<float>(args.number()),
+        .window_left = args.integer(),
+        .window_right = args.integer(),
+    };
+}
+
+DeviceSpec device_spec(Arguments& args) {
+    return {args.small_integer(), args.small_integer(), args.small_integer(), args.small_integer()};
+}
+
+// The kernel's index in map order (configs() lists them), the problem, the device.
+LaunchPlan launch_plan(Arguments& args) {
+    const Int index = args.integer();
+    if (index < 0 || index >= static_cast<Int>(kernel_map().size()))
+        throw std::out_of_range("index: this library has no such config");
+    const ForwardProblem problem = forward_problem(args);
+    const DeviceSpec device = device_spec(args);
+    return plan_forward(std::next(kernel_map().begin(), index)->first, problem, device);
+}
 
 template <typename Range>
 ffi::Array<Int> to_ints(const Range& values) {
-    std::vector<Int> ints(values.begin(), values.end());
+    const std::vector<Int> ints(values.begin(), values.end());
     return ffi::Array<Int>(ints.begin(), ints.end());
 }
 
@@ -46,45 +115,6 @@ ffi::Array<Int> to_ints(const FlashForwardKernelConfig& c) {
             c.V_mma_load_K_tiles,
             c.mma_double_buffer_loads,
             c.optimized_softmax};
-}
-
-TensorRef to_tensor(const TensorTuple& t) {
-    return {reinterpret_cast<void*>(t.get<0>()), t.get<1>(), t.get<2>(), t.get<3>()};
-}
-
-DeviceSpec to_device(const DeviceTuple& d) {
-    return {static_cast<int>(d.get<0>()), static_cast<int>(d.get<1>()),
-            static_cast<int>(d.get<2>()), static_cast<int>(d.get<3>())};
-}
-
-// `index` counts the configs of this library in map order; configs() lists them.
-LaunchPlan make_plan(Int index, const SizesTuple& sizes, const TensorTuple& q, const TensorTuple& k,
-                     const TensorTuple& v, const TensorTuple& o, Int lse, double scale,
-                     const DeviceTuple& device) {
-    if (index < 0 || index >= static_cast<Int>(kernel_map().size())) {
-        throw std::out_of_range("index: this library has no such config");
-    }
-    const ForwardProblem problem{
-        .batch = sizes.get<0>(),
-        .seq_q = sizes.get<1>(),
-        .seq_k = sizes.get<2>(),
-        .heads_q = sizes.get<3>(),
-        .heads_k = sizes.get<4>(),
-        .d = sizes.get<5>(),
-        .q = to_tensor(q),
-        .k = to_tensor(k),
-        .v = to_tensor(v),
-        .o = to_tensor(o),
-        .lse = reinterpret_cast<float*>(lse),
-        .scale = static_cast<float>(scale),
-    };
-    try {
-        return plan_forward(std::next(kernel_map().begin(), index)->first, problem,
-                            to_device(device));
-    } catch (const std::invalid_argument& error) {
-        // Python tells a bad argument (ValueError) from a failed launch (RuntimeError).
-        TVM_FFI_THROW(ValueError) << error.what();
-    }
 }
 
 ffi::Array<ffi::Any> describe(const TensorMapSpec& map) {
@@ -108,54 +138,93 @@ Int kernel_index(forward_kernel_fn kernel) {
     throw std::runtime_error("the planned kernel is not one of this library's");
 }
 
-ffi::Array<ffi::Any> plan(Int index, SizesTuple sizes, TensorTuple q, TensorTuple k, TensorTuple v,
-                          TensorTuple o, Int lse, double scale, DeviceTuple device) {
-    const LaunchPlan p = make_plan(index, sizes, q, k, v, o, lse, scale, device);
+// ---- what is exported ----
+
+ffi::Any plan(Arguments& args) {
+    const LaunchPlan p = launch_plan(args);
+    args.end();
     ffi::Array<ffi::Any> tensor_maps;
     for (const TensorMapSpec& map : p.tensor_maps) tensor_maps.push_back(describe(map));
     const auto* bytes = reinterpret_cast<const char*>(p.argument_bytes.data());
-    return {kernel_index(p.kernel),
-            to_ints(p.grid),
-            to_ints(p.cluster),
-            to_ints(p.block),
-            p.smem_bytes,
-            static_cast<Int>(p.workspace_bytes),
-            p.workspace_zeroed,
-            ffi::Bytes(bytes, p.argument_bytes.size()),
-            tensor_maps};
+    return ffi::Array<ffi::Any>{kernel_index(p.kernel),
+                                to_ints(p.grid),
+                                to_ints(p.cluster),
+                                to_ints(p.block),
+                                p.smem_bytes,
+                                static_cast<Int>(p.workspace_bytes),
+                                p.workspace_zeroed,
+                                ffi::Bytes(bytes, p.argument_bytes.size()),
+                                tensor_maps};
 }
 
-void launch_forward(Int index, SizesTuple sizes, TensorTuple q, TensorTuple k, TensorTuple v,
-                    TensorTuple o, Int lse, double scale, DeviceTuple device, Int ordinal,
-                    Int stream) {
-    launch(make_plan(index, sizes, q, k, v, o, lse, scale, device), static_cast<int>(ordinal),
-           reinterpret_cast<void*>(stream));
+// Followed by the GPU's ordinal and the stream's handle.
+ffi::Any launch_forward(Arguments& args) {
+    const LaunchPlan p = launch_plan(args);
+    const int ordinal = args.small_integer();
+    void* stream = args.address<void>();
+    args.end();
+    launch(p, ordinal, stream);
+    return {};
 }
 
-double launch_forward_timed(Int index, SizesTuple sizes, TensorTuple q, TensorTuple k,
-                            TensorTuple v, TensorTuple o, Int lse, double scale, DeviceTuple device,
-                            Int ordinal, Int stream) {
-    return launch_timed(make_plan(index, sizes, q, k, v, o, lse, scale, device),
-                        static_cast<int>(ordinal), reinterpret_cast<void*>(stream));
+ffi::Any launch_forward_timed(Arguments& args) {
+    const LaunchPlan p = launch_plan(args);
+    const int ordinal = args.small_integer();
+    void* stream = args.address<void>();
+    args.end();
+    return launch_timed(p, ordinal, stream);
 }
 
-ffi::Array<ffi::Array<Int>> configs() {
+ffi::Any configs(Arguments& args) {
+    args.end();
     ffi::Array<ffi::Array<Int>> list;
     for (const auto& entry : kernel_map()) list.push_back(to_ints(entry.first));
     return list;
 }
 
-ffi::Array<Int> describe_device(Int ordinal) {
-    const DeviceSpec d = query_device(static_cast<int>(ordinal));
-    return {d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm};
+ffi::Any semantics(Arguments& args) {
+    args.end();
+    const Semantics s = kernel_semantics();
+    return ffi::Array<Int>{static_cast<Int>(s.mask), s.softcap, s.packed, s.uneven};
 }
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, plan);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(launch, launch_forward);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(launch_timed, launch_forward_timed);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(configs, configs);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(query_device, describe_device);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(device_count, device_count);
+ffi::Any describe_device(Arguments& args) {
+    const DeviceSpec d = query_device(args.small_integer());
+    args.end();
+    return ffi::Array<Int>{d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm};
+}
+
+ffi::Any count_devices(Arguments& args) {
+    args.end();
+    return device_count();
+}
+
+int call(ffi::Any (*function)(Arguments&), const TVMFFIAny* values, int32_t count,
+         TVMFFIAny* result) {
+    TVM_FFI_SAFE_CALL_BEGIN();
+    Arguments args(values, count);
+    try {
+        *reinterpret_cast<ffi::Any*>(result) = function(args);
+    } catch (const std::invalid_argument& error) {
+        // Python tells a bad argument (ValueError) from a failed launch (RuntimeError).
+        TVM_FFI_THROW(ValueError) << error.what();
+    }
+    TVM_FFI_SAFE_CALL_END();
+}
 
 }  // namespace
 }  // namespace flashsmith
+
+#define FLASHSMITH_EXPORT(name, function)                                                       \
+    extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t n, \
+                                                       TVMFFIAny* result) {                     \
+        return flashsmith::call(flashsmith::function, args, n, result);                         \
+    }
+
+FLASHSMITH_EXPORT(plan, plan)
+FLASHSMITH_EXPORT(launch, launch_forward)
+FLASHSMITH_EXPORT(launch_timed, launch_forward_timed)
+FLASHSMITH_EXPORT(configs, configs)
+FLASHSMITH_EXPORT(semantics, semantics)
+FLASHSMITH_EXPORT(query_device, describe_device)
+FLASHSMITH_EXPORT(device_count, count_devices)

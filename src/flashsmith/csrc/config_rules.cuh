@@ -22,10 +22,12 @@ using Config = FlashForwardKernelConfig;
 constexpr int kMmaRows = 16;  // rows of one m16n8k16 product, and the depth of its k
 constexpr int kKTileColumns = 8;
 constexpr int kMaxThreadsPerCta = 1024;
+constexpr int kMaxLoadCount = 16;  // K-tiles of a streamed operand that registers can hold
 constexpr int kThreadsPerWarp = 32;
 
 constexpr bool d_head_supported(const Config& cfg, int) {
-    return cfg.d_head == 64 || cfg.d_head == 128;
+    return cfg.d_head == 32 || cfg.d_head == 64 || cfg.d_head == 96 || cfg.d_head == 128 ||
+           cfg.d_head == 192 || cfg.d_head == 256;
 }
 
 constexpr bool B_r_supported(const Config& cfg, int) {
@@ -64,7 +66,7 @@ constexpr bool smem_within_limit(const Config& cfg, int max_smem_per_block) {
 
 // Whether `count` K-tiles at a time walk an operand that is `extent` elements deep.
 constexpr bool is_load_count(int count, int extent) {
-    const bool power_of_two = count >= 2 && (count & (count - 1)) == 0;
+    const bool power_of_two = count >= 2 && count <= kMaxLoadCount && (count & (count - 1)) == 0;
     return count == 0 || (power_of_two && extent % (int64_t{kKTileColumns} * count) == 0);
 }
 
@@ -101,6 +103,11 @@ constexpr bool Q_and_K_load_counts_agree(const Config& cfg, int) {
     return cfg.Q_mma_load_K_tiles == 0 || cfg.Q_mma_load_K_tiles == cfg.K_mma_load_K_tiles;
 }
 
+// With 32 rows a warp, O alone takes d_head registers a thread; 192 leave too few for the rest.
+constexpr bool O_fits_registers(const Config& cfg, int) {
+    return cfg.d_head <= 128 || cfg.B_r <= int64_t{kMmaRows} * cfg.n_warps;
+}
+
 struct Rule {
     const char* name;
     bool (*holds)(const Config& cfg, int max_smem_per_block);
@@ -123,6 +130,7 @@ inline constexpr Rule kRules[] = {
     {"K_buffered_load_count", K_buffered_load_count},
     {"V_buffered_load_count", V_buffered_load_count},
     {"Q_and_K_load_counts_agree", Q_and_K_load_counts_agree},
+    {"O_fits_registers", O_fits_registers},
 };
 static_assert(std::size(kRules) <= 32, "broken_rules() has a bit for 32 rules");
 

@@ -1,6 +1,7 @@
 // Look up, plan, launch. Nothing here depends on the configs of a library, so it is compiled once.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstring>
 #include <stdexcept>
@@ -14,6 +15,9 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kWarp = 32;
+constexpr int kRowUnit = 8;  // elements of 16 bytes: rows begin and end at such
+// Positions and window limits stay below it, so that sums of two fit an int.
+constexpr int64_t kMaxLength = int64_t{1} << 30;
 
 void check(cudaError_t status, const char* what) {
     if (status == cudaSuccess) return;
@@ -57,6 +61,10 @@ class Event {
     cudaEvent_t event_ = nullptr;
 };
 
+int32_t blocks_of(int64_t rows, int tile) {
+    return static_cast<int32_t>((rows + tile - 1) / tile);
+}
+
 ForwardKernelArgs arguments(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
     ForwardKernelArgs args;
     std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
@@ -65,6 +73,10 @@ ForwardKernelArgs arguments(const FlashForwardKernelConfig& config, const Forwar
     args.v = p.v.data;
     args.o = p.o.data;
     args.lse = p.lse;
+    args.row_max = p.row_max;
+    args.sinks = p.sinks;
+    args.cu_seqlens_q = p.cu_seqlens_q;
+    args.cu_seqlens_k = p.cu_seqlens_k;
     args.q_batch_stride = p.q.batch_stride;
     args.q_seq_stride = p.q.seq_stride;
     args.q_head_stride = p.q.head_stride;
@@ -77,30 +89,63 @@ ForwardKernelArgs arguments(const FlashForwardKernelConfig& config, const Forwar
     args.o_batch_stride = p.o.batch_stride;
     args.o_seq_stride = p.o.seq_stride;
     args.o_head_stride = p.o.head_stride;
+    const bool packed = p.cu_seqlens_q != nullptr;
+    args.lse_batch_stride = packed ? 0 : p.heads_q * p.seq_q;
+    args.lse_head_stride = packed ? p.total_q : p.seq_q;
     args.batch = static_cast<int32_t>(p.batch);
     args.seq_q = static_cast<int32_t>(p.seq_q);
     args.seq_k = static_cast<int32_t>(p.seq_k);
+    args.total_q = static_cast<int32_t>(p.total_q);
+    args.total_k = static_cast<int32_t>(p.total_k);
     args.heads_q = static_cast<int32_t>(p.heads_q);
     args.heads_k = static_cast<int32_t>(p.heads_k);
-    args.n_Q_blocks = static_cast<int32_t>(p.seq_q / config.B_r);
-    args.n_KV_blocks = static_cast<int32_t>(p.seq_k / config.B_c);
-    args.scale_log2 = p.scale * kLog2E;
+    args.d = static_cast<int32_t>(p.d);
+    args.n_Q_blocks = blocks_of(p.seq_q, config.B_r);
+    args.n_KV_blocks = blocks_of(p.seq_k, config.B_c);
+    args.window_left = static_cast<int32_t>(std::min(p.window_left, kMaxLength));
+    args.window_right = static_cast<int32_t>(std::min(p.window_right, kMaxLength));
+    args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
+    args.softcap_scale_2log2e = p.softcap > 0 ? 2 * kLog2E * p.scale / p.softcap : 0.0f;
     return args;
 }
 
-void check_problem(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
-    const auto positive = [](int64_t x) { return x > 0 && x <= INT_MAX; };
-    require(positive(p.batch) && positive(p.seq_q) && positive(p.seq_k) && positive(p.heads_q) &&
-                positive(p.heads_k),
-            "batch, lengths and head counts must be between 1 and 2^31 - 1");
-    require(p.d == config.d_head, "d is " + std::to_string(p.d) + " but the config's d_head is " +
-                                      std::to_string(config.d_head));
-    require(p.heads_q == p.heads_k, "heads_q and heads_k must be equal");
-    require(p.seq_q % config.B_r == 0, "seq_q must be a multiple of B_r");
-    require(p.seq_k % config.B_c == 0, "seq_k must be a multiple of B_c");
+void check_problem(const FlashForwardKernelConfig& config, const Semantics& semantics,
+                   const ForwardProblem& p) {
+    const auto length = [](int64_t x) { return x >= 0 && x < kMaxLength; };
+    const auto count = [](int64_t x) { return x > 0 && x <= INT_MAX; };
+    require(length(p.seq_q) && length(p.seq_k), "lengths must be between 0 and 2^30 - 1");
+    require(p.batch >= 0 && p.batch <= INT_MAX && p.total_q >= 0 && p.total_q <= INT_MAX &&
+                p.total_k >= 0 && p.total_k <= INT_MAX,
+            "batch and total lengths must be between 0 and 2^31 - 1");
+    require(count(p.heads_q) && count(p.heads_k) && p.heads_q % p.heads_k == 0,
+            "heads_q must be a multiple of heads_k");
+    require(p.d > 0 && p.d <= config.d_head && p.d % kRowUnit == 0,
+            "d is " + std::to_string(p.d) + "; the config serves multiples of 8 up to " +
+                std::to_string(config.d_head));
+
+    const bool packed = p.cu_seqlens_q != nullptr && p.cu_seqlens_k != nullptr;
+    require(packed == semantics.packed, "packed: this library's kernels are for the other kind");
+    require((p.softcap > 0) == semantics.softcap,
+            "softcap: this library's kernels lack or need one");
+    require(p.window_left >= 0 && p.window_right >= 0, "window limits must not be negative");
+    const bool left = p.window_left < kUnlimited, right = p.window_right < kUnlimited;
+    switch (semantics.mask) {
+        case MaskKind::none:
+            require(!left && !right, "mask: this library's kernels have none");
+            break;
+        case MaskKind::causal:
+            require(!left && p.window_right == 0, "mask: this library's kernels are causal");
+            break;
+        case MaskKind::window:
+            break;
+    }
+    if (!semantics.uneven)
+        require(p.d == config.d_head && p.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&
+                    p.seq_k > 0,
+                "uneven: this library's kernels want whole tiles and d = d_head");
     // Two steps, so that no product can overflow.
     const int64_t sequences = p.batch * p.heads_q;
-    require(sequences <= INT_MAX && sequences * (p.seq_q / config.B_r) <= INT_MAX,
+    require(sequences <= INT_MAX && sequences * blocks_of(p.seq_q, config.B_r) <= INT_MAX,
             "batch x heads x Q blocks must stay within 2^31 - 1");
 }
 
@@ -115,7 +160,7 @@ LaunchPlan plan_forward(const FlashForwardKernelConfig& config, const ForwardPro
             "the config needs " + std::to_string(config.smem_bytes()) +
                 " bytes of shared memory, the device allows " +
                 std::to_string(device.max_smem_per_block));
-    check_problem(config, problem);
+    check_problem(config, kernel_semantics(), problem);
 
     const ForwardKernelArgs args = arguments(config, problem);
     LaunchPlan plan{};
@@ -134,6 +179,7 @@ LaunchPlan plan_forward(const FlashForwardKernelConfig& config, const ForwardPro
 namespace {
 
 void launch_on_current_device(const LaunchPlan& plan, cudaStream_t stream) {
+    if (plan.grid[0] == 0) return;  // no rows: CUDA refuses an empty grid, and nothing is asked
     const void* kernel = reinterpret_cast<const void*>(plan.kernel);
     check(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "static_kernel_configuration.cuh"
+#include "visible_keys.cuh"
 
 namespace flashsmith {
 
@@ -9,22 +10,30 @@ namespace flashsmith {
 //
 // Batch and heads share the one grid dimension that is not limited to 65,535; the Q blocks of a
 // head run side by side, so that its K and V come from DRAM but once. The special registers are
-// read anew each time one of these is made: five values kept over the loop would cost registers
-// where kernels with 32 rows a warp have none to spare.
+// read anew each time one of these is made: values kept over the loop would cost registers where
+// kernels with 32 rows a warp have none to spare.
 template <class Kernel>
 struct Coordinates {
     int warp, lane, Q_block, batch, head;
+    SequenceRows q, k;
 
     FS_DEVICE explicit Coordinates(const ForwardKernelArgs& args)
         : warp(thread_index() / kWarpSize), lane(thread_index() % kWarpSize) {
         const uint32_t block = block_index();
         const uint32_t sequence = block / args.n_Q_blocks;
         Q_block = block % args.n_Q_blocks;
+        // The last rows of a causal head see most keys: longest first leaves no CTA to wait for.
+        if constexpr (Kernel::SEMANTICS.mask == MaskKind::causal)
+            Q_block = args.n_Q_blocks - 1 - Q_block;
         batch = sequence / args.heads_q;
         head = sequence % args.heads_q;
+        q = sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q,
+                                                    args.total_q);
+        k = sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k,
+                                                    args.total_k);
     }
-    // The warp's first row, in the Q block.
-    FS_DEVICE int first_row() const { return warp * Kernel::N::rows_per_warp; }
+    FS_DEVICE int first_row() const { return Q_block * Kernel::B_r; }           // of the Q block
+    FS_DEVICE int warp_row() const { return warp * Kernel::N::rows_per_warp; }  // in the Q block
 };
 
 // One CTA's view of its problem and the steps of its loop, in the order they run.
@@ -32,11 +41,13 @@ template <class Kernel>
 struct ForwardBlock {
     using N = typename Kernel::N;
     using value_t = typename Kernel::value_t;
-    using Layout = typename Kernel::Layout;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
 
     const ForwardKernelArgs& args;
-    const char *q, *k, *v;  // the Q block, and the first K and V rows of this head
+    const char *q, *k, *v;  // the Q block, and the first K and V rows of this sequence and head
     uint32_t smem;
+    int Q_rows, K_rows;  // rows of q and k from there on
+    VisibleKeys<SEMANTICS> visible;
 
     typename Kernel::Q_t Q;
     typename Kernel::K_t K;
@@ -44,34 +55,40 @@ struct ForwardBlock {
     typename Kernel::Softmax softmax;
     typename Kernel::O_accum_t O = {};
 
-    FS_DEVICE ForwardBlock(const ForwardKernelArgs& args, uint32_t smem, Coordinates<Kernel> at)
+    FS_DEVICE ForwardBlock(const ForwardKernelArgs& args, uint32_t smem,
+                           const Coordinates<Kernel>& at)
         : args(args),
           smem(smem),
-          Q(warp_rows(at), at.lane),
+          Q_rows(at.q.count - at.first_row()),
+          K_rows(at.k.count),
+          visible(args, at.q.count, at.k.count),
+          Q(smem + Kernel::Q_offset, at.lane, at.warp_row()),
           K(smem + Kernel::K_offset, at.lane),
           V(smem + Kernel::V_offset, at.lane),
           softmax(args.scale_log2) {
         const int head_k = at.head / (args.heads_q / args.heads_k);
         q = origin(args.q, at.batch * args.q_batch_stride + at.head * args.q_head_stride +
-                               int64_t{at.Q_block} * Kernel::B_r * args.q_seq_stride);
-        k = origin(args.k, at.batch * args.k_batch_stride + head_k * args.k_head_stride);
-        v = origin(args.v, at.batch * args.v_batch_stride + head_k * args.v_head_stride);
+                               (at.q.first + at.first_row()) * args.q_seq_stride);
+        k = origin(args.k, at.batch * args.k_batch_stride + head_k * args.k_head_stride +
+                               at.k.first * args.k_seq_stride);
+        v = origin(args.v, at.batch * args.v_batch_stride + head_k * args.v_head_stride +
+                               at.k.first * args.v_seq_stride);
     }
 
     // ---- copies ----
 
     FS_DEVICE void start_Q() {
-        start_copy<typename Kernel::CopyQ>(smem + Kernel::Q_offset, q, args.q_seq_stride);
+        start_copy<typename Kernel::CopyQ>(smem + Kernel::Q_offset, q, args.q_seq_stride, Q_rows);
     }
     FS_DEVICE void start_K(int block) {
         start_copy<typename Kernel::CopyKV>(
             smem + Kernel::K_offset, k + row_bytes(int64_t{block} * Kernel::B_c, args.k_seq_stride),
-            args.k_seq_stride);
+            args.k_seq_stride, K_rows - block * Kernel::B_c);
     }
     FS_DEVICE void start_V(int block) {
         start_copy<typename Kernel::CopyKV>(
             smem + Kernel::V_offset, v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride),
-            args.v_seq_stride);
+            args.v_seq_stride, K_rows - block * Kernel::B_c);
     }
     // All copies but the last `kPending` are done and every thread of the CTA sees them.
     template <int kPending = 0>
@@ -83,27 +100,31 @@ struct ForwardBlock {
     // ---- the algorithm ----
 
     FS_DEVICE void run() {
-        const int last = args.n_KV_blocks - 1;
+        const BlockRange blocks = visible.blocks(first_row(), Kernel::B_r, Kernel::B_c);
+        if (!Kernel::masked || blocks.begin < blocks.end) visit(blocks);
+        const Coordinates<Kernel> at(args);
+        softmax.finish(O, args.sinks == nullptr ? nullptr : args.sinks + at.head);
+        store_statistics(at);
+        store_O(at);
+    }
+
+    // Last block first: masks and ragged ends mostly concern the last blocks of a row.
+    FS_DEVICE void visit(const BlockRange& blocks) {
+        int block = blocks.end - 1;
         start_Q();
-        if constexpr (Kernel::eager_load_blocks) start_K(last);
+        if constexpr (Kernel::eager_load_blocks) start_K(block);
         if constexpr (Kernel::Q_t::kWhole) {
             finish_copies<Kernel::eager_load_blocks ? 1 : 0>();
             Q.load(0);
         }
-        // Last block first: masks and ragged ends concern the last blocks of a row.
-        int block = last;
-        if constexpr (Kernel::optimized_softmax) step<true>(block--);
-        for (; block >= 0; --block) step<false>(block);
-        softmax.finish(O);
-        const Coordinates<Kernel> at(args);
-        store_lse(at);
-        store_O(at);
+        if constexpr (Kernel::optimized_softmax) step<true>(block--, blocks);
+        for (; block >= blocks.begin; --block) step<false>(block, blocks);
     }
 
     // One K/V block. Eager, each copy is issued as soon as its buffer is free and runs under the
     // other product; otherwise where its data is wanted, and waited for at once.
     template <bool kFirst>
-    FS_DEVICE void step(int block) {
+    FS_DEVICE void step(int block, const BlockRange& blocks) {
         if constexpr (!Kernel::eager_load_blocks) start_K(block);
         finish_copies();  // K is here; every warp has left the last V
         if constexpr (Kernel::eager_load_blocks) start_V(block);
@@ -114,50 +135,79 @@ struct ForwardBlock {
         if constexpr (!Kernel::eager_load_blocks) start_V(block);
         finish_copies();  // V is here; every warp has left K
         if constexpr (Kernel::eager_load_blocks)
-            if (block > 0) start_K(block - 1);
+            if (block > blocks.begin) start_K(block - 1);
 
+        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+        if constexpr (Kernel::masked)
+            if (blocks.needs_mask(block)) mask(S, block);
         softmax.template update<kFirst>(S, O);
         typename Kernel::P_t P = probabilities(S);
         Kernel::GEMM_PV::run(O, P, V);
     }
 
-    // ---- the epilogue ----
-
-    FS_DEVICE void store_lse(const Coordinates<Kernel>& at) {
-        if (args.lse == nullptr || at.lane % 4 != 0) return;
-        float* lse = args.lse + (int64_t{at.batch} * args.heads_q + at.head) * args.seq_q +
-                     at.Q_block * Kernel::B_r + at.first_row() + at.lane / 4;
+    // Scores of keys that a row may not see become -inf.
+    FS_DEVICE void mask(typename Kernel::S_accum_t& S, int block) {
+        const Coordinates<Kernel> at(args);
+        const int first_column = block * Kernel::B_c + at.lane % 4 * 2;
 #pragma unroll
         for (int m = 0; m < N::m_tiles; ++m)
 #pragma unroll
-            for (int r = 0; r < 2; ++r) lse[16 * m + 8 * r] = softmax.row_max[m][r];
+            for (int r = 0; r < 2; ++r) {
+                const KeyRange keys =
+                    visible.keys(at.first_row() + at.warp_row() + 16 * m + 8 * r + at.lane / 4);
+#pragma unroll
+                for (int n = 0; n < N::QK_n_tiles; ++n)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e)
+                        if (!keys.contains(first_column + 8 * n + e))
+                            S[m][n][2 * r + e] = -INFINITY;
+            }
+    }
+
+    // ---- the epilogue ----
+
+    FS_DEVICE void store_statistics(const Coordinates<Kernel>& at) {
+        if ((args.lse == nullptr && args.row_max == nullptr) || at.lane % 4 != 0) return;
+        const int64_t first = at.batch * args.lse_batch_stride + at.head * args.lse_head_stride +
+                              at.q.first + at.first_row();
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = at.warp_row() + 16 * m + 8 * r + at.lane / 4;
+                if (SEMANTICS.uneven && row >= Q_rows) continue;
+                if (args.lse != nullptr) args.lse[first + row] = softmax.row_sum[m][r];
+                if (args.row_max != nullptr) args.row_max[first + row] = softmax.row_max[m][r];
+            }
     }
 
     // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No
     // other warp reads these rows, and all lanes of this one have left them: its last product with
     // Q lies before the last step's second barrier.
     FS_DEVICE void store_O(const Coordinates<Kernel>& at) {
-        const uint32_t rows = warp_rows(at);
-        const uint32_t lane_address = rows + Layout::offset(at.lane / 4, 0) + at.lane % 4 * 4;
+        const uint32_t tile = smem + Kernel::Q_offset;
+        const typename Kernel::QLayout::Cursor cursor(tile, at.warp_row() + at.lane / 4, 0,
+                                                      at.lane % 4 * 4);
 #pragma unroll
         for (int m = 0; m < N::m_tiles; ++m)
 #pragma unroll
             for (int n = 0; n < N::PV_n_tiles; ++n)
 #pragma unroll
                 for (int r = 0; r < 2; ++r)
-                    store_shared_4B(Layout::step(lane_address, 16 * m + 8 * r, n),
+                    store_shared_4B(cursor.at(16 * m + 8 * r, n),
                                     pack_16bit<value_t>(O[m][n][2 * r], O[m][n][2 * r + 1]));
         __syncwarp();
-        char* o = const_cast<char*>(origin(
-            args.o, at.batch * args.o_batch_stride + at.head * args.o_head_stride +
-                        (int64_t{at.Q_block} * Kernel::B_r + at.first_row()) * args.o_seq_stride));
-        typename Kernel::CopyO(at.lane).shared_to_global(o, rows, row_bytes(1, args.o_seq_stride));
+        char* o = const_cast<char*>(
+            origin(args.o, at.batch * args.o_batch_stride + at.head * args.o_head_stride +
+                               (at.q.first + at.first_row()) * args.o_seq_stride));
+        typename Kernel::CopyO(at.lane, at.warp_row())
+            .shared_to_global(o, tile, row_bytes(1, args.o_seq_stride), extent(Q_rows));
     }
 
   private:
-    FS_DEVICE uint32_t warp_rows(const Coordinates<Kernel>& at) const {
-        return smem + Kernel::Q_offset + at.first_row() * Layout::kRowBytes;
-    }
+    FS_DEVICE int first_row() const { return Coordinates<Kernel>(args).first_row(); }
+    FS_DEVICE TileExtent extent(int rows) const { return {rows, args.d / kChunkElements}; }
+
     FS_DEVICE static const char* origin(const void* tensor, int64_t elements) {
         return static_cast<const char*>(tensor) + elements * int64_t{sizeof(value_t)};
     }
@@ -166,12 +216,13 @@ struct ForwardBlock {
     }
 
     template <class Copy>
-    FS_DEVICE void start_copy(uint32_t tile, const char* gmem, int64_t seq_stride) {
+    FS_DEVICE void start_copy(uint32_t tile, const char* gmem, int64_t seq_stride, int rows) {
+        const Copy copy(thread_index());
         if constexpr (Kernel::async_copy) {
-            Copy(thread_index()).global_to_shared_async(tile, gmem, row_bytes(1, seq_stride));
+            copy.global_to_shared_async(tile, gmem, row_bytes(1, seq_stride), extent(rows));
             cp_async_commit();
         } else {
-            Copy(thread_index()).global_to_shared(tile, gmem, row_bytes(1, seq_stride));
+            copy.global_to_shared(tile, gmem, row_bytes(1, seq_stride), extent(rows));
         }
     }
 
@@ -197,7 +248,10 @@ template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads)
     flash_forward_kernel(const ForwardKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    ForwardBlock<Kernel>(args, shared_address(shared_memory), Coordinates<Kernel>(args)).run();
+    const Coordinates<Kernel> at(args);
+    // A packed batch has as many Q blocks per sequence as its longest one needs.
+    if (Kernel::SEMANTICS.packed && at.first_row() >= at.q.count) return;
+    ForwardBlock<Kernel>(args, shared_address(shared_memory), at).run();
 }
 
 }  // namespace flashsmith

@@ -17,7 +17,8 @@ struct StreamedOperand {
     Loader loader;
     typename Loader::Fragment fragments[kBuffered ? 2 : 1][kSteps];
 
-    FS_DEVICE StreamedOperand(uint32_t tile, int lane) : loader(tile, lane) {}
+    template <typename... Place>
+    FS_DEVICE explicit StreamedOperand(Place... place) : loader(place...) {}
 
     // Loads steps [load * kSteps, (load + 1) * kSteps).
     FS_DEVICE void load(int load) {

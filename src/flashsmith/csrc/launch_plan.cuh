@@ -20,17 +20,25 @@ struct DeviceSpec {
     int max_smem_per_sm;     // bytes
 };
 
-// A (batch, seq, heads, d) tensor. Strides count elements; the last dimension is contiguous.
+// A (batch, seq, heads, d) tensor, or a packed (total, heads, d) one with batch stride 0. Strides
+// count elements; the last dimension is contiguous.
 struct TensorRef {
     void* data;
     int64_t batch_stride, seq_stride, head_stride;
 };
 
+// A window or a causal mask without a limit on a side has kUnlimited there.
 struct ForwardProblem {
-    int64_t batch, seq_q, seq_k, heads_q, heads_k, d;
+    int64_t batch, seq_q, seq_k;  // packed: how many sequences, and the longest
+    int64_t heads_q, heads_k, d;
+    int64_t total_q, total_k;  // packed: rows of all sequences together; else 0
     TensorRef q, k, v, o;
-    float* lse;   // (batch, heads_q, seq_q) or null
-    float scale;  // multiplies q k^T
+    const int32_t *cu_seqlens_q, *cu_seqlens_k;  // (batch + 1); null unless packed
+    const float* sinks;                          // (heads_q) or null
+    float *lse, *row_max;  // (batch, heads_q, seq_q), packed (heads_q, total_q); null: not wanted
+    float scale;           // multiplies q k^T
+    float softcap;         // 0: none
+    int64_t window_left, window_right;
 };
 
 // How a tensor map is to be encoded, and where in the arguments it belongs. The launcher encodes it
@@ -56,11 +64,13 @@ struct LaunchPlan {
     std::vector<TensorMapSpec> tensor_maps;  // empty for kernels without TMA
 };
 
-// The configs of this library and their kernels: generated code fills it.
+// The configs of this library, their kernels and what they all compute: generated code says it.
 const std::map<FlashForwardKernelConfig, forward_kernel_fn>& kernel_map();
+Semantics kernel_semantics();
 
-// Plans one forward pass. Throws std::invalid_argument when the config is not in this library, the
-// lengths are not multiples of its tiles, or the device cannot hold it.
+// Plans one forward pass. A problem without rows has an empty grid and nothing to launch. Throws
+// std::invalid_argument when the config is not in this library, the library's semantics are not the
+// problem's, or the device cannot hold the kernel.
 LaunchPlan plan_forward(const FlashForwardKernelConfig& config, const ForwardProblem& problem,
                         const DeviceSpec& device);
 

@@ -8,31 +8,58 @@ namespace flashsmith {
 constexpr int kChunkBytes = 16;  // what one thread copies, and one row of an 8x8 matrix
 constexpr int kChunkElements = 8;
 
-// A row-major tile of `kCols` 16-bit columns. Swizzled, chunk c of row r lies where chunk c ^ (r %
-// 8) would: the eight rows an ldmatrix phase reads then fall into eight different groups of four
-// banks, where the plain layout puts them all into one (rows are 128 or 256 bytes apart).
-template <int kCols_, bool kSwizzled_>
+// A tile of `kRows` x `kCols` as panels side by side, each row-major: as many of 64 columns as fit
+// and, for what is left (96 = 64 + 32), one of 32.
+//
+// Swizzled, the chunks of a row trade places so that the eight rows an ldmatrix phase reads fall
+// into eight different groups of four banks, where the plain layout puts them all into one. Rows of
+// a wide panel are 128 bytes apart: chunk c goes to c ^ (row % 8). Two rows of a narrow panel share
+// 128 bytes: c goes to c ^ (row / 2 % 4).
+template <int kRows, int kCols, bool kSwizzled>
 struct SmemLayout {
-    static constexpr int kCols = kCols_;
-    static constexpr bool kSwizzled = kSwizzled_;
-    static constexpr int kChunks = kCols / kChunkElements;
-    static constexpr int kRowBytes = kCols * 2;
-    static_assert(kChunks % 8 == 0 && (kChunks & (kChunks - 1)) == 0,
-                  "the swizzle permutes groups of eight chunks; address() needs a power of two");
+    static_assert(kCols % 32 == 0 && kRows % 8 == 0);
+    static constexpr int kBytes = kRows * kCols * 2;
+    static constexpr int kWidePanels = kCols / 64;
+    static constexpr bool kHasNarrowPanel = kCols % 64 != 0;
 
-    FS_DEVICE static uint32_t offset(int row, int chunk) {
-        if constexpr (kSwizzled) chunk ^= row % 8;
-        return row * kRowBytes + chunk * kChunkBytes;
-    }
+    // One panel's chunks of a row, its rows' distance and its place in the tile.
+    template <bool kNarrow>
+    struct Panel {
+        static constexpr int kChunks = kNarrow ? 4 : 8;
+        static constexpr int kRowBytes = kChunks * kChunkBytes;
+        static constexpr int kBytes = kRows * kRowBytes;
 
-    // The address `row_step` rows and `chunk_step` chunks from `lane_address`, which is
-    // tile + offset(row, chunk) of a tile aligned to its row. For row_step a multiple of 8 and
-    // chunk_step sharing no bit with chunk this is offset(row + row_step, chunk + chunk_step), in
-    // one XOR with a constant: the swizzle stays inside the row's own address bits.
-    FS_DEVICE static uint32_t step(uint32_t lane_address, int row_step, int chunk_step) {
-        const uint32_t bytes = chunk_step * kChunkBytes;
-        return (kSwizzled ? lane_address ^ bytes : lane_address + bytes) + row_step * kRowBytes;
-    }
+        FS_DEVICE static uint32_t offset(int row, int chunk) {
+            if constexpr (kSwizzled) chunk ^= kNarrow ? row / 2 % 4 : row % 8;
+            return row * kRowBytes + chunk * kChunkBytes;
+        }
+        // offset(row + row_step, chunk + chunk_step) from offset(row, chunk) in one XOR with a
+        // constant, for row_step a multiple of 8 and chunk_step sharing no bit with chunk. The
+        // panel is aligned to its rows, so the XOR stays inside a row's own address bits.
+        FS_DEVICE static uint32_t step(uint32_t address, int row_step, int chunk_step) {
+            const uint32_t bytes = chunk_step * kChunkBytes;
+            return (kSwizzled ? address ^ bytes : address + bytes) + row_step * kRowBytes;
+        }
+    };
+    static constexpr int kNarrowOffset = kWidePanels * Panel<false>::kBytes;
+
+    // A lane's place in the tile, from which every other it needs is a constant step away.
+    struct Cursor {
+        uint32_t wide, narrow;  // of which a layout may use but one
+
+        FS_DEVICE Cursor(uint32_t tile, int row, int chunk, int byte = 0)
+            : wide(tile + Panel<false>::offset(row, chunk) + byte),
+              narrow(tile + kNarrowOffset + Panel<true>::offset(row, chunk) + byte) {}
+
+        // `chunk_step` counts from the row's first chunk, across panels.
+        FS_DEVICE uint32_t at(int row_step, int chunk_step) const {
+            const int panel = chunk_step / 8;
+            if (panel < kWidePanels)
+                return Panel<false>::step(wide, row_step, chunk_step % 8) +
+                       panel * Panel<false>::kBytes;
+            return Panel<true>::step(narrow, row_step, chunk_step % 8);
+        }
+    };
 };
 
 }  // namespace flashsmith

@@ -38,6 +38,13 @@ FS_DEVICE void cp_async_16B(uint32_t smem, const void* gmem) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem), "l"(gmem) : "memory");
 }
 
+// The same, or 16 zero bytes where `present` is false: nothing is read then.
+FS_DEVICE void cp_async_16B_or_zeros(uint32_t smem, const void* gmem, bool present) {
+    const int bytes = present ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(bytes)
+                 : "memory");
+}
+
 FS_DEVICE void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -132,6 +139,12 @@ FS_DEVICE float exp2_approx(float x) {
 FS_DEVICE float log2_approx(float x) {
     float y;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+FS_DEVICE float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

@@ -1,4 +1,5 @@
-// A config turned into types and constants: everything a kernel knows at compile time.
+// A config and what it is to compute, turned into types and constants: everything a kernel knows at
+// compile time.
 #pragma once
 
 #include <type_traits>
@@ -28,9 +29,11 @@ struct ForwardKernelTileShapes {
     static constexpr int PV_k_steps = CFG.B_c / 16;
 };
 
-template <FlashForwardKernelConfig CFG_>
+template <FlashForwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticForwardKernelConfig {
     static constexpr FlashForwardKernelConfig CFG = CFG_;
+    static constexpr Semantics SEMANTICS = SEMANTICS_;
+    static constexpr bool masked = SEMANTICS.masked();
     static_assert(broken_rules(CFG, FLASHSMITH_MAX_SMEM_PER_BLOCK) == 0,
                   "this config breaks a legality rule: see config_rules.cuh for the bits, or "
                   "`flashsmith explain` for the reasons");
@@ -48,23 +51,23 @@ struct StaticForwardKernelConfig {
     static constexpr bool optimized_softmax = CFG.optimized_softmax;
 
     // Shared memory, bytes from its start: Q (and later O), K, V.
-    using Layout = SmemLayout<d_head, CFG.swizzled>;
+    using QLayout = SmemLayout<B_r, d_head, CFG.swizzled>;
+    using KVLayout = SmemLayout<B_c, d_head, CFG.swizzled>;
     static constexpr int Q_offset = 0;
-    static constexpr int K_offset = Q_offset + B_r * Layout::kRowBytes;
-    static constexpr int V_offset = K_offset + B_c * Layout::kRowBytes;
-    static constexpr int smem_bytes = V_offset + B_c * Layout::kRowBytes;
-    static_assert(smem_bytes == CFG.smem_bytes());
+    static constexpr int K_offset = Q_offset + QLayout::kBytes;
+    static constexpr int V_offset = K_offset + KVLayout::kBytes;
+    static_assert(V_offset + KVLayout::kBytes == CFG.smem_bytes());
 
     // All threads copy a Q, K or V tile; a warp writes its own rows of O.
-    using CopyQ = TileCopy<Layout, B_r, n_threads>;
-    using CopyKV = TileCopy<Layout, B_c, n_threads>;
-    using CopyO = TileCopy<Layout, N::rows_per_warp, kWarpSize>;
+    using CopyQ = TileCopy<QLayout, B_r, n_threads, SEMANTICS.uneven>;
+    using CopyKV = TileCopy<KVLayout, B_c, n_threads, SEMANTICS.uneven>;
+    using CopyO = TileCopy<QLayout, N::rows_per_warp, kWarpSize, SEMANTICS.uneven>;
 
-    using Q_t = StreamedOperand<QLoader<Layout, N::m_tiles>, N::QK_k_steps, CFG.Q_mma_load_K_tiles,
+    using Q_t = StreamedOperand<QLoader<QLayout, N::m_tiles>, N::QK_k_steps, CFG.Q_mma_load_K_tiles,
                                 CFG.mma_double_buffer_loads>;
-    using K_t = StreamedOperand<KLoader<Layout, N::QK_n_tiles>, N::QK_k_steps,
+    using K_t = StreamedOperand<KLoader<KVLayout, N::QK_n_tiles>, N::QK_k_steps,
                                 CFG.K_mma_load_K_tiles, CFG.mma_double_buffer_loads>;
-    using V_t = StreamedOperand<VLoader<Layout, N::PV_n_tiles>, N::PV_k_steps,
+    using V_t = StreamedOperand<VLoader<KVLayout, N::PV_n_tiles>, N::PV_k_steps,
                                 CFG.V_mma_load_K_tiles, CFG.mma_double_buffer_loads>;
     using P_t = RegisterOperand<N::m_tiles, N::PV_k_steps>;
     using S_accum_t = accum_t[N::m_tiles][N::QK_n_tiles][4];
@@ -72,7 +75,7 @@ struct StaticForwardKernelConfig {
 
     using GEMM_QK = WarpGemm<value_t, N::m_tiles, N::QK_n_tiles, Q_t, K_t>;
     using GEMM_PV = WarpGemm<value_t, N::m_tiles, N::PV_n_tiles, P_t, V_t>;
-    using Softmax = OnlineSoftmax<N::m_tiles, optimized_softmax>;
+    using Softmax = OnlineSoftmax<N::m_tiles, optimized_softmax, masked>;
 };
 
 }  // namespace flashsmith

@@ -17,11 +17,12 @@ def estimate_seconds(cfg: FlashForwardKernelConfig, problem: Problem) -> float:
 
     The first term is paid once a kernel; the second is NumPy's cost per call, once for every KV
     block of every wave of CTAs; the third grows with the scores (seq_q x seq_k of every head) and
-    dominates from about seq 512 on.
+    dominates from about seq 512 on. A causal mask leaves half of both out.
     """
     ctas = problem.batch * problem.heads_q * -(-problem.seq_q // cfg.B_r)
     waves = -(-ctas // max(1, WAVE_THREADS // cfg.n_threads))
     steps = waves * -(-problem.seq_k // cfg.B_c)
     scores = problem.batch * problem.heads_q * problem.seq_q * problem.seq_k
-    per_score = _SECONDS_PER_SCORE + _SECONDS_PER_SCORE_AND_COLUMN * problem.d
-    return _TRANSLATION_SECONDS + steps * _STEP_SECONDS + scores * per_score
+    per_score = _SECONDS_PER_SCORE + _SECONDS_PER_SCORE_AND_COLUMN * cfg.d_head
+    seconds = steps * _STEP_SECONDS + scores * per_score
+    return _TRANSLATION_SECONDS + (seconds / 2 if problem.semantics.mask == "causal" else seconds)

@@ -21,7 +21,10 @@ u4 = np.uint32
 
 @dataclass(slots=True)
 class AsyncCopy:
-    """A cp.async on its way: 16-, 8- or 4-byte words for flat places in shared memory."""
+    """A cp.async on its way: 16-, 8- or 4-byte words for flat places in shared memory.
+
+    ``whole`` is the copy that this one is a part of; None when it is whole itself.
+    """
 
     issued: Site
     size: int
@@ -29,10 +32,13 @@ class AsyncCopy:
     places: np.ndarray
     addresses: np.ndarray
     words: np.ndarray
+    whole: AsyncCopy | None = None
 
     def part(self, keep: np.ndarray) -> AsyncCopy:
         """The copy of the threads that ``keep`` marks, by wave thread number."""
-        chosen = keep[self.threads]
+        return self._at(np.flatnonzero(keep[self.threads]))
+
+    def _at(self, chosen: np.ndarray) -> AsyncCopy:
         return AsyncCopy(
             self.issued,
             self.size,
@@ -40,7 +46,30 @@ class AsyncCopy:
             self.places[chosen],
             self.addresses[chosen],
             self.words[chosen],
+            self.whole or self,
         )
+
+    @staticmethod
+    def reunite(copies: list[AsyncCopy]) -> list[AsyncCopy]:
+        """The same with parts of one copy made one again.
+
+        Else every fork and join under a pending copy would double its parts.
+        """
+        families: dict[int, list[AsyncCopy]] = {}
+        for copy in copies:
+            families.setdefault(id(copy.whole or copy), []).append(copy)
+        return [_reunited(parts) for parts in families.values()]
+
+
+def _reunited(parts: list[AsyncCopy]) -> AsyncCopy:
+    whole = parts[0].whole
+    if len(parts) == 1 or whole is None:
+        return parts[0]
+    threads = np.concatenate([part.threads for part in parts])
+    if threads.size == whole.threads.size:
+        return whole
+    # Some threads' parts have landed meanwhile: the others', in the order of the whole.
+    return whole._at(np.flatnonzero(np.isin(whole.threads, threads)))
 
 
 class Group:
@@ -109,7 +138,8 @@ class Group:
             offset = depth - len(part.committed)
             for place, copies in enumerate(part.committed):
                 self.committed[offset + place].extend(copies)
-        self.open = [copy for part in parts for copy in part.open]
+        self.committed = [AsyncCopy.reunite(copies) for copies in self.committed]
+        self.open = AsyncCopy.reunite([copy for part in parts for copy in part.open])
 
     # Lanes
 

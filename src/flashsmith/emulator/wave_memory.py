@@ -114,7 +114,9 @@ class WaveMemory:
         else:
             bank = self.shared if space == "shared" else self.local
             inside = bank.inside(addresses, sizes)
-        return inside & (addresses & ((sizes & -sizes) - 1) == 0)
+        aligned = addresses & (np.maximum(sizes & -sizes, 1) - 1) == 0
+        # A cp.async whose source size is 0 reads nothing, wherever it points.
+        return (inside & aligned) | (np.asarray(sizes) == 0)
 
     def resolve(self, addresses: Any) -> tuple[str, Any]:
         """State space and address within it of generic addresses."""

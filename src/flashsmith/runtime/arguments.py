@@ -1,24 +1,34 @@
-"""Every check on the arguments of a forward pass. What passes here is safe to launch."""
+"""Every check on the tensors of a forward pass. What passes here is safe to launch."""
 
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem, check_legal
+from flashsmith.configs import (
+    DeviceSpec,
+    DType,
+    FlashForwardKernelConfig,
+    Problem,
+    Semantics,
+    check_legal,
+)
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime.overlap import check_output_distinct
-from flashsmith.runtime.tensors import TensorView, view_tensor
+from flashsmith.runtime.sequences import Packing, check_beside
+from flashsmith.runtime.tensors import TensorView, VectorView, view_tensor, view_vector
 
 # Kernels move 16 bytes at a time: 8 elements of 2 bytes.
 ALIGNMENT_BYTES = 16
+D_STEP = 8  # elements
 LAYOUT = "(batch, seq_len, n_heads, d_head)"
-# The kernel takes scale * log2(e) as fp32; outside of these it would become inf, or lose bits.
-MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
+PACKED_LAYOUT = "(total_len, n_heads, d_head)"
 OLDEST_ARCH = 80
+# Positions, and window limits beyond them, are 32-bit numbers in a kernel.
+LONGEST = 2**30 - 1
+MOST_BLOCKS = 2**31 - 1
 
 
 def check_config(cfg: Any) -> FlashForwardKernelConfig:
@@ -31,48 +41,81 @@ def check_config(cfg: Any) -> FlashForwardKernelConfig:
     )
 
 
-def check_scale(scale: Any, d: int) -> float:
-    """The scale as a float; None gives 1/sqrt(d). Raises ArgumentError unless finite and > 0."""
-    if scale is None:
-        return 1.0 / math.sqrt(d)
-    if isinstance(scale, numbers.Real) and not isinstance(scale, bool):
-        value = float(scale)
-        if MIN_SCALE <= value <= MAX_SCALE:
-            return value
-    raise ArgumentError(
-        f"scale={scale!r}: give a finite number above 0 that fp32 can hold, or None for 1/sqrt(d)"
-    )
-
-
-def check_inputs(
-    cfg: FlashForwardKernelConfig, q: Any, k: Any, v: Any
-) -> tuple[Problem, TensorView, TensorView, TensorView]:
-    """Views of q, k, v and the problem they pose to ``cfg``'s kernel.
+def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, ...]:
+    """Views of q, k and v.
 
     Raises ArgumentError for anything but three fp16 or bf16 tensors of one framework and device,
-    of rank 4, not empty, 16-byte aligned with a contiguous last dimension, whose shapes agree with
-    each other and with the config's dtype, d_head and tiles.
+    of rank 4 (packed: 3), 16-byte aligned with a contiguous last dimension.
     """
-    views = (view_tensor("q", q), view_tensor("k", k), view_tensor("v", v))
+    q_view = view_tensor("q", q)
+    views = (q_view, view_tensor("k", k), view_tensor("v", v))
     for view in views:
-        _check_rank_and_size(view)
-        _check_same_kind(view, views[0])
+        if len(view.shape) != (3 if packed else 4):
+            raise _wrong_rank(view, packed)
+        _check_same_kind(view, q_view)
         _check_layout(view)
-    q_view, k_view, v_view = views
-    _check_against_config(cfg, q_view)
-    return _problem(cfg, q_view.shape, k_view.shape, v_view.shape), *views
+    return views
 
 
-def check_output(o: Any, q: TensorView, inputs: Sequence[TensorView]) -> TensorView:
-    """A view of a given output. Raises ArgumentError unless it is q's equal in shape, dtype,
-    framework and device, writable, aligned, and shares no memory with an input or itself."""
-    view = view_tensor("o", o)
+def check_problem(
+    views: Sequence[TensorView], packing: Packing | None, mask: str, softcap: float
+) -> Problem:
+    """The problem that q, k and v pose.
+
+    Raises ArgumentError when their shapes do not agree with each other, or are beyond what a kernel
+    can count.
+    """
+    q, k, v = views
+    packed = None if packing is None else packing[2:]
+    return _problem(q.dtype, q.shape, k.shape, v.shape, packed, mask, softcap > 0)
+
+
+def check_fit(cfg: FlashForwardKernelConfig, problem: Problem) -> Semantics:
+    """What ``cfg``'s kernel has to be compiled for to serve ``problem``.
+
+    Raises ArgumentError when it cannot: by its dtype, its d_head, or the number of its blocks.
+    """
+    if problem.dtype != cfg.dtype:
+        raise ArgumentError(
+            f"q: dtype {problem.dtype.name}; the config's kernel is for {cfg.dtype.name}: convert "
+            "the tensors or choose another config"
+        )
+    if problem.d > cfg.d_head:
+        raise ArgumentError(f"q: d_head {problem.d}; the config's kernel is for up to {cfg.d_head}")
+    if problem.batch * problem.heads_q * math.ceil(problem.seq_q / cfg.B_r) > MOST_BLOCKS:
+        raise ArgumentError(
+            f"q: batch x n_heads x blocks of {cfg.B_r} rows are above {MOST_BLOCKS} ({problem}); "
+            "split the batch"
+        )
+    return problem.required_semantics(cfg)
+
+
+def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> VectorView | None:
+    """A view of the sinks, or None. Raises ArgumentError unless they are (heads_q,) of fp32."""
+    if sinks is None:
+        return None
+    view = view_vector("sinks", sinks, "float32")
+    check_beside(view, q)
+    if view.shape[0] != heads_q:
+        raise ArgumentError(f"sinks: shape {view.shape}; must be (n_heads of q,), ({heads_q},)")
+    return view
+
+
+def check_output(
+    o: Any, q: TensorView, inputs: Sequence[TensorView | VectorView], name: str = "o"
+) -> TensorView:
+    """A view of a given output, which the caller knows as ``name``.
+
+    Raises ArgumentError unless it is q's equal in shape, dtype, framework and device, writable,
+    aligned, and shares no memory with an input or itself.
+    """
+    view = view_tensor(name, o)
     if view.shape != q.shape:
-        raise ArgumentError(f"o: shape {view.shape}; must be q's, {q.shape}")
+        raise ArgumentError(f"{name}: shape {view.shape}; must be q's, {q.shape}")
     _check_same_kind(view, q)
     _check_layout(view)
     if not view.writable:
-        raise ArgumentError("o: is read-only; give a writable array")
+        raise ArgumentError(f"{name}: is read-only; give a writable array")
     check_output_distinct(view, inputs)
     return view
 
@@ -92,15 +135,13 @@ def _capability(arch: int) -> str:
     return f"{arch // 10}.{arch % 10}"
 
 
-def _check_rank_and_size(view: TensorView) -> None:
-    if len(view.shape) != 4:
-        raise ArgumentError(
-            f"{view.name}: rank {len(view.shape)} (shape {view.shape}); must be 4: {LAYOUT}"
-        )
-    if 0 in view.shape:
-        raise ArgumentError(
-            f"{view.name}: is empty (shape {view.shape}); every dimension must be at least 1"
-        )
+def _wrong_rank(view: TensorView, packed: bool) -> ArgumentError:
+    rank, layout, hint = 4, LAYOUT, f" without cu_seqlens_q and cu_seqlens_k, {PACKED_LAYOUT} with"
+    if packed:
+        rank, layout, hint = 3, PACKED_LAYOUT, " with cu_seqlens_q and cu_seqlens_k"
+    return ArgumentError(
+        f"{view.name}: rank {len(view.shape)} (shape {view.shape}); must be {rank}: {layout}{hint}"
+    )
 
 
 def _check_same_kind(view: TensorView, q: TensorView) -> None:
@@ -121,62 +162,70 @@ def _check_same_kind(view: TensorView, q: TensorView) -> None:
 
 def _check_layout(view: TensorView) -> None:
     """The last dimension contiguous; address and every step that is taken whole 16-byte chunks."""
-    *steps, last = view.strides
-    if last != 1 and view.shape[-1] > 1:
-        raise ArgumentError(
-            f"{view.name}: stride of the last dimension is {last}; must be 1 (make it contiguous)"
-        )
-    if view.address % ALIGNMENT_BYTES:
+    if wrong := _wrong_stride(view.shape, view.strides):
+        raise ArgumentError(f"{view.name}: {wrong}")
+    # Nothing is ever read or written in an empty tensor.
+    if view.address % ALIGNMENT_BYTES and 0 not in view.shape:
         raise ArgumentError(
             f"{view.name}: address {view.address:#x} is not a multiple of {ALIGNMENT_BYTES} bytes; "
             "copy it into a tensor of its own"
         )
-    elements = ALIGNMENT_BYTES // view.dtype.element_size
+
+
+@lru_cache(maxsize=1024)
+def _wrong_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
+    if 0 in shape:
+        return None
+    *steps, last = strides
+    if last != 1 and shape[-1] > 1:
+        return f"stride of the last dimension is {last}; must be 1 (make it contiguous)"
     for axis, stride in enumerate(steps):
         # Of a dimension of one no step is taken, and frameworks put any number there.
-        if stride % elements and view.shape[axis] > 1:
-            raise ArgumentError(
-                f"{view.name}: stride {stride} of dimension {axis} is not a multiple of {elements} "
-                f"elements ({ALIGNMENT_BYTES} bytes); make it contiguous"
+        if stride % D_STEP and shape[axis] > 1:
+            return (
+                f"stride {stride} of dimension {axis} is not a multiple of {D_STEP} elements "
+                f"({ALIGNMENT_BYTES} bytes); make it contiguous"
             )
-
-
-def _check_against_config(cfg: FlashForwardKernelConfig, q: TensorView) -> None:
-    if q.dtype != cfg.dtype:
-        raise ArgumentError(
-            f"q: dtype {q.dtype.name}; the config's kernel is for {cfg.dtype.name}: convert the "
-            "tensors or choose another config"
-        )
-    if q.shape[3] != cfg.d_head:
-        raise ArgumentError(
-            f"q: d_head {q.shape[3]} (shape {q.shape}); the config's kernel is for {cfg.d_head}"
-        )
+    return None
 
 
 @lru_cache(maxsize=1024)
 def _problem(
-    cfg: FlashForwardKernelConfig, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]
+    dtype: DType,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+    packed: tuple[int, int, int] | None,
+    mask: str,
+    softcap: bool,
 ) -> Problem:
     """The problem of three shapes. Kept, because a model calls with few of them, and often."""
-    batch, seq_q, heads_q, d = q
-    _, seq_k, heads_k, _ = k
+    *q_rows, heads_q, d = q
+    *k_rows, heads_k, _ = k
     if v != k:
         raise ArgumentError(f"v: shape {v}; must be k's, {k}")
-    if (k[0], k[3]) != (batch, d):
-        raise ArgumentError(f"k: shape {k}; batch and d_head must be q's (q has shape {q})")
-    if heads_k != heads_q:
+    if k[-1] != d:
+        raise ArgumentError(f"k: shape {k}; d_head must be q's (q has shape {q})")
+    if d == 0 or d % D_STEP:
         raise ArgumentError(
-            f"k: {heads_k} heads and q {heads_q}; this version needs as many of both (expand k and "
-            "v over the heads, a stride of 0 will do)"
+            f"q: d_head {d} (shape {q}); must be a multiple of {D_STEP}: pad q, k and v with zeros "
+            "and pass scale=1/sqrt(d_head) of the true d_head"
         )
-    _check_length("q", seq_q, "B_r", cfg.B_r)
-    _check_length("k", seq_k, "B_c", cfg.B_c)
-    return Problem(batch, seq_q, seq_k, heads_q, heads_k, d, cfg.dtype)
-
-
-def _check_length(name: str, length: int, tile_name: str, tile: int) -> None:
-    if length % tile:
+    if heads_q == 0:
+        raise ArgumentError(f"q: shape {q}; must have at least one head")
+    if heads_k == 0 or heads_q % heads_k:
         raise ArgumentError(
-            f"{name}: seq_len {length} is not a multiple of the config's {tile_name}={tile}; "
-            "choose a config whose tiles divide it"
+            f"k: {heads_k} heads and q {heads_q}; q's must be a multiple of k's (and v's)"
         )
+    for name, rows in (("q", q_rows), ("k", k_rows)):
+        if max(rows) > LONGEST:
+            raise ArgumentError(f"{name}: {max(rows)} rows; kernels count up to {LONGEST}")
+    if packed is None:
+        batch, seq_q = q_rows
+        batch_k, seq_k = k_rows
+        if batch_k != batch:
+            raise ArgumentError(f"k: shape {k}; batch must be q's (q has shape {q})")
+    else:
+        batch, seq_q, seq_k = packed
+    semantics = Semantics(mask, softcap, packed is not None, uneven=packed is not None)
+    return Problem(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, semantics)

@@ -5,48 +5,124 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from flashsmith.configs import DeviceSpec, Problem
+from flashsmith.runtime.allocation import address_of
+from flashsmith.runtime.options import CAUSAL, NO_MASK, UNLIMITED, Mask
+from flashsmith.runtime.request import Request
 from flashsmith.runtime.tensors import TensorView, contiguous_strides
 
 # address, batch stride, seq stride, head stride
 TensorInts = tuple[int, int, int, int]
 
+# Stands for what a planned call has, but nowhere yet.
+_SOMEWHERE = 1
+_NOMINAL_MASKS = {"none": NO_MASK, "causal": CAUSAL, "window": Mask("window", 0, UNLIMITED)}
+
 
 class ForwardCall(NamedTuple):
     """A problem, where its tensors are, and the limits of the device that is to run it.
 
-    Addresses may be 0 when the call is only planned. Strides count elements.
+    Addresses may be 0 when the call is only planned, and are for what is not given or not wanted.
+    Strides count elements. ``totals`` are the rows of all packed sequences of q and k; else 0.
     """
 
     problem: Problem
     tensors: tuple[TensorInts, TensorInts, TensorInts, TensorInts]  # q, k, v, o
-    lse: int
     scale: float
     device: DeviceSpec
+    softcap: float = 0.0
+    mask: Mask = NO_MASK
+    totals: tuple[int, int] = (0, 0)
+    cu_seqlens: tuple[int, int] = (0, 0)  # addresses, q's and k's
+    sinks: int = 0
+    lse: int = 0
+    row_max: int = 0
 
-    def library_arguments(self) -> tuple[Any, ...]:
-        """What follows the kernel's index in the library's plan, launch and launch_timed."""
+    def library_arguments(self) -> tuple[int | float, ...]:
+        """What follows the kernel's index in the library's plan, launch and launch_timed.
+
+        In the order in which csrc/bindings.cc reads it.
+        """
         p, d = self.problem, self.device
+        q, k, v, o = self.tensors
         return (
-            (p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
-            *self.tensors,
-            self.lse,
-            self.scale,
-            (d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm),
+            *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
+            *self.totals,
+            *q,
+            *k,
+            *v,
+            *o,
+            *self.cu_seqlens,
+            *(self.sinks, self.lse, self.row_max),
+            *(self.scale, self.softcap),
+            *(self.mask.left, self.mask.right),
+            *(d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm),
         )
 
 
+def forward_call(
+    request: Request, o: Any, lse: Any, row_max: Any, device: DeviceSpec
+) -> ForwardCall:
+    """The call that a request becomes with its outputs (None: not wanted).
+
+    Without a request.o, ``o`` is dense.
+    """
+    totals = offsets = (0, 0)
+    q, k, v, packing = request.q, request.k, request.v, request.packing
+    if packing is not None:
+        totals = q.shape[0], k.shape[0]
+        offsets = packing.cu_seqlens_q.address, packing.cu_seqlens_k.address
+    given = request.o
+    o_ints = tensor_ints(given) if given else _ints(address_of(o), contiguous_strides(q.shape))
+    return ForwardCall(
+        request.problem,
+        (tensor_ints(q), tensor_ints(k), tensor_ints(v), o_ints),
+        request.scale,
+        device,
+        request.softcap,
+        request.mask,
+        totals,
+        offsets,
+        0 if request.sinks is None else request.sinks.address,
+        0 if lse is None else address_of(lse),
+        0 if row_max is None else address_of(row_max),
+    )
+
+
 def tensor_ints(view: TensorView) -> TensorInts:
-    """Address and strides of a (batch, seq, heads, d) tensor."""
-    batch, seq, head, _ = view.strides
-    return view.address, batch, seq, head
+    """Address and strides of a (batch, seq, heads, d) tensor, or of a (total, heads, d) one."""
+    return _ints(view.address, view.strides)
+
+
+def _ints(address: int, strides: tuple[int, ...]) -> TensorInts:
+    if len(strides) == 3:
+        return address, 0, strides[0], strides[1]
+    return address, strides[0], strides[1], strides[2]
 
 
 def unplaced_call(problem: Problem, scale: float, device: DeviceSpec) -> ForwardCall:
-    """A call on dense tensors that do not exist yet: every address is 0."""
-    p = problem
+    """A call on dense tensors that do not exist yet: every address is 0, but those of cu_seqlens.
+
+    A softcap is 1, a window's left limit 0; packed, every sequence is as long as the longest.
+    """
+    p, semantics = problem, problem.semantics
     q = _dense(p.batch, p.seq_q, p.heads_q, p.d)
     k = _dense(p.batch, p.seq_k, p.heads_k, p.d)
-    return ForwardCall(problem, (q, k, k, q), 0, scale, device)
+    call = ForwardCall(
+        problem,
+        (q, k, k, q),
+        scale,
+        device,
+        softcap=float(semantics.softcap),
+        mask=_NOMINAL_MASKS[semantics.mask],
+    )
+    if not semantics.packed:
+        return call
+    q, k = ((0, 0, *ints[2:]) for ints in (q, k))
+    return call._replace(
+        tensors=(q, k, k, q),
+        totals=(p.batch * p.seq_q, p.batch * p.seq_k),
+        cu_seqlens=(_SOMEWHERE, _SOMEWHERE),
+    )
 
 
 def _dense(*shape: int) -> TensorInts:

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from flashsmith.configs import FlashForwardKernelConfig, Problem
 from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate, estimate_seconds
 from flashsmith.errors import EmulationTooLongError
+from flashsmith.runtime.allocation import host_array
+from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan
+from flashsmith.runtime.request import Request
 
 # Above this the caller has to say emulate=True.
 LONGEST_UNASKED_SECONDS = 60.0
 
 
-def check_estimate(cfg: FlashForwardKernelConfig, problem: Problem) -> None:
-    """Raises EmulationTooLongError when emulating ``problem`` is estimated above 60 s."""
-    seconds = estimate_seconds(cfg, problem)
+def check_estimate(cfg: FlashForwardKernelConfig, request: Request) -> None:
+    """Raises EmulationTooLongError when emulating the request is estimated above 60 s."""
+    problem = request.problem
+    seconds = estimate_seconds(cfg, _as_one_sequence(request) if request.packing else problem)
     if seconds > LONGEST_UNASKED_SECONDS:
         raise EmulationTooLongError(
             f"emulating {problem} with {cfg} is estimated to take {seconds:.0f} s, above "
             f"{LONGEST_UNASKED_SECONDS:.0f} s; pass emulate=True to run it all the same, give a "
             "smaller problem, or move the tensors to a GPU"
         )
+
+
+def _as_one_sequence(request: Request) -> Problem:
+    """A problem with as many rows and scores as the packed sequences have together."""
+    packing = request.packing
+    assert packing is not None
+    lengths = [
+        np.diff(host_array(view.source).astype(np.int64)).clip(0, longest)
+        for view, longest in (
+            (packing.cu_seqlens_q, packing.max_seqlen_q),
+            (packing.cu_seqlens_k, packing.max_seqlen_k),
+        )
+    ]
+    rows, scores = request.q.shape[0], int((lengths[0] * lengths[1]).sum())
+    return replace(request.problem, batch=1, seq_q=rows, seq_k=-(-scores // max(1, rows)))
 
 
 def run_in_emulator(
@@ -43,7 +63,7 @@ def run_in_emulator(
         memory.register(name, array, writable=False)
     for name, array in writable.items():
         memory.register(name, array, writable=True)
-    return emulate(
+    result = emulate(
         ptx,
         plan.kernel,
         grid=plan.grid,
@@ -54,3 +74,5 @@ def run_in_emulator(
         memory=memory,
         observers=observers,
     )
+    note_launch("emulator")
+    return result

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem, device_spec
+from flashsmith.configs import (
+    DeviceSpec,
+    FlashForwardKernelConfig,
+    Problem,
+    Semantics,
+    device_spec,
+)
 from flashsmith.emulator import EmulationResult, Observer
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import driver, forks
-from flashsmith.runtime.allocation import address_of, allocate, host_array
-from flashsmith.runtime.arguments import (
-    check_config,
-    check_device,
-    check_inputs,
-    check_output,
-    check_scale,
-)
-from flashsmith.runtime.call import ForwardCall, tensor_ints, unplaced_call
+from flashsmith.runtime.allocation import allocate, host_array
+from flashsmith.runtime.arguments import check_config, check_device, check_fit
+from flashsmith.runtime.call import ForwardCall, forward_call, unplaced_call
+from flashsmith.runtime.capturing import is_capturing
 from flashsmith.runtime.emulation import check_estimate, run_in_emulator
 from flashsmith.runtime.gpu import run_on_gpu
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
+from flashsmith.runtime.options import NO_WINDOW, ForwardOptions, check_flag, check_scale
 from flashsmith.runtime.plan import LaunchPlan
-from flashsmith.runtime.tensors import TensorView, view_tensor
+from flashsmith.runtime.request import Request, check_request
+from flashsmith.runtime.tensors import TensorView
 
 # What the emulator runs for when nobody says otherwise.
 DEFAULT_EMULATED_ARCH = 80
 
+# Which config is to serve a problem on a device; asked once for each.
+Chooser = Callable[[Problem, DeviceSpec], FlashForwardKernelConfig]
 
-@dataclass(frozen=True)
-class ForwardResult:
-    """o and, if asked for, lse in the caller's framework; ms on the GPU if timed; else None."""
+
+class ForwardResult(NamedTuple):
+    """o and, if asked for, lse and row_max in the caller's framework; ms on the GPU if timed.
+
+    What was not asked for is None, and so is ``emulation`` where nothing was emulated.
+    """
 
     o: Any
     lse: Any
+    row_max: Any
     ms: float | None
     emulation: EmulationResult | None
+
+    @property
+    def outputs(self) -> Any:
+        """What forward returns: o, or o and the statistics that were asked for."""
+        if self.lse is None and self.row_max is None:
+            return self.o
+        return (self.o, *(s for s in (self.lse, self.row_max) if s is not None))
 
 
 def forward(
@@ -47,37 +62,76 @@ def forward(
     v: Any,
     o: Any = None,
     *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float = 0.0,
     scale: float | None = None,
+    sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     return_lse: bool = False,
+    return_row_max: bool = False,
     emulate: bool = False,
 ) -> Any:
-    """softmax(scale q k^T) v by the kernel that ``cfg`` names.
+    """softmax(scale q k^T) v by the kernel that ``cfg`` names, masked and capped as asked for.
 
-    Tensors on a GPU run there, on PyTorch's current stream for their device, and the call does not
-    wait; host tensors run in the emulator (as on sm_80). A config that is not built is built first.
+    Tensors on a GPU run there, on PyTorch's or CuPy's current stream for their device, and the call
+    does not wait (JAX lends no streams: its arrays are waited for); host tensors run in the
+    emulator (as on sm_80). A kernel that is not built is built first.
+    Query i of seq_q stands at key i + seq_k - seq_q: masks are aligned to the bottom right. A row
+    that sees no key gives 0.
 
     Args:
-        cfg: the kernel; its dtype, d_head and tiles must fit the tensors.
-        q: (batch, seq_q, n_heads, d_head), fp16 or bf16, a PyTorch tensor or a NumPy array (bf16
-            as ml_dtypes.bfloat16). Last dimension contiguous, every row 16-byte aligned.
-        k, v: (batch, seq_k, n_heads, d_head), like q.
+        cfg: the kernel; its dtype must be the tensors', and its d_head at least theirs.
+        q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array
+            (bf16 as ml_dtypes.bfloat16); packed (total_q, heads_q, d). Any strides with a
+            contiguous last dimension and 16-byte aligned rows; d a multiple of 8; lengths from 0.
+        k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q; heads_q must be a
+            multiple of heads_k, and heads_q / heads_k heads of q share one of k and v.
         o: where to write the output, q's shape and dtype; None allocates it.
-        scale: finite and > 0; None is 1/sqrt(d_head).
-        return_lse: also return log(sum(exp(scale q k^T))), fp32, (batch, n_heads, seq_q).
+        causal: whether a query sees keys up to its own position only.
+        window: (left, right): how many keys before and after its own position a query sees; None
+            is no limit. With causal the right limit is 0.
+        softcap: above 0, scaled scores become softcap * tanh(score / softcap).
+        scale: of q k^T, finite and > 0; None is 1/sqrt(d).
+        sinks: (heads_q,) fp32, one logit a head that joins the softmax of its rows; may be None.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has
+            rows cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not
+            checked; a kernel clamps them, and leaves rows of o alone that they do not reach.
+        max_seqlen_q, max_seqlen_k: at least the longest packed sequence's length; longer ones are
+            cut off. None finds it out, on a device at the price of waiting for it once.
+        return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
+            or (heads_q, total_q); -inf where a row sees nothing and there is no sink.
+        return_row_max: also return the maximum of every row's scaled and capped scores, without
+            the sink, in the same shape; -inf where a row sees nothing.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
-        o, or (o, lse), like q in framework and device.
+        o, (o, lse), (o, row_max) or (o, lse, row_max), like q in framework and device.
 
     Raises:
         ArgumentError: an argument is unusable; nothing was launched.
         IllegalConfigError: no kernel can be built for the config on this device.
-        KernelNotBuiltError: it is not built and FLASHSMITH_JIT=0.
+        KernelNotBuiltError: it is not built, and FLASHSMITH_JIT=0 or a CUDA graph is captured.
         EmulationTooLongError: the estimate for the emulator is above 60 s and emulate is False.
         LaunchError: the GPU refused the launch.
     """
-    result = run_forward(cfg, q, k, v, o, scale=scale, return_lse=return_lse, emulate=emulate)
-    return (result.o, result.lse) if return_lse else result.o
+    options = ForwardOptions(
+        causal,
+        window,
+        softcap,
+        scale,
+        sinks,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        return_lse,
+        return_row_max,
+    )
+    return run_request(check_config(cfg), (q, k, v, o), options, emulate=emulate).outputs
 
 
 def forward_timed(
@@ -87,16 +141,17 @@ def forward_timed(
     v: Any,
     o: Any = None,
     *,
-    scale: float | None = None,
     emulate: bool = False,
+    **options: Any,
 ) -> tuple[Any, float | None]:
-    """``forward`` and the kernel's own time: (o, ms).
+    """What ``forward`` returns, and the kernel's own time: (o, ms) or ((o, lse), ms) and so on.
 
-    On a GPU the call waits, and ms is the time between two events around the launch. On the host
-    ms is None: the emulator's time says nothing about the kernel's.
+    Takes forward's keywords. On a GPU the call waits, and ms is the time between two events around
+    the launch. On the host ms is None: the emulator's time says nothing about the kernel's.
     """
-    result = run_forward(cfg, q, k, v, o, scale=scale, emulate=emulate, timed=True)
-    return result.o, result.ms
+    asked = ForwardOptions(**options)
+    result = run_request(check_config(cfg), (q, k, v, o), asked, emulate=emulate, timed=True)
+    return result.outputs, result.ms
 
 
 def plan_forward(
@@ -104,8 +159,9 @@ def plan_forward(
 ) -> LaunchPlan:
     """The launch of ``config``'s kernel for dense tensors of ``problem`` on ``device``.
 
-    Asks no GPU: ``device`` may be one this machine lacks. The tensors' addresses in the argument
-    bytes are 0. A config that is not built for ``device.arch`` is built first.
+    Asks no GPU: ``device`` may be one this machine lacks. Tensors have address 0 in the argument
+    bytes (cu_seqlens 1), a softcap is 1, and a window's left limit 0. A kernel that is not built
+    for ``device.arch`` is built first.
 
     Raises ArgumentError when config, problem and device do not fit together, and what building
     raises.
@@ -115,8 +171,8 @@ def plan_forward(
         raise ArgumentError(
             f"problem: dtype {problem.dtype.name}; the config's kernel is for {config.dtype.name}"
         )
-    _check_once(config, device)
-    kernel = loaded_kernels.get(config, device.arch)
+    check_device(config, device)
+    kernel = loaded_kernels.get(config, device.arch, problem.required_semantics(config))
     return kernel.plan(unplaced_call(problem, check_scale(None, problem.d), device))
 
 
@@ -127,45 +183,85 @@ def run_forward(
     v: Any,
     o: Any = None,
     *,
-    scale: float | None = None,
-    return_lse: bool = False,
     emulate: bool = False,
     timed: bool = False,
     poisoned: bool = False,
+    check_contents: bool = True,
     arch: int = DEFAULT_EMULATED_ARCH,
     observers: Sequence[Observer] = (),
+    **options: Any,
 ) -> ForwardResult:
-    """``forward`` with what verification and benchmarks need besides.
+    """``forward``, whose keywords ``options`` are, with what verification and benchmarks need.
 
-    Outputs allocated here are NaN throughout before the launch when ``poisoned``. ``arch`` is what
-    the emulator runs host tensors for, and ``observers`` watch it; a GPU has an arch of its own.
+    Outputs allocated here are NaN throughout before the launch when ``poisoned``. The contents of
+    host cu_seqlens go to the kernel as they are unless ``check_contents``. ``arch`` is what the
+    emulator runs host tensors for, and ``observers`` watch it; a GPU has an arch of its own.
     """
-    check_config(cfg)
-    problem, *inputs = check_inputs(cfg, q, k, v)
-    scale = check_scale(scale, problem.d)
-    first = inputs[0]
-    if o is None:
-        o_view = view_tensor("o", allocate(first, first.shape, poisoned=poisoned))
-    else:
-        o_view = check_output(o, first, inputs)
-    device = _device(first, emulate, arch)
-    _check_once(cfg, device)
-    if first.device.kind == "cpu" and not emulate:
-        check_estimate(cfg, problem)
-    kernel = loaded_kernels.get(cfg, device.arch)
-    lse = None
-    if return_lse:
-        shape = (problem.batch, problem.heads_q, problem.seq_q)
-        lse = allocate(first, shape, float32=True, poisoned=poisoned)
-    lse_address = 0 if lse is None else address_of(lse)
-    q_ints, k_ints, v_ints = map(tensor_ints, inputs)
-    tensors = (q_ints, k_ints, v_ints, tensor_ints(o_view))
-    call = ForwardCall(problem, tensors, lse_address, scale, device)
-    if first.device.kind == "cuda":
-        ms = run_on_gpu(kernel, call, first, timed=timed)
-        return ForwardResult(o_view.source, lse, ms, None)
-    emulation = _emulate(kernel, call, inputs, o_view, lse, observers)
-    return ForwardResult(o_view.source, lse, None, emulation)
+    return run_request(
+        check_config(cfg),
+        (q, k, v, o),
+        ForwardOptions(**options),
+        emulate=emulate,
+        timed=timed,
+        poisoned=poisoned,
+        check_contents=check_contents,
+        arch=arch,
+        observers=observers,
+    )
+
+
+def run_request(
+    config: FlashForwardKernelConfig | Chooser,
+    tensors: tuple[Any, Any, Any, Any],
+    options: ForwardOptions,
+    *,
+    emulate: bool,
+    timed: bool = False,
+    poisoned: bool = False,
+    check_contents: bool = True,
+    arch: int = DEFAULT_EMULATED_ARCH,
+    observers: Sequence[Observer] = (),
+    output: str = "o",
+) -> ForwardResult:
+    """``run_forward`` of q, k, v and o (or None), by ``config``'s kernel or that of its choice.
+
+    Errors call o ``output``.
+    """
+    request = check_request(tensors, options, check_contents=check_contents, output=output)
+    q = request.q
+    device = _device(q, check_flag("emulate", emulate), arch)
+    cfg, semantics = _server(config, request.problem, device)
+    on_gpu = q.device.kind == "cuda"
+    if not on_gpu and not emulate:
+        check_estimate(cfg, request)
+    kernel = None if request.is_empty else _kernel(cfg, semantics, q, device)
+
+    o = request.o.source if request.o else allocate(q, q.shape, poisoned=poisoned)
+    lse = row_max = None
+    if request.lse:
+        lse = allocate(q, request.statistics_shape, float32=True, poisoned=poisoned)
+    if request.row_max:
+        row_max = allocate(q, request.statistics_shape, float32=True, poisoned=poisoned)
+
+    ms, emulation = 0.0 if on_gpu and timed else None, None
+    if kernel is not None:
+        call = forward_call(request, o, lse, row_max, device)
+        if on_gpu:
+            ms = run_on_gpu(kernel, call, q, timed=timed)
+        else:
+            emulation = _emulate(kernel, call, request, (o, lse, row_max), observers)
+    return ForwardResult(o, lse, row_max, ms, emulation)
+
+
+@lru_cache(maxsize=1024)
+def _server(
+    config: FlashForwardKernelConfig | Chooser, problem: Problem, device: DeviceSpec
+) -> tuple[FlashForwardKernelConfig, Semantics]:
+    """The config that serves a problem on a device, and what it has to be compiled for."""
+    cfg = config(problem, device) if callable(config) else config
+    semantics = check_fit(cfg, problem)
+    check_device(cfg, device)
+    return cfg, semantics
 
 
 def _device(q: TensorView, emulate: bool, arch: int) -> DeviceSpec:
@@ -181,26 +277,29 @@ def _device(q: TensorView, emulate: bool, arch: int) -> DeviceSpec:
     return driver.query_gpu(q.device.ordinal)
 
 
+def _kernel(
+    cfg: FlashForwardKernelConfig, semantics: Semantics, q: TensorView, device: DeviceSpec
+) -> LoadedKernel:
+    """The kernel for tensors like q; during CUDA graph capture none is built."""
+
+    def may_build() -> bool:
+        return q.device.kind == "cpu" or not is_capturing(q.framework, q.device.ordinal)
+
+    return loaded_kernels.get(cfg, device.arch, semantics, may_build)
+
+
 def _emulate(
     kernel: LoadedKernel,
     call: ForwardCall,
-    inputs: Sequence[TensorView],
-    o: TensorView,
-    lse: Any,
+    request: Request,
+    outputs: tuple[Any, Any, Any],
     observers: Sequence[Observer],
 ) -> EmulationResult:
-    writable = {"o": host_array(o.source)}
-    if lse is not None:
-        writable["lse"] = host_array(lse)
+    named = zip(("o", "lse", "row_max"), outputs, strict=True)
     return run_in_emulator(
         kernel.ptx,
         kernel.plan(call),
-        readable={view.name: host_array(view.source) for view in inputs},
-        writable=writable,
+        readable={view.name: host_array(view.source) for view in request.readable},
+        writable={name: host_array(array) for name, array in named if array is not None},
         observers=observers,
     )
-
-
-@cache
-def _check_once(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> None:
-    check_device(cfg, device)

@@ -12,8 +12,10 @@ from typing import Any
 from flashsmith import env
 from flashsmith.builder import KernelEntry, KernelLibrary, build, built_configs, find_library
 from flashsmith.configs import FlashForwardKernelConfig, Semantics
+from flashsmith.configs.semantics import MASKS
 from flashsmith.errors import ArgumentError, KernelNotBuiltError, LaunchError
 from flashsmith.runtime.call import ForwardCall
+from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan, plan_from_library
 
 _log = logging.getLogger("flashsmith")
@@ -75,13 +77,15 @@ def _launching(
     kernel: LoadedKernel, function: Callable[..., Any], call: ForwardCall, ordinal: int, stream: int
 ) -> Any:
     try:
-        return function(kernel.index, *call.library_arguments(), ordinal, stream)
+        result = function(kernel.index, *call.library_arguments(), ordinal, stream)
     except ValueError as error:
         raise ArgumentError(str(error)) from None
     except RuntimeError as error:
         raise LaunchError(
             f"launching {kernel.config} for {call.problem} on GPU {ordinal}: {error}"
         ) from None
+    note_launch("gpu")
+    return result
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class LibraryFunctions:
     launch: Callable[..., Any]
     launch_timed: Callable[..., Any]
     configs: Callable[[], Any]
+    semantics: Callable[[], Any]
     query_device: Callable[[int], Any]
     device_count: Callable[[], int]
 
@@ -99,7 +104,7 @@ class LibraryFunctions:
 def load_library(library: KernelLibrary) -> dict[FlashForwardKernelConfig, LoadedKernel]:
     """Loads a library's .so and returns its kernels.
 
-    Raises LaunchError when the configs compiled into it are not those of its manifest.
+    Raises LaunchError when what is compiled into it is not what its manifest says.
     """
     import tvm_ffi
 
@@ -108,9 +113,10 @@ def load_library(library: KernelLibrary) -> dict[FlashForwardKernelConfig, Loade
         *(module.get_function(name) for name in LibraryFunctions.__dataclass_fields__)
     )
     compiled = [_config(*ints) for ints in functions.configs()]
-    if set(compiled) != set(library.configs):
+    semantics = _semantics(*functions.semantics())
+    if set(compiled) != set(library.configs) or semantics != library.manifest.semantics:
         raise LaunchError(
-            f"{library.so_path}: holds other configs than its manifest lists; "
+            f"{library.so_path}: holds other kernels than its manifest lists; "
             "'flashsmith cache clear' and build again"
         )
     return {
@@ -121,6 +127,10 @@ def load_library(library: KernelLibrary) -> dict[FlashForwardKernelConfig, Loade
 
 def _config(*fields: Any) -> FlashForwardKernelConfig:
     return FlashForwardKernelConfig(*fields)
+
+
+def _semantics(mask: int, *flags: int) -> Semantics:
+    return Semantics(MASKS[mask], *map(bool, flags))
 
 
 Key = tuple[FlashForwardKernelConfig, int, Semantics]
@@ -134,12 +144,16 @@ class LoadedKernels:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def get(
-        self, cfg: FlashForwardKernelConfig, arch: int, semantics: Semantics = NEUTRAL
+        self,
+        cfg: FlashForwardKernelConfig,
+        arch: int,
+        semantics: Semantics = NEUTRAL,
+        may_build: Callable[[], bool] = lambda: True,
     ) -> LoadedKernel:
         """The kernel of a legal config: loaded already, from the cache, or built now.
 
-        Raises KernelNotBuiltError when it would have to be built and FLASHSMITH_JIT is 0, and what
-        the builder raises.
+        Raises KernelNotBuiltError when it would have to be built and FLASHSMITH_JIT is 0 or
+        ``may_build`` (asked only then) is false, and what the builder raises.
         """
         kernel = self.kernels.get((cfg, arch, semantics))
         if kernel is not None:
@@ -147,7 +161,7 @@ class LoadedKernels:
         with self.lock:
             kernel = self.kernels.get((cfg, arch, semantics))
             if kernel is None:
-                self.add(_find_or_build(cfg, arch, semantics))
+                self.add(_find_or_build(cfg, arch, semantics, may_build))
                 kernel = self.kernels[cfg, arch, semantics]
             return kernel
 
@@ -162,26 +176,38 @@ class LoadedKernels:
 loaded_kernels = LoadedKernels()
 
 
-def _find_or_build(cfg: FlashForwardKernelConfig, arch: int, semantics: Semantics) -> KernelLibrary:
+def _find_or_build(
+    cfg: FlashForwardKernelConfig, arch: int, semantics: Semantics, may_build: Callable[[], bool]
+) -> KernelLibrary:
     library = find_library(cfg, arch=arch, semantics=semantics)
     if library is not None:
         return library
     if not env.jit_enabled():
-        raise _not_built(cfg, arch, semantics)
+        raise _not_built(cfg, arch, semantics, "FLASHSMITH_JIT=0 forbids building it now")
+    if not may_build():
+        raise _not_built(
+            cfg, arch, semantics, "no compiler is started while a CUDA graph is captured"
+        )
     # A warning, since the caller waits seconds for what is usually microseconds.
-    _log.warning("flashsmith: compiling %s for sm_%d (first use; kept in the cache)", cfg, arch)
+    named = _named(cfg, semantics)
+    _log.warning("flashsmith: compiling %s for sm_%d (first use; kept in the cache)", named, arch)
     return build([cfg], arch=arch, semantics=semantics)
 
 
+def _named(cfg: FlashForwardKernelConfig, semantics: Semantics) -> str:
+    return str(cfg) if semantics == NEUTRAL else f"{cfg} [{semantics}]"
+
+
 def _not_built(
-    cfg: FlashForwardKernelConfig, arch: int, semantics: Semantics
+    cfg: FlashForwardKernelConfig, arch: int, semantics: Semantics, why: str
 ) -> KernelNotBuiltError:
     nearest = nearest_built(cfg, arch, semantics)
     listed = "".join(f"\n  {config}" for config in nearest) or " none"
     return KernelNotBuiltError(
-        f"config {cfg} is not built for sm_{arch}, and FLASHSMITH_JIT=0 forbids building it now.\n"
+        f"config {_named(cfg, semantics)} is not built for sm_{arch}, and {why}.\n"
         f"Nearest built:{listed}\n"
         f'Build it with: flashsmith build --kernels "{cfg}" --arch {arch}'
+        + ("" if semantics == NEUTRAL else f" --semantics {semantics}")
     )
 
 

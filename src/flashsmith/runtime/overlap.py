@@ -8,27 +8,29 @@ from functools import lru_cache
 import numpy as np
 
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime.tensors import TensorView
+from flashsmith.runtime.tensors import TensorView, VectorView
+
+Memory = TensorView | VectorView
 
 
 class _Footprint:
     """An address range posing as an array: NumPy decides about it without touching the memory."""
 
-    def __init__(self, view: TensorView) -> None:
-        size = view.dtype.element_size
+    def __init__(self, view: Memory) -> None:
+        size = view.element_size
         self.__array_interface__ = {
             "version": 3,
-            "typestr": "<u2",
+            "typestr": f"<u{size}",
             "shape": view.shape,
             "strides": tuple(stride * size for stride in view.strides),
             "data": (view.address, True),
         }
 
 
-def byte_range(view: TensorView) -> tuple[int, int]:
+def byte_range(view: Memory) -> tuple[int, int]:
     """First byte and one past the last byte that the tensor can touch."""
     first, end = _element_range(view.shape, view.strides)
-    itemsize = view.dtype.element_size
+    itemsize = view.element_size
     return view.address + first * itemsize, view.address + end * itemsize
 
 
@@ -41,9 +43,9 @@ def _element_range(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
     return first, last + 1
 
 
-def share_memory(a: TensorView, b: TensorView) -> bool:
+def share_memory(a: Memory, b: Memory) -> bool:
     """Whether some byte belongs to an element of both (interleaved slices do not share)."""
-    if a.device != b.device:
+    if a.device != b.device or 0 in a.shape or 0 in b.shape:
         return False
     a_first, a_end = byte_range(a)
     b_first, b_end = byte_range(b)
@@ -52,17 +54,19 @@ def share_memory(a: TensorView, b: TensorView) -> bool:
     return bool(np.shares_memory(np.asarray(_Footprint(a)), np.asarray(_Footprint(b))))
 
 
-def check_output_distinct(o: TensorView, inputs: Sequence[TensorView]) -> None:
+def check_output_distinct(o: TensorView, inputs: Sequence[Memory]) -> None:
     """Raises ArgumentError when o shares memory with an input or with itself."""
+    if 0 in o.shape:
+        return
     for tensor in inputs:
         if share_memory(o, tensor):
             raise ArgumentError(
-                f"o: shares memory with {tensor.name}, which the kernel still reads while o is "
-                "written; give an o of its own, or none"
+                f"{o.name}: shares memory with {tensor.name}, which the kernel still reads while "
+                "the output is written; give memory of its own, or none"
             )
     if _overlaps_itself(o.shape, o.strides):
         raise ArgumentError(
-            f"o: strides {o.strides} put several elements of shape {o.shape} in one place; "
+            f"{o.name}: strides {o.strides} put several elements of shape {o.shape} in one place; "
             "give a tensor that was not expanded"
         )
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from flashsmith.configs import DType, FlashForwardKernelConfig
+from flashsmith.configs import FlashForwardKernelConfig
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime import forward
-from flashsmith.runtime.tensors import view_tensor
-
-# Tiles (B_r, B_c) in order of preference: more rows reuse each K and V tile more often.
-_TILES = ((128, 64), (128, 32), (64, 64), (64, 32))
-_N_WARPS = 4
-_D_HEADS = (64, 128)
+from flashsmith.runtime import ForwardOptions, run_request
+from flashsmith.runtime.options import NO_WINDOW
+from flashsmith.tuning.choice import choose_config
 
 
 def attention(
@@ -21,66 +16,76 @@ def attention(
     k: Any,
     v: Any,
     *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float = 0.0,
     scale: float | None = None,
+    sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     out: Any = None,
+    return_lse: bool = False,
+    return_row_max: bool = False,
     config: FlashForwardKernelConfig | None = None,
     emulate: bool = False,
 ) -> Any:
-    """softmax(scale q k^T) v, by ``config``'s kernel or one that suits the problem.
+    """softmax(scale q k^T) v, masked and capped as asked for, by a kernel that suits the problem.
+
+    Tensors on a GPU run there, on PyTorch's current stream for their device, and the call does not
+    wait; host tensors run in the emulator. Query i of seq_q stands at key i + seq_k - seq_q: masks
+    are aligned to the bottom right. A row that sees no key gives 0.
 
     Args:
-        q: (batch, seq_q, n_heads, d_head), fp16 or bf16, PyTorch or NumPy; on a GPU or, for the
-            emulator, on the host.
-        k, v: (batch, seq_k, n_heads, d_head), like q.
-        scale: finite and > 0; None is 1/sqrt(d_head).
+        q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy array (bf16 as
+            ml_dtypes.bfloat16); packed (total_q, heads_q, d). Any strides with a contiguous last
+            dimension and 16-byte aligned rows; d a multiple of 8 up to 256; lengths may be 0.
+        k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q; heads_q must be a
+            multiple of heads_k, and heads_q / heads_k heads of q share one of k and v.
+        causal: whether a query sees keys up to its own position only.
+        window: (left, right): how many keys before and after its own position a query sees; None
+            is no limit. With causal the right limit is 0.
+        softcap: above 0, scaled scores become softcap * tanh(score / softcap).
+        scale: of q k^T, finite and > 0; None is 1/sqrt(d).
+        sinks: (heads_q,) fp32, one logit a head that joins the softmax of its rows; may be None.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has
+            rows cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not
+            checked; a kernel clamps them, and leaves rows of out alone that they do not reach.
+        max_seqlen_q, max_seqlen_k: at least the longest packed sequence's length; longer ones are
+            cut off. None finds it out, on a device at the price of waiting for it once.
         out: where to write the result, q's shape and dtype; None allocates it.
-        config: the kernel to use; None chooses one by dtype, d_head and lengths.
+        return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
+            or (heads_q, total_q); -inf where a row sees nothing and there is no sink.
+        return_row_max: also return the maximum of every row's scaled and capped scores, without
+            the sink, in the same shape; -inf where a row sees nothing.
+        config: the kernel to use; None chooses one by dtype, d, lengths and device.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
-        The output, like q in shape, dtype, framework and device.
+        The output o, (o, lse), (o, row_max) or (o, lse, row_max), like q in framework and device.
 
     Raises:
         ArgumentError: an argument is unusable, or no kernel serves these tensors.
         The other errors of ``flashsmith.forward``.
     """
-    if config is None:
-        config = choose_config(q, k)
-    return forward(config, q, k, v, out, scale=scale, emulate=emulate)
-
-
-def choose_config(q: Any, k: Any) -> FlashForwardKernelConfig:
-    """The first kernel in order of preference whose tiles divide the lengths of q and k.
-
-    Raises ArgumentError when q or k is no tensor of rank 4, or none serves them.
-    """
-    q_view, k_view = view_tensor("q", q), view_tensor("k", k)
-    for view in (q_view, k_view):
-        if len(view.shape) != 4:
-            raise ArgumentError(
-                f"{view.name}: rank {len(view.shape)} (shape {view.shape}); must be 4: "
-                "(batch, seq_len, n_heads, d_head)"
-            )
-    seq_q, seq_k, d = q_view.shape[1], k_view.shape[1], q_view.shape[3]
-    if d not in _D_HEADS:
+    if config is not None and not isinstance(config, FlashForwardKernelConfig):
         raise ArgumentError(
-            f"q: d_head {d}; kernels exist for {' and '.join(map(str, _D_HEADS))} (pad q, k and v "
-            "with zeros up to one of them and pass scale=1/sqrt(d_head) of the true d_head)"
+            f"config: got {type(config).__name__}; give a FlashForwardKernelConfig, or None, and "
+            "one is chosen"
         )
-    for config in _candidates(q_view.dtype, d):
-        if seq_q % config.B_r == 0 and seq_k % config.B_c == 0:
-            return config
-    raise ArgumentError(
-        f"q, k: lengths {seq_q} and {seq_k}; kernels exist for seq_q a multiple of "
-        f"{min(rows for rows, _ in _TILES)} and seq_k of {min(keys for _, keys in _TILES)}"
+    options = ForwardOptions(
+        causal,
+        window,
+        softcap,
+        scale,
+        sinks,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        return_lse,
+        return_row_max,
     )
-
-
-def _candidates(dtype: DType, d_head: int) -> Iterator[FlashForwardKernelConfig]:
-    """One kernel per tile shape, with every optimisation on."""
-    for rows, keys in _TILES:
-        # 32 rows a warp leave no registers for a whole block of Q: it is reloaded per step.
-        q_loads = 0 if rows == 64 else 2
-        yield FlashForwardKernelConfig(
-            dtype, d_head, rows, keys, _N_WARPS, True, True, True, q_loads, 2, 2, True, True
-        )
+    chosen = config or choose_config
+    return run_request(chosen, (q, k, v, out), options, emulate=emulate, output="out").outputs

@@ -1,5 +1,6 @@
 """Proofs: seeded inputs, float64 references, the tolerance rule, the verdict on one config."""
 
+from flashsmith.verify.attention import Attention
 from flashsmith.verify.inputs import INPUT_KINDS, TILE_KINDS, Inputs, InputSpec, make_inputs
 from flashsmith.verify.prove import BACKENDS, Verdict, prove
 from flashsmith.verify.reference import References, compute_references, inputs_and_references
@@ -9,6 +10,7 @@ __all__ = [
     "BACKENDS",
     "INPUT_KINDS",
     "TILE_KINDS",
+    "Attention",
     "Comparison",
     "InputSpec",
     "Inputs",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
 
 from flashsmith.configs import DType
 from flashsmith.errors import ArgumentError
+from flashsmith.verify.attention import Lens
 
 # |scaled score| that 'large_scores' reaches; rounding to bf16 must not carry it over 1,000.
 LARGE_SCORE = 990.0
@@ -22,8 +23,10 @@ TILE_GAP = 200.0
 class InputSpec:
     """Everything that determines a set of inputs; equal specs give equal bits.
 
-    ``first_tile`` is the number of leading keys that the two tile kinds lower or raise: the
-    kernel's B_c, so that the running maximum moves exactly between the first two tiles.
+    ``heads`` are the query's; ``heads_k`` None means as many. ``first_tile`` is the number of
+    leading keys that the two tile kinds lower or raise: the kernel's B_c, so that the running
+    maximum moves exactly between two tiles. With ``lens_q`` and ``lens_k`` every sequence is drawn
+    like a batch of one and packed behind the one before; batch, seq_q and seq_k do not matter then.
     """
 
     kind: str
@@ -36,15 +39,26 @@ class InputSpec:
     scale: float
     seed: int = 0
     first_tile: int = 0
+    heads_k: int | None = None
+    lens_q: Lens | None = None
+    lens_k: Lens | None = None
+    sinks: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.heads // (self.heads_k or self.heads)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k, v of shape (batch, seq, heads, d) in the kernel's dtype."""
+    """q, k, v of shape (batch, seq, heads, d), packed (total, heads, d), in the kernel's dtype;
+    ``sinks`` fp32, (heads), or None."""
 
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
+    sinks: np.ndarray | None = None
 
 
 def numpy_dtype(dtype: DType) -> np.dtype:
@@ -62,15 +76,12 @@ Draw = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def _normal(rng: np.random.Generator, spec: InputSpec) -> Draw:
     q = rng.standard_normal((spec.batch, spec.seq_q, spec.heads, spec.d), dtype=np.float32)
+    heads_k = spec.heads // spec.group
     k, v = (
-        rng.standard_normal((spec.batch, spec.seq_k, spec.heads, spec.d), dtype=np.float32)
+        rng.standard_normal((spec.batch, spec.seq_k, heads_k, spec.d), dtype=np.float32)
         for _ in range(2)
     )
     return q, k, v
-
-
-def _random(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    return _normal(rng, spec)
 
 
 def _large_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
@@ -79,17 +90,17 @@ def _large_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
     radius = math.sqrt(LARGE_SCORE / spec.scale)
     q *= radius / np.linalg.norm(q, axis=-1, keepdims=True)
     k *= radius / np.linalg.norm(k, axis=-1, keepdims=True)
-    k[:, 0] = q[:, 0]
-    k[:, -1] = -q[:, -1]
+    k[:, 0] = q[:, 0, :: spec.group]
+    k[:, -1] = -q[:, -1, :: spec.group]
     return q, k, v
 
 
 def _constant(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """One constant a head: every weight is 1 / seq_k and the output is v's constant."""
+    """One constant a head: every weight is equal and the output is v's constant."""
     q, k, v = _normal(rng, spec)
     levels = rng.choice([-1.5, -0.75, 0.375, 0.5, 1.25], size=(3, spec.batch, 1, spec.heads, 1))
     for array, level in zip((q, k, v), levels, strict=True):
-        array[:] = level
+        array[:] = level[:, :, : array.shape[2]]
     return q, k, v
 
 
@@ -99,7 +110,7 @@ def _one_hot(rng: np.random.Generator, spec: InputSpec) -> Draw:
     k[:] = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=k.shape)
     chosen = rng.permutation(np.arange(spec.seq_q) % spec.seq_k)
     # A code's product with itself is d, with another rarely above d/2: of 60 nats, 30 remain.
-    q[:] = k[:, chosen] * (60.0 / (spec.scale * spec.d))
+    q[:] = np.repeat(k[:, chosen], spec.group, axis=2) * (60.0 / (spec.scale * spec.d))
     return q, k, v
 
 
@@ -125,7 +136,7 @@ def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 _DRAWS: dict[str, Callable[[np.random.Generator, InputSpec], Draw]] = {
-    "random": _random,
+    "random": _normal,
     "large_scores": _large_scores,
     "constant": _constant,
     "one_hot": _one_hot,
@@ -146,12 +157,40 @@ def make_inputs(spec: InputSpec) -> Inputs:
     """
     if spec.kind not in _DRAWS:
         raise ArgumentError(f"inputs={spec.kind!r}: allowed are {', '.join(INPUT_KINDS)}")
-    if spec.kind in TILE_KINDS and not 0 < spec.first_tile < spec.seq_k:
+    longest = max(spec.lens_k, default=0) if spec.lens_k is not None else spec.seq_k
+    if spec.kind in TILE_KINDS and not 0 < spec.first_tile < longest:
         raise ArgumentError(
-            f"inputs={spec.kind!r}: the first tile has {spec.first_tile} of {spec.seq_k} keys; "
+            f"inputs={spec.kind!r}: the first tile has {spec.first_tile} of {longest} keys; "
             "give a seq of at least two key tiles"
         )
     rng = np.random.default_rng(spec.seed)
-    dtype = numpy_dtype(spec.dtype)
-    q, k, v = (array.astype(dtype) for array in _DRAWS[spec.kind](rng, spec))
-    return Inputs(q, k, v)
+    drawn = [_draw(rng, one) for one in _sequences(spec)]
+    if spec.lens_q is None:
+        ((q, k, v),) = drawn
+    else:
+        q, k, v = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+    return Inputs(q, k, v, draw_sinks(spec) if spec.sinks else None)
+
+
+def _sequences(spec: InputSpec) -> list[InputSpec]:
+    """The dense problems that are drawn one by one: itself, or each packed sequence."""
+    if spec.lens_q is None or spec.lens_k is None:
+        return [spec]
+    return [
+        replace(spec, batch=1, seq_q=seq_q, seq_k=seq_k)
+        for seq_q, seq_k in zip(spec.lens_q, spec.lens_k, strict=True)
+    ]
+
+
+def _draw(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """One dense problem's arrays in its dtype; of a packed one the batch dimension is dropped."""
+    # Where there are no queries or no keys there is nothing to arrange between them.
+    kind = spec.kind if spec.batch and spec.seq_q and spec.seq_k else "random"
+    q, k, v = (array.astype(numpy_dtype(spec.dtype)) for array in _DRAWS[kind](rng, spec))
+    return (q, k, v) if spec.lens_q is None else (q[0], k[0], v[0])
+
+
+def draw_sinks(spec: InputSpec) -> np.ndarray:
+    """A logit per head, fp32, about as large as a row's largest: neither takes it all."""
+    rng = np.random.default_rng([spec.seed, spec.heads])
+    return rng.normal(1.0, 2.0, spec.heads).astype(np.float32)

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from flashsmith.configs import FlashForwardKernelConfig, Problem
+from flashsmith.configs import FlashForwardKernelConfig, Problem, Semantics
 from flashsmith.emulator import EmulationResult, Finding, Observer
 from flashsmith.emulator.observers import all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import DEFAULT_EMULATED_ARCH, ForwardResult, query_gpu, run_forward
-from flashsmith.runtime.arguments import check_scale
 from flashsmith.runtime.device_array import DeviceArray
-from flashsmith.verify.inputs import TILE_KINDS, InputSpec
+from flashsmith.runtime.options import check_mask, check_scale
+from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, Window, offsets
+from flashsmith.verify.engine import gpu_engine_pays
+from flashsmith.verify.inputs import TILE_KINDS, Inputs, InputSpec
 from flashsmith.verify.reference import inputs_and_references
 from flashsmith.verify.rule import Comparison, compare, heads_for_enough_outputs
 
 BACKENDS = ("emulator", "gpu")
+# One mistake in a kernel makes a finding at every instruction that it reaches.
+_FINDINGS_SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Verdict(Comparison):
     """What a proof found out about one kernel on one problem: the comparison, and how it ran.
 
-    ``problem`` is what ran, heads repeated included; ``findings`` are the emulator's checks', and
-    ``emulation`` its counts (None on a GPU).
+    ``problem`` is what ran, heads repeated included, and ``attention`` what was computed;
+    ``findings`` are the emulator's checks', and ``emulation`` its counts (None on a GPU).
     """
 
     config: FlashForwardKernelConfig
     problem: Problem
+    attention: Attention
     inputs: str
     backend: str
     arch: int
@@ -48,14 +53,21 @@ class Verdict(Comparison):
         return not self.reasons and not self.findings
 
     def __str__(self) -> str:
-        where = f"{self.config} on {self.problem}, {self.inputs} inputs, {self.backend}"
+        where = (
+            f"{self.config} on {self.problem}, {self.attention}, {self.inputs} inputs, "
+            f"{self.backend}"
+        )
         if self.ok:
             return f"{where}: right (largest error {self.max_error:.3g}, allowed {self.bound:.3g})"
         lines = [f"{where}: WRONG", *(f"  {reason}" for reason in self.reasons)]
         if self.first_mismatch:
             share = f"{self.mismatches} of {self.outputs} outputs ({self.mismatch_share:.2%})"
             lines += [f"  {share} mismatch", f"  first: {self.first_mismatch}"]
-        return "\n".join([*lines, *(f"  {finding}" for finding in self.findings)])
+        lines += [f"  {finding}" for finding in self.findings[:_FINDINGS_SHOWN]]
+        left_out = len(self.findings) - _FINDINGS_SHOWN
+        if left_out > 0:
+            lines.append(f"  and {left_out} findings more")
+        return "\n".join(lines)
 
 
 def prove(
@@ -65,8 +77,16 @@ def prove(
     seq_k: int | None = None,
     batch: int = 1,
     heads: int = 1,
-    inputs: str = "random",
+    heads_k: int | None = None,
+    d: int | None = None,
+    causal: bool = False,
+    window: Window = NO_WINDOW,
+    softcap: float = 0.0,
     scale: float | None = None,
+    sinks: bool = False,
+    lens_q: Lens | None = None,
+    lens_k: Lens | None = None,
+    inputs: str = "random",
     backend: str = "emulator",
     arch: int = DEFAULT_EMULATED_ARCH,
     device: int = 0,
@@ -74,7 +94,7 @@ def prove(
     observers: Sequence[Observer] = (),
     seed: int = 0,
 ) -> Verdict:
-    """Runs ``cfg``'s kernel on seeded inputs and judges o and the LSE (see ``rule.compare``).
+    """Runs ``cfg``'s kernel on seeded inputs and judges o and the statistics (``rule.compare``).
 
     Outputs are NaN before the launch. A problem of fewer than 4,096 outputs is repeated over heads
     until it has that many.
@@ -82,8 +102,14 @@ def prove(
     Args:
         seq, seq_k: query and key length; seq_k None means as long as seq.
         batch, heads: of the problem.
+        heads_k: heads of k and v; None means as many as heads.
+        d: of the tensors; None is the config's d_head.
+        causal, window, softcap: as in ``forward``.
+        scale: None is 1/sqrt(d).
+        sinks: whether every head has a sink logit (drawn with the inputs).
+        lens_q, lens_k: lengths of packed sequences, in place of batch, seq and seq_k; lens_k None
+            means as long as lens_q.
         inputs: 'random' or one of ``INPUT_KINDS``.
-        scale: None is 1/sqrt(d_head).
         backend: 'emulator' (as on ``arch``) or 'gpu' (GPU ``device``).
         checks: run the emulator's checks; what they find fails the verdict.
         observers: further observers of the emulation, such as measurements.
@@ -95,37 +121,51 @@ def prove(
     """
     if backend not in BACKENDS:
         raise ArgumentError(f"backend={backend!r}: allowed are {', '.join(BACKENDS)}")
-    asked = Problem(
-        batch, seq, seq if seq_k is None else seq_k, heads, heads, cfg.d_head, cfg.dtype
+    d = cfg.d_head if d is None else d
+    if lens_q is not None:
+        lens_k = lens_q if lens_k is None else lens_k
+        _check_lens(lens_q, lens_k)
+        batch, seq, seq_k = len(lens_q), max(lens_q, default=0), max(lens_k, default=0)
+    elif lens_k is not None:
+        raise ArgumentError("lens_k: give lens_q as well")
+    seq_k = seq if seq_k is None else seq_k
+    attention = Attention(check_scale(scale, d), causal, window, softcap, lens_q, lens_k)
+    problem = _repeated_over_heads(
+        Problem(batch, seq, seq_k, heads, heads_k or heads, d, cfg.dtype, semantics_of(attention)),
+        lens_q,
     )
-    heads = heads_for_enough_outputs(batch, seq, heads, cfg.d_head)
-    problem = replace(asked, heads_q=heads, heads_k=heads)
+    problem = replace(problem, semantics=problem.required_semantics(cfg))
     spec = InputSpec(
         kind=inputs,
         dtype=cfg.dtype,
         batch=batch,
         seq_q=seq,
-        seq_k=problem.seq_k,
-        heads=heads,
-        d=cfg.d_head,
-        scale=check_scale(scale, cfg.d_head),
+        seq_k=seq_k,
+        heads=problem.heads_q,
+        d=d,
+        scale=attention.scale,
         seed=seed,
         first_tile=cfg.B_c if inputs in TILE_KINDS else 0,
+        heads_k=problem.heads_k,
+        lens_q=lens_q,
+        lens_k=lens_k,
+        sinks=sinks,
     )
-    drawn, references = inputs_and_references(spec)
-    arrays = (drawn.q, drawn.k, drawn.v)
+    on_gpu = backend == "gpu" and gpu_engine_pays(batch * problem.heads_q * seq * seq_k)
+    drawn, references = inputs_and_references(spec, causal, window, softcap, on_gpu)
     if backend == "gpu":
         arch = query_gpu(device).arch
-        o, lse = _run_on_gpu(cfg, arrays, spec.scale, device)
+        o, lse, row_max = _run_on_gpu(cfg, drawn, attention, device)
         emulation = None
     else:
         watching = [*observers, *(all_checks() if checks else ())]
-        result = _run(cfg, arrays, spec.scale, emulate=True, arch=arch, observers=watching)
-        o, lse, emulation = result.o, result.lse, result.emulation
+        result = _run(cfg, drawn, attention, _on_host, emulate=True, arch=arch, observers=watching)
+        o, lse, row_max, emulation = result.o, result.lse, result.row_max, result.emulation
     return Verdict(
-        **vars(compare(cfg, o, lse, references)),
+        **vars(compare(cfg, o, lse, references, row_max=row_max, lens_q=lens_q)),
         config=cfg,
         problem=problem,
+        attention=attention,
         inputs=inputs,
         backend=backend,
         arch=arch,
@@ -133,15 +173,71 @@ def prove(
     )
 
 
+def _check_lens(lens_q: Lens, lens_k: Lens) -> None:
+    if len(lens_q) != len(lens_k) or not lens_q or min(*lens_q, *lens_k) < 0:
+        raise ArgumentError(
+            f"lens_q={lens_q}, lens_k={lens_k}: give as many of both, at least one, none negative"
+        )
+
+
+def semantics_of(attention: Attention) -> Semantics:
+    """What is compiled in, whatever the lengths."""
+    packed = attention.packed
+    mask = check_mask(attention.causal, attention.window).kind
+    return Semantics(mask, attention.softcap > 0, packed, uneven=packed)
+
+
+def _repeated_over_heads(problem: Problem, lens_q: Lens | None) -> Problem:
+    """The problem with its heads, grouped as they are, repeated until its outputs are enough."""
+    rows = problem.batch * problem.seq_q if lens_q is None else sum(lens_q)
+    heads = heads_for_enough_outputs(1, rows, problem.heads_q, problem.d)
+    repeats = heads // problem.heads_q
+    return replace(problem, heads_q=heads, heads_k=problem.heads_k * repeats)
+
+
 def _run(
-    cfg: FlashForwardKernelConfig, qkv: Sequence[Any], scale: float, **options: Any
+    cfg: FlashForwardKernelConfig,
+    drawn: Inputs,
+    attention: Attention,
+    place: Callable[[np.ndarray], Any],
+    **options: Any,
 ) -> ForwardResult:
-    q, k, v = qkv
-    return run_forward(cfg, q, k, v, scale=scale, return_lse=True, poisoned=True, **options)
+    """Runs on ``drawn``, wherever ``place`` puts the arrays."""
+    packed: dict[str, Any] = {}
+    if attention.lens_q is not None and attention.lens_k is not None:
+        packed = {
+            "cu_seqlens_q": place(offsets(attention.lens_q)),
+            "cu_seqlens_k": place(offsets(attention.lens_k)),
+            "max_seqlen_q": max(attention.lens_q),
+            "max_seqlen_k": max(attention.lens_k),
+        }
+    return run_forward(
+        cfg,
+        place(drawn.q),
+        place(drawn.k),
+        place(drawn.v),
+        causal=attention.causal,
+        window=attention.window,
+        softcap=attention.softcap,
+        scale=attention.scale,
+        sinks=None if drawn.sinks is None else place(drawn.sinks),
+        return_lse=True,
+        return_row_max=True,
+        poisoned=True,
+        **packed,
+        **options,
+    )
+
+
+def _on_host(array: np.ndarray) -> np.ndarray:
+    return array
 
 
 def _run_on_gpu(
-    cfg: FlashForwardKernelConfig, arrays: Sequence[np.ndarray], scale: float, device: int
-) -> tuple[np.ndarray, np.ndarray]:
-    result = _run(cfg, [DeviceArray.from_host(array, device) for array in arrays], scale)
-    return result.o.to_host(), result.lse.to_host()
+    cfg: FlashForwardKernelConfig, drawn: Inputs, attention: Attention, device: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def place(array: np.ndarray) -> DeviceArray:
+        return DeviceArray.from_host(array, device)
+
+    result = _run(cfg, drawn, attention, place)
+    return result.o.to_host(), result.lse.to_host(), result.row_max.to_host()

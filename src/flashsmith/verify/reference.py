@@ -2,73 +2,225 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from flashsmith.verify.inputs import Inputs, InputSpec, make_inputs
-
-# Scores held at once, bytes: a block of rows is processed so that long sequences fit in memory.
-_SCORE_BYTES = 64 << 20
+from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, Window
+from flashsmith.verify.engine import Engine, engine_for
+from flashsmith.verify.inputs import Inputs, InputSpec, draw_sinks, make_inputs
 
 
 @dataclass(frozen=True)
 class References:
     """The two references of one problem.
 
-    ``o`` float64, never rounded, (batch, seq_q, heads, d); ``lse`` float64, natural logarithm,
-    (batch, heads, seq_q); ``same_precision`` o as 16-bit arithmetic gives it, in the dtype.
+    ``o`` float64, never rounded, q's shape; ``lse`` float64, natural logarithm, and ``row_max``
+    float64, the largest scaled and capped score: (batch, heads, seq_q), packed (heads, total_q);
+    ``same_precision`` o as 16-bit arithmetic gives it, in the dtype.
     """
 
     o: np.ndarray
     lse: np.ndarray
     same_precision: np.ndarray
+    row_max: np.ndarray
 
 
-def _softmax(
-    q: np.ndarray, k: np.ndarray, scale: float, precision: type[np.floating]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (rows, keys) and LSE (rows,) of one head, computed in ``precision``."""
-    scores = (q.astype(precision) @ k.astype(precision).T) * precision(scale)
-    top = scores.max(axis=-1, keepdims=True)
-    np.exp(scores - top, out=scores)
-    total = scores.sum(axis=-1, keepdims=True)
-    scores /= total
-    return scores, (top + np.log(total))[:, 0]
-
-
-def compute_references(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> References:
-    """Both references for 16-bit q, k, v of shape (batch, seq, heads, d).
+def compute_references(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    *,
+    causal: bool = False,
+    window: Window = NO_WINDOW,
+    softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
+    lens_q: Lens | None = None,
+    lens_k: Lens | None = None,
+    on_gpu: bool = False,
+) -> References:
+    """Both references for 16-bit q, k, v of shape (batch, seq, heads, d), with lens_q and lens_k
+    packed (total, heads, d); k and v may have fewer heads.
 
     The same-precision one follows a textbook kernel: fp32 scores and softmax from the 16-bit
-    inputs, weights rounded to the dtype before the product with v, fp32 sums, o rounded.
+    inputs, weights rounded to the dtype before the product with v, fp32 sums, o rounded. A row that
+    sees no key gives 0 and -inf, or its head's sink as LSE. ``on_gpu`` computes with PyTorch on
+    the GPU; the arrays come from and return to the host.
     """
-    batch, seq_q, heads, d = q.shape
-    o = np.empty((batch, seq_q, heads, d))
-    lse = np.empty((batch, heads, seq_q))
-    same = np.empty((batch, seq_q, heads, d), dtype=q.dtype)
-    rows = max(1, _SCORE_BYTES // (8 * k.shape[1]))
-    for b in range(batch):
-        for h in range(heads):
-            keys, values = k[b, :, h], v[b, :, h]
-            for start in range(0, seq_q, rows):
-                block = slice(start, start + rows)
-                queries = q[b, block, h]
-                weights, lse[b, h, block] = _softmax(queries, keys, scale, np.float64)
-                o[b, block, h] = weights @ values.astype(np.float64)
-                weights, _ = _softmax(queries, keys, scale, np.float32)
-                rounded = weights.astype(q.dtype).astype(np.float32)
-                same[b, block, h] = (rounded @ values.astype(np.float32)).astype(q.dtype)
-    return References(o, lse, same)
+    attention = Attention(scale, causal, window, softcap, lens_q, lens_k)
+    rows, heads = q.shape[:-2], q.shape[-2]
+    statistics = (*rows[:-1], heads, rows[-1])
+    found = References(
+        np.empty(q.shape), np.empty(statistics), np.empty_like(q), np.empty(statistics)
+    )
+    engine = engine_for(on_gpu)
+    placed = tuple(map(engine.place, (q, k, v)))
+    logits = None if sinks is None else engine.place(np.asarray(sinks, np.float64))
+    with engine.exactly():
+        for at in attention.sequences(q.shape[0]):
+            blocks = _Sequence(engine, attention, placed[0][at.q], placed[1][at.k], placed[2][at.k])
+            for block, o, same, lse, row_max in blocks.run(logits):
+                rows_at = _rows(at.q, block)
+                found.o[rows_at], found.same_precision[rows_at] = o, same
+                found.lse[_statistics(rows_at)], found.row_max[_statistics(rows_at)] = lse, row_max
+    return found
+
+
+def _rows(at: tuple[int | slice, ...], block: slice) -> tuple[int | slice, ...]:
+    """Where rows ``block`` of a sequence lie in o: behind its batch, or within its packed rows."""
+    (place,) = at
+    if isinstance(place, int):
+        return (place, block)
+    return (slice(place.start + block.start, place.start + block.stop),)
+
+
+def _statistics(rows: tuple[int | slice, ...]) -> tuple[Any, ...]:
+    """Where the same rows lie in the statistics, whose heads come before the rows."""
+    *batch, block = rows
+    return (*batch, slice(None), block)
+
+
+class _Sequence:
+    """The references of one sequence, a block of rows at a time.
+
+    q, k, v are (seq, heads, d). Heads of q that share one of k stand in a dimension of their own:
+    arrays below are (heads_k, group, rows, keys or d).
+    """
+
+    def __init__(self, engine: Engine, attention: Attention, q: Any, k: Any, v: Any) -> None:
+        self.engine, self.attention = engine, attention
+        self.seq_q, heads_q, d = q.shape
+        self.seq_k, heads_k, _ = k.shape
+        self.dtype, self.heads_q = q.dtype, heads_q
+        self.q = engine.xp.moveaxis(q.reshape(self.seq_q, heads_k, heads_q // heads_k, d), 0, 2)
+        self.k, self.v = (engine.xp.moveaxis(x, 0, 1)[:, None] for x in (k, v))
+
+    def run(self, sinks: Any) -> Iterator[tuple[slice, Any, Any, Any, Any]]:
+        """Yields (rows, o, same_precision, lse, row_max) on the host; o's are (rows, heads, d)."""
+        for block in self._blocks():
+            first, end = self.attention.visible_keys(
+                np.arange(block.start, block.stop), self.seq_q, self.seq_k
+            )
+            # Keys that no row of the block sees are no part of its products.
+            keys = slice(int(first.min()), int(end.max()))
+            seen = None
+            if self.attention.masked:
+                key = np.arange(keys.start, keys.stop)
+                seen = self.engine.place((key >= first[:, None]) & (key < end[:, None]))
+            part = _Block(self, block, keys, seen, sinks)
+            weights, lse, row_max = part.softmax("float64")
+            o = part.heads_last(weights @ part.values("float64"))
+            weights, _, _ = part.softmax("float32")
+            rounded = self.engine.cast(self.engine.cast(weights, self.dtype), "float32")
+            same = self.engine.cast(rounded @ part.values("float32"), self.dtype)
+            yield block, o, part.heads_last(same), part.heads_first(lse), part.heads_first(row_max)
+
+    def _blocks(self) -> Iterator[slice]:
+        rows = max(1, self.engine.score_bytes // (8 * self.heads_q * max(1, self.seq_k)))
+        for start in range(0, self.seq_q, rows):
+            yield slice(start, min(start + rows, self.seq_q))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows of a sequence and the keys they may see; ``seen`` is None where all see all."""
+
+    sequence: _Sequence
+    rows: slice
+    keys: slice
+    seen: Any
+    sinks: Any
+
+    def values(self, precision: str) -> Any:
+        return self.sequence.engine.cast(self.sequence.v[:, :, self.keys], precision)
+
+    def softmax(self, precision: str) -> tuple[Any, Any, Any]:
+        """Weights, LSE and row maximum, computed in ``precision``."""
+        engine, attention = self.sequence.engine, self.sequence.attention
+        xp = engine.xp
+        q = engine.cast(self.sequence.q[:, :, self.rows], precision)
+        k = engine.cast(self.sequence.k[:, :, self.keys], precision)
+        scores = q @ xp.swapaxes(k, -1, -2)
+        scores *= attention.scale
+        if attention.softcap:
+            scores = attention.softcap * xp.tanh(scores / attention.softcap)
+        if self.seen is not None:
+            scores = xp.where(self.seen, scores, -math.inf)
+        if self.keys.start == self.keys.stop:
+            row_max = engine.full_like(q[..., :1], -math.inf)
+        else:
+            row_max = xp.amax(scores, axis=-1, keepdims=True)
+        sinks = None
+        if self.sinks is not None:
+            sinks = engine.cast(self.sinks, precision).reshape(*q.shape[:2], 1, 1)
+        weights, lse = _normalised(engine, scores, row_max, sinks)
+        return weights, lse, row_max
+
+    def heads_last(self, x: Any) -> np.ndarray:
+        """(heads_k, group, rows, d) as (rows, heads_q, d) on the host."""
+        rows, d = x.shape[2:]
+        moved = self.sequence.engine.xp.moveaxis(x, 2, 0)
+        return self.sequence.engine.to_host(moved.reshape(rows, self.sequence.heads_q, d))
+
+    def heads_first(self, x: Any) -> np.ndarray:
+        """(heads_k, group, rows, 1) as (heads_q, rows) on the host."""
+        return self.sequence.engine.to_host(x.reshape(self.sequence.heads_q, x.shape[2]))
+
+
+def _normalised(engine: Engine, scores: Any, row_max: Any, sinks: Any) -> tuple[Any, Any]:
+    """exp(scores) over the row's sum, sink included, and that sum's logarithm."""
+    xp = engine.xp
+    top = row_max if sinks is None else xp.maximum(row_max, sinks)
+    # A row without anything has no maximum to be taken relative to.
+    base = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    weights = xp.exp(scores - base)
+    total = xp.sum(weights, axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + xp.exp(sinks - base)
+    lse = base + xp.log(total)
+    weights /= xp.where(total == 0, xp.ones_like(total), total)
+    return weights, lse
 
 
 @lru_cache(maxsize=4)
-def inputs_and_references(spec: InputSpec) -> tuple[Inputs, References]:
+def inputs_and_references(
+    spec: InputSpec,
+    causal: bool = False,
+    window: Window = NO_WINDOW,
+    softcap: float = 0.0,
+    on_gpu: bool = False,
+) -> tuple[Inputs, References]:
     """Inputs and references of ``spec``, read-only; kept, because a set of configs shares them."""
-    inputs = make_inputs(spec)
-    references = compute_references(inputs.q, inputs.k, inputs.v, spec.scale)
-    arrays = (inputs.q, inputs.k, inputs.v)
-    for array in (*arrays, references.o, references.lse, references.same_precision):
-        array.flags.writeable = False
+    inputs = _tensors(replace(spec, sinks=False))
+    if spec.sinks:
+        inputs = replace(inputs, sinks=draw_sinks(spec))
+    references = compute_references(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        spec.scale,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        sinks=inputs.sinks,
+        lens_q=spec.lens_q,
+        lens_k=spec.lens_k,
+        on_gpu=on_gpu,
+    )
+    for made in (inputs, references):
+        for field in fields(made):
+            array = getattr(made, field.name)
+            if array is not None:
+                array.flags.writeable = False
     return inputs, references
+
+
+# Apart from the references: one set of tensors serves every mask, in as many threads as there are.
+@lru_cache(maxsize=16)
+def _tensors(spec: InputSpec) -> Inputs:
+    return make_inputs(spec)

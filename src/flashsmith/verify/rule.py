@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashsmith.configs import DType, FlashForwardKernelConfig
+from flashsmith.verify.attention import Lens, offsets
 from flashsmith.verify.reference import References
 
 # An output may err twice as much as a textbook kernel of the same precision, and this much more.
@@ -24,9 +25,12 @@ MIN_OUTPUTS = 4096
 
 @dataclass(frozen=True)
 class Location:
-    """One element of o (or, with column None, of the LSE), in problem and in kernel terms.
+    """One element of o or of a row's statistics, in problem and in kernel terms.
 
-    ``tile`` is the Q tile, ``warp`` the warp of its CTA that owns the row.
+    ``batch`` is the sequence's number in the batch and ``row`` counts within the sequence;
+    ``packed_row`` is the row of the packed tensor, None for dense ones. ``column`` is None for a
+    statistic, which ``what`` names. ``tile`` is the Q tile, ``warp`` the warp of its CTA that owns
+    the row.
     """
 
     batch: int
@@ -37,11 +41,19 @@ class Location:
     warp: int
     got: float
     expected: float
+    what: str = "o"
+    packed_row: int | None = None
 
     def __str__(self) -> str:
-        what = "LSE" if self.column is None else f"column {self.column}"
+        sequence = f"batch {self.batch}, row {self.row}"
+        if self.packed_row is not None:
+            sequence = (
+                f"sequence {self.batch}, row {self.row} (row {self.packed_row} of the packed "
+                "tensor)"
+            )
+        what = self.what if self.column is None else f"column {self.column}"
         return (
-            f"batch {self.batch}, row {self.row}, head {self.head}, {what} "
+            f"{sequence}, head {self.head}, {what} "
             f"(Q tile {self.tile}, warp {self.warp}): got {self.got:.6g}, "
             f"expected {self.expected:.6g}"
         )
@@ -57,6 +69,7 @@ class Comparison:
     rel_l2: float
     rel_l2_bound: float
     lse_error: float | None
+    row_max_error: float | None
     outputs: int
     mismatches: int
     first_mismatch: Location | None
@@ -68,14 +81,17 @@ class Comparison:
 
     @property
     def mismatch_share(self) -> float:
-        """Mismatching elements of o as a share of all."""
-        return self.mismatches / self.outputs
+        """Mismatching elements of o as a share of all; 0 when there are none."""
+        return self.mismatches / max(1, self.outputs)
 
 
 def heads_for_enough_outputs(batch: int, seq_q: int, heads: int, d: int) -> int:
-    """The smallest multiple of ``heads`` that gives at least MIN_OUTPUTS outputs."""
+    """The smallest multiple of ``heads`` that gives at least MIN_OUTPUTS outputs.
+
+    A packed problem counts as a batch of one. ``heads`` itself when there are no rows at all.
+    """
     per_repeat = batch * seq_q * heads * d
-    return heads * -(-MIN_OUTPUTS // per_repeat)
+    return heads * -(-MIN_OUTPUTS // per_repeat) if per_repeat else heads
 
 
 def _same_nonfinite(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -92,32 +108,46 @@ def _finite_difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _relative_l2(error: np.ndarray, reference: np.ndarray) -> float:
     norm = float(np.linalg.norm(reference[np.isfinite(reference)]))
-    floor = L2_FLOOR * float(np.sqrt(reference.size))
+    floor = L2_FLOOR * float(np.sqrt(max(1, reference.size)))
     return float(np.linalg.norm(error)) / max(norm, floor)
 
 
-def _locate(
-    cfg: FlashForwardKernelConfig, index: tuple[int, ...], got: np.ndarray, expected: np.ndarray
-) -> Location:
-    """Names element ``index``: (batch, row, head, column) of o or (batch, head, row) of the LSE."""
-    if len(index) == 4:
-        batch, row, head, column = index
-    else:
-        (batch, head, row), column = index, None
-    return Location(
-        batch=batch,
-        row=row,
-        head=head,
-        column=column,
-        tile=row // cfg.B_r,
-        warp=row % cfg.B_r // cfg.rows_per_warp,
-        got=float(got[index]),
-        expected=float(expected[index]),
-    )
+class _Judge:
+    """Where elements of one problem's outputs stand."""
 
+    def __init__(self, cfg: FlashForwardKernelConfig, lens_q: Lens | None) -> None:
+        self.cfg = cfg
+        self.cu_seqlens = None if lens_q is None else offsets(lens_q)
 
-def _first(wrong: np.ndarray) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+    def locate(
+        self, what: str, wrong: np.ndarray, got: np.ndarray, expected: np.ndarray
+    ) -> Location:
+        """The first element of ``wrong``: of o (..., row, head, column) or of a statistic (...,
+        head, row), where ... is the batch unless sequences are packed."""
+        index = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+        column = None
+        *batch, row, head = index
+        if what == "o":
+            *batch, row, head, column = index
+        else:
+            row, head = head, row
+        packed_row = None
+        if self.cu_seqlens is not None:
+            packed_row = row
+            batch = [int(np.searchsorted(self.cu_seqlens, row, side="right")) - 1]
+            row -= int(self.cu_seqlens[batch[0]])
+        return Location(
+            batch=batch[0],
+            row=row,
+            head=head,
+            column=column,
+            tile=row // self.cfg.B_r,
+            warp=row % self.cfg.B_r // self.cfg.rows_per_warp,
+            got=float(got[index]),
+            expected=float(expected[index]),
+            what=what,
+            packed_row=packed_row,
+        )
 
 
 def compare(
@@ -125,21 +155,26 @@ def compare(
     o: np.ndarray,
     lse: np.ndarray | None,
     references: References,
+    *,
+    row_max: np.ndarray | None = None,
+    lens_q: Lens | None = None,
 ) -> Comparison:
-    """Judges o (batch, seq_q, heads, d) and, unless None, the LSE (batch, heads, seq_q).
+    """Judges o (batch, seq_q, heads, d) and, unless None, the LSE and the row maximum, (batch,
+    heads, seq_q); with lens_q packed: (total, heads, d) and (heads, total).
 
     Rule: NaN and inf stand exactly where the float64 reference has them; the largest error is at
     most twice the same-precision reference's plus 1e-5; the relative L2 error is at most 1e-3
-    (fp16) or 5e-3 (bf16); the LSE is within 1e-3 + 1e-6 |LSE|.
+    (fp16) or 5e-3 (bf16); the statistics are within 1e-3 + 1e-6 |value|.
     """
+    judge = _Judge(cfg, lens_q)
     got = o.astype(np.float64)
     same = references.same_precision.astype(np.float64)
     error = _finite_difference(got, references.o)
-    bound = MAX_ERROR_FACTOR * float(_finite_difference(same, references.o).max())
+    bound = MAX_ERROR_FACTOR * _largest(_finite_difference(same, references.o))
     bound += MAX_ERROR_SLACK
     nonfinite_equal = _same_nonfinite(got, references.o)
     wrong = (error > bound) | ~nonfinite_equal
-    max_error, rel_l2 = float(error.max()), _relative_l2(error, references.o)
+    max_error, rel_l2 = _largest(error), _relative_l2(error, references.o)
     rel_l2_bound = RELATIVE_L2_BOUND[cfg.dtype]
 
     reasons = []
@@ -150,15 +185,24 @@ def compare(
         reasons.append(f"largest error {max_error:.3g} is above {bound:.3g}")
     if rel_l2 > rel_l2_bound:
         reasons.append(f"relative L2 error {rel_l2:.3g} is above {rel_l2_bound:.3g}")
-    first = _locate(cfg, _first(wrong if wrong.any() else error), got, references.o)
-    first_mismatch = first if reasons else None
+    first_mismatch = None
+    if reasons:
+        first_mismatch = judge.locate("o", wrong if wrong.any() else error, got, references.o)
 
-    lse_error = None
-    if lse is not None:
-        lse_wrong, lse_error = _judge_lse(lse, references.lse)
-        if lse_wrong.any():
-            reasons.append(f"LSE wrong in {int(lse_wrong.sum())} rows, by up to {lse_error:.3g}")
-            where = _locate(cfg, _first(lse_wrong), lse, references.lse)
+    errors: dict[str, float | None] = {}
+    for what, values, expected in (
+        ("LSE", lse, references.lse),
+        ("row maximum", row_max, references.row_max),
+    ):
+        errors[what] = None
+        if values is None:
+            continue
+        wrong_rows, errors[what] = _judge_statistic(values, expected)
+        if wrong_rows.any():
+            reasons.append(
+                f"{what} wrong in {int(wrong_rows.sum())} rows, by up to {errors[what]:.3g}"
+            )
+            where = judge.locate(what, wrong_rows, values, expected)
             first_mismatch = first_mismatch or where
     return Comparison(
         reasons=tuple(reasons),
@@ -166,16 +210,22 @@ def compare(
         bound=bound,
         rel_l2=rel_l2,
         rel_l2_bound=rel_l2_bound,
-        lse_error=lse_error,
+        lse_error=errors["LSE"],
+        row_max_error=errors["row maximum"],
         outputs=o.size,
         mismatches=int(wrong.sum()),
         first_mismatch=first_mismatch,
     )
 
 
-def _judge_lse(lse: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, float]:
-    """Which rows' LSE is wrong, and the largest finite error."""
-    error = _finite_difference(lse.astype(np.float64), reference)
+def _largest(errors: np.ndarray) -> float:
+    """The largest of non-negative numbers; 0 when there are none."""
+    return float(errors.max(initial=0.0))
+
+
+def _judge_statistic(values: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, float]:
+    """Which rows' statistic is wrong, and the largest finite error."""
+    error = _finite_difference(values.astype(np.float64), reference)
     magnitude = np.where(np.isfinite(reference), np.abs(reference), 0.0)
     allowed = LSE_ABSOLUTE + LSE_RELATIVE * magnitude
-    return (error > allowed) | ~_same_nonfinite(lse, reference), float(error.max())
+    return (error > allowed) | ~_same_nonfinite(values, reference), _largest(error)

@@ -1,0 +1,73 @@
+"""Semantics: what a kernel computes, as far as that is fixed when it is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from flashsmith.errors import ArgumentError
+
+MASKS = ("none", "causal", "window")
+_PLAIN = "plain"
+
+
+@dataclass(frozen=True, order=True)
+class Semantics:
+    """What of a problem is compiled into its kernels; a library has one.
+
+    mask: which keys a query sees: 'none' (all), 'causal' (up to its own position) or 'window' (some
+    before and after it), positions counted from the bottom right. softcap: whether scores are
+    capped. packed: whether sequences of unequal length lie one after another. uneven: whether
+    lengths may be no multiples of the tiles, and d smaller than d_head; packed kernels are uneven.
+
+    Raises:
+        ArgumentError: an unknown mask, a flag that is no bool, or packed without uneven.
+    """
+
+    mask: str = "none"
+    softcap: bool = False
+    packed: bool = False
+    uneven: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mask not in MASKS:
+            raise ArgumentError(f"mask={self.mask!r}: allowed are {', '.join(MASKS)}")
+        for name in ("softcap", "packed", "uneven"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: allowed are True and False")
+        if self.packed and not self.uneven:
+            raise ArgumentError("packed=True: needs uneven=True, since any length may be packed")
+
+    def __str__(self) -> str:
+        """For example 'causal+packed+uneven'; 'plain' when nothing is said."""
+        return "+".join(self.words()) or _PLAIN
+
+    def words(self) -> list[str]:
+        """What differs from the plain case, in the order of the fields."""
+        mask = [self.mask] * (self.mask != "none")
+        return mask + [name for name in ("softcap", "packed", "uneven") if getattr(self, name)]
+
+    @classmethod
+    def parse(cls, text: str) -> Semantics:
+        """The semantics that str() wrote; words in any order.
+
+        Raises:
+            ArgumentError: a word is unknown, or there are two masks.
+        """
+        words = [] if text.strip() == _PLAIN else [word.strip() for word in text.split("+")]
+        masks = [word for word in words if word in MASKS]
+        flags = {word: True for word in words if word in ("softcap", "packed", "uneven")}
+        if len(masks) > 1 or len(masks) + len(flags) != len(words):
+            raise ArgumentError(
+                f"semantics={text!r}: allowed are '{_PLAIN}', or a mask (causal or window), "
+                "softcap, packed and uneven joined by '+'"
+            )
+        return cls(masks[0] if masks else "none", **flags)
+
+    def to_cpp_struct(self) -> str:
+        """A C++20 expression for these semantics, with designated initialisers."""
+        values = ", ".join(f".{knob.name} = {self._literal(knob.name)}" for knob in fields(self))
+        return f"Semantics{{{values}}}"
+
+    def _literal(self, name: str) -> str:
+        value = getattr(self, name)
+        return f"MaskKind::{value}" if name == "mask" else str(value).lower()

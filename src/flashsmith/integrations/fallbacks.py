@@ -1,0 +1,58 @@
+"""Falling back to PyTorch: said once for each reason, counted every time."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import NamedTuple
+
+from flashsmith.errors import ArgumentError
+
+
+class FallbackWarning(UserWarning):
+    """PyTorch computed an attention that flashsmith's kernels cannot; the message says why."""
+
+
+class Reason(NamedTuple):
+    """Why flashsmith does not serve a call: the argument at fault, and the facts about it."""
+
+    argument: str
+    facts: str
+
+    def __str__(self) -> str:
+        return f"{self.argument}: {self.facts}"
+
+    def error(self) -> ArgumentError:
+        """The same as an error, for callers who want no fallback."""
+        return ArgumentError(f"{self}; strict=False leaves such calls to PyTorch")
+
+
+_lock = threading.Lock()
+_warned: set[tuple[str, str]] = set()
+_count = 0
+
+
+def note_fallback(caller: str, argument: str, facts: str) -> None:
+    """Counts a fallback of ``caller``, and warns of it once per caller and argument at fault.
+
+    Takes a Reason's two parts, since a tracer can pass on text but no objects.
+    """
+    global _count
+    with _lock:
+        _count += 1
+        told = (caller, argument) in _warned
+        _warned.add((caller, argument))
+    if not told:
+        message = f"{caller} leaves this call to PyTorch: {argument}: {facts} (said once)"
+        warnings.warn(message, FallbackWarning, stacklevel=3)
+
+
+def fallback_count() -> int:
+    """How often this process fell back to PyTorch; calls traced by torch.compile count once."""
+    return _count
+
+
+def forget_warnings() -> None:
+    """The next fallback warns again, whatever was said before."""
+    with _lock:
+        _warned.clear()

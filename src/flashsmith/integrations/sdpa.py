@@ -1,0 +1,148 @@
+"""sdpa(): PyTorch's scaled_dot_product_attention on flashsmith's kernels, where they can."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention as pytorch_sdpa
+
+from flashsmith.errors import EmulationTooLongError
+from flashsmith.integrations.fallbacks import Reason, note_fallback
+from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_arguments, why_not
+from flashsmith.integrations.traceable import attention, is_tracing
+from flashsmith.runtime import query_gpu
+from flashsmith.runtime.arguments import ALIGNMENT_BYTES, OLDEST_ARCH
+
+# Said when tracing, not when the traced code runs.
+_note_fallback_when_traced = torch.compiler.assume_constant_result(note_fallback)
+# A model asks about few problems, and often. Tracers look through caches, and complain.
+_known_why_not = lru_cache(maxsize=1024)(why_not)
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def sdpa(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    strict: bool = False,
+) -> Any:
+    """torch.nn.functional.scaled_dot_product_attention, with its signature and meaning.
+
+    What flashsmith's kernels cannot compute (gradients, masks given as tensors, dropout, dtypes
+    other than fp16 and bf16, d above 256 or no multiple of 8, ...) PyTorch computes, and one
+    FallbackWarning per reason says so. Host tensors run in the emulator.
+
+    Args:
+        query: (batch, heads, length_q, d), or without batch or both batch and heads.
+        key, value: (batch, heads_k, length_k, d); heads_k below heads needs enable_gqa, or is 1.
+        attn_mask, dropout_p, is_causal, scale, enable_gqa: PyTorch's; is_causal aligns to the top
+            left, as it does there.
+        strict: raise instead of leaving the call to PyTorch.
+
+    Returns:
+        The output, like query.
+
+    Raises:
+        ArgumentError: under strict, when the kernels cannot serve the call; names the argument.
+        Whatever PyTorch raises for a call that it refuses.
+        The errors of building and launching a kernel.
+    """
+    query, key, value = _under_autocast(query, key, value)
+    problem = SdpaProblem(
+        tensor_facts(query),
+        tensor_facts(key),
+        tensor_facts(value),
+        attn_mask is not None,
+        dropout_p,
+        is_causal,
+        scale,
+        enable_gqa,
+    )
+    reason = (why_not if is_tracing() else _known_why_not)(problem) or _why_not_here(query)
+    if reason is None:
+        try:
+            return _by_kernel(query, key, value, is_causal, scale)
+        except EmulationTooLongError as error:
+            reason = Reason("query", str(error))
+    if strict:
+        raise reason.error()
+    note = _note_fallback_when_traced if is_tracing() else note_fallback
+    note("sdpa()", *reason)
+    return pytorch_sdpa(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _under_autocast(*tensors: Any) -> tuple[Any, ...]:
+    """The tensors in the dtype that autocast would give them: PyTorch's function is on its list."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    castable = (torch.float16, torch.bfloat16, torch.float32)
+    return tuple(tensor.to(dtype) if tensor.dtype in castable else tensor for tensor in tensors)
+
+
+def tensor_facts(tensor: Any) -> Facts:
+    """What there is to know of a tensor before it goes to a kernel."""
+    tracing = is_tracing()
+    name = str if tracing else _name
+    shape, dtype, device = tuple(tensor.shape), name(tensor.dtype), name(tensor.device)
+    dtype = dtype.removeprefix("torch.")
+    if tensor.layout is not torch.strided:
+        return Facts(shape, (), dtype, device, kind=f"tensor of layout {tensor.layout}")
+    needs_grad = tensor.requires_grad and torch.is_grad_enabled()
+    if tracing:
+        return Facts(shape, tensor.stride(), dtype, device, needs_grad)
+    # Others need not have memory of their own.
+    plain = type(tensor) in _PLAIN_TYPES
+    aligned = not plain or tensor.data_ptr() % ALIGNMENT_BYTES == 0
+    kind = "Tensor" if plain else type(tensor).__name__
+    return Facts(shape, tensor.stride(), dtype, device, needs_grad, aligned, kind)
+
+
+@cache
+def _name(dtype_or_device: Any) -> str:
+    return str(dtype_or_device)
+
+
+def _why_not_here(query: Any) -> Reason | None:
+    """What depends on the machine: whether the GPU is new enough."""
+    if query.device.type != "cuda" or is_tracing():
+        return None
+    arch = query_gpu(query.device.index).arch
+    if arch >= OLDEST_ARCH:
+        return None
+    return Reason("query", f"on {query.device}, an sm_{arch}; the kernels need sm_{OLDEST_ARCH}")
+
+
+def _by_kernel(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> Any:
+    missing = 4 - query.dim()
+    for _ in range(missing):
+        query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+    length_q, length_k = query.shape[2], key.shape[2]
+    if is_causal and length_k > length_q:
+        key, value = key[:, :, :length_q], value[:, :, :length_q]
+    if key.shape[0] != query.shape[0]:
+        key = key.expand(query.shape[0], -1, -1, -1)
+        value = value.expand(query.shape[0], -1, -1, -1)
+    causal, window = mask_arguments(is_causal, length_q, length_k)
+    output = attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        causal=causal,
+        window=window,
+        scale=scale,
+    ).transpose(1, 2)
+    for _ in range(missing):
+        output = output.squeeze(0)
+    return output

@@ -1,0 +1,147 @@
+"""What a call of scaled_dot_product_attention asks for, and whether the kernels can serve it.
+
+Pure functions of plain values: no tensor is looked at here, so every answer can be tested anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flashsmith.configs import SUPPORTED_D_HEADS
+from flashsmith.integrations.fallbacks import Reason
+from flashsmith.runtime.arguments import ALIGNMENT_BYTES
+from flashsmith.runtime.options import MAX_SCALE, MIN_SCALE
+
+DTYPES = ("float16", "bfloat16")
+_MAX_D = max(SUPPORTED_D_HEADS)
+_ALIGNMENT = ALIGNMENT_BYTES // 2  # elements
+_RANKS = (2, 3, 4)
+
+
+class Facts(NamedTuple):
+    """One tensor, as far as the decision needs it: (..., heads, length, d), strides in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str  # for example "float16"
+    device: str  # for example "cuda:0"
+    requires_grad: bool = False  # and grad mode is on
+    aligned: bool = True  # the address, to 16 bytes; not known while tracing
+    kind: str = "Tensor"  # the type's name, or the layout where it is not strided
+
+
+class SdpaProblem(NamedTuple):
+    """The arguments of scaled_dot_product_attention."""
+
+    query: Facts
+    key: Facts
+    value: Facts
+    has_mask: bool = False
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+def why_not(problem: SdpaProblem) -> Reason | None:
+    """Why the kernels cannot serve ``problem``; None when they can.
+
+    Calls that PyTorch refuses are among those they cannot: PyTorch then says what is wrong.
+    """
+    if problem.has_mask:
+        return Reason("attn_mask", "a mask tensor; the kernels know causal and window masks only")
+    if problem.dropout_p != 0.0:
+        return Reason("dropout_p", f"{problem.dropout_p}; the kernels are for inference")
+    return (
+        _why_not_tensors(problem)
+        or _why_not_shapes(problem)
+        or _why_not_scale(problem.scale)
+        or _why_not_layouts(problem)
+    )
+
+
+def mask_arguments(
+    is_causal: bool, length_q: int, length_k: int
+) -> tuple[bool, tuple[int | None, int | None]]:
+    """attention()'s causal and window for PyTorch's is_causal, which aligns to the top left.
+
+    attention() aligns to the bottom right, which is the same for equal lengths. With more queries
+    than keys, query i sees keys up to i when the window ends length_q - length_k to the right.
+    With fewer queries the keys from length_q on are seen by nobody: the caller leaves them out.
+    """
+    if not is_causal:
+        return False, (None, None)
+    if length_q > length_k:
+        return False, (None, length_q - length_k)
+    return True, (None, None)
+
+
+def _named(problem: SdpaProblem) -> tuple[tuple[str, Facts], ...]:
+    return ("query", problem.query), ("key", problem.key), ("value", problem.value)
+
+
+def _why_not_tensors(problem: SdpaProblem) -> Reason | None:
+    query = problem.query
+    for name, facts in _named(problem):
+        if facts.requires_grad:
+            return Reason(name, "requires grad; the kernels compute no gradients")
+        if facts.kind != "Tensor":
+            return Reason(name, f"a {facts.kind}; the kernels take plain dense tensors")
+        if facts.dtype not in DTYPES:
+            return Reason(name, f"dtype {facts.dtype}; the kernels are for {' and '.join(DTYPES)}")
+        if facts.dtype != query.dtype:
+            return Reason(name, f"dtype {facts.dtype}, and query's is {query.dtype}")
+        if facts.device != query.device:
+            return Reason(name, f"on {facts.device}, and query on {query.device}")
+        if facts.device.partition(":")[0] not in ("cpu", "cuda"):
+            return Reason(name, f"on {facts.device}; the kernels run on cuda and emulated on cpu")
+    return None
+
+
+def _why_not_shapes(problem: SdpaProblem) -> Reason | None:
+    query, key, value = (facts.shape for _, facts in _named(problem))
+    for name, facts in _named(problem):
+        if len(facts.shape) not in _RANKS or len(facts.shape) != len(query):
+            return Reason(name, f"shape {facts.shape}; the kernels take (batch, heads, length, d)")
+    d = query[-1]
+    if d % 8 or not 8 <= d <= _MAX_D:
+        return Reason("query", f"d {d}; the kernels take multiples of 8 from 8 to {_MAX_D}")
+    if key[-1] != d:
+        return Reason("key", f"d {key[-1]}, and query's is {d}")
+    if value[-1] != d:
+        return Reason("value", f"d {value[-1]}, and query's is {d}; the kernels take equal ones")
+    if value[:-1] != key[:-1]:
+        return Reason("value", f"shape {value}, and key's is {key}")
+    return _why_not_heads(query, key, problem.enable_gqa)
+
+
+def _why_not_heads(query: tuple[int, ...], key: tuple[int, ...], enable_gqa: bool) -> Reason | None:
+    if len(query) == 4 and key[0] != query[0] and key[0] != 1:
+        return Reason("key", f"batch {key[0]}, and query's is {query[0]}")
+    if len(query) < 3:
+        return None
+    heads_q, heads_k = query[-3], key[-3]
+    if heads_q < 1 or heads_k < 1:
+        return Reason("query" if heads_q < 1 else "key", "no heads")
+    # One head of keys broadcasts in PyTorch, which is what grouping does with it.
+    if heads_q == heads_k or heads_k == 1 or (enable_gqa and heads_q % heads_k == 0):
+        return None
+    return Reason("key", f"{heads_k} heads, and query has {heads_q}, enable_gqa={enable_gqa}")
+
+
+def _why_not_scale(scale: float | None) -> Reason | None:
+    if scale is None or MIN_SCALE <= scale <= MAX_SCALE:
+        return None
+    return Reason("scale", f"{scale}; the kernels take a finite one above 0 that fp32 can hold")
+
+
+def _why_not_layouts(problem: SdpaProblem) -> Reason | None:
+    for name, facts in _named(problem):
+        if facts.strides[-1] != 1:
+            return Reason(name, f"stride {facts.strides[-1]} of the last dimension; must be 1")
+        if not facts.aligned:
+            return Reason(name, f"address not a multiple of {ALIGNMENT_BYTES} bytes")
+        for size, stride in zip(facts.shape[:-1], facts.strides[:-1], strict=True):
+            if stride % _ALIGNMENT and size > 1:
+                return Reason(name, f"stride {stride}; the kernels need multiples of {_ALIGNMENT}")
+    return None

@@ -1,0 +1,26 @@
+"""attention() as the package offers it: eager calls go straight to the kernels, traced calls become
+a custom op of PyTorch's that a compiler can place in a graph."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from flashsmith import tuning
+
+
+def is_tracing() -> bool:
+    """Whether torch.compile or torch.export is running the caller; never imports torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
+
+
+@functools.wraps(tuning.attention)
+def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+    if is_tracing():
+        # Imported while tracing: whoever traces has torch, and nobody else needs the op.
+        from flashsmith.integrations.torch_ops import traced_attention
+
+        return traced_attention(q, k, v, **keywords)
+    return tuning.attention(q, k, v, **keywords)

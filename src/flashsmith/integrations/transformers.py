@@ -1,0 +1,300 @@
+"""attn_implementation="flashsmith" for Hugging Face transformers.
+
+    import flashsmith.integrations.transformers as flashsmith_transformers
+
+    flashsmith_transformers.register()
+    model = AutoModel.from_pretrained(..., attn_implementation="flashsmith")
+
+Padded batches are computed as packed sequences. What the kernels cannot compute PyTorch does, with
+one warning for each reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, modeling_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from flashsmith.errors import ArgumentError, EmulationTooLongError
+from flashsmith.integrations.fallbacks import Reason, note_fallback
+from flashsmith.integrations.packing import Packing, packing_of, packing_of_all
+from flashsmith.integrations.sdpa import tensor_facts
+from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not
+from flashsmith.integrations.traceable import attention, is_tracing
+from flashsmith.integrations.transformers_masks import flashsmith_mask
+
+NAME = "flashsmith"
+_CALLER = 'attn_implementation="flashsmith"'
+
+
+@dataclass
+class _Options:
+    float32_as: Any = None
+    strict: bool = False
+
+
+_options = _Options()
+
+
+def register(*, float32_as: Any = None, strict: bool = False) -> None:
+    """Makes attn_implementation="flashsmith" known to transformers; a second call sets anew.
+
+    Args:
+        float32_as: torch.float16 or torch.bfloat16: compute the attention of float32 models in
+            it. None leaves them to PyTorch.
+        strict: raise where a layer's attention would be left to PyTorch.
+
+    Raises:
+        ArgumentError: float32_as is something else.
+    """
+    if float32_as not in (None, torch.float16, torch.bfloat16):
+        raise ArgumentError(
+            f"float32_as={float32_as!r}: give torch.float16, torch.bfloat16 or None"
+        )
+    _options.float32_as, _options.strict = float32_as, strict
+    AttentionInterface.register(NAME, flashsmith_attention_forward)
+    AttentionMaskInterface.register(NAME, flashsmith_mask)
+    _keep_from_the_hub()
+
+
+def _keep_from_the_hub() -> None:
+    """transformers takes any name with 'flash' in it for a kernel to load, at worst from the hub:
+    there is nothing to load for ours."""
+    load = modeling_utils.lazy_import_flash_attention
+    if getattr(load, "loads_nothing_for", None) == NAME:
+        return
+
+    def load_unless_ours(implementation: str | None, *args: Any, **keywords: Any) -> Any:
+        if implementation == NAME:
+            return None
+        return load(implementation, *args, **keywords)
+
+    load_unless_ours.loads_nothing_for = NAME  # type: ignore[attr-defined]
+    modeling_utils.lazy_import_flash_attention = load_unless_ours
+
+
+class _Call(NamedTuple):
+    """One layer's attention. Tensors are (batch, heads, length, d), as transformers has them."""
+
+    query: Any
+    key: Any
+    value: Any
+    mask: Any
+    causal: bool
+    window: int | None  # keys to the left, the query's own among them; also right unless causal
+    softcap: float | None
+    scale: float | None
+    sinks: Any
+    cu_seqlens: tuple[Any, Any, Any, Any]  # q, k, longest q, longest k
+
+    def masks(self) -> dict[str, Any]:
+        """The call's keywords for attention()."""
+        limit = None if self.window is None else self.window - 1
+        return {
+            "causal": self.causal,
+            "window": (limit, None if self.causal else limit),
+            "softcap": self.softcap or 0.0,
+            "scale": self.scale,
+            "sinks": None if self.sinks is None else self.sinks.detach().float().contiguous(),
+        }
+
+
+def flashsmith_attention_forward(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: Any = None,
+    position_bias: Any = None,
+    cache: Any = None,
+    cu_seq_lens_q: Any = None,
+    cu_seq_lens_k: Any = None,
+    max_length_q: Any = None,
+    max_length_k: Any = None,
+    **keywords: Any,
+) -> tuple[Any, None]:
+    """What transformers calls for every layer; gives (batch, length, heads, d), and no weights.
+
+    Raises:
+        ArgumentError: the layer's attention cannot be computed here, nor by PyTorch's function.
+    """
+    if cache is not None:
+        raise ArgumentError(f"cache: {_CALLER} does not serve continuous batching")
+    if attention_mask is not None and attention_mask.dim() == 2:
+        # A narrower mask leaves out the room of a cache that is not filled yet.
+        key, value = (tensor[:, :, : attention_mask.shape[1]] for tensor in (key, value))
+    q, k, v = _converted(query, key, value)
+    call = _Call(
+        q,
+        k,
+        v,
+        mask=attention_mask,
+        causal=getattr(module, "is_causal", True) if is_causal is None else is_causal,
+        window=sliding_window,
+        softcap=softcap,
+        scale=scaling,
+        sinks=s_aux,
+        cu_seqlens=(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k),
+    )
+    reason = _why_not(call, dropout, position_bias)
+    if reason is None:
+        try:
+            return _by_kernel(call).to(query.dtype), None
+        except EmulationTooLongError as error:
+            reason = Reason("query", str(error))
+    _refuse_or_note(call, reason)
+    mask = _as_pytorch_takes_it(call)
+    return sdpa_attention_forward(
+        module,
+        query,
+        key,
+        value,
+        mask,
+        dropout,
+        scaling,
+        is_causal=call.causal and mask is None,
+        **({} if position_bias is None else {"position_bias": position_bias}),
+        **keywords,
+    )
+
+
+def _converted(*tensors: Any) -> tuple[Any, ...]:
+    if _options.float32_as is None:
+        return tensors
+    wide = torch.float32
+    return tuple(t.to(_options.float32_as) if t.dtype is wide else t for t in tensors)
+
+
+def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
+    if position_bias is not None:
+        return Reason("position_bias", "the kernels add nothing to the scores")
+    if call.mask is not None and call.mask.dim() != 2:
+        return Reason("attention_mask", "a pattern that is neither causal, a window nor padding")
+    if call.mask is not None and call.mask.shape != (call.key.shape[0], call.key.shape[2]):
+        raise ArgumentError(
+            f"attention_mask: shape {tuple(call.mask.shape)}; must be (batch, keys), "
+            f"{(call.key.shape[0], call.key.shape[2])}"
+        )
+    problem = SdpaProblem(
+        tensor_facts(call.query),
+        tensor_facts(call.key),
+        tensor_facts(call.value),
+        dropout_p=dropout,
+        scale=call.scale,
+        enable_gqa=True,
+    )
+    reason = why_not(problem)
+    if reason is not None and reason.facts.startswith("dtype float32"):
+        return Reason(reason.argument, f"{reason.facts} (see register's float32_as)")
+    if reason is None and call.window is not None and _has_holes(call.mask):
+        return Reason("attention_mask", "padding between real tokens, and a window counts it")
+    return reason
+
+
+def _has_holes(mask: Any) -> bool:
+    return mask is not None and not packing_of(mask).unbroken
+
+
+def _refuse_or_note(call: _Call, reason: Reason) -> None:
+    """Raises ArgumentError where nobody may or can take over; else tells of the fallback."""
+    for name, value in (("softcap", call.softcap), ("s_aux", call.sinks)):
+        if value is not None:
+            raise ArgumentError(
+                f"{reason}; and PyTorch's attention, which would take over, has no {name}: use "
+                'attn_implementation="eager"'
+            )
+    if any(value is not None for value in call.cu_seqlens):
+        raise ArgumentError(
+            f"{reason}; and PyTorch's attention, which would take over, has no packed sequences: "
+            'use attn_implementation="sdpa"'
+        )
+    if _options.strict:
+        raise reason.error()
+    if not is_tracing():
+        note_fallback(_CALLER, *reason)
+
+
+def _by_kernel(call: _Call) -> Any:
+    """(batch, length, heads, d)."""
+    q, k, v = (tensor.transpose(1, 2) for tensor in (call.query, call.key, call.value))
+    if all(value is not None for value in call.cu_seqlens):
+        return _packed_by_the_model(call, q, k, v)
+    if call.mask is None:
+        return attention(q, k, v, **call.masks())
+    real_k = packing_of(call.mask)
+    if real_k.whole_lines:
+        return attention(q, k, v, **call.masks())
+    if call.causal or call.window is not None or call.mask.dtype is not torch.bool:
+        # The queries are the last of the keys' tokens, so the keys' padding is theirs too.
+        real_q = packing_of(call.mask, last=q.shape[1])
+        packed = _on_packed(call, real_q.pack(q), real_q, real_k.pack(k), real_k.pack(v), real_k)
+        return real_q.unpack(packed, *q.shape[:2])
+    # Between an encoder and a decoder the mask says nothing of the queries, and who calls is not
+    # known: all are computed, which is right for both and costs the padded rows.
+    all_q = packing_of_all(q.shape[0], q.shape[1], q.device)
+    rows = q.reshape(-1, *q.shape[2:])
+    return _on_packed(call, rows, all_q, real_k.pack(k), real_k.pack(v), real_k).view(q.shape)
+
+
+def _on_packed(call: _Call, q: Any, real_q: Packing, k: Any, v: Any, real_k: Packing) -> Any:
+    return attention(
+        q,
+        k,
+        v,
+        cu_seqlens_q=real_q.cu_seqlens,
+        cu_seqlens_k=real_k.cu_seqlens,
+        max_seqlen_q=real_q.longest,
+        max_seqlen_k=real_k.longest,
+        **call.masks(),
+    )
+
+
+def _packed_by_the_model(call: _Call, q: Any, k: Any, v: Any) -> Any:
+    starts_q, starts_k, longest_q, longest_k = call.cu_seqlens
+    output = attention(
+        *(tensor.reshape(-1, *tensor.shape[2:]) for tensor in (q, k, v)),
+        cu_seqlens_q=starts_q.to(torch.int32),
+        cu_seqlens_k=starts_k.to(torch.int32),
+        max_seqlen_q=int(longest_q),
+        max_seqlen_k=int(longest_k),
+        **call.masks(),
+    )
+    return output.view(q.shape)
+
+
+def _as_pytorch_takes_it(call: _Call) -> Any:
+    """The call's mask, causality and window as one (batch, 1, queries, keys) mask; None for none,
+    or where PyTorch's own causal flag says the same."""
+    if call.mask is not None and call.mask.dim() != 2:
+        return call.mask
+    length_q, length_k = call.query.shape[2], call.key.shape[2]
+    no_mask = call.mask is None and call.window is None
+    if no_mask and (not call.causal or length_q in (1, length_k)):
+        return None
+    keys = torch.arange(length_k, device=call.query.device)
+    distance = (
+        keys - (torch.arange(length_q, device=call.query.device) + length_k - length_q)[:, None]
+    )
+    visible = torch.ones_like(distance, dtype=torch.bool)
+    if call.causal:
+        visible = distance <= 0
+    if call.window is not None:
+        visible = visible & (distance.abs() < call.window)
+    return _with_padding(call.mask, visible[None, None], length_q)
+
+
+def _with_padding(mask: Any, visible: Any, length_q: int) -> Any:
+    if mask is None:
+        return visible
+    if mask.dtype is torch.bool:
+        return visible & mask[:, None, None, :]
+    return visible & (mask[:, None, mask.shape[1] - length_q :, None] == mask[:, None, None, :])

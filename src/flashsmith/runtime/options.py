@@ -1,0 +1,142 @@
+"""What a call asks for beside its tensors: scale, softcap, masks, statistics; and their checks."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+
+# The kernel takes scale * log2(e) as fp32; outside of these it would become inf, or lose bits.
+MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
+# A window limit that no sequence reaches: csrc's kUnlimited.
+UNLIMITED = 2**30
+NO_WINDOW = (None, None)
+
+
+class ForwardOptions(NamedTuple):
+    """The keywords of ``forward`` that say what is computed, as the caller gave them."""
+
+    causal: Any = False
+    window: Any = NO_WINDOW
+    softcap: Any = 0.0
+    scale: Any = None
+    sinks: Any = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+    max_seqlen_q: Any = None
+    max_seqlen_k: Any = None
+    return_lse: Any = False
+    return_row_max: Any = False
+
+
+class Mask(NamedTuple):
+    """A kind of Semantics.mask, and how many keys before and after a row's own it may see."""
+
+    kind: str
+    left: int
+    right: int
+
+
+NO_MASK = Mask("none", UNLIMITED, UNLIMITED)
+CAUSAL = Mask("causal", UNLIMITED, 0)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Raises ArgumentError unless ``value`` is a bool."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise ArgumentError(f"{name}={value!r}: allowed are True and False")
+
+
+def check_mask(causal: Any, window: Any) -> Mask:
+    """The mask that both arguments together ask for; causal takes away a window's right side.
+
+    Raises ArgumentError unless causal is a bool and window a pair of None or whole numbers from 0.
+    """
+    causal = check_flag("causal", causal)
+    if window is NO_WINDOW:
+        return CAUSAL if causal else NO_MASK
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise ArgumentError(
+            f"window={window!r}: give a pair (left, right), each None (no limit) or a whole number"
+        )
+    left, right = (_window_limit(window, limit) for limit in window)
+    if causal:
+        right = 0
+    if left < UNLIMITED:
+        return Mask("window", left, right)
+    if right == 0:
+        return CAUSAL
+    return NO_MASK if right == UNLIMITED else Mask("window", UNLIMITED, right)
+
+
+def _window_limit(window: Any, limit: Any) -> int:
+    if limit is None:
+        return UNLIMITED
+    value = whole_number(limit)
+    if value is not None and value >= 0:
+        return min(value, UNLIMITED)
+    raise ArgumentError(
+        f"window={window!r}: {limit!r} is no limit; give a whole number from 0, or None for none"
+    )
+
+
+def whole_number(value: Any) -> int | None:
+    """The number as an int; None for what is none, as a bool or an array of several."""
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_scale(scale: Any, d: int) -> float:
+    """The scale as a float; None gives 1/sqrt(d). Raises ArgumentError unless finite and > 0."""
+    if scale is None:
+        return 1.0 / math.sqrt(d)
+    value = _real(scale)
+    if value is not None and MIN_SCALE <= value <= MAX_SCALE:
+        return value
+    raise ArgumentError(
+        f"scale={scale!r}: give a finite number above 0 that fp32 can hold, or None for 1/sqrt(d)"
+    )
+
+
+def check_softcap(softcap: Any, scale: float) -> float:
+    """The cap as a float, 0 for none.
+
+    Raises ArgumentError unless it is finite and >= 0, and scale / softcap a number fp32 can hold.
+    """
+    if type(softcap) is float and softcap == 0.0:
+        return 0.0
+    value = _real(softcap)
+    if value == 0:
+        return 0.0
+    if value is None or not MIN_SCALE <= value <= MAX_SCALE:
+        raise ArgumentError(
+            f"softcap={softcap!r}: give a finite number above 0 that fp32 can hold, or 0 for none"
+        )
+    if not MIN_SCALE <= scale / value <= MAX_SCALE / 4:
+        raise ArgumentError(
+            f"softcap={softcap!r}: scale / softcap is {scale / value}, which fp32 cannot hold; "
+            "give numbers nearer to each other"
+        )
+    return value
+
+
+def _real(value: Any) -> float | None:
+    """The number as a float, infinite when it is too large; None for what is no real number."""
+    if isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    return None

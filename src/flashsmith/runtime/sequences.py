@@ -1,0 +1,169 @@
+"""Packed sequences: the offsets that tell them apart, and the length of the longest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.runtime import capturing
+from flashsmith.runtime.allocation import host_array
+from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.options import ForwardOptions, whole_number
+from flashsmith.runtime.tensors import TensorView, VectorView, view_vector
+
+_SIDES = ("q", "k")
+
+
+class Packing(NamedTuple):
+    """Where a packed batch's sequences begin and end, and how long the longest are."""
+
+    cu_seqlens_q: VectorView
+    cu_seqlens_k: VectorView
+    batch: int
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+def check_packing(
+    options: ForwardOptions, q: TensorView, k: TensorView, *, check_contents: bool
+) -> Packing | None:
+    """The packing that the options describe, or None; q and k are (total, heads, d) if packed.
+
+    On the host the offsets are read, and checked if ``check_contents``. On a device they are read
+    only for a max_seqlen that is missing, which waits for the device once.
+
+    Raises ArgumentError when only one of cu_seqlens_q and cu_seqlens_k is given, or a max_seqlen
+    without them; for offsets of another dtype, device or length, or that do not rise from 0 to the
+    total; for a max_seqlen below the longest sequence, or missing during CUDA graph capture.
+    """
+    if options.cu_seqlens_q is None and options.cu_seqlens_k is None:
+        _refuse_limits(options)
+        return None
+    offsets = (
+        _view_offsets("q", options.cu_seqlens_q, q),
+        _view_offsets("k", options.cu_seqlens_k, q),
+    )
+    batch, batch_k = (view.shape[0] - 1 for view in offsets)
+    if batch_k != batch:
+        raise ArgumentError(
+            f"cu_seqlens_k: describes {batch_k} sequences and cu_seqlens_q {batch}; must be as many"
+        )
+    totals = (q.shape[0], k.shape[0])
+    for side, total in zip(_SIDES, totals, strict=True):
+        if batch == 0 and total > 0:
+            raise ArgumentError(
+                f"cu_seqlens_{side}: describes no sequence, but {side} has {total} rows"
+            )
+    limits = (
+        _check_limit("q", options.max_seqlen_q),
+        _check_limit("k", options.max_seqlen_k),
+    )
+    longest = _longest(offsets, totals, limits, check_contents)
+    # No sequence has more rows than there are: a generous limit need not make a large grid.
+    return Packing(*offsets, batch, *(min(pair) for pair in zip(longest, totals, strict=True)))
+
+
+def _refuse_limits(options: ForwardOptions) -> None:
+    if options.max_seqlen_q is None and options.max_seqlen_k is None:
+        return
+    side = "k" if options.max_seqlen_q is None else "q"
+    raise ArgumentError(
+        f"max_seqlen_{side}={getattr(options, f'max_seqlen_{side}')!r}: is of packed sequences "
+        "only; give cu_seqlens_q and cu_seqlens_k too, or leave it out"
+    )
+
+
+def _view_offsets(side: str, value: Any, q: TensorView) -> VectorView:
+    if value is None:
+        raise ArgumentError(f"cu_seqlens_{side}: missing; packed sequences need both")
+    view = view_vector(f"cu_seqlens_{side}", value, "int32")
+    check_beside(view, q)
+    if view.shape[0] == 0:
+        raise ArgumentError(f"{view.name}: is empty; a batch of n sequences has n + 1 offsets")
+    return view
+
+
+def check_beside(view: VectorView, q: TensorView) -> None:
+    """Raises ArgumentError unless the vector is of q's framework and lives on q's device."""
+    if view.framework != q.framework:
+        raise ArgumentError(
+            f"{view.name}: is a {view.framework} tensor and q a {q.framework} one; "
+            "give all of one framework"
+        )
+    if view.device != q.device:
+        raise ArgumentError(
+            f"{view.name}: lives on {view.device} and q on {q.device}; move all to one device"
+        )
+
+
+def _check_limit(side: str, limit: Any) -> int | None:
+    if limit is None:
+        return None
+    value = whole_number(limit)
+    if value is not None and value >= 0:
+        return value
+    raise ArgumentError(f"max_seqlen_{side}={limit!r}: give a whole number from 0, or None")
+
+
+def _longest(
+    offsets: Sequence[VectorView],
+    totals: Sequence[int],
+    limits: Sequence[int | None],
+    check_contents: bool,
+) -> list[int]:
+    """The lengths that no sequence exceeds: the limits given, else those of the longest."""
+    if offsets[0].device.kind == "cpu":
+        return [
+            _longest_on_host(view, total, limit, check_contents)
+            for view, total, limit in zip(offsets, totals, limits, strict=True)
+        ]
+    missing = [view for view, limit in zip(offsets, limits, strict=True) if limit is None]
+    measured = iter(_longest_on_device(missing) if missing else ())
+    return [next(measured) if limit is None else limit for limit in limits]
+
+
+def _longest_on_host(view: VectorView, total: int, limit: int | None, check_contents: bool) -> int:
+    offsets = host_array(view.source)
+    lengths = np.diff(offsets.astype(np.int64))
+    longest = max(0, int(lengths.max(initial=0)))
+    side = view.name[-1]
+    if check_contents:
+        if offsets[0] != 0 or offsets[-1] != total or lengths.min(initial=0) < 0:
+            raise ArgumentError(
+                f"{view.name}: goes from {offsets[0]} to {offsets[-1]}, smallest step "
+                f"{lengths.min(initial=0)}; must rise, or stay, from 0 to {side}'s {total} rows"
+            )
+        if limit is not None and limit < longest:
+            raise ArgumentError(
+                f"max_seqlen_{side}={limit}: the longest sequence has {longest} rows; give at "
+                "least that, or None"
+            )
+    return longest if limit is None else limit
+
+
+def _longest_on_device(missing: list[VectorView]) -> list[int]:
+    """Asks the device once; what the offsets say beyond all reason the caller clamps."""
+    first = missing[0]
+    if capturing.is_capturing(first.framework, first.device.ordinal):
+        raise ArgumentError(
+            f"max_seqlen_{first.name[-1]}: missing during CUDA graph capture, where it cannot be "
+            f"read from {first.name}; give it"
+        )
+    if first.framework == "torch":
+        import torch
+
+        steps = [torch.diff(view.source) for view in missing]
+        tops = [step.max() if step.numel() else step.new_zeros(()) for step in steps]
+        return [max(0, top) for top in torch.stack(tops).tolist()]
+    return [_longest_on_host(_on_host(view), 0, None, False) for view in missing]
+
+
+def _on_host(view: VectorView) -> VectorView:
+    source = view.source
+    if isinstance(source, DeviceArray):
+        return view._replace(source=source.to_host())
+    # CuPy copies on request only, JAX when asked for an array.
+    return view._replace(source=source.get() if hasattr(source, "get") else np.asarray(source))

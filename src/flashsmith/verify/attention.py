@@ -1,0 +1,91 @@
+"""Attention: what is computed from q, k and v, in forward()'s own terms."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+Lens = tuple[int, ...]
+Window = tuple[int | None, int | None]
+NO_WINDOW: Window = (None, None)
+
+
+class Sequence(NamedTuple):
+    """One sequence of a batch: ``q`` and ``k`` index its rows in (batch, seq, heads, d) tensors, or
+    in packed (total, heads, d) ones."""
+
+    q: tuple[int | slice, ...]
+    k: tuple[int | slice, ...]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The meaning of a forward pass; the defaults are plain attention.
+
+    ``lens_q`` and ``lens_k`` are the lengths of packed sequences, None for dense tensors. Masks are
+    aligned to the bottom right: query i of seq_q stands at key i + seq_k - seq_q.
+    """
+
+    scale: float
+    causal: bool = False
+    window: Window = NO_WINDOW
+    softcap: float = 0.0
+    lens_q: Lens | None = None
+    lens_k: Lens | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences lie one after the other in tensors of rank 3."""
+        return self.lens_q is not None
+
+    @property
+    def masked(self) -> bool:
+        """Whether some key may be out of some query's sight."""
+        return self.causal or self.window != NO_WINDOW
+
+    def visible_keys(
+        self, rows: np.ndarray, seq_q: int, seq_k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """First key and one past the last key that each of ``rows`` sees; equal if it sees none."""
+        left, right = self.window
+        right = 0 if self.causal else right
+        position = rows + (seq_k - seq_q)
+        first = np.zeros_like(position) if left is None else position - left
+        end = np.full_like(position, seq_k) if right is None else position + right + 1
+        first, end = np.clip(first, 0, seq_k), np.clip(end, 0, seq_k)
+        return first, np.maximum(first, end)
+
+    def sequences(self, batch: int) -> Iterator[Sequence]:
+        """The sequences of a batch: ``batch`` dense ones, or the packed ones."""
+        if self.lens_q is None or self.lens_k is None:
+            for b in range(batch):
+                yield Sequence((b,), (b,))
+            return
+        for rows_q, rows_k in zip(row_slices(self.lens_q), row_slices(self.lens_k), strict=True):
+            yield Sequence((rows_q,), (rows_k,))
+
+    def __str__(self) -> str:
+        """What differs from plain attention, e.g. 'causal, softcap 30, lens 3+0+64:5+7+64'."""
+        said = ["causal"] if self.causal else []
+        if self.window != NO_WINDOW:
+            said.append("window ({}, {})".format(*self.window))
+        if self.softcap:
+            said.append(f"softcap {self.softcap:g}")
+        if self.lens_q is not None and self.lens_k is not None:
+            said.append(f"lens {'+'.join(map(str, self.lens_q))}:{'+'.join(map(str, self.lens_k))}")
+        return ", ".join(said) or "plain"
+
+
+def offsets(lens: Lens) -> np.ndarray:
+    """cu_seqlens of packed sequences: int32, from 0 to the total."""
+    return np.array([0, *itertools.accumulate(lens)], dtype=np.int32)
+
+
+def row_slices(lens: Lens) -> list[slice]:
+    """Where each packed sequence's rows lie."""
+    cu_seqlens = offsets(lens).tolist()
+    return [slice(begin, end) for begin, end in itertools.pairwise(cu_seqlens)]

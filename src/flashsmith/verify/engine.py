@@ -1,0 +1,110 @@
+"""What the references' arithmetic runs on: NumPy, or PyTorch on a GPU.
+
+The formulas are written once. Both name their functions alike (``xp``); what differs is here. On a
+GPU float64 scores of long sequences take milliseconds instead of seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+# Scores held at once, bytes: a block of rows is processed so that long sequences fit in memory.
+SCORE_BYTES = 64 << 20
+SCORE_BYTES_ON_GPU = 256 << 20
+# Below so many scores NumPy is done before PyTorch is imported.
+SCORES_WORTH_A_GPU = 1 << 24
+# PyTorch's current GPU.
+GPU = "cuda"
+
+
+def gpu_engine_pays(scores: int) -> bool:
+    """Whether PyTorch can compute references on a GPU here, and would be the quicker way."""
+    if scores < SCORES_WORTH_A_GPU and "torch" not in sys.modules:
+        return False
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+class NumpyEngine:
+    """Arrays are NumPy's own."""
+
+    xp: Any = np
+    score_bytes = SCORE_BYTES
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        # log(0) is the LSE of a row that sees nothing, and inputs may hold NaN and inf.
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            yield
+
+    def place(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def cast(self, array: np.ndarray, dtype: Any) -> np.ndarray:
+        return np.ascontiguousarray(array, dtype)
+
+    def full_like(self, array: np.ndarray, value: float) -> np.ndarray:
+        return np.full_like(array, value)
+
+    def to_host(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+
+class TorchEngine:
+    """Arrays are PyTorch tensors on a GPU."""
+
+    score_bytes = SCORE_BYTES_ON_GPU
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.xp: Any = torch
+        self.device = device
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        # fp32 products must not become TF32: their error would loosen the bound.
+        before = self.xp.get_float32_matmul_precision()
+        self.xp.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            self.xp.set_float32_matmul_precision(before)
+
+    def place(self, array: np.ndarray) -> Any:
+        dense = np.array(array)  # writable, which torch asks of what it shares
+        if dense.dtype == ml_dtypes.bfloat16:
+            return self.xp.from_numpy(dense.view(np.int16)).view(self.xp.bfloat16).to(self.device)
+        return self.xp.from_numpy(dense).to(self.device)
+
+    def cast(self, array: Any, dtype: Any) -> Any:
+        return array.to(getattr(self.xp, dtype) if isinstance(dtype, str) else dtype)
+
+    def full_like(self, array: Any, value: float) -> Any:
+        return self.xp.full_like(array, value)
+
+    def to_host(self, array: Any) -> np.ndarray:
+        host = array.cpu()
+        if host.dtype is self.xp.bfloat16:
+            bits: np.ndarray = host.view(self.xp.int16).numpy()
+            return bits.view(ml_dtypes.bfloat16)
+        numbers: np.ndarray = host.numpy()
+        return numbers
+
+
+Engine = NumpyEngine | TorchEngine
+
+
+def engine_for(on_gpu: bool) -> Engine:
+    """The engine for the GPU, or for the host."""
+    return TorchEngine(GPU) if on_gpu else NumpyEngine()

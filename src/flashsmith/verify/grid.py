@@ -1,0 +1,227 @@
+"""The grid of attention problems that every release is proven on, and a small cover of it.
+
+Lengths, masks, heads and head dimensions are those that other libraries' tests found worth trying,
+and harder ones: rows that see nothing, one query against many keys and the reverse, lengths beside
+every tile, windows wider than the sequence, packed sequences of length 0.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from itertools import combinations, product
+from typing import Any
+
+from flashsmith.configs import (
+    DType,
+    FlashForwardKernelConfig,
+    Problem,
+    Semantics,
+    compiled_d_head,
+    parse_kernel_name_into_config,
+)
+from flashsmith.verify.attention import Attention, Lens, Window
+from flashsmith.verify.prove import semantics_of
+
+D = (32, 40, 64, 96, 128, 160, 192, 224, 256)
+REFUSED_D = (59, 111)
+LENGTHS = (
+    (1, 1), (1, 239), (3, 799), (64, 128), (113, 203), (128, 217), (108, 256), (239, 1),
+    (256, 512), (512, 256), (799, 3), (1023, 1024), (1024, 1023), (2048, 2048), (4224, 4224),
+)  # fmt: skip
+# Of packed sequences these are the longest; in between lie all the others.
+PACKED_LENGTHS = ((113, 203), (1024, 1023))
+WINDOWS = ("none", "random", "one-sided", "wider")
+HEADS = {"mha": (6, 6), "gqa": (6, 2), "mqa": (6, 1)}
+SOFTCAPS = (0.0, 30.0)
+BATCHES = ("dense", "random lengths", "full lengths", "zero lengths")
+# Sequences from here on are a batch of one: they are large enough.
+LONG = 1000
+PACKED_SEQUENCES = 4
+
+# How the problems are scheduled: between them both softmaxes, both copies, both layouts, 16 and 32
+# rows a warp, tiles of every size.
+_SCHEDULES = (
+    "({dtype}, {d_head}, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "({dtype}, {d_head}, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+buffer",
+    "({dtype}, {d_head}, 64, 32, 4): load_4_4_2_tiles+opt_softmax",
+    "({dtype}, {d_head}, 128, {B_c}, 4): async+swizzled+load_2_2_4_tiles",
+)
+
+
+@cache
+def schedules(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
+    """The configs that problems of a dtype and compiled d_head are proven with."""
+    texts = _SCHEDULES if d_head <= 128 else _SCHEDULES[:-1]
+    return tuple(
+        parse_kernel_name_into_config(
+            text.format(dtype=dtype.name, d_head=d_head, B_c=128 if d_head <= 64 else 64)
+        )
+        for text in texts
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem of the grid. ``window``, ``heads`` and ``batch`` name a kind; what is random in
+    it is settled by the case itself, so equal cases are equal problems."""
+
+    dtype: DType
+    d: int
+    lengths: tuple[int, int]
+    causal: bool
+    window: str
+    heads: str
+    softcap: float
+    batch: str
+    sinks: bool = False
+    head_counts: dict[str, tuple[int, int]] = field(default_factory=lambda: HEADS, compare=False)
+
+    def __str__(self) -> str:
+        said = [
+            self.dtype.name.lower(), f"d{self.d}", "s{}:{}".format(*self.lengths), self.batch,
+            self.heads, "causal" * self.causal, f"window {self.window}",
+            f"softcap {self.softcap:g}", "sinks" * self.sinks,
+        ]  # fmt: skip
+        return ", ".join(word for word in said if word)
+
+    @cached_property
+    def _seed(self) -> int:
+        return zlib.crc32(str(self).encode())
+
+    @property
+    def schedule(self) -> int:
+        """The schedule whose turn it is."""
+        return self._seed // 2 % len(schedules(self.dtype, compiled_d_head(self.d)))
+
+    @property
+    def config(self) -> FlashForwardKernelConfig:
+        """The kernel to prove."""
+        return schedules(self.dtype, compiled_d_head(self.d))[self.schedule]
+
+    @cached_property
+    def semantics(self) -> Semantics:
+        """What the config's kernel must be compiled for."""
+        call = self.keywords()
+        lens = call.get("lens_q"), call.get("lens_k")
+        meaning = semantics_of(Attention(1.0, self.causal, call["window"], self.softcap, *lens))
+        problem = Problem(1, *self.lengths, 1, 1, self.d, self.dtype, meaning)
+        return problem.required_semantics(self.config)
+
+    def keywords(self) -> dict[str, Any]:
+        """What ``prove`` takes, besides the config and where to run."""
+        heads, heads_k = self.head_counts[self.heads]
+        draw = random.Random(self._seed)
+        call = {
+            "d": self.d,
+            "heads": heads,
+            "heads_k": heads_k,
+            "causal": self.causal,
+            "window": _window(self.window, self.lengths, draw),
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+        }
+        seq_q, seq_k = self.lengths
+        if self.batch == "dense":
+            return call | {
+                "seq": seq_q,
+                "seq_k": seq_k,
+                "batch": 1 if min(seq_q, seq_k) >= LONG else 2,
+            }
+        lens_q, lens_k = (_lens(self.batch, longest, draw) for longest in self.lengths)
+        return call | {"lens_q": lens_q, "lens_k": lens_k}
+
+
+def _window(kind: str, lengths: tuple[int, int], draw: random.Random) -> Window:
+    if kind == "none":
+        return (None, None)
+    if kind == "wider":
+        return (max(lengths) + draw.randrange(9), max(lengths) + draw.randrange(9))
+    left, right = draw.randrange(lengths[1] + 1), draw.randrange(lengths[1] + 1)
+    if kind == "random":
+        return (left, right)
+    return draw.choice([(left, None), (None, right)])
+
+
+def _lens(kind: str, longest: int, draw: random.Random) -> Lens:
+    """Lengths of packed sequences, the longest somewhere among them."""
+    if kind == "full lengths":
+        return (longest,) * PACKED_SEQUENCES
+    lens = [longest, *(draw.randint(1, longest) for _ in range(PACKED_SEQUENCES - 1))]
+    if kind == "zero lengths":
+        lens += [0, 0]
+    draw.shuffle(lens)
+    return tuple(lens)
+
+
+def proof_grid() -> Iterator[Case]:
+    """Every problem of the grid; those with the same inputs stand together. Sinks alternate."""
+    for dtype, d, batch, heads in product(DType, D, BATCHES, HEADS):
+        for lengths in LENGTHS if batch == "dense" else PACKED_LENGTHS:
+            for causal, window, softcap in product((False, True), WINDOWS, SOFTCAPS):
+                case = Case(dtype, d, lengths, causal, window, heads, softcap, batch)
+                yield replace(case, sinks=bool(zlib.crc32(str(case).encode()) % 2))
+
+
+# The emulator's part: fewer heads, and no sequence that takes it longer than a few seconds.
+COVER_HEADS = {"mha": (1, 1), "gqa": (4, 2), "mqa": (3, 1)}
+COVER_LENGTHS = tuple(lengths for lengths in LENGTHS if min(lengths) < 2 * LONG)
+_FACTORS: dict[str, tuple[Any, ...]] = {
+    "dtype": tuple(DType),
+    "d": D,
+    "lengths": COVER_LENGTHS,
+    "causal": (False, True),
+    "window": WINDOWS,
+    "heads": tuple(COVER_HEADS),
+    "softcap": SOFTCAPS,
+    "batch": BATCHES,
+    "sinks": (False, True),
+}
+# Enough random cases that the rarest pair, an even problem under one schedule, is among them.
+_POOL = 12_000
+Pair = tuple[tuple[str, Any], tuple[str, Any]]
+
+
+def case_pairs(case: Case) -> list[Pair]:
+    """All pairs of two factors with the values they have in ``case``; schedule and semantics too,
+    since what a kernel does to its mask depends on both."""
+    factors = [(name, getattr(case, name)) for name in _FACTORS]
+    kernel = (("schedule", case.schedule), ("semantics", case.semantics))
+    return [*combinations(factors, 2), kernel]
+
+
+def covering_cases() -> list[Case]:
+    """Few cases in which every pair meets that meets at all; the same on every machine.
+
+    Greedy over random cases: the most open pairs first, and among equals one whose kernel another
+    case needs already, since compiling takes longer than proving.
+    """
+    draw = random.Random(1)
+    pool = [_random_case(draw) for _ in range(_POOL)]
+    pairs = [case_pairs(case) for case in pool]
+    holders: dict[Pair, list[int]] = {}
+    for place, held in enumerate(pairs):
+        for pair in held:
+            holders.setdefault(pair, []).append(place)
+    gains, kernels, chosen = [len(held) for held in pairs], set(), []
+    while holders:
+        most = max(gains)
+        best = [place for place, gain in enumerate(gains) if gain == most]
+        pick = next((p for p in best if (pool[p].config, pool[p].semantics) in kernels), best[0])
+        chosen.append(pool[pick])
+        kernels.add((pool[pick].config, pool[pick].semantics))
+        for pair in pairs[pick]:
+            for place in holders.pop(pair, ()):
+                gains[place] -= 1
+    return chosen
+
+
+def _random_case(draw: random.Random) -> Case:
+    values = {name: draw.choice(choices) for name, choices in _FACTORS.items()}
+    if min(values["lengths"]) >= LONG:
+        # The longest alone take the emulator seconds; several of them, packed, most of a minute.
+        values |= {"batch": "dense", "heads": "mha", "d": draw.choice(D[:4])}
+    return Case(**values, head_counts=COVER_HEADS)

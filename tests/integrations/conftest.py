@@ -1,0 +1,17 @@
+"""Lets this folder's tests share plain_attention.py, and hear every fallback's warning."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashsmith.integrations.fallbacks import forget_warnings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def _every_fallback_warns_anew() -> None:
+    forget_warnings()

@@ -1,0 +1,73 @@
+"""attention() in a few lines of PyTorch, for tests of what is built around it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+
+def visible(length_q: int, length_k: int, causal: bool, window: tuple[Any, Any]) -> torch.Tensor:
+    """(length_q, length_k): which keys a query sees; aligned to the bottom right."""
+    left, right = window
+    offset = torch.arange(length_k) - (torch.arange(length_q) + length_k - length_q)[:, None]
+    seen = torch.ones(length_q, length_k, dtype=torch.bool)
+    if left is not None:
+        seen &= offset >= -left
+    if right is not None:
+        seen &= offset <= right
+    if causal:
+        seen &= offset <= 0
+    return seen
+
+
+def one_sequence(q: Any, k: Any, v: Any, seen: Any, softcap: float, scale: Any, sinks: Any) -> Any:
+    """(length, heads, d) tensors; float32 throughout."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (tensor.float().repeat_interleave(group, dim=1) for tensor in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * (scale or q.shape[-1] ** -0.5)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat([scores, column], dim=-1)
+    weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)[..., : k.shape[0]]
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: tuple[Any, Any] = (None, None),
+    softcap: float = 0.0,
+    scale: float | None = None,
+    sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+) -> Any:
+    """What flashsmith.attention() computes."""
+    output = torch.zeros_like(q)
+    if cu_seqlens_q is None:
+        pieces = [(index, index) for index in range(q.shape[0])]
+    else:
+        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+        starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+        assert (starts_q[-1], starts_k[-1]) == (q.shape[0], k.shape[0])
+        assert max_seqlen_q == max(b - a for a, b in pairwise(starts_q))
+        assert max_seqlen_k == max(b - a for a, b in pairwise(starts_k))
+        pieces = [
+            (slice(*starts_q[i : i + 2]), slice(*starts_k[i : i + 2]))
+            for i in range(len(starts_q) - 1)
+        ]
+    for at_q, at_k in pieces:
+        seen = visible(q[at_q].shape[0], k[at_k].shape[0], causal, window)
+        o = one_sequence(q[at_q], k[at_k], v[at_k], seen, softcap, scale, sinks)
+        output[at_q] = o.to(q.dtype)
+    return output

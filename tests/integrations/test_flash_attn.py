@@ -1,0 +1,85 @@
+"""FlashAttention's argument names, on attention()."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flashsmith.errors import ArgumentError
+from flashsmith.integrations import flash_attn
+from flashsmith.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
+
+STARTS = object()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The keywords that attention() was called with last."""
+    keywords: dict[str, Any] = {}
+
+    def attention(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        keywords.clear()
+        keywords.update(given)
+        return ("o", "lse") if given["return_lse"] else "o"
+
+    monkeypatch.setattr(flash_attn, "attention", attention)
+    return keywords
+
+
+def test_names_are_translated(asked: dict[str, Any]) -> None:
+    output = flash_attn_func(
+        "q", "k", "v", softmax_scale=0.5, causal=True, window_size=(7, -1), softcap=30.0
+    )
+    assert output == "o"
+    assert asked == {
+        "causal": True,
+        "window": (7, None),
+        "softcap": 30.0,
+        "scale": 0.5,
+        "return_lse": False,
+    }
+
+
+def test_names_of_packed_sequences_are_translated(asked: dict[str, Any]) -> None:
+    flash_attn_varlen_func("q", "k", "v", STARTS, STARTS, 5, 9, window_size=(-1, 0))
+    assert asked["cu_seqlens_q"] is asked["cu_seqlens_k"] is STARTS
+    assert (asked["max_seqlen_q"], asked["max_seqlen_k"]) == (5, 9)
+    assert asked["window"] == (None, 0)
+    assert asked["scale"] is None
+
+
+def test_the_defaults_ask_for_nothing(asked: dict[str, Any]) -> None:
+    flash_attn_func("q", "k", "v", 0.0, None, False, (-1, -1), 0.0, None, True)
+    assert asked["window"] == (None, None)
+
+
+def test_probabilities_are_the_lse_and_nothing(asked: dict[str, Any]) -> None:
+    assert flash_attn_func("q", "k", "v", return_attn_probs=True) == ("o", "lse", None)
+    packed = flash_attn_varlen_func("q", "k", "v", 0, 0, 1, 1, return_attn_probs=True)
+    assert packed == ("o", "lse", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dropout_p": 0.1}, r"dropout_p=0\.1: must be 0"),
+        ({"alibi_slopes": STARTS}, "alibi_slopes: not supported; must be None"),
+        ({"block_table": STARTS}, "block_table: not supported; must be None"),
+        ({"window_size": (-2, 0)}, r"window_size=\(-2, 0\): give \(left, right\)"),
+        ({"window_size": (1.5, 0)}, r"window_size=\(1\.5, 0\)"),
+        ({"window_size": (True, 0)}, r"window_size=\(True, 0\)"),
+        ({"window_size": (None, 0)}, r"window_size=\(None, 0\)"),
+        ({"window_size": 4}, "window_size=4"),
+        ({"window_size": (1, 2, 3)}, r"window_size=\(1, 2, 3\)"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    arguments: dict[str, Any], message: str, asked: dict[str, Any]
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        flash_attn_varlen_func("q", "k", "v", STARTS, STARTS, 5, 9, **arguments)
+    if "block_table" not in arguments:
+        with pytest.raises(ArgumentError, match=message):
+            flash_attn_func("q", "k", "v", **arguments)
+    assert not asked

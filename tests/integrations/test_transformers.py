@@ -1,0 +1,413 @@
+"""transformers' models on attn_implementation="flashsmith", against their own eager attention.
+
+What becomes of masks, windows, caches and padding is tested with a plain attention() in the
+kernels' place, which makes whole models cheap; that the kernels take over is tested at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+transformers = pytest.importorskip("transformers", reason="needs transformers: it is not installed")
+pytestmark = pytest.mark.torch
+
+SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 2}
+GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "pad_token_id": 0}
+LENGTH = 11
+
+
+def tiny(name: str, **changes: Any) -> Any:
+    """A model of ``name`` with random weights, in float32."""
+    torch.manual_seed(0)
+    model, config = {
+        "bert": (transformers.BertModel, transformers.BertConfig(**SIZES, **HEADS)),
+        "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(**SIZES, **GROUPED)),
+        "mistral": (
+            transformers.MistralForCausalLM,
+            transformers.MistralConfig(**SIZES, **GROUPED, sliding_window=4),
+        ),
+        "gemma2": (
+            transformers.Gemma2ForCausalLM,
+            transformers.Gemma2Config(
+                **SIZES,
+                **GROUPED,
+                sliding_window=4,
+                attn_logit_softcapping=2.0,
+                query_pre_attn_scalar=32,
+            ),
+        ),
+        "modernbert": (
+            transformers.ModernBertModel,
+            transformers.ModernBertConfig(
+                **SIZES, **HEADS, local_attention=4, global_attn_every_n_layers=2, pad_token_id=0
+            ),
+        ),
+        "bart": (
+            transformers.BartModel,
+            transformers.BartConfig(
+                vocab_size=64,
+                d_model=64,
+                encoder_layers=1,
+                decoder_layers=1,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=64,
+                decoder_ffn_dim=64,
+                pad_token_id=0,
+            ),
+        ),
+    }[name]
+    for key, value in changes.items():
+        setattr(config, key, value)
+    config._attn_implementation = "eager"
+    return model(config).eval()
+
+
+def tokens(batch: int = 3, length: int = LENGTH) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(3, 64, (batch, length), generator=generator)
+
+
+def padding(lengths: list[int], side: str, length: int = LENGTH) -> Any:
+    position = torch.arange(length)
+    if side == "left":
+        position = position.flip(0)
+    return (position < torch.tensor(lengths)[:, None]).long()
+
+
+class Calls(list):
+    """What attention() was called with, call by call."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """A plain attention() in the kernels' place."""
+    import plain_attention
+
+    from flashsmith.integrations import transformers as ours
+
+    seen = Calls()
+
+    def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+        seen.append({"q": q, "k": k, **keywords})
+        return plain_attention.attention(q, k, v, **keywords)
+
+    monkeypatch.setattr(ours, "attention", attention)
+    ours.register(float32_as=torch.float16, strict=True)
+    yield seen
+    ours.register()
+
+
+def both(model: Any, **inputs: Any) -> tuple[Any, Any]:
+    """The model's first output with eager attention and with ours."""
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        expected = model(**inputs)[0]
+        model.set_attn_implementation("flashsmith")
+        return expected, model(**inputs)[0]
+
+
+def assert_same(ours: Any, expected: Any, where: Any = ...) -> None:
+    torch.testing.assert_close(ours[where], expected[where], atol=4e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["bert", "llama", "mistral", "gemma2", "modernbert"])
+def test_padded_batches_become_packed_sequences(name: str, side: str, calls: Calls) -> None:
+    mask = padding([LENGTH, 5, 8], side)
+    expected, ours = both(tiny(name), input_ids=tokens(), attention_mask=mask)
+    assert_same(ours, expected, mask.bool())
+    assert len(calls) == 2
+    assert all(call["k"].shape[0] == LENGTH + 5 + 8 for call in calls)
+    if name in ("llama", "mistral", "gemma2"):
+        assert all(call["q"].shape[0] == LENGTH + 5 + 8 for call in calls)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "mistral", "gemma2", "modernbert"])
+def test_batches_without_padding_stay_dense(name: str, calls: Calls) -> None:
+    everything = torch.ones(3, LENGTH, dtype=torch.long)
+    for mask in (None, everything):
+        expected, ours = both(tiny(name), input_ids=tokens(), attention_mask=mask)
+        assert_same(ours, expected)
+    assert len(calls) == 4
+    assert all("cu_seqlens_q" not in call for call in calls)
+
+
+def test_layers_have_windows_of_their_own(calls: Calls) -> None:
+    both(tiny("gemma2"), input_ids=tokens())
+    assert [call["window"] for call in calls] == [(3, None), (None, None)]
+    assert [call["softcap"] for call in calls] == [2.0, 2.0]
+    calls.clear()
+    both(tiny("modernbert"), input_ids=tokens())
+    assert [call["window"] for call in calls] == [(None, None), (2, 2)]
+    assert not any(call["causal"] for call in calls)
+
+
+@pytest.mark.parametrize("keys", [7, LENGTH])
+def test_cross_attention_pads_keys_only(keys: int, calls: Calls) -> None:
+    """Also when encoder and decoder happen to be of one length: the mask is the encoder's alone."""
+    inputs = {
+        "input_ids": tokens(length=keys),
+        "attention_mask": padding([keys, 4, 6], "right", keys),
+        "decoder_input_ids": tokens(),
+    }
+    expected, ours = both(tiny("bart"), **inputs)
+    assert_same(ours, expected)
+    encoder, decoder, cross = calls
+    assert encoder["k"].shape[0] == cross["k"].shape[0] == keys + 4 + 6
+    assert decoder["causal"]
+    assert cross["q"].shape[0] == 3 * LENGTH
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_sequences_packed_by_their_positions(name: str, calls: Calls) -> None:
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0]])
+    model = tiny(name)
+    expected, ours = both(model, input_ids=tokens(1), position_ids=positions, use_cache=False)
+    assert_same(ours, expected)
+    assert calls[0]["cu_seqlens_q"].tolist() == [0, 4, 10, 11]
+
+
+def test_sequences_packed_by_the_caller(calls: Calls) -> None:
+    starts = torch.tensor([0, 4, 10, 11], dtype=torch.int32)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0]])
+    model = tiny("llama")
+    packed = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 6}
+    packed |= {"max_length_k": 6}
+    inputs = {"input_ids": tokens(1), "position_ids": positions, "use_cache": False}
+    expected, _ = both(model, **inputs)
+    with torch.no_grad():
+        ours = model(**inputs, **packed)[0]
+    assert_same(ours, expected)
+    assert calls[-1]["cu_seqlens_q"] is starts
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_generation_with_left_padding(name: str, cache: str, calls: Calls) -> None:
+    model = tiny(name)
+    mask = padding([LENGTH, 5, 8], "left")
+    generated = {}
+    for implementation in ("eager", "flashsmith"):
+        model.set_attn_implementation(implementation)
+        generated[implementation] = model.generate(
+            tokens(),
+            attention_mask=mask,
+            max_new_tokens=5,
+            do_sample=False,
+            cache_implementation=cache,
+            disable_compile=True,
+        )
+    assert generated["flashsmith"].tolist() == generated["eager"].tolist()
+    assert len(calls) == 2 * 5
+    assert calls[-1]["q"].shape[0] == 3
+    if name == "llama":
+        assert calls[-1]["k"].shape[0] == LENGTH + 5 + 8 + 3 * 4
+
+
+@pytest.mark.parametrize("cache", [transformers.DynamicCache, transformers.StaticCache])
+def test_a_prompt_in_pieces(cache: Any, calls: Calls) -> None:
+    model = tiny("llama")
+    logits = {}
+    for implementation in ("eager", "flashsmith"):
+        model.set_attn_implementation(implementation)
+        past = cache(
+            config=model.config, **({"max_cache_len": 16} if "S" in cache.__name__ else {})
+        )
+        with torch.no_grad():
+            pieces = [
+                model(piece, past_key_values=past).logits for piece in tokens().split([4, 6, 1], 1)
+            ]
+        logits[implementation] = torch.cat(pieces, dim=1)
+    assert_same(logits["flashsmith"], logits["eager"])
+    assert {call["k"].shape[-3] for call in calls if "cu_seqlens_k" not in call} <= {4, 10, 11}
+
+
+def quietly(model: Any, **inputs: Any) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        output = model(**inputs)[0]
+    return output, [str(w.message) for w in caught if "flashsmith" in str(w.message)]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["bert", "llama", "mistral", "modernbert"])
+def test_float32_is_left_to_pytorch(name: str, side: str) -> None:
+    from flashsmith.integrations import transformers as ours
+
+    ours.register()
+    model = tiny(name)
+    mask = padding([LENGTH, 5, 8], side)
+    with torch.no_grad():
+        expected = model(input_ids=tokens(), attention_mask=mask)[0]
+        model.set_attn_implementation("flashsmith")
+        for said in (1, 0):
+            output, messages = quietly(model, input_ids=tokens(), attention_mask=mask)
+            assert len(messages) == said
+            torch.testing.assert_close(output[mask.bool()], expected[mask.bool()])
+            for message in messages:
+                assert "query: dtype float32" in message
+                assert "float32_as" in message
+
+
+def test_training_is_left_to_pytorch() -> None:
+    from flashsmith.integrations import transformers as ours
+
+    ours.register(float32_as=torch.float16)
+    model = tiny("llama").train()
+    mask = padding([LENGTH, 5, 8], "right")
+    labels = tokens().masked_fill(mask == 0, -100)
+    gradients = {}
+    for implementation in ("eager", "flashsmith"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(input_ids=tokens(), attention_mask=mask, labels=labels).loss.backward()
+        gradients[implementation] = model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+    torch.testing.assert_close(gradients["flashsmith"], gradients["eager"])
+
+
+def test_a_pattern_of_ones_own_is_left_to_pytorch() -> None:
+    from flashsmith.integrations import transformers as ours
+
+    ours.register(float32_as=torch.float16)
+    model = tiny("llama")
+    seen = torch.rand(3, 1, LENGTH, LENGTH) > 0.5
+    seen |= torch.eye(LENGTH, dtype=torch.bool)
+    bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        expected = model(input_ids=tokens(), attention_mask=bias)[0]
+        model.set_attn_implementation("flashsmith")
+        output, messages = quietly(model, input_ids=tokens(), attention_mask=seen)
+    torch.testing.assert_close(output, expected)
+    assert "attention_mask: a pattern that is neither causal" in messages[0]
+
+
+def test_a_window_counts_holes_so_they_are_left_to_pytorch() -> None:
+    from flashsmith.integrations import transformers as ours
+
+    ours.register(float32_as=torch.float16)
+    model = tiny("mistral")
+    mask = torch.ones(3, LENGTH, dtype=torch.long)
+    mask[1, 4:6] = 0
+    with torch.no_grad():
+        expected = model(input_ids=tokens(), attention_mask=mask)[0]
+        model.set_attn_implementation("flashsmith")
+        output, messages = quietly(model, input_ids=tokens(), attention_mask=mask)
+    torch.testing.assert_close(output[mask.bool()], expected[mask.bool()])
+    assert "attention_mask: padding between real tokens" in messages[0]
+
+
+def test_strict_raises_instead() -> None:
+    from flashsmith.errors import ArgumentError
+    from flashsmith.integrations import transformers as ours
+
+    ours.register(strict=True)
+    model = tiny("llama")
+    model.set_attn_implementation("flashsmith")
+    with pytest.raises(ArgumentError, match="query: dtype float32"), torch.no_grad():
+        model(input_ids=tokens())
+    ours.register()
+
+
+def test_what_pytorch_cannot_do_either_is_an_error() -> None:
+    from flashsmith.errors import ArgumentError
+    from flashsmith.integrations import transformers as ours
+
+    ours.register()
+    model = tiny("gemma2")
+    model.set_attn_implementation("flashsmith")
+    with pytest.raises(ArgumentError, match=r"dtype float32.* has no softcap"), torch.no_grad():
+        model(input_ids=tokens())
+
+
+def test_register_refuses_other_dtypes() -> None:
+    from flashsmith.errors import ArgumentError
+    from flashsmith.integrations import transformers as ours
+
+    with pytest.raises(ArgumentError, match=r"float32_as=torch\.float64: give torch\.float16"):
+        ours.register(float32_as=torch.float64)
+
+
+def test_a_model_can_be_loaded_with_it(tmp_path: Any) -> None:
+    """transformers looks on the hub for names with 'flash' in them, but not for ours."""
+    from flashsmith.integrations import transformers as ours
+
+    ours.register()
+    ours.register()
+    tiny("bert").save_pretrained(tmp_path)
+    model = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="flashsmith")
+    assert model.config._attn_implementation == "flashsmith"
+    with pytest.raises((ImportError, ValueError)):
+        model.set_attn_implementation("flash_attention_2")
+
+
+class Sinking(torch.nn.Module):
+    """A layer with sinks, as gpt-oss has them."""
+
+    is_causal = True
+
+
+def test_sinks_are_passed_on(calls: Calls) -> None:
+    import plain_attention
+
+    from flashsmith.integrations.transformers import flashsmith_attention_forward
+
+    q, k, v = (torch.randn(2, 4, 9, 32, generator=torch.manual_seed(i)).half() for i in range(3))
+    sinks = torch.nn.Parameter(torch.tensor([1.0, -1.0, 0.0, 3.0]).half())
+    output, weights = flashsmith_attention_forward(
+        Sinking(), q, k, v, None, scaling=0.2, sliding_window=3, s_aux=sinks
+    )
+    assert weights is None
+    assert calls[0]["sinks"].dtype is torch.float32
+    expected = plain_attention.attention(
+        *(tensor.transpose(1, 2) for tensor in (q, k, v)),
+        causal=True,
+        window=(2, None),
+        scale=0.2,
+        sinks=sinks.detach(),
+    )
+    assert torch.equal(output, expected)
+
+
+def test_continuous_batching_is_refused() -> None:
+    from flashsmith.errors import ArgumentError
+    from flashsmith.integrations.transformers import flashsmith_attention_forward
+
+    q = torch.zeros(1, 1, 4, 32)
+    with pytest.raises(ArgumentError, match=r"cache: .*continuous batching"):
+        flashsmith_attention_forward(Sinking(), q, q, q, None, cache=object())
+
+
+def test_a_mask_of_another_length_is_refused(calls: Calls) -> None:
+    from flashsmith.errors import ArgumentError
+    from flashsmith.integrations.transformers import flashsmith_attention_forward
+
+    q = torch.zeros(2, 1, 4, 32).half()
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    with pytest.raises(ArgumentError, match=r"attention_mask: shape \(2, 5\); must be .*\(2, 4\)"):
+        flashsmith_attention_forward(Sinking(), q, q, q, mask)
+    assert not calls
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_the_kernels_take_over(name: str) -> None:
+    """Causal, grouped heads, left padding; gemma2 with a window and a softcap, too."""
+    from flashsmith.integrations import transformers as ours
+    from flashsmith.runtime import count_launches
+
+    ours.register(float32_as=torch.float16, strict=True)
+    mask = padding([LENGTH, 5, 8], "left")
+    with count_launches() as launches:
+        expected, output = both(tiny(name), input_ids=tokens(), attention_mask=mask)
+    ours.register()
+    assert launches.emulator == 2
+    assert_same(output, expected, mask.bool())

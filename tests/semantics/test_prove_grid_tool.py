@@ -1,0 +1,143 @@
+"""tools/gpu/prove_grid.py: what it writes, and that it goes on where it stopped. No GPU: the proof
+and the build are stand-ins."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flashsmith.errors import EmulatorError, LaunchError
+from flashsmith.verify.grid import proof_grid
+
+TOOL = Path(__file__).parents[2] / "tools" / "gpu" / "prove_grid.py"
+MATCH = "fp16, d40, s113:203, dense, gqa"
+CASES = [str(case) for case in proof_grid() if MATCH in str(case)]
+REFUSED = 4
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("prove_grid", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "query_gpu", lambda ordinal: SimpleNamespace(arch=90))
+    monkeypatch.setattr(module, "build", lambda cases, arch: None)
+    return module
+
+
+@pytest.fixture
+def run(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    def start(prove: Callable[..., Any], *options: str) -> int:
+        monkeypatch.setattr(tool, "prove", prove)
+        arguments = [str(TOOL), str(tmp_path / "rows.csv"), "--match", MATCH, *options]
+        monkeypatch.setattr(sys, "argv", arguments)
+        return tool.main()
+
+    return start
+
+
+def verdict(ok: bool = True) -> Any:
+    figures = dict.fromkeys(("max_error", "bound", "rel_l2", "lse_error", "row_max_error"), 1e-4)
+    return SimpleNamespace(ok=ok, **figures)
+
+
+class Prover:
+    """Counts proofs; the one at ``bad`` is wrong, the one at ``fatal`` kills the GPU."""
+
+    def __init__(self, bad: int = -1, fatal: int = -1, refused: int = -1) -> None:
+        self.bad, self.fatal, self.refused = bad, fatal, refused
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, config: Any, **call: Any) -> Any:
+        self.calls.append(call)
+        place = len(self.calls) - 1
+        if place == self.fatal:
+            raise LaunchError("the kernel: cudaErrorIllegalAddress")
+        if place == self.refused:
+            raise EmulatorError("deadlock")
+        return verdict(place != self.bad)
+
+
+def rows_of(folder: Path) -> dict[str, dict[str, str]]:
+    with (folder / "rows.csv").open(newline="") as file:
+        return {row["case"]: row for row in csv.DictReader(file)}
+
+
+def test_every_case_gets_a_row(run: Callable[..., int], tmp_path: Path) -> None:
+    prover = Prover()
+    assert run(prover) == 0
+    rows = rows_of(tmp_path)
+    assert set(CASES) < set(rows)
+    assert len(rows) == len(CASES) + REFUSED
+    assert all(call["d"] == 40 for call in prover.calls)
+    assert all(call["backend"] == "gpu" for call in prover.calls)
+    assert rows["fp16, d59"]["ok"] == rows["bf16, d111"]["ok"] == "True"
+    assert "multiple of 8" in rows["fp16, d59"]["said"]
+    assert rows[CASES[0]]["semantics"]
+
+
+def test_finished_rows_are_not_proven_again(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run(Prover(), "--workers", "1") == 0
+    path = tmp_path / "rows.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-3]) + lines[-3][:20])
+    again = Prover()
+    assert run(again) == 0
+    assert len(again.calls) == 3
+    assert len(rows_of(tmp_path)) == len(CASES) + REFUSED
+
+
+def test_a_wrong_row_shows_in_the_exit_status_ever_after(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(Prover(bad=3), "--workers", "1") == 1
+    assert "WRONG: fp16, d40" in capsys.readouterr().err
+    assert sum(row["ok"] == "False" for row in rows_of(tmp_path).values()) == 1
+    assert run(Prover()) == 1
+
+
+def test_a_proof_that_cannot_run_is_a_wrong_row(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run(Prover(refused=3), "--workers", "1") == 1
+    assert [row["said"] for row in rows_of(tmp_path).values() if row["ok"] == "False"] == [
+        "deadlock"
+    ]
+
+
+def test_a_failed_launch_stops_the_run(run: Callable[..., int], tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="IllegalAddress"):
+        run(Prover(fatal=0), "--workers", "1")
+    assert run(Prover()) == 0
+
+
+def test_it_stops_in_time_and_goes_on(run: Callable[..., int], tmp_path: Path) -> None:
+    late = Prover()
+    assert run(late, "--seconds", "0") == 2
+    assert late.calls == []
+    assert run(Prover()) == 0
+
+
+def test_equal_inputs_stand_together(tool: ModuleType) -> None:
+    groups: list[Any] = []
+    for case in proof_grid():
+        key = tool.same_inputs(case)
+        if not groups or groups[-1] != key:
+            groups.append(key)
+    assert len(groups) == len(set(groups))
+
+
+def test_a_handful_shows_every_semantics(tool: ModuleType) -> None:
+    cases = tool.handful()
+    assert len(cases) <= 24
+    assert len({case.semantics for case in cases}) == 18
+    assert len({case.d for case in cases}) == 9
+    assert {case.schedule for case in cases} == {0, 1, 2, 3}
+    assert max(max(case.lengths) for case in cases) <= 512

@@ -1,0 +1,150 @@
+"""The grid holds what it promises, and its cover every pair of it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import combinations, product
+
+import pytest
+
+from flashsmith.configs import SUPPORTED_D_HEADS, DType, check_legal, compiled_d_head
+from flashsmith.verify.grid import (
+    BATCHES,
+    COVER_LENGTHS,
+    HEADS,
+    LENGTHS,
+    LONG,
+    PACKED_LENGTHS,
+    SOFTCAPS,
+    WINDOWS,
+    Case,
+    D,
+    case_pairs,
+    covering_cases,
+    proof_grid,
+    schedules,
+)
+
+FACTORS = {
+    "dtype": tuple(DType),
+    "d": D,
+    "lengths": COVER_LENGTHS,
+    "causal": (False, True),
+    "window": WINDOWS,
+    "heads": tuple(HEADS),
+    "softcap": SOFTCAPS,
+    "batch": BATCHES,
+    "sinks": (False, True),
+}
+
+
+@lru_cache(maxsize=1)
+def grid() -> tuple[Case, ...]:
+    return tuple(proof_grid())
+
+
+@lru_cache(maxsize=1)
+def cover() -> tuple[Case, ...]:
+    return tuple(covering_cases())
+
+
+def test_the_grid_is_a_full_product() -> None:
+    dense = [case for case in grid() if case.batch == "dense"]
+    factors = product(DType, D, LENGTHS, (False, True), WINDOWS, HEADS, SOFTCAPS)
+    assert {
+        (c.dtype, c.d, c.lengths, c.causal, c.window, c.heads, c.softcap) for c in dense
+    } == set(factors)
+    assert len(dense) == 2 * 9 * 15 * 2 * 4 * 3 * 2
+    packed = 2 * 9 * len(PACKED_LENGTHS) * 3 * 2 * 4 * 3 * 2
+    assert len(grid()) - len(dense) == packed
+    assert len({str(case) for case in grid()}) == len(grid())
+    assert 0.45 < sum(case.sinks for case in grid()) / len(grid()) < 0.55
+
+
+def test_equal_cases_are_equal_problems() -> None:
+    again = tuple(proof_grid())
+    assert grid() == again
+    for ours, theirs in zip(grid()[::97], again[::97], strict=True):
+        assert ours.keywords() == theirs.keywords()
+        assert (ours.config, ours.semantics) == (theirs.config, theirs.semantics)
+
+
+def test_every_schedule_is_legal_and_used() -> None:
+    used = {case.config for case in grid()}
+    offered = {
+        config
+        for dtype, d_head in product(DType, SUPPORTED_D_HEADS)
+        for config in schedules(dtype, d_head)
+    }
+    assert used == offered
+    for config in offered:
+        check_legal(config)
+    for case in grid()[::101]:
+        assert case.config.d_head == compiled_d_head(case.d)
+        assert case.config.dtype is case.dtype
+
+
+def test_kinds_mean_what_they_say() -> None:
+    for case in grid()[::7]:
+        call = case.keywords()
+        left, right = call["window"]
+        shape = (left is None, right is None)
+        assert shape in {
+            "none": [(True, True)],
+            "one-sided": [(True, False), (False, True)],
+        }.get(case.window, [(False, False)])
+        if case.window == "wider":
+            assert min(left, right) >= max(case.lengths)
+        heads, heads_k = call["heads"], call["heads_k"]
+        group = {"mha": heads == heads_k, "gqa": heads > heads_k > 1, "mqa": heads_k == 1}
+        assert group[case.heads]
+        if case.batch == "dense":
+            assert (call["seq"], call["seq_k"]) == case.lengths
+            continue
+        for lens, longest in zip((call["lens_q"], call["lens_k"]), case.lengths, strict=True):
+            assert max(lens) == longest
+            assert (0 in lens) is (case.batch == "zero lengths")
+            assert (len(set(lens)) == 1) is (case.batch == "full lengths")
+
+
+def test_the_cover_holds_every_pair() -> None:
+    held = {pair for case in cover() for pair in case_pairs(case)}
+    for first, second in combinations(FACTORS, 2):
+        for pair in product(FACTORS[first], FACTORS[second]):
+            values = dict(zip((first, second), pair, strict=True))
+            if is_long(values.get("lengths", (0, 0))) and not is_light(values):
+                continue
+            assert tuple(values.items()) in held, values
+
+
+def is_long(lengths: tuple[int, int]) -> bool:
+    return min(lengths) >= LONG
+
+
+def is_light(values: dict) -> bool:
+    """What a cover pairs with long sequences: one dense head of few columns."""
+    return (
+        values.get("batch", "dense") == "dense"
+        and values.get("heads", "mha") == "mha"
+        and values.get("d", 32) <= 96
+    )
+
+
+def test_the_cover_meets_every_semantics_under_every_schedule() -> None:
+    met = {(case.schedule, case.semantics) for case in cover()}
+    semantics = {semantics for _, semantics in met}
+    assert len(semantics) == 18
+    assert met == set(product(range(4), semantics))
+
+
+def test_the_cover_stays_small_and_the_same() -> None:
+    assert len(cover()) < 150
+    assert len({(case.config, case.semantics) for case in cover()}) < 90
+    assert cover() == tuple(covering_cases())
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_long_sequences_stay_single(batch: str) -> None:
+    for case in cover():
+        if case.batch == batch and is_long(case.lengths):
+            assert is_light({"batch": batch, "heads": case.heads, "d": case.d})

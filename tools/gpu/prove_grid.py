@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Proves the whole grid of attention problems (flashsmith.verify.grid) on the GPU; a CSV row each.
+
+    python tools/gpu/prove_grid.py rows.csv
+    python tools/gpu/prove_grid.py rows.csv --seconds 500    # and again, until it says 'complete'
+    compute-sanitizer python tools/gpu/prove_grid.py rows.csv --handful --workers 1
+
+Rows that the file has already are not proven again, so a run may stop anywhere and go on later.
+References are computed on the GPU where PyTorch is installed. The exit status is 0 when every row
+of the file is right and none is missing, 1 when one is wrong, 2 when some are still to come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashsmith.builder import library_for
+from flashsmith.configs import DType
+from flashsmith.errors import ArgumentError, FlashsmithError, LaunchError
+from flashsmith.runtime import forward, query_gpu
+from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.verify import prove
+from flashsmith.verify.grid import REFUSED_D, Case, covering_cases, proof_grid, schedules
+from flashsmith.verify.inputs import numpy_dtype
+
+FIGURES = ("max_error", "bound", "rel_l2", "lse_error", "row_max_error")
+COLUMNS = ("case", "config", "semantics", "ok", *FIGURES, "said")
+Row = dict[str, Any]
+BUILDS_AT_ONCE = 4
+# Rows of the longest sequence that a sanitizer, a hundred times slower, is asked to watch.
+SMALL = 512
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def finished_rows(path: Path) -> dict[str, Row]:
+    """The file's rows by case; a last line that was cut off does not count."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file)
+        return {row["case"]: row for row in rows if row.get("said") is not None}
+
+
+def build(cases: Iterable[Case], arch: int) -> None:
+    """Compiles and loads every kernel that the cases need, some libraries at a time."""
+    wanted: dict[Any, set[Any]] = {}
+    for case in cases:
+        wanted.setdefault(case.semantics, set()).add(case.config)
+    jobs = max(1, (os.cpu_count() or 1) // BUILDS_AT_ONCE)
+    start = time.monotonic()
+    with ThreadPoolExecutor(BUILDS_AT_ONCE) as pool:
+        pending = {
+            pool.submit(library_for, configs, arch=arch, semantics=semantics, jobs=jobs): semantics
+            for semantics, configs in wanted.items()
+        }
+        for done in as_completed(pending):
+            loaded_kernels.add(done.result())
+            seconds = time.monotonic() - start
+            say(f"{seconds:4.0f} s: built {len(done.result())} kernels, {pending[done]}")
+
+
+def refused_rows() -> Iterator[Row]:
+    """Head dimensions that are no multiple of 8: an error naming the argument, and no launch."""
+    for dtype in DType:
+        for d in REFUSED_D:
+            q = np.zeros((1, 64, 1, d), numpy_dtype(dtype))
+            config = schedules(dtype, 64 if d < 64 else 128)[0]
+            try:
+                forward(config, q, q, q)
+                said = "was not refused"
+            except ArgumentError as error:
+                said = str(error)
+            row = dict.fromkeys(COLUMNS, "")
+            right = said.startswith("q: ") and str(d) in said and "multiple of 8" in said
+            yield row | {"case": f"{dtype.name.lower()}, d{d}", "ok": right, "said": said}
+
+
+def handful() -> list[Case]:
+    """Few small cases that between them show every semantics and every single value."""
+    small = [case for case in covering_cases() if max(case.lengths) <= SMALL]
+    missing = set().union(*map(single_values, small))
+    chosen: list[Case] = []
+    while missing:
+        best = max(small, key=lambda case: len(single_values(case) & missing))
+        chosen.append(best)
+        missing -= single_values(best)
+    return chosen
+
+
+def single_values(case: Case) -> set[tuple[str, Any]]:
+    names = ("dtype", "d", "causal", "window", "heads", "batch", "sinks", "schedule", "semantics")
+    return {(name, getattr(case, name)) for name in names}
+
+
+def prove_case(case: Case) -> Row:
+    """One row. Raises LaunchError: after one the GPU's answers mean nothing."""
+    row: Row = dict.fromkeys(COLUMNS, "")
+    row |= {"case": str(case), "config": str(case.config), "semantics": str(case.semantics)}
+    try:
+        verdict = prove(case.config, **case.keywords(), backend="gpu")
+    except LaunchError:
+        raise
+    except FlashsmithError as error:
+        return row | {"ok": False, "said": str(error)}
+    figures = {name: f"{getattr(verdict, name):.4g}" for name in FIGURES}
+    return row | figures | {"ok": verdict.ok, "said": "right" if verdict.ok else str(verdict)}
+
+
+def same_inputs(case: Case) -> tuple[Any, ...]:
+    return case.dtype, case.d, case.batch, case.heads, case.lengths
+
+
+class Run:
+    """Proves cases in threads, group by group of equal inputs, and writes their rows."""
+
+    def __init__(self, path: Path, known: Iterable[Row], deadline: float) -> None:
+        self.deadline = deadline
+        # Written anew, since the last run may have left half a line.
+        whole = path.with_suffix(".tmp")
+        self.file = whole.open("w", newline="")
+        self.writer = csv.DictWriter(self.file, COLUMNS)
+        self.writer.writeheader()
+        self.writer.writerows(known)
+        self.file.flush()
+        whole.replace(path)
+        self.start = self.told = time.monotonic()
+        self.proven = self.wrong = 0
+
+    def prove_group(self, cases: list[Case]) -> list[Row]:
+        """Rows of the cases, as far as there is time."""
+        rows = []
+        for case in cases:
+            if time.monotonic() > self.deadline:
+                break
+            rows.append(prove_case(case))
+        return rows
+
+    def write(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self.writer.writerow(row)
+            self.proven += 1
+            if not row["ok"]:
+                self.wrong += 1
+                print(f"WRONG: {row['case']}: {row['said']}", file=sys.stderr)
+        self.file.flush()
+
+    def tell(self, total: int) -> None:
+        now = time.monotonic()
+        if now - self.told > 10 or self.proven == total:
+            self.told = now
+            say(f"{now - self.start:4.0f} s: {self.proven} of {total}, {self.wrong} wrong")
+
+    def run(self, cases: list[Case], workers: int) -> None:
+        groups = [list(group) for _, group in groupby(cases, same_inputs)]
+        # The longest first, so that no thread starts one when the others are done.
+        groups.sort(key=lambda group: -group[0].lengths[0] * group[0].lengths[1])
+        with ThreadPoolExecutor(workers) as pool:
+            pending: list[Future[list[Row]]] = [pool.submit(self.prove_group, g) for g in groups]
+            try:
+                for done in as_completed(pending):
+                    self.write(done.result())
+                    self.tell(len(cases))
+            except LaunchError:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, help="the CSV file to write, or to go on with")
+    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="threads")
+    parser.add_argument("--seconds", type=float, default=900.0, help="stop cleanly after so long")
+    parser.add_argument("--match", default="", help="only cases whose text holds this")
+    parser.add_argument("--handful", action="store_true", help="few small cases, for a sanitizer")
+    options = parser.parse_args()
+
+    deadline = time.monotonic() + options.seconds
+    known = finished_rows(options.out)
+    grid = handful() if options.handful else proof_grid()
+    cases = [case for case in grid if options.match in str(case)]
+    open_cases = [case for case in cases if str(case) not in known]
+    say(f"{len(cases)} problems, {len(cases) - len(open_cases)} proven before")
+    run = Run(options.out, known.values(), deadline)
+    run.write(row for row in refused_rows() if row["case"] not in known)
+    if open_cases:
+        build(open_cases, query_gpu(0).arch)
+        run.run(open_cases, options.workers)
+
+    run.file.close()
+    rows = finished_rows(options.out)
+    wrong = [row for row in rows.values() if row["ok"] != "True"]
+    missing = sum(str(case) not in rows for case in cases)
+    state = f"{missing} to come" if missing else "complete"
+    say(f"{len(rows)} rows, {len(wrong)} wrong; {state}")
+    return 1 if wrong else 2 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
