@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,3 +110,13 @@ def run_for(semantics: Semantics, on_gpu: bool = False, config: Any = None, seed
         heads_k=HEADS_K, lens_q=lens_q, lens_k=lens_k, sinks=True,
     )  # fmt: skip
     return Run(config, semantics, make_inputs(spec), lens_q, lens_k)
+
+
+def keywords(run: Run, place: Callable[[np.ndarray], Any] = np.array) -> dict[str, Any]:
+    """Everything but the tensors, where ``place`` puts it, for a call of run_forward()."""
+    call = options_for(run.semantics) | {"sinks": place(run.inputs.sinks)}
+    if run.lens_q is not None and run.lens_k is not None:
+        for side, lens in (("q", run.lens_q), ("k", run.lens_k)):
+            cu_seqlens = np.cumsum([0, *lens], dtype=np.int32)
+            call |= {f"cu_seqlens_{side}": place(cu_seqlens), f"max_seqlen_{side}": max(lens)}
+    return call if place is not np.array else call | {"emulate": True}
