@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flashsmith.configs import Problem, parse_kernel_name_into_config
@@ -13,7 +15,8 @@ CONFIG = parse_kernel_name_into_config(
 
 
 def seconds(batch: int, seq_q: int, seq_k: int, heads: int, d: int = 128) -> float:
-    return estimate_seconds(CONFIG, Problem(batch, seq_q, seq_k, heads, heads, d, CONFIG.dtype))
+    config = replace(CONFIG, d_head=d)
+    return estimate_seconds(config, Problem(batch, seq_q, seq_k, heads, heads, d, CONFIG.dtype))
 
 
 def test_orders_of_magnitude() -> None:

@@ -89,7 +89,7 @@ class Calls(list):
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """A plain attention() in the kernels' place."""
-    import plain_attention
+    import padded_attention
 
     from flashsmith.integrations import transformers as ours
 
@@ -97,7 +97,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
     def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         seen.append({"q": q, "k": k, **keywords})
-        return plain_attention.attention(q, k, v, **keywords)
+        return padded_attention.attention(q, k, v, **keywords)
 
     monkeypatch.setattr(ours, "attention", attention)
     ours.register(float32_as=torch.float16, strict=True)
@@ -357,7 +357,7 @@ class Sinking(torch.nn.Module):
 
 
 def test_sinks_are_passed_on(calls: Calls) -> None:
-    import plain_attention
+    import padded_attention
 
     from flashsmith.integrations.transformers import flashsmith_attention_forward
 
@@ -368,7 +368,7 @@ def test_sinks_are_passed_on(calls: Calls) -> None:
     )
     assert weights is None
     assert calls[0]["sinks"].dtype is torch.float32
-    expected = plain_attention.attention(
+    expected = padded_attention.attention(
         *(tensor.transpose(1, 2) for tensor in (q, k, v)),
         causal=True,
         window=(2, None),
