@@ -10,6 +10,7 @@ Vocabulary of every event
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -161,12 +162,12 @@ class MemoryRange:
     writable: bool
 
 
-class GlobalMemoryView:
+class GlobalMemoryView(ABC):
     """What observers may know of global memory: its ranges."""
 
+    @abstractmethod
     def ranges(self) -> Sequence[MemoryRange]:
         """The registered ranges, ordered by address."""
-        raise NotImplementedError
 
 
 class Observer:
