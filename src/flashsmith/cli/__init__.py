@@ -1,0 +1,59 @@
+"""The `flashsmith` command: reads arguments, calls the package, prints.
+
+Exit status 0: all is well; 1: a kernel failed its proof or the cache is damaged; 2: an error.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import flashsmith
+from flashsmith.benchmark.table import make_console
+from flashsmith.cli import building, cache, demo, kernels
+from flashsmith.cli.options import ERROR
+from flashsmith.errors import FlashsmithError
+from flashsmith.host import require_supported_host
+
+# The builder, the emulator and NumPy are imported by the commands that need them: `--help`,
+# `--version` and a mistyped option answer at once.
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Flash-attention kernels as configs: generate, compile, prove and measure them, "
+    "on a GPU or with none.",
+)
+for commands in (kernels, building):
+    app.add_typer(commands.app)
+app.add_typer(cache.app, name="cache")
+app.add_typer(demo.app, name="demo")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"flashsmith {flashsmith.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Flash-attention kernels as configs."""
+
+
+def main() -> None:
+    """Entry point: a deliberate error becomes one message on standard error and exit status 2."""
+    try:
+        require_supported_host()
+        app()
+    except FlashsmithError as error:
+        make_console(sys.stderr).print(f"flashsmith: {error}", style="red", markup=False)
+        raise SystemExit(ERROR) from None

@@ -1,0 +1,95 @@
+"""`flashsmith cache`: what was built, and how much room it takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashsmith import env
+from flashsmith.benchmark.table import make_console
+from flashsmith.cli.options import FAILED, Json, print_json
+from flashsmith.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from flashsmith.builder import Removed
+
+MIB = 2**20
+
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
+def cache(context: typer.Context) -> None:
+    """The kernel cache. Without a subcommand: list."""
+    if context.invoked_subcommand is None:
+        list_cache()
+
+
+@app.command("list")
+def list_cache(as_json: Json = False) -> None:
+    """Every kernel library in the cache, most recently used first."""
+    from flashsmith.benchmark.inventory import entry_facts, print_entries
+    from flashsmith.builder import cache_dir, cache_entries
+
+    entries = cache_entries()
+    if as_json:
+        print_json([entry_facts(entry) for entry in entries])
+        return
+    console = make_console()
+    print_entries(console, entries)
+    total = sum(entry.bytes for entry in entries) / MIB
+    console.print(
+        f"{len(entries)} libraries, {total:.1f} of at most {env.cache_limit_mib()} MiB, "
+        f"in {cache_dir()}",
+        soft_wrap=True,
+    )
+
+
+@app.command("prune")
+def prune_cache(
+    limit_mib: Annotated[
+        float | None,
+        typer.Option("--limit", metavar="MIB", help="Instead of FLASHSMITH_CACHE_LIMIT."),
+    ] = None,
+) -> None:
+    """Remove the libraries unused longest until the cache is within its limit."""
+    from flashsmith.builder import prune
+
+    if limit_mib is not None and limit_mib < 0:
+        raise ArgumentError(f"limit={limit_mib:g}: give 0 or more MiB")
+    _report_removed(prune(limit_mib))
+
+
+@app.command("clear")
+def clear_cache() -> None:
+    """Remove every library that no process is using."""
+    from flashsmith.builder import clear
+
+    _report_removed(clear())
+
+
+def _report_removed(removed: Removed) -> None:
+    kept = f"; {removed.in_use} in use stayed" if removed.in_use else ""
+    print(f"removed {removed.entries} libraries, {removed.bytes / MIB:.1f} MiB{kept}")
+
+
+@app.command("verify")
+def verify_cache() -> None:
+    """Compare every file in the cache with its checksum; exit status 1 when one is damaged."""
+    from flashsmith.builder import cache_entries, verify
+
+    damaged = verify()
+    for entry in damaged:
+        print(f"{entry.path}: {entry.damage}; the next build replaces it")
+    print(f"{len(cache_entries())} libraries, {len(damaged)} damaged")
+    if damaged:
+        raise typer.Exit(FAILED)
+
+
+@app.command("path")
+def show_cache_path() -> None:
+    """Print the cache's folder."""
+    from flashsmith.builder import cache_dir
+
+    print(cache_dir())

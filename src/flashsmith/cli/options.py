@@ -1,0 +1,46 @@
+"""What several commands share: options, exit statuses, selecting configs, printing JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from flashsmith import env
+from flashsmith.configs import FlashForwardKernelConfig, get_kernel_configs
+
+FAILED = 1
+ERROR = 2
+
+Kernels = Annotated[
+    str | None,
+    typer.Option(
+        "--kernels",
+        "-k",
+        metavar="KEY",
+        help="prog, prog-all, tune, cover, all, 'B_r,B_c', a set of yours, or short forms "
+        "separated by ';'. Without it: the environment variable KERNELS.",
+    ),
+]
+Arch = Annotated[
+    str | None,
+    typer.Option(
+        "--arch",
+        metavar="ARCH",
+        help="sm_80, 90, A100, ... Without it: the GPU's own, or sm_80 where there is no GPU.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def print_json(value: Any) -> None:
+    """A table's facts on standard output, as JSON."""
+    print(json.dumps(value, indent=2))
+
+
+def selected(kernels: str | None, default: str) -> list[FlashForwardKernelConfig]:
+    """The configs of `kernels`, else of env KERNELS, else of `default`."""
+    if kernels is None and env.KERNELS.raw() is None:
+        kernels = default
+    return get_kernel_configs(kernels)
