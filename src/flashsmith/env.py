@@ -45,6 +45,11 @@ CACHE_LIMIT = Variable(
     "size limit of the cache in MiB; the libraries unused longest go first",
     "4096",
 )
+TABLE = Variable(
+    "FLASHSMITH_TABLE",
+    "your own table of winners, a JSON file; `flashsmith winners path` says where it is",
+    "winners.json in the user's data folder, flashsmith/",
+)
 JOBS = Variable("FLASHSMITH_JOBS", "parallel compilations", "the number of cores")
 CUDA_HOME = Variable(
     "CUDA_HOME",
@@ -52,7 +57,7 @@ CUDA_HOME = Variable(
     "unset",
 )
 
-VARIABLES = (KERNELS, JIT, CACHE_DIR, CACHE_LIMIT, JOBS, CUDA_HOME)
+VARIABLES = (KERNELS, JIT, CACHE_DIR, CACHE_LIMIT, TABLE, JOBS, CUDA_HOME)
 
 
 def _boolean(variable: Variable, default: bool) -> bool:

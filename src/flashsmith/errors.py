@@ -46,6 +46,10 @@ class CacheError(FlashsmithError, RuntimeError):
     """The kernel cache cannot be read or written (permissions, space)."""
 
 
+class TableError(FlashsmithError, RuntimeError):
+    """A table of winners cannot be read, understood or written."""
+
+
 class KernelNotBuiltError(FlashsmithError, LookupError):
     """The config is in no library and building on demand is switched off."""
 
