@@ -13,9 +13,9 @@ from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run import EMULATED, Size, run_kernels
 from flashsmith.benchmark.run_table import print_report
+from flashsmith.benchmark.run_times import sampled_heads
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import choose_target
-from flashsmith.benchmark.timing import sampled_heads
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError

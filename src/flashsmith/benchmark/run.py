@@ -8,8 +8,8 @@ from typing import Any
 
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.run_times import TIMED, TimedInputs, Timing, time_kernel
 from flashsmith.benchmark.target import Target
-from flashsmith.benchmark.timing import TIMED, TimedInputs, Timing, time_kernel
 from flashsmith.builder import KernelLibrary, library_for
 from flashsmith.configs import FlashForwardKernelConfig, check_legal
 from flashsmith.emulator import BankConflicts

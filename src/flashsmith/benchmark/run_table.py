@@ -7,8 +7,8 @@ from rich.text import Text
 
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS
 from flashsmith.benchmark.run import KernelRow, Report
+from flashsmith.benchmark.run_times import TIMED
 from flashsmith.benchmark.table import Cell, Column, fits, print_table
-from flashsmith.benchmark.timing import TIMED
 
 _COLUMNS = (
     Column("verdict"),

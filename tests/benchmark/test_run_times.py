@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flashsmith.benchmark import timing
-from flashsmith.benchmark.timing import TimedInputs, TimedSize, time_kernel
+from flashsmith.benchmark import run_times as timing
+from flashsmith.benchmark.run_times import TimedInputs, TimedSize, time_kernel
 from flashsmith.configs import parse_kernel_name_into_config
 from flashsmith.verify import compute_references
 
