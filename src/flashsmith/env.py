@@ -98,6 +98,13 @@ def keep_models_offline() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def environment_of_gpu(ordinal: int) -> dict[str, str]:
+    """The environment of a process that is to see GPU ``ordinal`` of those this one sees, alone."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = listed.split(",")[ordinal] if listed else str(ordinal)
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
+
+
 # Users set these for builds of their own; here they would change a library behind its key's back.
 _NVCC_OVERRIDES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
 

@@ -11,11 +11,13 @@ from config_samples import LADDER_TOP
 
 from flashsmith.configs import (
     DType,
+    device_spec,
     get_autotuning_kernel_configs,
     get_cover_configs,
     get_kernel_configs,
     get_kernel_progression_configs,
     get_kernels_to_build,
+    get_search_space_configs,
     is_legal,
     should_autotune_config,
 )
@@ -91,6 +93,16 @@ def test_prog_all_is_each_step_at_eight_block_sizes() -> None:
     assert set(get_kernel_progression_configs()) <= set(configs)
 
 
+def test_space_is_legal_where_there_is_room_and_contains_tune() -> None:
+    configs = get_search_space_configs()
+    assert len(set(configs)) == len(configs)
+    assert all(is_legal(cfg, device_spec("H200")) for cfg in configs)
+    assert set(get_autotuning_kernel_configs()) <= set(configs)
+    assert {cfg.d_head for cfg in configs} == {64, 96, 128, 256}
+    wide = get_search_space_configs([DType.BF16], [192])
+    assert {(cfg.dtype, cfg.d_head) for cfg in wide} == {(DType.BF16, 192)}
+
+
 def test_what_is_built_is_tune_sorted() -> None:
     assert get_kernels_to_build() == sorted(get_autotuning_kernel_configs())
 
@@ -130,7 +142,8 @@ def test_the_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 VALID_KEYS = (
-    f"prog (7), prog-all (56), tune (80), cover ({len(get_cover_configs())}), all (80), "
+    f"prog (7), prog-all (56), tune (80), space ({len(get_search_space_configs())}), "
+    f"cover ({len(get_cover_configs())}), all (80), "
     "'64,32' (16), '64,64' (32), '128,32' (16), '128,64' (16)"
 )
 

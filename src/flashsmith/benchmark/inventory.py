@@ -23,6 +23,7 @@ _SETS = {
     "prog": "the ladder: seven steps, one optimisation each",
     "prog-all": "the ladder at every block size and warp count",
     "tune": "what a search for the fastest kernel tries",
+    "space": "what 'flashsmith tune' searches: wider than tune, for more head dimensions",
     "cover": "every two knob values that can meet do meet",
     "all": "get_kernels_to_build(), what a plain 'flashsmith build' compiles",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -60,6 +61,7 @@ class Workload:
             self.place.draw(shape, p.dtype, 4 * self.seed + number)
             for number, shape in enumerate((shape_q, shape_k, shape_k, shape_q))
         )
+        self._references: dict[int, tuple[tuple[_Sample, ...], References]] = {}
         self.cu_seqlens_q = self.cu_seqlens_k = None
         if self.packed:
             self.cu_seqlens_q, self.cu_seqlens_k = (
@@ -89,13 +91,15 @@ class Workload:
             }
         return asked
 
-    def judge(self, output: Any) -> Comparison:
+    def judge(self, output: Any, scores: int | None = None) -> Comparison:
         """Verify's rule on the first head of the first sequence and the last of the last.
 
-        ``output`` has q's layout. Long sequences are judged on some of their rows.
+        ``output`` has q's layout. Sequences whose heads have more than ``scores`` scores are judged
+        on some of their rows; None: only the longest are.
         """
-        got = np.concatenate([self._rows(output, self.problem.seq_q, s) for s in self._samples])
-        return compare(self.problem.dtype, got, None, self._references)
+        samples, references = self._expected(scores or self._most_scores)
+        got = np.concatenate([self._rows(output, self.problem.seq_q, s) for s in samples])
+        return compare(self.problem.dtype, got, None, references)
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         p = self.problem
@@ -115,23 +119,20 @@ class Workload:
     def _on_gpu(self) -> bool:
         return gpu_engine_pays(self.problem.seq_q * self.problem.seq_k)
 
-    @cached_property
-    def _samples(self) -> tuple[_Sample, ...]:
-        p = self.problem
-        blocks = row_blocks(p.seq_q, p.seq_k, SCORES_ON_GPU if self._on_gpu else SCORES_ON_HOST)
-        heads = dict.fromkeys(((0, 0), (p.batch - 1, p.heads_q - 1)))
-        return tuple(_Sample(*head, rows) for head in heads for rows in blocks)
+    @property
+    def _most_scores(self) -> int:
+        return SCORES_ON_GPU if self._on_gpu else SCORES_ON_HOST
 
-    @cached_property
-    def _references(self) -> References:
-        """The samples' references, one after the other; o and same_precision are (rows, 1, d)."""
-        parts = [self._reference(sample) for sample in self._samples]
-        return References(
-            **{
-                name: np.concatenate([getattr(part, name)[0] for part in parts], axis=axis)
-                for name, axis in (("o", 0), ("same_precision", 0), ("lse", 1), ("row_max", 1))
-            }
-        )
+    def _expected(self, scores: int) -> tuple[tuple[_Sample, ...], References]:
+        """What is looked at and the references of it, one sample after the other; o and
+        same_precision are (rows, 1, d)."""
+        if scores not in self._references:
+            p = self.problem
+            blocks = row_blocks(p.seq_q, p.seq_k, scores)
+            heads = dict.fromkeys(((0, 0), (p.batch - 1, p.heads_q - 1)))
+            samples = tuple(_Sample(*head, rows) for head in heads for rows in blocks)
+            self._references[scores] = samples, _joined(map(self._reference, samples))
+        return self._references[scores]
 
     def _reference(self, sample: _Sample) -> References:
         p = self.problem
@@ -151,6 +152,17 @@ class Workload:
         p = self.problem
         end = rows.stop + p.seq_k - p.seq_q if self.causal else p.seq_k
         return slice(0, max(0, end))
+
+
+def _joined(references: Iterable[References]) -> References:
+    """References of (1, rows, 1, d) outputs, one after the other and without the batch."""
+    parts = list(references)
+    return References(
+        **{
+            name: np.concatenate([getattr(part, name)[0] for part in parts], axis=axis)
+            for name, axis in (("o", 0), ("same_precision", 0), ("lse", 1), ("row_max", 1))
+        }
+    )
 
 
 def row_blocks(seq_q: int, seq_k: int, scores: int) -> list[slice]:

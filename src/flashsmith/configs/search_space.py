@@ -1,0 +1,60 @@
+"""The space that `flashsmith tune` searches: values per knob, and what is not worth a try.
+
+Wider than 'tune' in every direction: every head dimension, 8 warps, long key tiles. A new knob
+joins the search by a line in SEARCH_KNOBS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from flashsmith.configs.config import THREADS_PER_WARP, FlashForwardKernelConfig
+from flashsmith.configs.device_spec import KNOWN_DEVICES
+from flashsmith.configs.dtype import DType
+from flashsmith.configs.rules import is_legal
+
+SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
+    "B_r": (64, 128),
+    "B_c": (32, 64, 128),
+    "n_warps": (4, 8),
+    "async_copy": (True,),
+    "eager_load_blocks": (True,),
+    "swizzled": (True,),
+    "Q_mma_load_K_tiles": (0, 2),
+    "K_mma_load_K_tiles": (0, 2),
+    "V_mma_load_K_tiles": (0, 2),
+    "mma_double_buffer_loads": (False, True),
+    "optimized_softmax": (False, True),
+}
+SEARCH_D_HEADS = (64, 96, 128, 256)
+
+# Of a thread's 255 registers, what O, S and Q may take together: addresses, row statistics and the
+# fragments of K and V need the rest.
+_MAX_HELD_REGISTERS = 208
+_ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
+
+
+def held_registers(cfg: FlashForwardKernelConfig) -> int:
+    """Registers per thread that hold O and S (fp32) and, where it stays in registers, Q."""
+    rows = cfg.rows_per_warp
+    held = rows * (cfg.d_head + cfg.B_c) // THREADS_PER_WARP
+    return held + (0 if cfg.Q_mma_load_K_tiles else rows * cfg.d_head // (2 * THREADS_PER_WARP))
+
+
+def worth_searching(cfg: FlashForwardKernelConfig) -> bool:
+    """Whether a legal config may win on some device; narrower than legality, and apart from it."""
+    return held_registers(cfg) <= _MAX_HELD_REGISTERS
+
+
+def get_search_space_configs(
+    dtypes: Sequence[DType] = tuple(DType), d_heads: Sequence[int] = SEARCH_D_HEADS
+) -> list[FlashForwardKernelConfig]:
+    """The set 'space': the product of SEARCH_KNOBS, as far as it is legal on the known device with
+    the most shared memory, and worth it."""
+    knobs = {"dtype": tuple(dtypes), "d_head": tuple(d_heads), **SEARCH_KNOBS}
+    configs = (
+        FlashForwardKernelConfig(**dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]
+        for values in product(*knobs.values())
+    )
+    return [cfg for cfg in configs if worth_searching(cfg) and is_legal(cfg, _ROOMIEST)]
