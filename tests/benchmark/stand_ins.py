@@ -23,12 +23,14 @@ class Mark:
 class PretendedClock:
     """``log`` tells what was asked for, in order; a flush takes ``flush_ms``.
 
-    ``slowdown`` stretches what begins at a moment: a clock that drifts.
+    ``slowdown`` stretches what begins at a moment: a clock that drifts. ``tick`` passes between two
+    marks even if nothing that the clock knows of does.
     """
 
     flush_ms: float = 0.1
     slowdown: Callable[[float], float] = lambda now: 1.0
     now: float = 0.0
+    tick: float = 0.0
     log: list[str] = field(default_factory=list)
 
     @contextmanager
@@ -50,6 +52,7 @@ class PretendedClock:
     def record(self, event: Mark) -> None:
         self.log.append("|")
         event.at = self.now
+        self.now += self.tick
 
     def flush(self) -> None:
         self.work("flush", self.flush_ms)

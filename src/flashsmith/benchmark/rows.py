@@ -187,6 +187,11 @@ def rows_as_json(rows: Iterable[BenchRow]) -> list[dict[str, Any]]:
     return [{name: _json_value(value) for name, value in asdict(row).items()} for row in rows]
 
 
+def require_parquet() -> None:
+    """Raises DependencyError, naming the extra, where Parquet files cannot be written."""
+    _pyarrow()
+
+
 COLUMNS = tuple(column.name for column in fields(BenchRow))
 _PROBLEM_SIZES = ("batch", "seq_q", "seq_k", "heads_q", "heads_k", "d")
 

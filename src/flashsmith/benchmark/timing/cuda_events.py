@@ -29,11 +29,12 @@ class CudaEvents:
     """
 
     def __init__(self, ordinal: int = 0, stream: int | None = None) -> None:
-        if driver.gpu_count() <= ordinal:
+        count = driver.gpu_count()
+        if ordinal >= count:
+            seen = f"sees {count}, and GPU {ordinal} is asked for" if count else "sees none"
             raise LaunchError(
-                f"timing needs an NVIDIA GPU {ordinal}, and this process sees "
-                f"{driver.gpu_count()}; without one 'flashsmith run' proves kernels in the "
-                "emulator and counts what they do"
+                f"timing needs an NVIDIA GPU, and this process {seen}; without one "
+                "'flashsmith run' proves kernels in the emulator and counts what they do"
             )
         self.ordinal = ordinal
         self._wanted = stream
