@@ -36,6 +36,15 @@ def test_registers_limit_the_occupancy() -> None:
     assert occupancy(KEPT, device_spec("A100"), registers=169).limited_by == ("registers",)
 
 
+def test_the_devices_own_limits_count() -> None:
+    # An SM of an A10 runs 1,536 threads and 16 CTAs, not 2,048 and 32.
+    found = occupancy(KEPT, device_spec("A10"), registers=168)
+    assert found.limits == {"shared memory": 2, "threads": 12, "CTAs": 16, "registers": 3}
+    small = parse("(FP16, 32, 128, 32, 8): load_2_2_2_tiles")
+    assert occupancy(small, device_spec("A10"), registers=32).ctas_per_sm == 6
+    assert occupancy(small, device_spec("A10"), registers=32).limited_by == ("threads",)
+
+
 def test_intensity() -> None:
     # A step: 4 * 64 * 64 * 128 FLOP. K and V: 16,384 bytes each, once per warp or once per CTA.
     flop = 4 * 64 * 64 * 128
