@@ -45,8 +45,9 @@ def test_a_config_that_is_not_in_the_library_is_named(cache):
     library = publish(cache, "a")
     other = CONFIGS[0].__class__(**{**vars(CONFIGS[0]), "B_c": 32})
     assert other not in library
-    with pytest.raises(KernelNotBuiltError, match=r"64, 32, 4\).*not among the 2 configs"):
+    with pytest.raises(KernelNotBuiltError, match=r"64, 32, 4\).*not among the 2 configs") as error:
         library.entry(other)
+    assert str(error.value).endswith(f"flashsmith build --kernels '{other}' --arch sm_80")
 
 
 def files_of(cache):
