@@ -88,6 +88,7 @@ class Explanation:
         return self.verdict is not None and self.verdict.ok
 
     def to_json(self) -> dict[str, Any]:
+        """As JSON takes it; what an illegal config lacks is null."""
         verdict = self.verdict
         return {
             "config": str(self.config),
