@@ -71,6 +71,21 @@ def test_a_knob_is_explained_by_its_value() -> None:
     assert kept["swizzled"].value == "on"
 
 
+@pytest.mark.parametrize(
+    ("d_head", "places"),
+    [
+        (64, ["c xor (r mod 8)"]),
+        (32, ["c xor (r / 2 mod 4)"]),
+        (96, ["(r mod 8)", "(r / 2 mod 4)"]),
+    ],
+)
+def test_the_swizzle_is_that_of_the_panels(d_head: int, places: list[str]) -> None:
+    cfg = parse(f"(FP16, {d_head}, 64, 64, 4): swizzled+load_2_2_2_tiles")
+    (effect,) = (known.effect for known in knob_effects(cfg) if known.knob == "swizzled")
+    for place in ("(r mod 8)", "(r / 2 mod 4)"):
+        assert (place in effect) == any(place in told for told in places)
+
+
 def test_the_places_exist_in_the_sources() -> None:
     from flashsmith.builder.recipe import package_sources
 
