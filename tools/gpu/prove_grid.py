@@ -3,7 +3,7 @@
 
     python tools/gpu/prove_grid.py rows.csv
     python tools/gpu/prove_grid.py rows.csv --seconds 500    # and again, until it says 'complete'
-    compute-sanitizer python tools/gpu/prove_grid.py rows.csv --handful --no-torch --workers 1
+    compute-sanitizer python tools/gpu/prove_grid.py rows.csv --handful --workers 1
 
 Rows that the file has already are not proven again, so a run may stop anywhere and go on later.
 References are computed on the GPU where PyTorch is installed. The exit status is 0 when every row
@@ -186,11 +186,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=900.0, help="stop cleanly after so long")
     parser.add_argument("--match", default="", help="only cases whose text holds this")
     parser.add_argument("--handful", action="store_true", help="few small cases, for a sanitizer")
-    parser.add_argument("--no-torch", action="store_true", help="compute references with NumPy")
     options = parser.parse_args()
-    if options.no_torch:
-        # None is how an import is made to fail. initcheck takes minutes over PyTorch's own start.
-        sys.modules["torch"] = None  # type: ignore[assignment]
 
     deadline = time.monotonic() + options.seconds
     known = finished_rows(options.out)
