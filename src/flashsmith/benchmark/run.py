@@ -64,6 +64,7 @@ class KernelRow:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
+        """As JSON takes it."""
         facts = {name: getattr(self, name) for name in self.__dataclass_fields__}
         facts["config"] = str(self.config)
         facts["verdict"] = "pass" if self.ok else "FAIL"
@@ -88,6 +89,7 @@ class Report:
         return all(row.ok for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
+        """As JSON takes it, a kernel an item of `kernels`."""
         return {
             "arch": self.target.arch,
             "device": self.target.device.name,
@@ -118,9 +120,8 @@ def run_kernels(
     """Builds, runs, proves and, on a GPU, times every config.
 
     `size` is what is proven. Instructions and conflicts are always counted in the emulator: on that
-    size too or, with a GPU, on EMULATED. `checks` turns all of the
-    emulator's checks on. A kernel that is wrong, or that does not come to its end, is a row of the
-    report and not an exception.
+    size too or, with a GPU, on EMULATED. `checks` turns all of the emulator's checks on. A kernel
+    that is wrong, or that does not come to its end, is a row of the report and not an exception.
 
     Raises ArgumentError for a size that a config's tiles do not divide, IllegalConfigError, and
     what building raises.

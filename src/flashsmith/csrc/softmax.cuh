@@ -114,6 +114,8 @@ struct OnlineSoftmax {
                 if (sink != nullptr) {
                     const float sink_log2 = *sink * kLog2E;
                     base = fmaxf(max_log2, sink_log2);
+                    // A sink of -inf and nothing seen: exponents need something finite, as above.
+                    if (base == -INFINITY) base = 0.0f;
                     weight = exp2_approx(max_log2 - base);
                     total = total * weight + exp2_approx(sink_log2 - base);
                 }
