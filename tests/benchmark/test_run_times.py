@@ -1,91 +1,95 @@
-"""The timing protocol, with NumPy in the GPU's place: what is launched, judged and reported."""
+"""The times of `flashsmith run`: who is timed with whom, and that nobody is who is wrong."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
+from stand_ins import HostPlace, PretendedClock
 
-from flashsmith.benchmark import run_times as timing
-from flashsmith.benchmark.run_times import TimedInputs, TimedSize, time_kernel
-from flashsmith.configs import parse_kernel_name_into_config
-from flashsmith.verify import compute_references
+from flashsmith.benchmark import run_times
+from flashsmith.benchmark.run_times import TimedSize, Timing, time_kernels
+from flashsmith.benchmark.workload import Workload
+from flashsmith.configs import FlashForwardKernelConfig, Problem
+from flashsmith.configs import parse_kernel_name_into_config as parse
+from flashsmith.errors import LaunchError
 
-CFG = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
-SIZE = TimedSize(batch=2, seq=64, heads=3)
-
-
-class HostArray:
-    """Stands for a DeviceArray."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-
-    @classmethod
-    def from_host(cls, array: np.ndarray) -> HostArray:
-        return cls(array)
-
-    def to_host(self) -> np.ndarray:
-        return self.array
+CFG = parse("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
+OTHER = parse("(FP16, 64, 64, 32, 4): async+swizzled+load_0_0_0_tiles")
+BF16 = parse("(BF16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
+COSTS = {CFG: 1.0, OTHER: 2.0, BF16: 4.0}
 
 
-class StandInGpu:
-    """Counts launches; the n-th takes n milliseconds. `damage` spoils what it computes."""
+class Stage:
+    """Computes right answers in pretended time; ``spoiled`` kernels do not."""
 
-    def __init__(self, damage=lambda o: None) -> None:
-        self.damage = damage
-        self.launches = 0
-        self.timed = 0
+    def __init__(self) -> None:
+        self.clock = PretendedClock()
+        self.made: list[Problem] = []
+        self.spoiled: dict[FlashForwardKernelConfig, Any] = {}
 
-    def run_forward(self, cfg, q, k, v, o=None, *, poisoned=False, timed=False):
-        self.launches += 1
-        self.timed += timed
-        if o is None:
-            assert poisoned
-            scale = 1 / np.sqrt(cfg.d_head)
-            result = compute_references(q.array, k.array, v.array, scale).same_precision
-            self.damage(result)
-            o = HostArray(result)
-        return SimpleNamespace(o=o, ms=float(self.launches) if timed else None)
+    def forward(self, cfg: FlashForwardKernelConfig, q, k, v, o, *, causal: bool) -> None:
+        from flashsmith.verify import compute_references
+
+        self.clock.work(str(cfg), COSTS[cfg])
+        o[:] = compute_references(q, k, v, cfg.d_head**-0.5, causal=causal).same_precision
+        spoil = self.spoiled.get(cfg)
+        if isinstance(spoil, Exception):
+            raise spoil
+        if spoil:
+            o[spoil] += 1
+
+    def run(self, *configs: FlashForwardKernelConfig) -> dict[FlashForwardKernelConfig, Any]:
+        def make(problem: Problem, seed: int) -> Workload:
+            self.made.append(problem)
+            return Workload(problem, seed, HostPlace())
+
+        return time_kernels(configs, 0, clock=self.clock, make_workload=make)
 
 
 @pytest.fixture
-def gpu(monkeypatch) -> StandInGpu:
-    stand_in = StandInGpu()
-    monkeypatch.setattr(timing, "run_forward", stand_in.run_forward)
-    monkeypatch.setattr(timing, "DeviceArray", HostArray)
-    monkeypatch.setattr(timing, "TIMED", SIZE)
-    return stand_in
+def stage(monkeypatch) -> Stage:
+    from flashsmith.benchmark import contenders
+    from flashsmith.benchmark.timing import Protocol
+
+    stage = Stage()
+    monkeypatch.setattr(contenders, "forward", stage.forward)
+    monkeypatch.setattr(run_times, "TIMED", TimedSize(batch=2, seq=64, heads=3))
+    monkeypatch.setattr(run_times, "INTERLEAVED", Protocol(runs=3, measure_ms=0, warmup_ms=0))
+    return stage
 
 
-def test_the_median_of_the_launches_after_warming_up(gpu: StandInGpu) -> None:
-    found = time_kernel(CFG, TimedInputs(seed=0))
-    assert found.problems == ()
-    # Launch 1 is judged, 2 to 4 warm up, 5 to 24 count.
-    assert gpu.launches == 24
-    assert gpu.timed == 23
-    assert found.ms == 14.5
-    assert found.best_ms == 5.0
-    assert found.tflops == pytest.approx(4 * 2 * 3 * 64 * 64 * 64 / 14.5e-3 / 1e12)
+def test_kernels_of_one_problem_take_turns(stage: Stage) -> None:
+    found = stage.run(CFG, BF16, OTHER)
+    assert {cfg: timing.ms for cfg, timing in found.items()} == pytest.approx(COSTS)
+    flop = 4 * 2 * 3 * 64 * 64 * 64
+    assert found[CFG].tflops == pytest.approx(flop / 1e-3 / 1e12)
+    assert found[CFG].best_ms == pytest.approx(1.0)
+    # One set of tensors a problem.
+    assert len(stage.made) == 2
+    launched = [word for word in stage.clock.log if word == str(CFG) or word == str(OTHER)]
+    assert launched[-6:] == [*map(str, (CFG, OTHER, OTHER, CFG, CFG, OTHER))]
 
 
-@pytest.mark.parametrize(("batch", "head"), [(0, 0), (1, 2)])
-def test_a_wrong_output_is_not_a_result(gpu: StandInGpu, batch: int, head: int) -> None:
-    def damage(o: np.ndarray) -> None:
-        o[batch, 17, head, 3] += 1.0
-
-    gpu.damage = damage
-    found = time_kernel(CFG, TimedInputs(seed=0))
-    assert found.problems
-    assert found.problems[0].startswith("the timed launch: largest error")
+@pytest.mark.parametrize("where", [(0, 17, 0, 3), (1, 17, 2, 3)])
+def test_a_wrong_output_is_not_timed(stage: Stage, where: tuple[int, ...]) -> None:
+    stage.spoiled = {OTHER: where}
+    found = stage.run(CFG, OTHER)
+    assert isinstance(found[CFG], Timing)
+    assert found[OTHER][0].startswith("the timed launch: largest error")
 
 
-def test_inputs_are_made_once_per_dtype_and_head_dimension(gpu: StandInGpu, monkeypatch) -> None:
-    inputs = TimedInputs(seed=0)
-    first = inputs.get(CFG)
-    streamed = parse_kernel_name_into_config("(FP16, 64, 64, 32, 4): load_2_2_2_tiles")
-    assert inputs.get(streamed) is first
-    bf16 = parse_kernel_name_into_config("(BF16, 64, 64, 64, 4): load_0_0_0_tiles")
-    assert inputs.get(bf16) is not first
-    assert inputs.get(CFG) is not first
+def test_a_launch_that_fails_is_a_problem_of_that_kernel(stage: Stage) -> None:
+    stage.spoiled = {OTHER: LaunchError("no such GPU")}
+    found = stage.run(CFG, OTHER)
+    assert isinstance(found[CFG], Timing)
+    assert found[OTHER] == ("the timed launch: no such GPU",)
+
+
+def test_what_fails_while_timing_costs_all_that_were_timed_with_it(stage: Stage) -> None:
+    def synchronize() -> None:
+        raise LaunchError("an illegal memory access")
+
+    stage.clock.synchronize = synchronize  # type: ignore[method-assign]
+    found = stage.run(CFG, OTHER, BF16)
+    assert found == dict.fromkeys(COSTS, ("the timed launches: an illegal memory access",))

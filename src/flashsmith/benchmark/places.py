@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from flashsmith.configs import DType
+from flashsmith.errors import LaunchError
 from flashsmith.runtime import driver
 from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.verify.inputs import numpy_dtype
@@ -32,7 +33,7 @@ class Place(Protocol):
 
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
         """One head of the rows ``at`` of (batch, seq, heads, d) or (total, heads, d), on the host:
-        (rows, d)."""
+        (rows, d). Raises LaunchError when a kernel before it failed."""
 
 
 class TorchPlace:
@@ -58,7 +59,10 @@ class TorchPlace:
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
         import torch
 
-        rows = tensor[at][:, head].contiguous().cpu()
+        try:
+            rows = tensor[at][:, head].contiguous().cpu()
+        except RuntimeError as error:  # a kernel before it has failed
+            raise LaunchError(str(error).splitlines()[0]) from None
         if rows.dtype is torch.bfloat16:
             # torch hands no bfloat16 to NumPy: the bits travel as integers.
             bits: np.ndarray = rows.view(torch.int16).numpy()

@@ -1,17 +1,16 @@
-"""Times a kernel on the GPU, and judges the very output that was timed."""
+"""Times the kernels of a run together, by the one protocol, and judges the output that is timed."""
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
-from flashsmith.configs import DType, FlashForwardKernelConfig, Problem
-from flashsmith.runtime import run_forward
-from flashsmith.runtime.device_array import DeviceArray
-from flashsmith.verify import References, compare, compute_references
-from flashsmith.verify.inputs import default_scale, numpy_dtype
+from flashsmith.benchmark.contenders import KernelContender, kernel_contender
+from flashsmith.benchmark.timing import INTERLEAVED, Clock, CudaEvents, Samples, measure
+from flashsmith.benchmark.workload import Workload
+from flashsmith.configs import FlashForwardKernelConfig, Problem
+from flashsmith.errors import LaunchError
 
 
 @dataclass(frozen=True)
@@ -22,88 +21,80 @@ class TimedSize:
     seq: int = 4096
     heads: int = 16
 
+    def problem(self, cfg: FlashForwardKernelConfig) -> Problem:
+        """It, for a config's dtype and head dimension."""
+        return Problem(
+            self.batch, self.seq, self.seq, self.heads, self.heads, cfg.d_head, cfg.dtype
+        )
+
 
 TIMED = TimedSize()
-WARM_UP_LAUNCHES = 3
-TIMED_LAUNCHES = 20
+
+# What is wrong with a kernel, in words.
+Problems = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Median and best time of the launches; FLOP are those of the two products, 4 b h s^2 d.
-
-    `problems` is what was wrong with the timed output, empty when it is right.
-    """
+    """Median and best time of the launches, and their interquartile range over the median; FLOP are
+    those of the two products, 4 b h s^2 d."""
 
     ms: float
     best_ms: float
+    spread: float
     tflops: float
-    problems: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _OnGpu:
-    """q, k, v on the GPU, and the references of the first and the last head."""
+def time_kernels(
+    configs: Iterable[FlashForwardKernelConfig],
+    seed: int,
+    *,
+    clock: Clock | None = None,
+    make_workload: Callable[[Problem, int], Workload] = Workload,
+) -> dict[FlashForwardKernelConfig, Timing | Problems]:
+    """Launches every kernel on TIMED, judges two heads of its output, then times the right ones.
 
-    qkv: tuple[DeviceArray, DeviceArray, DeviceArray]
-    references: References
+    A kernel that is wrong, or does not come to its end, has problems in place of a timing. Kernels
+    of one dtype and head dimension take turns. `clock` None is GPU 0's.
 
-
-@dataclass
-class TimedInputs:
-    """The tensors that kernels are timed on, made once per dtype and head dimension."""
-
-    seed: int
-    _made: dict[tuple[DType, int], _OnGpu] = field(default_factory=dict)
-
-    def get(self, cfg: FlashForwardKernelConfig) -> _OnGpu:
-        """The tensors for a config, on GPU 0."""
-        key = (cfg.dtype, cfg.d_head)
-        if key not in self._made:
-            # Others' tensors leave the GPU first: three of them take close to a gigabyte.
-            self._made.clear()
-            self._made[key] = self._make(cfg)
-        return self._made[key]
-
-    def _make(self, cfg: FlashForwardKernelConfig) -> _OnGpu:
-        rng = np.random.default_rng(self.seed)
-        shape = (TIMED.batch, TIMED.seq, TIMED.heads, cfg.d_head)
-        host = [
-            rng.standard_normal(shape, dtype=np.float32).astype(numpy_dtype(cfg.dtype))
-            for _ in range(3)
-        ]
-        q_heads, k_heads, v_heads = map(sampled_heads, host)
-        references = compute_references(q_heads, k_heads, v_heads, default_scale(cfg.d_head))
-        q, k, v = (DeviceArray.from_host(array) for array in host)
-        return _OnGpu((q, k, v), references)
-
-
-def sampled_heads(tensor: np.ndarray) -> np.ndarray:
-    """The first head of the first batch and the last of the last, as two batches of one head."""
-    return np.stack([tensor[0, :, :1], tensor[-1, :, -1:]])
-
-
-def time_kernel(cfg: FlashForwardKernelConfig, inputs: TimedInputs) -> Timing:
-    """Launches the kernel on TIMED, judges two heads of its output, then times it.
-
-    Raises LaunchError when the GPU refuses or fails a launch.
+    Raises LaunchError where there is no GPU.
     """
-    on_gpu = inputs.get(cfg)
-    q, k, v = on_gpu.qkv
-    result = run_forward(cfg, q, k, v, poisoned=True)
-    comparison = compare(cfg, sampled_heads(result.o.to_host()), None, on_gpu.references)
-    times = [
-        run_forward(cfg, q, k, v, result.o, timed=True).ms
-        for _ in range(WARM_UP_LAUNCHES + TIMED_LAUNCHES)
-    ][WARM_UP_LAUNCHES:]
-    milliseconds = [ms for ms in times if ms is not None]
-    ms = statistics.median(milliseconds)
-    problem = Problem(
-        TIMED.batch, TIMED.seq, TIMED.seq, TIMED.heads, TIMED.heads, cfg.d_head, cfg.dtype
-    )
-    return Timing(
-        ms=ms,
-        best_ms=min(milliseconds),
-        tflops=problem.attn_flop() / ms / 1e9,
-        problems=tuple(f"the timed launch: {reason}" for reason in comparison.reasons),
-    )
+    clock = clock or CudaEvents()
+    timings: dict[FlashForwardKernelConfig, Timing | Problems] = {}
+    groups = itertools.groupby(sorted(configs, key=TIMED.problem), key=TIMED.problem)
+    for problem, group in groups:
+        workload = make_workload(problem, seed)
+        contenders = []
+        for cfg in group:
+            contender = kernel_contender(cfg, workload)
+            if problems := _problems(contender):
+                timings[cfg] = problems
+            else:
+                contenders.append(contender)
+        timings |= _times(contenders, problem, clock)
+    return timings
+
+
+def _problems(contender: KernelContender) -> Problems:
+    try:
+        verdict = contender.workload.judge(contender.output())
+    except LaunchError as error:
+        return (f"the timed launch: {error}",)
+    return tuple(f"the timed launch: {reason}" for reason in verdict.reasons)
+
+
+def _times(
+    contenders: Sequence[KernelContender], problem: Problem, clock: Clock
+) -> dict[FlashForwardKernelConfig, Timing | Problems]:
+    try:
+        measured = measure(contenders, INTERLEAVED, clock=clock)
+    except LaunchError as error:
+        return {contender.config: (f"the timed launches: {error}",) for contender in contenders}
+    return {
+        contender.config: _timing(measured[contender.name], problem) for contender in contenders
+    }
+
+
+def _timing(samples: Samples, problem: Problem) -> Timing:
+    ms = samples.median_ms
+    return Timing(ms, samples.best_ms, samples.spread, problem.attn_flop() / ms / 1e9)
