@@ -80,6 +80,29 @@ def test_a_wrong_output_is_seen(text: str, damage: Callable, monkeypatch) -> Non
     assert not w.judge(o).ok
 
 
+def test_how_much_is_judged_can_be_said_for_each_output(monkeypatch) -> None:
+    made = []
+    right = workload_module.compute_references
+
+    def counted(*tensors, **options):
+        made.append(tensors[0].shape[1])
+        return right(*tensors, **options)
+
+    monkeypatch.setattr(workload_module, "compute_references", counted)
+    w = workload("b2 s96 h4 d32 fp16 causal")
+    o = right_answer(w)
+    made.clear()
+    few, more = w.judge(o, scores=960), w.judge(o)
+    assert few.ok
+    assert more.ok
+    assert few.outputs == 2 * 3 * 3 * 32
+    assert more.outputs == 2 * 96 * 32
+    again = w.judge(o, scores=960)
+    assert again == few
+    # References are made once for each.
+    assert made == [3] * 6 + [96] * 2
+
+
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 5000))
 def test_sampled_rows_are_few_and_reach_both_ends(seq_q: int, seq_k: int, scores: int) -> None:
     blocks = row_blocks(seq_q, seq_k, scores)
