@@ -8,7 +8,7 @@ from flashsmith.tuning.winners.entry import Entry, Ranked
 from flashsmith.tuning.winners.key import WinnerKey, bucket, gpu_name, semantics_class
 from flashsmith.tuning.winners.lookup import Found
 from flashsmith.tuning.winners.storage import require_user_table_path, user_table_path
-from flashsmith.tuning.winners.table import PREFERENCES, SCHEMA, Preference, WinnersTable
+from flashsmith.tuning.winners.table import PREFERENCES, SCHEMA, WinnersTable
 from flashsmith.tuning.winners.updating import record_winners, update_table
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "SCHEMA",
     "Entry",
     "Found",
-    "Preference",
     "Ranked",
     "WinnerKey",
     "WinnersTable",

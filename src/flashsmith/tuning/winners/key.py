@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from flashsmith.configs import DeviceSpec, DType, Problem, Semantics, compiled_d_head
@@ -87,6 +88,7 @@ def semantics_class(semantics: Semantics) -> str:
     return "+".join(words) or "plain"
 
 
+@lru_cache(maxsize=64)
 def parse_class(text: str) -> Semantics:
     """The semantics that semantics_class() wrote.
 
@@ -96,6 +98,7 @@ def parse_class(text: str) -> Semantics:
     return Semantics.parse(text + "+uneven" if "packed" in words else text)
 
 
+@lru_cache(maxsize=256)
 def gpu_name(text: str) -> str:
     """A GPU's name without its maker, memory and socket: 'NVIDIA H100 80GB HBM3' is 'H100'.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import ArgumentError, TableError
@@ -18,8 +18,7 @@ from flashsmith.tuning.winners.trimming import worth_keeping
 # Raised when an older reader would misread a table.
 SCHEMA = 1
 
-Preference = Literal["newer", "faster"]
-PREFERENCES: tuple[Preference, ...] = ("newer", "faster")
+PREFERENCES = ("newer", "faster")
 
 
 class WinnersTable:
@@ -106,7 +105,7 @@ class WinnersTable:
 
         See flashsmith.tuning.winners.lookup for what near means.
         """
-        return entries_by_distance(self, problem, device)
+        return entries_by_distance(self._entries.values(), problem, device)
 
     def validate(self) -> list[str]:
         """What is wrong with the table, one sentence each; empty when nothing is."""
@@ -132,7 +131,7 @@ class WinnersTable:
         self.put(entry)
         return entry
 
-    def merge(self, other: WinnersTable, prefer: Preference = "newer") -> int:
+    def merge(self, other: WinnersTable, prefer: str = "newer") -> int:
         """Take over the entries of ``other`` that are new or win their place; how many.
 
         'newer': the entry with the later time of measurement; of two alike, other's. 'faster': the
@@ -179,7 +178,7 @@ class WinnersTable:
         storage.write_json(Path(path), self.to_json())
 
 
-def _wins(entry: Entry, mine: Entry, prefer: Preference) -> bool:
+def _wins(entry: Entry, mine: Entry, prefer: str) -> bool:
     if prefer == "faster":
         return entry.best.tflops > mine.best.tflops
     return entry.time >= mine.time

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,14 @@ def record_winners(
 ) -> Entry:
     """Enter a measured ranking in the user's table, or in the one at ``path``.
 
-    Returns the entry that now stands there. Raises TableError, and what WinnersTable.add raises.
+    A figure whose environment does not say when it was measured was measured now. Returns the
+    entry that now stands there. Raises TableError, and what WinnersTable.add raises.
     """
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    dated = [replace(one, environment={"time": now, **one.environment}) for one in ranked]
     entries: list[Entry] = []
     update_table(
         path or require_user_table_path(),
-        lambda table: entries.append(table.add(problem, device, ranked)),
+        lambda table: entries.append(table.add(problem, device, dated)),
     )
     return entries[0]

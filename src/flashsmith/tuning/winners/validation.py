@@ -54,8 +54,8 @@ def _about_ranking(entry: Entry) -> Iterator[str]:
         if first.ms > second.ms:
             yield f"the ranking is not sorted: {first.ms} ms stands before {second.ms} ms"
     names = [(one.family, one.config) for one in entry.ranked]
-    for one in {name for name in names if names.count(name) > 1}:
-        yield f"{one[1]} is ranked twice"
+    for _, config in sorted({name for name in names if names.count(name) > 1}):
+        yield f"{config} is ranked twice"
     for one in entry.ranked:
         yield from _about_figures(entry, one)
         yield from _about_config(entry, one)
