@@ -46,7 +46,6 @@ class Workload:
     problem: Problem
     seed: int = 0
     place: Place = field(default_factory=gpu_place)
-    _references: dict[int, References] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         p = self.problem
