@@ -297,7 +297,7 @@ class TestTorch:
         problem = Problem(1, 64, 64, 1, 1, D, DType.FP16)
         call = unplaced_call(problem, 0.1, query_gpu(0))
         with pytest.raises(LaunchError, match="cudaErrorInvalidDevice"):
-            kernel.launch(call, 4095, 0)
+            kernel.prepare(call, 4095)(0, *call.addresses)
         assert_attention(on_host(forward(CFG, *tensors)), None, qkv)
         torch.cuda.synchronize()
 

@@ -198,9 +198,10 @@ def kernel(library: KernelLibrary) -> Iterator[Any]:
 def test_a_refused_launch_is_a_launch_error_with_cudas_words(kernel: Any) -> None:
     """No machine has a GPU 4095; one without a driver refuses it for that reason."""
     call = unplaced_call(PROBLEM, 0.125, A100)
-    for launch in (kernel.launch, kernel.launch_timed):
+    for timed in (False, True):
+        launch = kernel.prepare(call, 4095, timed=timed)
         with pytest.raises(LaunchError, match=r"on GPU 4095: .*cudaError\w+: "):
-            launch(call, 4095, 0)
+            launch(0, *call.addresses)
 
 
 @pytest.mark.parametrize(
