@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import choose_target
 from flashsmith.cli.options import FAILED, Arch, Json, Kernels, print_json, selected
+from flashsmith.errors import ArgumentError
 
 app = typer.Typer()
 
@@ -19,6 +21,7 @@ app = typer.Typer()
 def progression(
     kernels: Kernels = None,
     arch: Arch = None,
+    seq: Annotated[int, typer.Option(min=1, help="Length that is timed, on a GPU.")] = 4096,
     emulate: Annotated[
         bool, typer.Option("--emulate", help="Leave the GPU alone: no times.")
     ] = False,
@@ -44,7 +47,21 @@ def progression(
         target = choose_target(arch, emulate)
         from flashsmith.benchmark.progression.climb import climb
 
-        ladder = climb(configs, target, timer=None, environment={}, seed=seed, narrator=narrator)
+        timer, environment = None, {}
+        if target.backend == "gpu":
+            from flashsmith.benchmark.progression.timer import LadderTimer
+            from flashsmith.benchmark.timing import Environment
+
+            timer = LadderTimer(target.device, seq, narrator, seed)
+            environment = asdict(Environment.collect())
+        ladder = climb(
+            configs,
+            target,
+            timer=timer,
+            environment=environment,
+            seed=seed,
+            narrator=narrator,
+        )
     if plot is not None:
         from flashsmith.benchmark.charts import LIGHT, save_chart
         from flashsmith.benchmark.progression.plot import draw_ladder
@@ -58,3 +75,40 @@ def progression(
         print_ladder(make_console(), ladder)
     if not ladder.ok:
         raise typer.Exit(FAILED)
+
+
+@app.command("report")
+def report(
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RESULTS...", help="Files that other commands wrote.")
+    ],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="The page, an .html file.")
+    ] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "flashsmith report",
+) -> None:
+    """One self-contained HTML page of measurements, and its charts as PNG files beside it.
+
+    Reads what `bench`, `tune`, `progression`, `roofline`, `ncu` and `run --json` wrote: each file
+    is recognised by what is in it.
+    """
+    from flashsmith.benchmark.charts import require_matplotlib
+    from flashsmith.benchmark.report import (
+        make_page,
+        read_results,
+        with_stored_rooflines,
+        write_page,
+    )
+
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ArgumentError(f"out={str(out)!r}: a page ends in .html; for example report.html")
+    require_matplotlib()
+    with Narrator() as narrator:
+        found = with_stored_rooflines(read_results(results))
+        narrator.say(f"drawing {len(found.rows):,} rows")
+        written = write_page(make_page(found, title), out)
+    make_console().print(
+        f"{out}, {out.stat().st_size / 1e6:.1f} MB, and {len(written) - 1} charts beside it",
+        markup=False,
+        soft_wrap=True,
+    )

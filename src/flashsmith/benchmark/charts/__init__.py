@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from flashsmith.benchmark.charts.style import (
     DARK,
+    DPI,
     LIGHT,
     Theme,
     check_picture_path,
     png_bytes,
+    require_matplotlib,
     save_chart,
 )
 
-__all__ = ["DARK", "LIGHT", "Theme", "check_picture_path", "png_bytes", "save_chart"]
+__all__ = [
+    "DARK",
+    "DPI",
+    "LIGHT",
+    "Theme",
+    "check_picture_path",
+    "png_bytes",
+    "require_matplotlib",
+    "save_chart",
+]

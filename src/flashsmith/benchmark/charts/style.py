@@ -56,14 +56,17 @@ DARK = Theme(
     hues=("#6cb6ff", "#ff9a52", "#3fcf9f", "#f08ac8", "#d8c24a", "#9ad6f5", "#b4bac4", "#d9a38a"),
     colour_map="viridis",
 )
-# A peer keeps its hue in every picture; others get what is left.
-_PEER_HUES = {"ours": 0, "fa2": 1, "cudnn": 2, "flash_attn_3": 3, "flash_attn_4": 4, "flex": 5}
+# Lines are told apart by shape too, for print without colour.
+MARKERS = "osD^vPXh"
+# A contender keeps its place among hues and markers in every picture.
+_PLACES = (
+    "ours", "fa2", "cudnn", "flash_attn_3", "flash_attn_4", "flex", "mem_efficient", "flash_attn_2",
+)  # fmt: skip
 
 
-def hue(theme: Theme, name: str, position: int) -> str:
-    """The colour of a contender: its own, else the one at `position` from the end."""
-    index = _PEER_HUES.get(name.lower(), len(theme.hues) - 1 - position % 2)
-    return theme.hues[index]
+def place_of(name: str, position: int) -> int:
+    """A contender's place among hues and markers; of an unknown one that at `position`."""
+    return _PLACES.index(name) if name in _PLACES else position % len(_PLACES)
 
 
 def check_picture_path(path: Path) -> None:
@@ -73,10 +76,11 @@ def check_picture_path(path: Path) -> None:
             f"plot={str(path)!r}: a picture ends in {' or '.join(SUFFIXES)}; "
             f"for example {path.stem or 'ladder'}.png"
         )
-    _require_matplotlib()
+    require_matplotlib()
 
 
-def _require_matplotlib() -> None:
+def require_matplotlib() -> None:
+    """Raises DependencyError, which names the extra, where matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -87,7 +91,7 @@ def _require_matplotlib() -> None:
 
 def new_figure(width: float, height: float, theme: Theme) -> Figure:
     """An empty figure, inches, on the theme's surface, that lays its parts out by itself."""
-    _require_matplotlib()
+    require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
