@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
 
 from flashsmith.configs import DeviceSpec, DType, FlashForwardKernelConfig, is_legal
 
@@ -20,12 +20,13 @@ SHAPES = (
 )
 
 
-def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> Iterator[FlashForwardKernelConfig]:
+@lru_cache(maxsize=256)
+def candidates(
+    dtype: DType, d_head: int, device: DeviceSpec
+) -> tuple[FlashForwardKernelConfig, ...]:
     """The configs worth weighing for a head dimension on a device, in order of preference."""
-    for rows, keys, n_warps in SHAPES:
-        config = _config(dtype, d_head, rows, keys, n_warps)
-        if is_legal(config, device):
-            yield config
+    configs = (_config(dtype, d_head, *shape) for shape in SHAPES)
+    return tuple(config for config in configs if is_legal(config, device))
 
 
 def _config(

@@ -10,6 +10,7 @@ from flashsmith.benchmark.target import choose_target
 from flashsmith.builder import KernelLibrary, Progress, library_for
 from flashsmith.configs import KNOWN_DEVICES, DeviceSpec, Problem, compiled_d_head, device_spec
 from flashsmith.errors import ArgumentError
+from flashsmith.runtime import forget_prepared_calls
 from flashsmith.tuning.caveats import caveats
 from flashsmith.tuning.chosen import Choice, RunnerUp
 from flashsmith.tuning.evidence import Evidence, gather
@@ -76,9 +77,11 @@ def choose_config(problem: Problem, device: DeviceSpec) -> Any:
 
 
 def forget_choices() -> None:
-    """Read the tables anew at the next choice. Kernels already in use by a call shape stay."""
-    choose_config.cache_clear()
+    """Read the tables anew at the next choice, also for calls like those made before."""
+    # In this order nothing that was read before can be remembered after.
     _winners.cache_clear()
+    choose_config.cache_clear()
+    forget_prepared_calls()
 
 
 def build_for(

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from flashsmith.configs import (
     DeviceSpec,
+    DType,
     Problem,
     broken_rules,
     compiled_d_head,
@@ -28,6 +29,7 @@ from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.tuning.candidates import candidates
 from flashsmith.tuning.cost_model import estimate, has_model
 from flashsmith.tuning.winners import Entry, Found, Ranked, WinnersTable, gpu_name
+from flashsmith.tuning.winners.key import same_gpu
 from flashsmith.tuning.winners.validation import device_of
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model"]
@@ -84,16 +86,7 @@ def _usable(
     """The entry's configs that this version knows and this device runs, for the problem's dtype."""
     usable = []
     for one in entry.ranked:
-        config = _parsed(one.config)
-        if isinstance(config, str):
-            reason = config
-        elif one.family != config.FAMILY:
-            reason = f"it is of the family {config.FAMILY}, not {one.family}"
-        elif config.d_head != entry.key.d_head:
-            reason = f"it is for d_head {config.d_head}"
-        else:
-            config = replace(config, dtype=problem.dtype)
-            reason = "; ".join(rule.message for rule in broken_rules(config, device))
+        config, reason = _checked(one.config, one.family, entry.key.d_head, problem.dtype, device)
         if reason:
             notes.append(f"{one.config} of the entry {entry.key} is ignored: {reason}")
         else:
@@ -102,12 +95,20 @@ def _usable(
 
 
 @lru_cache(maxsize=4096)
-def _parsed(text: str) -> Any:
-    """The config of a short form, or why there is none."""
+def _checked(
+    text: str, family: str, d_head: int, dtype: DType, device: DeviceSpec
+) -> tuple[Any, str]:
+    """The config of a short form, with ``dtype`` put in; and why it is of no use, '' if it is."""
     try:
-        return parse_kernel_name_into_config(text)
+        config = parse_kernel_name_into_config(text)
     except FlashsmithError as error:
-        return str(error)
+        return None, str(error)
+    if family != config.FAMILY:
+        return None, f"it is of the family {config.FAMILY}, not {family}"
+    if config.d_head != d_head:
+        return None, f"it is for d_head {config.d_head}"
+    config = replace(config, dtype=dtype)
+    return config, "; ".join(rule.message for rule in broken_rules(config, device))
 
 
 def _measured(
@@ -118,7 +119,7 @@ def _measured(
     notes: Sequence[str],
 ) -> Evidence:
     entry = found.entry
-    there = device_of(entry.key) or device
+    there = device if same_gpu(entry.key.gpu, device.name) else device_of(entry.key) or device
     very_one = not found.relation and _same_sizes(entry.problem, problem)
     expected = [
         Expected(config, one.ms, measured=True)
@@ -148,10 +149,16 @@ def _growth(
     """How many times as long the problem takes as the measured one; the FLOP's ratio at least."""
     if has_model(config.FAMILY):
         now = estimate(config, problem, here).ms
-        then = estimate(replace(config, dtype=measured.dtype), measured, there).ms
+        then = _estimated_before(config, measured, there)
         if 0 < then < float("inf"):
             return now / then
     return problem.attn_flop() / max(1, measured.attn_flop())
+
+
+@lru_cache(maxsize=4096)
+def _estimated_before(config: Any, measured: Problem, there: DeviceSpec) -> float:
+    """The same few configs and measured problems come again and again."""
+    return estimate(config, measured, there).ms
 
 
 def _why(found: Found, count: int, very_one: bool) -> str:

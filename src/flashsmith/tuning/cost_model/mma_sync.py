@@ -11,7 +11,7 @@ an H200, benchmarks/h200/factory-run-*.json.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache
 
 from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig
 from flashsmith.tuning.cost_model.rates import EXP2, QUARTERS, SMEM_BYTES, Rates, rates_of
@@ -42,18 +42,20 @@ _NORM = 4.0
 CTA_CYCLES = 3000.0
 
 
+@lru_cache(maxsize=4096)
 def tile_work(
     cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: int | None, spill: int | None
 ) -> TileWork:
     """The kernel's tile on ``device``; registers and spilled bytes as built, None: estimated."""
     per_thread = estimated_registers(cfg) if registers is None else registers
     spilled = estimated_spill_bytes(cfg) if spill is None else spill
+    resident, rates = resident_ctas(cfg, device, per_thread), rates_of(device)
     return TileWork(
         rows=cfg.B_r,
         keys=cfg.B_c,
-        resident=resident_ctas(cfg, device, per_thread),
+        resident=resident,
         cta_cycles=CTA_CYCLES,
-        step_cycles=partial(_step_cycles, cfg, rates_of(device), spilled),
+        step_cycles=tuple(_step_cycles(cfg, rates, spilled, n) for n in range(resident + 1)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from flashsmith.configs import DeviceSpec
@@ -37,6 +38,7 @@ _OF_ARCH = {
 _CONSUMER_MMA = 512.0
 
 
+@lru_cache(maxsize=64)
 def rates_of(device: DeviceSpec) -> Rates:
     """The rates of a GPU; one of an unknown architecture gets those of the last known before it."""
     known = [arch for arch in _OF_ARCH if arch <= device.arch] or [min(_OF_ARCH)]

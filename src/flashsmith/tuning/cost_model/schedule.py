@@ -8,14 +8,11 @@ it, and only the last head's longest is left over at the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from math import gcd
 from typing import NamedTuple
 
 from flashsmith.configs import Problem
 from flashsmith.tuning.cost_model.tile_work import TileWork
-
-# Of a long head, this many Q blocks stand for all.
-_SAMPLES = 64
 
 
 class Schedule(NamedTuple):
@@ -32,43 +29,46 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
     ctas = problem.batch * problem.heads_q * blocks
     if ctas == 0:
         return Schedule(0, 0.0, 0.0)
-    steps = _steps(work, problem, blocks)
-    slots = sm_count * work.resident
+    longest = -(-problem.seq_k // work.keys)
     if problem.semantics.mask == "causal":
-        cycles = _uneven_cycles(work, steps, ctas, blocks, sm_count)
+        mean = _causal_steps(work, problem, blocks) / blocks
+        cycles = _uneven_cycles(work, mean, longest, ctas, blocks, sm_count)
     else:
-        cycles = _even_cycles(work, steps[0], ctas, sm_count)
-    return Schedule(ctas, ctas / slots, cycles)
+        # A window's limits are no part of a problem.
+        cycles = _even_cycles(work, longest, ctas, sm_count)
+    return Schedule(ctas, ctas / (sm_count * work.resident), cycles)
 
 
-def _even_cycles(work: TileWork, steps: float, ctas: int, sm_count: int) -> float:
+def _even_cycles(work: TileWork, steps: int, ctas: int, sm_count: int) -> float:
     full, rest = divmod(ctas, sm_count * work.resident)
-    cycles = full * (work.cta_cycles + steps * work.step_cycles(work.resident))
+    cycles = full * (work.cta_cycles + steps * work.step_cycles[work.resident])
     if rest:
-        cycles += work.cta_cycles + steps * work.step_cycles(-(-rest // sm_count))
+        cycles += work.cta_cycles + steps * work.step_cycles[-(-rest // sm_count)]
     return cycles
 
 
 def _uneven_cycles(
-    work: TileWork, steps: Sequence[float], ctas: int, blocks: int, sm_count: int
+    work: TileWork, mean: float, longest: int, ctas: int, blocks: int, sm_count: int
 ) -> float:
+    """``mean`` and ``longest``: the steps of a CTA; ``blocks``: the CTAs of one head."""
     side_by_side = min(work.resident, -(-ctas // sm_count))
-    slots = sm_count * side_by_side
-    mean = work.cta_cycles + sum(steps) / len(steps) * work.step_cycles(side_by_side)
+    one = work.cta_cycles + mean * work.step_cycles[side_by_side]
     few = min(side_by_side, -(-blocks // sm_count))
-    longest = work.cta_cycles + max(steps) * work.step_cycles(few)
-    return max(ctas / slots * mean, (ctas - blocks) / slots * mean + longest)
+    last = work.cta_cycles + longest * work.step_cycles[few]
+    slots = sm_count * side_by_side
+    return max(ctas / slots * one, (ctas - blocks) / slots * one + last)
 
 
-def _steps(work: TileWork, problem: Problem, blocks: int) -> list[float]:
-    """Steps of the Q blocks of one head, or of a sample of them."""
-    everything = -(-problem.seq_k // work.keys)
-    if problem.semantics.mask != "causal":
-        # A window's limits are no part of a problem.
-        return [everything]
-    sampled = range(blocks)
-    if blocks > _SAMPLES:
-        sampled = range(blocks // _SAMPLES // 2, blocks, blocks // _SAMPLES)
-    beyond = problem.seq_k - problem.seq_q
-    last_keys = (min(problem.seq_k, (block + 1) * work.rows + beyond) for block in sampled)
-    return [max(0, -(-keys // work.keys)) for keys in last_keys]
+def _causal_steps(work: TileWork, problem: Problem, blocks: int) -> float:
+    """Steps of all Q blocks of one head.
+
+    Block i sees (i + 1) rows + seq_k - seq_q keys, none where that is negative, and the last block
+    all. Each rounds up to whole steps, on average by what the arithmetic sequence's remainders are.
+    """
+    rows, keys, beyond = work.rows, work.keys, problem.seq_k - problem.seq_q
+    blind = max(0, -beyond) // rows
+    seeing = max(0, blocks - 1 - blind)
+    seen = seeing * (rows * (blind + blocks) / 2 + beyond)
+    step = gcd(rows, keys)
+    rounded_up = seeing * (-beyond % step + (keys - step) / 2)
+    return (seen + rounded_up) / keys + -(-problem.seq_k // keys)

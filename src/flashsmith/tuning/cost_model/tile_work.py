@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -10,12 +9,12 @@ class TileWork(NamedTuple):
     """One kernel's tile on one GPU.
 
     A CTA computes ``rows`` rows of Q in steps of ``keys`` keys; an SM holds ``resident`` CTAs.
-    ``step_cycles(n)`` are the cycles in which each of n resident CTAs does one step; ``cta_cycles``
-    those of a CTA apart from its steps.
+    ``step_cycles[n]`` are the cycles in which each of n CTAs on an SM does one step, for n from 0
+    to resident; ``cta_cycles`` those of a CTA apart from its steps.
     """
 
     rows: int
     keys: int
     resident: int
     cta_cycles: float
-    step_cycles: Callable[[int], float]
+    step_cycles: tuple[float, ...]

@@ -84,11 +84,6 @@ class Entry:
         return self.key, self.sizes
 
 
-def octaves(one: int, other: int) -> float:
-    """How many doublings lie between two sizes; 0 counts as 1."""
-    return abs(math.log2(max(1, one) / max(1, other)))
-
-
 def by_time(ranked: Sequence[Ranked]) -> list[Ranked]:
     """Fastest first, each config once with its best time."""
     found: dict[tuple[str, str], Ranked] = {}

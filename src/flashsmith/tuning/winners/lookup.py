@@ -14,14 +14,19 @@ only where the problem's own class was not measured, or nowhere near.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
+from math import log2
 from typing import NamedTuple
 
-from flashsmith.configs import DeviceSpec, Problem, Semantics
-from flashsmith.tuning.winners.entry import Entry, octaves
-from flashsmith.tuning.winners.key import WinnerKey, parse_class, same_gpu
+from flashsmith.configs import DeviceSpec, Problem, Semantics, compiled_d_head
+from flashsmith.tuning.winners.entry import Entry
+from flashsmith.tuning.winners.key import bucket, gpu_name, parse_class, same_gpu, semantics_class
 
 DTYPE, PACKED, SOFTCAP, MASK, NEAR_MASK, OTHER_GPU = 4.0, 6.0, 8.0, 10.0, 5.0, 20.0
+
+Sizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
 
 
 class Found(NamedTuple):
@@ -36,39 +41,64 @@ class Found(NamedTuple):
     exact: bool
 
 
-def entries_by_distance(
-    entries: Iterable[Entry], problem: Problem, device: DeviceSpec
-) -> list[Found]:
-    """Every entry of the problem's d_head and the device's architecture, nearest first."""
-    key = WinnerKey.of(problem, device)
-    found = [
-        _found(entry, problem, key)
-        for entry in entries
-        if entry.key.d_head == key.d_head and entry.key.arch == key.arch
-    ]
-    return sorted(found, key=lambda f: (not f.exact, f.distance, f.entry.place))
+class _Kind(NamedTuple):
+    """A key without its sizes, d_head and architecture."""
+
+    gpu: str
+    dtype: str
+    semantics: str
 
 
-def _found(entry: Entry, problem: Problem, key: WinnerKey) -> Found:
-    seq_q, seq_k, batch_heads = entry.sizes
-    sizes = (
-        octaves(seq_q, problem.seq_q)
-        + octaves(seq_k, problem.seq_k)
-        + octaves(batch_heads, problem.batch * problem.heads_q) / 2
-    )
-    differences = _differences(entry.key, key)
-    related = sum(cost for _, cost in differences)
-    relation = ", ".join(words for words, _ in differences)
-    exact = not differences and _sizes(entry.key) == _sizes(key)
-    return Found(entry, sizes + related, relation, exact)
+class _Placed(NamedTuple):
+    entry: Entry
+    logs: tuple[float, float, float]  # of its sizes as measured
+    buckets: Sizes
 
 
-def _sizes(key: WinnerKey) -> tuple[int, int, int]:
-    return key.seq_q, key.seq_k, key.batch_heads
+class Index:
+    """Entries, put so that finding the nearest of hundreds takes microseconds."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._kinds: dict[tuple[int, int], dict[_Kind, list[_Placed]]] = defaultdict(dict)
+        for entry in sorted(entries, key=lambda one: one.place):
+            key = entry.key
+            kinds = self._kinds[key.arch, key.d_head]
+            buckets = key.seq_q, key.seq_k, key.batch_heads
+            kinds.setdefault(_Kind(key.gpu, key.dtype, key.semantics), []).append(
+                _Placed(entry, _logs(entry.sizes), buckets)
+            )
+
+    def by_distance(self, problem: Problem, device: DeviceSpec) -> list[Found]:
+        """Every entry of the problem's d_head and the device's architecture, nearest first.
+
+        Raises ArgumentError when no kernel is made for the problem's d.
+        """
+        kinds = self._kinds.get((device.arch, compiled_d_head(problem.d)), {})
+        wanted = _Kind(
+            gpu_name(device.name), problem.dtype.name.lower(), semantics_class(problem.semantics)
+        )
+        sizes = (problem.seq_q, problem.seq_k, problem.batch * problem.heads_q)
+        seq_q, seq_k, batch_heads = _logs(sizes)
+        buckets = tuple(map(bucket, sizes))
+        found = []
+        for kind, placed in kinds.items():
+            relation, cost = _relation(kind, wanted)
+            for entry, logs, its_buckets in placed:
+                distance = abs(logs[0] - seq_q) + abs(logs[1] - seq_k)
+                distance += abs(logs[2] - batch_heads) / 2 + cost
+                exact = not cost and its_buckets == buckets
+                found.append(Found(entry, distance, relation, exact))
+        return sorted(found, key=lambda one: (not one.exact, one.distance))
 
 
-def _differences(measured: WinnerKey, wanted: WinnerKey) -> list[tuple[str, float]]:
-    """In what an entry's key differs from the problem's, apart from sizes, and what that costs."""
+def _logs(sizes: Sizes) -> tuple[float, float, float]:
+    seq_q, seq_k, batch_heads = (log2(max(1, size)) for size in sizes)
+    return seq_q, seq_k, batch_heads
+
+
+@lru_cache(maxsize=1024)
+def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
+    """In what a kind of entries differs from the problem's, in words, and what that costs."""
     there, here = parse_class(measured.semantics), parse_class(wanted.semantics)
     differences = []
     if not same_gpu(measured.gpu, wanted.gpu):
@@ -81,7 +111,7 @@ def _differences(measured: WinnerKey, wanted: WinnerKey) -> list[tuple[str, floa
         differences.append(("with softcap" if there.softcap else "without softcap", SOFTCAP))
     if there.mask != here.mask:
         differences.append((_mask_words(there), _mask_cost(there, here)))
-    return differences
+    return ", ".join(words for words, _ in differences), sum(cost for _, cost in differences)
 
 
 def _mask_words(semantics: Semantics) -> str:

@@ -12,7 +12,7 @@ from flashsmith.errors import ArgumentError, TableError
 from flashsmith.tuning.winners import storage, validation
 from flashsmith.tuning.winners.entry import Entry, Ranked, by_time
 from flashsmith.tuning.winners.key import WinnerKey, gpu_name, parse_class, same_gpu
-from flashsmith.tuning.winners.lookup import Found, entries_by_distance
+from flashsmith.tuning.winners.lookup import Found, Index
 from flashsmith.tuning.winners.trimming import worth_keeping
 
 # Raised when an older reader would misread a table.
@@ -30,6 +30,7 @@ class WinnersTable:
     def __init__(self, entries: Sequence[Entry] = (), notes: Sequence[str] = ()) -> None:
         self._entries = {entry.place: entry for entry in entries}
         self.notes = list(notes)
+        self._index: Index | None = None  # of the entries as they are now
 
     # --- where tables come from ------------------------------------------------------------------
 
@@ -105,7 +106,9 @@ class WinnersTable:
 
         See flashsmith.tuning.winners.lookup for what near means.
         """
-        return entries_by_distance(self._entries.values(), problem, device)
+        if self._index is None:
+            self._index = Index(self._entries.values())
+        return self._index.by_distance(problem, device)
 
     def validate(self) -> list[str]:
         """What is wrong with the table, one sentence each; empty when nothing is."""
@@ -116,6 +119,7 @@ class WinnersTable:
     def put(self, entry: Entry) -> None:
         """Set an entry in place of whatever has its place."""
         self._entries[entry.place] = entry
+        self._index = None
 
     def add(self, problem: Problem, device: DeviceSpec, ranked: Sequence[Ranked]) -> Entry:
         """Enter what was measured of ``problem`` on ``device``, in place of what was there.
