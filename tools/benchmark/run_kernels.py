@@ -14,7 +14,7 @@ import sys
 from flashsmith.benchmark.bench import Ours
 from flashsmith.benchmark.named_runs import main
 from flashsmith.errors import FlashsmithError
-from flashsmith.tuning.attention import attention
+from flashsmith.integrations.traceable import attention
 from flashsmith.tuning.choice import choose_config
 
 if __name__ == "__main__":

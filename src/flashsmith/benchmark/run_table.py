@@ -49,7 +49,7 @@ def header(report: Report) -> list[str]:
         lines += [
             "backend: the GPU; instructions and bank conflicts from the emulator at "
             f"{report.emulated}",
-            "timed:   "
+            "timed:   in turn, "
             f"batch {TIMED.batch}, seq {TIMED.seq}, heads {TIMED.heads}; the output is judged",
         ]
     else:
