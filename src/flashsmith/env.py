@@ -105,6 +105,12 @@ def environment_of_gpu(ordinal: int) -> dict[str, str]:
     return {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
 
 
+def profiled_environment() -> dict[str, str]:
+    """The environment of a profiler and the process under it: nothing is built there, and numbers
+    are written in the C locale."""
+    return {**os.environ, JIT.name: "0", "LC_ALL": "C"}
+
+
 # Users set these for builds of their own; here they would change a library behind its key's back.
 _NVCC_OVERRIDES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
 

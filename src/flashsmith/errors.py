@@ -58,6 +58,10 @@ class LaunchError(FlashsmithError, RuntimeError):
     """The GPU refused or failed a launch."""
 
 
+class ProfilerError(FlashsmithError, RuntimeError):
+    """Nsight Compute is missing or failed; carries its words."""
+
+
 class EmulatorError(FlashsmithError, RuntimeError):
     """The emulator met unknown PTX, or a kernel that cannot go on (deadlock, bad access)."""
 

@@ -1,7 +1,10 @@
-"""`flashsmith roofline`: what this GPU can do, measured."""
+"""`flashsmith ncu` and `roofline`: what the hardware counted, and what it can do at best."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +12,9 @@ import typer
 
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
-from flashsmith.cli.options import FAILED, Json, print_json
-from flashsmith.errors import ArgumentError
+from flashsmith.cli.options import FAILED, Json, Kernels, print_json
+from flashsmith.configs import get_kernel_configs
+from flashsmith.errors import ArgumentError, LaunchError, ProfilerError
 
 app = typer.Typer()
 
@@ -63,4 +67,85 @@ def roofline(
     else:
         print_roofline(make_console(), found)
     if not found.ok:
+        raise typer.Exit(FAILED)
+
+
+@app.command("ncu")
+def ncu(
+    kernels: Kernels = None,
+    seq_lens: Annotated[
+        str | None,
+        typer.Option("--seq_lens", "--seq-lens", help="Default: 512,1024,...,16384."),
+    ] = None,
+    d_heads: Annotated[
+        str | None,
+        typer.Option("--d_heads", "--d-heads", help="Default: those of the kernels."),
+    ] = None,
+    dtypes: Annotated[str | None, typer.Option(help="Default: those of the kernels.")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Causal in place of full.")] = False,
+    runs: Annotated[
+        int, typer.Option(help="Launches of each kernel; the one with the median time counts.")
+    ] = 1,
+    csv: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Append rows as they come and leave out those it has; '-': print them instead.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Profile kernels with Nsight Compute: pipes, occupancy, shared memory, traffic, waits.
+
+    Needs a GPU and a selection (--kernels or KERNELS). Shapes are those of 'flashsmith bench'. Exit
+    status 1 when a kernel is wrong or cannot run here, 2 when the profiler fails.
+    """
+    from flashsmith.benchmark.bench.request import make_shapes
+    from flashsmith.benchmark.ncu import (
+        Ledger,
+        ProfilePlan,
+        ProfileRow,
+        run_profile,
+        write_profile,
+    )
+    from flashsmith.benchmark.ncu.executable import find_ncu
+    from flashsmith.benchmark.ncu.profile_table import print_profile
+    from flashsmith.benchmark.ncu.profiler import Profiler
+    from flashsmith.runtime import gpu_count, query_gpu
+
+    configs = tuple(dict.fromkeys(get_kernel_configs(kernels)))
+    shapes = make_shapes(configs, d_heads=d_heads, seq_lens=seq_lens, dtypes=dtypes, causal=causal)
+    plan = ProfilePlan(configs, shapes.problems(), runs)
+    plan.uses()
+    executable = find_ncu()
+    if gpu_count() == 0:
+        raise LaunchError(
+            "ncu profiles on an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "
+            "instructions and bank conflicts in the emulator"
+        )
+    rows: list[ProfileRow] = []
+    failure: ProfilerError | None = None
+    with ExitStack() as stack:
+        narrator = stack.enter_context(Narrator())
+        ledger = stack.enter_context(Ledger(csv)) if csv not in (None, "-") else None
+        known = tuple(ledger.rows) if ledger else ()
+
+        def write(row: ProfileRow) -> None:
+            rows.append(row)
+            if ledger:
+                ledger.write(row)
+
+        try:
+            run_profile(plan, Profiler(executable), query_gpu(0), known, write, narrator)
+        except ProfilerError as error:
+            failure = error
+    if csv == "-":
+        write_profile(rows, sys.stdout)
+    elif as_json:
+        print_json([asdict(row) for row in rows])
+    elif rows:
+        print_profile(make_console(), rows)
+    if failure:
+        raise failure
+    if any(row.verdict != "pass" for row in rows):
         raise typer.Exit(FAILED)

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from flashsmith.errors import ArgumentError
 
 Unit = Literal["TFLOP/s", "Gop/s", "TB/s"]
+KIND = "flashsmith roofline"
 SCHEMA = 1
 # Of one unit in plain operations or bytes per second.
 SCALE: dict[Unit, float] = {"TFLOP/s": 1e12, "Gop/s": 1e9, "TB/s": 1e12}
@@ -70,7 +71,7 @@ class Roofline:
         return not any(ceiling.wrong for ceiling in self.ceilings)
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **asdict(self)}
+        return {"kind": KIND, "schema": SCHEMA, **asdict(self)}
 
     @classmethod
     def from_json(cls, value: Any) -> Roofline:
