@@ -114,6 +114,16 @@ class Chromium:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
+    def comes_true(self, condition: str) -> bool:
+        """Whether JavaScript becomes true within ten seconds."""
+        return self.evaluate(
+            f"""new Promise(done => {{
+                const look = setInterval(() => ({condition}) && stop(true), 20);
+                const limit = setTimeout(() => stop(false), 10000);
+                function stop(found) {{ clearInterval(look); clearTimeout(limit); done(found); }}
+            }})"""
+        )
+
     def resize(self, width: int, height: int) -> None:
         """The window's inner size, CSS pixels."""
         self.call(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from chromium import Chromium, find_chromium
 from ladders import TIMED
-from sample_rows import ROOFLINE, bench_rows, elsewhere, search_rows, wrong_row
+from sample_rows import PROFILED, ROOFLINE, bench_rows, elsewhere, search_rows, wrong_row
 
 from flashsmith.benchmark.report import make_page, write_page
-from flashsmith.benchmark.report.results import Profile, Results, Source
+from flashsmith.benchmark.report.results import Results, Source
 
 CHROMIUM = find_chromium()
 # Not among the skips that CI accepts: there the page must be looked at.
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 RESULTS = Results(
     rows=(*bench_rows(), *elsewhere(bench_rows()), wrong_row(), *search_rows()),
     ladders=(TIMED,),
-    profiles=(Profile(Path("ncu.csv"), ({"config": "<b>", "duration_ms": "1.5"},)),),
+    profiles=(PROFILED,),
     rooflines=(ROOFLINE,),
     sources=(Source(Path("rows.csv"), "benchmark rows", 44),),
 )
@@ -122,14 +122,15 @@ def test_the_page_never_scrolls_sideways(browser: Chromium, width: int) -> None:
 def test_dark_pages_get_dark_charts_and_paper_light_ones(browser: Chromium) -> None:
     colour = "getComputedStyle(document.body).backgroundColor"
     source = "document.images[0].currentSrc"
-    light = browser.evaluate(source)
     assert browser.evaluate(colour) == "rgb(244, 245, 247)"
+    browser.evaluate(f"window.lightChart = {source}")
     browser.prefer("dark")
     assert browser.evaluate(colour) == "rgb(18, 20, 25)"
-    assert browser.evaluate(f"{IMAGES}.then(() => {source})") != light
+    assert browser.comes_true(f"{source} !== window.lightChart")
+    assert browser.evaluate(IMAGES)
     browser.prefer("dark", media="print")
     assert browser.evaluate(colour) == "rgb(255, 255, 255)"
-    assert browser.evaluate(f"{IMAGES}.then(() => {source})") == light
+    assert browser.comes_true(f"{source} === window.lightChart")
     browser.prefer("light")
 
 

@@ -56,10 +56,10 @@ caption { text-align: left; padding: 0.6rem 0.75rem; }
 th, td { padding: 0.3rem 0.6rem; text-align: left; white-space: nowrap;
   border-top: 1px solid var(--line); }
 th { vertical-align: bottom; font-weight: 600; white-space: normal; }
-th button { all: unset; cursor: pointer; }
-th button::after { content: " \\2195"; color: var(--muted); }
-th[aria-sort="ascending"] button::after { content: " \\2191"; color: inherit; }
-th[aria-sort="descending"] button::after { content: " \\2193"; color: inherit; }
+th button { all: unset; cursor: pointer; text-decoration: underline dotted var(--muted);
+  text-underline-offset: 0.25em; }
+th[aria-sort="ascending"] button::after { content: "\\00a0\\2191"; }
+th[aria-sort="descending"] button::after { content: "\\00a0\\2193"; }
 td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums; }
 td.code, code { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
   font-size: 0.8rem; }
@@ -67,6 +67,7 @@ td.wrap { white-space: normal; min-width: 22rem; }
 .good { color: var(--good); }
 dd.good, .bad { font-weight: 600; }
 .low { color: var(--low); }
+details { margin: 0.75rem 0; }
 ol.changes { padding-left: 1.5rem; font-size: 0.85rem; }
 ol.changes li { margin: 0.15rem 0; }
 .bad { color: var(--bad); }
@@ -86,7 +87,7 @@ footer { padding-top: 2.5rem; padding-bottom: 2rem; font-size: 0.85rem; }
   table { font-size: 7pt; }
   th, td { padding: 0.15rem 0.3rem; white-space: normal; }
   td.wrap { min-width: 0; }
-  th button::after { content: ""; }
+  th button { text-decoration: none; }
 }
 """
 

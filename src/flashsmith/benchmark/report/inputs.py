@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flashsmith.benchmark.ncu import read_profile
 from flashsmith.benchmark.progression import Ladder
 from flashsmith.benchmark.progression.ladder import KIND
 from flashsmith.benchmark.report import older
-from flashsmith.benchmark.report.results import Profile, Results, Source
+from flashsmith.benchmark.report.results import Results, Source
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.benchmark.rows import BenchRow, read_rows
 from flashsmith.errors import ArgumentError
 
 _ROW_COLUMNS = {"contender", "kind", "seq_q", "verdict"}
-# Of a profiler's table: a kernel, and one of its figures.
-_PROFILE_COLUMNS = {"config", "duration_ms"}
+_PROFILE_COLUMNS = {"config", "duration_us", "stalls"}
 READS = (
     "rows of 'flashsmith bench' and 'tune' (.csv, .json, .parquet), the JSON of 'flashsmith "
     "progression', 'roofline' and 'run', the CSV of 'flashsmith ncu'"
@@ -72,7 +72,7 @@ def _read_csv(path: Path) -> Results:
     if set(columns) >= _ROW_COLUMNS:
         return _read_rows(path)
     if set(columns) >= older.SPEED_COLUMNS:
-        return _rows(path, "rows of semantics_speed.py", older.read_speed(path))
+        return _rows(path, "rows of semantics-speed.csv", older.read_speed(path))
     if set(columns) >= _PROFILE_COLUMNS:
         return _read_profile(path)
     raise ArgumentError(
@@ -82,18 +82,8 @@ def _read_csv(path: Path) -> Results:
 
 
 def _read_profile(path: Path) -> Results:
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        rows = []
-        for row in reader:
-            if None in row or None in row.values():
-                raise ArgumentError(
-                    f"{path}, line {reader.line_num}: has not as many fields as the heading; "
-                    "was it cut off? Delete the line, or run 'flashsmith ncu' again"
-                )
-            rows.append(dict(row))
-    profile = Profile(path, tuple(rows))
-    return Results(profiles=(profile,), sources=(Source(path, "profiler rows", len(rows)),))
+    rows = tuple(read_profile(path))
+    return Results(profiles=rows, sources=(Source(path, "profiled kernels", len(rows)),))
 
 
 # --- JSON ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rows of tools that do not write BenchRow: `flashsmith run --json`, and semantics_speed.py."""
+"""Rows in other forms than BenchRow: `flashsmith run --json`, and semantics-speed.csv."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CONTENDERS = {"attention()": OURS, "FA2": "fa2"}
 
 
 def read_speed(path: Path) -> list[BenchRow]:
-    """The rows of tools/gpu/semantics_speed.py; they name no environment.
+    """The rows of benchmarks/h200/semantics-speed.csv; they name no environment.
 
     Raises ArgumentError with the line of the first row that is of no use.
     """

@@ -56,7 +56,7 @@ def make_page(results: Results, title: str = "flashsmith report") -> Page:
                 sections.figures(space)),
         section("roofline", "The roofline", sections.figures(roofline),
                 sections.placed_table(placed), _without_roofline(results)),
-        section("profiler", "The profiler", sections.profile_tables(results)),
+        section("profiler", "The profiler", sections.profile_table(results.profiles)),
         section("environment", "Environment", sections.environments(results)),
         section("files", "Files", sections.sources(results)),
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flashsmith.benchmark.ncu import ProfileRow
 from flashsmith.benchmark.progression import Ladder
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.benchmark.rows import BenchRow
@@ -27,20 +28,12 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """Rows of Nsight Compute: one a kernel and problem, columns as the file names them."""
-
-    path: Path
-    rows: tuple[dict[str, str], ...]
-
-
-@dataclass(frozen=True)
 class Results:
     """All that the page shows."""
 
     rows: tuple[BenchRow, ...] = ()
     ladders: tuple[Ladder, ...] = ()
-    profiles: tuple[Profile, ...] = ()
+    profiles: tuple[ProfileRow, ...] = ()
     rooflines: tuple[Roofline, ...] = ()
     sources: tuple[Source, ...] = ()
 
@@ -66,8 +59,9 @@ class Results:
 
 
 def of_search(row: BenchRow) -> bool:
-    """Whether a search over configs measured the row."""
-    return row.protocol.startswith(_SEARCH_PROTOCOLS)
+    """Whether a search over configs made the row: timed the config, or dropped it before."""
+    dropped = row.kind == "ours" and row.ms is None and not row.protocol
+    return dropped or row.protocol.startswith(_SEARCH_PROTOCOLS)
 
 
 class Setting(NamedTuple):

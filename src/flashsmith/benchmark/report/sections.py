@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from flashsmith.benchmark.ncu import ProfileRow
 from flashsmith.benchmark.progression import Change, Ladder, Step, change_between
 from flashsmith.benchmark.progression.words import change_words, conflict_words, step_names
 from flashsmith.benchmark.report.cells import Cell as BenchCell
@@ -192,10 +193,9 @@ def cells_table(cells: Sequence[BenchCell], settings: Mapping[Setting, str]) -> 
         return Html("")
     peers = peer_order(name for cell in cells for name in cell.peers)
     several = len(settings) > 1
-    headings = ["problem", "length", "batch", "ours", *peers[:2]]
-    headings += [f"ours / {peer}" for peer in peers[:2]]
-    headings += ["ours / best"] * (len(peers) > 1)
-    headings += ["config", *peers[2:], "spread", "MHz", "W"] + ["measured"] * several
+    headings = ["problem", *["measured"] * several, "length", "batch", "ours", *peers[:2]]
+    headings += [f"ours/{peer}" for peer in peers[:2]] + ["ours/best"] * (len(peers) > 1)
+    headings += ["config", *peers[2:], "spread", "MHz", "W"]
     rows = [_cell_row(cell, peers, settings if several else {}) for cell in cells]
     return table("TFLOP/s of every problem", headings, rows)
 
@@ -209,6 +209,7 @@ def _cell_row(
     rates = [_rate_cell(cell.peers.get(peer), wrong.get(peer)) for peer in peers]
     row: list[Cell | str] = [
         describe(cell.row),
+        *([settings[setting_of(cell.row)]] if settings else []),
         Cell(str(cell.row.seq_k), cell.row.seq_k),
         Cell(str(cell.row.batch), cell.row.batch),
         _rate_cell(ours, bad if ours is None else None),
@@ -224,8 +225,6 @@ def _cell_row(
         number(ours.sm_clock_mhz if ours else None),
         number(ours.power_w if ours else None),
     ]
-    if settings:
-        row.append(settings[setting_of(cell.row)])
     return row
 
 
@@ -314,23 +313,48 @@ def placed_table(placed: Sequence[Placed]) -> Html:
     return table("Our kernels below their tightest ceiling", headings, rows)
 
 
-def profile_tables(results: Results) -> Html:
-    """The profiler's rows as they are."""
-    shown = []
-    for profile in results.profiles:
-        if profile.rows:
-            headings = list(profile.rows[0])
-            rows = [[_profiled(row[name]) for name in headings] for row in profile.rows]
-            shown.append(table(f"Nsight Compute: {profile.path.name}", headings, rows))
-    return join(shown)
+_PROFILED = {
+    "us": ("duration_us", 1),
+    "TFLOP/s": ("tflops", 0),
+    "MHz": ("sm_clock_mhz", 0),
+    "tensor %": ("tensor_pct", 1),
+    "MUFU %": ("mufu_pct", 1),
+    "issue %": ("issue_pct", 1),
+    "warps %": ("occupancy_pct", 0),
+    "registers": ("registers", 0),
+}
 
 
-def _profiled(text: str) -> Cell:
-    try:
-        value = float(text)
-    except ValueError:
-        return Cell(text)
-    return Cell(text if len(text) < 9 else f"{value:,.6g}", value)
+def profile_table(rows: Sequence[ProfileRow]) -> Html:
+    """What the profiler counted, and the emulator's count of the same beside it."""
+    if not rows:
+        return Html("")
+    headings = ["config", "problem", *_PROFILED, "wavefronts over ideal", "emulated"]
+    body: list[list[Cell | str]] = [
+        [
+            Cell(row.config, kind="code" if row.verdict == "pass" else "code bad"),
+            str(row.problem),
+            *(number(getattr(row, name), digits) for name, digits in _PROFILED.values()),
+            _over_ideal(row.wavefronts, row.wavefronts_ideal),
+            _over_ideal(row.emulated_wavefronts, row.emulated_wavefronts_ideal),
+            number(None if row.l2_bytes is None else row.l2_bytes / 1e9, 2),
+            number(_dram(row), 2),
+            Cell(row.stalls if row.verdict == "pass" else row.note, kind="wrap"),
+        ]
+        for row in rows
+    ]
+    headings += ["L2 GB", "DRAM GB", "waits, cycles per issue"]
+    return table("Nsight Compute", headings, body)
+
+
+def _over_ideal(actual: int | None, ideal: int | None) -> Cell:
+    return number(actual / ideal if actual is not None and ideal else None, 2)
+
+
+def _dram(row: ProfileRow) -> float | None:
+    if row.dram_read_bytes is None or row.dram_write_bytes is None:
+        return None
+    return (row.dram_read_bytes + row.dram_write_bytes) / 1e9
 
 
 # --- environment and sources ---------------------------------------------------------------------

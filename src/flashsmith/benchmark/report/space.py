@@ -71,17 +71,18 @@ def _map(configs: dict[str, list[BenchRow]]) -> tuple[HeatMap, str]:
             rates[place] = max(rate, rates.get(place, 0.0))
         elif any(row.verdict == "fail" for row in rows):
             failed.add(place)
-    best: dict[str, float] = {}
-    for (row, _), rate in rates.items():
-        best[row] = max(rate, best.get(row, 0.0))
-    ranked = sorted(best, key=lambda row: -best[row])
-    places = {*rates, *failed}
-    shown = ranked[:MOST_ROWS] or sorted({row for row, _ in places})
-    columns = sorted({column for row, column in places if row in shown}, key=_numbers)
+    ranked = list(dict.fromkeys(row for row, _ in sorted(rates, key=lambda at: -rates[at])))
+    shown = ranked[:MOST_ROWS]
+    columns = sorted({column for row, column in {*rates, *failed} if row in shown}, key=_numbers)
     any_row = _any(configs)
-    heading = f"{describe(any_row)}\nlength {any_row.seq_k}, batch {any_row.batch}"
-    heat = HeatMap(heading, tuple(shown), tuple(columns), rates, frozenset(failed))
-    return heat, _caption(len(rates), common, len(ranked) - len(ranked[:MOST_ROWS]))
+    heat = HeatMap(
+        heading=f"{describe(any_row)}\nlength {any_row.seq_k}, batch {any_row.batch}",
+        rows=tuple(shown),
+        columns=tuple(columns),
+        rates={place: rate for place, rate in rates.items() if place[0] in shown},
+        failed=frozenset(failed),
+    )
+    return heat, _caption(len(rates), common, len(ranked) - len(shown))
 
 
 def _caption(timed: int, common: set[str], left_out: int) -> str:
