@@ -25,7 +25,7 @@ from sample_rows import (
 from flashsmith.benchmark.report import make_page, write_page
 from flashsmith.benchmark.report.html import Html, element, join
 from flashsmith.benchmark.report.results import Results, Source
-from flashsmith.benchmark.report.table import Cell, number, table
+from flashsmith.benchmark.report.table import Entry, number, table
 from flashsmith.errors import ArgumentError
 
 
@@ -112,7 +112,7 @@ def test_text_is_escaped_once_and_markup_is_not() -> None:
 
 
 def test_a_column_with_a_figure_aligns_right_and_sorts_by_it() -> None:
-    text = table("t", ["name", "rate"], [("a", number(1234.5, 1)), ("b", Cell("–"))])
+    text = table("t", ["name", "rate"], [("a", number(1234.5, 1)), ("b", Entry("–"))])
     assert '<th scope="col">name</th><th scope="col" class="figure">rate</th>' in text
     assert '<td class="figure" data-value="1234.5">1,234.5</td>' in text
     assert '<td class="figure">–</td>' in text

@@ -119,6 +119,15 @@ def test_the_page_never_scrolls_sideways(browser: Chromium, width: int) -> None:
     assert wide <= width
 
 
+def test_paper_holds_the_width_of_the_tables(browser: Chromium) -> None:
+    browser.resize(794, 1123)  # A4 at 96 pixels an inch
+    browser.prefer("light", media="print")
+    wide = browser.evaluate("document.documentElement.scrollWidth")
+    browser.prefer("light")
+    browser.resize(1280, 900)
+    assert wide <= 794
+
+
 def test_dark_pages_get_dark_charts_and_paper_light_ones(browser: Chromium) -> None:
     colour = "getComputedStyle(document.body).backgroundColor"
     source = "document.images[0].currentSrc"

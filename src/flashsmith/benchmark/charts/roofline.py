@@ -35,7 +35,7 @@ def draw_roofline(
     dress(axes, theme, grid="both")
     title(axes, heading, theme)
     intensities = [x for trace in traces for x, _ in trace.points]
-    left, right = min(intensities) / 4, max(intensities) * 1.5
+    left, right = min(intensities) / 8, max(intensities) * 1.5
     rates = [y for trace in traces for _, y in trace.points]
     axes.set_xscale("log", base=2)
     axes.set_xlim(left, right)

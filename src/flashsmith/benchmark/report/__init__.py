@@ -1,7 +1,8 @@
 """The report: result files become one self-contained HTML page, and its charts as PNG files.
 
 `inputs` reads, `cells`, `space` and `placing` sort what belongs together, `pictures` draws,
-`sections` and `page` write. The page fetches nothing and is whole without its script.
+`overview`, `comparison`, `kernels` and `page` write. The page fetches nothing and is whole
+without its script.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ dl.key dd small { display: block; font-size: 0.8rem; font-weight: 400; color: va
 figure { margin: 0; padding: 0.75rem; }
 figure.wide { grid-column: 1 / -1; }
 figure picture { display: block; overflow-x: auto; }
-figure img { display: block; max-width: 100%; min-width: 27rem; height: auto; }
+figure img { display: block; max-width: 100%; min-width: 20rem; height: auto; }
 figure.wide img { min-width: 48rem; }
 figcaption { font-size: 0.85rem; margin-top: 0.5rem; }
 .scroll { overflow-x: auto; margin: 0.75rem 0; }
@@ -62,7 +62,7 @@ th[aria-sort="ascending"] button::after { content: "\\00a0\\2191"; }
 th[aria-sort="descending"] button::after { content: "\\00a0\\2193"; }
 td.figure, th.figure { text-align: right; font-variant-numeric: tabular-nums; }
 td.code, code { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
-  font-size: 0.8rem; }
+  font-size: 0.94em; }
 td.wrap { white-space: normal; min-width: 22rem; }
 .good { color: var(--good); }
 dd.good, .bad { font-weight: 600; }
@@ -84,8 +84,9 @@ footer { padding-top: 2.5rem; padding-bottom: 2rem; font-size: 0.85rem; }
   .scroll { overflow: visible; border: 0; }
   figure img, figure.wide img { min-width: 0; }
   .charts { grid-template-columns: 1fr 1fr; }
-  table { font-size: 7pt; }
-  th, td { padding: 0.15rem 0.3rem; white-space: normal; }
+  table { font-size: 6.5pt; }
+  th, td { padding: 0.1rem 0.25rem; white-space: normal; }
+  td.code { overflow-wrap: anywhere; }
   td.wrap { min-width: 0; }
   th button { text-decoration: none; }
 }

@@ -162,6 +162,11 @@ def describe(row: BenchRow) -> str:
     return ", ".join(parts + ([f"{row.seq_q} queries"] if row.seq_q != row.seq_k else []))
 
 
+def where(row: BenchRow) -> str:
+    """One problem in words, with its length and batch."""
+    return f"{describe(row)}, length {row.seq_k}, batch {row.batch}"
+
+
 def peer_order(names: Iterable[str]) -> list[str]:
     """FlashAttention-2 and cuDNN first, then as they come."""
     found = list(dict.fromkeys(names))

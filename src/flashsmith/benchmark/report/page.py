@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import flashsmith
-from flashsmith.benchmark.report import pictures, sections
+from flashsmith.benchmark.report import kernels, overview, pictures
 from flashsmith.benchmark.report.assets import SCRIPT, style_sheet
 from flashsmith.benchmark.report.cells import make_cells, make_groups
+from flashsmith.benchmark.report.comparison import cells_table
 from flashsmith.benchmark.report.html import Html, element
 from flashsmith.benchmark.report.pictures import Picture
 from flashsmith.benchmark.report.placing import place
 from flashsmith.benchmark.report.results import Results, Setting, setting_of
-from flashsmith.benchmark.report.sections import Section, section
+from flashsmith.benchmark.report.section import Section, figures, note, section
 from flashsmith.benchmark.rows import BenchRow
 from flashsmith.errors import ArgumentError
 
@@ -46,22 +47,22 @@ def make_page(results: Results, title: str = "flashsmith report") -> Page:
     roofline = list(pictures.roofline_pictures(placings))
     placed = [one for placing in placings for one in placing.placed]
     body = [
-        section("failures", "Failed", sections.failures(results)),
-        section("throughput", "Throughput", sections.figures(throughput)),
-        section("problems", "Problem by problem", sections.cells_table(cells, settings),
-                sections.gaps(results.rows)),
-        section("ladder", "The ladder", sections.figures(ladders),
-                *map(sections.ladder_table, results.ladders)),
-        section("space", "The config space", sections.search_summary(results.rows),
-                sections.figures(space)),
-        section("roofline", "The roofline", sections.figures(roofline),
-                sections.placed_table(placed), _without_roofline(results)),
-        section("profiler", "The profiler", sections.profile_table(results.profiles)),
-        section("environment", "Environment", sections.environments(results)),
-        section("files", "Files", sections.sources(results)),
+        section("failures", "Failed", overview.failures(results)),
+        section("throughput", "Throughput", figures(throughput)),
+        section("problems", "Problem by problem", cells_table(cells, settings),
+                overview.gaps(results.rows)),
+        section("ladder", "The ladder", figures(ladders),
+                *map(kernels.ladder_table, results.ladders)),
+        section("space", "The config space", kernels.search_summary(results.rows),
+                figures(space)),
+        section("roofline", "The roofline", figures(roofline),
+                kernels.placed_table(placed), _without_roofline(results)),
+        section("profiler", "The profiler", kernels.profile_table(results.profiles)),
+        section("environment", "Environment", overview.environments(results)),
+        section("files", "Files", overview.sources(results)),
     ]  # fmt: skip
     shown = [part for part in body if part.shown]
-    text = _document(title, results, sections.key_figures(results, cells), shown)
+    text = _document(title, results, overview.key_figures(results, cells), shown)
     return Page(text, (*throughput, *ladders, *space, *roofline))
 
 
@@ -84,7 +85,7 @@ def _without_roofline(results: Results) -> Html:
     missing = sorted({row.gpu for row in results.rows if row.gpu} - known)
     if not missing:
         return Html("")
-    return sections.note(
+    return note(
         f"No ceilings were measured for {', '.join(missing)}; 'flashsmith roofline' does that."
     )
 

@@ -9,7 +9,7 @@ from flashsmith.benchmark.report.html import Html, element, join
 
 
 @dataclass(frozen=True)
-class Cell:
+class Entry:
     """What a cell shows, and what it sorts by where that is not its text.
 
     `kind` is a class of the style sheet: 'good', 'bad', 'faint', 'code'.
@@ -21,16 +21,21 @@ class Cell:
     hint: str = ""
 
 
-def number(value: float | None, digits: int = 0, kind: str = "") -> Cell:
+def number(value: float | None, digits: int = 0, kind: str = "") -> Entry:
     """A figure, grouped by thousands; a dash where there is none."""
     if value is None:
-        return Cell("–", None, "faint")
-    return Cell(f"{value:,.{digits}f}", value, kind)
+        return Entry("–", None, "faint")
+    return Entry(f"{value:,.{digits}f}", value, kind)
 
 
-def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[Cell | str]]) -> Html:
+def percent(share: float | None) -> Entry:
+    """A share as per cent; a dash where there is none."""
+    return Entry("–", None, "faint") if share is None else Entry(f"{share:.1%}", share)
+
+
+def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[Entry | str]]) -> Html:
     """A table whose columns of figures align right; a row has a cell for each heading."""
-    cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    cells = [[Entry(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     figures = [any(row[place].value is not None for row in cells) for place in range(len(headings))]
     head = element(
         "tr",
@@ -60,7 +65,7 @@ def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[Cell | 
     )
 
 
-def _cell(cell: Cell, figure: bool) -> Html:
+def _cell(cell: Entry, figure: bool) -> Html:
     classes = " ".join(filter(None, ("figure" if figure else "", cell.kind)))
     return element(
         "td",
