@@ -119,12 +119,17 @@ class FakeBench:
         return Proof(True, "", 1e-4, 1e-3, 1e-4)
 
     def time(
-        self, problem: Problem, kernels: Sequence[tuple[Build, str]], runs: int, steady: bool
+        self,
+        problem: Problem,
+        kernels: Sequence[tuple[Build, str]],
+        least: int,
+        ms: float,
+        steady: bool,
     ) -> list[Samples]:
         time.sleep(self.world.seconds_per_request)
         stage = "final" if steady else "time"
         self.world.note(stage, problem, *(build.config for build, _ in kernels))
-        return [self._samples(problem, build, runs, stage) for build, _ in kernels]
+        return [self._samples(problem, build, least, stage) for build, _ in kernels]
 
     def _samples(self, problem: Problem, build: Build, runs: int, stage: str) -> Samples:
         kernel = self.world.kernel(build)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from flashsmith.benchmark.timing import Samples
@@ -28,7 +29,7 @@ class Candidate:
     checked: bool = False
     times: dict[int, Samples] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The config's short form."""
         return str(self.build.config)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
+from flashsmith.errors import CompileError
 from flashsmith.tuning.sweep.runner import Build, Compiled, Compiler
 from flashsmith.tuning.sweep.worker import Worker
 
@@ -26,8 +27,9 @@ class _Running:
 class Compiling:
     """`jobs` processes, each with a batch; use from one thread.
 
-    A batch whose process dies, hangs (for `patience` seconds) or raises is split and tried again,
-    so that in the end one build is at fault: it comes back with an error.
+    A batch whose process dies or hangs (for `patience` seconds) is split and tried again, so that
+    in the end one build is at fault: it comes back with an error. What a process raises is nobody's
+    fault in particular (no compiler, a full disk) and ends it all.
     """
 
     def __init__(self, compiler: Compiler, jobs: int, patience: float) -> None:
@@ -71,7 +73,10 @@ class Compiling:
             self._running.append(_Running(worker, batch))
 
     def collect(self) -> list[tuple[Build, Compiled]]:
-        """What became of builds since the last call; does not wait."""
+        """What became of builds since the last call; does not wait.
+
+        Raises CompileError when a process did not start, or raised.
+        """
         done: list[tuple[Build, Compiled]] = []
         for running in list(self._running):
             outcome = running.worker.outcome()
@@ -81,6 +86,8 @@ class Compiling:
             self._idle.append(running.worker)
             if outcome.failure is None:
                 done += zip(running.batch, outcome.value, strict=True)
+            elif outcome.failure.kind in ("startup", "error"):
+                raise CompileError(f"a compile process failed: {outcome.failure.reason}")
             elif len(running.batch) > 1:
                 half = len(running.batch) // 2
                 self._queue.extendleft((running.batch[half:], running.batch[:half]))

@@ -144,14 +144,19 @@ class GpuBench:
         return proof
 
     def time(
-        self, problem: Problem, kernels: Sequence[tuple[Build, str]], runs: int, steady: bool
+        self,
+        problem: Problem,
+        kernels: Sequence[tuple[Build, str]],
+        least: int,
+        ms: float,
+        steady: bool,
     ) -> list[Samples]:
         """By measure(), L2 flushed before every launch."""
         protocol = Protocol(
             num_warmups=1 if steady else 0,
-            runs=runs,
+            runs=least,
             warmup_ms=_STEADY_WARMUP_MS if steady else 0.0,
-            measure_ms=0.0,
+            measure_ms=ms,
             num_estimates=1,
         )
         contenders = [self._contender(problem, *kernel) for kernel in kernels]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flashsmith.errors import ArgumentError
@@ -10,10 +10,15 @@ from flashsmith.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Rung:
-    """One round: launches a kernel is timed with, and how near the best (as a share of its time)
-    keeps a kernel in the race whatever its place."""
+    """One round: a kernel is launched at least `least` times, and for `ms` milliseconds in all.
 
-    runs: int
+    Short kernels are launched more often, since what disturbs them does not shrink with them.
+    margin: how near the best, as a share of its time, keeps a kernel in the race whatever its
+    place.
+    """
+
+    least: int
+    ms: float
     margin: float
 
 
@@ -22,45 +27,52 @@ class Halving:
     """The plan of a race.
 
     Every rung keeps 1/eta of the field, at least `finalists`, and whoever is within its margin.
-    Then at most `finalists` kernels that are within the last rung's margin are timed interleaved,
-    `final_runs` launches each.
+    Then at most `finalists` kernels that are within the last rung's margin take turns for
+    `final_ms` each, at least `final_least` launches. A long problem is only tried with what is
+    within `entry_margin` of the best on a shorter one like it, or among the first 1/eta there.
 
     The margins are several times the spread of so few launches, so that noise cannot throw out the
-    best: on an H200 a median of three repeats within 3%, one of ten within 1%.
+    best.
     """
 
-    rungs: tuple[Rung, ...] = (Rung(3, 0.10), Rung(10, 0.04))
+    rungs: tuple[Rung, ...] = (Rung(1, 5.0, 0.10), Rung(3, 40.0, 0.04))
     eta: int = 3
-    finalists: int = 6
-    final_runs: int = 30
+    finalists: int = 4
+    final_least: int = 10
+    final_ms: float = 200.0
+    entry_margin: float = 0.15
 
     def __post_init__(self) -> None:
-        if not self.rungs or self.eta < 2 or self.finalists < 1 or self.final_runs < 1:
+        if not self.rungs or self.eta < 2 or self.finalists < 1 or self.final_least < 1:
             raise ArgumentError(
-                f"halving={self}: give at least one rung, eta from 2, finalists and final_runs "
+                f"halving={self}: give at least one rung, eta from 2, finalists and final_least "
                 "from 1"
             )
 
-    def survivors(self, rung: int, times: Mapping[str, float], field: Collection[str]) -> list[str]:
-        """Who goes on after `rung`, fastest first.
+    def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
+        """Who goes on, fastest first, of those with `times` (milliseconds by name).
 
-        `times` has milliseconds by name, of all who ran; `field` names those still in the race
-        (one may have failed since). Equal times are ordered by name.
+        Equal times are ordered by name.
         """
-        ranked = sorted((name for name in field if name in times), key=lambda n: (times[n], n))
-        if not ranked:
-            return []
-        limit = times[ranked[0]] * (1 + self.rungs[rung].margin)
+        ranked = _ranked(times)
         kept = max(-(-len(ranked) // self.eta), self.finalists)
-        return [name for place, name in enumerate(ranked) if place < kept or times[name] <= limit]
+        near = _near_the_best(times, ranked, margin)
+        return [name for place, name in enumerate(ranked) if place < kept or name in near]
 
-    def final_field(self, times: Mapping[str, float], field: Collection[str]) -> list[str]:
-        """Who is timed against whom in the end, fastest first: all who could still be the best."""
-        ranked = sorted((name for name in field if name in times), key=lambda n: (times[n], n))
-        if not ranked:
-            return []
-        limit = times[ranked[0]] * (1 + self.rungs[-1].margin)
-        return [name for name in ranked if times[name] <= limit][: self.finalists]
+    def final_field(self, times: Mapping[str, float]) -> list[str]:
+        """Who takes turns in the end, fastest first: all who could still be the best."""
+        ranked = _ranked(times)
+        near = _near_the_best(times, ranked, self.rungs[-1].margin)
+        return [name for name in ranked if name in near][: self.finalists]
+
+
+def _ranked(times: Mapping[str, float]) -> list[str]:
+    return sorted(times, key=lambda name: (times[name], name))
+
+
+def _near_the_best(times: Mapping[str, float], ranked: list[str], margin: float) -> set[str]:
+    limit = times[ranked[0]] * (1 + margin) if ranked else 0.0
+    return {name for name in ranked if times[name] <= limit}
 
 
 DEFAULT_HALVING = Halving()

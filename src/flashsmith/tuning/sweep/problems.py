@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from itertools import product
 
-from flashsmith.configs import DType, Problem, Semantics
+from flashsmith.configs import DeviceSpec, DType, Problem, Semantics
 from flashsmith.errors import ArgumentError
 
 _MASKS = (Semantics(), Semantics("causal"))
@@ -19,6 +20,9 @@ _CELLS = {
     96: (16, (512, 1024, 4096, 16384)),
     256: (8, (512, 1024, 4096, 16384)),
 }
+# Of a problem that speaks for longer ones: its length, and 8 tiles of 128 rows for every SM.
+_MENTOR_LENGTH = 2048
+_MENTOR_ROWS_PER_SM = 8 * 128
 
 
 def default_problems() -> list[Problem]:
@@ -61,3 +65,31 @@ def read_problems(text: str) -> list[Problem]:
             f"problems={text!r}: no problem in it; write them like 'b16 s4096 h16 d128 fp16; ...'"
         )
     return list(dict.fromkeys(problems))
+
+
+def mentor_of(problem: Problem, device: DeviceSpec, others: Iterable[Problem]) -> Problem | None:
+    """The shortest of `others` that says which kernels are worth a try on `problem`.
+
+    It has the same kind of heads, dtype and semantics, and its lengths are in the same proportion;
+    it is long enough that the ends of a kernel's loop hardly count, and large enough to fill the
+    GPU several times over.
+    """
+    alike = [
+        other
+        for other in others
+        if _kind(other) == _kind(problem)
+        and other.seq_q * problem.seq_k == problem.seq_q * other.seq_k
+        and min(other.seq_q, other.seq_k) >= _MENTOR_LENGTH
+        and other.seq_q < problem.seq_q
+        and other.batch * other.heads_q * other.seq_q >= _MENTOR_ROWS_PER_SM * device.sm_count
+    ]
+    return min(alike, key=lambda other: (other.seq_q, other), default=None)
+
+
+def _kind(problem: Problem) -> tuple[object, ...]:
+    return (
+        problem.d,
+        problem.dtype,
+        problem.semantics,
+        problem.heads_q // problem.heads_k,
+    )

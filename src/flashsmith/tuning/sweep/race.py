@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from flashsmith.benchmark.timing import Samples
 from flashsmith.configs import Problem
-from flashsmith.tuning.sweep.candidate import Candidate
+from flashsmith.tuning.sweep.candidate import Candidate, Status
 from flashsmith.tuning.sweep.halving import Halving
 from flashsmith.tuning.sweep.runner import Build, Proof
 
@@ -16,9 +16,11 @@ TaskKind = Literal["prove", "check", "time", "final"]
 # A final that breaks down is tried once more, after each of its kernels was timed alone.
 FINAL_ATTEMPTS = 2
 # Fewer launches each would rank no better than the rungs did.
-MIN_FINAL_RUNS = 5
-# What a proof, the first launch and its estimate cost beside the timed ones.
-_PROOF_LAUNCHES = 4
+MIN_FINAL_LAUNCHES = 3
+# For the estimate: beside the timed launches those of the proof, the first and the estimate.
+_NOMINAL_FLOP_PER_MS = 3e11
+_OTHER_LAUNCHES = 3
+_OVERHEAD_MS = 10.0
 # The rung of times that were taken to find out who broke the final.
 ALONE = -1
 
@@ -26,13 +28,14 @@ ALONE = -1
 @dataclass(frozen=True)
 class Task:
     """One request to the bench: prove a kernel, check it thoroughly, time it on a rung, or time the
-    finalists interleaved."""
+    finalists interleaved; each is launched `least` times at least, and for `ms` milliseconds."""
 
     kind: TaskKind
     race: Race
     candidates: tuple[Candidate, ...]
     rung: int = 0
-    runs: int = 0
+    least: int = 1
+    ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,24 @@ class Standing:
 
 
 class Race:
-    """The state of one problem's search. Deterministic: equal measurements give equal results,
-    whatever order they come in."""
+    """The state of one problem's search: what was measured decides, in whatever order it came.
 
-    def __init__(self, problem: Problem, candidates: Sequence[Candidate], halving: Halving) -> None:
+    `mentor` is the race for a shorter problem: who is far behind in its first rung does not enter.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        candidates: Sequence[Candidate],
+        halving: Halving,
+        mentor: Race | None = None,
+    ) -> None:
         self.problem = problem
         self.halving = halving
         self.candidates = {candidate.name: candidate for candidate in candidates}
+        self.mentor = mentor
         self.rung = 0
+        self._entered = mentor is None
         self.seconds = 0.0  # of the bench
         self.closed = False
         self.final_failures: list[str] = []
@@ -63,6 +76,11 @@ class Race:
     def field(self) -> list[Candidate]:
         """Who is still in the race."""
         return [c for c in self.candidates.values() if c.racing]
+
+    @property
+    def survived(self) -> list[Candidate]:
+        """Who did nothing wrong."""
+        return [c for c in self.candidates.values() if c.survived]
 
     @property
     def searched(self) -> bool:
@@ -81,38 +99,69 @@ class Race:
     def search_task(self, ready: Collection[Build]) -> Task | None:
         """What to measure next with the kernels that are `ready`; None: nothing now.
 
-        A kernel is proven before it is timed; a rung begins when the one before is complete.
+        A kernel is proven before it is timed; a rung begins when the one before is complete, and
+        ends as soon as everybody has been timed on it.
         """
+        if not self._entered and not self._enter():
+            return None
         while not self.searched:
             pending = [c for c in self.field if c.proof is None or self.rung not in c.times]
             for candidate in sorted(pending, key=lambda c: c.proof is None):
-                if candidate.build in ready:
+                if candidate.build in ready and not self.closed:
                     kind: TaskKind = "prove" if candidate.proof is None else "time"
-                    runs = self.halving.rungs[self.rung].runs
-                    return Task(kind, self, (candidate,), self.rung, runs)
+                    rung = self.halving.rungs[self.rung]
+                    return Task(kind, self, (candidate,), self.rung, rung.least, rung.ms)
             if pending:
                 return None
-            self._advance()
+            self._end_rung()
         return None
 
-    def _advance(self) -> None:
+    def _enter(self) -> bool:
+        """Lets in who did well on the mentor's first rung, as soon as that is complete."""
+        mentor = self.mentor
+        if mentor is not None:
+            if mentor.rung == 0 and not mentor.closed:
+                return False
+            times = {c.name: c.times[0].median_ms for c in mentor.survived if 0 in c.times}
+            self._keep(times, self.halving.entry_margin, f"on {mentor.problem}")
+        self._entered = True
+        return True
+
+    def _end_rung(self) -> None:
         """Ends the rung: whoever is too slow is out."""
-        times = self._times(self.rung)
-        survivors = set(self.halving.survivors(self.rung, times, times))
-        best = min(times.values(), default=0.0)
-        for candidate in self.field:
-            if candidate.name not in survivors:
-                slower = times[candidate.name] / best - 1
-                candidate.drop("slower", f"{slower:.1%} behind the best of rung {self.rung + 1}")
+        margin = self.halving.rungs[self.rung].margin
+        self._keep(self._times(self.rung), margin, f"of rung {self.rung + 1}")
         self.rung += 1
 
+    def _keep(self, times: dict[str, float], margin: float, where: str) -> None:
+        survivors = set(self.halving.survivors(times, margin))
+        best = min(times.values(), default=0.0)
+        for candidate in self.field:
+            if candidate.name in times and candidate.name not in survivors:
+                slower = times[candidate.name] / best - 1
+                candidate.drop("slower", f"{slower:.1%} behind the best {where}")
+
     def close_search(self) -> None:
-        """Ends the search early: what was not timed is out."""
+        """Ends the search early: what was not timed at all is out."""
         self.closed = True
-        if self.rung == 0:
-            for candidate in self.field:
-                if 0 not in candidate.times:
-                    candidate.drop("not reached", "the budget ended before it was timed")
+        for candidate in self.field:
+            if not candidate.times:
+                candidate.drop("not reached", "the budget ended before it was timed")
+
+    def condemn(self, build: Build, status: Status, reason: str) -> None:
+        """Takes a build's candidate out for what its kernel did.
+
+        Whoever was slower than it gets another chance: kernels that do wrong are often the fastest.
+        """
+        candidate = self.candidates.get(str(build.config))
+        if candidate is None or candidate.build != build or not candidate.survived:
+            return
+        candidate.drop(status, reason)
+        self.rung = 0
+        self._entered = self.mentor is None
+        for other in self.candidates.values():
+            if other.status == "slower":
+                other.status, other.reason = "racing", ""
 
     def _times(self, rung: int) -> dict[str, float]:
         return {c.name: c.times[rung].median_ms for c in self.field if rung in c.times}
@@ -127,7 +176,7 @@ class Race:
     def finalists(self) -> list[Candidate]:
         """Who can still be the best, fastest first by the last complete rung."""
         times = self._times(self.last_rung)
-        return [self.candidates[name] for name in self.halving.final_field(times, times)]
+        return [self.candidates[name] for name in self.halving.final_field(times)]
 
     def final_task(self, ready: Collection[Build], seconds: float) -> Task | None:
         """What the final needs next; None: it is over, or does not fit into so many seconds.
@@ -135,21 +184,26 @@ class Race:
         Whoever is in it is checked thoroughly first.
         """
         finalists = self.finalists()
-        if self.finished or not all(c.build in ready for c in finalists):
+        if not finalists or self._final_is_over() or not all(c.build in ready for c in finalists):
             return None
         if self.final_failures:
             # Who broke it? Timed alone, the culprit fails alone.
+            rung = self.halving.rungs[-1]
             for candidate in finalists:
                 if ALONE not in candidate.times:
-                    return Task("time", self, (candidate,), ALONE, self.halving.rungs[-1].runs)
+                    return Task("time", self, (candidate,), ALONE, rung.least, rung.ms)
         unchecked = [c for c in finalists if not c.checked]
         if unchecked:
             return Task("check", self, (unchecked[0],))
-        round_seconds = sum(c.times[self.last_rung].median_ms for c in finalists) / 1e3
-        runs = int(min(self.halving.final_runs, seconds / max(round_seconds, 1e-6)))
-        if runs < min(MIN_FINAL_RUNS, self.halving.final_runs):
-            return None
-        return Task("final", self, tuple(finalists), runs=runs)
+        # Half of it: the clock settles first.
+        ms = min(self.halving.final_ms, 1e3 * seconds / (2 * len(finalists)))
+        slowest = max(c.times[self.last_rung].median_ms for c in finalists)
+        least = int(min(self.halving.final_least, ms / max(slowest, 1e-6)))
+        if ms < self.halving.final_ms:
+            if least < MIN_FINAL_LAUNCHES:
+                return None
+            return Task("final", self, tuple(finalists), least=least, ms=ms)
+        return Task("final", self, tuple(finalists), least=self.halving.final_least, ms=ms)
 
     def _final_is_over(self) -> bool:
         return self._final() is not None or len(self.final_failures) >= FINAL_ATTEMPTS
@@ -159,20 +213,19 @@ class Race:
         return self.finals.get(frozenset(c.name for c in self.finalists()))
 
     def work(self) -> tuple[float, float]:
-        """FLOP launched so far and expected in all, for an estimate of the time that is left."""
-        running = [c for c in self.candidates.values() if c.survived]
-        field, launches, done = len(running), 0, 0
-        for rung in self.halving.rungs:
-            launches += field * (rung.runs + _PROOF_LAUNCHES)
+        """Milliseconds of work done and expected in all, as far as they are for an estimate of the
+        time that is left: by the problem's FLOP at a fixed rate."""
+        launch = self.problem.attn_flop() / _NOMINAL_FLOP_PER_MS
+        running = self.survived
+        field, total, done = len(running), 0.0, 0.0
+        for number, rung in enumerate(self.halving.rungs):
+            each = max(rung.ms, rung.least * launch) + _OTHER_LAUNCHES * launch + _OVERHEAD_MS
+            total += field * each
+            done += each * sum(number in c.times for c in running)
             field = min(field, max(-(-field // self.halving.eta), self.halving.finalists))
-        launches += min(field, self.halving.finalists) * self.halving.final_runs
-        if self.finished:
-            done = launches
-        else:
-            done = sum(len(s.times_ms) for c in running for s in c.times.values())
-            done += _PROOF_LAUNCHES * sum(len(c.times) for c in running)
-        flop = self.problem.attn_flop()
-        return float(flop * min(done, launches)), float(flop * launches)
+        finalists = min(field, self.halving.finalists)
+        total += finalists * max(self.halving.final_ms, self.halving.final_least * launch)
+        return (total, total) if self.finished else (min(done, total), total)
 
     # ---- what came out ----
 

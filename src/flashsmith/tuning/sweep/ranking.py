@@ -140,6 +140,18 @@ def print_plan(console: Console, races: Sequence[Race]) -> None:
         console.print(f"{count} x {reason}", markup=False, soft_wrap=True)
 
 
+def plan_summary(races: Sequence[Race]) -> list[dict[str, Any]]:
+    """What print_plan prints, for --json: every candidate, and why it is culled if it is."""
+    return [
+        {
+            "problem": str(race.problem),
+            "candidates": [c.name for c in race.field],
+            "culled": {c.name: c.reason for c in race.candidates.values() if not c.racing},
+        }
+        for race in races
+    ]
+
+
 def culls(races: Sequence[Race]) -> Counter[str]:
     """The reasons for which candidates were culled."""
     dropped = (c for race in races for c in race.candidates.values() if c.status == "culled")

@@ -83,10 +83,15 @@ class Bench(Protocol):
         """Runs the kernel on the problem and judges its output; `thorough` looks at more of it."""
 
     def time(
-        self, problem: Problem, kernels: Sequence[tuple[Build, str]], runs: int, steady: bool
+        self,
+        problem: Problem,
+        kernels: Sequence[tuple[Build, str]],
+        least: int,
+        ms: float,
+        steady: bool,
     ) -> list[Samples]:
-        """`runs` launches of every (build, library), interleaved; `steady` warms the GPU up first,
-        until its clock has settled."""
+        """Launches every (build, library) at least `least` times and for `ms` milliseconds in all,
+        interleaved; `steady` warms the GPU up first, until its clock has settled."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
-from flashsmith.errors import FlashsmithError
-
 READY, RETURNED, RAISED = "ready", "returned", "raised"
 _PR_SET_PDEATHSIG = 1
 
@@ -51,8 +49,9 @@ def _answer(connection: Connection, kind: str, function: Any, *arguments: Any) -
     try:
         answer = (kind, function(*arguments))
     except Exception as error:
-        words = str(error) if isinstance(error, FlashsmithError) else traceback.format_exc(limit=-3)
-        answer = (RAISED, f"{type(error).__name__}: {words}")
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(place.filename)}, line {place.lineno}, in {place.name}"
+        answer = (RAISED, f"{type(error).__name__}: {error} ({where})")
     connection.send(answer)
 
 

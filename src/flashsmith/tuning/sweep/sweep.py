@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from flashsmith.configs import DeviceSpec, Problem, Semantics, parse_kernel_name_into_config
+from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import LaunchError
-from flashsmith.tuning.sweep.candidate import Candidate, Status
+from flashsmith.tuning.sweep.candidate import Candidate
 from flashsmith.tuning.sweep.compiling import Compiling
-from flashsmith.tuning.sweep.cull import DEFAULT_MAX_SPILL, cull_compiled, cull_unbuilt
+from flashsmith.tuning.sweep.cull import DEFAULT_MAX_SPILL, cull_unbuilt
+from flashsmith.tuning.sweep.findings import Findings, build_to_json
 from flashsmith.tuning.sweep.halving import DEFAULT_HALVING, Halving
 from flashsmith.tuning.sweep.journal import Journal
 from flashsmith.tuning.sweep.progress import SweepProgress
@@ -27,7 +27,7 @@ _SEARCH_SHARE = 0.75
 _STARTUP_ATTEMPTS = 3
 # Slower than this is as good as hanging.
 _SLOWEST_FLOP_PER_SECOND = 1e12
-_REFRESH_SECONDS = 0.5
+_REFRESH_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ def make_race(
     device: DeviceSpec,
     key: str = DEFAULT_SPACE,
     halving: Halving = DEFAULT_HALVING,
+    mentor: Race | None = None,
 ) -> Race:
     """The race between the configs of a space for a problem; those that cannot be tried on the
-    device are culled.
+    device are culled. `mentor` is the race for a shorter problem like it, if there is one.
 
     Raises what ``search_space`` raises.
     """
@@ -65,7 +66,7 @@ def make_race(
         if reason is not None:
             candidate.drop("culled", reason)
         candidates.append(candidate)
-    return Race(problem, candidates, halving)
+    return Race(problem, candidates, halving, mentor)
 
 
 class Sweep:
@@ -83,8 +84,9 @@ class Sweep:
         progress: SweepProgress,
         finished: Callable[[Race], None] = lambda race: None,
     ) -> None:
-        self.races = {str(race.problem): race for race in races}
-        self.runner, self.journal, self.settings = runner, journal, settings
+        self.findings = Findings(races, journal, runner.device, settings.max_spill, progress.say)
+        self.races = self.findings.races
+        self.runner, self.settings = runner, settings
         self.progress = progress
         self._tell_finished = finished
         self._compiling = Compiling(runner.compiler, settings.jobs, settings.compile_patience)
@@ -92,15 +94,13 @@ class Sweep:
         self._task: Task | None = None
         self._last_race: Race | None = None
         self._task_began = 0.0
-        self._records: list[dict[str, Any]] = []
         self._libraries: dict[Build, str] = {}
         self._prepared: set[str] = set()
         self._startups_failed = 0
         self._finished: set[str] = set()
-        for record in journal.records:
-            self._apply(record)
-        self._began = time.monotonic()
-        self._work_before = self._work()[0]
+        self._work = {name: race.work() for name, race in self.races.items()}
+        self._done_before = self._work_done()[0]
+        self._began = self._shown = time.monotonic()
 
     def run(self) -> None:
         """Searches, then runs the finals; returns early at the end of the budget.
@@ -118,23 +118,9 @@ class Sweep:
                     race.close_search()
             self._loop(lambda: self._next_of_finals(deadline), deadline)
         finally:
-            self._save()
+            self.findings.save()
             self._compiling.stop()
             self._bench.stop()
-
-    def build(self) -> None:
-        """Only compiles, and culls by what the compiler says."""
-        try:
-            self._compiling.add(self._wanted_builds())
-            self._loop(lambda: None, math.inf)
-        finally:
-            self._save()
-            self._compiling.stop()
-
-    @property
-    def candidates(self) -> list[Candidate]:
-        """Those of all races."""
-        return [c for race in self.races.values() for c in race.candidates.values()]
 
     # ---- the loop ----
 
@@ -145,8 +131,8 @@ class Sweep:
             if self._task is None:
                 self._start(next_task())
             # On disk only now: the bench need not wait for it.
-            self._save()
-            self._announce_finished()
+            self.findings.save()
+            self._look()
             self._show()
             if self._task is None and not self._compiling.busy:
                 return
@@ -160,12 +146,12 @@ class Sweep:
                     self._take(outcome)
 
     def _wanted_builds(self) -> list[Build]:
-        """Of all that may still be measured. A race that only lacks its ranking needs none."""
+        """Of all that may still be measured; whoever was slower may get another chance."""
         wanted: dict[Build, None] = {}
         for race in self.races.values():
             race.search_task(())
             if not race.finished:
-                wanted.update(dict.fromkeys(c.build for c in race.field))
+                wanted.update(dict.fromkeys(c.build for c in race.survived))
         return list(wanted)
 
     def _next_of_search(self) -> Task | None:
@@ -180,8 +166,12 @@ class Sweep:
     def _next_of_finals(self, deadline: float) -> Task | None:
         open_races = [race for race in self.races.values() if not race.finished]
         for place, race in enumerate(open_races):
+            # A finalist that failed its check reopens the search.
+            task = race.search_task(self._libraries)
+            if task is None and not race.searched:
+                race.close_search()
             share = (deadline - time.monotonic()) / (len(open_races) - place)
-            if task := race.final_task(self._libraries, share):
+            if task := task or race.final_task(self._libraries, share):
                 return task
         return None
 
@@ -193,7 +183,7 @@ class Sweep:
             return
         self._last_race = task.race
         problem = task.race.problem
-        launches = max(1, task.runs) * len(task.candidates) + 10
+        launches = (task.least + 5) * len(task.candidates)
         seconds = self.settings.patience + launches * (
             problem.attn_flop() / _SLOWEST_FLOP_PER_SECOND
         )
@@ -205,7 +195,9 @@ class Sweep:
             self._bench.request("prove", problem, *kernels[0], thorough, seconds=seconds)
         else:
             steady = task.kind == "final"
-            self._bench.request("time", problem, kernels, task.runs, steady, seconds=seconds)
+            self._bench.request(
+                "time", problem, kernels, task.least, task.ms, steady, seconds=seconds
+            )
 
     def _take(self, outcome: Outcome) -> None:
         """Takes over what became of the request."""
@@ -222,14 +214,16 @@ class Sweep:
             self._prepared.add(problem)
         elif task.kind in ("prove", "check"):
             proof, thorough = asdict(outcome.value), task.kind == "check"
-            self._note("proof", problem=problem, config=name, thorough=thorough, proof=proof)
+            self.findings.note(
+                "proof", problem=problem, config=name, thorough=thorough, proof=proof
+            )
         elif task.kind == "time":
             times = samples_to_json(outcome.value[0])
-            self._note("times", problem=problem, config=name, rung=task.rung, times=times)
+            self.findings.note("times", problem=problem, config=name, rung=task.rung, times=times)
         else:
             found = zip(task.candidates, outcome.value, strict=True)
             times = {candidate.name: samples_to_json(samples) for candidate, samples in found}
-            self._note("final", problem=problem, times=times)
+            self.findings.note("final", problem=problem, times=times)
 
     def _take_failure(self, task: Task, failure: Failure) -> None:
         problem = str(task.race.problem)
@@ -245,16 +239,16 @@ class Sweep:
             for candidate in task.race.field:
                 candidate.drop("not reached", f"the problem cannot be set up: {failure.reason}")
         elif task.kind == "final":
-            self._note("final failed", problem=problem, reason=failure.reason)
+            self.findings.note("final failed", problem=problem, reason=failure.reason)
         else:
             self._note_failure(task, failure)
 
     def _note_failure(self, task: Task, failure: Failure) -> None:
         build = task.candidates[0].build
         what = {"prove": "proven", "check": "proven"}.get(task.kind, "timed")
-        self._note(
+        self.findings.note(
             "failed",
-            build=_build_to_json(build),
+            build=build_to_json(build),
             status=failure.kind,
             reason=f"while it was {what} on {task.race.problem}: {failure.reason}",
         )
@@ -262,82 +256,34 @@ class Sweep:
     def _compiled(self, build: Build, compiled: Compiled) -> None:
         if compiled.error is None:
             self._libraries[build] = compiled.library
-        self._note("compiled", build=_build_to_json(build), compiled=compiled.to_json())
-
-    # ---- what is known ----
-
-    def _note(self, kind: str, **facts: Any) -> None:
-        """Something new: it counts from now on, and is on its way to the journal."""
-        record = {"kind": kind, **facts}
-        self._records.append(record)
-        self._apply(record, new=True)
-
-    def _save(self) -> None:
-        records, self._records = self._records, []
-        self.journal.add(records)
-
-    def _apply(self, record: dict[str, Any], new: bool = False) -> None:
-        """Takes over a record, new or from an earlier run."""
-        kind = record["kind"]
-        if kind == "compiled":
-            self._apply_compiled(record, new)
-        elif kind == "failed":
-            self._condemn(
-                _build_from_json(record["build"]), record["status"], record["reason"], new
-            )
-        elif race := self.races.get(record["problem"]):
-            race.apply(record)
-            candidate = race.candidates.get(record.get("config", ""))
-            if kind == "proof" and candidate and candidate.proof and not candidate.proof.ok:
-                reason = f"on {record['problem']}: {candidate.proof.reason}"
-                self._condemn(candidate.build, "wrong", reason, new)
-
-    def _apply_compiled(self, record: dict[str, Any], new: bool) -> None:
-        build = _build_from_json(record["build"])
-        compiled = Compiled(**record["compiled"])
-        device, max_spill = self.runner.device, self.settings.max_spill
-        reason = cull_compiled(build.config, compiled, device, max_spill)
-        for candidate in self._of_build(build):
-            candidate.compiled = compiled
-            if reason is not None:
-                candidate.drop("culled", reason)
-        if reason is not None and new:
-            self.progress.say(f"culled {build}: {reason}")
-
-    def _condemn(self, build: Build, status: Status, reason: str, new: bool) -> None:
-        """A kernel that did wrong once is not trusted on any problem."""
-        for candidate in self._of_build(build):
-            candidate.drop(status, reason)
-        if new:
-            self.progress.say(f"{status} of {build} {reason}")
-
-    def _of_build(self, build: Build) -> list[Candidate]:
-        found = (race.candidates.get(str(build.config)) for race in self.races.values())
-        return [c for c in found if c is not None and c.build == build]
+        self.findings.note("compiled", build=build_to_json(build), compiled=compiled.to_json())
 
     # ---- telling ----
 
-    def _announce_finished(self) -> None:
-        for name, race in self.races.items():
+    def _look(self) -> None:
+        """Looks at the races that something happened to; tells which of them are over."""
+        for name in self.findings.touched:
+            race = self.races[name]
+            self._work[name] = race.work()
             if name not in self._finished and race.finished:
                 self._finished.add(name)
                 self._tell_finished(race)
+        self.findings.touched.clear()
 
-    def _work(self) -> tuple[float, float]:
-        parts = [race.work() for race in self.races.values()]
-        return sum(done for done, _ in parts), sum(total for _, total in parts)
+    def _work_done(self) -> tuple[float, float]:
+        return tuple(map(math.fsum, zip(*self._work.values(), strict=True)))  # type: ignore[return-value]
 
     def _show(self) -> None:
-        done, total = self._work()
-        self.progress.update(done / total if total else 1.0, self._seconds_left(), self._doing())
-
-    def _seconds_left(self) -> float:
-        """By the pace of this run, and no more than the budget has."""
-        done, total = self._work()
-        elapsed = time.monotonic() - self._began
-        pace = (done - self._work_before) / max(elapsed, 1e-3)
+        now = time.monotonic()
+        if now - self._shown < _REFRESH_SECONDS:
+            return
+        self._shown = now
+        done, total = self._work_done()
+        elapsed = now - self._began
+        pace = (done - self._done_before) / max(elapsed, 1e-3)
         left = (total - done) / pace if pace > 0 else math.inf
-        return min(left, self.settings.budget - elapsed)
+        left = min(left, self.settings.budget - elapsed)
+        self.progress.update(done / total if total else 1.0, left, self._doing())
 
     def _doing(self) -> str:
         race = self._task.race if self._task else self._last_race
@@ -349,11 +295,3 @@ class Sweep:
         best = standings[0]
         rate = race.problem.attn_flop() / best.ms / 1e9
         return f"{race.problem}: best so far {best.candidate.name}, {rate:.0f} TFLOP/s"
-
-
-def _build_to_json(build: Build) -> list[str]:
-    return [str(build.config), str(build.semantics)]
-
-
-def _build_from_json(texts: list[str]) -> Build:
-    return Build(parse_kernel_name_into_config(texts[0]), Semantics.parse(texts[1]))

@@ -22,7 +22,8 @@ FailureKind = Literal["crash", "hang", "error", "startup"]
 # Of a CUDA context and PyTorch on a cold disk.
 STARTUP_SECONDS = 300.0
 _GRACE_SECONDS = 5.0
-_SHOWN_CHARACTERS = 1500
+_DEATH_SECONDS = 60.0
+_SHOWN_CHARACTERS = 500
 # A script without a `__main__` guard must not run a second time, which rules multiprocessing out.
 _PROGRAM = """
 import sys
@@ -139,7 +140,9 @@ class Worker:
                 process.wait(_GRACE_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        # A process that a broken driver holds does not die; it must not hold this one as well.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_DEATH_SECONDS)
         self._words.close()
 
     # ---- inside ----
@@ -187,8 +190,10 @@ class Worker:
             with contextlib.suppress(ValueError):
                 how = f"was killed by {signal.Signals(-code).name}"
         self._words.seek(0)
-        words = self._words.read().decode(errors="replace").strip()
-        return f"the process {how}" + (f": {words[-_SHOWN_CHARACTERS:]}" if words else "")
+        # Of Python's own report the stack follows after an empty line.
+        words = self._words.read().decode(errors="replace").partition("\n\n")[0]
+        said = " ".join(words.split())[-_SHOWN_CHARACTERS:]
+        return f"the process {how}" + (f": {said}" if said else "")
 
     def _fail(self, kind: FailureKind, reason: str) -> Outcome:
         self.stop()
