@@ -1,7 +1,13 @@
-"""Puts the pretended GPU and the invalid calls where this folder's tests find them."""
+"""Puts this folder's helpers, the pretended GPU and the invalid calls where its tests find them."""
+
+from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
-sys.path += [str(_ROOT / "tools" / "gpu"), str(_ROOT / "tests" / "semantics")]
+_HERE = Path(__file__).parent
+sys.path[:0] = [
+    str(_HERE),
+    str(_HERE.parent / "semantics"),
+    str(_HERE.parents[1] / "tools" / "gpu"),
+]

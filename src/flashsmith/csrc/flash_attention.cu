@@ -188,12 +188,16 @@ LaunchPlan plan_forward(const FlashForwardKernelConfig& config, const ForwardPro
     return plan;
 }
 
-void PreparedLaunch::launch_on_current_device(const Addresses& at, void* stream) const {
+ForwardKernelArgs PreparedLaunch::arguments_at(const Addresses& at) const {
     check_kind(at, kernel_semantics());
-    if (plan_.grid[0] == 0) return;  // no rows: CUDA refuses an empty grid, and nothing is asked
     ForwardKernelArgs args;
     std::memcpy(&args, plan_.argument_bytes.data(), sizeof args);
     point_at(args, at);
+    return args;
+}
+
+void PreparedLaunch::launch_on_current_device(ForwardKernelArgs args, void* stream) const {
+    if (plan_.grid[0] == 0) return;  // no rows: CUDA refuses an empty grid, and nothing is asked
     const void* kernel = reinterpret_cast<const void*>(plan_.kernel);
     if (!smem_limit_raised_.load(std::memory_order_relaxed)) {
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -209,16 +213,18 @@ void PreparedLaunch::launch_on_current_device(const Addresses& at, void* stream)
 }
 
 void PreparedLaunch::launch(const Addresses& at, void* stream) const {
+    const ForwardKernelArgs args = arguments_at(at);
     const CurrentDevice current(device_);
-    launch_on_current_device(at, stream);
+    launch_on_current_device(args, stream);
 }
 
 float PreparedLaunch::launch_timed(const Addresses& at, void* stream) const {
+    const ForwardKernelArgs args = arguments_at(at);
     const CurrentDevice current(device_);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     const Event start, stop;
     check(cudaEventRecord(start.get(), cuda_stream), "cudaEventRecord");
-    launch_on_current_device(at, stream);
+    launch_on_current_device(args, stream);
     check(cudaEventRecord(stop.get(), cuda_stream), "cudaEventRecord");
     check(cudaEventSynchronize(stop.get()), "the kernel");
     float milliseconds = 0.0f;

@@ -95,7 +95,8 @@ class PreparedLaunch {
     float launch_timed(const Addresses& at, void* stream) const;
 
   private:
-    void launch_on_current_device(const Addresses& at, void* stream) const;
+    ForwardKernelArgs arguments_at(const Addresses& at) const;
+    void launch_on_current_device(ForwardKernelArgs args, void* stream) const;
 
     LaunchPlan plan_;
     int device_;

@@ -40,8 +40,8 @@ class ForwardCall(NamedTuple):
     @property
     def addresses(self) -> tuple[int, ...]:
         """Where everything is, in the order in which csrc/bindings.cc reads it."""
-        tensors = (address for address, *_ in self.tensors)
-        return (*tensors, self.lse, self.row_max, self.sinks, *self.cu_seqlens)
+        q, k, v, o = self.tensors
+        return (q[0], k[0], v[0], o[0], self.lse, self.row_max, self.sinks, *self.cu_seqlens)
 
     def library_arguments(self) -> tuple[int | float, ...]:
         """What follows the kernel's index in the library's plan and prepare.
@@ -49,10 +49,11 @@ class ForwardCall(NamedTuple):
         In the order in which csrc/bindings.cc reads it.
         """
         p, d = self.problem, self.device
+        q, k, v, o = self.tensors
         return (
             *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
             *self.totals,
-            *(stride for _, *strides in self.tensors for stride in strides),
+            *(*q[1:], *k[1:], *v[1:], *o[1:]),
             *self.addresses,
             *(self.scale, self.softcap),
             *(self.mask.left, self.mask.right),

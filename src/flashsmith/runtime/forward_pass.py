@@ -216,7 +216,7 @@ def run_call(
 
     def remember(request: Request, launch: Launch) -> None:
         if alike is not None:
-            prepared.remember(calls, alike, PreparedCall(request, launch))
+            prepared.remember(calls, alike, PreparedCall(request, launch), options)
 
     return run_request(
         config,

@@ -48,20 +48,20 @@ class PreparedCall:
         self._new_o: Callable[..., Any] = torch.empty_like
         if q.strides != contiguous_strides(q.shape):
             self._new_o = partial(torch.empty_like, memory_format=torch.contiguous_format)
-        self._new_statistic = partial(
-            torch.empty_strided,
-            request.statistics_shape,
-            contiguous_strides(request.statistics_shape),
-            dtype=torch.float32,
-            device=q.source.device,
-        )
         self._lse, self._row_max = request.lse, request.row_max
-        packing = request.packing
-        vectors = (request.sinks, *((None, None) if packing is None else packing[:2]))
-        self._has_vectors = any(vector is not None for vector in vectors)
+        if self._lse or self._row_max:
+            shape = request.statistics_shape
+            options = {"dtype": torch.float32, "device": q.source.device}
+            self._new_statistic = partial(
+                torch.empty_strided, shape, contiguous_strides(shape), **options
+            )
+        packing, sinks = request.packing, request.sinks
+        self._has_vectors = not (packing is None and sinks is None)
         self._is_plain = not (self._has_vectors or self._lse or self._row_max)
-        self._reach_of_o = _reach(request.o)
-        self._reaches = [_reach(view) for view in (q, request.k, request.v, *vectors)]
+        if request.o is not None:
+            offsets = (None, None) if packing is None else packing[:2]
+            self._reach_of_o = _reach(request.o)
+            self._reaches = [_reach(view) for view in (q, request.k, request.v, sinks, *offsets)]
 
     def run(self, tensors: Tensors, options: Options) -> Any:
         """Launches on these tensors; the outputs, or None when it takes the checks to judge where
@@ -97,10 +97,10 @@ class PreparedCall:
     def _may_overlap(self, o_at: int, addresses: tuple[int, ...]) -> bool:
         """Whether o's outer bounds meet those of an input."""
         o_first, o_end = o_at + self._reach_of_o[0], o_at + self._reach_of_o[1]
-        return any(
-            at + first < o_end and o_first < at + end
-            for at, (first, end) in zip(addresses, self._reaches, strict=False)
-        )
+        for at, (first, end) in zip(addresses, self._reaches, strict=False):
+            if at + first < o_end and o_first < at + end:
+                return True
+        return False
 
 
 def _places(tensors: tuple[Any, ...]) -> list[int]:
@@ -120,7 +120,7 @@ PreparedCalls = dict[Likeness, PreparedCall]
 # Replaced, not emptied, when calls are forgotten: one that has begun is kept with the old ones.
 known: PreparedCalls = {}
 _lock = threading.Lock()
-_tensor_type: type | None = None
+_tensor_type: Any = None
 
 
 def forget_prepared_calls() -> None:
@@ -136,11 +136,12 @@ def forget_prepared_calls() -> None:
 os.register_at_fork(after_in_child=forget_prepared_calls)
 
 
-def remember(calls: PreparedCalls, alike: Likeness, call: PreparedCall) -> None:
+def remember(calls: PreparedCalls, alike: Likeness, call: PreparedCall, options: Options) -> None:
     """Adds a call to those that ``find`` looks through, unless an option is of an unusual type."""
-    kinds = [part for part in alike if isinstance(part, type) and part is not _tensor_type]
-    if any(kind.__module__ not in _OPTION_MODULES for kind in kinds):
-        return
+    _, window, softcap, scale, *_, max_q, max_k, _, _ = options
+    for value in (window, *window, softcap, scale, max_q, max_k):
+        if type(value).__module__ not in _OPTION_MODULES:
+            return
     with _lock:
         while len(calls) >= MOST_CALLS:
             del calls[next(iter(calls))]
@@ -169,32 +170,37 @@ def _likeness(chosen: Any, tensors: Tensors, options: Options, emulate: Any) -> 
     """
     q, k, v, o = tensors
     causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, lse, row_max = options
+    if type(k) is not _tensor_type or type(v) is not _tensor_type:
+        return None
     if q.requires_grad or k.requires_grad or v.requires_grad:
         return None
     alike: Likeness = (
-        *(chosen, type(k), type(v)),
-        *(q.dtype, q.device, q.shape, q.stride()),
-        *(k.dtype, k.device, k.shape, k.stride()),
-        *(v.dtype, v.device, v.shape, v.stride()),
-        *(causal, softcap, scale, lse, row_max, emulate),
-        *(type(causal), type(softcap), type(scale), type(lse), type(row_max), type(emulate)),
-    )
+        chosen,
+        q.dtype, q.device, q.shape, q.stride(),
+        k.dtype, k.device, k.shape, k.stride(),
+        v.dtype, v.device, v.shape, v.stride(),
+        causal, softcap, scale, lse, row_max, emulate,
+        type(causal), type(softcap), type(scale), type(lse), type(row_max), type(emulate),
+    )  # fmt: skip
     if window is not NO_WINDOW:
         alike += ("window", window, type(window), *map(type, window))
-    if o is None and sinks is None and cu_q is None and max_q is None and max_k is None:
+    if cu_q is not None or cu_k is not None:
+        if max_q is None or max_k is None:
+            return None
+    elif o is None and sinks is None and max_q is None and max_k is None:
         return alike
-    if cu_q is not None and (max_q is None or max_k is None):
-        return None
-    alike += max_q, max_k, type(max_q), type(max_k)
-    for name, tensor in (("o", o), ("sinks", sinks), ("cu_q", cu_q), ("cu_k", cu_k)):
-        if tensor is not None:
-            if tensor.requires_grad:
-                return None
-            alike += name, type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride()
+    alike += (max_q, max_k, type(max_q), type(max_k))
+    for tensor in (o, sinks, cu_q, cu_k):
+        if tensor is None:
+            alike += (None,)
+            continue
+        if type(tensor) is not _tensor_type or tensor.requires_grad:
+            return None
+        alike += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
     return alike
 
 
-def _find_tensor_type() -> type | None:
+def _find_tensor_type() -> Any:
     """torch.Tensor, once the process has it."""
     global _tensor_type
     torch = sys.modules.get("torch")
