@@ -82,9 +82,12 @@ class Findings:
 
     def _condemn(self, build: Build, status: Status, reason: str, new: bool) -> None:
         """A kernel that did wrong once is not trusted on any problem."""
-        for name, race in self.races.items():
-            race.condemn(build, status, reason)
-            self.touched.add(name)
+        touched = [race for race in self.races.values() if race.condemn(build, status, reason)]
+        for race in self.races.values():
+            if race.mentor in touched:
+                race.reopen()
+                touched.append(race)
+        self.touched.update(str(race.problem) for race in touched)
         if new:
             self._say(f"{status}: {build} {reason}")
 

@@ -120,6 +120,7 @@ class Race:
         """Lets in who did well on the mentor's first rung, as soon as that is complete."""
         mentor = self.mentor
         if mentor is not None:
+            mentor.search_task(())  # ends its rung, if nobody else did
             if mentor.rung == 0 and not mentor.closed:
                 return False
             times = {c.name: c.times[0].median_ms for c in mentor.survived if 0 in c.times}
@@ -148,15 +149,23 @@ class Race:
             if not candidate.times:
                 candidate.drop("not reached", "the budget ended before it was timed")
 
-    def condemn(self, build: Build, status: Status, reason: str) -> None:
-        """Takes a build's candidate out for what its kernel did.
+    def condemn(self, build: Build, status: Status, reason: str) -> bool:
+        """Takes a build's candidate out for what its kernel did, and reopens the search.
 
-        Whoever was slower than it gets another chance: kernels that do wrong are often the fastest.
+        False: it is not in this race, or out already.
         """
         candidate = self.candidates.get(str(build.config))
         if candidate is None or candidate.build != build or not candidate.survived:
-            return
+            return False
         candidate.drop(status, reason)
+        self.reopen()
+        return True
+
+    def reopen(self) -> None:
+        """Gives whoever was slower another chance: kernels that do wrong are often the fastest.
+
+        What was measured counts as before.
+        """
         self.rung = 0
         self._entered = self.mentor is None
         for other in self.candidates.values():
@@ -216,7 +225,7 @@ class Race:
         """Milliseconds of work done and expected in all, as far as they are for an estimate of the
         time that is left: by the problem's FLOP at a fixed rate."""
         launch = self.problem.attn_flop() / _NOMINAL_FLOP_PER_MS
-        running = self.survived
+        running = [c for c in self.survived if c.racing or c.times]
         field, total, done = len(running), 0.0, 0.0
         for number, rung in enumerate(self.halving.rungs):
             each = max(rung.ms, rung.least * launch) + _OTHER_LAUNCHES * launch + _OVERHEAD_MS
@@ -245,7 +254,7 @@ class Race:
             candidate.times[record["rung"]] = samples_from_json(record["times"])
         elif record["kind"] == "proof":
             candidate.proof = Proof(**record["proof"])
-            candidate.checked = record["thorough"] and candidate.proof.ok
+            candidate.checked |= record["thorough"] and candidate.proof.ok
 
     def standings(self) -> list[Standing]:
         """Everybody with a time, fastest first.

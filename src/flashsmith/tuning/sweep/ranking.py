@@ -92,7 +92,7 @@ def summary(races: Sequence[Race]) -> list[dict[str, Any]]:
                 for standing in race.standings()[:_SHOWN]
             ],
             "candidates": len(race.candidates),
-            "statuses": dict(Counter(c.status for c in race.candidates.values())),
+            "statuses": dict(Counter(map(_fate, race.candidates.values()))),
         }
         for race in races
     ]
@@ -156,6 +156,10 @@ def culls(races: Sequence[Race]) -> Counter[str]:
     """The reasons for which candidates were culled."""
     dropped = (c for race in races for c in race.candidates.values() if c.status == "culled")
     return Counter(candidate.reason for candidate in dropped)
+
+
+def _fate(candidate: Candidate) -> str:
+    return "near the best" if candidate.racing else candidate.status
 
 
 def _why_nothing(race: Race) -> str:

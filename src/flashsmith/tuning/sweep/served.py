@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
+from operator import methodcaller
 from types import FrameType
 from typing import Any
 
@@ -37,7 +38,7 @@ def serve(descriptor: int, parent: int, gentle: bool) -> None:
             _answer(connection, READY, target.open)
             while True:
                 method, arguments = connection.recv()
-                _answer(connection, RETURNED, getattr(target, method), *arguments)
+                _answer(connection, RETURNED, methodcaller(method, *arguments), target)
         except (EOFError, ConnectionError):
             pass
     # Nothing here is worth the minutes that tearing down a broken GPU context can take.

@@ -134,9 +134,9 @@ def tune(
                 record_race(race, runner, (out / "winners.json", table))
         write_ranking(out, races, runner)
         forget_choices()
-    progress.say(
-        f"{len(told)} of {len(races)} problems in {format_seconds(time.monotonic() - began)}"
-    )
+    won = sum(bool(race.standings()) for race in races)
+    took = format_seconds(time.monotonic() - began)
+    progress.say(f"{won} of {len(races)} problems have a winner, in {took}")
     return Tuned(list(races), interrupted)
 
 

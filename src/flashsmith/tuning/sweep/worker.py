@@ -120,9 +120,9 @@ class Worker:
             return self._fail("crash" if self._started else "startup", self._last_words())
         if time.monotonic() >= self._deadline:
             if not self._started:
-                return self._fail("startup", f"not up after {self._startup_seconds:.0f} s")
+                return self._fail("startup", f"not up after {self._startup_seconds:g} s")
             seconds = self._waiting[2] if self._waiting else 0.0
-            return self._fail("hang", f"not done after {seconds:.0f} s")
+            return self._fail("hang", f"not done after {seconds:g} s")
         return None
 
     def stop(self) -> None:
