@@ -31,7 +31,7 @@ def draw_heat_map(heat: HeatMap, theme: Theme) -> Figure:
     width = 0.5 + 0.078 * max(map(len, heat.rows), default=0) + 0.78 * len(heat.columns)
     figure = new_figure(max(width, 5.5), 1.1 + 0.28 * len(heat.rows), theme)
     axes = figure.subplots()
-    dress(axes, theme, grid="")
+    dress(axes, theme, grid=None)
     # Over the row labels too: the map itself may be narrower than its heading.
     figure.suptitle(
         heat.heading, x=0.02, ha="left", color=theme.ink, fontsize=11, fontweight="bold"

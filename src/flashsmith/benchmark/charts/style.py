@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from flashsmith.errors import ArgumentError, DependencyError
 
@@ -102,7 +102,7 @@ def new_figure(width: float, height: float, theme: Theme) -> Figure:
     return figure
 
 
-def dress(axes: Axes, theme: Theme, *, grid: str = "y") -> None:
+def dress(axes: Axes, theme: Theme, *, grid: Literal["y", "both"] | None = "y") -> None:
     """The theme's colours on a pair of axes: no frame, thin lines along the axis `grid`."""
     axes.set_facecolor(theme.surface)
     for side in axes.spines.values():
@@ -110,7 +110,7 @@ def dress(axes: Axes, theme: Theme, *, grid: str = "y") -> None:
     axes.tick_params(colors=theme.muted, labelcolor=theme.muted, length=0, labelsize=9)
     axes.grid(visible=False)
     if grid:
-        axes.grid(visible=True, axis=grid, color=theme.grid, linewidth=0.8)  # type: ignore[arg-type]
+        axes.grid(visible=True, axis=grid, color=theme.grid, linewidth=0.8)
     axes.set_axisbelow(True)
 
 

@@ -108,7 +108,7 @@ def _label_ends(
 def _draw_bars(heading: str, length: str, lines: Sequence[Line], theme: Theme) -> Figure:
     figure = new_figure(6.4, 1.3 + 0.42 * max(len(lines), 2), theme)
     axes = figure.subplots()
-    dress(axes, theme, grid="")
+    dress(axes, theme, grid=None)
     title(axes, f"{heading}, length {length.replace(chr(10), ', ')}", theme)
     axes.set_xticks([])
     rates = [line.rates[0] or 0.0 for line in lines]

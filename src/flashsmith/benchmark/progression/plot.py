@@ -46,7 +46,7 @@ def _wrapped(name: str) -> str:
 
 
 def _draw_times(axes: Axes, ladder: Ladder, theme: Theme) -> None:
-    dress(axes, theme, grid="")
+    dress(axes, theme, grid=None)
     axes.set_xticks([])
     title(axes, "TFLOP/s" + (f" (share of {ladder.peer})" if ladder.peer else ""), theme)
     times = [step.time for step in ladder.steps]
@@ -95,7 +95,7 @@ def _write_rate(axes: Axes, place: int, step: Step, longest: float, theme: Theme
 
 
 def _draw_instructions(axes: Axes, ladder: Ladder, theme: Theme) -> None:
-    dress(axes, theme, grid="")
+    dress(axes, theme, grid=None)
     axes.set_xticks([])
     title(axes, f"Warp instructions ({ladder.counted})", theme)
     left = [0.0] * len(ladder.steps)
