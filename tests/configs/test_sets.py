@@ -11,6 +11,7 @@ from config_samples import LADDER_TOP
 
 from flashsmith.configs import (
     DType,
+    FlashForwardKernelConfig,
     device_spec,
     get_autotuning_kernel_configs,
     get_cover_configs,
@@ -21,6 +22,7 @@ from flashsmith.configs import (
     is_legal,
     should_autotune_config,
 )
+from flashsmith.configs.search_space import MOVES, neighbours
 from flashsmith.errors import ConfigParseError, SelectionError
 
 
@@ -101,6 +103,17 @@ def test_space_is_legal_where_there_is_room_and_contains_tune() -> None:
     assert {cfg.d_head for cfg in configs} == {64, 96, 128, 256}
     wide = get_search_space_configs([DType.BF16], [192])
     assert {(cfg.dtype, cfg.d_head) for cfg in wide} == {(DType.BF16, 192)}
+
+
+@pytest.mark.parametrize("cfg", get_search_space_configs()[::97], ids=str)
+def test_neighbours_are_one_move_away(cfg: FlashForwardKernelConfig) -> None:
+    found = neighbours(cfg)
+    assert len(set(found)) == len(found) > 3
+    for other in found:
+        assert other != cfg
+        assert is_legal(other, device_spec("H200"))
+        moved = {knob for knob in vars(cfg) if getattr(cfg, knob) != getattr(other, knob)}
+        assert any(moved <= set(knobs) for knobs in MOVES)
 
 
 def test_what_is_built_is_tune_sorted() -> None:

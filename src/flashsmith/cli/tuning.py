@@ -40,6 +40,14 @@ def tune_kernels(
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="90s, 10m, 1h, or none: for all problems together.")
     ] = "10m",
+    refine: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Times that neighbours of each problem's best are tried. Default: once for the "
+            "key space, else never.",
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Go on from what --out holds, or forget it.")
     ] = True,
@@ -78,6 +86,8 @@ def tune_kernels(
         )
     if max_spill < 0:
         raise ArgumentError(f"max_spill={max_spill}: give 0 or more bytes")
+    if refine is not None and refine < 0:
+        raise ArgumentError(f"refine={refine}: give 0 or more")
     if jobs is not None and jobs < 1:
         raise ArgumentError(f"jobs={jobs}: give at least 1")
     from flashsmith.runtime import gpu_count
@@ -87,9 +97,11 @@ def tune_kernels(
     from flashsmith.tuning.sweep.ranking import plan_summary, print_plan, print_ranking, summary
     from flashsmith.tuning.sweep.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
 
+    key = space or env.KERNELS.raw() or DEFAULT_SPACE
     settings = Settings(
         budget=parse_budget(budget),
         max_spill=max_spill,
+        refinements=int(key == DEFAULT_SPACE) if refine is None else refine,
         # Timing needs a core of its own.
         jobs=jobs or max(1, env.jobs() - 1),
     )
@@ -100,7 +112,7 @@ def tune_kernels(
     else:
         spec = check_gpu(device)
     listed = None if problems is None else read_problems(problems)
-    races = plan_races(listed, spec, space or env.KERNELS.raw() or DEFAULT_SPACE, settings)
+    races = plan_races(listed, spec, key, settings)
     console = make_console()
     if dry_run or build_only:
         if build_only:

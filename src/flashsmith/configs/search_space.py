@@ -1,12 +1,15 @@
-"""The space that `flashsmith tune` searches: values per knob, and what is not worth a try.
+"""The space that `flashsmith tune` searches: a product of knobs, the neighbours of what did well in
+it, and what is not worth a try.
 
-Wider than 'tune' in every direction: every head dimension, 8 warps, long key tiles. A new knob
-joins the search by a line in SEARCH_KNOBS.
+The product is wider than 'tune' in every direction: every head dimension, 8 warps, long key tiles.
+It cannot hold every knob: each doubles it. A new knob joins the search as a line of MOVES, and is
+then tried on every problem's best.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 from flashsmith.configs.config import THREADS_PER_WARP, FlashForwardKernelConfig
@@ -26,6 +29,17 @@ SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
     "V_mma_load_K_tiles": (0, 2),
     "mma_double_buffer_loads": (False, True),
     "optimized_softmax": (False, True),
+}
+# What makes a config another one's neighbour: new values for one knob, or for two that depend on
+# each other.
+MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
+    ("B_r", "n_warps"): ((64, 4), (128, 4), (128, 8)),
+    ("B_c",): ((32,), (64,), (128,)),
+    ("eager_load_blocks",): ((False,), (True,)),
+    ("Q_mma_load_K_tiles", "K_mma_load_K_tiles"): ((0, 0), (0, 2), (2, 2), (0, 4), (4, 4)),
+    ("V_mma_load_K_tiles",): ((0,), (2,), (4,)),
+    ("mma_double_buffer_loads",): ((False,), (True,)),
+    ("optimized_softmax",): ((False,), (True,)),
 }
 SEARCH_D_HEADS = (64, 96, 128, 256)
 
@@ -58,3 +72,17 @@ def get_search_space_configs(
         for values in product(*knobs.values())
     )
     return [cfg for cfg in configs if worth_searching(cfg) and is_legal(cfg, _ROOMIEST)]
+
+
+def neighbours(cfg: FlashForwardKernelConfig) -> list[FlashForwardKernelConfig]:
+    """The configs one of MOVES away that are legal on the roomiest known device, and worth it."""
+    moved = (
+        replace(cfg, **dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]
+        for knobs, choices in MOVES.items()
+        for values in choices
+    )
+    return [
+        other
+        for other in dict.fromkeys(moved)
+        if other != cfg and worth_searching(other) and is_legal(other, _ROOMIEST)
+    ]

@@ -53,9 +53,11 @@ def _do(how: str) -> None:
 
 @dataclass
 class World:
-    """All fake kernels by short form, and how noisy the clock is (relative standard deviation)."""
+    """All fake kernels by short form, `default` for others, and how noisy the clock is (relative
+    standard deviation)."""
 
     kernels: dict[str, Kernel]
+    default: Kernel = Kernel()
     noise: float = 0.0
     log: Path | None = None
     refuses: tuple[str, ...] = ()
@@ -63,7 +65,7 @@ class World:
     seconds_per_request: float = 0.0
 
     def kernel(self, build: Build) -> Kernel:
-        return self.kernels.get(str(build.config), Kernel())
+        return self.kernels.get(str(build.config), self.default)
 
     def note(self, *words: object) -> None:
         if self.log is not None:

@@ -317,3 +317,49 @@ def test_killed_with_all_its_processes_it_goes_on(
     process.wait()
     wait_until_gone(children)
     assert ranking(sweep(NOISY, folder, PROBLEMS)) == expected
+
+
+# ---- neighbours ----
+
+
+def refined(folder: Path, world: World, refinements: int, key: str) -> list[Race]:
+    races = [make_race(p, fakes.DEVICE, key, HALVING, None, refinements) for p in PROBLEMS]
+    journal = Journal(folder / "journal.jsonl", "here")
+    progress = SweepProgress(quiet=True)
+    Sweep(races, fakes.fake_runner(world), journal, SETTINGS, progress).run()
+    journal.close()
+    return races
+
+
+def path_to_the_best() -> tuple[list[str], World]:
+    """Three configs, each the next one's neighbour and slower; all others are slower still."""
+    start = next(cfg for cfg in fakes.CONFIGS if (cfg.B_r, cfg.B_c) == (64, 64))
+    first = replace(start, eager_load_blocks=not start.eager_load_blocks)
+    second = replace(first, optimized_softmax=not first.optimized_softmax)
+    names = [str(start), str(first), str(second)]
+    speeds = {name: Kernel(ms=1.0 - n / 10) for n, name in enumerate(names)}
+    return names, World(speeds, default=Kernel(ms=2.0))
+
+
+def test_neighbours_of_the_best_are_tried_and_their_neighbours(tmp_path: Path) -> None:
+    names, world = path_to_the_best()
+    for refinements in (0, 1, 2):
+        races = refined(tmp_path / str(refinements), world, refinements, names[0])
+        assert [order(race)[0] for race in races] == [names[refinements]] * 2
+        tried = [len(race.candidates) for race in races]
+        assert tried == [1, 1] if refinements == 0 else min(tried) > 8 * refinements
+
+
+def test_neighbours_that_fail_cost_themselves_and_a_refined_sweep_goes_on(tmp_path: Path) -> None:
+    names, world = path_to_the_best()
+    kernels = {**world.kernels, names[2]: Kernel(ms=0.1, fails="check", how="lie")}
+    world = replace(world, kernels=kernels)
+    expected = refined(tmp_path / "whole", world, 2, names[0])
+    assert [order(race)[0] for race in expected] == [names[1]] * 2
+    assert [statuses(race)[names[2]] for race in expected] == ["wrong"] * 2
+    content = (tmp_path / "whole" / "journal.jsonl").read_bytes()
+    for cut in (len(content), len(content) // 2, len(content) * 3 // 4):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / "journal.jsonl").write_bytes(content[:cut])
+        assert ranking(refined(folder, world, 2, names[0])) == ranking(expected)

@@ -6,12 +6,13 @@ crashes, hangs or lies costs itself only. Whatever is found out is in a journal 
 goes on, so that it can be stopped at any time.
 """
 
+from flashsmith.tuning.sweep.entry import make_race
 from flashsmith.tuning.sweep.halving import DEFAULT_HALVING, Halving, Rung
 from flashsmith.tuning.sweep.journal import Journal
 from flashsmith.tuning.sweep.problems import default_problems, read_problems
 from flashsmith.tuning.sweep.runner import Build, Compiled, Proof, Runner
 from flashsmith.tuning.sweep.space import DEFAULT_SPACE, search_space
-from flashsmith.tuning.sweep.sweep import Settings, Sweep, make_race
+from flashsmith.tuning.sweep.sweep import Settings, Sweep
 
 __all__ = [
     "DEFAULT_HALVING",

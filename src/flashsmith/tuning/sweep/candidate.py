@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from flashsmith.benchmark.timing import Samples
 from flashsmith.tuning.sweep.runner import Build, Compiled, Proof
@@ -48,3 +48,21 @@ class Candidate:
         """Takes it out of the race; what it did wrong first stays."""
         if self.survived:
             self.status, self.reason = status, reason
+
+    def take(self, record: dict[str, Any]) -> None:
+        """Takes over what a journal's record says about it."""
+        if record["kind"] == "times":
+            self.times[record["rung"]] = samples_from_json(record["times"])
+        else:
+            self.proof = Proof(**record["proof"])
+            self.checked |= record["thorough"] and self.proof.ok
+
+
+def samples_to_json(samples: Samples) -> dict[str, Any]:
+    """What samples_from_json reads."""
+    return asdict(samples)
+
+
+def samples_from_json(record: dict[str, Any]) -> Samples:
+    """The samples that samples_to_json wrote."""
+    return Samples(**{**record, "times_ms": tuple(record["times_ms"])})

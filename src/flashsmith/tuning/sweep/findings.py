@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flashsmith.configs import DeviceSpec, Semantics, parse_kernel_name_into_config
-from flashsmith.tuning.sweep.candidate import Status
+from flashsmith.configs.search_space import neighbours
+from flashsmith.tuning.sweep.candidate import Candidate, Status
 from flashsmith.tuning.sweep.cull import cull_compiled
+from flashsmith.tuning.sweep.entry import new_candidate
 from flashsmith.tuning.sweep.journal import Journal
 from flashsmith.tuning.sweep.race import Race
 from flashsmith.tuning.sweep.runner import Build, Compiled
@@ -33,6 +35,8 @@ class Findings:
         self._device, self._max_spill = device, max_spill
         self._say = say
         self._unsaved: list[dict[str, Any]] = []
+        self._compiled: dict[Build, Compiled] = {}
+        self._condemned: dict[Build, tuple[Status, str]] = {}
         # Names of the races that records have touched; whoever looks at them clears it.
         self.touched: set[str] = set(self.races)
         for record in journal.records:
@@ -52,6 +56,41 @@ class Findings:
         records, self._unsaved = self._unsaved, []
         self._journal.add(records)
 
+    def advance(self, race: Race) -> list[Build]:
+        """Lets neighbours of the best join where a race has come so far; what has to be compiled
+        for them."""
+        wanted: list[Build] = []
+        race.search_task(())  # ends the rungs that are complete
+        while race.refinable:
+            joined: list[Candidate] = []
+            for leader in race.leaders():
+                for cfg in neighbours(leader.build.config):
+                    candidate = new_candidate(race.problem, cfg, self._device)
+                    known = [*race.candidates, *(c.name for c in joined)]
+                    if candidate.name not in known:
+                        joined.append(candidate)
+            race.join(joined)
+            for candidate in joined:
+                self._tell(candidate)
+            wanted += [c.build for c in joined if c.racing]
+            race.search_task(())
+        return wanted
+
+    def _tell(self, candidate: Candidate) -> None:
+        """Applies what is known of a candidate's build."""
+        if compiled := self._compiled.get(candidate.build):
+            self._take_compiled(candidate, compiled)
+        if found := self._condemned.get(candidate.build):
+            candidate.drop(*found)
+
+    def _take_compiled(self, candidate: Candidate, compiled: Compiled) -> str | None:
+        config = candidate.build.config
+        reason = cull_compiled(config, compiled, self._device, self._max_spill)
+        candidate.compiled = compiled
+        if reason is not None:
+            candidate.drop("culled", reason)
+        return reason
+
     def _apply(self, record: dict[str, Any], new: bool) -> None:
         if record["kind"] == "compiled":
             self._apply_compiled(record, new)
@@ -61,27 +100,26 @@ class Findings:
         elif race := self.races.get(record["problem"]):
             race.apply(record)
             self.touched.add(record["problem"])
-            candidate = race.candidates.get(record.get("config", ""))
-            if record["kind"] == "proof" and candidate and not record["proof"]["ok"]:
+            if record["kind"] == "proof" and not record["proof"]["ok"]:
+                build = Build.of(race.problem, parse_kernel_name_into_config(record["config"]))
                 reason = f"on {record['problem']}: {record['proof']['reason']}"
-                self._condemn(candidate.build, "wrong", reason, new)
+                self._condemn(build, "wrong", reason, new)
 
     def _apply_compiled(self, record: dict[str, Any], new: bool) -> None:
         build = build_from_json(record["build"])
-        compiled = Compiled(**record["compiled"])
-        reason = cull_compiled(build.config, compiled, self._device, self._max_spill)
+        compiled = self._compiled[build] = Compiled(**record["compiled"])
+        reason = None
         for name, race in self.races.items():
             candidate = race.candidates.get(str(build.config))
             if candidate is not None and candidate.build == build:
-                candidate.compiled = compiled
-                if reason is not None:
-                    candidate.drop("culled", reason)
+                reason = self._take_compiled(candidate, compiled)
                 self.touched.add(name)
         if reason is not None and new:
             self._say(f"culled {build}: {reason}")
 
     def _condemn(self, build: Build, status: Status, reason: str, new: bool) -> None:
         """A kernel that did wrong once is not trusted on any problem."""
+        self._condemned.setdefault(build, (status, reason))
         touched = [race for race in self.races.values() if race.condemn(build, status, reason)]
         for race in self.races.values():
             if race.mentor in touched:

@@ -46,7 +46,7 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
             "gpu": device.name,
             "driver": origin["driver"],
             "csrc": source_hash(package_sources()),
-            "halving": repr(halving),
+            "protocol": f"{halving.rungs}, {halving.final_least} x {halving.final_ms:g} ms",
         },
         origin=origin,
         process_environment=env.environment_of_gpu(ordinal),

@@ -30,6 +30,7 @@ class Halving:
     Then at most `finalists` kernels that are within the last rung's margin take turns for
     `final_ms` each, at least `final_least` launches. A long problem is only tried with what is
     within `entry_margin` of the best on a shorter one like it, or among the first 1/eta there.
+    `leaders`: of how many the neighbours are tried.
 
     The margins are several times the spread of so few launches, so that noise cannot throw out the
     best.
@@ -41,6 +42,7 @@ class Halving:
     final_least: int = 10
     final_ms: float = 200.0
     entry_margin: float = 0.15
+    leaders: int = 3
 
     def __post_init__(self) -> None:
         if not self.rungs or self.eta < 2 or self.finalists < 1 or self.final_least < 1:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from flashsmith.benchmark.timing import Samples
 from flashsmith.configs import Problem
-from flashsmith.tuning.sweep.candidate import Candidate, Status
+from flashsmith.tuning.sweep.candidate import Candidate, Status, samples_from_json
 from flashsmith.tuning.sweep.halving import Halving
-from flashsmith.tuning.sweep.runner import Build, Proof
+from flashsmith.tuning.sweep.runner import Build
 
 TaskKind = Literal["prove", "check", "time", "final"]
 # A final that breaks down is tried once more, after each of its kernels was timed alone.
@@ -52,6 +52,8 @@ class Race:
     """The state of one problem's search: what was measured decides, in whatever order it came.
 
     `mentor` is the race for a shorter problem: who is far behind in its first rung does not enter.
+    When all rungs are complete, neighbours of the best may join, and the rungs are run for them;
+    `refinements` times.
     """
 
     def __init__(
@@ -60,13 +62,19 @@ class Race:
         candidates: Sequence[Candidate],
         halving: Halving,
         mentor: Race | None = None,
+        refinements: int = 0,
     ) -> None:
         self.problem = problem
         self.halving = halving
         self.candidates = {candidate.name: candidate for candidate in candidates}
         self.mentor = mentor
+        self.refinements = refinements
+        self.refined = 0
         self.rung = 0
+        self._first = tuple(self.candidates)
+        self._first_rung_is_over = False
         self._entered = mentor is None
+        self._records: dict[str, list[dict[str, Any]]] = {}
         self.seconds = 0.0  # of the bench
         self.closed = False
         self.final_failures: list[str] = []
@@ -84,7 +92,16 @@ class Race:
 
     @property
     def searched(self) -> bool:
-        """Whether every rung is complete."""
+        """Whether every rung is complete, and no more neighbours join."""
+        return self._rungs_are_over and self.refined == self.refinements
+
+    @property
+    def refinable(self) -> bool:
+        """Whether it is time for neighbours of the best to join."""
+        return self._rungs_are_over and self.refined < self.refinements and not self.closed
+
+    @property
+    def _rungs_are_over(self) -> bool:
         return self.rung == len(self.halving.rungs)
 
     @property
@@ -104,7 +121,7 @@ class Race:
         """
         if not self._entered and not self._enter():
             return None
-        while not self.searched:
+        while not self._rungs_are_over:
             pending = [c for c in self.field if c.proof is None or self.rung not in c.times]
             for candidate in sorted(pending, key=lambda c: c.proof is None):
                 if candidate.build in ready and not self.closed:
@@ -121,9 +138,10 @@ class Race:
         mentor = self.mentor
         if mentor is not None:
             mentor.search_task(())  # ends its rung, if nobody else did
-            if mentor.rung == 0 and not mentor.closed:
+            if not (mentor._first_rung_is_over or mentor.closed):
                 return False
-            times = {c.name: c.times[0].median_ms for c in mentor.survived if 0 in c.times}
+            first = (mentor.candidates[name] for name in mentor._first)
+            times = {c.name: c.times[0].median_ms for c in first if c.survived and 0 in c.times}
             self._keep(times, self.halving.entry_margin, f"on {mentor.problem}")
         self._entered = True
         return True
@@ -133,6 +151,7 @@ class Race:
         margin = self.halving.rungs[self.rung].margin
         self._keep(self._times(self.rung), margin, f"of rung {self.rung + 1}")
         self.rung += 1
+        self._first_rung_is_over = True
 
     def _keep(self, times: dict[str, float], margin: float, where: str) -> None:
         survivors = set(self.halving.survivors(times, margin))
@@ -162,15 +181,36 @@ class Race:
         return True
 
     def reopen(self) -> None:
-        """Gives whoever was slower another chance: kernels that do wrong are often the fastest.
+        """Begins anew: kernels that do wrong are often the fastest, and throw out others.
 
         What was measured counts as before.
         """
-        self.rung = 0
+        self.candidates = {name: self.candidates[name] for name in self._first}
+        self.refined = self.rung = 0
+        self._first_rung_is_over = False
         self._entered = self.mentor is None
         for other in self.candidates.values():
             if other.status == "slower":
                 other.status, other.reason = "racing", ""
+
+    def leaders(self) -> list[Candidate]:
+        """The best by the last complete rung, fastest first: whose neighbours may join."""
+        times = self._times(self.last_rung)
+        ranked = sorted(times, key=lambda name: (times[name], name))
+        return [self.candidates[name] for name in ranked[: self.halving.leaders]]
+
+    def join(self, neighbours: Sequence[Candidate]) -> None:
+        """Candidates join, and what is known of them counts; the rungs are run for those who are in
+        the race. Nobody: the race is as refined as it can be."""
+        if not neighbours:
+            self.refined = self.refinements
+            return
+        self.refined += 1
+        self.rung = 0
+        for candidate in neighbours:
+            self.candidates[candidate.name] = candidate
+            for record in self._records.get(candidate.name, ()):
+                candidate.take(record)
 
     def _times(self, rung: int) -> dict[str, float]:
         return {c.name: c.times[rung].median_ms for c in self.field if rung in c.times}
@@ -247,14 +287,10 @@ class Race:
         if record["kind"] == "final failed":
             self.final_failures.append(record["reason"])
             return
-        candidate = self.candidates.get(record["config"])
-        if candidate is None:  # of another space
-            return
-        if record["kind"] == "times":
-            candidate.times[record["rung"]] = samples_from_json(record["times"])
-        elif record["kind"] == "proof":
-            candidate.proof = Proof(**record["proof"])
-            candidate.checked |= record["thorough"] and candidate.proof.ok
+        # Of another space, or a neighbour that will be found again.
+        self._records.setdefault(record["config"], []).append(record)
+        if candidate := self.candidates.get(record["config"]):
+            candidate.take(record)
 
     def standings(self) -> list[Standing]:
         """Everybody with a time, fastest first.
@@ -284,13 +320,3 @@ class Race:
                 Standing(candidate, samples.median_ms * scale, samples, f"rung {rung + 1}")
             )
         return sorted(standings, key=lambda s: (s.ms, s.candidate.name))
-
-
-def samples_to_json(samples: Samples) -> dict[str, Any]:
-    """What samples_from_json reads."""
-    return asdict(samples)
-
-
-def samples_from_json(record: dict[str, Any]) -> Samples:
-    """The samples that samples_to_json wrote."""
-    return Samples(**{**record, "times_ms": tuple(record["times_ms"])})

@@ -7,18 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import LaunchError
-from flashsmith.tuning.sweep.candidate import Candidate
+from flashsmith.tuning.sweep.candidate import samples_to_json
 from flashsmith.tuning.sweep.compiling import Compiling
-from flashsmith.tuning.sweep.cull import DEFAULT_MAX_SPILL, cull_unbuilt
+from flashsmith.tuning.sweep.cull import DEFAULT_MAX_SPILL
 from flashsmith.tuning.sweep.findings import Findings, build_to_json
 from flashsmith.tuning.sweep.halving import DEFAULT_HALVING, Halving
 from flashsmith.tuning.sweep.journal import Journal
 from flashsmith.tuning.sweep.progress import SweepProgress
-from flashsmith.tuning.sweep.race import Race, Task, samples_to_json
+from flashsmith.tuning.sweep.race import Race, Task
 from flashsmith.tuning.sweep.runner import Build, Compiled, Runner
-from flashsmith.tuning.sweep.space import DEFAULT_SPACE, search_space
 from flashsmith.tuning.sweep.worker import Failure, Outcome, Worker, wait_for_any
 
 # What the search leaves of the budget to the finals, whose figures the table is made of.
@@ -35,38 +33,18 @@ class Settings:
     """How a sweep goes about it.
 
     budget: seconds for all problems together. max_spill: spilled bytes per thread that are let
-    pass. jobs: compile processes. patience: seconds that a request to the bench may take beyond
+    pass. refinements: how many times neighbours of a problem's best are tried. jobs: compile
+    processes. patience: seconds that a request to the bench may take beyond
     what its FLOP explain; compile_patience: seconds that a batch of kernels may take to compile.
     """
 
     halving: Halving = DEFAULT_HALVING
     budget: float = math.inf
     max_spill: int = DEFAULT_MAX_SPILL
+    refinements: int = 0
     jobs: int = 1
     patience: float = 60.0
     compile_patience: float = 600.0
-
-
-def make_race(
-    problem: Problem,
-    device: DeviceSpec,
-    key: str = DEFAULT_SPACE,
-    halving: Halving = DEFAULT_HALVING,
-    mentor: Race | None = None,
-) -> Race:
-    """The race between the configs of a space for a problem; those that cannot be tried on the
-    device are culled. `mentor` is the race for a shorter problem like it, if there is one.
-
-    Raises what ``search_space`` raises.
-    """
-    candidates = []
-    for cfg in search_space(problem, device, key):
-        candidate = Candidate(Build.of(problem, cfg))
-        reason = cull_unbuilt(cfg, device)
-        if reason is not None:
-            candidate.drop("culled", reason)
-        candidates.append(candidate)
-    return Race(problem, candidates, halving, mentor)
 
 
 class Sweep:
@@ -149,7 +127,7 @@ class Sweep:
         """Of all that may still be measured; whoever was slower may get another chance."""
         wanted: dict[Build, None] = {}
         for race in self.races.values():
-            race.search_task(())
+            self.findings.advance(race)
             if not race.finished:
                 wanted.update(dict.fromkeys(c.build for c in race.survived))
         return list(wanted)
@@ -159,14 +137,19 @@ class Sweep:
         share = _SEARCH_SHARE * self.settings.budget / max(1, len(self.races))
         order = sorted(self.races.values(), key=lambda r: r.seconds if r.seconds > share else 0.0)
         for race in order:
-            if task := race.search_task(self._libraries):
+            task = race.search_task(self._libraries)
+            if task is None and race.refinable:
+                self._compiling.add(self.findings.advance(race))
+                task = race.search_task(self._libraries)
+            if task is not None:
                 return task
         return None
 
     def _next_of_finals(self, deadline: float) -> Task | None:
         open_races = [race for race in self.races.values() if not race.finished]
         for place, race in enumerate(open_races):
-            # A finalist that failed its check reopens the search.
+            # A finalist that failed its check reopened the search.
+            self.findings.advance(race)
             task = race.search_task(self._libraries)
             if task is None and not race.searched:
                 race.close_search()
@@ -265,7 +248,9 @@ class Sweep:
         for name in self.findings.touched:
             race = self.races[name]
             self._work[name] = race.work()
-            if name not in self._finished and race.finished:
+            if not race.finished:
+                self._finished.discard(name)
+            elif name not in self._finished:
                 self._finished.add(name)
                 self._tell_finished(race)
         self.findings.touched.clear()

@@ -15,13 +15,14 @@ from flashsmith.runtime import gpu_count, query_gpu
 from flashsmith.tuning.choice import forget_choices
 from flashsmith.tuning.sweep.compiling import Compiling
 from flashsmith.tuning.sweep.cull import cull_compiled
+from flashsmith.tuning.sweep.entry import make_race
 from flashsmith.tuning.sweep.journal import Journal
 from flashsmith.tuning.sweep.problems import default_problems, mentor_of
 from flashsmith.tuning.sweep.progress import SweepProgress, format_seconds
 from flashsmith.tuning.sweep.race import Race
 from flashsmith.tuning.sweep.ranking import record_race, write_ranking
 from flashsmith.tuning.sweep.runner import Compiler, Runner
-from flashsmith.tuning.sweep.sweep import Settings, Sweep, make_race
+from flashsmith.tuning.sweep.sweep import Settings, Sweep
 from flashsmith.tuning.sweep.worker import wait_for_any
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)", re.ASCII)
@@ -70,7 +71,12 @@ def plan_races(
         mentor = mentor_of(problem, device, races)
         try:
             races[problem] = make_race(
-                problem, device, key, settings.halving, races[mentor] if mentor else None
+                problem,
+                device,
+                key,
+                settings.halving,
+                races[mentor] if mentor else None,
+                settings.refinements,
             )
         except SelectionError as error:
             refused = error
@@ -113,10 +119,8 @@ def tune(
     CompileError when nothing can be compiled.
     """
     journal = Journal(out / "journal.jsonl", journal_key(runner), fresh=fresh)
-    told: set[str] = set()
 
     def finished(race: Race) -> None:
-        told.add(str(race.problem))
         record_race(race, runner, (out / "winners.json", table))
         progress.say(f"done {_outcome(race)}")
 
@@ -129,9 +133,9 @@ def tune(
         interrupted = True
     finally:
         journal.close()
+        # Also those that were told: a kernel may have been found out later, on another problem.
         for race in races:
-            if str(race.problem) not in told:
-                record_race(race, runner, (out / "winners.json", table))
+            record_race(race, runner, (out / "winners.json", table))
         write_ranking(out, races, runner)
         forget_choices()
     won = sum(bool(race.standings()) for race in races)
