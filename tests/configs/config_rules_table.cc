@@ -9,7 +9,7 @@ namespace {
 using flashsmith::DType;
 using flashsmith::FlashForwardKernelConfig;
 
-constexpr int kFields = 13;
+constexpr int kFields = 19;
 
 FlashForwardKernelConfig config_from(const int* v) {
     return {.dtype = static_cast<DType>(v[0]),
@@ -24,7 +24,13 @@ FlashForwardKernelConfig config_from(const int* v) {
             .K_mma_load_K_tiles = v[9],
             .V_mma_load_K_tiles = v[10],
             .mma_double_buffer_loads = v[11] != 0,
-            .optimized_softmax = v[12] != 0};
+            .optimized_softmax = v[12] != 0,
+            .kv_stages = v[13],
+            .lazy_rescale = v[14] != 0,
+            .ping_pong = v[15] != 0,
+            .min_ctas_per_sm = v[16],
+            .trim_masks = v[17] != 0,
+            .l2_group_mib = v[18]};
 }
 
 }  // namespace

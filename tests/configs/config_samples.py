@@ -34,6 +34,12 @@ any_config = st.builds(
     V_mma_load_K_tiles=_counts,
     mma_double_buffer_loads=st.booleans(),
     optimized_softmax=st.booleans(),
+    kv_stages=st.one_of(st.sampled_from([0, 2, 3, 4]), st.integers(0, _INT_MAX)),
+    lazy_rescale=st.booleans(),
+    ping_pong=st.booleans(),
+    min_ctas_per_sm=st.one_of(st.sampled_from([0, 2, 3, 4]), st.integers(0, _INT_MAX)),
+    trim_masks=st.booleans(),
+    l2_group_mib=st.one_of(st.sampled_from([0, 16, 32]), st.integers(0, _INT_MAX)),
 )
 
 any_semantics = st.builds(
@@ -58,6 +64,9 @@ def random_configs(count: int, seed: int) -> list[FlashForwardKernelConfig]:
         "B_r": (16, 32, 64, 96, 128, 256),
         "B_c": (8, 16, 24, 32, 64, 96, 128, 256),
         "n_warps": (1, 2, 3, 4, 5, 8, 16, 32, 33),
+        "kv_stages": (1, 2, 5, 7),
+        "min_ctas_per_sm": (1, 2, 5, 16),
+        "l2_group_mib": (1, 8, 64),
     }
     loads = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 
@@ -79,5 +88,5 @@ def random_configs(count: int, seed: int) -> list[FlashForwardKernelConfig]:
 class LaterConfig(FlashForwardKernelConfig):
     """The class as it may look after two more knobs were appended."""
 
-    kv_stages: int = field(default=0, metadata={"meaning": "K/V buffers", "word": "stages"})
-    lazy_rescale: bool = field(default=False, metadata={"meaning": "rare rescale", "word": "lazy"})
+    tiles_ahead: int = field(default=0, metadata={"meaning": "loads in flight", "word": "tiles"})
+    fast: bool = field(default=False, metadata={"meaning": "in less time", "word": "fast"})

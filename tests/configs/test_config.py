@@ -34,8 +34,9 @@ def test_dtype_refuses_with_the_allowed_ones(value: object) -> None:
         DType.parse(value)
 
 
-def test_the_thirteen_fields_stand_in_their_frozen_order() -> None:
-    assert [knob.name for knob in fields(FlashForwardKernelConfig)] == [
+def test_the_thirteen_first_fields_are_frozen_and_later_ones_follow() -> None:
+    names = [knob.name for knob in fields(FlashForwardKernelConfig)]
+    assert names[:13] == [
         "dtype",
         "d_head",
         "B_r",
@@ -50,6 +51,16 @@ def test_the_thirteen_fields_stand_in_their_frozen_order() -> None:
         "mma_double_buffer_loads",
         "optimized_softmax",
     ]
+    assert names[13:] == [
+        "kv_stages",
+        "lazy_rescale",
+        "ping_pong",
+        "min_ctas_per_sm",
+        "trim_masks",
+        "l2_group_mib",
+    ]
+    later = fields(FlashForwardKernelConfig)[13:]
+    assert all(knob.default == 0 for knob in later)
     assert all(knob.metadata["meaning"] for knob in fields(FlashForwardKernelConfig))
 
 
@@ -107,7 +118,20 @@ def test_a_config_without_features_still_shows_its_load_counts() -> None:
 def test_an_appended_knob_shows_only_when_it_is_set() -> None:
     today = LaterConfig(*LADDER_TOP.to_ints())
     assert str(today) == str(LADDER_TOP)
-    assert str(replace(today, kv_stages=3, lazy_rescale=True)) == f"{LADDER_TOP}+stages_3+lazy"
+    assert str(replace(today, tiles_ahead=3, fast=True)) == f"{LADDER_TOP}+tiles_3+fast"
+
+
+def test_the_later_knobs_in_the_short_form() -> None:
+    cfg = replace(
+        LADDER_TOP,
+        kv_stages=3,
+        lazy_rescale=True,
+        ping_pong=True,
+        min_ctas_per_sm=2,
+        trim_masks=True,
+        l2_group_mib=16,
+    )
+    assert str(cfg) == f"{LADDER_TOP}+stages_3+lazy_rescale+ping_pong+ctas_2+trim+l2_16"
 
 
 def test_kernel_name_is_a_c_identifier_and_unique() -> None:
@@ -128,7 +152,9 @@ def test_cpp_struct_has_a_designated_initialiser_per_field() -> None:
         "FlashForwardKernelConfig{.dtype = DType::FP16, .d_head = 128, .B_r = 64, .B_c = 64, "
         ".n_warps = 4, .async_copy = true, .eager_load_blocks = true, .swizzled = true, "
         ".Q_mma_load_K_tiles = 0, .K_mma_load_K_tiles = 2, .V_mma_load_K_tiles = 2, "
-        ".mma_double_buffer_loads = false, .optimized_softmax = true}"
+        ".mma_double_buffer_loads = false, .optimized_softmax = true, "
+        ".kv_stages = 0, .lazy_rescale = false, .ping_pong = false, .min_ctas_per_sm = 0, "
+        ".trim_masks = false, .l2_group_mib = 0}"
     )
 
 
@@ -141,6 +167,14 @@ def test_shapes_and_shared_memory() -> None:
     assert (LADDER_TOP.n_threads, LADDER_TOP.rows_per_warp) == (128, 16)
     assert LADDER_TOP.smem_bytes() == 3 * 64 * 128 * 2
     assert PLAIN.smem_bytes(elem_size=4) == (128 + 2 * 32) * 64 * 4
+
+
+def test_a_ring_takes_its_tiles_of_shared_memory() -> None:
+    ring = replace(LADDER_TOP, kv_stages=3)
+    assert (LADDER_TOP.kv_tiles, ring.kv_tiles) == (1, 3)
+    assert ring.smem_bytes() == (64 + 2 * 3 * 64) * 128 * 2
+    # 167936 / (114688 + 1024): one CTA where the single tiles left room for three.
+    assert ring.num_ctas_per_sm(167936) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from flashsmith.configs import (
 from flashsmith.errors import ConfigParseError
 
 CSRC = Path(__file__).parents[2] / "src" / "flashsmith" / "csrc"
+# Places of the fields that are on or off.
+FLAGS = (5, 6, 7, 11, 12, 14, 15, 17)
 KERNEL = "void flashsmith::flash_forward_kernel<flashsmith::StaticForwardKernelConfig<{}> >({})"
 
 
@@ -42,13 +44,13 @@ def test_every_table_row_gives_its_config_back(cfg: FlashForwardKernelConfig) ->
 def test_every_demangled_form_gives_its_config_back(cfg: FlashForwardKernelConfig) -> None:
     ints = cfg.to_ints()
     words = [f"(flashsmith::DType){ints[0]}", *map(str, ints[1:])]
-    for flag in (5, 6, 7, 11, 12):
+    for flag in FLAGS:
         words[flag] = "true" if ints[flag] else "false"
     assert parse_kernel_name_into_config(demangled(", ".join(words))) == cfg
     last = max(place for place, value in enumerate(ints) if value)
     assert parse_kernel_name_into_config(demangled(", ".join(words[: last + 1]))) == cfg
     typed = [f"(DType){ints[0]}", *(f"(int){value}" for value in ints[1:])]
-    for flag in (5, 6, 7, 11, 12):
+    for flag in FLAGS:
         typed[flag] = f"(bool){ints[flag]}"
     profiler = demangled(", ".join(typed), struct="FlashForwardKernelConfig")
     assert parse_kernel_name_into_config(profiler) == cfg
@@ -107,7 +109,7 @@ def test_a_name_that_says_its_config_twice_is_one_config() -> None:
         ("(FP16, 128, 64, 64, 4): load_0_0_0_tiles+load_2_2_2_tiles", "stands there twice"),
         ("(FP16, 128, 64, 64, 4): async load_0_0_0_tiles", "unknown feature"),
         (f"| {LADDER_TOP} | {LADDER_TOP} |", "more than one config"),
-        (demangled("(DType)5, 128, 64, 64, 4, true, true, true, 0, 2, 2, 0, 1, 3"), "14 values"),
+        (demangled("(DType)5, 128, 64, 64, 4" + ", 1" * 15), "20 values"),
         (demangled("(DType)6, 128, 64, 64, 4"), "dtype='6'"),
         (demangled("(DType)5, 128, 64, 64"), "n_warps=0"),
         (demangled("(DType)5, true, 64, 64, 4"), "d_head is 'true'"),
@@ -124,14 +126,16 @@ def test_what_cannot_be_parsed_is_told_why(text: str, problem: str) -> None:
 
 
 def test_an_unknown_feature_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(
-        ConfigParseError, match="known are async, eager, swizzled, buffer, opt_softmax, load_Q_K_V"
-    ):
+    known = (
+        "known are async, eager, swizzled, buffer, opt_softmax, stages_N, lazy_rescale, "
+        "ping_pong, ctas_N, trim, l2_N, load_Q_K_V_tiles"
+    )
+    with pytest.raises(ConfigParseError, match=known):
         parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): fast+load_0_0_0_tiles")
 
 
 def test_an_appended_knob_is_parsed_and_filled() -> None:
-    later = replace(LaterConfig(*LADDER_TOP.to_ints()), kv_stages=3, lazy_rescale=True)
+    later = replace(LaterConfig(*LADDER_TOP.to_ints()), tiles_ahead=3, fast=True)
     assert parse_kernel_name_into_config(str(later), LaterConfig) == later
     today = LaterConfig(*LADDER_TOP.to_ints())
     assert parse_kernel_name_into_config(str(LADDER_TOP), LaterConfig) == today

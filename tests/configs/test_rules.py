@@ -36,10 +36,10 @@ BROKEN = [
     ("(FP16, 16, 64, 64, 4): load_0_0_0_tiles", {"d_head_supported"}),
     ("(FP16, 160, 64, 64, 4): load_0_0_0_tiles", {"d_head_supported"}),
     ("(FP16, 72, 64, 64, 4): load_0_0_0_tiles", {"d_head_supported", "d_head_in_mma_steps"}),
-    ("(FP16, 128, 256, 64, 4): load_0_0_0_tiles", {"B_r_supported"}),
+    ("(FP16, 128, 320, 64, 4): load_0_0_0_tiles", {"B_r_supported"}),
     ("(FP16, 128, 64, 16, 4): load_0_0_0_tiles", {"B_c_supported"}),
     ("(FP16, 128, 64, 24, 4): load_0_0_0_tiles", {"B_c_supported", "B_c_in_mma_steps"}),
-    ("(FP16, 128, 64, 64, 2): load_0_0_0_tiles", {"n_warps_supported"}),
+    ("(FP16, 128, 64, 64, 1): load_0_0_0_tiles", {"n_warps_supported"}),
     ("(FP16, 128, 64, 64, 8): load_0_0_0_tiles", {"warp_rows_in_mma_steps"}),
     (
         "(FP16, 128, 128, 64, 33): load_0_0_0_tiles",
@@ -61,6 +61,23 @@ BROKEN = [
     ("(FP16, 96, 64, 64, 4): load_0_8_0_tiles", {"K_load_count"}),
     ("(FP16, 192, 128, 64, 4): load_0_0_0_tiles", {"O_fits_registers"}),
     ("(FP16, 256, 128, 32, 4): load_2_2_2_tiles", {"O_fits_registers"}),
+    ("(FP16, 64, 64, 64, 4): async+eager+load_2_2_2_tiles+stages_1", {"kv_stages_supported"}),
+    ("(FP16, 64, 64, 64, 4): async+load_2_2_2_tiles+stages_2", {"kv_stages_copy_ahead"}),
+    ("(FP16, 64, 64, 64, 4): eager+load_2_2_2_tiles+stages_2", {"kv_stages_copy_ahead"}),
+    (
+        "(FP16, 64, 128, 64, 8): async+eager+load_2_2_2_tiles+stages_2+ping_pong",
+        {"ping_pong_stages"},
+    ),
+    ("(FP16, 64, 128, 64, 8): async+eager+load_2_2_2_tiles+ping_pong", {"ping_pong_stages"}),
+    (
+        "(FP16, 64, 64, 64, 4): async+eager+load_2_2_2_tiles+stages_3+ping_pong",
+        {"ping_pong_warps"},
+    ),
+    ("(FP16, 64, 64, 64, 4): load_2_2_2_tiles+ctas_1", {"min_ctas_supported"}),
+    # 168 registers a thread, of which O takes 128; 127 the rule would not allow.
+    ("(FP16, 128, 128, 32, 4): load_2_2_2_tiles+ctas_3", {"min_ctas_fit_registers"}),
+    ("(FP16, 128, 128, 128, 8): load_2_2_2_tiles+ctas_2", {"min_ctas_fit_smem"}),
+    ("(FP16, 64, 64, 64, 4): load_2_2_2_tiles+l2_24", {"l2_group_supported"}),
 ]
 
 
@@ -151,18 +168,20 @@ NUMBERS = [knob for knob, values in KNOB_VALUES.items() if type(values[0]) is in
 
 @pytest.mark.parametrize("knob", NUMBERS)
 def test_knob_values_leave_no_legal_value_out(knob: str) -> None:
-    lowest = 0 if knob.endswith("K_tiles") else 1
+    lowest = 0 if 0 in KNOB_VALUES[knob] else 1
     legal = [
         value
         for value in range(lowest, 513)
-        if any(legal_completions(replace(LADDER_TOP, **{knob: value}), (knob,), DEFAULT_DEVICE))
+        if next(
+            legal_completions(replace(LADDER_TOP, **{knob: value}), (knob,), DEFAULT_DEVICE), None
+        )
     ]
     assert legal == list(KNOB_VALUES[knob])
 
 
 # --- nearest legal -------------------------------------------------------------------------------
 
-FIXED = ("dtype", "async_copy", "eager_load_blocks", "swizzled", "optimized_softmax")
+FIXED = ("dtype", "swizzled", "optimized_softmax", "lazy_rescale", "trim_masks")
 
 
 def changed_knobs(cfg: FlashForwardKernelConfig, other: FlashForwardKernelConfig) -> list[str]:
@@ -196,15 +215,13 @@ def test_nearest_of_a_legal_config_is_itself() -> None:
 @pytest.mark.parametrize("text", [text for text, _ in BROKEN])
 def test_no_legal_config_is_fewer_changes_away(text: str) -> None:
     cfg = parse_kernel_name_into_config(text)
+    fewest = len(changed_knobs(cfg, nearest_legal(cfg)[0]))
     free = [knob for knob in KNOB_VALUES if knob not in FIXED]
-    d_heads = [cfg.d_head] if cfg.d_head in KNOB_VALUES["d_head"] else KNOB_VALUES["d_head"]
-    domains = [d_heads if knob == "d_head" else KNOB_VALUES[knob] for knob in free]
-    fewest = min(
-        len(changed_knobs(cfg, candidate))
-        for values in product(*domains)
-        if is_legal(candidate := replace(cfg, **dict(zip(free, values, strict=True))))
-    )
-    assert len(changed_knobs(cfg, nearest_legal(cfg)[0])) == fewest
+    if cfg.d_head in KNOB_VALUES["d_head"]:
+        free.remove("d_head")
+    for knobs in combinations(free, fewest - 1):
+        for values in product(*(KNOB_VALUES[knob] for knob in knobs)):
+            assert not is_legal(replace(cfg, **dict(zip(knobs, values, strict=True))))
 
 
 def test_nearest_takes_the_smallest_steps_first() -> None:

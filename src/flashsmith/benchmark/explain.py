@@ -165,7 +165,11 @@ _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity")
 def smem_map(cfg: FlashForwardKernelConfig) -> tuple[SmemRegion, ...]:
     """Where the tiles lie in a CTA's dynamic shared memory; O takes Q's place at the end."""
     regions, begin = [], 0
-    for tile, rows in (("Q, then O", cfg.B_r), ("K", cfg.B_c), ("V", cfg.B_c)):
+    ring = cfg.kv_tiles
+    names = [
+        f"{tile} {i + 1} of {ring}" if ring > 1 else tile for tile in "KV" for i in range(ring)
+    ]
+    for tile, rows in (("Q, then O", cfg.B_r), *((name, cfg.B_c) for name in names)):
         end = begin + rows * cfg.d_head * cfg.dtype.element_size
         regions.append(SmemRegion(tile, begin, end, rows, cfg.d_head))
         begin = end

@@ -45,6 +45,21 @@ def _buffer(cfg: FlashForwardKernelConfig) -> str:
     return "streamed fragments are loaded right before they multiply"
 
 
+def _ring(cfg: FlashForwardKernelConfig) -> str:
+    if cfg.kv_stages == 0:
+        return (
+            "one K and one V tile, each filled once its last product is over; two barriers a block"
+        )
+    ahead = cfg.kv_stages - (2 if cfg.ping_pong else 1)
+    return f"a ring of {cfg.kv_stages} K/V tiles, filled {ahead} ahead; one barrier a block"
+
+
+def _group(cfg: FlashForwardKernelConfig) -> str:
+    if cfg.l2_group_mib == 0:
+        return "a head's blocks run side by side"
+    return f"heads whose K and V take {cfg.l2_group_mib} MiB share the GPU, block by block"
+
+
 def _eager(cfg: FlashForwardKernelConfig) -> str:
     if not cfg.eager_load_blocks:
         return "a tile's copy is issued where the tile is wanted, and waited for at once"
@@ -78,7 +93,7 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
         lambda cfg: f"a CTA owns {cfg.B_r} query rows, a warp {cfg.rows_per_warp}",
         "ForwardKernelTileShapes",
     ),
-    "B_c": (lambda cfg: f"a loop step takes {cfg.B_c} keys", "ForwardBlock::step"),
+    "B_c": (lambda cfg: f"a loop step takes {cfg.B_c} keys", "TwoTiles::step"),
     "n_warps": (lambda cfg: f"{cfg.n_threads} threads per CTA", "StaticForwardKernelConfig"),
     "async_copy": (
         lambda cfg: (
@@ -88,7 +103,7 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
         ),
         "TileCopy",
     ),
-    "eager_load_blocks": (_eager, "ForwardBlock::step"),
+    "eager_load_blocks": (_eager, "TwoTiles::step"),
     "swizzled": (_swizzle, "SmemLayout"),
     "Q_mma_load_K_tiles": (_loads("Q", "d_head", "columns"), "StreamedOperand"),
     "K_mma_load_K_tiles": (_loads("K", "d_head", "columns"), "StreamedOperand"),
@@ -102,6 +117,40 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
         ),
         "OnlineSoftmax",
     ),
+    "kv_stages": (_ring, "PairRing"),
+    "lazy_rescale": (
+        lambda cfg: (
+            "O is rescaled only once some row's maximum has grown by a factor of 2^8"
+            if cfg.lazy_rescale
+            else "O is rescaled for every K/V block"
+        ),
+        "OnlineSoftmax",
+    ),
+    "ping_pong": (
+        lambda cfg: (
+            "two halves of the warps take turns at P V, half a K/V block apart"
+            if cfg.ping_pong
+            else "warps run as the schedulers have it"
+        ),
+        "TakingTurns",
+    ),
+    "min_ctas_per_sm": (
+        lambda cfg: (
+            f"registers are capped for {cfg.min_ctas_per_sm} CTAs per SM"
+            if cfg.min_ctas_per_sm
+            else "registers are the compiler's choice, up to 255"
+        ),
+        "flash_forward_kernel",
+    ),
+    "trim_masks": (
+        lambda cfg: (
+            "masked blocks run code of their own, which skips what a warp sees nothing of"
+            if cfg.trim_masks
+            else "every block asks whether it needs its mask"
+        ),
+        "kv_schedules.cuh",
+    ),
+    "l2_group_mib": (_group, "Coordinates"),
 }
 
 

@@ -1,4 +1,4 @@
-"""FlashForwardKernelConfig: the thirteen knobs that name one kernel of the mma.sync family.
+"""FlashForwardKernelConfig: the knobs that name one kernel of the mma.sync family.
 
 The C++ struct of the same name (csrc/flash_attention.cuh) has the same fields in the same order.
 """
@@ -84,6 +84,33 @@ class FlashForwardKernelConfig:
             "scale folded into one FMA before exp2, first tile peeled", "opt_softmax"
         ),
     )
+    kv_stages: int = field(
+        default=0,
+        metadata=_feature(
+            "K/V tile pairs in a ring, filled ahead; 0: one pair, K and V each filled once free",
+            "stages",
+        ),
+    )
+    lazy_rescale: bool = field(
+        default=False,
+        metadata=_feature("O is rescaled only once a maximum has grown by 2^8", "lazy_rescale"),
+    )
+    ping_pong: bool = field(
+        default=False,
+        metadata=_feature("two halves of the warps run half a K/V block apart", "ping_pong"),
+    )
+    min_ctas_per_sm: int = field(
+        default=0,
+        metadata=_feature("CTAs per SM for which registers must suffice; 0: any", "ctas"),
+    )
+    trim_masks: bool = field(
+        default=False,
+        metadata=_feature("masks have code of their own, which skips what a warp misses", "trim"),
+    )
+    l2_group_mib: int = field(
+        default=0,
+        metadata=_feature("MiB of K and V whose heads run side by side; 0: a head's", "l2"),
+    )
 
     def __post_init__(self) -> None:
         for knob in fields(self):
@@ -154,9 +181,14 @@ class FlashForwardKernelConfig:
         """Rows of Q that one warp owns."""
         return self.B_r // self.n_warps
 
+    @property
+    def kv_tiles(self) -> int:
+        """Tiles of K, and as many of V, in shared memory."""
+        return self.kv_stages or 1
+
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of one CTA, bytes: a Q, a K and a V tile. O reuses Q's."""
-        return (self.B_r + 2 * self.B_c) * self.d_head * elem_size
+        """Dynamic shared memory of one CTA, bytes: a Q tile, the K and V tiles. O reuses Q's."""
+        return (self.B_r + 2 * self.B_c * self.kv_tiles) * self.d_head * elem_size
 
     def cta_limits(
         self,

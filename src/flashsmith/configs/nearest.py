@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import log2
 
 from flashsmith.configs.config import FlashForwardKernelConfig
 from flashsmith.configs.device_spec import DEFAULT_DEVICE, DeviceSpec
-from flashsmith.configs.legal_space import KNOB_VALUES, legal_completions
+from flashsmith.configs.legal_space import KNOB_VALUES, SETTLING_ORDER, rules_due, with_knob
 from flashsmith.configs.rules import RULES, broken_rules
 from flashsmith.errors import IllegalConfigError
+
+# What was changed in a config: knobs with their new values.
+Changes = frozenset[tuple[str, object]]
 
 
 def nearest_legal(
@@ -20,19 +24,47 @@ def nearest_legal(
     the config illegal again. d_head changes only when no kernel has it, since the problem sets it.
     """
     device = device or DEFAULT_DEVICE
-    found: list[tuple[frozenset[tuple[str, object]], FlashForwardKernelConfig]] = []
-    legal = legal_completions(cfg, _fixed_knobs(cfg), device)
-    for candidate in sorted(legal, key=lambda other: _distance(cfg, other)):
-        changes = frozenset(
-            (knob, getattr(candidate, knob))
-            for knob in KNOB_VALUES
-            if getattr(candidate, knob) != getattr(cfg, knob)
-        )
-        if not any(known <= changes for known, _ in found):
-            found.append((changes, candidate))
-        if len(found) == count:
+    fixed = _fixed_knobs(cfg)
+    found: list[tuple[Changes, FlashForwardKernelConfig]] = []
+    for n_changes in range(len(KNOB_VALUES) - len(fixed) + 1):
+        known = [changes for changes, _ in found]
+        legal = _with_changes(cfg, frozenset(fixed), frozenset(), n_changes, known, device)
+        found += sorted(legal, key=lambda pair: _distance(cfg, pair[1]))
+        # Nothing is nearer than a legal config itself.
+        if len(found) >= count or n_changes == 0 < len(found):
             break
-    return [candidate for _, candidate in found]
+    return [candidate for _, candidate in found[:count]]
+
+
+def _with_changes(
+    cfg: FlashForwardKernelConfig,
+    settled: frozenset[str],
+    made: Changes,
+    left: int,
+    known: Sequence[Changes],
+    device: DeviceSpec,
+) -> Iterator[tuple[Changes, FlashForwardKernelConfig]]:
+    """The legal configs that differ from `cfg` in `left` of the knobs that are not settled yet.
+
+    `made` is what was changed so far; one of the `known` changes and more is not worth listing.
+    """
+    unsettled = [knob for knob in SETTLING_ORDER if knob not in settled]
+    impossible = sum(getattr(cfg, knob) not in KNOB_VALUES[knob] for knob in unsettled)
+    if not impossible <= left <= len(unsettled) or any(changes <= made for changes in known):
+        return
+    if not unsettled:
+        yield made, cfg
+        return
+    knob, old = unsettled[0], getattr(cfg, unsettled[0])
+    due = rules_due(settled, knob)
+    for value in (old, *(new for new in KNOB_VALUES[knob] if new != old)):
+        changed = value != old
+        candidate = with_knob(cfg, knob, value) if changed else cfg
+        if all(rule.predicate(candidate, device) for rule in due):
+            now_made = made | {(knob, value)} if changed else made
+            yield from _with_changes(
+                candidate, settled | {knob}, now_made, left - changed, known, device
+            )
 
 
 def check_legal(cfg: FlashForwardKernelConfig, device: DeviceSpec | None = None) -> None:

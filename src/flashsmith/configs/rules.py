@@ -8,15 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flashsmith.configs.config import K_TILE_COLUMNS, FlashForwardKernelConfig
+from flashsmith.configs.config import (
+    K_TILE_COLUMNS,
+    REGISTERS_PER_SM,
+    RESERVED_SMEM_PER_CTA,
+    FlashForwardKernelConfig,
+)
 from flashsmith.configs.device_spec import DEFAULT_DEVICE, DeviceSpec
 from flashsmith.errors import ArgumentError
 
 # The sizes that the mma.sync family has kernels for.
 SUPPORTED_D_HEADS = (32, 64, 96, 128, 192, 256)
-SUPPORTED_B_R = (64, 128)
-SUPPORTED_B_C = (32, 64, 128)
-SUPPORTED_N_WARPS = (4, 8)
+SUPPORTED_B_R = (64, 128, 192, 256)
+SUPPORTED_B_C = (32, 48, 64, 96, 128)
+SUPPORTED_N_WARPS = (2, 4, 6, 8, 12)
+SUPPORTED_KV_STAGES = (0, 2, 3, 4)
+SUPPORTED_MIN_CTAS = (0, 2, 3, 4)
+SUPPORTED_L2_GROUP_MIB = (0, 16, 32)
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 MAX_THREADS_PER_CTA = 1024
@@ -26,6 +34,11 @@ MAX_LOAD_COUNT = 16
 D_STEP = 8
 # With 32 rows a warp, O alone takes d_head registers a thread; 192 leave too few for the rest.
 MAX_D_HEAD_OF_32_ROWS = 128
+# What a thread needs beside O, at the very least: scores, fragments and addresses.
+MIN_REGISTERS_BESIDE_O = 48
+# An SM has four schedulers; half of the warps must put one on each.
+WARPS_PER_HALF = 4
+MIN_PING_PONG_STAGES = 3
 
 Predicate = Callable[[FlashForwardKernelConfig, DeviceSpec], bool]
 
@@ -137,10 +150,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "smem_within_limit",
-        "the Q, K and V tiles, 2 (B_r + 2 B_c) d_head bytes, must fit in the shared memory that "
-        "the device gives one CTA",
+        "the Q, K and V tiles, 2 (B_r + 2 B_c max(1, kv_stages)) d_head bytes, must fit in the "
+        "shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("B_r", "B_c", "d_head"),
+        ("B_r", "B_c", "d_head", "kv_stages"),
         lambda cfg, device: (
             f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
         ),
@@ -166,6 +179,53 @@ RULES: tuple[Rule, ...] = (
         ),
         ("d_head", "B_r", "n_warps"),
     ),
+    _one_of("kv_stages_supported", "kv_stages", SUPPORTED_KV_STAGES),
+    Rule(
+        "kv_stages_copy_ahead",
+        "kv_stages needs async_copy and eager_load_blocks: a ring is filled while other tiles of "
+        "it are multiplied",
+        lambda cfg, device: cfg.kv_stages == 0 or (cfg.async_copy and cfg.eager_load_blocks),
+        ("kv_stages", "async_copy", "eager_load_blocks"),
+    ),
+    Rule(
+        "ping_pong_stages",
+        "ping_pong needs kv_stages of 3 or more: half a block apart, the halves use up to two "
+        "tiles of K while the next is filled",
+        lambda cfg, device: not cfg.ping_pong or cfg.kv_stages >= MIN_PING_PONG_STAGES,
+        ("ping_pong", "kv_stages"),
+    ),
+    Rule(
+        "ping_pong_warps",
+        "ping_pong needs n_warps to be a multiple of 8: each half has a warp on each of the four "
+        "schedulers of an SM",
+        lambda cfg, device: not cfg.ping_pong or cfg.n_warps % (2 * WARPS_PER_HALF) == 0,
+        ("ping_pong", "n_warps"),
+    ),
+    _one_of("min_ctas_supported", "min_ctas_per_sm", SUPPORTED_MIN_CTAS),
+    Rule(
+        "min_ctas_fit_registers",
+        "min_ctas_per_sm must leave a thread 48 registers beside O, which takes B_r d_head / "
+        "(32 n_warps): an SM has 65,536",
+        lambda cfg, device: (
+            cfg.min_ctas_per_sm == 0
+            or REGISTERS_PER_SM // (cfg.n_threads * cfg.min_ctas_per_sm)
+            >= cfg.B_r * cfg.d_head // cfg.n_threads + MIN_REGISTERS_BESIDE_O
+        ),
+        ("min_ctas_per_sm", "n_warps", "B_r", "d_head"),
+    ),
+    Rule(
+        "min_ctas_fit_smem",
+        "min_ctas_per_sm CTAs must fit in the shared memory of one SM, each with its tiles and "
+        "1,024 bytes of the system's",
+        lambda cfg, device: (
+            cfg.min_ctas_per_sm == 0
+            or cfg.smem_bytes() + RESERVED_SMEM_PER_CTA
+            <= (device.max_smem_per_block + RESERVED_SMEM_PER_CTA) // cfg.min_ctas_per_sm
+        ),
+        ("min_ctas_per_sm", "B_r", "B_c", "d_head", "kv_stages"),
+        lambda cfg, device: f"{cfg.smem_bytes()} bytes a CTA on {device.name}",
+    ),
+    _one_of("l2_group_supported", "l2_group_mib", SUPPORTED_L2_GROUP_MIB),
 )
 
 

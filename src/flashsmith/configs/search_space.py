@@ -18,28 +18,35 @@ from flashsmith.configs.dtype import DType
 from flashsmith.configs.rules import is_legal
 
 SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
-    "B_r": (64, 128),
+    "B_r": (64, 128, 256),
     "B_c": (32, 64, 128),
     "n_warps": (4, 8),
     "async_copy": (True,),
     "eager_load_blocks": (True,),
     "swizzled": (True,),
     "Q_mma_load_K_tiles": (0, 2),
-    "K_mma_load_K_tiles": (0, 2),
-    "V_mma_load_K_tiles": (0, 2),
-    "mma_double_buffer_loads": (False, True),
+    "K_mma_load_K_tiles": (2,),
+    "V_mma_load_K_tiles": (2,),
+    "mma_double_buffer_loads": (False,),
     "optimized_softmax": (False, True),
+    "kv_stages": (0, 2, 3),
+    "lazy_rescale": (True,),
+    "ping_pong": (False, True),
 }
 # What makes a config another one's neighbour: new values for one knob, or for two that depend on
 # each other.
 MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
-    ("B_r", "n_warps"): ((64, 4), (128, 4), (128, 8)),
+    ("B_r", "n_warps"): ((64, 4), (128, 4), (128, 8), (256, 8)),
     ("B_c",): ((32,), (64,), (128,)),
     ("eager_load_blocks",): ((False,), (True,)),
     ("Q_mma_load_K_tiles", "K_mma_load_K_tiles"): ((0, 0), (0, 2), (2, 2), (0, 4), (4, 4)),
     ("V_mma_load_K_tiles",): ((0,), (2,), (4,)),
     ("mma_double_buffer_loads",): ((False,), (True,)),
     ("optimized_softmax",): ((False,), (True,)),
+    ("kv_stages",): ((0,), (2,), (3,)),
+    ("lazy_rescale",): ((False,), (True,)),
+    ("trim_masks",): ((False,), (True,)),
+    ("l2_group_mib",): ((0,), (16,)),
 }
 SEARCH_D_HEADS = (64, 96, 128, 256)
 

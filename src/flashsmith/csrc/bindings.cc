@@ -130,7 +130,13 @@ ffi::Array<Int> to_ints(const FlashForwardKernelConfig& c) {
             c.K_mma_load_K_tiles,
             c.V_mma_load_K_tiles,
             c.mma_double_buffer_loads,
-            c.optimized_softmax};
+            c.optimized_softmax,
+            c.kv_stages,
+            c.lazy_rescale,
+            c.ping_pong,
+            c.min_ctas_per_sm,
+            c.trim_masks,
+            c.l2_group_mib};
 }
 
 ffi::Array<ffi::Any> describe(const TensorMapSpec& map) {

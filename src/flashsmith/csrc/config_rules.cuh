@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <iterator>
 
 #include "flash_attention.cuh"
@@ -24,22 +25,30 @@ constexpr int kKTileColumns = 8;
 constexpr int kMaxThreadsPerCta = 1024;
 constexpr int kMaxLoadCount = 16;  // K-tiles of a streamed operand that registers can hold
 constexpr int kThreadsPerWarp = 32;
+constexpr int kRegistersPerSm = 65536;
+constexpr int kReservedSmemPerCta = 1024;
+constexpr int kMinRegistersBesideO = 48;
+
+constexpr bool is_one_of(int value, std::initializer_list<int> allowed) {
+    for (const int one : allowed)
+        if (value == one) return true;
+    return false;
+}
 
 constexpr bool d_head_supported(const Config& cfg, int) {
-    return cfg.d_head == 32 || cfg.d_head == 64 || cfg.d_head == 96 || cfg.d_head == 128 ||
-           cfg.d_head == 192 || cfg.d_head == 256;
+    return is_one_of(cfg.d_head, {32, 64, 96, 128, 192, 256});
 }
 
 constexpr bool B_r_supported(const Config& cfg, int) {
-    return cfg.B_r == 64 || cfg.B_r == 128;
+    return is_one_of(cfg.B_r, {64, 128, 192, 256});
 }
 
 constexpr bool B_c_supported(const Config& cfg, int) {
-    return cfg.B_c == 32 || cfg.B_c == 64 || cfg.B_c == 128;
+    return is_one_of(cfg.B_c, {32, 48, 64, 96, 128});
 }
 
 constexpr bool n_warps_supported(const Config& cfg, int) {
-    return cfg.n_warps == 4 || cfg.n_warps == 8;
+    return is_one_of(cfg.n_warps, {2, 4, 6, 8, 12});
 }
 
 constexpr bool d_head_in_mma_steps(const Config& cfg, int) {
@@ -58,10 +67,15 @@ constexpr bool threads_within_limit(const Config& cfg, int) {
     return int64_t{kThreadsPerWarp} * cfg.n_warps <= kMaxThreadsPerCta;
 }
 
+// Whether the tiles fit in so many bytes.
+constexpr bool tiles_fit(const Config& cfg, int64_t bytes) {
+    const int64_t tile_rows = cfg.B_r + 2 * int64_t{cfg.B_c} * cfg.kv_tiles();
+    // By division, since the product of d_head with them may not fit 64 bits.
+    return tile_rows > 0 && cfg.d_head <= bytes / 2 / tile_rows;
+}
+
 constexpr bool smem_within_limit(const Config& cfg, int max_smem_per_block) {
-    const int64_t tile_rows = int64_t{cfg.B_r} + 2 * int64_t{cfg.B_c};
-    // By division, since the product of three ints may not even fit 64 bits.
-    return tile_rows > 0 && cfg.d_head <= max_smem_per_block / (2 * tile_rows);
+    return tiles_fit(cfg, max_smem_per_block);
 }
 
 // Whether `count` K-tiles at a time walk an operand that is `extent` elements deep.
@@ -108,6 +122,44 @@ constexpr bool O_fits_registers(const Config& cfg, int) {
     return cfg.d_head <= 128 || cfg.B_r <= int64_t{kMmaRows} * cfg.n_warps;
 }
 
+constexpr bool kv_stages_supported(const Config& cfg, int) {
+    return is_one_of(cfg.kv_stages, {0, 2, 3, 4});
+}
+
+constexpr bool kv_stages_copy_ahead(const Config& cfg, int) {
+    return cfg.kv_stages == 0 || (cfg.async_copy && cfg.eager_load_blocks);
+}
+
+constexpr bool ping_pong_stages(const Config& cfg, int) {
+    return !cfg.ping_pong || cfg.kv_stages >= 3;
+}
+
+constexpr bool ping_pong_warps(const Config& cfg, int) {
+    return !cfg.ping_pong || cfg.n_warps % 8 == 0;
+}
+
+constexpr bool min_ctas_supported(const Config& cfg, int) {
+    return is_one_of(cfg.min_ctas_per_sm, {0, 2, 3, 4});
+}
+
+constexpr bool min_ctas_fit_registers(const Config& cfg, int) {
+    const int64_t threads = int64_t{kThreadsPerWarp} * cfg.n_warps;
+    return cfg.min_ctas_per_sm == 0 ||
+           kRegistersPerSm / threads / cfg.min_ctas_per_sm >=
+               int64_t{cfg.B_r} * cfg.d_head / threads + kMinRegistersBesideO;
+}
+
+constexpr bool min_ctas_fit_smem(const Config& cfg, int max_smem_per_block) {
+    return cfg.min_ctas_per_sm == 0 ||
+           tiles_fit(cfg,
+                     (int64_t{max_smem_per_block} + kReservedSmemPerCta) / cfg.min_ctas_per_sm -
+                         kReservedSmemPerCta);
+}
+
+constexpr bool l2_group_supported(const Config& cfg, int) {
+    return is_one_of(cfg.l2_group_mib, {0, 16, 32});
+}
+
 struct Rule {
     const char* name;
     bool (*holds)(const Config& cfg, int max_smem_per_block);
@@ -131,6 +183,14 @@ inline constexpr Rule kRules[] = {
     {"V_buffered_load_count", V_buffered_load_count},
     {"Q_and_K_load_counts_agree", Q_and_K_load_counts_agree},
     {"O_fits_registers", O_fits_registers},
+    {"kv_stages_supported", kv_stages_supported},
+    {"kv_stages_copy_ahead", kv_stages_copy_ahead},
+    {"ping_pong_stages", ping_pong_stages},
+    {"ping_pong_warps", ping_pong_warps},
+    {"min_ctas_supported", min_ctas_supported},
+    {"min_ctas_fit_registers", min_ctas_fit_registers},
+    {"min_ctas_fit_smem", min_ctas_fit_smem},
+    {"l2_group_supported", l2_group_supported},
 };
 static_assert(std::size(kRules) <= 32, "broken_rules() has a bit for 32 rules");
 
@@ -150,10 +210,10 @@ constexpr uint32_t broken_rules(const FlashForwardKernelConfig& cfg, int max_sme
 // --- residency -----------------------------------------------------------------------------------
 
 constexpr int FlashForwardKernelConfig::num_ctas_per_sm(int max_smem_bytes, int registers) const {
-    constexpr int kReservedSmemPerCta = 1024;
+    using config_rules::kRegistersPerSm;
+    using config_rules::kReservedSmemPerCta;
     constexpr int kMaxThreadsPerSm = 2048;
     constexpr int kMaxCtasPerSm = 32;
-    constexpr int kRegistersPerSm = 65536;
 
     int ctas = max_smem_bytes / (smem_bytes() + kReservedSmemPerCta);
     const int by_threads = kMaxThreadsPerSm / (config_rules::kThreadsPerWarp * n_warps);

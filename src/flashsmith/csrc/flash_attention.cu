@@ -15,6 +15,7 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kWarp = 32;
+constexpr int kElementBytes = 2;
 constexpr int kRowUnit = 8;  // elements of 16 bytes: rows begin and end at such
 // Positions and window limits stay below it, so that sums of two fit an int.
 constexpr int64_t kMaxLength = int64_t{1} << 30;
@@ -63,6 +64,15 @@ class Event {
 
 int32_t blocks_of(int64_t rows, int tile) {
     return static_cast<int32_t>((rows + tile - 1) / tile);
+}
+
+// Query heads whose K and V together take l2_group_mib, at least those of one K/V head; 1 where the
+// config does not ask.
+int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
+    if (config.l2_group_mib == 0) return 1;
+    const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seq_k * p.d * kElementBytes);
+    const int64_t kv_heads = std::max<int64_t>(1, (int64_t{config.l2_group_mib} << 20) / head_bytes);
+    return static_cast<int32_t>(std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q));
 }
 
 void point_at(ForwardKernelArgs& args, const Addresses& at) {
@@ -115,6 +125,7 @@ ForwardKernelArgs arguments(const FlashForwardKernelConfig& config, const Forwar
     args.d = static_cast<int32_t>(p.d);
     args.n_Q_blocks = blocks_of(p.seq_q, config.B_r);
     args.n_KV_blocks = blocks_of(p.seq_k, config.B_c);
+    args.heads_per_group = heads_per_group(config, p);
     args.window_left = static_cast<int32_t>(std::min(p.window_left, kMaxLength));
     args.window_right = static_cast<int32_t>(std::min(p.window_right, kMaxLength));
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;

@@ -60,6 +60,7 @@ struct ForwardKernelArgs {
     int32_t d;  // <= d_head
     int32_t n_Q_blocks, n_KV_blocks;
     int32_t window_left, window_right;
+    int32_t heads_per_group;  // query heads whose blocks run side by side
 
     float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
                        // softcap * log2(e)
@@ -82,12 +83,21 @@ struct FlashForwardKernelConfig {
     int V_mma_load_K_tiles;
     bool mma_double_buffer_loads;
     bool optimized_softmax;
+    int kv_stages;
+    bool lazy_rescale;
+    bool ping_pong;
+    int min_ctas_per_sm;
+    bool trim_masks;
+    int l2_group_mib;
 
     constexpr auto operator<=>(const FlashForwardKernelConfig&) const = default;
 
-    // Dynamic shared memory of one CTA, bytes: a Q tile, a K tile and a V tile. O reuses Q's.
+    // Tiles of K, and as many of V, in shared memory.
+    constexpr int kv_tiles() const { return kv_stages > 0 ? kv_stages : 1; }
+
+    // Dynamic shared memory of one CTA, bytes: a Q tile and the K and V tiles. O reuses Q's.
     constexpr int smem_bytes(int elem_size = 2) const {
-        return (B_r + 2 * B_c) * d_head * elem_size;
+        return (B_r + 2 * B_c * kv_tiles()) * d_head * elem_size;
     }
 
     // CTAs that fit on one SM with `max_smem_bytes` of shared memory. `registers` is the compiler's

@@ -19,9 +19,16 @@ struct Coordinates {
 
     FS_DEVICE explicit Coordinates(const ForwardKernelArgs& args)
         : warp(thread_index() / kWarpSize), lane(thread_index() % kWarpSize) {
-        const uint32_t block = block_index();
-        const uint32_t sequence = block / args.n_Q_blocks;
-        Q_block = block % args.n_Q_blocks;
+        uint32_t block = block_index(), first = 0, heads = 1;
+        if constexpr (Kernel::groups_heads) {
+            // Groups of heads, in each all heads' first blocks before any head's second.
+            const uint32_t group_blocks = args.heads_per_group * args.n_Q_blocks;
+            first = block / group_blocks * args.heads_per_group;
+            block %= group_blocks;
+            heads = min(args.heads_per_group, args.batch * args.heads_q - int(first));
+        }
+        const uint32_t sequence = first + (heads == 1 ? block / args.n_Q_blocks : block % heads);
+        Q_block = heads == 1 ? block % args.n_Q_blocks : block / heads;
         // The last rows of a causal head see most keys: longest first leaves no CTA to wait for.
         if constexpr (Kernel::SEMANTICS.mask == MaskKind::causal)
             Q_block = args.n_Q_blocks - 1 - Q_block;
@@ -80,20 +87,32 @@ struct ForwardBlock {
     FS_DEVICE void start_Q() {
         start_copy<typename Kernel::CopyQ>(smem + Kernel::Q_offset, q, args.q_seq_stride, Q_rows);
     }
-    FS_DEVICE void start_K(int block) {
+    FS_DEVICE void start_K(int block, uint32_t slot = 0) {
         start_copy<typename Kernel::CopyKV>(
-            smem + Kernel::K_offset, k + row_bytes(int64_t{block} * Kernel::B_c, args.k_seq_stride),
-            args.k_seq_stride, K_rows - block * Kernel::B_c);
+            smem + Kernel::K_offset + slot,
+            k + row_bytes(int64_t{block} * Kernel::B_c, args.k_seq_stride), args.k_seq_stride,
+            K_rows - block * Kernel::B_c);
     }
-    FS_DEVICE void start_V(int block) {
+    FS_DEVICE void start_V(int block, uint32_t slot = 0) {
         start_copy<typename Kernel::CopyKV>(
-            smem + Kernel::V_offset, v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride),
-            args.v_seq_stride, K_rows - block * Kernel::B_c);
+            smem + Kernel::V_offset + slot,
+            v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride), args.v_seq_stride,
+            K_rows - block * Kernel::B_c);
     }
-    // All copies but the last `kPending` are done and every thread of the CTA sees them.
+    // Ends a group of copies, to be waited for together; an empty one too, so that groups count
+    // blocks.
+    FS_DEVICE void commit_copies() {
+        if constexpr (Kernel::async_copy) cp_async_commit();
+    }
+    // This thread's copies but those of the last `kPending` groups are done.
+    template <int kPending = 0>
+    FS_DEVICE void wait_for_copies() {
+        if constexpr (Kernel::async_copy) cp_async_wait<kPending>();
+    }
+    // The same of all threads, and every thread of the CTA sees them.
     template <int kPending = 0>
     FS_DEVICE void finish_copies() {
-        if constexpr (Kernel::async_copy) cp_async_wait<kPending>();
+        wait_for_copies<kPending>();
         __syncthreads();
     }
 
@@ -101,48 +120,39 @@ struct ForwardBlock {
 
     FS_DEVICE void run() {
         const BlockRange blocks = visible.blocks(first_row(), Kernel::B_r, Kernel::B_c);
-        if (!Kernel::masked || blocks.begin < blocks.end) visit(blocks);
+        if (!Kernel::masked || blocks.begin < blocks.end) Kernel::Schedule::run(*this, blocks);
         const Coordinates<Kernel> at(args);
         softmax.finish(O, args.sinks == nullptr ? nullptr : args.sinks + at.head);
         store_statistics(at);
         store_O(at);
     }
 
-    // Last block first: masks and ragged ends mostly concern the last blocks of a row.
-    FS_DEVICE void visit(const BlockRange& blocks) {
-        int block = blocks.end - 1;
-        start_Q();
-        if constexpr (Kernel::eager_load_blocks) start_K(block);
-        if constexpr (Kernel::Q_t::kWhole) {
-            finish_copies<Kernel::eager_load_blocks ? 1 : 0>();
-            Q.load(0);
-        }
-        if constexpr (Kernel::optimized_softmax) step<true>(block--, blocks);
-        for (; block >= blocks.begin; --block) step<false>(block, blocks);
-    }
-
-    // One K/V block. Eager, each copy is issued as soon as its buffer is free and runs under the
-    // other product; otherwise where its data is wanted, and waited for at once.
-    template <bool kFirst>
-    FS_DEVICE void step(int block, const BlockRange& blocks) {
-        if constexpr (!Kernel::eager_load_blocks) start_K(block);
-        finish_copies();  // K is here; every warp has left the last V
-        if constexpr (Kernel::eager_load_blocks) start_V(block);
-
-        typename Kernel::S_accum_t S = {};
+    // S = Q K^T with the K tile at `slot`, the distance from the first one.
+    FS_DEVICE void multiply_QK(typename Kernel::S_accum_t& S, uint32_t slot = 0) {
+        zero(S);
+        K.loader.slot = slot;
         Kernel::GEMM_QK::run(S, Q, K);
-
-        if constexpr (!Kernel::eager_load_blocks) start_V(block);
-        finish_copies();  // V is here; every warp has left K
-        if constexpr (Kernel::eager_load_blocks)
-            if (block > blocks.begin) start_K(block - 1);
-
-        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
-        if constexpr (Kernel::masked)
-            if (blocks.needs_mask(block)) mask(S, block);
-        softmax.template update<kFirst>(S, O);
-        typename Kernel::P_t P = probabilities(S);
+    }
+    FS_DEVICE void multiply_PV(typename Kernel::P_t& P, uint32_t slot = 0) {
+        V.loader.slot = slot;
         Kernel::GEMM_PV::run(O, P, V);
+    }
+    // From a block's scores to its probabilities. kMask: the block may lie partly out of sight.
+    template <bool kMask, bool kFirst>
+    FS_DEVICE void attend(typename Kernel::P_t& P, typename Kernel::S_accum_t& S, int block,
+                          const BlockRange& blocks) {
+        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+        if constexpr (Kernel::masked && kMask)
+            if (Kernel::trim_masks || blocks.needs_mask(block)) mask(S, block);
+        softmax.template update<kFirst>(S, O);
+        round_probabilities(P, S);
+    }
+    // Whether a row of this warp sees a key of the block.
+    FS_DEVICE bool sees(int block) const {
+        const Coordinates<Kernel> at(args);
+        const int row = at.first_row() + at.warp_row();
+        return visible.keys(row).first < (block + 1) * Kernel::B_c &&
+               visible.keys(row + N::rows_per_warp - 1).last >= block * Kernel::B_c;
     }
 
     // Scores of keys that a row may not see become -inf.
@@ -182,9 +192,9 @@ struct ForwardBlock {
     }
 
     // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No
-    // other warp reads these rows, and all lanes of this one have left them: its last product with
-    // Q lies before the last step's second barrier.
+    // other warp reads these rows.
     FS_DEVICE void store_O(const Coordinates<Kernel>& at) {
+        __syncwarp();  // all lanes have left Q
         const uint32_t tile = smem + Kernel::Q_offset;
         const typename Kernel::QLayout::Cursor cursor(tile, at.warp_row() + at.lane / 4, 0,
                                                       at.lane % 4 * 4);
@@ -218,18 +228,25 @@ struct ForwardBlock {
     template <class Copy>
     FS_DEVICE void start_copy(uint32_t tile, const char* gmem, int64_t seq_stride, int rows) {
         const Copy copy(thread_index());
-        if constexpr (Kernel::async_copy) {
+        if constexpr (Kernel::async_copy)
             copy.global_to_shared_async(tile, gmem, row_bytes(1, seq_stride), extent(rows));
-            cp_async_commit();
-        } else {
+        else
             copy.global_to_shared(tile, gmem, row_bytes(1, seq_stride), extent(rows));
-        }
+    }
+
+    FS_DEVICE static void zero(typename Kernel::S_accum_t& S) {
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < N::QK_n_tiles; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) S[m][n][e] = 0.0f;
     }
 
     // The accumulator of two neighbouring 16x8 tiles is, rounded and packed, the A fragment of a
     // k16-step: no lane needs another's values.
-    FS_DEVICE static typename Kernel::P_t probabilities(const typename Kernel::S_accum_t& S) {
-        typename Kernel::P_t P;
+    FS_DEVICE static void round_probabilities(typename Kernel::P_t& P,
+                                              const typename Kernel::S_accum_t& S) {
 #pragma unroll
         for (int k = 0; k < N::PV_k_steps; ++k)
 #pragma unroll
@@ -240,12 +257,11 @@ struct ForwardBlock {
                     P.fragments[k][m][i] =
                         pack_16bit<value_t>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
                 }
-        return P;
     }
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::n_threads)
+__global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas_per_sm)
     flash_forward_kernel(const ForwardKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Coordinates<Kernel> at(args);

@@ -51,13 +51,14 @@ struct SmemLayout {
             : wide(tile + Panel<false>::offset(row, chunk) + byte),
               narrow(tile + kNarrowOffset + Panel<true>::offset(row, chunk) + byte) {}
 
-        // `chunk_step` counts from the row's first chunk, across panels.
-        FS_DEVICE uint32_t at(int row_step, int chunk_step) const {
+        // `chunk_step` counts from the row's first chunk, across panels; `tile` is the distance to
+        // another tile, bytes.
+        FS_DEVICE uint32_t at(int row_step, int chunk_step, uint32_t tile = 0) const {
             const int panel = chunk_step / 8;
             if (panel < kWidePanels)
-                return Panel<false>::step(wide, row_step, chunk_step % 8) +
+                return Panel<false>::step(wide + tile, row_step, chunk_step % 8) +
                        panel * Panel<false>::kBytes;
-            return Panel<true>::step(narrow, row_step, chunk_step % 8);
+            return Panel<true>::step(narrow + tile, row_step, chunk_step % 8);
         }
     };
 };

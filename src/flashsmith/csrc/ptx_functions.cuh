@@ -128,6 +128,27 @@ FS_DEVICE void mma_m16n8k16<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// ---- named barriers -----------------------------------------------------------------------------
+
+// Opens once `kThreads` threads have come to barrier `kId` (1 to 15; 0 is __syncthreads); who only
+// arrives does not wait. What was written before an arrival is seen by those who waited.
+template <int kId, int kThreads>
+FS_DEVICE void named_barrier_wait() {
+    asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
+}
+template <int kId, int kThreads>
+FS_DEVICE void named_barrier_arrive() {
+    asm volatile("bar.arrive %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
+}
+
+// ---- votes
+// ---------------------------------------------------------------------------------------
+
+// Whether any lane of the warp says so.
+FS_DEVICE bool any_lane(bool predicate) {
+    return __any_sync(0xffffffffu, predicate);
+}
+
 // ---- arithmetic ---------------------------------------------------------------------------------
 
 FS_DEVICE float exp2_approx(float x) {

@@ -41,11 +41,18 @@ FS_DEVICE void tanh_scaled(float (&scores)[kMTiles][kNTiles][4], float scale_2lo
 // kFoldScale (optimized_softmax): the maximum is kept in raw scores and the scale is folded into
 // the one FMA before exp2; otherwise the scores are scaled first, by multiplications of their own.
 // kMasked: scores may be -inf, and a row may have met nothing else so far.
-template <int kMTiles, bool kFoldScale, bool kMasked>
+// kLazy (lazy_rescale): exponents are relative to an earlier maximum until some row of the warp has
+// outgrown it by kMaxGrowth. Powers of two up to 2^kMaxGrowth are as exact as those up to 1.
+template <int kMTiles, bool kFoldScale, bool kMasked, bool kLazy>
 struct OnlineSoftmax {
+    static constexpr float kMaxGrowth = 8.0f;  // log2: P stays far below fp16's 65,504
+    // Stands for 'no maximum yet' where -inf - (-inf) could be asked for.
+    static constexpr float kLowest = -1e30f;
+
     float scale_log2;
     float row_max[kMTiles][2];
     float row_sum[kMTiles][2];  // this lane's columns only, until finish()
+    float offset[kMTiles][2];   // what exponents are relative to, log2; lazy: from step to step
 
     FS_DEVICE explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) {
 #pragma unroll
@@ -54,6 +61,7 @@ struct OnlineSoftmax {
             for (int r = 0; r < 2; ++r) {
                 row_max[m][r] = -INFINITY;
                 row_sum[m][r] = 0.0f;
+                offset[m][r] = kLowest;
             }
     }
 
@@ -61,6 +69,18 @@ struct OnlineSoftmax {
     // was accumulated under the old one. On the first tile nothing was.
     template <bool kFirst, int kNTiles, int kONTiles>
     FS_DEVICE void update(float (&scores)[kMTiles][kNTiles][4], float (&o)[kMTiles][kONTiles][4]) {
+        raise_maximum<kFirst>(scores, o);
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int n = 0; n < kNTiles; ++n) exponentiate(scores[m][n], m);
+    }
+
+    // The first half of an update: the new maxima, and everything under them.
+    template <bool kFirst, int kNTiles, int kONTiles>
+    FS_DEVICE void raise_maximum(float (&scores)[kMTiles][kNTiles][4],
+                                 float (&o)[kMTiles][kONTiles][4]) {
+        bool outgrown = false;
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
             if constexpr (!kFoldScale) {
@@ -78,23 +98,28 @@ struct OnlineSoftmax {
                     new_max = fmaxf(new_max, fmaxf(scores[m][n][2 * r], scores[m][n][2 * r + 1]));
                 new_max = quad_max(new_max);
                 row_max[m][r] = new_max;
-                // What exponents are taken relative to: finite, so that -inf - (-inf) cannot be.
-                const float base = kMasked && new_max == -INFINITY ? 0.0f : new_max;
-                if constexpr (!kFirst) rescale(o, m, r, exp2_scaled(old_max - base));
-
-                const float offset = kFoldScale ? base * scale_log2 : base;
-                float sum = 0.0f;
-#pragma unroll
-                for (int n = 0; n < kNTiles; ++n)
-#pragma unroll
-                    for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                        const float x = kFoldScale ? fmaf(scores[m][n][e], scale_log2, -offset)
-                                                   : scores[m][n][e] - offset;
-                        scores[m][n][e] = exp2_approx(x);
-                        sum += scores[m][n][e];
-                    }
-                row_sum[m][r] = kFirst ? sum : row_sum[m][r] + sum;
+                if constexpr (kLazy) {
+                    outgrown |= log2_units(new_max) - offset[m][r] > kMaxGrowth;
+                } else {
+                    const float base = kMasked && new_max == -INFINITY ? 0.0f : new_max;
+                    if constexpr (!kFirst)
+                        rescale(o, m, r, exp2_approx(log2_units(old_max - base)));
+                    offset[m][r] = log2_units(base);
+                }
             }
+        }
+        if constexpr (kLazy)
+            if (any_lane(outgrown)) catch_up<kFirst>(o);
+    }
+
+    // The second half, a tile of 16x8 at a time.
+    FS_DEVICE void exponentiate(float (&tile)[4], int m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float x = kFoldScale ? fmaf(tile[e], scale_log2, -offset[m][e / 2])
+                                       : tile[e] - offset[m][e / 2];
+            tile[e] = exp2_approx(x);
+            row_sum[m][e / 2] += tile[e];
         }
     }
 
@@ -107,16 +132,17 @@ struct OnlineSoftmax {
         for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const float max_log2 = kFoldScale ? row_max[m][r] * scale_log2 : row_max[m][r];
+                const float max_log2 = log2_units(row_max[m][r]);
+                const float accumulated = kLazy ? offset[m][r] : max_log2;
                 float total = quad_sum(row_sum[m][r]);
-                float base = max_log2;
+                float base = accumulated;
                 float weight = 1.0f;  // of what was accumulated, in terms of `base`
                 if (sink != nullptr) {
                     const float sink_log2 = *sink * kLog2E;
-                    base = fmaxf(max_log2, sink_log2);
+                    base = fmaxf(accumulated, sink_log2);
                     // A sink of -inf and nothing seen: exponents need something finite, as above.
                     if (base == -INFINITY) base = 0.0f;
-                    weight = exp2_approx(max_log2 - base);
+                    weight = exp2_approx(accumulated - base);
                     total = total * weight + exp2_approx(sink_log2 - base);
                 }
                 rescale(o, m, r, total == 0.0f ? 0.0f : weight / total);
@@ -126,8 +152,19 @@ struct OnlineSoftmax {
     }
 
   private:
-    FS_DEVICE float exp2_scaled(float difference) const {
-        return exp2_approx(kFoldScale ? difference * scale_log2 : difference);
+    FS_DEVICE float log2_units(float x) const { return kFoldScale ? x * scale_log2 : x; }
+
+    // Every row's exponents become relative to its maximum; a row without one keeps kLowest.
+    template <bool kFirst, int kONTiles>
+    FS_DEVICE void catch_up(float (&o)[kMTiles][kONTiles][4]) {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float maximum = fmaxf(log2_units(row_max[m][r]), kLowest);
+                if constexpr (!kFirst) rescale(o, m, r, exp2_approx(offset[m][r] - maximum));
+                offset[m][r] = maximum;
+            }
     }
 
     template <int kONTiles>

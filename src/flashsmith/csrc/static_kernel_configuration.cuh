@@ -7,6 +7,7 @@
 #include "config_rules.cuh"
 #include "flash_attention.cuh"
 #include "gemm.cuh"
+#include "kv_schedules.cuh"
 #include "softmax.cuh"
 
 #ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
@@ -50,18 +51,27 @@ struct StaticForwardKernelConfig {
     static constexpr bool eager_load_blocks = CFG.eager_load_blocks;
     static constexpr bool optimized_softmax = CFG.optimized_softmax;
 
-    // Shared memory, bytes from its start: Q (and later O), K, V.
+    static constexpr int kv_stages = CFG.kv_stages;
+    static constexpr bool trim_masks = CFG.trim_masks && masked;
+    static constexpr bool groups_heads = CFG.l2_group_mib > 0;
+    static constexpr int min_ctas_per_sm = CFG.min_ctas_per_sm;
+
+    // Shared memory, bytes from its start: Q (and later O), the K tiles, the V tiles.
     using QLayout = SmemLayout<B_r, d_head, CFG.swizzled>;
     using KVLayout = SmemLayout<B_c, d_head, CFG.swizzled>;
     static constexpr int Q_offset = 0;
     static constexpr int K_offset = Q_offset + QLayout::kBytes;
-    static constexpr int V_offset = K_offset + KVLayout::kBytes;
-    static_assert(V_offset + KVLayout::kBytes == CFG.smem_bytes());
+    static constexpr int V_offset = K_offset + CFG.kv_tiles() * KVLayout::kBytes;
+    static_assert(V_offset + CFG.kv_tiles() * KVLayout::kBytes == CFG.smem_bytes());
 
     // All threads copy a Q, K or V tile; a warp writes its own rows of O.
     using CopyQ = TileCopy<QLayout, B_r, n_threads, SEMANTICS.uneven>;
     using CopyKV = TileCopy<KVLayout, B_c, n_threads, SEMANTICS.uneven>;
     using CopyO = TileCopy<QLayout, N::rows_per_warp, kWarpSize, SEMANTICS.uneven>;
+
+    using S_accum_t = accum_t[N::m_tiles][N::QK_n_tiles][4];
+    using O_accum_t = accum_t[N::m_tiles][N::PV_n_tiles][4];
+    using Softmax = OnlineSoftmax<N::m_tiles, optimized_softmax, masked, CFG.lazy_rescale>;
 
     using Q_t = StreamedOperand<QLoader<QLayout, N::m_tiles>, N::QK_k_steps, CFG.Q_mma_load_K_tiles,
                                 CFG.mma_double_buffer_loads>;
@@ -70,12 +80,13 @@ struct StaticForwardKernelConfig {
     using V_t = StreamedOperand<VLoader<KVLayout, N::PV_n_tiles>, N::PV_k_steps,
                                 CFG.V_mma_load_K_tiles, CFG.mma_double_buffer_loads>;
     using P_t = RegisterOperand<N::m_tiles, N::PV_k_steps>;
-    using S_accum_t = accum_t[N::m_tiles][N::QK_n_tiles][4];
-    using O_accum_t = accum_t[N::m_tiles][N::PV_n_tiles][4];
-
     using GEMM_QK = WarpGemm<value_t, N::m_tiles, N::QK_n_tiles, Q_t, K_t>;
     using GEMM_PV = WarpGemm<value_t, N::m_tiles, N::PV_n_tiles, P_t, V_t>;
-    using Softmax = OnlineSoftmax<N::m_tiles, optimized_softmax, masked>;
+
+    using Schedule = std::conditional_t<
+        CFG.ping_pong, TakingTurns<StaticForwardKernelConfig>,
+        std::conditional_t<(CFG.kv_stages > 0), PairRing<StaticForwardKernelConfig>,
+                           TwoTiles<StaticForwardKernelConfig>>>;
 };
 
 }  // namespace flashsmith
