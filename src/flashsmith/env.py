@@ -26,7 +26,7 @@ class Variable:
 
 KERNELS = Variable(
     "KERNELS",
-    "which kernel configs a command works on: prog, prog-all, tune, cover, all, 'B_r,B_c', "
+    "which kernel configs a command works on: prog, prog-all, tune, space, cover, all, 'B_r,B_c', "
     "a set of yours, or short forms separated by ';'",
     "unset (each command says whether it needs one)",
 )

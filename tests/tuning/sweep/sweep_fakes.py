@@ -101,6 +101,7 @@ class FakeBench:
     prepared: list[str] = field(default_factory=list)
 
     def open(self) -> None:
+        self.world.note("open")
         if not self.world.opens:
             raise RuntimeError("no CUDA-capable device is detected")
 

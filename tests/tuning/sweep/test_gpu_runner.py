@@ -38,7 +38,7 @@ def compiled() -> Compiled:
 def bench(monkeypatch: pytest.MonkeyPatch) -> GpuBench:
     monkeypatch.setattr(gpu_runner, "CudaEvents", partial(PretendedClock, tick=1.0))
     monkeypatch.setattr(gpu_runner, "Telemetry", partial(Telemetry, sensor=lambda: (1500.0, 600.0)))
-    monkeypatch.setattr(gpu_runner, "Workload", partial(Workload, place=HostPlace()))
+    monkeypatch.setattr(gpu_runner, "gpu_place", HostPlace)
     bench = GpuBench()
     bench.open()
     return bench
@@ -99,11 +99,11 @@ def test_a_library_that_is_gone_is_an_error(bench: GpuBench) -> None:
 def test_tensors_are_kept_and_make_room(bench: GpuBench, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Problem] = []
 
-    def make(problem: Problem) -> Workload:
+    def make(problem: Problem, place: HostPlace) -> Workload:
         made.append(problem)
         if problem == LONGER and len(bench._workloads) > 0:
             raise MemoryError
-        return Workload(problem, place=HostPlace())
+        return Workload(problem, place=place)
 
     monkeypatch.setattr(gpu_runner, "Workload", make)
     for _ in range(3):

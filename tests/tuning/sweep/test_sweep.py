@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 from flashsmith.configs import Problem
 from flashsmith.errors import CompileError, LaunchError
 from flashsmith.tuning.sweep import Halving, Journal, Rung, Settings, Sweep, make_race
+from flashsmith.tuning.sweep import sweep as sweep_module
 from flashsmith.tuning.sweep.progress import SweepProgress
 from flashsmith.tuning.sweep.race import Race
 
@@ -40,13 +42,15 @@ def sweep(
     problems: Sequence[Problem] = (PROBLEM,),
     settings: Settings = SETTINGS,
     finished: Callable[[Race], None] = lambda race: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[Race]:
     """Runs a sweep from what the folder's journal knows; its races."""
     races = races_of(world, problems, settings.halving)
     journal = Journal(folder / "journal.jsonl", "here")
     try:
         progress = SweepProgress(quiet=True)
-        Sweep(races, fakes.fake_runner(world), journal, settings, progress, finished).run()
+        runner = fakes.fake_runner(world)
+        Sweep(races, runner, journal, settings, progress, finished, clock).run()
     finally:
         journal.close()
     return races
@@ -201,32 +205,62 @@ def test_a_slow_compilation_holds_up_nobody_else(tmp_path: Path) -> None:
     assert order(race)[0] == NAMES[1]
 
 
+def test_the_bench_is_replaced_before_it_holds_too_many_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "MAX_LIBRARIES", 4)
+    log = tmp_path / "log"
+    (race,) = sweep(World(times(best=2, count=12), log=log), tmp_path)
+    assert order(race)[0] == NAMES[2]
+    # Each fake kernel is a library of its own: 12 are proven by three processes at least.
+    assert log.read_text().count("open") >= 3
+
+
 # ---- time ----
 
 
+class RequestClock:
+    """A clock by which every request to the bench takes a second, and nothing else any time."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        log.touch()
+
+    def __call__(self) -> float:
+        return float(sum(line.startswith(REQUESTS) for line in self.log.open()))
+
+
+REQUESTS = ("prove", "check", "time", "final")
+
+
 def test_a_budget_ends_the_sweep_with_the_best_so_far(tmp_path: Path) -> None:
-    kernels = times(best=1, count=30)
-    world = World(kernels, seconds_per_request=0.1)
-    settings = replace(SETTINGS, budget=4.0)
-    began = time.monotonic()
-    (race,) = sweep(world, tmp_path, settings=settings)
-    assert time.monotonic() - began < 12
+    log = tmp_path / "log"
+    world = World(times(best=1, count=30), log=log)
+    settings = replace(SETTINGS, budget=40.0)
+    (race,) = sweep(world, tmp_path, settings=settings, clock=RequestClock(log))
     timed = [c for c in race.candidates.values() if c.times]
-    assert 0 < len(timed) < 30
-    assert race.standings()
-    assert "not reached" in statuses(race).values()
+    assert len(timed) == 15  # three quarters of the budget are 30 requests, two a kernel
+    assert Counter(statuses(race).values())["not reached"] == 15
+    assert race.standings()[0].stage == "final"
     # Later, with more time, all are tried, and what was measured is not measured again.
-    (race,) = sweep(replace(world, seconds_per_request=0.0), tmp_path)
+    before = log.read_text()
+    (race,) = sweep(world, tmp_path)
     assert "not reached" not in statuses(race).values()
     assert order(race)[0] == NAMES[1]
+    again = log.read_text()[len(before) :]
+    assert not any(f"prove | {PROBLEM} | {c.name}\n" in again for c in timed)
 
 
 def test_a_budget_is_divided_over_the_problems(tmp_path: Path) -> None:
-    world = World(times(best=1, count=30), seconds_per_request=0.05)
-    races = sweep(world, tmp_path, [PROBLEM, CAUSAL], replace(SETTINGS, budget=5.0))
-    seconds = [race.seconds for race in races]
-    assert min(seconds) > 0.3 * max(seconds)
-    assert all(race.standings() for race in races)
+    log = tmp_path / "log"
+    world = World(times(best=1, count=30), log=log)
+    settings = replace(SETTINGS, budget=80.0)
+    clock = RequestClock(log)
+    races = sweep(world, tmp_path, [PROBLEM, CAUSAL], settings, clock=clock)
+    timed = [len([c for c in race.candidates.values() if c.times]) for race in races]
+    assert sum(timed) in (29, 30)
+    assert min(timed) >= 12
+    assert all(race.standings()[0].stage == "final" for race in races)
 
 
 # ---- stopping and going on ----

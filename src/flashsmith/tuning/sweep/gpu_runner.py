@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from flashsmith import env
 from flashsmith.benchmark.contenders import KernelContender, kernel_contender
+from flashsmith.benchmark.places import gpu_place
 from flashsmith.benchmark.timing import (
     CudaEvents,
     Environment,
@@ -121,7 +122,11 @@ class GpuBench:
     """Proves and times on GPU 0 of its process. It keeps the tensors of the last problems."""
 
     def open(self) -> None:
-        """Takes hold of the GPU. Raises LaunchError when there is none, or it is broken."""
+        """Takes hold of the GPU, through PyTorch if it is there; that can take a while.
+
+        Raises LaunchError when there is no GPU.
+        """
+        self._place = gpu_place()
         self._workloads: OrderedDict[Problem, Workload] = OrderedDict()
         self._open_libraries: dict[str, KernelLibrary] = {}
         self._clock = CudaEvents()
@@ -189,10 +194,10 @@ class GpuBench:
 
     def _make(self, problem: Problem) -> Workload:
         try:
-            return Workload(problem)
+            return Workload(problem, place=self._place)
         except Exception:
             # PyTorch and the driver have errors of their own for 'out of memory'.
             if not self._workloads:
                 raise
             self._workloads.clear()
-            return Workload(problem)
+            return Workload(problem, place=self._place)

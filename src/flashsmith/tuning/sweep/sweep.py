@@ -26,6 +26,8 @@ _STARTUP_ATTEMPTS = 3
 # Slower than this is as good as hanging.
 _SLOWEST_FLOP_PER_SECOND = 1e12
 _REFRESH_SECONDS = 0.25
+# Every library brings a CUDA runtime of its own, and a process cannot hold any number of them.
+MAX_LIBRARIES = 300
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Settings:
 class Sweep:
     """One run over races, from what the journal knows to the end of the work or of the budget.
 
-    `finished` hears of every race that is over, as soon as it is.
+    `finished` hears of every race that is over, as soon as it is. The budget is counted by `clock`,
+    in seconds.
     """
 
     def __init__(
@@ -61,31 +64,34 @@ class Sweep:
         settings: Settings,
         progress: SweepProgress,
         finished: Callable[[Race], None] = lambda race: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.findings = Findings(races, journal, runner.device, settings.max_spill, progress.say)
         self.races = self.findings.races
         self.runner, self.settings = runner, settings
         self.progress = progress
         self._tell_finished = finished
+        self._clock = clock
         self._compiling = Compiling(runner.compiler, settings.jobs, settings.compile_patience)
         self._bench = Worker(runner.bench, environment=runner.process_environment)
         self._task: Task | None = None
         self._last_race: Race | None = None
         self._task_began = 0.0
         self._libraries: dict[Build, str] = {}
+        self._opened: set[str] = set()  # by the bench's process
         self._prepared: set[str] = set()
         self._startups_failed = 0
         self._finished: set[str] = set()
         self._work = {name: race.work() for name, race in self.races.items()}
         self._done_before = self._work_done()[0]
-        self._began = self._shown = time.monotonic()
+        self._began = self._shown = self._clock()
 
     def run(self) -> None:
         """Searches, then runs the finals; returns early at the end of the budget.
 
         Raises LaunchError when the GPU does not come back.
         """
-        self._began = time.monotonic()
+        self._began = self._clock()
         deadline = self._began + self.settings.budget
         try:
             self._compiling.add(self._wanted_builds())
@@ -103,19 +109,22 @@ class Sweep:
     # ---- the loop ----
 
     def _loop(self, next_task: Callable[[], Task | None], until: float) -> None:
-        """Keeps all processes busy until there is nothing left to do, or it is `until`."""
-        while time.monotonic() < until:
-            self._compiling.dispatch()
-            if self._task is None:
+        """Keeps all processes busy until there is nothing left to do, or it is `until`; what the
+        bench is at then is waited for."""
+        while True:
+            over = self._clock() >= until
+            if not over:
+                self._compiling.dispatch()
+            if self._task is None and not over:
                 self._start(next_task())
             # On disk only now: the bench need not wait for it.
             self.findings.save()
             self._look()
             self._show()
-            if self._task is None and not self._compiling.busy:
+            if self._task is None and (over or not self._compiling.busy):
                 return
             workers = [*self._compiling.workers, self._bench]
-            wait_for_any(workers, min(until, time.monotonic() + _REFRESH_SECONDS))
+            wait_for_any(workers, _REFRESH_SECONDS)
             for build, compiled in self._compiling.collect():
                 self._compiled(build, compiled)
             if self._task is not None:
@@ -153,7 +162,7 @@ class Sweep:
             task = race.search_task(self._libraries)
             if task is None and not race.searched:
                 race.close_search()
-            share = (deadline - time.monotonic()) / (len(open_races) - place)
+            share = (deadline - self._clock()) / (len(open_races) - place)
             if task := task or race.final_task(self._libraries, share):
                 return task
         return None
@@ -161,7 +170,7 @@ class Sweep:
     # ---- requests ----
 
     def _start(self, task: Task | None) -> None:
-        self._task, self._task_began = task, time.monotonic()
+        self._task, self._task_began = task, self._clock()
         if task is None:
             return
         self._last_race = task.race
@@ -171,6 +180,10 @@ class Sweep:
             problem.attn_flop() / _SLOWEST_FLOP_PER_SECOND
         )
         kernels = [(c.build, self._libraries[c.build]) for c in task.candidates]
+        self._opened.update(library for _, library in kernels)
+        if len(self._opened) > MAX_LIBRARIES:
+            self._bench.stop()  # the request starts another process
+            self._opened = {library for _, library in kernels}
         if str(problem) not in self._prepared:
             self._bench.request("prepare", problem, seconds=seconds)
         elif task.kind in ("prove", "check"):
@@ -187,7 +200,7 @@ class Sweep:
         task, self._task = self._task, None
         assert task is not None
         race, problem = task.race, str(task.race.problem)
-        race.seconds += time.monotonic() - self._task_began
+        race.seconds += self._clock() - self._task_began
         if outcome.failure is not None:
             self._take_failure(task, outcome.failure)
             return
@@ -245,7 +258,7 @@ class Sweep:
 
     def _look(self) -> None:
         """Looks at the races that something happened to; tells which of them are over."""
-        for name in self.findings.touched:
+        for name in [name for name in self.races if name in self.findings.touched]:
             race = self.races[name]
             self._work[name] = race.work()
             if not race.finished:
@@ -259,7 +272,7 @@ class Sweep:
         return tuple(map(math.fsum, zip(*self._work.values(), strict=True)))  # type: ignore[return-value]
 
     def _show(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._shown < _REFRESH_SECONDS:
             return
         self._shown = now

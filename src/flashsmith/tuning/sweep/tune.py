@@ -162,7 +162,7 @@ def build_ahead(
         compiling.add(builds)
         while compiling.busy:
             compiling.dispatch()
-            wait_for_any(compiling.workers, time.monotonic() + _REFRESH_SECONDS)
+            wait_for_any(compiling.workers, _REFRESH_SECONDS)
             for build, compiled in compiling.collect():
                 done += 1
                 reason = cull_compiled(build.config, compiled, device, settings.max_spill)

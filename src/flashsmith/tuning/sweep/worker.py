@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import signal
@@ -88,7 +89,7 @@ class Worker:
     @property
     def deadline(self) -> float:
         """When, by time.monotonic(), what is under way counts as a hang."""
-        return float("inf") if self._deadline is None else self._deadline
+        return math.inf if self._deadline is None else self._deadline
 
     def request(self, method: str, *arguments: Any, seconds: float) -> None:
         """Has the process call `method`; it may take `seconds`, starting the process apart."""
@@ -200,15 +201,12 @@ class Worker:
         return Outcome(failure=Failure(kind, reason))
 
 
-def wait_for_any(workers: Iterable[Worker], until: float) -> None:
-    """Waits until a busy worker has something to say, passes its deadline, or `until` is reached.
-
-    `until` is by time.monotonic().
-    """
+def wait_for_any(workers: Iterable[Worker], seconds: float) -> None:
+    """Waits until a busy worker has something to say or passes its deadline, at most `seconds`."""
     busy = [worker for worker in workers if worker.busy]
-    seconds = min([until, *(worker.deadline for worker in busy)]) - time.monotonic()
+    left = min((worker.deadline for worker in busy), default=math.inf) - time.monotonic()
     connections = [w._connection for w in busy if w._connection is not None]
     if connections:
-        wait_for_connections(connections, max(0.0, seconds))
+        wait_for_connections(connections, max(0.0, min(seconds, left)))
     else:
-        time.sleep(max(0.0, seconds))
+        time.sleep(seconds)
