@@ -85,8 +85,11 @@ def test_building_ahead_without_a_compiler_is_an_error() -> None:
 
 
 TUNE_PROGRAM = """
+import signal
 import sys
 from pathlib import Path
+# A shell's background jobs, this suite's among them perhaps, hand down that they ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = [{tests!r}]
 import sweep_fakes as fakes
 from flashsmith.tuning.sweep import Settings, make_race
