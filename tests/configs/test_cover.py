@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterable
 from itertools import combinations, product
 
-import pytest
-
 from flashsmith.configs import (
     DEFAULT_DEVICE,
     KNOB_VALUES,

@@ -10,12 +10,15 @@ import pytest
 from config_samples import LADDER_TOP
 
 from flashsmith.configs import (
+    KNOWN_DEVICES,
+    SUPPORTED_D_HEADS,
     DType,
     get_autotuning_kernel_configs,
     get_cover_configs,
     get_kernel_configs,
     get_kernel_progression_configs,
     get_kernels_to_build,
+    get_search_space_configs,
     is_legal,
     should_autotune_config,
 )
@@ -57,6 +60,24 @@ def test_tune_has_forty_configs_per_dtype() -> None:
 )
 def test_the_autotune_filter(changes: dict[str, object], worth_it: bool) -> None:
     assert should_autotune_config(replace(LADDER_TOP, **changes)) == worth_it  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("d_head", SUPPORTED_D_HEADS)
+def test_the_search_space_has_tens_of_configs_a_head_dimension(d_head: int) -> None:
+    for device in KNOWN_DEVICES:
+        configs = get_search_space_configs(d_head, [DType.FP16], device)
+        assert 10 <= len(configs) < 100
+        assert len(set(configs)) == len(configs)
+        assert all(is_legal(cfg, device) and cfg.d_head == d_head for cfg in configs)
+        assert all(cfg.async_copy and cfg.swizzled for cfg in configs)
+    both = get_search_space_configs(d_head)
+    fp16, bf16 = ([c for c in both if c.dtype is dtype] for dtype in DType)
+    assert [replace(c, dtype=DType.BF16) for c in fp16] == bf16
+
+
+def test_the_whole_search_space_is_that_of_every_head_dimension() -> None:
+    parts = [cfg for d in SUPPORTED_D_HEADS for cfg in get_search_space_configs(d)]
+    assert sorted(parts) == get_search_space_configs() == get_kernel_configs("space")
 
 
 def test_prog_is_the_ladder_of_seven_steps() -> None:
@@ -130,7 +151,8 @@ def test_the_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 VALID_KEYS = (
-    f"prog (7), prog-all (56), tune (80), cover ({len(get_cover_configs())}), all (80), "
+    f"prog (7), prog-all (56), tune (80), cover ({len(get_cover_configs())}), "
+    f"space ({len(get_search_space_configs())}), all (80), "
     "'64,32' (16), '64,64' (32), '128,32' (16), '128,64' (16)"
 )
 

@@ -17,6 +17,7 @@ from flashsmith.builder import KernelLibrary, build
 from flashsmith.configs import (
     DType,
     FlashForwardKernelConfig,
+    Semantics,
     get_kernel_configs,
     parse_kernel_name_into_config,
 )
@@ -38,7 +39,14 @@ KNOBS = {
     "q_whole": replace(BASE, Q_mma_load_K_tiles=0),
     "buffer": replace(BASE, mma_double_buffer_loads=True),
     "opt_softmax": replace(BASE, optimized_softmax=True),
+    "ring_2": replace(BASE, kv_stages=2),
+    "ring_3": replace(BASE, kv_stages=3),
+    "lazy_rescale": replace(BASE, lazy_rescale=True),
+    "turns": replace(BASE, B_r=128, n_warps=8, kv_stages=3, ping_pong=True),
+    "ctas": replace(BASE, min_ctas_per_sm=3),
+    "groups": replace(BASE, l2_group_mib=16),
 }
+MASKED = {"asks": BASE, "trims": replace(BASE, trim_masks=True)}
 
 
 @pytest.fixture(scope="session")
@@ -199,6 +207,97 @@ def test_optimized_softmax_peels_the_first_tile_and_folds_the_scale(
     assert multiplications[0] - multiplications[1] >= scores - 8
 
 
+def test_a_ring_has_one_barrier_a_block_and_waits_for_older_copies(
+    library: KernelLibrary,
+) -> None:
+    # Wait, barrier, both copies of a later block, QK, PV.
+    for name, allowed in (("ring_2", 0), ("ring_3", 1)):
+        stream = re.sub(r"[lte]", "", loop_kinds(library, name))
+        assert re.fullmatch(r"wbc+gm+", stream), stream
+        assert stream.count("c") == loop_kinds(library, "base").count("c")
+        waits = [
+            i.operands[0].value
+            for i in kv_loop(entry(library, name)).instructions
+            if i.mnemonic.startswith("cp.async.wait_group")
+        ]
+        assert waits == [allowed]
+
+
+def test_lazy_rescale_votes_and_branches_around_the_rescale(library: KernelLibrary) -> None:
+    def of_o(name: str) -> tuple[int, int, int]:
+        """Votes; multiplications between the vote and the branch's target; all of them."""
+        items = list(entry(library, name).body)
+        votes = [i for i, x in enumerate(items) if is_op(x, "vote")]
+        total = sum(is_op(x, "mul") for x in kv_loop(entry(library, name)).instructions)
+        if not votes:
+            return 0, 0, total
+        branch = next(i for i in range(votes[0], len(items)) if is_op(items[i], "bra"))
+        target = items[branch].operands[0].name
+        end = next(i for i, x in enumerate(items) if isinstance(x, Label) and x.name == target)
+        assert branch < end
+        return len(votes), sum(is_op(x, "mul") for x in items[branch:end]), total
+
+    of_a_lane = 16 * BASE.d_head // 32
+    assert of_o("base")[0] == 0
+    votes, skipped, total = of_o("lazy_rescale")
+    assert votes == 1
+    assert skipped >= of_a_lane
+    assert total - skipped <= of_o("base")[2] - of_a_lane
+
+
+def test_ping_pong_gives_its_turn_between_the_products(library: KernelLibrary) -> None:
+    loop = kv_loop(entry(library, "turns"))
+    stream = "".join(
+        "T" if x.mnemonic.startswith("bar.sync") else "G" if x.mnemonic == "bar.arrive" else "m"
+        for x in loop.instructions
+        if x.opcode in ("bar", "mma")
+    )
+    # Take the turn (one barrier for each half), P V, give it to the other half, Q K^T.
+    assert re.fullmatch(r"TTm+GGm+", stream), stream
+    assert stream.index("G") - 2 == stream.count("m") // 2
+    numbers = [x.operands[0].value for x in loop.instructions if x.opcode == "bar"]
+    assert numbers[:2] == [1, 2]
+    assert sorted(numbers[2:]) == [1, 2]
+    assert numbers[2:] == [2, 1]
+
+
+def test_a_cap_on_registers_stands_in_the_kernels_directives(library: KernelLibrary) -> None:
+    for name, minimum in (("base", None), ("ctas", 3)):
+        config = KNOBS[name]
+        text = library.ptx(config)
+        body = text[text.index(library.entry(config).ptx_entry) :].split("{")[0]
+        found = re.search(r"\.minnctapersm (\d+)", body)
+        assert (found and int(found.group(1))) == minimum
+
+
+def test_grouped_heads_divide_the_grid_anew(library: KernelLibrary) -> None:
+    def divisions(name: str) -> int:
+        return sum(i.opcode in ("div", "rem") for i in entry(library, name).instructions)
+
+    assert divisions("groups") > divisions("base")
+
+
+def is_op(item: object, opcode: str) -> bool:
+    return isinstance(item, Instruction) and item.opcode == opcode
+
+
+def test_trimmed_masks_have_a_loop_body_without_mask() -> None:
+    library = build(sorted(MASKED.values()), arch=80, semantics=Semantics(mask="causal"))
+
+    def bodies(name: str) -> tuple[int, int]:
+        """Products and selects in the loop."""
+        config = MASKED[name]
+        loop = kv_loop(parse(library.ptx(config)).entry(library.entry(config).ptx_entry))
+        products = sum(i.opcode == "mma" for i in loop.instructions)
+        return products, sum(i.opcode == "selp" for i in loop.instructions)
+
+    scores = BASE.B_c * 16 // 32  # of a lane: each has its select where there is a mask
+    asks, trims = bodies("asks"), bodies("trims")
+    assert trims[0] == 2 * asks[0]
+    assert scores <= asks[1] < 2 * scores
+    assert scores <= trims[1] < 2 * scores
+
+
 # ---- neighbours ---------------------------------------------------------------------------------
 
 
@@ -246,6 +345,7 @@ ALLOWED_EQUAL = (
         lambda a, b: _v_tiles(a) == _v_tiles(b) == a.B_c // 8,
         "all of V is loaded before its first product, in one load or in two buffered halves",
     ),
+    AllowedEqual("trim_masks", lambda a, b: True, "these kernels are plain: there is no mask"),
 )
 
 

@@ -23,6 +23,7 @@ from flashsmith.configs.rules import (
     is_legal,
     rule_bitmask,
 )
+from flashsmith.configs.search_space import get_search_space_configs
 from flashsmith.configs.semantics import Semantics
 from flashsmith.configs.sets import (
     get_autotuning_kernel_configs,
@@ -55,6 +56,7 @@ __all__ = [
     "get_kernel_configs",
     "get_kernel_progression_configs",
     "get_kernels_to_build",
+    "get_search_space_configs",
     "is_legal",
     "kernel_set_sizes",
     "legal_completions",

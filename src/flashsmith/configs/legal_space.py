@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 
 from flashsmith.configs.config import FlashForwardKernelConfig
 from flashsmith.configs.device_spec import DeviceSpec
@@ -83,7 +83,7 @@ def legal_completions(
         yield from _complete(base, tuple(settled), device, value_order)
 
 
-@lru_cache(maxsize=None)
+@cache
 def rules_due(settled: frozenset[str], knob: str) -> tuple[Rule, ...]:
     """The rules that can be asked once `knob` is settled too, and not before."""
     now = settled | {knob}

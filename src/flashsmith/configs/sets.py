@@ -14,6 +14,7 @@ from flashsmith.configs.config import FlashForwardKernelConfig
 from flashsmith.configs.cover import get_cover_configs
 from flashsmith.configs.dtype import DType
 from flashsmith.configs.parsing import parse_kernel_name_into_config
+from flashsmith.configs.search_space import get_search_space_configs
 from flashsmith.env import KERNELS
 from flashsmith.errors import SelectionError
 
@@ -123,6 +124,7 @@ _BUILT_IN: dict[str, Callable[[], list[FlashForwardKernelConfig]]] = {
     "prog-all": partial(get_kernel_progression_configs, all_block_sizes=True),
     "tune": get_autotuning_kernel_configs,
     "cover": get_cover_configs,
+    "space": get_search_space_configs,
     "all": get_kernels_to_build,
 }
 _BLOCK_SIZE_KEY = re.compile(r"\s*(\d+)\s*,\s*(\d+)\s*", re.ASCII)
@@ -131,8 +133,8 @@ _BLOCK_SIZE_KEY = re.compile(r"\s*(\d+)\s*,\s*(\d+)\s*", re.ASCII)
 def get_kernel_configs(key: str | None = None) -> list[FlashForwardKernelConfig]:
     """The configs that `key`, else the environment variable KERNELS, stands for.
 
-    Keys: prog, prog-all, tune, cover, all; "B_r,B_c" (the configs of tune with these block sizes);
-    short forms separated by ';'; the name of an installed set (entry point group
+    Keys: prog, prog-all, tune, cover, space, all; "B_r,B_c" (the configs of tune with these block
+    sizes); short forms separated by ';'; the name of an installed set (entry point group
     'flashsmith.kernel_sets'); the path of a file with one short form a line. Doubles count once.
 
     Raises:

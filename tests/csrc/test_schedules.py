@@ -1,0 +1,109 @@
+"""Every schedule of the K/V loop, proven in the emulator with all checks on: races, bounds, copies.
+
+Blocks are few and many, masks cut them, warps see nothing of some, and maxima jump.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsmith.builder import library_for
+from flashsmith.configs import (
+    FlashForwardKernelConfig,
+    Semantics,
+    parse_kernel_name_into_config,
+)
+from flashsmith.runtime import forward
+from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.verify import INPUT_KINDS, prove
+
+CONFIGS = tuple(
+    parse_kernel_name_into_config(text)
+    for text in (
+        "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+lazy_rescale",
+        "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+stages_2+trim",
+        "(BF16, 64, 64, 32, 2): async+eager+swizzled+load_2_2_2_tiles+stages_4+lazy_rescale+l2_16",
+        "(FP16, 64, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+opt_softmax+stages_3"
+        "+lazy_rescale+ping_pong",
+        "(BF16, 64, 128, 32, 8): async+eager+swizzled+load_0_2_2_tiles+stages_4+ping_pong+trim",
+        "(FP16, 64, 64, 48, 4): eager+load_2_2_2_tiles+opt_softmax+lazy_rescale+trim",
+        "(FP16, 64, 192, 32, 6): async+load_2_2_2_tiles+buffer+ctas_2+trim+l2_16",
+    )
+)
+IDS = [cfg.short_form(include_tup=False) for cfg in CONFIGS]
+LAZY = [cfg for cfg in CONFIGS if cfg.lazy_rescale]
+
+
+def prove_right(cfg: FlashForwardKernelConfig, **problem: Any) -> None:
+    verdict = prove(cfg, checks=True, **problem)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.fixture(scope="module")
+def uneven() -> tuple[FlashForwardKernelConfig, ...]:
+    """The configs, their kernels for causal problems of any length in one library."""
+    loaded_kernels.add(library_for(CONFIGS, semantics=Semantics(mask="causal", uneven=True)))
+    loaded_kernels.add(library_for(CONFIGS, semantics=Semantics(mask="window", uneven=True)))
+    return CONFIGS
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[FlashForwardKernelConfig, ...]:
+    loaded_kernels.add(library_for(CONFIGS))
+    return CONFIGS
+
+
+@pytest.mark.parametrize("place", range(len(CONFIGS)), ids=IDS)
+def test_whole_tiles(plain: tuple[FlashForwardKernelConfig, ...], place: int) -> None:
+    cfg = plain[place]
+    for blocks in (1, 2, 3, 7):
+        prove_right(cfg, seq=cfg.B_r, seq_k=blocks * cfg.B_c, heads=3)
+
+
+@pytest.mark.parametrize("place", range(len(CONFIGS)), ids=IDS)
+def test_masks_and_ragged_ends(uneven: tuple[FlashForwardKernelConfig, ...], place: int) -> None:
+    cfg = uneven[place]
+    # Fewer keys than queries leave whole Q blocks without any; 1 row leaves warps without any.
+    for seq, seq_k in ((300, 300), (1, 130), (203, 61), (70, 261)):
+        prove_right(cfg, seq=seq, seq_k=seq_k, heads=2, causal=True)
+    prove_right(cfg, seq=300, seq_k=330, heads=2, window=(50, 20))
+    prove_right(cfg, seq=130, seq_k=330, heads=2, window=(0, 0))
+
+
+@pytest.mark.parametrize("kind", INPUT_KINDS)
+def test_a_lazy_rescale_is_right_whatever_the_maxima_do(
+    plain: tuple[FlashForwardKernelConfig, ...], kind: str
+) -> None:
+    for cfg in LAZY:
+        if cfg.B_c != 48:
+            prove_right(cfg, seq=cfg.B_r, seq_k=4 * cfg.B_c, heads=2, inputs=kind)
+
+
+@pytest.mark.parametrize("growth", [0.5, 7.9, 8.1, 30.0])
+def test_a_lazy_rescale_keeps_the_true_maximum(
+    plain: tuple[FlashForwardKernelConfig, ...], growth: float
+) -> None:
+    """Every row's maximum grows by `growth` (log2) a K/V block; blocks run last to first."""
+    for cfg in LAZY[:2]:
+        blocks, d = 4, cfg.d_head
+        q = np.zeros((1, cfg.B_r, 1, d), np.float32)
+        k = np.zeros((1, blocks * cfg.B_c, 1, d), np.float32)
+        q[..., 0] = 1.0
+        k[..., 0] = np.repeat(np.arange(blocks)[::-1], cfg.B_c)[None, :, None]
+        v = np.random.default_rng(1).standard_normal(k.shape).astype(np.float32)
+        dtype = cfg.dtype.numpy_name
+        if dtype == "bfloat16":
+            dtype = pytest.importorskip("ml_dtypes").bfloat16
+        arrays = [x.astype(dtype) for x in (q, k, v)]
+        scale = growth * np.log(2.0)
+        o, lse, row_max = forward(cfg, *arrays, scale=scale, return_lse=True, return_row_max=True)
+        scores = k[0, :, 0, 0].astype(np.float64) * scale
+        weights = np.exp(scores - scores.max())
+        expected = weights @ arrays[2][0, :, 0].astype(np.float64) / weights.sum()
+        np.testing.assert_allclose(row_max, scores.max(), rtol=1e-5)
+        np.testing.assert_allclose(lse, np.log(np.exp(scores).sum()), rtol=1e-3)
+        got = np.asarray(o)[0, :, 0].astype(np.float64)
+        np.testing.assert_allclose(got, np.broadcast_to(expected, got.shape), atol=5e-3)
