@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flashsmith.integrations.sdpa import sdpa
     from flashsmith.runtime import forward, forward_timed, plan_forward
     from flashsmith.tuning.attention import attention
+    from flashsmith.tuning.choice import choose
 
 _HOME = {
     "DType": "flashsmith.configs",
@@ -34,6 +35,7 @@ _HOME = {
     "get_kernel_configs": "flashsmith.configs",
     "parse_kernel_name_into_config": "flashsmith.configs",
     "attention": "flashsmith.integrations.traceable",
+    "choose": "flashsmith.tuning.choice",
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
     "forward": "flashsmith.runtime",
@@ -50,6 +52,7 @@ __all__ = [
     "Semantics",
     "__version__",
     "attention",
+    "choose",
     "device_spec",
     "flash_attn_func",
     "flash_attn_varlen_func",

@@ -26,7 +26,7 @@ class Variable:
 
 KERNELS = Variable(
     "KERNELS",
-    "which kernel configs a command works on: prog, prog-all, tune, cover, all, 'B_r,B_c', "
+    "which kernel configs a command works on: prog, prog-all, tune, space, cover, all, 'B_r,B_c', "
     "a set of yours, or short forms separated by ';'",
     "unset (each command says whether it needs one)",
 )
@@ -45,6 +45,11 @@ CACHE_LIMIT = Variable(
     "size limit of the cache in MiB; the libraries unused longest go first",
     "4096",
 )
+TABLE = Variable(
+    "FLASHSMITH_TABLE",
+    "your own table of winners, a JSON file; `flashsmith winners path` says where it is",
+    "winners.json in the user's data folder, flashsmith/",
+)
 JOBS = Variable("FLASHSMITH_JOBS", "parallel compilations", "the number of cores")
 CUDA_HOME = Variable(
     "CUDA_HOME",
@@ -52,7 +57,7 @@ CUDA_HOME = Variable(
     "unset",
 )
 
-VARIABLES = (KERNELS, JIT, CACHE_DIR, CACHE_LIMIT, JOBS, CUDA_HOME)
+VARIABLES = (KERNELS, JIT, CACHE_DIR, CACHE_LIMIT, TABLE, JOBS, CUDA_HOME)
 
 
 def _boolean(variable: Variable, default: bool) -> bool:
@@ -91,6 +96,19 @@ def jobs() -> int:
 def keep_models_offline() -> None:
     """Tells Hugging Face's libraries, if they are not loaded yet, to fetch nothing."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def environment_of_gpu(ordinal: int) -> dict[str, str]:
+    """The environment of a process that is to see GPU ``ordinal`` of those this one sees, alone."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = listed.split(",")[ordinal] if listed else str(ordinal)
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
+
+
+def profiled_environment() -> dict[str, str]:
+    """The environment of a profiler and the process under it: nothing is built there, and numbers
+    are written in the C locale."""
+    return {**os.environ, JIT.name: "0", "LC_ALL": "C"}
 
 
 # Users set these for builds of their own; here they would change a library behind its key's back.

@@ -46,12 +46,20 @@ class CacheError(FlashsmithError, RuntimeError):
     """The kernel cache cannot be read or written (permissions, space)."""
 
 
+class TableError(FlashsmithError, RuntimeError):
+    """A table of winners cannot be read, understood or written."""
+
+
 class KernelNotBuiltError(FlashsmithError, LookupError):
     """The config is in no library and building on demand is switched off."""
 
 
 class LaunchError(FlashsmithError, RuntimeError):
     """The GPU refused or failed a launch."""
+
+
+class ProfilerError(FlashsmithError, RuntimeError):
+    """Nsight Compute is missing or failed; carries its words."""
 
 
 class EmulatorError(FlashsmithError, RuntimeError):

@@ -36,6 +36,15 @@ def test_registers_limit_the_occupancy() -> None:
     assert occupancy(KEPT, device_spec("A100"), registers=169).limited_by == ("registers",)
 
 
+def test_the_devices_own_limits_count() -> None:
+    # An SM of an A10 runs 1,536 threads and 16 CTAs, not 2,048 and 32.
+    found = occupancy(KEPT, device_spec("A10"), registers=168)
+    assert found.limits == {"shared memory": 2, "threads": 12, "CTAs": 16, "registers": 3}
+    small = parse("(FP16, 32, 128, 32, 8): load_2_2_2_tiles")
+    assert occupancy(small, device_spec("A10"), registers=32).ctas_per_sm == 6
+    assert occupancy(small, device_spec("A10"), registers=32).limited_by == ("threads",)
+
+
 def test_intensity() -> None:
     # A step: 4 * 64 * 64 * 128 FLOP. K and V: 16,384 bytes each, once per warp or once per CTA.
     flop = 4 * 64 * 64 * 128
@@ -60,6 +69,21 @@ def test_a_knob_is_explained_by_its_value() -> None:
     assert "16 of 64 keys" in streamed["V_mma_load_K_tiles"].effect
     assert "stay in registers" in kept["Q_mma_load_K_tiles"].effect
     assert kept["swizzled"].value == "on"
+
+
+@pytest.mark.parametrize(
+    ("d_head", "places"),
+    [
+        (64, ["c xor (r mod 8)"]),
+        (32, ["c xor (r / 2 mod 4)"]),
+        (96, ["(r mod 8)", "(r / 2 mod 4)"]),
+    ],
+)
+def test_the_swizzle_is_that_of_the_panels(d_head: int, places: list[str]) -> None:
+    cfg = parse(f"(FP16, {d_head}, 64, 64, 4): swizzled+load_2_2_2_tiles")
+    (effect,) = (known.effect for known in knob_effects(cfg) if known.knob == "swizzled")
+    for place in ("(r mod 8)", "(r / 2 mod 4)"):
+        assert (place in effect) == any(place in told for told in places)
 
 
 def test_the_places_exist_in_the_sources() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from flashsmith.benchmark import run as run_module
@@ -13,15 +12,16 @@ from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run import EMULATED, Size, run_kernels
 from flashsmith.benchmark.run_table import print_report
+from flashsmith.benchmark.run_times import Timing
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import choose_target
-from flashsmith.benchmark.timing import sampled_heads
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError
 
 STEP_1 = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 STEP_2 = parse("(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
+STEP_3 = parse("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_0_0_tiles")
 SMALL = Size(batch=1, seq=64, heads=1)
 TARGET = choose_target("sm_80", emulate=True)
 
@@ -112,12 +112,34 @@ def test_conflict_factors_are_grouped_by_use() -> None:
     assert conflict_factors(measured) == dict.fromkeys(CONFLICT_KINDS)
 
 
-def test_sampled_heads_are_the_first_and_the_last() -> None:
-    tensor = np.arange(3 * 4 * 5 * 2).reshape(3, 4, 5, 2)
-    sample = sampled_heads(tensor)
-    assert sample.shape == (2, 4, 1, 2)
-    np.testing.assert_array_equal(sample[0, :, 0], tensor[0, :, 0])
-    np.testing.assert_array_equal(sample[1, :, 0], tensor[2, :, 4])
+def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
+    """The emulator stands for the GPU that proves."""
+    right = run_module.prove
+
+    def prove(cfg, **options):
+        verdict = right(cfg, **{**options, "backend": "emulator"})
+        wrong = cfg == STEP_1 and options["backend"] == "gpu"
+        return replace(verdict, reasons=("wrong",)) if wrong else verdict
+
+    asked = []
+
+    def time_kernels(configs, seed):
+        asked.extend(configs)
+        return {STEP_2: Timing(1.5, 1.25, 0.01, 300.0), STEP_3: ("the timed launch: wrong",)}
+
+    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(run_module, "time_kernels", time_kernels)
+    target = replace(TARGET, backend="gpu")
+    report = run_kernels(
+        [STEP_1, STEP_2, STEP_3], target, size=SMALL, narrator=Narrator(quiet=True)
+    )
+    assert asked == [STEP_2, STEP_3]
+    assert [row.ok for row in report.rows] == [False, True, False]
+    assert [row.timing is None for row in report.rows] == [True, False, True]
+    text = printed(report)
+    assert "| 1.500 |" in text
+    assert "the timed launch: wrong" in text
+    assert report.to_json()["kernels"][1]["timing"]["ms"] == 1.5
 
 
 @pytest.mark.gpu

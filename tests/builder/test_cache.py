@@ -16,7 +16,7 @@ from synthetic_library import PTX, publish
 import flashsmith.builder as builder
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.locks import try_lock
-from flashsmith.errors import CacheError, KernelNotBuiltError
+from flashsmith.errors import ArgumentError, CacheError, KernelNotBuiltError
 
 
 def keys(cache: Cache) -> list[str]:
@@ -45,8 +45,9 @@ def test_a_config_that_is_not_in_the_library_is_named(cache):
     library = publish(cache, "a")
     other = CONFIGS[0].__class__(**{**vars(CONFIGS[0]), "B_c": 32})
     assert other not in library
-    with pytest.raises(KernelNotBuiltError, match=r"64, 32, 4\).*not among the 2 configs"):
+    with pytest.raises(KernelNotBuiltError, match=r"64, 32, 4\).*not among the 2 configs") as error:
         library.entry(other)
+    assert str(error.value).endswith(f"flashsmith build --kernels '{other}' --arch sm_80")
 
 
 def files_of(cache):
@@ -218,6 +219,14 @@ def test_prune_takes_its_limit_from_the_environment(cache, monkeypatch):
     assert builder.prune().entries == 0
     monkeypatch.setenv("FLASHSMITH_CACHE_LIMIT", "1")
     assert builder.prune().entries == 1
+
+
+@pytest.mark.parametrize("limit", [-1, float("-inf"), float("nan")])
+def test_a_limit_that_is_none_evicts_nothing(cache, limit):
+    publish(cache, "a")
+    with pytest.raises(ArgumentError, match=r"^limit_mib=.*: give 0 or more"):
+        builder.prune(limit)
+    assert keys(cache) == ["a"]
 
 
 def test_what_is_no_library_is_left_alone(cache):

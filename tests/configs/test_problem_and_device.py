@@ -206,6 +206,22 @@ def test_an_unlisted_architecture_has_its_older_relatives_limits(
     assert relative in spec.name
 
 
-def test_a_generation_that_no_known_gpu_has_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="known are"):
-        device_spec(110)
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("sm_110", "arch='sm_110': no known GPU has it, or an older one of its generation"),
+        (110, "arch=110: no known GPU has it, or an older one of its generation"),
+        ("sm_75", "arch='sm_75': older than sm_80, the least that the kernels need"),
+        ("RTX 4070", "device='RTX 4070': no known GPU is called that"),
+    ],
+)
+def test_an_error_says_what_is_wrong_with_a_device(key: str | int, problem: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(problem)):
+        device_spec(key)
+
+
+def test_advice_is_only_given_where_it_helps() -> None:
+    # Nothing can be built for a generation without limits: a DeviceSpec would not help.
+    with pytest.raises(ArgumentError) as unknown:
+        device_spec("sm_110")
+    assert "DeviceSpec" not in str(unknown.value)

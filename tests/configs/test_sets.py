@@ -10,9 +10,9 @@ import pytest
 from config_samples import LADDER_TOP
 
 from flashsmith.configs import (
-    KNOWN_DEVICES,
-    SUPPORTED_D_HEADS,
     DType,
+    FlashForwardKernelConfig,
+    device_spec,
     get_autotuning_kernel_configs,
     get_cover_configs,
     get_kernel_configs,
@@ -22,6 +22,7 @@ from flashsmith.configs import (
     is_legal,
     should_autotune_config,
 )
+from flashsmith.configs.search_space import MOVES, neighbours
 from flashsmith.errors import ConfigParseError, SelectionError
 
 
@@ -62,24 +63,6 @@ def test_the_autotune_filter(changes: dict[str, object], worth_it: bool) -> None
     assert should_autotune_config(replace(LADDER_TOP, **changes)) == worth_it  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("d_head", SUPPORTED_D_HEADS)
-def test_the_search_space_has_tens_of_configs_a_head_dimension(d_head: int) -> None:
-    for device in KNOWN_DEVICES:
-        configs = get_search_space_configs(d_head, [DType.FP16], device)
-        assert 10 <= len(configs) < 100
-        assert len(set(configs)) == len(configs)
-        assert all(is_legal(cfg, device) and cfg.d_head == d_head for cfg in configs)
-        assert all(cfg.async_copy and cfg.swizzled for cfg in configs)
-    both = get_search_space_configs(d_head)
-    fp16, bf16 = ([c for c in both if c.dtype is dtype] for dtype in DType)
-    assert [replace(c, dtype=DType.BF16) for c in fp16] == bf16
-
-
-def test_the_whole_search_space_is_that_of_every_head_dimension() -> None:
-    parts = [cfg for d in SUPPORTED_D_HEADS for cfg in get_search_space_configs(d)]
-    assert sorted(parts) == get_search_space_configs() == get_kernel_configs("space")
-
-
 def test_prog_is_the_ladder_of_seven_steps() -> None:
     assert [str(cfg) for cfg in get_kernel_progression_configs()] == [
         f"(FP16, 128, 64, 64, 4): {step}"
@@ -110,6 +93,27 @@ def test_prog_all_is_each_step_at_eight_block_sizes() -> None:
     }
     assert all(map(is_legal, configs))
     assert set(get_kernel_progression_configs()) <= set(configs)
+
+
+def test_space_is_legal_where_there_is_room_and_contains_tune() -> None:
+    configs = get_search_space_configs()
+    assert len(set(configs)) == len(configs)
+    assert all(is_legal(cfg, device_spec("H200")) for cfg in configs)
+    assert set(get_autotuning_kernel_configs()) <= set(configs)
+    assert {cfg.d_head for cfg in configs} == {64, 96, 128, 256}
+    wide = get_search_space_configs([DType.BF16], [192])
+    assert {(cfg.dtype, cfg.d_head) for cfg in wide} == {(DType.BF16, 192)}
+
+
+@pytest.mark.parametrize("cfg", get_search_space_configs()[::97], ids=str)
+def test_neighbours_are_one_move_away(cfg: FlashForwardKernelConfig) -> None:
+    found = neighbours(cfg)
+    assert len(set(found)) == len(found) > 3
+    for other in found:
+        assert other != cfg
+        assert is_legal(other, device_spec("H200"))
+        moved = {knob for knob in vars(cfg) if getattr(cfg, knob) != getattr(other, knob)}
+        assert any(moved <= set(knobs) for knobs in MOVES)
 
 
 def test_what_is_built_is_tune_sorted() -> None:
@@ -151,8 +155,8 @@ def test_the_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 VALID_KEYS = (
-    f"prog (7), prog-all (56), tune (80), cover ({len(get_cover_configs())}), "
-    f"space ({len(get_search_space_configs())}), all (80), "
+    f"prog (7), prog-all (56), tune (80), space ({len(get_search_space_configs())}), "
+    f"cover ({len(get_cover_configs())}), all (80), "
     "'64,32' (16), '64,64' (32), '128,32' (16), '128,64' (16)"
 )
 

@@ -144,6 +144,22 @@ def test_grouped_heads(heads: tuple[int, int]) -> None:
     check(CFG, drawn(64, 64, heads=heads, batch=2))
 
 
+class TestASinkThatWeighsNothing:
+    """Four keys and eight queries, causal: the first four rows see nothing."""
+
+    def test_is_as_none(self) -> None:
+        sinks = np.array([-np.inf, 0.5], np.float32)
+        o = check(CFG, drawn(8, 4, heads=(2, 2)), sinks=sinks, causal=True)
+        assert not o[:, :4].any()
+
+    def test_may_overflow_in_base_2(self) -> None:
+        sinks = np.array([np.finfo(np.float32).min, 0.5], np.float32)
+        o, lse = forward(CFG, *drawn(8, 4, heads=(2, 2)), sinks=sinks, causal=True, return_lse=True)
+        assert not o[:, :4].any()
+        assert (lse[0, 0, :4] <= -1e38).all()
+        assert np.isfinite(lse[0, 0, 4:]).all()
+
+
 def test_a_sink_a_head() -> None:
     sinks = np.array([-2.0, 0.0, 3.0, 10.0], np.float32)
     check(CFG, drawn(70, 40, heads=(4, 2)), sinks=sinks, causal=True)

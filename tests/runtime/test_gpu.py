@@ -16,7 +16,15 @@ from flashsmith.configs import (
     parse_kernel_name_into_config,
 )
 from flashsmith.errors import ArgumentError, LaunchError
-from flashsmith.runtime import forward, forward_timed, gpu_count, query_gpu, run_forward
+from flashsmith.runtime import (
+    forget_prepared_calls,
+    forward,
+    forward_timed,
+    gpu_count,
+    prepared,
+    query_gpu,
+    run_forward,
+)
 from flashsmith.runtime.call import unplaced_call
 from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.runtime.libraries import loaded_kernels
@@ -183,6 +191,26 @@ class TestTorch:
         side.synchronize()
         assert_attention(on_host(copy), None, qkv)
 
+    def test_calls_like_one_before_on_tensors_elsewhere(self) -> None:
+        """Each has inputs of its own at addresses of its own; only the first is checked."""
+        import torch
+
+        forget_prepared_calls()
+        inputs = [drawn(seed=seed) for seed in range(4)]
+        tensors = [[on_gpu(array) for array in qkv] for qkv in inputs]
+        outs = [torch.full_like(q, torch.nan) for q, _, _ in tensors]
+        for qkv, arrays, out in zip(tensors, inputs, outs, strict=True):
+            o, lse, _ = forward(CFG, *qkv, return_lse=True, return_row_max=True)
+            assert_attention(on_host(o), on_host(lse), arrays)
+            assert forward(CFG, *qkv, out) is out
+            assert_attention(on_host(out), None, arrays)
+        assert len(prepared.known) == 2
+        q, k, v = tensors[0]
+        with pytest.raises(ArgumentError, match="o: shares memory with q"):
+            forward(CFG, q, k, v, q)
+        with pytest.raises(ArgumentError, match="v: requires grad"):
+            forward(CFG, q, k, v.clone().requires_grad_())
+
     def test_two_streams_at_once(self) -> None:
         import torch
 
@@ -297,7 +325,7 @@ class TestTorch:
         problem = Problem(1, 64, 64, 1, 1, D, DType.FP16)
         call = unplaced_call(problem, 0.1, query_gpu(0))
         with pytest.raises(LaunchError, match="cudaErrorInvalidDevice"):
-            kernel.launch(call, 4095, 0)
+            kernel.prepare(call, 4095)(0, *call.addresses)
         assert_attention(on_host(forward(CFG, *tensors)), None, qkv)
         torch.cuda.synchronize()
 

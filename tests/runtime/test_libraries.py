@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flashsmith.builder import KernelLibrary, library_for
@@ -25,9 +26,9 @@ from flashsmith.configs import (
     parse_kernel_name_into_config,
 )
 from flashsmith.errors import ArgumentError, KernelNotBuiltError, LaunchError
-from flashsmith.runtime import libraries, plan_forward
+from flashsmith.runtime import forward, forward_pass, libraries, plan_forward
 from flashsmith.runtime.call import unplaced_call
-from flashsmith.runtime.libraries import LoadedKernels, load_library
+from flashsmith.runtime.libraries import NEUTRAL, LoadedKernels, load_library
 
 CONFIGS = [
     parse_kernel_name_into_config(f"({dtype}, 64, 64, 32, 4): {features}")
@@ -130,6 +131,84 @@ def test_while_a_graph_is_captured_a_miss_is_an_error(
     assert lines[-1].endswith(f'--kernels "{CONFIGS[0]}" --arch 80 --semantics causal+uneven')
 
 
+UNEVEN = Semantics(uneven=True)
+
+
+@pytest.fixture
+def only_uneven(monkeypatch: pytest.MonkeyPatch) -> list[Semantics]:
+    """No kernel for whole tiles is in the cache; what was searched for."""
+    uneven = library_for(CONFIGS[:1], semantics=UNEVEN)
+    searched: list[Semantics] = []
+
+    def find(cfg: Any, *, arch: int, semantics: Semantics) -> KernelLibrary | None:
+        searched.append(semantics)
+        return uneven if semantics == UNEVEN else None
+
+    monkeypatch.setattr(libraries, "find_library", find)
+    monkeypatch.setattr(libraries, "build", None)
+    return searched
+
+
+@pytest.mark.parametrize("why", ["FLASHSMITH_JIT=0", "CUDA graph"])
+def test_where_nothing_may_be_built_the_kernel_for_uneven_lengths_serves(
+    why: str,
+    only_uneven: list[Semantics],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    jit = why != "FLASHSMITH_JIT=0"
+    monkeypatch.setenv("FLASHSMITH_JIT", str(int(jit)))
+    kernels = LoadedKernels()
+    for _ in range(3):
+        kernel = kernels.get(CONFIGS[0], 80, NEUTRAL, lambda: False)
+        assert kernel is kernels.get(CONFIGS[0], 80, UNEVEN)
+    assert only_uneven == [NEUTRAL, UNEVEN]  # each searched for once
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"{CONFIGS[0]} is not built for sm_80" in caplog.text
+    assert why in caplog.text
+    kernel.plan(unplaced_call(PROBLEM, 0.125, A100))
+
+
+def test_a_kernel_stands_in_only_while_nothing_may_be_built(
+    library: KernelLibrary, only_uneven: list[Semantics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = LoadedKernels()
+    assert kernels.get(CONFIGS[0], 80, NEUTRAL, lambda: False).semantics == UNEVEN
+    monkeypatch.setattr(libraries, "build", lambda *args, **kwargs: library)
+    assert kernels.get(CONFIGS[0], 80, NEUTRAL).semantics == NEUTRAL
+    assert kernels.get(CONFIGS[0], 80, NEUTRAL, lambda: False).semantics == NEUTRAL
+
+
+def test_no_kernel_stands_in_for_other_semantics(
+    only_uneven: list[Semantics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    kernels = LoadedKernels()
+    for semantics in (Semantics("causal"), Semantics(softcap=True)):
+        with pytest.raises(KernelNotBuiltError, match=f"\\[{semantics}\\] is not built"):
+            kernels.get(CONFIGS[0], 80, semantics)
+    with pytest.raises(KernelNotBuiltError):
+        kernels.get(CONFIGS[1], 80, Semantics("window", uneven=True))
+
+
+def test_what_stands_in_computes_the_same(
+    library: KernelLibrary, only_uneven: list[Semantics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    qkv = [rng.standard_normal((1, 64, 2, 64)).astype(np.float16) for _ in range(3)]
+    outputs = {}
+    for jit, kernels in (("1", LoadedKernels(load_keys(library))), ("0", LoadedKernels())):
+        monkeypatch.setenv("FLASHSMITH_JIT", jit)
+        monkeypatch.setattr(forward_pass, "loaded_kernels", kernels)
+        outputs[jit] = forward(CONFIGS[0], *qkv)
+        assert (NEUTRAL in {semantics for *_, semantics in kernels.kernels}) == (jit == "1")
+    assert np.array_equal(outputs["0"], outputs["1"])
+
+
+def load_keys(library: KernelLibrary) -> dict[Any, Any]:
+    return {(config, 80, NEUTRAL): kernel for config, kernel in load_library(library).items()}
+
+
 def test_the_command_that_is_named_works(
     library: KernelLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,9 +277,29 @@ def kernel(library: KernelLibrary) -> Iterator[Any]:
 def test_a_refused_launch_is_a_launch_error_with_cudas_words(kernel: Any) -> None:
     """No machine has a GPU 4095; one without a driver refuses it for that reason."""
     call = unplaced_call(PROBLEM, 0.125, A100)
-    for launch in (kernel.launch, kernel.launch_timed):
+    for timed in (False, True):
+        launch = kernel.prepare(call, 4095, timed=timed)
         with pytest.raises(LaunchError, match=r"on GPU 4095: .*cudaError\w+: "):
-            launch(call, 4095, 0)
+            launch(0, *call.addresses)
+
+
+def test_a_launcher_takes_a_stream_and_addresses(kernel: Any) -> None:
+    """Zeros at the end may be left out; a number too many or too few is told before any launch."""
+    call = unplaced_call(PROBLEM, 0.125, A100)
+    arguments = (kernel.index, *call.library_arguments(), 4095, False)
+    launch = kernel.functions.prepare(*arguments)
+    for short in range(5):
+        with pytest.raises(ValueError, match="fewer arguments than the call takes"):
+            launch(*[0] * short)
+    with pytest.raises(ValueError, match="more arguments than the call takes"):
+        launch(*[0] * 11)
+    for enough in range(5, 11):
+        with pytest.raises(RuntimeError, match="cudaError"):
+            launch(*[0] * enough)
+    with pytest.raises(ValueError, match="packed: this library's kernels are for the other kind"):
+        launch(*[0] * 8, 1, 1)
+    with pytest.raises(ValueError, match="more arguments than the call takes"):
+        kernel.functions.prepare(*arguments, 0)
 
 
 @pytest.mark.parametrize(

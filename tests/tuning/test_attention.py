@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from flashsmith.configs import DType, FlashForwardKernelConfig
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime import forward_pass
+from flashsmith.runtime import ForwardOptions, forward, forward_pass
 from flashsmith.tuning import attention, choose_config
 from flashsmith.verify import compare, compute_references
 
@@ -85,6 +86,17 @@ def test_head_dimensions_without_a_kernel(d: int) -> None:
     q, k, v = (np.zeros((1, 64, 1, 128), np.float16)[..., :d] for _ in range(3))
     with pytest.raises(ArgumentError, match=f"q: d_head {d} .*must be a multiple of 8"):
         attention(q, k, v)
+
+
+def test_what_is_said_twice_is_said_alike() -> None:
+    """attention() and forward() spell their keywords out; both must mean the same ones."""
+    ours, theirs = (inspect.signature(f).parameters for f in (attention, forward))
+    options = [p for p in theirs.values() if p.kind is p.KEYWORD_ONLY]
+    assert [p for p in ours.values() if p.kind is p.KEYWORD_ONLY and p.name in theirs] == options
+    assert [name for name in ours if name not in theirs] == ["out", "config"]
+    assert [name for name in theirs if name not in ours] == ["cfg", "o"]
+    names = [p.name for p in options if p.name != "emulate"]
+    assert names == list(ForwardOptions._fields)
 
 
 def test_arguments_are_checked_before_choosing() -> None:

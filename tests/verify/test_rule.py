@@ -291,3 +291,15 @@ def test_small_problems_are_repeated_over_heads(
     assert repeated == expected
     assert batch * seq * repeated * d >= 4096 or not batch * seq
     assert repeated % heads == 0
+
+
+def test_outputs_between_the_smallest_numbers_are_as_near_as_they_can_be() -> None:
+    case = Case(DType.FP16)
+    truth = np.full_like(case.references.o, 5.2e-6)
+    rounded = truth.astype(np.float16)
+    references = replace(case.references, o=truth, same_precision=rounded)
+    judged = compare(case.cfg, rounded, case.lse, references)
+    assert judged.rel_l2 > 1e-3
+    assert judged.ok
+    two_steps_off = (rounded.astype(np.float64) + 2.0**-23).astype(np.float16)
+    assert not compare(case.cfg, two_steps_off, case.lse, references).ok

@@ -20,9 +20,23 @@ step() { # name, command...
     [ "$status" -eq 0 ] || tail -n 15 "$out/$name.log"
 }
 
+sanitized() { # tool, what, script of this folder, argument...
+    local tool=$1 name=sanitizer-$1-$2 script=tools/gpu/$3
+    shift 3
+    step "$name" compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
+        --kernel-name kernel_substring=flash_forward_kernel \
+        python3 tools/gpu/without_torch.py "$script" "$@"
+    grep -E "ERROR SUMMARY|RACECHECK SUMMARY" "$out/$name.log"
+}
+
 for part in $parts; do
     case $part in
-    tests) step pytest python3 -m pytest -q -n 12 -p no:cacheprovider ;;
+    tests)
+        # Verbose: when the time is up, the log still says what was running.
+        step pytest python3 -m pytest -v -m full -n 15 --dist worksteal -p no:cacheprovider \
+            -o faulthandler_timeout=120 --junitxml="$out/pytest.xml"
+        tail -n 1 "$out/pytest.log"
+        ;;
     sets)
         step sets python3 tools/gpu/prove_sets.py "$out/sets.csv" --batch 2 --heads 2
         grep -E "wrong|built" "$out/sets.log"
@@ -30,11 +44,10 @@ for part in $parts; do
     sanitizer)
         kernels=$(python3 tools/gpu/sanitized_configs.py) || exit 1
         for tool in memcheck racecheck initcheck synccheck; do
-            step "sanitizer-$tool" compute-sanitizer --tool "$tool" --report-api-errors no \
-                --error-exitcode 9 --kernel-name kernel_substring=flash_forward_kernel \
-                python3 tools/gpu/prove_sets.py "$out/sanitizer-$tool.csv" --kernels "$kernels" \
-                --seqs 256 --batch 1 --heads 2
-            grep -E "ERROR SUMMARY|RACECHECK SUMMARY" "$out/sanitizer-$tool.log"
+            sanitized "$tool" configs prove_sets.py "$out/sanitizer-$tool.csv" \
+                --kernels "$kernels" --seqs 256 --batch 1 --heads 2
+            sanitized "$tool" semantics prove_grid.py "$out/sanitizer-$tool-semantics.csv" \
+                --handful --workers 1
         done
         ;;
     figures)

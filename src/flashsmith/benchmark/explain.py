@@ -88,6 +88,7 @@ class Explanation:
         return self.verdict is not None and self.verdict.ok
 
     def to_json(self) -> dict[str, Any]:
+        """As JSON takes it; what an illegal config lacks is null."""
         verdict = self.verdict
         return {
             "config": str(self.config),
@@ -177,7 +178,12 @@ def smem_map(cfg: FlashForwardKernelConfig) -> tuple[SmemRegion, ...]:
 
 def occupancy(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: int) -> Occupancy:
     """How many CTAs of a kernel with `registers` per thread fit on one SM, and why not more."""
-    limits = cfg.cta_limits(device.max_smem_per_sm, registers)
+    limits = cfg.cta_limits(
+        device.max_smem_per_sm,
+        registers,
+        max_threads=device.max_threads_per_sm,
+        max_ctas=device.max_ctas_per_sm,
+    )
     fewest = min(limits.values())
     return Occupancy(
         ctas_per_sm=fewest,

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from flashsmith.benchmark.table import Column, print_table
 from flashsmith.benchmark.target import Target
-from flashsmith.builder import CacheEntry, KernelLibrary
+from flashsmith.builder import CacheEntry, KernelLibrary, is_current
 from flashsmith.configs import FlashForwardKernelConfig, Semantics, is_legal
 
 MIB = 2**20
@@ -23,6 +23,7 @@ _SETS = {
     "prog": "the ladder: seven steps, one optimisation each",
     "prog-all": "the ladder at every block size and warp count",
     "tune": "what a search for the fastest kernel tries",
+    "space": "what 'flashsmith tune' searches: wider than tune, for more head dimensions",
     "cover": "every two knob values that can meet do meet",
     "all": "get_kernels_to_build(), what a plain 'flashsmith build' compiles",
 }
@@ -54,6 +55,7 @@ def config_facts(
         for entry in cached
         if entry.manifest is not None
         and (entry.manifest.arch, entry.manifest.semantics) == (target.device.arch, Semantics())
+        and is_current(entry.manifest)
         for kernel in entry.manifest.kernels
     }
     return [
@@ -133,7 +135,10 @@ def print_library(console: Console, library: KernelLibrary, target: Target) -> N
 
 
 def entry_facts(entry: CacheEntry) -> dict[str, Any]:
-    """What is known of one library in the cache; its configs too, unless it is damaged."""
+    """What is known of one library in the cache; its configs too, unless it is damaged.
+
+    `current` says whether it would be used: is_current(), None of a damaged one.
+    """
     manifest = entry.manifest
     return {
         "key": entry.key,
@@ -141,6 +146,7 @@ def entry_facts(entry: CacheEntry) -> dict[str, Any]:
         "bytes": entry.bytes,
         "last_used": entry.last_used,
         "damage": entry.damage,
+        "current": is_current(manifest) if manifest else None,
         "arch": f"sm_{manifest.arch}" if manifest else None,
         "semantics": str(manifest.semantics) if manifest else None,
         "created": manifest.created if manifest else None,
@@ -168,8 +174,14 @@ def print_entries(console: Console, entries: Sequence[CacheEntry]) -> None:
             str(len(entry.manifest.kernels)) if entry.manifest else "?",
             f"{entry.bytes / MIB:.1f}",
             time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used)),
-            f"damaged: {entry.damage}" if entry.damage else "ok",
+            _state(entry),
         )
         for entry in entries
     ]
     print_table(console, columns, rows)
+
+
+def _state(entry: CacheEntry) -> str:
+    if entry.manifest is None:
+        return f"damaged: {entry.damage}"
+    return "ok" if is_current(entry.manifest) else "outdated: of other sources or versions"

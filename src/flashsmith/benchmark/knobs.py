@@ -68,6 +68,20 @@ def _eager(cfg: FlashForwardKernelConfig) -> str:
     return "the next tile's copy is issued as soon as its buffer is free, under the other product"
 
 
+def _swizzle(cfg: FlashForwardKernelConfig) -> str:
+    if not cfg.swizzled:
+        return "rows lie as they are: the eight rows of an ldmatrix share their banks"
+    # As panels of 64 columns, and of 32 for what is left.
+    wide, narrow = "c xor (r mod 8)", "c xor (r / 2 mod 4)"
+    if cfg.d_head % 64 == 0:
+        where = wide
+    elif cfg.d_head < 64:
+        where = narrow
+    else:
+        where = f"{wide}, in the last 32 columns {narrow}"
+    return f"chunk c of row r lies at chunk {where}: ldmatrix meets no bank conflict"
+
+
 # In the order of the fields.
 _EFFECTS: dict[str, tuple[Effect, str]] = {
     "dtype": (lambda cfg: "element type of q, k, v and o; sums are fp32", "mma_m16n8k16"),
@@ -90,14 +104,7 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
         "TileCopy",
     ),
     "eager_load_blocks": (_eager, "TwoTiles::step"),
-    "swizzled": (
-        lambda cfg: (
-            "chunk c of row r lies at chunk c xor (r mod 8): ldmatrix meets no bank conflict"
-            if cfg.swizzled
-            else "rows lie as they are: the eight rows of an ldmatrix share their banks"
-        ),
-        "SmemLayout",
-    ),
+    "swizzled": (_swizzle, "SmemLayout"),
     "Q_mma_load_K_tiles": (_loads("Q", "d_head", "columns"), "StreamedOperand"),
     "K_mma_load_K_tiles": (_loads("K", "d_head", "columns"), "StreamedOperand"),
     "V_mma_load_K_tiles": (_loads("V", "B_c", "keys"), "StreamedOperand"),

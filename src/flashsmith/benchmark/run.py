@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.run_times import TIMED, Timing, time_kernels
 from flashsmith.benchmark.target import Target
-from flashsmith.benchmark.timing import TIMED, TimedInputs, Timing, time_kernel
 from flashsmith.builder import KernelLibrary, library_for
 from flashsmith.configs import FlashForwardKernelConfig, check_legal
 from flashsmith.emulator import BankConflicts
@@ -64,6 +64,7 @@ class KernelRow:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
+        """As JSON takes it."""
         facts = {name: getattr(self, name) for name in self.__dataclass_fields__}
         facts["config"] = str(self.config)
         facts["verdict"] = "pass" if self.ok else "FAIL"
@@ -88,6 +89,7 @@ class Report:
         return all(row.ok for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
+        """As JSON takes it, a kernel an item of `kernels`."""
         return {
             "arch": self.target.arch,
             "device": self.target.device.name,
@@ -118,9 +120,8 @@ def run_kernels(
     """Builds, runs, proves and, on a GPU, times every config.
 
     `size` is what is proven. Instructions and conflicts are always counted in the emulator: on that
-    size too or, with a GPU, on EMULATED. `checks` turns all of the
-    emulator's checks on. A kernel that is wrong, or that does not come to its end, is a row of the
-    report and not an exception.
+    size too or, with a GPU, on EMULATED. `checks` turns all of the emulator's checks on. A kernel
+    that is wrong, or that does not come to its end, is a row of the report and not an exception.
 
     Raises ArgumentError for a size that a config's tiles do not divide, IllegalConfigError, and
     what building raises.
@@ -131,13 +132,27 @@ def run_kernels(
         check_legal(cfg, target.device)
         _check_size(cfg, size)
     library = library_for(configs, arch=target.device.arch, progress=narrator.build)
-    timed_inputs = TimedInputs(seed) if on_gpu else None
     rows = []
     for done, cfg in enumerate(configs):
         narrator.step(f"proving {cfg}", done, len(configs))
-        job = _Job(cfg, target, library, size, emulated, checks, seed)
-        rows.append(job.row(timed_inputs))
+        rows.append(_Job(cfg, target, library, size, emulated, checks, seed).row())
+    if on_gpu:
+        narrator.step("timing them together", len(configs), len(configs))
+        rows = _timed(rows, seed)
     return Report(target, size, emulated, checks, seed, tuple(rows))
+
+
+def _timed(rows: Sequence[KernelRow], seed: int) -> list[KernelRow]:
+    """The rows with the times of the kernels that are right."""
+    found = time_kernels([row.config for row in rows if row.ok], seed)
+    timed = []
+    for row in rows:
+        outcome = found.get(row.config, row.problems)
+        if isinstance(outcome, Timing):
+            timed.append(replace(row, timing=outcome))
+        else:
+            timed.append(replace(row, problems=outcome))
+    return timed
 
 
 def _check_size(cfg: FlashForwardKernelConfig, size: Size) -> None:
@@ -164,15 +179,13 @@ class _Job:
     checks: bool
     seed: int
 
-    def row(self, timed_inputs: TimedInputs | None) -> KernelRow:
+    def row(self) -> KernelRow:
         conflicts = BankConflicts()
         problems: list[str] = []
         emulated = self._prove("emulator", self.emulated, problems, conflicts)
-        judged, timing = emulated, None
-        if timed_inputs is not None:
+        judged = emulated
+        if self.target.backend == "gpu":
             judged = self._prove("gpu", self.proven, problems)
-            if not problems:
-                timing = self._time(timed_inputs, problems)
         entry = self.library.entry(self.config)
         return KernelRow(
             config=self.config,
@@ -191,17 +204,8 @@ class _Job:
                 emulated.emulation.warp_instructions if emulated and emulated.emulation else None
             ),
             conflicts=(conflict_factors(conflicts) if emulated else dict.fromkeys(CONFLICT_KINDS)),
-            timing=timing,
+            timing=None,
         )
-
-    def _time(self, inputs: TimedInputs, problems: list[str]) -> Timing | None:
-        try:
-            timing = time_kernel(self.config, inputs)
-        except LaunchError as error:
-            problems.append(f"the timed launch: {error}")
-            return None
-        problems += timing.problems
-        return timing
 
     def _prove(
         self, backend: str, size: Size, problems: list[str], *observers: BankConflicts

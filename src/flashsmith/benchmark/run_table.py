@@ -7,8 +7,8 @@ from rich.text import Text
 
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS
 from flashsmith.benchmark.run import KernelRow, Report
+from flashsmith.benchmark.run_times import TIMED
 from flashsmith.benchmark.table import Cell, Column, fits, print_table
-from flashsmith.benchmark.timing import TIMED
 
 _COLUMNS = (
     Column("verdict"),
@@ -49,7 +49,7 @@ def header(report: Report) -> list[str]:
         lines += [
             "backend: the GPU; instructions and bank conflicts from the emulator at "
             f"{report.emulated}",
-            "timed:   "
+            "timed:   in turn, "
             f"batch {TIMED.batch}, seq {TIMED.seq}, heads {TIMED.heads}; the output is judged",
         ]
     else:

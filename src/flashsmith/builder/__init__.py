@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashsmith.builder.cache import CacheEntry, Removed
-from flashsmith.builder.find import built_configs, find_library, library_for
+from flashsmith.builder.find import built_configs, find_library, is_current, library_for
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_build import build
 from flashsmith.builder.manifest import KernelEntry, Manifest
@@ -27,6 +27,7 @@ __all__ = [
     "clear",
     "find_library",
     "find_toolchain",
+    "is_current",
     "library_for",
     "prune",
     "verify",

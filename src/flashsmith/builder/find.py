@@ -71,11 +71,25 @@ def find_library_from(
     return None
 
 
+def is_current(manifest: Manifest) -> bool:
+    """Whether a library is of the sources as they are now, and of this flashsmith and tvm-ffi.
+
+    Others stay in the cache until they are evicted, but are not used.
+    """
+    return _origin(manifest) == _origin_now(package_sources())
+
+
 def _usable_manifests(csrc: Path, arch: int, semantics: Semantics) -> list[Manifest]:
     """The manifests of the cached libraries made from ``csrc``, most recently used first."""
-    required = (arch, semantics, source_hash(csrc), package_version(), tvm_ffi_version())
+    required = (arch, semantics, _origin_now(csrc))
     return [
-        m
-        for m in Cache(cache_dir()).manifests()
-        if required == (m.arch, m.semantics, m.source_hash, m.package_version, m.tvm_ffi_version)
+        m for m in Cache(cache_dir()).manifests() if required == (m.arch, m.semantics, _origin(m))
     ]
+
+
+def _origin(manifest: Manifest) -> tuple[str, str, str]:
+    return manifest.source_hash, manifest.package_version, manifest.tvm_ffi_version
+
+
+def _origin_now(csrc: Path) -> tuple[str, str, str]:
+    return source_hash(csrc), package_version(), tvm_ffi_version()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flashsmith.builder.locks import HeldLock
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
-from flashsmith.configs import FlashForwardKernelConfig
+from flashsmith.configs import FlashForwardKernelConfig, Semantics
 from flashsmith.errors import CacheError, KernelNotBuiltError
 
 SHARED_OBJECT = "library.so"
@@ -36,6 +36,7 @@ class KernelLibrary:
 
     @property
     def so_path(self) -> Path:
+        """The shared object."""
         return self.path / SHARED_OBJECT
 
     @property
@@ -53,10 +54,11 @@ class KernelLibrary:
         try:
             return self._entries[cfg]
         except KeyError:
+            arch, semantics = self.manifest.arch, self.manifest.semantics
             raise KernelNotBuiltError(
                 f"config: {cfg} is not among the {len(self)} configs of the library {self.path}; "
-                f"build it with: flashsmith build --kernels '{cfg}' "
-                f"--semantics {self.manifest.semantics}"
+                f"build it with: flashsmith build --kernels '{cfg}' --arch sm_{arch}"
+                + ("" if semantics == Semantics() else f" --semantics {semantics}")
             ) from None
 
     def ptx(self, cfg: FlashForwardKernelConfig) -> str:

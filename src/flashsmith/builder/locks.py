@@ -16,6 +16,7 @@ class HeldLock:
         self._fd = fd
 
     def release(self) -> None:
+        """Let go of the lock; a second time does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -48,11 +48,13 @@ class KernelEntry:
         return self.spill_store_bytes > 0 or self.spill_load_bytes > 0
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON takes them."""
         # The short form stands for the config, so a manifest never holds two spellings of it.
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "config"}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> KernelEntry:
+        """What to_json wrote. Raises ConfigParseError, KeyError or TypeError for anything else."""
         return cls(config=parse_kernel_name_into_config(data["short_form"]), **data)
 
 
@@ -65,10 +67,12 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
+        """The record of a file as it is now."""
         return cls.of_bytes(path.read_bytes())
 
     @classmethod
     def of_bytes(cls, data: bytes) -> FileRecord:
+        """The record of a file with this content."""
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 

@@ -28,6 +28,7 @@ def package_sources() -> Path:
 
 
 def package_version() -> str:
+    """The installed flashsmith's version."""
     return importlib.metadata.version("flashsmith")
 
 
@@ -55,6 +56,7 @@ class Recipe:
 
     @property
     def family(self) -> str:
+        """The kernel family that all the configs are of."""
         return self.configs[0].FAMILY
 
     def kernel_flags(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import platformdirs
 
 from flashsmith import env
 from flashsmith.builder.cache import Cache, CacheEntry, Removed
-from flashsmith.errors import CacheError
+from flashsmith.errors import ArgumentError, CacheError
 
 
 def cache_dir() -> Path:
@@ -37,7 +37,13 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def prune(limit_mib: float | None = None) -> Removed:
-    """Evict libraries unused longest down to ``limit_mib`` (default: FLASHSMITH_CACHE_LIMIT)."""
+    """Evict libraries unused longest down to ``limit_mib`` (default: FLASHSMITH_CACHE_LIMIT).
+
+    Raises ArgumentError unless the limit is a number of MiB from 0.
+    """
+    # Written so that NaN, which compares with nothing, is refused too.
+    if limit_mib is not None and not limit_mib >= 0:
+        raise ArgumentError(f"limit_mib={limit_mib!r}: give 0 or more MiB")
     return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)
 
 

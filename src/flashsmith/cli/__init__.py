@@ -12,7 +12,17 @@ import typer
 
 import flashsmith
 from flashsmith.benchmark.table import make_console
-from flashsmith.cli import building, cache, demo, kernels
+from flashsmith.cli import (
+    benchmarks,
+    building,
+    cache,
+    choosing,
+    demo,
+    kernels,
+    profiling,
+    reporting,
+    tuning,
+)
 from flashsmith.cli.options import ERROR
 from flashsmith.errors import FlashsmithError
 from flashsmith.host import require_supported_host
@@ -27,7 +37,7 @@ app = typer.Typer(
     help="Flash-attention kernels as configs: generate, compile, prove and measure them, "
     "on a GPU or with none.",
 )
-for commands in (kernels, building):
+for commands in (kernels, building, benchmarks, reporting, choosing, profiling, tuning):
     app.add_typer(commands.app)
 app.add_typer(cache.app, name="cache")
 app.add_typer(demo.app, name="demo")

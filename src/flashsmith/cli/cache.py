@@ -20,10 +20,10 @@ app = typer.Typer(invoke_without_command=True)
 
 
 @app.callback()
-def cache(context: typer.Context) -> None:
+def cache(context: typer.Context, as_json: Json = False) -> None:
     """The kernel cache. Without a subcommand: list."""
     if context.invoked_subcommand is None:
-        list_cache()
+        list_cache(as_json)
 
 
 @app.command("list")

@@ -19,7 +19,7 @@ Kernels = Annotated[
         "--kernels",
         "-k",
         metavar="KEY",
-        help="prog, prog-all, tune, cover, all, 'B_r,B_c', a set of yours, or short forms "
+        help="prog, prog-all, tune, space, cover, all, 'B_r,B_c', a set of yours, or short forms "
         "separated by ';'. Without it: the environment variable KERNELS.",
     ),
 ]

@@ -16,8 +16,9 @@ from flashsmith.errors import ArgumentError
 THREADS_PER_WARP = 32
 K_TILE_COLUMNS = 8
 
-# One SM, the same on every GPU this family runs on (CUDA occupancy rules). GPUs that allow fewer
-# threads or CTAs also have so little shared memory that it is the tighter limit for every config.
+# One SM (CUDA occupancy rules). Some GPUs allow fewer threads or CTAs; there shared memory or the
+# registers are the tighter limit for every config, but for one tile shape of d_head 32 that would
+# have to do with 32 registers a thread.
 RESERVED_SMEM_PER_CTA = 1024
 REGISTERS_PER_SM = 65536
 REGISTERS_PER_THREAD_UNIT = 8
@@ -189,17 +190,25 @@ class FlashForwardKernelConfig:
         """Dynamic shared memory of one CTA, bytes: a Q tile, the K and V tiles. O reuses Q's."""
         return (self.B_r + 2 * self.B_c * self.kv_tiles) * self.d_head * elem_size
 
-    def cta_limits(self, max_smem_bytes: int, registers: int | None = None) -> dict[str, int]:
+    def cta_limits(
+        self,
+        max_smem_bytes: int,
+        registers: int | None = None,
+        *,
+        max_threads: int = MAX_THREADS_PER_SM,
+        max_ctas: int = MAX_CTAS_PER_SM,
+    ) -> dict[str, int]:
         """How many CTAs each resource of one SM has room for, by the resource's name.
 
         Args:
             max_smem_bytes: shared memory of one SM, bytes.
             registers: the compiler's count per thread; None (or 0) leaves registers out.
+            max_threads, max_ctas: what one SM runs at once.
         """
         limits = {
             "shared memory": max_smem_bytes // (self.smem_bytes() + RESERVED_SMEM_PER_CTA),
-            "threads": MAX_THREADS_PER_SM // self.n_threads,
-            "CTAs": MAX_CTAS_PER_SM,
+            "threads": max_threads // self.n_threads,
+            "CTAs": max_ctas,
         }
         if registers:
             # A warp's registers are handed out 8 per thread at a time: 256 per warp.
@@ -209,7 +218,7 @@ class FlashForwardKernelConfig:
         return limits
 
     def num_ctas_per_sm(self, max_smem_bytes: int, registers: int | None = None) -> int:
-        """CTAs resident on one SM; the arguments are those of cta_limits. 0: it does not fit."""
+        """CTAs resident on one SM; the arguments are cta_limits' first. 0: it does not fit."""
         return min(self.cta_limits(max_smem_bytes, registers).values())
 
     # --- work ------------------------------------------------------------------------------------

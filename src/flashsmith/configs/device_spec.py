@@ -65,29 +65,45 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
     newest known one before it of the same generation, whose kernels it runs.
 
     Raises:
-        ArgumentError: no known GPU is called that; the message lists them.
+        ArgumentError: no known GPU is called that, or stands for that architecture; the message
+            lists them.
     """
     wanted = re.sub(r"[\s_-]+", "", str(name_or_arch)).lower()
     for device in KNOWN_DEVICES:
         plain = device.name.replace(" ", "").lower()
         if wanted in (plain, plain.removeprefix("rtx"), f"sm{device.arch}", str(device.arch)):
             return device
-    if older := _older_relative(wanted):
-        return older
-    names = ", ".join(f"{device.name} (sm_{device.arch})" for device in KNOWN_DEVICES)
+    arch = _arch_number(wanted)
+    if arch is None:
+        raise ArgumentError(
+            f"device={name_or_arch!r}: no known GPU is called that; {_known()}. Give the "
+            "architecture of another GPU (sm_89, say), or make a flashsmith.configs.DeviceSpec "
+            "with its figures."
+        )
+    related = [d for d in KNOWN_DEVICES if d.arch // 10 == arch // 10 and d.arch < arch]
+    if related:
+        nearest = max(related, key=lambda device: device.arch)
+        return replace(nearest, name=f"sm_{arch} (as {nearest.name})", arch=arch)
     raise ArgumentError(
-        f"device={name_or_arch!r}: known are {names}. For another GPU make a "
-        "flashsmith.configs.DeviceSpec with its figures."
+        f"arch={name_or_arch!r}: {_why_unknown(arch)}; {_known()}. Give one of these, or a later "
+        "one of their generations (sm_87, sm_103, sm_121)."
     )
 
 
-def _older_relative(wanted: str) -> DeviceSpec | None:
-    match = re.fullmatch(r"(?:sm)?(\d{2,3})", wanted)
-    if match is None:
-        return None
-    arch = int(match.group(1))
-    related = [d for d in KNOWN_DEVICES if d.arch // 10 == arch // 10 and d.arch < arch]
-    if not related:
-        return None
-    nearest = max(related, key=lambda device: device.arch)
-    return replace(nearest, name=f"sm_{arch} (as {nearest.name})", arch=arch)
+def _arch_number(text: str) -> int | None:
+    match = re.fullmatch(r"(?:sm)?(\d{2,3})", text)
+    return int(match.group(1)) if match else None
+
+
+def _why_unknown(arch: int) -> str:
+    oldest = min(device.arch for device in KNOWN_DEVICES)
+    if arch < oldest:
+        return f"older than sm_{oldest}, the least that the kernels need"
+    return (
+        "no known GPU has it, or an older one of its generation, so that its limits are not known "
+        "and nothing is built for it"
+    )
+
+
+def _known() -> str:
+    return "known are " + ", ".join(f"{d.name} (sm_{d.arch})" for d in KNOWN_DEVICES)

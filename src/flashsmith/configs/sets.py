@@ -123,8 +123,8 @@ _BUILT_IN: dict[str, Callable[[], list[FlashForwardKernelConfig]]] = {
     "prog": get_kernel_progression_configs,
     "prog-all": partial(get_kernel_progression_configs, all_block_sizes=True),
     "tune": get_autotuning_kernel_configs,
-    "cover": get_cover_configs,
     "space": get_search_space_configs,
+    "cover": get_cover_configs,
     "all": get_kernels_to_build,
 }
 _BLOCK_SIZE_KEY = re.compile(r"\s*(\d+)\s*,\s*(\d+)\s*", re.ASCII)
@@ -133,7 +133,7 @@ _BLOCK_SIZE_KEY = re.compile(r"\s*(\d+)\s*,\s*(\d+)\s*", re.ASCII)
 def get_kernel_configs(key: str | None = None) -> list[FlashForwardKernelConfig]:
     """The configs that `key`, else the environment variable KERNELS, stands for.
 
-    Keys: prog, prog-all, tune, cover, space, all; "B_r,B_c" (the configs of tune with these block
+    Keys: prog, prog-all, tune, space, cover, all; "B_r,B_c" (the configs of tune with these block
     sizes); short forms separated by ';'; the name of an installed set (entry point group
     'flashsmith.kernel_sets'); the path of a file with one short form a line. Doubles count once.
 

@@ -8,7 +8,9 @@
 
 #include <cstdint>
 #include <iterator>
+#include <memory>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "launch_plan.cuh"
@@ -23,8 +25,7 @@ using Int = int64_t;
 // The arguments of one call, read from the first to the last.
 class Arguments {
   public:
-    Arguments(const TVMFFIAny* values, int32_t count)
-        : values_(reinterpret_cast<const ffi::AnyView*>(values)), count_(count) {}
+    Arguments(const ffi::AnyView* values, int32_t count) : values_(values), count_(count) {}
 
     Int integer() { return next().cast<Int>(); }
     int small_integer() { return static_cast<int>(integer()); }
@@ -32,6 +33,11 @@ class Arguments {
     template <typename T>
     T* address() {
         return reinterpret_cast<T*>(integer());
+    }
+    // Null when there are no more arguments.
+    template <typename T>
+    T* address_if_given() {
+        return used_ == count_ ? nullptr : address<T>();
     }
     void end() const {
         if (used_ != count_) throw std::invalid_argument("more arguments than the call takes");
@@ -50,8 +56,22 @@ class Arguments {
 // In the order of the members, as ForwardCall.library_arguments (runtime/call.py) lists them.
 // Initialisers in braces are evaluated from left to right.
 
-TensorRef tensor(Arguments& args) {
-    return {args.address<void>(), args.integer(), args.integer(), args.integer()};
+Strides strides(Arguments& args) {
+    return {args.integer(), args.integer(), args.integer()};
+}
+
+Addresses addresses(Arguments& args) {
+    return {
+        .q = args.address<void>(),
+        .k = args.address<void>(),
+        .v = args.address<void>(),
+        .o = args.address<void>(),
+        .lse = args.address_if_given<float>(),
+        .row_max = args.address_if_given<float>(),
+        .sinks = args.address_if_given<const float>(),
+        .cu_seqlens_q = args.address_if_given<const int32_t>(),
+        .cu_seqlens_k = args.address_if_given<const int32_t>(),
+    };
 }
 
 ForwardProblem forward_problem(Arguments& args) {
@@ -64,15 +84,11 @@ ForwardProblem forward_problem(Arguments& args) {
         .d = args.integer(),
         .total_q = args.integer(),
         .total_k = args.integer(),
-        .q = tensor(args),
-        .k = tensor(args),
-        .v = tensor(args),
-        .o = tensor(args),
-        .cu_seqlens_q = args.address<const int32_t>(),
-        .cu_seqlens_k = args.address<const int32_t>(),
-        .sinks = args.address<const float>(),
-        .lse = args.address<float>(),
-        .row_max = args.address<float>(),
+        .q = strides(args),
+        .k = strides(args),
+        .v = strides(args),
+        .o = strides(args),
+        .at = addresses(args),
         .scale = static_cast<float>(args.number()),
         .softcap = static_cast<float>(args.number()),
         .window_left = args.integer(),
@@ -144,6 +160,16 @@ Int kernel_index(forward_kernel_fn kernel) {
     throw std::runtime_error("the planned kernel is not one of this library's");
 }
 
+// Python tells a bad argument (ValueError) from a failed launch (RuntimeError).
+template <typename Body>
+void telling_errors_apart(const Body& body) {
+    try {
+        body();
+    } catch (const std::invalid_argument& error) {
+        TVM_FFI_THROW(ValueError) << error.what();
+    }
+}
+
 // ---- what is exported ----
 
 ffi::Any plan(Arguments& args) {
@@ -163,22 +189,28 @@ ffi::Any plan(Arguments& args) {
                                 tensor_maps};
 }
 
-// Followed by the GPU's ordinal and the stream's handle.
-ffi::Any launch_forward(Arguments& args) {
-    const LaunchPlan p = launch_plan(args);
+// Followed by the GPU's ordinal, and whether launches are to be timed. Gives a function of the
+// stream's handle and the addresses, those at the end left out if null: it launches the plan on
+// tensors that may be anywhere. Timed, it waits and returns milliseconds.
+ffi::Any prepare(Arguments& args) {
+    LaunchPlan plan = launch_plan(args);
     const int ordinal = args.small_integer();
-    void* stream = args.address<void>();
+    const bool timed = args.integer() != 0;
     args.end();
-    launch(p, ordinal, stream);
-    return {};
-}
-
-ffi::Any launch_forward_timed(Arguments& args) {
-    const LaunchPlan p = launch_plan(args);
-    const int ordinal = args.small_integer();
-    void* stream = args.address<void>();
-    args.end();
-    return launch_timed(p, ordinal, stream);
+    const auto prepared = std::make_shared<const PreparedLaunch>(std::move(plan), ordinal);
+    return ffi::Function::FromPacked(
+        [=](const ffi::AnyView* values, int32_t count, ffi::Any* result) {
+            telling_errors_apart([&] {
+                Arguments args(values, count);
+                void* stream = args.address<void>();
+                const Addresses at = addresses(args);
+                args.end();
+                if (timed)
+                    *result = prepared->launch_timed(at, stream);
+                else
+                    prepared->launch(at, stream);
+            });
+        });
 }
 
 ffi::Any configs(Arguments& args) {
@@ -205,16 +237,11 @@ ffi::Any count_devices(Arguments& args) {
     return device_count();
 }
 
-int call(ffi::Any (*function)(Arguments&), const TVMFFIAny* values, int32_t count,
-         TVMFFIAny* result) {
+int export_call(ffi::Any (*function)(Arguments&), const TVMFFIAny* values, int32_t count,
+                TVMFFIAny* result) {
     TVM_FFI_SAFE_CALL_BEGIN();
-    Arguments args(values, count);
-    try {
-        *reinterpret_cast<ffi::Any*>(result) = function(args);
-    } catch (const std::invalid_argument& error) {
-        // Python tells a bad argument (ValueError) from a failed launch (RuntimeError).
-        TVM_FFI_THROW(ValueError) << error.what();
-    }
+    Arguments args(reinterpret_cast<const ffi::AnyView*>(values), count);
+    telling_errors_apart([&] { *reinterpret_cast<ffi::Any*>(result) = function(args); });
     TVM_FFI_SAFE_CALL_END();
 }
 
@@ -224,12 +251,11 @@ int call(ffi::Any (*function)(Arguments&), const TVMFFIAny* values, int32_t coun
 #define FLASHSMITH_EXPORT(name, function)                                                       \
     extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t n, \
                                                        TVMFFIAny* result) {                     \
-        return flashsmith::call(flashsmith::function, args, n, result);                         \
+        return flashsmith::export_call(flashsmith::function, args, n, result);                  \
     }
 
 FLASHSMITH_EXPORT(plan, plan)
-FLASHSMITH_EXPORT(launch, launch_forward)
-FLASHSMITH_EXPORT(launch_timed, launch_forward_timed)
+FLASHSMITH_EXPORT(prepare, prepare)
 FLASHSMITH_EXPORT(configs, configs)
 FLASHSMITH_EXPORT(semantics, semantics)
 FLASHSMITH_EXPORT(query_device, describe_device)

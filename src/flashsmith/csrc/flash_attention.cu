@@ -66,6 +66,27 @@ int32_t blocks_of(int64_t rows, int tile) {
     return static_cast<int32_t>((rows + tile - 1) / tile);
 }
 
+void point_at(ForwardKernelArgs& args, const Addresses& at) {
+    args.q = at.q;
+    args.k = at.k;
+    args.v = at.v;
+    args.o = at.o;
+    args.lse = at.lse;
+    args.row_max = at.row_max;
+    args.sinks = at.sinks;
+    args.cu_seqlens_q = at.cu_seqlens_q;
+    args.cu_seqlens_k = at.cu_seqlens_k;
+}
+
+bool is_packed(const Addresses& at) {
+    return at.cu_seqlens_q != nullptr && at.cu_seqlens_k != nullptr;
+}
+
+void check_kind(const Addresses& at, const Semantics& semantics) {
+    require(is_packed(at) == semantics.packed,
+            "packed: this library's kernels are for the other kind");
+}
+
 // Query heads whose K and V together take l2_group_mib, at least those of one K/V head; 1 where the
 // config does not ask.
 int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
@@ -79,28 +100,20 @@ int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardPro
 ForwardKernelArgs arguments(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
     ForwardKernelArgs args;
     std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
-    args.q = p.q.data;
-    args.k = p.k.data;
-    args.v = p.v.data;
-    args.o = p.o.data;
-    args.lse = p.lse;
-    args.row_max = p.row_max;
-    args.sinks = p.sinks;
-    args.cu_seqlens_q = p.cu_seqlens_q;
-    args.cu_seqlens_k = p.cu_seqlens_k;
-    args.q_batch_stride = p.q.batch_stride;
-    args.q_seq_stride = p.q.seq_stride;
-    args.q_head_stride = p.q.head_stride;
-    args.k_batch_stride = p.k.batch_stride;
-    args.k_seq_stride = p.k.seq_stride;
-    args.k_head_stride = p.k.head_stride;
-    args.v_batch_stride = p.v.batch_stride;
-    args.v_seq_stride = p.v.seq_stride;
-    args.v_head_stride = p.v.head_stride;
-    args.o_batch_stride = p.o.batch_stride;
-    args.o_seq_stride = p.o.seq_stride;
-    args.o_head_stride = p.o.head_stride;
-    const bool packed = p.cu_seqlens_q != nullptr;
+    point_at(args, p.at);
+    args.q_batch_stride = p.q.batch;
+    args.q_seq_stride = p.q.seq;
+    args.q_head_stride = p.q.head;
+    args.k_batch_stride = p.k.batch;
+    args.k_seq_stride = p.k.seq;
+    args.k_head_stride = p.k.head;
+    args.v_batch_stride = p.v.batch;
+    args.v_seq_stride = p.v.seq;
+    args.v_head_stride = p.v.head;
+    args.o_batch_stride = p.o.batch;
+    args.o_seq_stride = p.o.seq;
+    args.o_head_stride = p.o.head;
+    const bool packed = is_packed(p.at);
     args.lse_batch_stride = packed ? 0 : p.heads_q * p.seq_q;
     args.lse_head_stride = packed ? p.total_q : p.seq_q;
     args.batch = static_cast<int32_t>(p.batch);
@@ -135,8 +148,7 @@ void check_problem(const FlashForwardKernelConfig& config, const Semantics& sema
             "d is " + std::to_string(p.d) + "; the config serves multiples of 8 up to " +
                 std::to_string(config.d_head));
 
-    const bool packed = p.cu_seqlens_q != nullptr && p.cu_seqlens_k != nullptr;
-    require(packed == semantics.packed, "packed: this library's kernels are for the other kind");
+    check_kind(p.at, semantics);
     require((p.softcap > 0) == semantics.softcap,
             "softcap: this library's kernels lack or need one");
     require(p.window_left >= 0 && p.window_right >= 0, "window limits must not be negative");
@@ -188,34 +200,43 @@ LaunchPlan plan_forward(const FlashForwardKernelConfig& config, const ForwardPro
     return plan;
 }
 
-namespace {
+ForwardKernelArgs PreparedLaunch::arguments_at(const Addresses& at) const {
+    check_kind(at, kernel_semantics());
+    ForwardKernelArgs args;
+    std::memcpy(&args, plan_.argument_bytes.data(), sizeof args);
+    point_at(args, at);
+    return args;
+}
 
-void launch_on_current_device(const LaunchPlan& plan, cudaStream_t stream) {
-    if (plan.grid[0] == 0) return;  // no rows: CUDA refuses an empty grid, and nothing is asked
-    const void* kernel = reinterpret_cast<const void*>(plan.kernel);
-    check(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes),
-        "raising the kernel's shared-memory limit");
-    void* parameters[] = {const_cast<uint8_t*>(plan.argument_bytes.data())};
-    check(cudaLaunchKernel(kernel, dim3(plan.grid[0], plan.grid[1], plan.grid[2]),
-                           dim3(plan.block[0], plan.block[1], plan.block[2]), parameters,
-                           plan.smem_bytes, stream),
+void PreparedLaunch::launch_on_current_device(ForwardKernelArgs args, void* stream) const {
+    if (plan_.grid[0] == 0) return;  // no rows: CUDA refuses an empty grid, and nothing is asked
+    const void* kernel = reinterpret_cast<const void*>(plan_.kernel);
+    if (!smem_limit_raised_.load(std::memory_order_relaxed)) {
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   plan_.smem_bytes),
+              "raising the kernel's shared-memory limit");
+        smem_limit_raised_.store(true, std::memory_order_relaxed);
+    }
+    void* parameters[] = {&args};
+    check(cudaLaunchKernel(kernel, dim3(plan_.grid[0], plan_.grid[1], plan_.grid[2]),
+                           dim3(plan_.block[0], plan_.block[1], plan_.block[2]), parameters,
+                           plan_.smem_bytes, static_cast<cudaStream_t>(stream)),
           "cudaLaunchKernel");
 }
 
-}  // namespace
-
-void launch(const LaunchPlan& plan, int device, void* stream) {
-    const CurrentDevice current(device);
-    launch_on_current_device(plan, static_cast<cudaStream_t>(stream));
+void PreparedLaunch::launch(const Addresses& at, void* stream) const {
+    const ForwardKernelArgs args = arguments_at(at);
+    const CurrentDevice current(device_);
+    launch_on_current_device(args, stream);
 }
 
-float launch_timed(const LaunchPlan& plan, int device, void* stream) {
-    const CurrentDevice current(device);
+float PreparedLaunch::launch_timed(const Addresses& at, void* stream) const {
+    const ForwardKernelArgs args = arguments_at(at);
+    const CurrentDevice current(device_);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     const Event start, stop;
     check(cudaEventRecord(start.get(), cuda_stream), "cudaEventRecord");
-    launch_on_current_device(plan, cuda_stream);
+    launch_on_current_device(args, stream);
     check(cudaEventRecord(stop.get(), cuda_stream), "cudaEventRecord");
     check(cudaEventSynchronize(stop.get()), "the kernel");
     float milliseconds = 0.0f;

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "flash_attention.cuh"
@@ -20,11 +22,19 @@ struct DeviceSpec {
     int max_smem_per_sm;     // bytes
 };
 
-// A (batch, seq, heads, d) tensor, or a packed (total, heads, d) one with batch stride 0. Strides
+// Of a (batch, seq, heads, d) tensor, or a packed (total, heads, d) one with batch stride 0. They
 // count elements; the last dimension is contiguous.
-struct TensorRef {
-    void* data;
-    int64_t batch_stride, seq_stride, head_stride;
+struct Strides {
+    int64_t batch, seq, head;
+};
+
+// Where the tensors of one call are; null for what is not given or not wanted.
+struct Addresses {
+    const void *q, *k, *v;
+    void* o;
+    float *lse, *row_max;  // (batch, heads_q, seq_q), packed (heads_q, total_q)
+    const float* sinks;    // (heads_q)
+    const int32_t *cu_seqlens_q, *cu_seqlens_k;  // (batch + 1); null unless packed
 };
 
 // A window or a causal mask without a limit on a side has kUnlimited there.
@@ -32,12 +42,10 @@ struct ForwardProblem {
     int64_t batch, seq_q, seq_k;  // packed: how many sequences, and the longest
     int64_t heads_q, heads_k, d;
     int64_t total_q, total_k;  // packed: rows of all sequences together; else 0
-    TensorRef q, k, v, o;
-    const int32_t *cu_seqlens_q, *cu_seqlens_k;  // (batch + 1); null unless packed
-    const float* sinks;                          // (heads_q) or null
-    float *lse, *row_max;  // (batch, heads_q, seq_q), packed (heads_q, total_q); null: not wanted
-    float scale;           // multiplies q k^T
-    float softcap;         // 0: none
+    Strides q, k, v, o;
+    Addresses at;
+    float scale;    // multiplies q k^T
+    float softcap;  // 0: none
     int64_t window_left, window_right;
 };
 
@@ -74,12 +82,26 @@ Semantics kernel_semantics();
 LaunchPlan plan_forward(const FlashForwardKernelConfig& config, const ForwardProblem& problem,
                         const DeviceSpec& device);
 
-// Launches on `device` (made current for the call) and `stream`. Throws std::runtime_error with
-// CUDA's words when the launch is refused.
-void launch(const LaunchPlan& plan, int device, void* stream);
+// A plan for one GPU, launched as often as asked for, on the tensors of one call after another that
+// differ in nothing but their addresses. Threads may share it. Launches make the GPU current for
+// their duration and throw std::runtime_error with CUDA's words when they are refused.
+class PreparedLaunch {
+  public:
+    PreparedLaunch(LaunchPlan plan, int device) : plan_(std::move(plan)), device_(device) {}
 
-// The same between two events, waiting for both; milliseconds.
-float launch_timed(const LaunchPlan& plan, int device, void* stream);
+    // Throws std::invalid_argument too when offsets are missing, or given to kernels without.
+    void launch(const Addresses& at, void* stream) const;
+    // The same between two events, waiting for both; milliseconds.
+    float launch_timed(const Addresses& at, void* stream) const;
+
+  private:
+    ForwardKernelArgs arguments_at(const Addresses& at) const;
+    void launch_on_current_device(ForwardKernelArgs args, void* stream) const;
+
+    LaunchPlan plan_;
+    int device_;
+    mutable std::atomic<bool> smem_limit_raised_{false};
+};
 
 int device_count();
 DeviceSpec query_device(int device);

@@ -8,7 +8,6 @@ from flashsmith.emulator.emitter import DTYPES, Emitter, Handler
 from flashsmith.emulator.syntax import Immediate, Instruction
 
 _INTEGERS = ("u16", "s16", "u32", "s32", "u64", "s64")
-_SIGNED = {"u": "s", "s": "s", "b": "s"}
 
 
 def unsigned(kind: str) -> str:

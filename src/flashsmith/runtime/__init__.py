@@ -4,16 +4,17 @@ from flashsmith.runtime.driver import gpu_count, query_gpu
 from flashsmith.runtime.forward_pass import (
     DEFAULT_EMULATED_ARCH,
     Chooser,
-    ForwardResult,
     forward,
     forward_timed,
     plan_forward,
+    run_call,
     run_forward,
-    run_request,
 )
 from flashsmith.runtime.launches import Launches, count_launches, launch_count
 from flashsmith.runtime.options import ForwardOptions
 from flashsmith.runtime.plan import LaunchPlan, TensorMapSpec
+from flashsmith.runtime.prepared import forget_prepared_calls
+from flashsmith.runtime.result import ForwardResult
 
 __all__ = [
     "DEFAULT_EMULATED_ARCH",
@@ -24,12 +25,13 @@ __all__ = [
     "Launches",
     "TensorMapSpec",
     "count_launches",
+    "forget_prepared_calls",
     "forward",
     "forward_timed",
     "gpu_count",
     "launch_count",
     "plan_forward",
     "query_gpu",
+    "run_call",
     "run_forward",
-    "run_request",
 ]

@@ -37,8 +37,14 @@ class ForwardCall(NamedTuple):
     lse: int = 0
     row_max: int = 0
 
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where everything is, in the order in which csrc/bindings.cc reads it."""
+        q, k, v, o = self.tensors
+        return (q[0], k[0], v[0], o[0], self.lse, self.row_max, self.sinks, *self.cu_seqlens)
+
     def library_arguments(self) -> tuple[int | float, ...]:
-        """What follows the kernel's index in the library's plan, launch and launch_timed.
+        """What follows the kernel's index in the library's plan and prepare.
 
         In the order in which csrc/bindings.cc reads it.
         """
@@ -47,12 +53,8 @@ class ForwardCall(NamedTuple):
         return (
             *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
             *self.totals,
-            *q,
-            *k,
-            *v,
-            *o,
-            *self.cu_seqlens,
-            *(self.sinks, self.lse, self.row_max),
+            *(*q[1:], *k[1:], *v[1:], *o[1:]),
+            *self.addresses,
             *(self.scale, self.softcap),
             *(self.mask.left, self.mask.right),
             *(d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from flashsmith.configs import (
     DeviceSpec,
@@ -15,7 +15,7 @@ from flashsmith.configs import (
 )
 from flashsmith.emulator import EmulationResult, Observer
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime import driver, forks
+from flashsmith.runtime import driver, forks, prepared
 from flashsmith.runtime.allocation import allocate, host_array
 from flashsmith.runtime.arguments import check_config, check_device, check_fit
 from flashsmith.runtime.call import ForwardCall, forward_call, unplaced_call
@@ -25,34 +25,19 @@ from flashsmith.runtime.gpu import run_on_gpu
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.options import NO_WINDOW, ForwardOptions, check_flag, check_scale
 from flashsmith.runtime.plan import LaunchPlan
+from flashsmith.runtime.prepared import Options, PreparedCall, Tensors
 from flashsmith.runtime.request import Request, check_request
+from flashsmith.runtime.result import ForwardResult
 from flashsmith.runtime.tensors import TensorView
+
+# What LoadedKernel.prepare gives.
+Launch = Callable[..., float | None]
 
 # What the emulator runs for when nobody says otherwise.
 DEFAULT_EMULATED_ARCH = 80
 
-# Which config is to serve a problem on a device; asked once for each.
+# Which config is to serve a problem on a device; asked of problems that are new.
 Chooser = Callable[[Problem, DeviceSpec], FlashForwardKernelConfig]
-
-
-class ForwardResult(NamedTuple):
-    """o and, if asked for, lse and row_max in the caller's framework; ms on the GPU if timed.
-
-    What was not asked for is None, and so is ``emulation`` where nothing was emulated.
-    """
-
-    o: Any
-    lse: Any
-    row_max: Any
-    ms: float | None
-    emulation: EmulationResult | None
-
-    @property
-    def outputs(self) -> Any:
-        """What forward returns: o, or o and the statistics that were asked for."""
-        if self.lse is None and self.row_max is None:
-            return self.o
-        return (self.o, *(s for s in (self.lse, self.row_max) if s is not None))
 
 
 def forward(
@@ -118,7 +103,7 @@ def forward(
         EmulationTooLongError: the estimate for the emulator is above 60 s and emulate is False.
         LaunchError: the GPU refused the launch.
     """
-    options = ForwardOptions(
+    options = (
         causal,
         window,
         softcap,
@@ -131,7 +116,7 @@ def forward(
         return_lse,
         return_row_max,
     )
-    return run_request(check_config(cfg), (q, k, v, o), options, emulate=emulate).outputs
+    return run_call(check_config(cfg), (q, k, v, o), options, emulate, "o")
 
 
 def forward_timed(
@@ -210,9 +195,42 @@ def run_forward(
     )
 
 
+def run_call(
+    config: FlashForwardKernelConfig | Chooser,
+    tensors: Tensors,
+    options: Options,
+    emulate: bool,
+    output: str,
+) -> Any:
+    """The outputs of ``config``'s kernel, or that of its choice, for q, k, v and o (or None).
+
+    ``options`` are in the order of ForwardOptions; errors call o ``output``. Of calls that differ
+    in nothing but addresses only the first is checked throughout.
+    """
+    calls = prepared.known
+    alike, call = prepared.find(calls, config, tensors, options, emulate)
+    if call is not None:
+        outputs = call.run(tensors, options)
+        if outputs is not None:
+            return outputs
+
+    def remember(request: Request, launch: Launch) -> None:
+        if alike is not None:
+            prepared.remember(calls, alike, PreparedCall(request, launch), options)
+
+    return run_request(
+        config,
+        tensors,
+        ForwardOptions(*options),
+        emulate=emulate,
+        output=output,
+        launched=remember,
+    ).outputs
+
+
 def run_request(
     config: FlashForwardKernelConfig | Chooser,
-    tensors: tuple[Any, Any, Any, Any],
+    tensors: Tensors,
     options: ForwardOptions,
     *,
     emulate: bool,
@@ -222,15 +240,18 @@ def run_request(
     arch: int = DEFAULT_EMULATED_ARCH,
     observers: Sequence[Observer] = (),
     output: str = "o",
+    launched: Callable[[Request, Launch], None] | None = None,
 ) -> ForwardResult:
     """``run_forward`` of q, k, v and o (or None), by ``config``'s kernel or that of its choice.
 
-    Errors call o ``output``.
+    Errors call o ``output``. ``launched`` is told how a GPU's kernel was launched that was made for
+    just this request.
     """
     request = check_request(tensors, options, check_contents=check_contents, output=output)
     q = request.q
     device = _device(q, check_flag("emulate", emulate), arch)
-    cfg, semantics = _server(config, request.problem, device)
+    cfg = config(request.problem, device) if callable(config) else config
+    semantics = _check_server(cfg, request.problem, device)
     on_gpu = q.device.kind == "cuda"
     if not on_gpu and not emulate:
         check_estimate(cfg, request)
@@ -247,21 +268,21 @@ def run_request(
     if kernel is not None:
         call = forward_call(request, o, lse, row_max, device)
         if on_gpu:
-            ms = run_on_gpu(kernel, call, q, timed=timed)
+            launch = kernel.prepare(call, q.device.ordinal, timed=timed)
+            ms = run_on_gpu(launch, call, q)
+            if launched is not None and kernel.semantics == semantics:
+                launched(request, launch)
         else:
             emulation = _emulate(kernel, call, request, (o, lse, row_max), observers)
     return ForwardResult(o, lse, row_max, ms, emulation)
 
 
 @lru_cache(maxsize=1024)
-def _server(
-    config: FlashForwardKernelConfig | Chooser, problem: Problem, device: DeviceSpec
-) -> tuple[FlashForwardKernelConfig, Semantics]:
-    """The config that serves a problem on a device, and what it has to be compiled for."""
-    cfg = config(problem, device) if callable(config) else config
+def _check_server(cfg: FlashForwardKernelConfig, problem: Problem, device: DeviceSpec) -> Semantics:
+    """What a config that is to serve a problem on a device has to be compiled for."""
     semantics = check_fit(cfg, problem)
     check_device(cfg, device)
-    return cfg, semantics
+    return semantics
 
 
 def _device(q: TensorView, emulate: bool, arch: int) -> DeviceSpec:

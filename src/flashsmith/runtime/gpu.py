@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from flashsmith.runtime.call import ForwardCall
 from flashsmith.runtime.frameworks import FRAMEWORKS
-from flashsmith.runtime.libraries import LoadedKernel
 from flashsmith.runtime.tensors import TensorView
 
 _DEFAULT_STREAM = 0
@@ -23,11 +23,11 @@ def current_stream(view: TensorView) -> int:
         return FRAMEWORKS[view.framework].current_stream(view.device.ordinal)
     if view.framework != "torch":
         return _DEFAULT_STREAM
-    return int(_torch_stream_getter()(view.device.ordinal))
+    return int(torch_stream_getter()(view.device.ordinal))
 
 
 @cache
-def _torch_stream_getter() -> Callable[[int], int]:
+def torch_stream_getter() -> Callable[[int], int]:
     """From a GPU's ordinal to the handle of PyTorch's current stream there."""
     import torch
 
@@ -36,17 +36,12 @@ def _torch_stream_getter() -> Callable[[int], int]:
     return raw or (lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
 
 
-def run_on_gpu(
-    kernel: LoadedKernel, call: ForwardCall, q: TensorView, *, timed: bool
-) -> float | None:
-    """Launches ``call`` where ``q`` lives. ``timed`` waits and returns milliseconds, else None.
+def run_on_gpu(launch: Callable[..., Any], call: ForwardCall, q: TensorView) -> Any:
+    """Launches ``call`` where ``q`` lives, by what its kernel prepared for it.
 
-    Raises LaunchError with CUDA's words when the launch is refused.
+    Returns milliseconds if prepared so, else None. Raises LaunchError when the launch is refused.
     """
-    stream = current_stream(q)
-    if timed:
-        return kernel.launch_timed(call, q.device.ordinal, stream)
-    kernel.launch(call, q.device.ordinal, stream)
+    result = launch(current_stream(q), *call.addresses)
     if q.framework in FRAMEWORKS:
         FRAMEWORKS[q.framework].finish(q.device.ordinal)
-    return None
+    return result

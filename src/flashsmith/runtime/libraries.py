@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,11 @@ class LoadedKernel:
         """The compiler's report on the kernel."""
         return self.library.entry(self.config)
 
+    @property
+    def semantics(self) -> Semantics:
+        """What the kernel was compiled for."""
+        return self.library.manifest.semantics
+
     @cached_property
     def ptx(self) -> str:
         """The kernel's PTX, as compiled into the library."""
@@ -61,31 +66,34 @@ class LoadedKernel:
             )
         return plan_from_library(self.entry.ptx_entry, described)
 
-    def launch(self, call: ForwardCall, ordinal: int, stream: int) -> None:
-        """Launches on GPU ``ordinal`` and the stream with handle ``stream``; does not wait.
+    def prepare(
+        self, call: ForwardCall, ordinal: int, *, timed: bool = False
+    ) -> Callable[..., float | None]:
+        """A function that launches ``call`` on GPU ``ordinal``. Nothing is asked of the GPU yet.
 
-        Raises LaunchError with CUDA's words when the launch is refused.
+        It takes the handle of a stream and then ``call.addresses``, or those of other tensors that
+        differ in nothing else; zeros at the end may be left out. It does not wait, unless ``timed``
+        has it return the milliseconds between two events around the launch. It raises LaunchError
+        with CUDA's words when the launch is refused. Threads may share it.
+
+        Raises ArgumentError when the kernel cannot serve the problem or the device.
         """
-        _launching(self, self.functions.launch, call, ordinal, stream)
+        try:
+            function = self.functions.prepare(self.index, *call.library_arguments(), ordinal, timed)
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
 
-    def launch_timed(self, call: ForwardCall, ordinal: int, stream: int) -> float:
-        """The same between two events, waiting for the second; milliseconds."""
-        return float(_launching(self, self.functions.launch_timed, call, ordinal, stream))
+        def launch(*stream_and_addresses: int) -> float | None:
+            try:
+                milliseconds: float | None = function(*stream_and_addresses)
+            except RuntimeError as error:
+                raise LaunchError(
+                    f"launching {self.config} for {call.problem} on GPU {ordinal}: {error}"
+                ) from None
+            note_launch("gpu")
+            return milliseconds
 
-
-def _launching(
-    kernel: LoadedKernel, function: Callable[..., Any], call: ForwardCall, ordinal: int, stream: int
-) -> Any:
-    try:
-        result = function(kernel.index, *call.library_arguments(), ordinal, stream)
-    except ValueError as error:
-        raise ArgumentError(str(error)) from None
-    except RuntimeError as error:
-        raise LaunchError(
-            f"launching {kernel.config} for {call.problem} on GPU {ordinal}: {error}"
-        ) from None
-    note_launch("gpu")
-    return result
+        return launch
 
 
 @dataclass(frozen=True)
@@ -93,8 +101,7 @@ class LibraryFunctions:
     """The functions a loaded library exports (csrc/bindings.cc)."""
 
     plan: Callable[..., Any]
-    launch: Callable[..., Any]
-    launch_timed: Callable[..., Any]
+    prepare: Callable[..., Any]
     configs: Callable[[], Any]
     semantics: Callable[[], Any]
     query_device: Callable[[int], Any]
@@ -142,6 +149,8 @@ class LoadedKernels:
 
     kernels: dict[Key, LoadedKernel] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
+    # Kernels for any lengths that served where one for whole tiles could not be built.
+    stand_ins: dict[Key, LoadedKernel] = field(default_factory=dict)
 
     def get(
         self,
@@ -152,18 +161,17 @@ class LoadedKernels:
     ) -> LoadedKernel:
         """The kernel of a legal config: loaded already, from the cache, or built now.
 
-        Raises KernelNotBuiltError when it would have to be built and FLASHSMITH_JIT is 0 or
-        ``may_build`` (asked only then) is false, and what the builder raises.
+        Where it would have to be built, but FLASHSMITH_JIT is 0 or ``may_build`` (asked only then)
+        is false, the same config's kernel for uneven lengths does, which computes the same.
+
+        Raises KernelNotBuiltError when there is neither, and what the builder raises.
         """
-        kernel = self.kernels.get((cfg, arch, semantics))
+        key = cfg, arch, semantics
+        kernel = self.kernels.get(key)
         if kernel is not None:
             return kernel
         with self.lock:
-            kernel = self.kernels.get((cfg, arch, semantics))
-            if kernel is None:
-                self.add(_find_or_build(cfg, arch, semantics, may_build))
-                kernel = self.kernels[cfg, arch, semantics]
-            return kernel
+            return self.kernels.get(key) or self._find_or_build(key, may_build)
 
     def add(self, library: KernelLibrary) -> None:
         """Loads a library; kernels that are loaded already stay as they are."""
@@ -172,26 +180,56 @@ class LoadedKernels:
             for config, kernel in load_library(library).items():
                 self.kernels.setdefault((config, arch, semantics), kernel)
 
+    def _find_or_build(self, key: Key, may_build: Callable[[], bool]) -> LoadedKernel:
+        cfg, arch, semantics = key
+        if key in self.stand_ins and _why_not_build(may_build):
+            return self.stand_ins[key]  # nothing is searched for once more
+        if not self._is_found(key):
+            forbidden = _why_not_build(may_build)
+            if forbidden:
+                return self._stand_in(key, forbidden)
+            # A warning, since the caller waits seconds for what is usually microseconds.
+            _log.warning(
+                "flashsmith: compiling %s for sm_%d (first use; kept in the cache)",
+                *(_named(cfg, semantics), arch),
+            )
+            self.add(build([cfg], arch=arch, semantics=semantics))
+        return self.kernels[key]
+
+    def _is_found(self, key: Key) -> bool:
+        """Whether a kernel is loaded, or was in the cache and is loaded now."""
+        cfg, arch, semantics = key
+        if key not in self.kernels:
+            library = find_library(cfg, arch=arch, semantics=semantics)
+            if library is None:
+                return False
+            self.add(library)
+        return True
+
+    def _stand_in(self, key: Key, forbidden: str) -> LoadedKernel:
+        cfg, arch, semantics = key
+        if key not in self.stand_ins:
+            uneven = cfg, arch, replace(semantics, uneven=True)
+            if semantics.uneven or not self._is_found(uneven):
+                raise _not_built(cfg, arch, semantics, forbidden)
+            _log.warning(
+                "flashsmith: %s is not built for sm_%d, and %s; its kernel for uneven lengths "
+                "computes the same and serves instead",
+                *(_named(cfg, semantics), arch, forbidden),
+            )
+            self.stand_ins[key] = self.kernels[uneven]
+        return self.stand_ins[key]
+
 
 loaded_kernels = LoadedKernels()
 
 
-def _find_or_build(
-    cfg: FlashForwardKernelConfig, arch: int, semantics: Semantics, may_build: Callable[[], bool]
-) -> KernelLibrary:
-    library = find_library(cfg, arch=arch, semantics=semantics)
-    if library is not None:
-        return library
+def _why_not_build(may_build: Callable[[], bool]) -> str | None:
     if not env.jit_enabled():
-        raise _not_built(cfg, arch, semantics, "FLASHSMITH_JIT=0 forbids building it now")
+        return "FLASHSMITH_JIT=0 forbids building it now"
     if not may_build():
-        raise _not_built(
-            cfg, arch, semantics, "no compiler is started while a CUDA graph is captured"
-        )
-    # A warning, since the caller waits seconds for what is usually microseconds.
-    named = _named(cfg, semantics)
-    _log.warning("flashsmith: compiling %s for sm_%d (first use; kept in the cache)", named, arch)
-    return build([cfg], arch=arch, semantics=semantics)
+        return "no compiler is started while a CUDA graph is captured"
+    return None
 
 
 def _named(cfg: FlashForwardKernelConfig, semantics: Semantics) -> str:

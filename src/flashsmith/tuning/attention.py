@@ -6,7 +6,7 @@ from typing import Any
 
 from flashsmith.configs import FlashForwardKernelConfig
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime import ForwardOptions, run_request
+from flashsmith.runtime import run_call
 from flashsmith.runtime.options import NO_WINDOW
 from flashsmith.tuning.choice import choose_config
 
@@ -74,7 +74,7 @@ def attention(
             f"config: got {type(config).__name__}; give a FlashForwardKernelConfig, or None, and "
             "one is chosen"
         )
-    options = ForwardOptions(
+    options = (
         causal,
         window,
         softcap,
@@ -87,5 +87,4 @@ def attention(
         return_lse,
         return_row_max,
     )
-    chosen = config or choose_config
-    return run_request(chosen, (q, k, v, out), options, emulate=emulate, output="out").outputs
+    return run_call(config or choose_config, (q, k, v, out), options, emulate, "out")

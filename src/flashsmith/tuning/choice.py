@@ -1,46 +1,87 @@
-"""Which kernel serves a problem on a device, and building it ahead of its first use."""
+"""Which kernel serves a problem on a device: for attention(), for people, and ahead of time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
 from functools import lru_cache
+from typing import Any
 
+from flashsmith.benchmark.target import choose_target
 from flashsmith.builder import KernelLibrary, Progress, library_for
-from flashsmith.configs import (
-    DeviceSpec,
-    DType,
-    FlashForwardKernelConfig,
-    Problem,
-    compiled_d_head,
-    device_spec,
-    is_legal,
-)
+from flashsmith.configs import KNOWN_DEVICES, DeviceSpec, Problem, compiled_d_head, device_spec
 from flashsmith.errors import ArgumentError
+from flashsmith.runtime import forget_prepared_calls
+from flashsmith.tuning.caveats import caveats
+from flashsmith.tuning.chosen import Choice, RunnerUp
+from flashsmith.tuning.evidence import Evidence, gather
+from flashsmith.tuning.winners import WinnersTable
 
-_LARGE_ROWS, _SMALL_ROWS = 128, 64
-_KEYS, _FEW_KEYS = 64, 32
 
+def choose(
+    problem: Problem | str,
+    device: DeviceSpec | str | int | None = None,
+    *,
+    table: WinnersTable | None = None,
+) -> Choice:
+    """The kernel that attention() takes for a problem, why, and what the others would cost.
 
-@lru_cache(maxsize=1024)
-def choose_config(problem: Problem, device: DeviceSpec) -> FlashForwardKernelConfig:
-    """A kernel for ``problem`` on ``device``: the first in order of preference that fits there.
+    Args:
+        problem: a Problem, or its text: 'b16 s4096 h32:8 d128 bf16 causal'.
+        device: a DeviceSpec, a known GPU's name ('H200') or architecture (90, 'sm_90'); None is
+            this machine's first GPU, or the A100 where there is none.
+        table: the winners to go by; None takes the shipped ones and the user's own.
 
-    Large blocks of rows reuse each K and V tile more often, but only where there are enough of them
-    to give every SM one. The order and the knobs are those that did best on an H200.
-
-    Raises ArgumentError when no kernel is made for the problem's d.
+    Raises:
+        ArgumentError: the text or the name is unknown, or no kernel serves the problem there.
     """
-    try:
-        d_head = compiled_d_head(problem.d)
-    except ArgumentError as error:
-        raise ArgumentError(f"q: {error}") from None
-    for config in _candidates(problem, d_head, device):
-        if is_legal(config, device):
-            return config
-    raise ArgumentError(
-        f"device: {device.name} allows a CTA {device.max_smem_per_block} bytes of shared memory, "
-        f"too few for every kernel of d_head {d_head}"
+    problem = Problem.parse(problem) if isinstance(problem, str) else problem
+    if device is None:
+        device = choose_target().device
+    elif not isinstance(device, DeviceSpec):
+        device = device_spec(device)
+    _check_d(problem, "problem")
+    winners = _winners() if table is None else table
+    evidence = gather(problem, device, winners)
+    chosen, *others = evidence.expected
+    return Choice(
+        problem=problem,
+        device=device,
+        config=chosen.config,
+        evidence=evidence.kind,
+        why=evidence.why,
+        ms=chosen.ms,
+        runners_up=tuple(RunnerUp(one.config, one.config.FAMILY, one.ms) for one in others),
+        notes=(
+            *filter(None, [evidence.fallback]),
+            *caveats(chosen.config, problem, device),
+            *evidence.notes,
+            *winners.notes,
+        ),
     )
+
+
+@lru_cache(maxsize=4096)
+def choose_config(problem: Problem, device: DeviceSpec) -> Any:
+    """The config of choose(problem, device), remembered; what attention() asks for each problem.
+
+    Where nothing was measured for a GPU of this machine, and where part of a table had to be
+    ignored, that is warned of once.
+
+    Raises ArgumentError when no kernel serves the problem there.
+    """
+    _check_d(problem, "q")
+    winners = _winners()
+    evidence = gather(problem, device, winners)
+    _warn(evidence, device, winners)
+    return evidence.expected[0].config
+
+
+def forget_choices() -> None:
+    """Read the tables anew at the next choice, also for calls like those made before."""
+    # In this order nothing that was read before can be remembered after.
+    _winners.cache_clear()
+    choose_config.cache_clear()
+    forget_prepared_calls()
 
 
 def build_for(
@@ -61,30 +102,27 @@ def build_for(
     return [library_for([config], arch=device.arch, semantics=semantics, progress=progress)]
 
 
-def _candidates(
-    problem: Problem, d_head: int, device: DeviceSpec
-) -> Iterator[FlashForwardKernelConfig]:
-    keys = _FEW_KEYS if problem.seq_k <= _FEW_KEYS else _KEYS
-    large_blocks = problem.batch * problem.heads_q * -(-problem.seq_q // _LARGE_ROWS)
-    if large_blocks >= device.sm_count and problem.seq_q > _SMALL_ROWS:
-        # Above 128 columns, O of 32 rows a warp would take all registers there are.
-        yield _config(problem.dtype, d_head, _LARGE_ROWS, keys, 8 if d_head > 128 else 4)
-    yield _config(problem.dtype, d_head, _SMALL_ROWS, keys, 4)
-    yield _config(problem.dtype, d_head, _SMALL_ROWS, _FEW_KEYS, 4)
+@lru_cache(maxsize=1)
+def _winners() -> WinnersTable:
+    return WinnersTable.merged()
 
 
-def _config(
-    dtype: DType, d_head: int, rows: int, keys: int, n_warps: int
-) -> FlashForwardKernelConfig:
-    """The kernel of this shape with the optimisations that paid on an H200.
+def _check_d(problem: Problem, argument: str) -> None:
+    try:
+        compiled_d_head(problem.d)
+    except ArgumentError as error:
+        raise ArgumentError(f"{argument}: {error}") from None
 
-    Q stays in registers where that leaves enough of them: 4-7% at d 64, a loss beyond. Where O
-    takes half of all registers, the peeled first tile of optimized_softmax costs more spills than
-    it saves (causal, d 128: 325 against 338 TFLOP/s).
-    """
-    of_a_warp = rows // n_warps * d_head
-    q_loads = 0 if of_a_warp <= 32 * 64 else 2
-    peeled = of_a_warp < 32 * 128
-    return FlashForwardKernelConfig(
-        dtype, d_head, rows, keys, n_warps, True, True, True, q_loads, 2, 2, True, peeled
-    )
+
+_said: set[str] = set()
+
+
+def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None:
+    notes = [*winners.notes, *evidence.notes]
+    # A spec of our own stands for a GPU that is not here: the emulator's speed concerns nobody.
+    if evidence.fallback and device not in KNOWN_DEVICES:
+        notes.append(f"{evidence.fallback} (`flashsmith tune` measures and remembers)")
+    for note in notes:
+        if note not in _said:
+            _said.add(note)
+            warnings.warn(f"flashsmith: {note}", stacklevel=2)

@@ -43,25 +43,30 @@ class NumpyEngine:
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
+        """Full precision, and no warnings of what is not finite, inside the block."""
         # log(0) is the LSE of a row that sees nothing, and inputs may hold NaN and inf.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             yield
 
     def place(self, array: np.ndarray) -> np.ndarray:
+        """A host array where the arithmetic is done."""
         return array
 
     def cast(self, array: np.ndarray, dtype: Any) -> np.ndarray:
+        """The array in ``dtype``: its name, or another array's dtype."""
         return np.ascontiguousarray(array, dtype)
 
     def full_like(self, array: np.ndarray, value: float) -> np.ndarray:
+        """An array of the same shape and dtype that holds ``value`` throughout."""
         return np.full_like(array, value)
 
     def to_host(self, array: np.ndarray) -> np.ndarray:
+        """The array back on the host."""
         return array
 
 
 class TorchEngine:
-    """Arrays are PyTorch tensors on a GPU."""
+    """Arrays are PyTorch tensors on a GPU; the methods are NumpyEngine's."""
 
     score_bytes = SCORE_BYTES_ON_GPU
 

@@ -131,7 +131,16 @@ def prove(
     seq_k = seq if seq_k is None else seq_k
     attention = Attention(check_scale(scale, d), causal, window, softcap, lens_q, lens_k)
     problem = _repeated_over_heads(
-        Problem(batch, seq, seq_k, heads, heads_k or heads, d, cfg.dtype, semantics_of(attention)),
+        Problem(
+            batch,
+            seq,
+            seq_k,
+            heads,
+            heads if heads_k is None else heads_k,
+            d,
+            cfg.dtype,
+            semantics_of(attention),
+        ),
         lens_q,
     )
     problem = replace(problem, semantics=problem.required_semantics(cfg))

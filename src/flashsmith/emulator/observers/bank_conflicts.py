@@ -39,8 +39,6 @@ class BankConflicts(Observer):
     ``st.shared.<bytes>B``.
     """
 
-    watches = frozenset({"memory"})
-
     def begin(self, launch: Launch) -> None:
         """Starts counting from nothing."""
         self.by_kind: dict[str, Wavefronts] = {}

@@ -18,7 +18,6 @@ class Bounds(Check):
     PTX wants every access aligned to its whole size, vectors and matrix rows included.
     """
 
-    watches = frozenset({"memory"})
     handles_bad_access = True
 
     def begin(self, launch: Launch) -> None:

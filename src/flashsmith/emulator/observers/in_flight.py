@@ -19,8 +19,6 @@ class InFlight(Check):
     write; that others need a barrier before they see it is what Races checks.
     """
 
-    watches = frozenset({"memory", "async"})
-
     def begin(self, launch: Launch) -> None:
         """Learns the size of shared memory."""
         super().begin(launch)

@@ -42,8 +42,6 @@ class Races(Check):
       of them is a race unless both only read or both use atomics.
     """
 
-    watches = frozenset({"memory", "async", "barrier", "warp_sync"})
-
     def begin(self, launch: Launch) -> None:
         """Sets up the histories of writable global memory."""
         super().begin(launch)

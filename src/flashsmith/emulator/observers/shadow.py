@@ -41,6 +41,7 @@ class Shadow:
 
     @property
     def cells_per_bank(self) -> int:
+        """Cells of one memory, at the granule of now."""
         return -(-self._size // self.granule)
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -16,8 +16,6 @@ class Uninitialised(Check):
     InFlight watches, so one mistake is not reported twice.
     """
 
-    watches = frozenset({"memory"})
-
     def begin(self, launch: Launch) -> None:
         """Learns the size of shared memory."""
         super().begin(launch)

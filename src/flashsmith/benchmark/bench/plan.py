@@ -1,0 +1,78 @@
+"""BenchPlan: who is measured, on what, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flashsmith.benchmark.contenders import OURS
+from flashsmith.benchmark.peers import Peer
+from flashsmith.benchmark.timing import INTERLEAVED, Protocol
+from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem, compiled_d_head
+from flashsmith.errors import ArgumentError, FlashsmithError
+
+Choose = Callable[[Problem, DeviceSpec], FlashForwardKernelConfig]
+
+
+@dataclass(frozen=True)
+class Ours:
+    """attention(), and what chooses its kernels: both stand to the right of this folder."""
+
+    attention: Callable[..., Any]
+    choose: Choose
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A contender of ours before there are tensors. ``config`` None: why there is none in ``note``.
+
+    ``attention`` is None for a kernel by its config.
+    """
+
+    name: str
+    config: FlashForwardKernelConfig | None
+    attention: Callable[..., Any] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """A whole benchmark. ``ours`` None: only ``configs`` and ``peers``."""
+
+    problems: tuple[Problem, ...]
+    configs: tuple[FlashForwardKernelConfig, ...] = ()
+    ours: Ours | None = None
+    peers: tuple[Peer, ...] = ()
+    protocol: Protocol = INTERLEAVED
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises ArgumentError when there is nothing to measure, or nobody to measure on it."""
+        if not self.problems:
+            raise ArgumentError("problems: none; give at least one")
+        if not (self.configs or self.ours or self.peers):
+            raise ArgumentError("kernels: none, and no peers; give at least one contender")
+        unserved = [cfg for cfg in self.configs if not any(serves(cfg, p) for p in self.problems)]
+        if self.configs and len(unserved) == len(self.configs) and not self.ours:
+            raise ArgumentError(
+                f"kernels: none of the {len(unserved)} serves any of the problems (the first is "
+                f"{self.configs[0]}, the first problem '{self.problems[0]}'); "
+                "give --d_heads and --dtypes that are theirs"
+            )
+
+    def entrants(self, problem: Problem, device: DeviceSpec) -> Iterator[Entrant]:
+        """Those of ours that serve a problem."""
+        if self.ours is not None:
+            try:
+                chosen = self.ours.choose(problem, device)
+            except FlashsmithError as error:
+                yield Entrant(OURS, None, note=str(error))
+            else:
+                yield Entrant(OURS, chosen, self.ours.attention)
+        yield from (Entrant(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
+
+
+def serves(cfg: FlashForwardKernelConfig, problem: Problem) -> bool:
+    """Whether a kernel is made for a problem's dtype and head dimension."""
+    return cfg.dtype == problem.dtype and cfg.d_head == compiled_d_head(problem.d)

@@ -1,0 +1,117 @@
+"""The benchmark's table: contenders of a problem sorted by speed, beside FA2 and the best peer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from flashsmith.benchmark.contenders import OURS
+from flashsmith.benchmark.peers.selection import YARDSTICK
+from flashsmith.benchmark.rows import BenchRow
+from flashsmith.benchmark.table import Cell, Column, print_table
+
+_COLUMNS = (
+    Column("problem"),
+    Column("contender"),
+    Column("verdict"),
+    Column("ms", True),
+    Column("spread", True),
+    Column("TFLOP/s", True),
+    Column("% of\nFA2", True),
+    Column("% of\nbest peer", True),
+    Column("error", True),
+    Column("bound", True),
+    Column("regs", True),
+    Column("spilled\nbytes", True),
+    Column("smem\nKiB", True),
+    Column("CTAs\n/SM", True),
+    Column("MHz", True),
+    Column("W", True),
+    Column("kernel, version, or why not"),
+)
+_STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "absent": "dim"}
+
+
+def print_rows(console: Console, rows: Sequence[BenchRow]) -> None:
+    """The environment, and one table of all rows; problems in the order they come."""
+    for line in header(rows):
+        console.print(line, soft_wrap=True, markup=False)
+    cells: list[tuple[Cell, ...]] = []
+    for _, group in itertools.groupby(rows, key=lambda row: row.problem):
+        cells += _cells(sort_rows(list(group)))
+    # A column that says nothing about anybody only takes room.
+    kept = [n for n in range(len(_COLUMNS)) if any(str(row[n]) != "-" for row in cells)]
+    print_table(
+        console, [_COLUMNS[n] for n in kept], [tuple(row[n] for n in kept) for row in cells]
+    )
+
+
+def header(rows: Sequence[BenchRow]) -> list[str]:
+    """Where the figures come from, and what they are."""
+    if not rows:
+        return []
+    row = rows[0]
+    parts = [f"{row.gpu} (sm_{row.arch})", f"driver {row.driver}", f"CUDA {row.cuda}"]
+    parts += [f"torch {row.torch}"] if row.torch else []
+    parts += [f"flashsmith {row.flashsmith} ({row.revision})"]
+    return [
+        ", ".join(parts),
+        f"timed {row.protocol}; median, and interquartile range over it; TFLOP/s of "
+        "4 b h s_q s_k d, halved if causal; errors against float64",
+    ]
+
+
+def sort_rows(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """The quickest first, then who could not be timed, then who is absent."""
+    order = {"pass": 0, "fail": 1, "error": 1, "absent": 2}
+    return sorted(rows, key=lambda row: (order[row.verdict], row.ms or 0.0))
+
+
+def shares(rows: Sequence[BenchRow]) -> list[tuple[float | None, float | None]]:
+    """Every row's speed over FA2's and over the best peer's, of one problem's rows."""
+    peers = [row.tflops for row in rows if row.kind == "peer" and row.tflops]
+    best = max(peers, default=None)
+    fa2 = next((row.tflops for row in rows if row.contender == YARDSTICK), None)
+    return [(_share(row.tflops, fa2), _share(row.tflops, best)) for row in rows]
+
+
+def _share(speed: float | None, of: float | None) -> float | None:
+    return speed / of if speed and of else None
+
+
+def _cells(rows: Sequence[BenchRow]) -> list[tuple[Cell, ...]]:
+    return [
+        (
+            str(row.problem),
+            Text(row.contender, "bold" if row.contender == OURS else ""),
+            Text(row.verdict, _STYLES[row.verdict]),
+            _number(row.ms, ".4g"),
+            _number(row.spread, ".1%"),
+            _number(row.tflops, ".1f"),
+            _number(of_fa2, ".1%"),
+            _number(of_best, ".1%"),
+            _number(row.max_error, ".1e"),
+            _number(row.error_bound, ".1e"),
+            _number(row.registers, "d"),
+            Text(_number(row.spill_bytes, "d"), "yellow" if row.spill_bytes else ""),
+            _number(None if row.smem_bytes is None else row.smem_bytes / 1024, "g"),
+            _number(row.ctas_per_sm, "d"),
+            _number(row.sm_clock_mhz, ".0f"),
+            _number(row.power_w, ".0f"),
+            _remark(row),
+        )
+        for row, (of_fa2, of_best) in zip(rows, shares(rows), strict=True)
+    ]
+
+
+def _remark(row: BenchRow) -> str:
+    if row.note:
+        return row.note.splitlines()[0]
+    return row.config if row.config and row.config != row.contender else "-"
+
+
+def _number(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)

@@ -1,0 +1,57 @@
+"""Contenders of ours: attention(), and kernels by their configs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from flashsmith.benchmark.timing import Contender
+from flashsmith.benchmark.workload import Workload
+from flashsmith.configs import FlashForwardKernelConfig
+from flashsmith.runtime import forward
+
+OURS = "ours"
+
+
+class JudgedContender(Contender, Protocol):
+    """A contender whose output can be looked at."""
+
+    def output(self) -> Any:
+        """What one launch computes, in q's layout; NaN where ours wrote nothing."""
+
+
+@dataclass(frozen=True)
+class KernelContender:
+    """A kernel of ours on one workload, whose o it writes."""
+
+    name: str
+    config: FlashForwardKernelConfig
+    workload: Workload
+    call: Callable[[], Any]
+
+    def launch(self) -> Any:
+        """Enqueues one call."""
+        return self.call()
+
+    def output(self) -> Any:
+        """The workload's o, written over NaN."""
+        self.workload.place.poison(self.workload.o)
+        self.call()
+        return self.workload.o
+
+
+def kernel_contender(config: FlashForwardKernelConfig, workload: Workload) -> KernelContender:
+    """The kernel that ``config`` names."""
+    w = workload
+    call = partial(forward, config, w.q, w.k, w.v, w.o, **w.options)
+    return KernelContender(str(config), config, w, call)
+
+
+def attention_contender(
+    attention: Callable[..., Any], config: FlashForwardKernelConfig, workload: Workload
+) -> KernelContender:
+    """``attention``, called as a user calls it: it chooses the kernel, which is ``config``'s."""
+    w = workload
+    return KernelContender(OURS, config, w, partial(attention, w.q, w.k, w.v, out=w.o, **w.options))

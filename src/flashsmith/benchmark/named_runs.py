@@ -1,0 +1,143 @@
+"""Named kernels launched so many times, and nothing else: what a profiler is pointed at."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+from flashsmith.benchmark.bench import BenchPlan, Ours, print_rows, run_bench
+from flashsmith.benchmark.bench.kernels import BuiltKernels
+from flashsmith.benchmark.bench.request import make_shapes, parse_problems, select_contenders
+from flashsmith.benchmark.contenders import attention_contender, kernel_contender
+from flashsmith.benchmark.peers import get_peers
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.table import make_console
+from flashsmith.benchmark.timing import (
+    Clock,
+    Contender,
+    CudaEvents,
+    Environment,
+    Protocol,
+    Telemetry,
+)
+from flashsmith.benchmark.workload import Workload
+from flashsmith.configs import DeviceSpec, get_kernel_configs
+from flashsmith.env import KERNELS
+from flashsmith.errors import ArgumentError
+from flashsmith.runtime import query_gpu
+
+_DESCRIPTION = """Launches named kernels N times on random tensors: what a profiler is pointed at.
+With --time they are proven, timed and printed instead."""
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of tools/benchmark/run_kernels.py; exits with argparse's message if wrong."""
+    parser = argparse.ArgumentParser("run_kernels.py", description=_DESCRIPTION)
+    parser.add_argument(
+        "--kernels", "-k", help="a key or short forms, or ours; without it: env KERNELS"
+    )
+    parser.add_argument("--ref", metavar="PEER", help="peers to launch the same way, as fa2,cudnn")
+    parser.add_argument("--runs", type=int, default=1, help="launches each (default: 1)")
+    parser.add_argument("--num_warmups", "--num-warmups", type=int, default=0)
+    parser.add_argument("--d_heads", "--d-heads")
+    parser.add_argument("--seq_lens", "--seq-lens", help="default: 4096", default="4096")
+    parser.add_argument("--dtypes")
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--gqa", metavar="HEADS")
+    parser.add_argument("--packed", action="store_true")
+    parser.add_argument("--problems", metavar="PROBLEM", action="append")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--time", action="store_true", help="prove them, measure and print")
+    return parser.parse_args(arguments)
+
+
+def make_plan(options: argparse.Namespace, ours: Ours) -> BenchPlan:
+    """What is launched. Without --kernels and KERNELS only the peers of --ref are.
+
+    Raises ArgumentError or SelectionError for what cannot be launched, or when nothing is named.
+    """
+    named = options.kernels is not None or KERNELS.raw() is not None
+    if not named and options.ref is None:
+        get_kernel_configs(None)  # says which keys there are
+    configs, with_ours = select_contenders(options.kernels) if named else ((), False)
+    shapes = make_shapes(
+        configs,
+        d_heads=options.d_heads,
+        seq_lens=options.seq_lens,
+        dtypes=options.dtypes,
+        causal=options.causal,
+        gqa=options.gqa,
+        packed=options.packed,
+    )
+    plan = BenchPlan(
+        problems=parse_problems(options.problems) if options.problems else shapes.problems(),
+        configs=configs,
+        ours=ours if with_ours else None,
+        peers=get_peers(options.ref) if options.ref else (),
+        protocol=Protocol.named("interleaved", options.num_warmups, options.runs),
+        seed=options.seed,
+    )
+    plan.check()
+    return plan
+
+
+def launch_named(
+    plan: BenchPlan, device: DeviceSpec, clock: Clock, narrator: Narrator
+) -> Iterator[str]:
+    """Launches every contender of every problem; yields a line for each once its launches are done.
+
+    Raises ArgumentError for a peer that is absent or a config that is illegal, and what building
+    and launching raise: a profiler's kernels must all be there.
+    """
+    kernels = BuiltKernels(device)
+    entrants = {problem: list(plan.entrants(problem, device)) for problem in plan.problems}
+    for problem in plan.problems:
+        for entrant in entrants[problem]:
+            config = entrant.config
+            reason = entrant.note if config is None else kernels.illegality(config)
+            if reason:
+                raise ArgumentError(f"kernels: {entrant.name} on '{problem}': {reason}")
+        for peer in plan.peers:
+            if absence := peer.absence(problem):
+                raise ArgumentError(f"ref={peer.name!r} on '{problem}': {absence}")
+    uses = [(e.config, p) for p, found in entrants.items() for e in found if e.config is not None]
+    kernels.build(uses, narrator.build)
+    total = plan.protocol.num_warmups + plan.protocol.runs
+    for problem in plan.problems:
+        workload = Workload(problem, plan.seed)
+        contenders: list[Contender] = [
+            kernel_contender(entrant.config, workload)
+            if entrant.attention is None
+            else attention_contender(entrant.attention, entrant.config, workload)
+            for entrant in entrants[problem]
+            if entrant.config is not None
+        ]
+        contenders += [peer.prepare(workload) for peer in plan.peers]
+        for contender in contenders:
+            with clock.running():
+                for _ in range(total):
+                    contender.launch()
+                clock.synchronize()
+            yield f"{problem}: {contender.name}: {total} launches"
+
+
+def main(arguments: Sequence[str], ours: Ours) -> int:
+    """Runs the script; returns its exit status, 1 when a timed kernel of ours is wrong."""
+    options = parse_arguments(arguments)
+    plan = make_plan(options, ours)
+    clock = CudaEvents()
+    with Narrator() as narrator:
+        if not options.time:
+            for line in launch_named(plan, query_gpu(0), clock, narrator):
+                print(line, flush=True)
+            return 0
+        rows = run_bench(
+            plan,
+            query_gpu(0),
+            environment=Environment.collect(),
+            clock=clock,
+            telemetry=Telemetry(),
+            narrator=narrator,
+        )
+    print_rows(make_console(), rows)
+    return int(any(row.kind == "ours" and row.verdict != "pass" for row in rows))

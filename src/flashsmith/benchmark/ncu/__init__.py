@@ -1,0 +1,19 @@
+"""Kernels under Nsight Compute: what the hardware counted while they ran.
+
+One profiler process per sequence length runs ``ncu.target``; its counters become ProfileRows, which
+a CSV file keeps from run to run.
+"""
+
+from __future__ import annotations
+
+from flashsmith.benchmark.ncu.profiling import ProfilePlan, run_profile
+from flashsmith.benchmark.ncu.rows import Ledger, ProfileRow, read_profile, write_profile
+
+__all__ = [
+    "Ledger",
+    "ProfilePlan",
+    "ProfileRow",
+    "read_profile",
+    "run_profile",
+    "write_profile",
+]

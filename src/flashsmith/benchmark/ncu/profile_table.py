@@ -1,0 +1,72 @@
+"""Profiled kernels on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from flashsmith.benchmark.ncu.rows import ProfileRow
+from flashsmith.benchmark.table import Column, print_table
+
+_COLUMNS = (
+    Column("kernel"),
+    Column("problem"),
+    Column("us", right=True),
+    Column("TFLOP/s", right=True),
+    Column("MHz", right=True),
+    Column("tensor\n%", right=True),
+    Column("MUFU\n%", right=True),
+    Column("issue\n%", right=True),
+    Column("occupancy\n% of %", right=True),
+    Column("regs", right=True),
+    Column("wavefronts\nover ideal", right=True),
+    Column("emulated", right=True),
+    Column("L2\nGB", right=True),
+    Column("DRAM\nGB", right=True),
+    Column("waits, cycles per issue"),
+    Column("note"),
+)
+
+
+def print_profile(console: Console, rows: Sequence[ProfileRow]) -> None:
+    """The rows as a table, in the order given."""
+    print_table(console, _COLUMNS, [_cells(row) for row in rows])
+    if any(row.verdict == "pass" for row in rows):
+        console.print(
+            "Each kernel alone, caches cold, clocks as they were; TFLOP/s are the profiler's, and "
+            "'flashsmith bench' measures better. wavefronts: trips to shared memory."
+        )
+
+
+def _cells(row: ProfileRow) -> tuple[str, ...]:
+    occupancy = f"{_number(row.occupancy_pct)} of {_number(row.max_occupancy_pct)}"
+    dram = None
+    if row.dram_read_bytes is not None and row.dram_write_bytes is not None:
+        dram = row.dram_read_bytes + row.dram_write_bytes
+    return (
+        row.config,
+        str(row.problem),
+        _number(row.duration_us, 1),
+        _number(row.tflops),
+        _number(row.sm_clock_mhz),
+        _number(row.tensor_pct, 1),
+        _number(row.mufu_pct, 1),
+        _number(row.issue_pct, 1),
+        occupancy if row.occupancy_pct is not None else "",
+        _number(row.registers),
+        _ratio(row.wavefronts, row.wavefronts_ideal),
+        _ratio(row.emulated_wavefronts, row.emulated_wavefronts_ideal),
+        _number(row.l2_bytes, 2, 1e-9),
+        _number(dram, 2, 1e-9),
+        row.stalls,
+        row.note if row.verdict == "pass" else f"{row.verdict.upper()}: {row.note}",
+    )
+
+
+def _number(value: float | None, digits: int = 0, scale: float = 1.0) -> str:
+    return "" if value is None else f"{value * scale:.{digits}f}"
+
+
+def _ratio(actual: int | None, ideal: int | None) -> str:
+    return f"{actual / ideal:.2f}x" if actual is not None and ideal else ""

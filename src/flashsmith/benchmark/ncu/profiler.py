@@ -1,0 +1,171 @@
+"""Runs Nsight Compute over a job and hands back what it counted, or its own words."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashsmith import env
+from flashsmith.benchmark.ncu.counters import Selection, parse_listing, unknown_metrics
+from flashsmith.benchmark.ncu.raw_page import CutOff, ProfiledLaunch, parse_raw_page
+from flashsmith.benchmark.ncu.target import Job, Use
+from flashsmith.builder.demangle import demangle
+from flashsmith.configs import FlashForwardKernelConfig, parse_kernel_name_into_config
+from flashsmith.errors import ConfigParseError, ProfilerError
+
+_TARGET = "flashsmith.benchmark.ncu.target"
+# An unknown metric ends a run before it has begun; every column has a few names at most.
+_MOST_ATTEMPTS = 12
+_WORDS = 4000
+
+
+@dataclass(frozen=True)
+class ProfiledUse:
+    """What became of one use: why its kernel is wrong ('' if it is right), and its launches."""
+
+    use: Use
+    wrong: str
+    launches: list[ProfiledLaunch]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A profiler process that ended: its log and what was said besides."""
+
+    code: int
+    log: str
+    words: str
+
+
+class Profiler:
+    """Nsight Compute on this machine's first GPU.
+
+    Raises ProfilerError with its words when it cannot say which metrics that GPU has.
+    """
+
+    def __init__(self, ncu: Path) -> None:
+        self.ncu = ncu
+        self.version = self._version()
+        listing = self._run(["--query-metrics"], Path.cwd())
+        listed = parse_listing(listing.log or listing.words)
+        if listing.code or not listed:
+            raise _failure("cannot list this GPU's metrics", listing)
+        self.selection = Selection(listed)
+
+    def profile(self, uses: tuple[Use, ...], runs: int) -> tuple[list[ProfiledUse], str]:
+        """The uses in order, one process for all; and '' or why there are not all of them.
+
+        Raises ProfilerError with the profiler's words when it fails.
+        """
+        with tempfile.TemporaryDirectory(prefix="flashsmith-ncu-") as folder:
+            scratch = Path(folder)
+            job = Job(uses, runs, str(scratch / "verdicts.json"))
+            (scratch / "job.json").write_text(job.to_json())
+            for _ in range(_MOST_ATTEMPTS):
+                ended = self._run(self._options(scratch), scratch)
+                unknown = unknown_metrics(ended.log + ended.words) - self.selection.missing
+                if not unknown:
+                    return _assigned(ended, job)
+                self.selection.missing |= unknown
+        raise _failure("knows none of the metrics asked for", ended)
+
+    def _options(self, scratch: Path) -> list[str]:
+        return [
+            *("--csv", "--page", "raw", "--print-units", "base"),
+            # Demangled names are shortened by some versions; these say all.
+            *("--print-kernel-base", "mangled"),
+            # The machine's clocks are left alone, and ours is read beside every row.
+            *("--clock-control", "none"),
+            *("--profile-from-start", "off"),
+            *("--target-processes", "application-only"),
+            *("--metrics", ",".join(self.selection.metrics)),
+            *("--log-file", str(scratch / "log")),
+            *(sys.executable, "-m", _TARGET, str(scratch / "job.json")),
+        ]
+
+    def _run(self, options: list[str], scratch: Path) -> _Ended:
+        log = scratch / "log"
+        try:
+            done = subprocess.run(
+                [str(self.ncu), *options],
+                env=env.profiled_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except OSError as error:
+            raise ProfilerError(f"ncu: {self.ncu} does not run: {error}") from error
+        written = (
+            log.read_text(errors="replace") if "--log-file" in options and log.exists() else ""
+        )
+        return _Ended(done.returncode, written, done.stdout)
+
+    def _version(self) -> str:
+        ended = self._run(["--version"], Path.cwd())
+        match = re.search(r"Version ([\d.]+)", ended.words)
+        if ended.code or match is None:
+            raise _failure("does not tell its version", ended)
+        return match[1]
+
+
+def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:
+    """Every use with its launches, as far as the page goes."""
+    why = ""
+    try:
+        launches = parse_raw_page(ended.log)
+    except CutOff as cut:
+        launches, why = cut.launches, str(cut)
+    except ValueError as error:
+        raise _failure(f"failed: {error}", ended) from error
+    if ended.code:
+        why = why or f"it ended with exit status {ended.code}"
+    path = Path(job.verdicts)
+    verdicts = json.loads(path.read_text()) if path.exists() else []
+    ours = iter([(cfg, launch) for launch in launches if (cfg := _config_of(launch.kernel))])
+    profiled: list[ProfiledUse] = []
+    for use, wrong in zip(job.uses, verdicts, strict=False):
+        own = []
+        for _ in range(0 if wrong else job.runs):
+            found = next(ours, None)
+            if found is None:
+                break
+            cfg, launch = found
+            if str(cfg) != use.config:
+                raise _failure(f"profiled {cfg} where {use.config} was launched", ended)
+            own.append(launch)
+        if not wrong and len(own) < job.runs:
+            names = ", ".join(sorted({launch.kernel for launch in launches})) or "none"
+            why = why or f"it has no launch of {use.config} on its page; kernels there: {names}"
+            break
+        profiled.append(ProfiledUse(use, wrong, own))
+    if len(profiled) < len(job.uses):
+        why = why or "the process under it stopped before the end"
+    return profiled, str(_failure(why, ended)) if why else ""
+
+
+def _config_of(kernel: str) -> FlashForwardKernelConfig | None:
+    """The config that a kernel's name tells, None for a kernel that is none of ours."""
+    try:
+        return parse_kernel_name_into_config(demangle(kernel) if kernel[:2] == "_Z" else kernel)
+    except (ConfigParseError, ValueError):
+        return None
+
+
+def _failure(what: str, ended: _Ended) -> ProfilerError:
+    lines = [line for line in ended.log.splitlines() if not line.startswith('"')]
+    words = "\n".join([*lines, *ended.words.splitlines()]).strip()
+    advice = ""
+    if "ERR_NVGPUCTRPERM" in words:
+        advice = (
+            "\nThe counters are for administrators only here: run as root, or load the driver with "
+            "NVreg_RestrictProfilingToAdminUsers=0"
+        )
+    return ProfilerError(f"ncu: {what}; it said:\n{words[-_WORDS:] or '(nothing)'}{advice}")

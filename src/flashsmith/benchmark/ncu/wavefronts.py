@@ -1,0 +1,82 @@
+"""The emulator's count of shared-memory wavefronts for a launch far too large to emulate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from flashsmith.configs import Problem
+from flashsmith.emulator import BankConflicts
+from flashsmith.errors import EmulatorError
+from flashsmith.verify import prove
+
+
+class WavefrontCount(NamedTuple):
+    """Trips to shared memory of a whole launch, as they are and as they would be without
+    conflicts."""
+
+    actual: int
+    ideal: int
+
+
+# Rows of Q that a CTA owns, and keys that it takes at a time.
+_TILES: dict[str, Callable[[Any], tuple[int, int]]] = {"mma_sync": lambda cfg: (cfg.B_r, cfg.B_c)}
+# Beyond the first step, which may be another than the rest.
+_STEPS = (2, 3)
+
+
+def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount | None:
+    """What the emulator counts for `cfg`'s kernel on `problem`; None where it cannot tell.
+
+    One CTA is emulated over two and over three tiles of keys: all of its steps after the first are
+    alike, so that the difference is one step, and a launch is the sum over its CTAs.
+    """
+    if cfg.FAMILY not in _TILES or problem.semantics.packed:
+        return None
+    try:
+        first, step = _of_a_cta(cfg, problem.semantics.mask == "causal", arch)
+    except EmulatorError:
+        return None
+    rows, _ = _TILES[cfg.FAMILY](cfg)
+    heads = problem.batch * problem.heads_q
+    steps = [_steps(cfg, problem, begin) for begin in range(0, problem.seq_q, rows)]
+    actual, ideal = (
+        heads * sum(begin + each * (n - 1) for n in steps)
+        for begin, each in zip(first, step, strict=True)
+    )
+    return WavefrontCount(actual, ideal)
+
+
+def _steps(cfg: Any, problem: Problem, begin: int) -> int:
+    """Tiles of keys that the CTA of the rows from `begin` on passes over."""
+    rows, keys = _TILES[cfg.FAMILY](cfg)
+    seen = problem.seq_k
+    if problem.semantics.mask == "causal":
+        last = min(begin + rows, problem.seq_q)
+        seen = min(seen, max(0, last + problem.seq_k - problem.seq_q))
+    return -(-seen // keys)
+
+
+@lru_cache(maxsize=512)
+def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, WavefrontCount]:
+    """Of a CTA that takes one tile of keys, and what every further tile adds."""
+    few, more = (_count(cfg, n, causal, arch) for n in _STEPS)
+    step = WavefrontCount(more.actual - few.actual, more.ideal - few.ideal)
+    before = _STEPS[0] - 1
+    first = WavefrontCount(few.actual - before * step.actual, few.ideal - before * step.ideal)
+    return first, step
+
+
+def _count(cfg: Any, n_tiles: int, causal: bool, arch: int) -> WavefrontCount:
+    rows, keys = _TILES[cfg.FAMILY](cfg)
+    conflicts = BankConflicts()
+    # Masks are aligned to the bottom right: so many keys are seen by the last row, masked or not.
+    verdict = prove(
+        cfg, seq=rows, seq_k=n_tiles * keys, causal=causal, arch=arch, observers=[conflicts]
+    )
+    ctas = verdict.problem.batch * verdict.problem.heads_q
+    counted = conflicts.by_kind.values()
+    return WavefrontCount(
+        sum(kind.actual for kind in counted) // ctas, sum(kind.ideal for kind in counted) // ctas
+    )

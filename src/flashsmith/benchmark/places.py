@@ -1,0 +1,101 @@
+"""Where a benchmark's tensors live: in PyTorch's GPU memory, or the driver's where it is absent."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import math
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from flashsmith.configs import DType
+from flashsmith.errors import LaunchError
+from flashsmith.runtime import driver
+from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.verify.inputs import numpy_dtype
+
+Shape = tuple[int, ...]
+
+
+class Place(Protocol):
+    """Makes tensors on GPU 0 and looks into them. Contents are standard normal."""
+
+    def draw(self, shape: Shape, dtype: DType, seed: int) -> Any:
+        """A dense random tensor."""
+
+    def offsets(self, offsets: np.ndarray) -> Any:
+        """A copy of cu_seqlens."""
+
+    def poison(self, tensor: Any) -> None:
+        """Fills a tensor with NaN."""
+
+    def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
+        """One head of the rows ``at`` of (batch, seq, heads, d) or (total, heads, d), on the host:
+        (rows, d). Raises LaunchError when a kernel before it failed."""
+
+
+class TorchPlace:
+    """PyTorch's tensors: peers take them too, and they are drawn where they are needed."""
+
+    device = "cuda:0"
+
+    def draw(self, shape: Shape, dtype: DType, seed: int) -> Any:
+        import torch
+
+        generator = torch.Generator(self.device).manual_seed(seed)
+        kind = torch.bfloat16 if dtype is DType.BF16 else torch.float16
+        return torch.randn(shape, generator=generator, device=self.device, dtype=kind)
+
+    def offsets(self, offsets: np.ndarray) -> Any:
+        import torch
+
+        return torch.from_numpy(offsets).to(self.device)
+
+    def poison(self, tensor: Any) -> None:
+        tensor.fill_(math.nan)
+
+    def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
+        import torch
+
+        try:
+            rows = tensor[at][:, head].contiguous().cpu()
+        except RuntimeError as error:  # a kernel before it has failed
+            raise LaunchError(str(error).splitlines()[0]) from None
+        if rows.dtype is torch.bfloat16:
+            # torch hands no bfloat16 to NumPy: the bits travel as integers.
+            bits: np.ndarray = rows.view(torch.int16).numpy()
+            return bits.view(ml_dtypes.bfloat16)
+        numbers: np.ndarray = rows.numpy()
+        return numbers
+
+
+class DriverPlace:
+    """DeviceArrays, filled from the host."""
+
+    def draw(self, shape: Shape, dtype: DType, seed: int) -> DeviceArray:
+        numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+        return DeviceArray.from_host(numbers.astype(numpy_dtype(dtype)))
+
+    def offsets(self, offsets: np.ndarray) -> DeviceArray:
+        return DeviceArray.from_host(offsets)
+
+    def poison(self, tensor: DeviceArray) -> None:
+        # All bits set is NaN in either dtype.
+        with driver.current_gpu(tensor.ordinal):
+            address, size = ctypes.c_uint64(tensor.address), ctypes.c_size_t(tensor.nbytes)
+            driver.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0xFF), size)
+
+    def head(self, tensor: DeviceArray, at: tuple[int | slice, ...], head: int) -> np.ndarray:
+        return tensor.to_host()[at][:, head]
+
+
+def gpu_place() -> Place:
+    """PyTorch's place if PyTorch can use the GPU, else the driver's."""
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return TorchPlace()
+    return DriverPlace()

@@ -1,0 +1,98 @@
+"""Times the ladder's kernels on the GPU, with FlashAttention-2 in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from flashsmith.benchmark.bench import BenchPlan, default_problem, run_bench
+from flashsmith.benchmark.peers import Peer, get_peers
+from flashsmith.benchmark.peers.selection import YARDSTICK
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progression.climb import Times
+from flashsmith.benchmark.progression.ladder import StepTime
+from flashsmith.benchmark.rows import BenchRow
+from flashsmith.benchmark.timing import (
+    INTERLEAVED,
+    Clock,
+    CudaEvents,
+    Environment,
+    Protocol,
+    Telemetry,
+)
+from flashsmith.benchmark.workload import Workload
+from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem
+
+
+@dataclass(frozen=True)
+class LadderTimer:
+    """Times kernels at a length, the yardstick's shapes and batch; all of a dtype take turns.
+
+    `clock` None is GPU 0's; then calling it raises LaunchError where there is none.
+    """
+
+    device: DeviceSpec
+    seq: int
+    narrator: Narrator
+    seed: int = 0
+    protocol: Protocol = INTERLEAVED
+    peers: tuple[Peer, ...] = get_peers(YARDSTICK)
+    clock: Clock | None = None
+    telemetry: Telemetry | None = None
+    environment: Environment | None = None
+    make_workload: Callable[[Problem, int], Workload] = Workload
+
+    def problems(self, configs: Iterable[FlashForwardKernelConfig]) -> tuple[Problem, ...]:
+        """One problem for each head dimension and dtype."""
+        kinds = dict.fromkeys((cfg.d_head, cfg.dtype) for cfg in configs)
+        return tuple(default_problem(d, self.seq, dtype) for d, dtype in kinds)
+
+    def __call__(self, configs: Sequence[FlashForwardKernelConfig]) -> Times:
+        """What was measured of each config, or was wrong with it."""
+        problems = self.problems(configs)
+        rows = run_bench(
+            BenchPlan(
+                problems, tuple(configs), peers=self.peers, protocol=self.protocol, seed=self.seed
+            ),
+            self.device,
+            environment=self.environment or Environment.collect(),
+            clock=self.clock or CudaEvents(),
+            telemetry=self.telemetry or Telemetry(),
+            narrator=self.narrator,
+            make_workload=self.make_workload,
+        )
+        return times_of(rows, problems, str(self.protocol))
+
+
+def times_of(rows: Sequence[BenchRow], problems: Sequence[Problem], protocol: str) -> Times:
+    """The rows as the ladder's times: a peer's time goes to the steps of its problem."""
+    peers = [row for row in rows if row.kind == "peer"]
+    peer_ms = {row.problem: row.ms for row in peers if row.ms is not None}
+    ours = [row for row in rows if row.kind == "ours"]
+    return Times(
+        problem="; ".join(map(str, problems)),
+        protocol=protocol,
+        peer=peers[0].contender if peers else "",
+        peer_note="; ".join(dict.fromkeys(map(_gap, filter(_is_gap, peers)))),
+        by_config={
+            row.config: StepTime(
+                row.ms, row.best_ms or row.ms, row.spread or 0.0, row.tflops or 0.0,
+                peer_ms.get(row.problem),
+            )
+            for row in ours
+            if row.ms is not None
+        },
+        problems={
+            row.config: [f"on the GPU: {row.note or row.verdict}"]
+            for row in ours
+            if row.verdict != "pass"
+        },
+    )  # fmt: skip
+
+
+def _is_gap(row: BenchRow) -> bool:
+    return row.ms is None
+
+
+def _gap(row: BenchRow) -> str:
+    return f"no share of {row.contender}: {row.note or row.verdict}"

@@ -1,0 +1,138 @@
+"""Reads result files: what each is shows in it, not in its name."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flashsmith.benchmark.ncu import read_profile
+from flashsmith.benchmark.progression import Ladder
+from flashsmith.benchmark.progression.ladder import KIND
+from flashsmith.benchmark.report import older
+from flashsmith.benchmark.report.results import Results, Source
+from flashsmith.benchmark.roofline import Roofline
+from flashsmith.benchmark.rows import BenchRow, read_rows
+from flashsmith.errors import ArgumentError
+
+_ROW_COLUMNS = {"contender", "kind", "seq_q", "verdict"}
+_PROFILE_COLUMNS = {"config", "duration_us", "stalls"}
+READS = (
+    "rows of 'flashsmith bench' and 'tune' (.csv, .json, .parquet), the JSON of 'flashsmith "
+    "progression', 'roofline' and 'run', the CSV of 'flashsmith ncu'"
+)
+
+
+def read_results(paths: Sequence[Path]) -> Results:
+    """Everything in `paths`, together.
+
+    Raises ArgumentError when a file is missing, damaged or of no known kind; the message names
+    the file, and the line or row where there is one.
+    """
+    results = Results()
+    for path in paths:
+        results = _joined(results, _read(path))
+    return results
+
+
+def _joined(one: Results, other: Results) -> Results:
+    parts = {name: getattr(one, name) + getattr(other, name) for name in vars(one)}
+    return Results(**parts)
+
+
+def _read(path: Path) -> Results:
+    if not path.is_file():
+        raise ArgumentError(f"{path}: there is no such file; give result files: {READS}")
+    readers = {".csv": _read_csv, ".json": _read_json, ".parquet": _read_rows}
+    if path.suffix not in readers:
+        raise ArgumentError(f"{path}: the ending must be {', '.join(readers)}; results are {READS}")
+    try:
+        return readers[path.suffix](path)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ArgumentError(f"{path}: cannot be read: {error}") from error
+
+
+def _rows(path: Path, what: str, rows: Sequence[BenchRow]) -> Results:
+    return Results(rows=tuple(rows), sources=(Source(path, what, len(rows)),))
+
+
+def _read_rows(path: Path) -> Results:
+    return _rows(path, "benchmark rows", read_rows(path))
+
+
+# --- CSV -----------------------------------------------------------------------------------------
+
+
+def _read_csv(path: Path) -> Results:
+    with path.open(newline="", encoding="utf-8") as file:
+        columns = next(csv.reader(file), [])
+    if set(columns) >= _ROW_COLUMNS:
+        return _read_rows(path)
+    if set(columns) >= older.SPEED_COLUMNS:
+        return _rows(path, "rows of semantics-speed.csv", older.read_speed(path))
+    if set(columns) >= _PROFILE_COLUMNS:
+        return _read_profile(path)
+    raise ArgumentError(
+        f"{path}, line 1: these columns are none of ours: {', '.join(columns) or '(none)'}; "
+        f"results are {READS}"
+    )
+
+
+def _read_profile(path: Path) -> Results:
+    rows = tuple(read_profile(path))
+    return Results(profiles=rows, sources=(Source(path, "profiled kernels", len(rows)),))
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def _read_json(path: Path) -> Results:
+    value = _load(path)
+    if isinstance(value, list):
+        return _read_rows(path)
+    try:
+        found = _from_object(path, value) if isinstance(value, dict) else None
+    except ArgumentError as error:
+        raise ArgumentError(f"{path}: {error}") from error
+    if found is None:
+        raise ArgumentError(f"{path}: is JSON, but no result; results are {READS}")
+    return found
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ArgumentError(
+            f"{path}, line {error.lineno}, column {error.colno}: is no JSON: {error.msg}"
+        ) from error
+
+
+def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
+    if value.get("kind") == KIND:
+        ladder = Ladder.from_json(value)
+        return Results(ladders=(ladder,), sources=(Source(path, "the ladder", len(ladder.steps)),))
+    if "ceilings" in value:
+        roofline = Roofline.from_json(value)
+        source = Source(path, "the roofline", len(roofline.ceilings))
+        return Results(rooflines=(roofline,), sources=(source,))
+    if "kernels" in value and "backend" in value:
+        return _rows(path, "kernels of 'flashsmith run'", older.rows_of_run(value))
+    return None
+
+
+def with_stored_rooflines(results: Results) -> Results:
+    """Also the rooflines that this machine keeps, of the GPUs that the rows are from."""
+    from flashsmith.benchmark.roofline import load_roofline
+
+    known = {roofline.gpu for roofline in results.rooflines}
+    wanted = dict.fromkeys(row.gpu for row in results.rows if row.gpu and row.gpu not in known)
+    try:
+        stored = [found for gpu in wanted if (found := load_roofline(gpu)) is not None]
+    except ArgumentError:
+        # Without a home folder nothing is kept.
+        return results
+    return replace(results, rooflines=(*results.rooflines, *stored))

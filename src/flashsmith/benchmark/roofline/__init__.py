@@ -1,0 +1,31 @@
+"""A GPU's own ceilings, measured by kernels that do one thing each, and where kernels lie below.
+
+``measure_roofline`` measures, ``load_roofline`` reads what was measured before, ``bounds`` says
+what each ceiling allows a config on a problem.
+"""
+
+from __future__ import annotations
+
+from flashsmith.benchmark.roofline.ceilings import Ceiling, Roofline
+from flashsmith.benchmark.roofline.placement import Bound, Intensity, bounds, intensity
+from flashsmith.benchmark.roofline.store import (
+    load_roofline,
+    read_roofline,
+    roofline_path,
+    save_roofline,
+    stored_rooflines,
+)
+
+__all__ = [
+    "Bound",
+    "Ceiling",
+    "Intensity",
+    "Roofline",
+    "bounds",
+    "intensity",
+    "load_roofline",
+    "read_roofline",
+    "roofline_path",
+    "save_roofline",
+    "stored_rooflines",
+]

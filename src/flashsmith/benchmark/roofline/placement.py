@@ -1,0 +1,85 @@
+"""Where a kernel lies below the roofline: its work per byte and exponential, and what that allows.
+
+All bounds are in TFLOP/s of the problem's two products, 4 b h s_q s_k d, halved when causal: the
+figure that every table prints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flashsmith.benchmark.roofline.ceilings import Roofline
+from flashsmith.configs import Problem
+
+_WGMMA = ("wgmma_n128", "wgmma_n256")
+
+
+@dataclass(frozen=True)
+class Intensity:
+    """FLOP of the products per byte of DRAM and L2 traffic, and per exponential.
+
+    dram: q, k, v and o once each, the least there can be. l2: what the CTAs read and write, each
+    its Q block and all of the keys it sees; None for a family whose tiles are not known here.
+    """
+
+    dram: float
+    l2: float | None
+    exp2: float
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What one ceiling allows. `ceiling` is its key in the roofline."""
+
+    ceiling: str
+    tflops: float
+
+
+# Rows of Q that a CTA keeps while it passes over the keys, by family.
+_CTA_ROWS: dict[str, Callable[[Any], int]] = {"mma_sync": lambda cfg: cfg.B_r}
+
+
+def intensity(problem: Problem, cfg: Any) -> Intensity:
+    """The intensities of `cfg`'s kernel on `problem`, which must not be empty."""
+    flop = problem.attn_flop()
+    q_bytes, k_bytes = _bytes_once(problem)
+    masked = 2 if problem.semantics.mask == "causal" else 1
+    l2 = None
+    if cfg.FAMILY in _CTA_ROWS:
+        blocks = math.ceil(problem.seq_q / _CTA_ROWS[cfg.FAMILY](cfg))
+        group = problem.heads_q // problem.heads_k
+        l2 = flop / (q_bytes + group * k_bytes * max(1.0, blocks / masked))
+    return Intensity(dram=flop / (q_bytes + k_bytes), l2=l2, exp2=4.0 * problem.d)
+
+
+def _bytes_once(problem: Problem) -> tuple[int, int]:
+    """Bytes of q and o together, and of k and v."""
+    row = problem.batch * problem.d * problem.dtype.element_size
+    return 2 * row * problem.heads_q * problem.seq_q, 2 * row * problem.heads_k * problem.seq_k
+
+
+def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
+    """What each measured ceiling that concerns the config allows on the problem, tightest first."""
+    dtype = problem.dtype.name.lower()
+    found = [
+        Bound(f"{name}_{dtype}", rate)
+        for name in _products_of(cfg)
+        if (rate := roofline.rate(f"{name}_{dtype}")) is not None
+    ]
+    own = intensity(problem, cfg)
+    for key, work in (("exp2", own.exp2), ("l2_read", own.l2), ("dram_read", own.dram)):
+        rate = roofline.per_second(key)
+        if work is not None and rate is not None:
+            found.append(Bound(key, work * rate / 1e12))
+    return tuple(sorted(found, key=lambda bound: bound.tflops))
+
+
+def _products_of(cfg: Any) -> tuple[str, ...]:
+    """The ceilings of the instruction that the config's family multiplies with."""
+    if cfg.FAMILY == "mma_sync":
+        fed = "mma_shared_32_rows" if cfg.rows_per_warp >= 32 else "mma_shared_16_rows"
+        return ("mma_registers", fed)
+    return _WGMMA if cfg.FAMILY == "wgmma" else ()

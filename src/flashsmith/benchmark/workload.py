@@ -1,0 +1,176 @@
+"""Workload: one problem's tensors, and the verdict on what a contender makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flashsmith.benchmark.places import Place, gpu_place
+from flashsmith.configs import Problem
+from flashsmith.errors import ArgumentError
+from flashsmith.verify import Comparison, References, compare, compute_references
+from flashsmith.verify.attention import offsets
+from flashsmith.verify.engine import gpu_engine_pays
+from flashsmith.verify.inputs import default_scale
+
+# Scores of a head that the references are computed of: more only costs time. Above, the first, the
+# middle and the last rows stand for all.
+SCORES_ON_GPU = 1 << 28
+SCORES_ON_HOST = 1 << 23
+_BLOCKS = 3
+
+
+class _Sample(NamedTuple):
+    """Rows of one head: the sequence's number, the head, and the rows within the sequence."""
+
+    sequence: int
+    head: int
+    rows: slice
+
+
+@dataclass
+class Workload:
+    """q, k and v of ``problem`` with standard normal contents, and an output ``o`` to be filled.
+
+    Packed, all sequences have the problem's lengths, and the tensors are (total, heads, d).
+    ``place`` is where they live: GPU 0 unless a test says otherwise.
+
+    Raises ArgumentError for a problem with a window or a softcap, whose values a Problem does not
+    tell, or with nothing to compute.
+    """
+
+    problem: Problem
+    seed: int = 0
+    place: Place = field(default_factory=gpu_place)
+
+    def __post_init__(self) -> None:
+        p = self.problem
+        if p.semantics.mask == "window" or p.semantics.softcap:
+            raise ArgumentError(
+                f"problem='{p}': a problem does not say how wide a window or how large a softcap "
+                "is; give one that is full or causal"
+            )
+        if not p.attn_flop():
+            raise ArgumentError(f"problem='{p}': there is nothing to compute; give sizes above 0")
+        shape_q, shape_k = self._shapes()
+        self.q, self.k, self.v, self.o = (
+            self.place.draw(shape, p.dtype, 4 * self.seed + number)
+            for number, shape in enumerate((shape_q, shape_k, shape_k, shape_q))
+        )
+        self._references: dict[int, tuple[tuple[_Sample, ...], References]] = {}
+        self.cu_seqlens_q = self.cu_seqlens_k = None
+        if self.packed:
+            self.cu_seqlens_q, self.cu_seqlens_k = (
+                self.place.offsets(offsets((seq,) * p.batch)) for seq in (p.seq_q, p.seq_k)
+            )
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences lie one after the other."""
+        return self.problem.semantics.packed
+
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees keys up to its own position only."""
+        return self.problem.semantics.mask == "causal"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords that forward() and attention() take for this problem."""
+        asked: dict[str, Any] = {"causal": self.causal}
+        if self.packed:
+            asked |= {
+                "cu_seqlens_q": self.cu_seqlens_q,
+                "cu_seqlens_k": self.cu_seqlens_k,
+                "max_seqlen_q": self.problem.seq_q,
+                "max_seqlen_k": self.problem.seq_k,
+            }
+        return asked
+
+    def judge(self, output: Any, scores: int | None = None) -> Comparison:
+        """Verify's rule on the first head of the first sequence and the last of the last.
+
+        ``output`` has q's layout. Sequences whose heads have more than ``scores`` scores are judged
+        on some of their rows; None: only the longest are.
+        """
+        samples, references = self._expected(scores or self._most_scores)
+        got = np.concatenate([self._rows(output, self.problem.seq_q, s) for s in samples])
+        return compare(self.problem.dtype, got, None, references)
+
+    def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        p = self.problem
+        if self.packed:
+            return (p.batch * p.seq_q, p.heads_q, p.d), (p.batch * p.seq_k, p.heads_k, p.d)
+        return (p.batch, p.seq_q, p.heads_q, p.d), (p.batch, p.seq_k, p.heads_k, p.d)
+
+    def _rows(self, tensor: Any, seq: int, sample: _Sample) -> np.ndarray:
+        """The sampled rows of a tensor whose sequences are ``seq`` long: (rows, 1, d)."""
+        rows = self.place.head(tensor, self._sequence(sample.sequence, seq), sample.head)
+        return rows[sample.rows, None]
+
+    def _sequence(self, number: int, seq: int) -> tuple[int | slice, ...]:
+        return (slice(number * seq, (number + 1) * seq),) if self.packed else (number,)
+
+    @cached_property
+    def _on_gpu(self) -> bool:
+        return gpu_engine_pays(self.problem.seq_q * self.problem.seq_k)
+
+    @property
+    def _most_scores(self) -> int:
+        return SCORES_ON_GPU if self._on_gpu else SCORES_ON_HOST
+
+    def _expected(self, scores: int) -> tuple[tuple[_Sample, ...], References]:
+        """What is looked at and the references of it, one sample after the other; o and
+        same_precision are (rows, 1, d)."""
+        if scores not in self._references:
+            p = self.problem
+            blocks = row_blocks(p.seq_q, p.seq_k, scores)
+            heads = dict.fromkeys(((0, 0), (p.batch - 1, p.heads_q - 1)))
+            samples = tuple(_Sample(*head, rows) for head in heads for rows in blocks)
+            self._references[scores] = samples, _joined(map(self._reference, samples))
+        return self._references[scores]
+
+    def _reference(self, sample: _Sample) -> References:
+        p = self.problem
+        head_k = sample.head * p.heads_k // p.heads_q
+        of_keys = sample._replace(head=head_k, rows=self._keys(sample.rows))
+        return compute_references(
+            self._rows(self.q, p.seq_q, sample)[None],
+            self._rows(self.k, p.seq_k, of_keys)[None],
+            self._rows(self.v, p.seq_k, of_keys)[None],
+            default_scale(p.d),
+            causal=self.causal,
+            on_gpu=self._on_gpu,
+        )
+
+    def _keys(self, rows: slice) -> slice:
+        """What keeps the rows at the bottom right of their keys, where masks are aligned."""
+        p = self.problem
+        end = rows.stop + p.seq_k - p.seq_q if self.causal else p.seq_k
+        return slice(0, max(0, end))
+
+
+def _joined(references: Iterable[References]) -> References:
+    """References of (1, rows, 1, d) outputs, one after the other and without the batch."""
+    parts = list(references)
+    return References(
+        **{
+            name: np.concatenate([getattr(part, name)[0] for part in parts], axis=axis)
+            for name, axis in (("o", 0), ("same_precision", 0), ("lse", 1), ("row_max", 1))
+        }
+    )
+
+
+def row_blocks(seq_q: int, seq_k: int, scores: int) -> list[slice]:
+    """All rows, or the first, the middle and the last where all have more than ``scores``."""
+    if seq_q * seq_k <= scores:
+        return [slice(0, seq_q)]
+    rows = max(1, scores // (_BLOCKS * seq_k))
+    if _BLOCKS * rows >= seq_q:
+        return [slice(0, seq_q)]
+    middle = (seq_q - rows) // 2
+    return [slice(start, start + rows) for start in (0, middle, seq_q - rows)]

@@ -1,0 +1,136 @@
+"""`flashsmith bench`: how fast the kernels are, beside other people's."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.table import make_console
+from flashsmith.cli.options import FAILED
+
+app = typer.Typer()
+
+
+@app.command("bench")
+def bench(
+    kernels: Annotated[
+        str | None,
+        typer.Option(
+            "--kernels",
+            "-k",
+            metavar="KEY",
+            help="prog, prog-all, tune, cover, all, 'B_r,B_c', a set of yours, or short forms "
+            "separated by ';'; 'ours' alone or among them is attention() with no config. Without "
+            "it: the environment variable KERNELS, else ours.",
+        ),
+    ] = None,
+    d_heads: Annotated[
+        str | None,
+        typer.Option("--d_heads", "--d-heads", help="Default: 128, or those of the kernels."),
+    ] = None,
+    seq_lens: Annotated[
+        str | None,
+        typer.Option("--seq_lens", "--seq-lens", help="Default: 512,1024,...,16384."),
+    ] = None,
+    dtypes: Annotated[
+        str | None, typer.Option(help="Default: fp16,bf16, or those of the kernels.")
+    ] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Causal in place of full.")] = False,
+    both: Annotated[bool, typer.Option("--both", help="Full, and causal.")] = False,
+    gqa: Annotated[
+        str | None,
+        typer.Option(metavar="HEADS", help="Heads of k and v, as 8, or those of q too, as 32:8."),
+    ] = None,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="As packed sequences of equal length.")
+    ] = False,
+    problems: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROBLEM",
+            help="In place of all of these, as 'b16 s4096 h32:8 d128 bf16 causal'; give it again "
+            "for another, or separate them by ';'.",
+        ),
+    ] = None,
+    peers: Annotated[
+        str,
+        typer.Option(
+            help="fa2, cudnn, mem_efficient, flex, flash_attn_2, flash_attn_3, flash_attn_4 "
+            "separated by commas; all; none."
+        ),
+    ] = "all",
+    num_warmups: Annotated[
+        int | None,
+        typer.Option("--num_warmups", "--num-warmups", help="Untimed launches. Default: 25 ms."),
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="Timed launches. Default: what the protocol says.")
+    ] = None,
+    protocol: Annotated[
+        str,
+        typer.Option(help="interleaved: in turn; one_by_one: one after the other, like do_bench."),
+    ] = "interleaved",
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    csv: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Append rows as they come; '-': print them instead."),
+    ] = None,
+    json: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the rows; '-': print them instead."),
+    ] = None,
+    parquet: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the rows; needs pyarrow.")
+    ] = None,
+) -> None:
+    """Prove kernels and peers on the same tensors, then time them together. Needs a GPU.
+
+    Heads and batch of the shapes: 16 heads (32 for d 64, 8 for d 256); batch 16 up to seq 4096, 8
+    up to 8192, 4 up to 16384. Exit status 1 when a kernel of ours is wrong or cannot run.
+    """
+    from flashsmith.benchmark.bench import BenchPlan, Ours, RowFiles, print_rows, run_bench
+    from flashsmith.benchmark.bench.request import make_shapes, parse_problems, select_contenders
+    from flashsmith.benchmark.peers import get_peers
+    from flashsmith.benchmark.timing import CudaEvents, Environment, Protocol, Telemetry
+    from flashsmith.integrations.traceable import attention
+    from flashsmith.runtime import query_gpu
+    from flashsmith.tuning.choice import choose_config
+
+    configs, with_ours = select_contenders(kernels)
+    shapes = make_shapes(
+        configs,
+        d_heads=d_heads,
+        seq_lens=seq_lens,
+        dtypes=dtypes,
+        causal=causal,
+        both=both,
+        gqa=gqa,
+        packed=packed,
+    )
+    plan = BenchPlan(
+        problems=parse_problems(problems) if problems else shapes.problems(),
+        configs=configs,
+        ours=Ours(attention, choose_config) if with_ours else None,
+        peers=get_peers(peers),
+        protocol=Protocol.named(protocol.replace("-", "_"), num_warmups, runs),
+        seed=seed,
+    )
+    plan.check()
+    files = RowFiles(csv, json, parquet)
+    clock = CudaEvents()
+    with Narrator() as narrator, files:
+        rows = run_bench(
+            plan,
+            query_gpu(0),
+            environment=Environment.collect(),
+            clock=clock,
+            telemetry=Telemetry(),
+            narrator=narrator,
+            write=files.write,
+        )
+    if not files.takes_stdout:
+        print_rows(make_console(), rows)
+    if any(row.kind == "ours" and row.verdict != "pass" for row in rows):
+        raise typer.Exit(FAILED)

@@ -1,0 +1,165 @@
+"""`flashsmith choose` and `flashsmith winners`: which kernel for a problem, and the evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashsmith.benchmark.table import make_console
+from flashsmith.cli.options import FAILED, Json, print_json
+
+if TYPE_CHECKING:
+    from flashsmith.tuning.winners import WinnersTable
+
+app = typer.Typer()
+winners = typer.Typer(
+    no_args_is_help=True, help="The table of winners: what was measured fastest, on which GPU."
+)
+app.add_typer(winners, name="winners")
+
+Gpu = Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Only this GPU's: H200.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="Only this dtype's: fp16 or bf16.")]
+Head = Annotated[int | None, typer.Option("--d", metavar="D_HEAD", help="Only this d_head's.")]
+
+
+@app.command("choose")
+def choose_kernels(
+    problems: Annotated[
+        list[str], typer.Argument(help="Such as 'b16 s4096 h32:8 d128 bf16 causal'.")
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            "--arch",
+            metavar="GPU",
+            help="H200, A100, sm_90, ... Without it: this machine's GPU, or the A100.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say which kernel attention() takes for a problem, why, and what the others would cost."""
+    from flashsmith.tuning import choose
+
+    choices = [choose(problem, device) for problem in problems]
+    if as_json:
+        print_json([choice.to_json() for choice in choices])
+        return
+    print("\n\n".join(map(str, choices)))
+
+
+@winners.command("show")
+def show_winners(
+    file: Annotated[
+        Path | None, typer.Argument(help="Another table than the one that is in use.")
+    ] = None,
+    gpu: Gpu = None,
+    dtype: Dtype = None,
+    d_head: Head = None,
+    ranks: Annotated[int, typer.Option(min=1, help="How many configs of each problem.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """The winners in use: the shipped ones, and yours in their place."""
+    from flashsmith.tuning.winners import WinnersTable
+    from flashsmith.tuning.winners.listing import print_winners, winner_facts
+
+    own = WinnersTable() if file else WinnersTable.user()
+    table = WinnersTable.load(file) if file else WinnersTable.merged()
+    facts = winner_facts(table.select(gpu, dtype, d_head), own, ranks)
+    if as_json:
+        print_json(facts)
+        return
+    console = make_console()
+    if facts:
+        print_winners(console, facts)
+    else:
+        console.print("no winners: `flashsmith tune` measures them")
+    _print_notes(table)
+
+
+@winners.command("merge")
+def merge_winners(
+    files: Annotated[list[Path], typer.Argument(help="Tables to take winners from.")],
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="FILE", help="Instead of your own table.")
+    ] = None,
+    prefer: Annotated[
+        str,
+        typer.Option(
+            help="Where both know a problem: newer takes the later measurement, faster the better."
+        ),
+    ] = "newer",
+) -> None:
+    """Take over the winners of other tables, into yours."""
+    from flashsmith.tuning.winners import WinnersTable, require_user_table_path, update_table
+
+    tables = [WinnersTable.load(file) for file in files]
+    path = into or require_user_table_path()
+    counts: list[int] = []
+
+    def take_over(mine: WinnersTable) -> None:
+        counts.extend(mine.merge(table, prefer) for table in tables)
+
+    merged = update_table(path, take_over)
+    for file, table, taken in zip(files, tables, counts, strict=True):
+        print(f"{file}: {taken} of {len(table)} entries taken over")
+        _print_notes(table)
+    print(f"{path}: {len(merged)} entries")
+
+
+@winners.command("export")
+def export_winners(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="What to write.")],
+    gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="Whose winners: H200.")],
+    dtype: Dtype = None,
+    d_head: Head = None,
+) -> None:
+    """Write one GPU's winners to a file, for another machine or to be shipped."""
+    from flashsmith.errors import ArgumentError
+    from flashsmith.tuning.winners import WinnersTable
+
+    table = WinnersTable.merged()
+    chosen = table.select(gpu, dtype, d_head)
+    if not len(chosen):
+        known = ", ".join(sorted({entry.key.gpu for entry in table})) or "none at all"
+        raise ArgumentError(f"gpu={gpu!r}: no such winners; there are those of {known}")
+    chosen.save(output)
+    print(f"{output}: {len(chosen)} entries")
+
+
+@winners.command("validate")
+def validate_winners(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Without any: the shipped tables and yours.")
+    ] = None,
+) -> None:
+    """Check tables: form, configs, legality, order, figures. Exit status 1 when one is wrong."""
+    from flashsmith.tuning.winners import WinnersTable
+
+    named = [(str(file), WinnersTable.load(file)) for file in files or ()]
+    if not named:
+        named = [("shipped", WinnersTable.shipped()), ("yours", WinnersTable.user())]
+    wrong = 0
+    for name, table in named:
+        problems = table.validate()
+        wrong += len(problems)
+        for problem in problems:
+            print(f"{name}: {problem}")
+        print(f"{name}: {len(table)} entries, {len(problems)} problems")
+    if wrong:
+        raise typer.Exit(FAILED)
+
+
+@winners.command("path")
+def show_table_path() -> None:
+    """Print the path of your own table, which need not exist yet."""
+    from flashsmith.tuning.winners import require_user_table_path
+
+    print(require_user_table_path())
+
+
+def _print_notes(table: WinnersTable) -> None:
+    for note in table.notes:
+        print(f"note: {note}")

@@ -1,0 +1,151 @@
+"""`flashsmith ncu` and `roofline`: what the hardware counted, and what it can do at best."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.table import make_console
+from flashsmith.cli.options import FAILED, Json, Kernels, print_json
+from flashsmith.configs import get_kernel_configs
+from flashsmith.errors import ArgumentError, LaunchError, ProfilerError
+
+app = typer.Typer()
+
+
+@app.command("roofline")
+def roofline(
+    show: Annotated[
+        bool, typer.Option("--show", help="Print what was measured before; needs no GPU.")
+    ] = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --show: another GPU's than this machine's first."),
+    ] = None,
+    ms: Annotated[
+        float, typer.Option(help="How long one timed launch takes, in milliseconds.")
+    ] = 50.0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Also write the JSON there."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure this GPU's own ceilings and store them: products, exponentials, L2 and DRAM.
+
+    About fifteen seconds. Exit status 1 when a microbenchmark's output is wrong.
+    """
+    from flashsmith.benchmark.roofline import load_roofline, save_roofline, stored_rooflines
+    from flashsmith.benchmark.roofline.roofline_table import print_roofline
+
+    if show:
+        found = load_roofline(gpu)
+        if found is None:
+            known = ", ".join(repr(one.gpu) for one in stored_rooflines()) or "none"
+            raise ArgumentError(
+                f"gpu={gpu!r}: nothing was measured of it here; measured are: {known}. "
+                "On the GPU's machine, run 'flashsmith roofline'"
+            )
+    elif gpu is not None:
+        raise ArgumentError(f"gpu={gpu!r}: goes with --show; this machine's first GPU is measured")
+    else:
+        from flashsmith.benchmark.roofline.measuring import measure_roofline
+
+        with Narrator() as narrator:
+            found = measure_roofline(ms, narrator.step)
+            narrator.say(f"stored in {save_roofline(found)}")
+    if output is not None:
+        save_roofline(found, output)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_roofline(make_console(), found)
+    if not found.ok:
+        raise typer.Exit(FAILED)
+
+
+@app.command("ncu")
+def ncu(
+    kernels: Kernels = None,
+    seq_lens: Annotated[
+        str | None,
+        typer.Option("--seq_lens", "--seq-lens", help="Default: 512,1024,...,16384."),
+    ] = None,
+    d_heads: Annotated[
+        str | None,
+        typer.Option("--d_heads", "--d-heads", help="Default: those of the kernels."),
+    ] = None,
+    dtypes: Annotated[str | None, typer.Option(help="Default: those of the kernels.")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Causal in place of full.")] = False,
+    runs: Annotated[
+        int, typer.Option(help="Launches of each kernel; the one with the median time counts.")
+    ] = 1,
+    csv: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Append rows as they come and leave out those it has; '-': print them instead.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Profile kernels with Nsight Compute: pipes, occupancy, shared memory, traffic, waits.
+
+    Needs a GPU and a selection (--kernels or KERNELS). Shapes are those of 'flashsmith bench'. Exit
+    status 1 when a kernel is wrong or cannot run here, 2 when the profiler fails.
+    """
+    from flashsmith.benchmark.bench.request import make_shapes
+    from flashsmith.benchmark.ncu import (
+        Ledger,
+        ProfilePlan,
+        ProfileRow,
+        run_profile,
+        write_profile,
+    )
+    from flashsmith.benchmark.ncu.executable import find_ncu
+    from flashsmith.benchmark.ncu.profile_table import print_profile
+    from flashsmith.benchmark.ncu.profiler import Profiler
+    from flashsmith.runtime import gpu_count, query_gpu
+
+    configs = tuple(dict.fromkeys(get_kernel_configs(kernels)))
+    shapes = make_shapes(configs, d_heads=d_heads, seq_lens=seq_lens, dtypes=dtypes, causal=causal)
+    plan = ProfilePlan(configs, shapes.problems(), runs)
+    plan.uses()
+    executable = find_ncu()
+    if gpu_count() == 0:
+        raise LaunchError(
+            "ncu profiles on an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "
+            "instructions and bank conflicts in the emulator"
+        )
+    rows: list[ProfileRow] = []
+    failure: ProfilerError | None = None
+    with ExitStack() as stack:
+        narrator = stack.enter_context(Narrator())
+        ledger = stack.enter_context(Ledger(csv)) if csv not in (None, "-") else None
+        known = tuple(ledger.rows) if ledger else ()
+
+        def write(row: ProfileRow) -> None:
+            rows.append(row)
+            if ledger:
+                ledger.write(row)
+
+        try:
+            run_profile(plan, Profiler(executable), query_gpu(0), known, write, narrator)
+        except ProfilerError as error:
+            failure = error
+    if csv == "-":
+        write_profile(rows, sys.stdout)
+    elif as_json:
+        print_json([asdict(row) for row in rows])
+    elif rows:
+        print_profile(make_console(), rows)
+    if failure:
+        raise failure
+    if any(row.verdict != "pass" for row in rows):
+        raise typer.Exit(FAILED)

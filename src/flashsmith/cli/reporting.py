@@ -1,0 +1,114 @@
+"""`flashsmith progression` and `report`: what measurements say, as tables, pictures and a page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.table import make_console
+from flashsmith.benchmark.target import choose_target
+from flashsmith.cli.options import FAILED, Arch, Json, Kernels, print_json, selected
+from flashsmith.errors import ArgumentError
+
+app = typer.Typer()
+
+
+@app.command("progression")
+def progression(
+    kernels: Kernels = None,
+    arch: Arch = None,
+    seq: Annotated[int, typer.Option(min=1, help="Length that is timed, on a GPU.")] = 4096,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Leave the GPU alone: no times.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the ladder into FILE, a .png or .svg."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """The ladder: each step's time and share of FlashAttention-2, and what it changed.
+
+    Instructions and bank conflicts come from the emulator, registers and spills from the compiler;
+    times need a GPU. Without --kernels and KERNELS: prog, seven steps of one optimisation each.
+    """
+    from flashsmith.benchmark.charts import check_picture_path
+
+    if plot is not None:
+        check_picture_path(plot)
+    with Narrator() as narrator:
+        narrator.say("looking up kernels and compiler")
+        configs = selected(kernels, default="prog")
+        target = choose_target(arch, emulate)
+        from flashsmith.benchmark.progression.climb import climb
+
+        timer, environment = None, {}
+        if target.backend == "gpu":
+            from flashsmith.benchmark.progression.timer import LadderTimer
+            from flashsmith.benchmark.timing import Environment
+
+            timer = LadderTimer(target.device, seq, narrator, seed)
+            environment = asdict(Environment.collect())
+        ladder = climb(
+            configs,
+            target,
+            timer=timer,
+            environment=environment,
+            seed=seed,
+            narrator=narrator,
+        )
+    if plot is not None:
+        from flashsmith.benchmark.charts import LIGHT, save_chart
+        from flashsmith.benchmark.progression.plot import draw_ladder
+
+        save_chart(draw_ladder(ladder, LIGHT), plot)
+    if as_json:
+        print_json(ladder.to_json())
+    else:
+        from flashsmith.benchmark.progression.table import print_ladder
+
+        print_ladder(make_console(), ladder)
+    if not ladder.ok:
+        raise typer.Exit(FAILED)
+
+
+@app.command("report")
+def report(
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RESULTS...", help="Files that other commands wrote.")
+    ],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="The page, an .html file.")
+    ] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "flashsmith report",
+) -> None:
+    """One self-contained HTML page of measurements, and its charts as PNG files beside it.
+
+    Reads what `bench`, `tune`, `progression`, `roofline`, `ncu` and `run --json` wrote: each file
+    is recognised by what is in it.
+    """
+    from flashsmith.benchmark.charts import require_matplotlib
+    from flashsmith.benchmark.report import (
+        make_page,
+        read_results,
+        with_stored_rooflines,
+        write_page,
+    )
+
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ArgumentError(f"out={str(out)!r}: a page ends in .html; for example report.html")
+    require_matplotlib()
+    with Narrator() as narrator:
+        found = with_stored_rooflines(read_results(results))
+        narrator.say(f"drawing {len(found.rows):,} rows")
+        written = write_page(make_page(found, title), out)
+    make_console().print(
+        f"{out}, {out.stat().st_size / 1e6:.1f} MB, and {len(written) - 1} charts beside it",
+        markup=False,
+        soft_wrap=True,
+    )

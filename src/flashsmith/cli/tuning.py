@@ -1,0 +1,137 @@
+"""`flashsmith tune`: the search for the fastest kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashsmith import env
+from flashsmith.benchmark.table import make_console
+from flashsmith.cli.options import FAILED, Arch, Json, print_json
+from flashsmith.configs import DEFAULT_DEVICE, device_spec
+from flashsmith.errors import ArgumentError
+
+INTERRUPTED = 130
+
+app = typer.Typer()
+
+
+@app.command("tune")
+def tune_kernels(
+    space: Annotated[
+        str | None,
+        typer.Option(
+            "--space",
+            metavar="KEY",
+            help="Which configs: space, tune, prog-all, cover, a set of yours, or short forms "
+            "separated by ';'. Without it: the environment variable KERNELS, else space.",
+        ),
+    ] = None,
+    problems: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|PROBLEMS",
+            help="'b16 s4096 h16 d128 fp16; ...', or a file with one a line. Default: d 64, 96, "
+            "128 and 256, both dtypes, full and causal, lengths from 512 to 16384.",
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="90s, 10m, 1h, or none: for all problems together.")
+    ] = "10m",
+    refine: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Times that neighbours of each problem's best are tried. Default: once for the "
+            "key space, else never.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Go on from what --out holds, or forget it.")
+    ] = True,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the journal and ranking.")] = (
+        Path("profiles/tune")
+    ),
+    table: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The table of winners to add to. Default: your own."),
+    ] = None,
+    device: Annotated[int, typer.Option(metavar="N", help="The GPU to measure on.")] = 0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Compilers. Default: one less than FLASHSMITH_JOBS."),
+    ] = None,
+    max_spill: Annotated[
+        int, typer.Option(metavar="BYTES", help="Spilled bytes per thread that may pass.")
+    ] = 256,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be tried. Needs no GPU.")
+    ] = False,
+    build_only: Annotated[
+        bool, typer.Option("--build-only", help="Compile it all, time nothing. Needs no GPU.")
+    ] = False,
+    arch: Arch = None,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest kernel for every problem, and enter it in the table of winners.
+
+    Stop it with Ctrl-C and run it again: it goes on where it was. --arch is for --dry-run and
+    --build-only. Exit status 1 when a problem has no kernel that works.
+    """
+    if arch is not None and not (dry_run or build_only):
+        raise ArgumentError(
+            f"arch={arch!r}: only with --dry-run or --build-only; a GPU has its own"
+        )
+    if max_spill < 0:
+        raise ArgumentError(f"max_spill={max_spill}: give 0 or more bytes")
+    if refine is not None and refine < 0:
+        raise ArgumentError(f"refine={refine}: give 0 or more")
+    if jobs is not None and jobs < 1:
+        raise ArgumentError(f"jobs={jobs}: give at least 1")
+    from flashsmith.runtime import gpu_count
+    from flashsmith.tuning.sweep import DEFAULT_SPACE, Settings, read_problems
+    from flashsmith.tuning.sweep.gpu_runner import NvccCompiler, gpu_runner
+    from flashsmith.tuning.sweep.progress import SweepProgress
+    from flashsmith.tuning.sweep.ranking import plan_summary, print_plan, print_ranking, summary
+    from flashsmith.tuning.sweep.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
+
+    key = space or env.KERNELS.raw() or DEFAULT_SPACE
+    settings = Settings(
+        budget=parse_budget(budget),
+        max_spill=max_spill,
+        refinements=int(key == DEFAULT_SPACE) if refine is None else refine,
+        # Timing needs a core of its own.
+        jobs=jobs or max(1, env.jobs() - 1),
+    )
+    if arch is not None:
+        spec = device_spec(arch)
+    elif dry_run or build_only:
+        spec = check_gpu(device) if gpu_count() else DEFAULT_DEVICE
+    else:
+        spec = check_gpu(device)
+    listed = None if problems is None else read_problems(problems)
+    races = plan_races(listed, spec, key, settings)
+    console = make_console()
+    if dry_run or build_only:
+        if build_only:
+            with SweepProgress(quiet=as_json) as progress:
+                build_ahead(races, NvccCompiler(spec.arch), spec, settings, progress)
+        if as_json:
+            print_json(plan_summary(races))
+        else:
+            print_plan(console, races)
+        return
+    runner = gpu_runner(spec, device, settings.halving)
+    with SweepProgress() as progress:
+        tuned = tune(races, runner, settings, out, progress, fresh=not resume, table=table)
+    if as_json:
+        print_json(summary(races))
+    else:
+        print_ranking(console, races)
+        console.print(f"every candidate: {out / 'ranking.csv'}", soft_wrap=True)
+    if tuned.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if not tuned.ok:
+        raise typer.Exit(FAILED)

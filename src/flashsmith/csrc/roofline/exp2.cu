@@ -1,0 +1,30 @@
+// How many exponentials an SM computes: ex2.approx beside two additions, as in a softmax.
+//
+// The operand alternates between two random values, so that no result can be reused.
+#include "operands.cuh"
+
+namespace flashsmith::roofline {
+
+constexpr int kChains = 8;
+constexpr float kMirror = -8.0f;
+
+// x and sums (threads, kChains) in fp32. In turn 0, 2, ... a chain adds exp2(x), in the others
+// exp2(kMirror - x).
+extern "C" __global__ void __launch_bounds__(512)
+    exp2_rate(const float* x, float* sums, int turns) {
+    const int64_t first = (static_cast<int64_t>(block_index()) * 512 + thread_index()) * kChains;
+    float operand[kChains], sum[kChains] = {};
+#pragma unroll
+    for (int i = 0; i < kChains; ++i) operand[i] = x[first + i];
+#pragma unroll 4
+    for (int turn = 0; turn < turns; ++turn)
+#pragma unroll
+        for (int i = 0; i < kChains; ++i) {
+            sum[i] += exp2_approx(operand[i]);
+            operand[i] = kMirror - operand[i];
+        }
+#pragma unroll
+    for (int i = 0; i < kChains; ++i) sums[first + i] = sum[i];
+}
+
+}  // namespace flashsmith::roofline

@@ -1,0 +1,46 @@
+// How a warp's mma.sync fragments lie in plain row-major global memory.
+#pragma once
+
+#include "../ptx_functions.cuh"
+
+namespace flashsmith::roofline {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * 32;
+
+FS_DEVICE int lane_index() {
+    return thread_index() % 32;
+}
+FS_DEVICE int warp_index() {
+    return thread_index() / 32;
+}
+
+// Rows `row` to row + 15 and columns `column` to column + 15 of a 16-bit matrix, `pitch` elements
+// between rows, as an A fragment.
+FS_DEVICE void load_a(uint32_t (&a)[4], const uint16_t* matrix, int pitch, int row, int column) {
+    const int g = lane_index() / 4, t = lane_index() % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int r = row + g + i % 2 * 8, c = column + 2 * t + i / 2 * 8;
+        a[i] = *reinterpret_cast<const uint32_t*>(matrix + r * pitch + c);
+    }
+}
+
+// The same with 8 rows, each a column of B, as a B fragment.
+FS_DEVICE void load_b(uint32_t (&b)[2], const uint16_t* matrix, int pitch, int row, int column) {
+    const int g = lane_index() / 4, t = lane_index() % 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        b[i] =
+            *reinterpret_cast<const uint32_t*>(matrix + (row + g) * pitch + column + 2 * t + i * 8);
+}
+
+// An accumulator to rows `row` to row + 15 and columns `column` to column + 7.
+FS_DEVICE void store_c(float* matrix, int pitch, int row, int column, const float (&c)[4]) {
+    const int g = lane_index() / 4, t = lane_index() % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        matrix[(row + g + i / 2 * 8) * pitch + column + 2 * t + i % 2] = c[i];
+}
+
+}  // namespace flashsmith::roofline

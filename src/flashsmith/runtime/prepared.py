@@ -1,0 +1,208 @@
+"""PreparedCall: a call that was checked, planned and launched once, for others like it.
+
+Most of what a call costs on the host are checks, and what they say depends on everything but where
+the tensors are: on the call's *likeness*. A call whose likeness is known skips them. Only calls on
+PyTorch's tensors have one; a call without, or with one that is not known, goes through all checks.
+A call that must be refused is never prepared, so that none like it is found.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from flashsmith.runtime.gpu import torch_stream_getter
+from flashsmith.runtime.options import NO_WINDOW
+from flashsmith.runtime.overlap import Memory, byte_range
+from flashsmith.runtime.request import Request
+from flashsmith.runtime.result import outputs_of
+from flashsmith.runtime.tensors import contiguous_strides
+
+# Those prepared first go first.
+MOST_CALLS = 1024
+
+Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
+Options = tuple[Any, ...]  # in the order of ForwardOptions
+Likeness = tuple[Any, ...]
+
+# The bits of an address that must be 0: tensors begin at 16 bytes, vectors at whole elements.
+_UNALIGNED, _UNALIGNED_VECTOR = 15, 3
+# Where the types of options come from that stay what they are and compare by what they are.
+_OPTION_MODULES = {"builtins", "numpy"}
+
+
+class PreparedCall:
+    """What there is to know of a call but the addresses of its tensors; safe to share."""
+
+    def __init__(self, request: Request, launch: Callable[..., Any]) -> None:
+        """``launch`` is what LoadedKernel.prepare gave for the request, PyTorch's tensors in it."""
+        import torch
+
+        q = request.q
+        self._launch = launch
+        self._stream_of, self._ordinal = torch_stream_getter(), q.device.ordinal
+        self._new_o: Callable[..., Any] = torch.empty_like
+        if q.strides != contiguous_strides(q.shape):
+            self._new_o = partial(torch.empty_like, memory_format=torch.contiguous_format)
+        self._lse, self._row_max = request.lse, request.row_max
+        if self._lse or self._row_max:
+            shape = request.statistics_shape
+            options = {"dtype": torch.float32, "device": q.source.device}
+            self._new_statistic = partial(
+                torch.empty_strided, shape, contiguous_strides(shape), **options
+            )
+        packing, sinks = request.packing, request.sinks
+        self._has_vectors = not (packing is None and sinks is None)
+        self._is_plain = not (self._has_vectors or self._lse or self._row_max)
+        if request.o is not None:
+            offsets = (None, None) if packing is None else packing[:2]
+            self._reach_of_o = _reach(request.o)
+            self._reaches = [_reach(view) for view in (q, request.k, request.v, sinks, *offsets)]
+
+    def run(self, tensors: Tensors, options: Options) -> Any:
+        """Launches on these tensors; the outputs, or None when it takes the checks to judge where
+        they are, and nothing was done.
+
+        Raises LaunchError when the launch is refused.
+        """
+        q, k, v, o = tensors
+        inputs = q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (q_at | k_at | v_at) & _UNALIGNED:
+            return None
+        vectors: list[int] = []
+        if self._has_vectors:
+            vectors = sinks, cu_q, cu_k = _places(options[4:7])
+            if (sinks | cu_q | cu_k) & _UNALIGNED_VECTOR:
+                return None
+        if o is None:
+            o = self._new_o(q)
+            o_at = o.data_ptr()
+        else:
+            o_at = o.data_ptr()
+            if o_at & _UNALIGNED or self._may_overlap(o_at, (*inputs, *vectors)):
+                return None
+        stream = self._stream_of(self._ordinal)
+        if self._is_plain:
+            self._launch(stream, q_at, k_at, v_at, o_at)
+            return o
+        lse = self._new_statistic() if self._lse else None
+        row_max = self._new_statistic() if self._row_max else None
+        self._launch(stream, *inputs, o_at, *_places((lse, row_max)), *vectors)
+        return outputs_of(o, lse, row_max)
+
+    def _may_overlap(self, o_at: int, addresses: tuple[int, ...]) -> bool:
+        """Whether o's outer bounds meet those of an input."""
+        o_first, o_end = o_at + self._reach_of_o[0], o_at + self._reach_of_o[1]
+        for at, (first, end) in zip(addresses, self._reaches, strict=False):
+            if at + first < o_end and o_first < at + end:
+                return True
+        return False
+
+
+def _places(tensors: tuple[Any, ...]) -> list[int]:
+    """The tensors' addresses, 0 for None."""
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _reach(view: Memory | None) -> tuple[int, int]:
+    """First byte and one past the last byte that a tensor can touch, from its address."""
+    if view is None:
+        return 0, 0
+    first, end = byte_range(view)
+    return first - view.address, end - view.address
+
+
+PreparedCalls = dict[Likeness, PreparedCall]
+# Replaced, not emptied, when calls are forgotten: one that has begun is kept with the old ones.
+known: PreparedCalls = {}
+_lock = threading.Lock()
+_tensor_type: Any = None
+
+
+def forget_prepared_calls() -> None:
+    """Has every call go through all checks and the choice of its kernel once more.
+
+    For whoever changes what that choice rests on. Safe to call at any time, from any thread.
+    """
+    global known
+    known = {}
+
+
+# A child cannot use its parent's CUDA, and it is the checks that say so.
+os.register_at_fork(after_in_child=forget_prepared_calls)
+
+
+def remember(calls: PreparedCalls, alike: Likeness, call: PreparedCall, options: Options) -> None:
+    """Adds a call to those that ``find`` looks through, unless an option is of an unusual type."""
+    _, window, softcap, scale, *_, max_q, max_k, _, _ = options
+    for value in (window, *window, softcap, scale, max_q, max_k):
+        if type(value).__module__ not in _OPTION_MODULES:
+            return
+    with _lock:
+        while len(calls) >= MOST_CALLS:
+            del calls[next(iter(calls))]
+        calls[alike] = call
+
+
+def find(
+    calls: PreparedCalls, chosen: Any, tensors: Tensors, options: Options, emulate: Any
+) -> tuple[Likeness | None, PreparedCall | None]:
+    """The likeness of a call, if it has one, and the call like it, if there is one."""
+    if type(tensors[0]) is not (_tensor_type or _find_tensor_type()):
+        return None, None
+    try:
+        alike = _likeness(chosen, tensors, options, emulate)
+        return alike, None if alike is None else calls.get(alike)
+    except Exception:
+        # No tensor where one should be, or an option that cannot be hashed: the checks will tell.
+        return None, None
+
+
+def _likeness(chosen: Any, tensors: Tensors, options: Options, emulate: Any) -> Likeness | None:
+    """Everything that checks and the choice of a kernel look at, but addresses.
+
+    None for what may need gradients, or a length that only the device knows. Equal likenesses mean
+    equal outcomes: since 1 equals True, types are part of them.
+    """
+    q, k, v, o = tensors
+    causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, lse, row_max = options
+    if type(k) is not _tensor_type or type(v) is not _tensor_type:
+        return None
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return None
+    alike: Likeness = (
+        chosen,
+        q.dtype, q.device, q.shape, q.stride(),
+        k.dtype, k.device, k.shape, k.stride(),
+        v.dtype, v.device, v.shape, v.stride(),
+        causal, softcap, scale, lse, row_max, emulate,
+        type(causal), type(softcap), type(scale), type(lse), type(row_max), type(emulate),
+    )  # fmt: skip
+    if window is not NO_WINDOW:
+        alike += ("window", window, type(window), *map(type, window))
+    if cu_q is not None or cu_k is not None:
+        if max_q is None or max_k is None:
+            return None
+    elif o is None and sinks is None and max_q is None and max_k is None:
+        return alike
+    alike += (max_q, max_k, type(max_q), type(max_k))
+    for tensor in (o, sinks, cu_q, cu_k):
+        if tensor is None:
+            alike += (None,)
+            continue
+        if type(tensor) is not _tensor_type or tensor.requires_grad:
+            return None
+        alike += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+    return alike
+
+
+def _find_tensor_type() -> Any:
+    """torch.Tensor, once the process has it."""
+    global _tensor_type
+    torch = sys.modules.get("torch")
+    _tensor_type = getattr(torch, "Tensor", None)
+    return _tensor_type

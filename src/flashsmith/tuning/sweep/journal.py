@@ -1,0 +1,91 @@
+"""Journal: what a sweep has found out so far, on disk before the sweep goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flashsmith.errors import ArgumentError
+
+FORMAT = 1
+
+
+class Journal:
+    """An append-only file of JSON lines; they are on the disk when `add` returns.
+
+    Lines carry the name of the environment they are true in; those of another one, and those that
+    cannot be read, are passed over and counted in `foreign` and `damaged`. A last line that was cut
+    off is dropped. One process at a time writes to a journal.
+
+    Raises ArgumentError when the file cannot be written, or another sweep is writing it.
+    """
+
+    def __init__(self, path: Path, environment: str, *, fresh: bool = False) -> None:
+        self.path = path
+        self.environment = environment
+        self.foreign = self.damaged = 0
+        self.records: list[dict[str, Any]] = []
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise ArgumentError(
+                f"out={str(path.parent)!r}: cannot be written ({error.strerror}); "
+                "give another folder"
+            ) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise ArgumentError(
+                f"out={str(path.parent)!r}: another sweep is writing there; wait for it, or give "
+                "another folder"
+            ) from None
+        if fresh:
+            self._file.truncate(0)
+        self._read()
+
+    def add(self, records: Sequence[dict[str, Any]]) -> None:
+        """Appends records and has the disk hold them; a record has a "kind" and what belongs to it.
+
+        Raises ArgumentError when the disk is full.
+        """
+        if not records:
+            return
+        stamp = {"format": FORMAT, "environment": self.environment}
+        lines = (json.dumps({**stamp, **record}) + "\n" for record in records)
+        try:
+            self._file.write("".join(lines).encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise ArgumentError(
+                f"out={str(self.path.parent)!r}: cannot be written ({error.strerror}); make room, "
+                "or give another folder, and run again to go on"
+            ) from error
+
+    def close(self) -> None:
+        """Lets another sweep write."""
+        self._file.close()
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            self._file.truncate(whole)
+        for line in content[:whole].splitlines():
+            record = None
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+            if not isinstance(record, dict) or record.get("format") != FORMAT:
+                self.damaged += 1
+            elif record.get("environment") != self.environment:
+                self.foreign += 1
+            else:
+                self.records.append(record)

@@ -1,0 +1,207 @@
+"""tune(): a sweep from problems to the table of winners; and the two things that need no GPU."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashsmith.configs import DeviceSpec, Problem
+from flashsmith.errors import ArgumentError, LaunchError, SelectionError
+from flashsmith.runtime import gpu_count, query_gpu
+from flashsmith.tuning.choice import forget_choices
+from flashsmith.tuning.sweep.compiling import Compiling
+from flashsmith.tuning.sweep.cull import cull_compiled
+from flashsmith.tuning.sweep.entry import make_race
+from flashsmith.tuning.sweep.journal import Journal
+from flashsmith.tuning.sweep.problems import default_problems, mentor_of
+from flashsmith.tuning.sweep.progress import SweepProgress, format_seconds
+from flashsmith.tuning.sweep.race import Race
+from flashsmith.tuning.sweep.ranking import record_race, write_ranking
+from flashsmith.tuning.sweep.runner import Compiler, Runner
+from flashsmith.tuning.sweep.sweep import Settings, Sweep
+from flashsmith.tuning.sweep.worker import wait_for_any
+
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)", re.ASCII)
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_REFRESH_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a sweep came to; `interrupted` when Ctrl-C ended it."""
+
+    races: list[Race]
+    interrupted: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether every problem has a winner."""
+        return all(race.standings() for race in self.races)
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of '90s', '10m' or '1.5h'; 'none' is infinite.
+
+    Raises ArgumentError for anything else.
+    """
+    if text == "none":
+        return math.inf
+    match = _BUDGET.fullmatch(text)
+    if match is None or float(match.group(1)) == 0:
+        raise ArgumentError(f"budget={text!r}: write it like 90s, 10m or 1h, or none for no limit")
+    return float(match.group(1)) * _UNITS[match.group(2)]
+
+
+def plan_races(
+    problems: Sequence[Problem] | None, device: DeviceSpec, key: str, settings: Settings
+) -> list[Race]:
+    """A race for each problem, in their order; of the default ones (None) those that the space has
+    configs for. Long problems follow the lead of shorter ones like them.
+
+    Raises what ``search_space`` raises.
+    """
+    wanted = default_problems() if problems is None else problems
+    races: dict[Problem, Race] = {}
+    refused = None
+    for problem in sorted(wanted, key=lambda p: p.seq_q):
+        mentor = mentor_of(problem, device, races)
+        try:
+            races[problem] = make_race(
+                problem,
+                device,
+                key,
+                settings.halving,
+                races[mentor] if mentor else None,
+                settings.refinements,
+            )
+        except SelectionError as error:
+            refused = error
+    if refused is not None and (problems is not None or not races):
+        raise refused
+    return [races[problem] for problem in wanted if problem in races]
+
+
+def check_gpu(ordinal: int) -> DeviceSpec:
+    """The GPU to measure on.
+
+    Raises LaunchError without a GPU, ArgumentError when there is no such one.
+    """
+    if gpu_count() == 0:
+        raise LaunchError(
+            "timing needs an NVIDIA GPU, and this machine has none that is usable; --dry-run says "
+            "what would be tried and --build-only compiles it, both without one"
+        )
+    return query_gpu(ordinal)
+
+
+def tune(
+    races: Sequence[Race],
+    runner: Runner,
+    settings: Settings,
+    out: Path,
+    progress: SweepProgress,
+    *,
+    fresh: bool = False,
+    table: Path | None = None,
+) -> Tuned:
+    """Runs the races and writes to the folder `out`: journal.jsonl as it goes, winners.json with
+    each problem's end, ranking.csv and ranking.json at last. Winners also go to `table`, by default
+    the user's own.
+
+    What an earlier run in `out` found out on the same GPU, driver and sources is not measured
+    again, unless `fresh`. Ctrl-C ends it early, and what was found so far is written.
+
+    Raises ArgumentError when `out` cannot be written, LaunchError when the GPU does not come back,
+    CompileError when nothing can be compiled.
+    """
+    journal = Journal(out / "journal.jsonl", journal_key(runner), fresh=fresh)
+
+    def finished(race: Race) -> None:
+        record_race(race, runner, (out / "winners.json", table))
+        progress.say(f"done {_outcome(race)}")
+
+    interrupted = False
+    began = time.monotonic()
+    try:
+        _say_what_is_known(journal, progress)
+        Sweep(races, runner, journal, settings, progress, finished).run()
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        journal.close()
+        # Also those that were told: a kernel may have been found out later, on another problem.
+        for race in races:
+            record_race(race, runner, (out / "winners.json", table))
+        write_ranking(out, races, runner)
+        forget_choices()
+    won = sum(bool(race.standings()) for race in races)
+    took = format_seconds(time.monotonic() - began)
+    progress.say(f"{won} of {len(races)} problems have a winner, in {took}")
+    return Tuned(list(races), interrupted)
+
+
+def build_ahead(
+    races: Sequence[Race],
+    compiler: Compiler,
+    device: DeviceSpec,
+    settings: Settings,
+    progress: SweepProgress,
+) -> None:
+    """Compiles everything that the races would, and culls by what the compiler says.
+
+    Raises CompileError when nothing can be compiled.
+    """
+    builds = dict.fromkeys(c.build for race in races for c in race.field)
+    compiling = Compiling(compiler, settings.jobs, settings.compile_patience)
+    began, done = time.monotonic(), 0
+    try:
+        compiling.add(builds)
+        while compiling.busy:
+            compiling.dispatch()
+            wait_for_any(compiling.workers, _REFRESH_SECONDS)
+            for build, compiled in compiling.collect():
+                done += 1
+                reason = cull_compiled(build.config, compiled, device, settings.max_spill)
+                for race in races:
+                    candidate = race.candidates.get(str(build.config))
+                    if candidate is not None and candidate.build == build:
+                        candidate.compiled = compiled
+                        if reason is not None:
+                            candidate.drop("culled", reason)
+            pace = (time.monotonic() - began) / max(1, done)
+            left = pace * (len(builds) - done) if done else math.inf
+            progress.update(
+                done / max(1, len(builds)), left, f"compiled {done} of {len(builds)} kernels"
+            )
+    finally:
+        compiling.stop()
+
+
+def journal_key(runner: Runner) -> str:
+    """What a journal's records are true for, as one text."""
+    return "; ".join(f"{name}: {value}" for name, value in sorted(runner.environment.items()))
+
+
+def _say_what_is_known(journal: Journal, progress: SweepProgress) -> None:
+    if journal.records:
+        progress.say(f"going on from {len(journal.records)} records in {journal.path}")
+    if journal.foreign:
+        progress.say(
+            f"{journal.foreign} records in {journal.path} are of another GPU, driver or version "
+            "and do not count"
+        )
+    if journal.damaged:
+        progress.say(f"{journal.damaged} lines of {journal.path} cannot be read and do not count")
+
+
+def _outcome(race: Race) -> str:
+    standings = race.standings()
+    if not standings:
+        return f"{race.problem}: no kernel works"
+    best = standings[0]
+    rate = race.problem.attn_flop() / best.ms / 1e9
+    return f"{race.problem}: {best.candidate.name}, {best.ms:.4f} ms, {rate:.0f} TFLOP/s"

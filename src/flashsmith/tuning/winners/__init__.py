@@ -1,0 +1,29 @@
+"""The table of winners: which configs were fastest, for which problems, on which GPUs.
+
+A table is JSON with a schema version. The package ships one file per GPU (tuning/tables); what a
+user measures goes to a table of the user's own, whose entries stand before the shipped ones.
+"""
+
+from flashsmith.tuning.winners.entry import Entry, Ranked
+from flashsmith.tuning.winners.key import WinnerKey, bucket, gpu_name, semantics_class
+from flashsmith.tuning.winners.lookup import Found
+from flashsmith.tuning.winners.storage import require_user_table_path, user_table_path
+from flashsmith.tuning.winners.table import PREFERENCES, SCHEMA, WinnersTable
+from flashsmith.tuning.winners.updating import record_winners, update_table
+
+__all__ = [
+    "PREFERENCES",
+    "SCHEMA",
+    "Entry",
+    "Found",
+    "Ranked",
+    "WinnerKey",
+    "WinnersTable",
+    "bucket",
+    "gpu_name",
+    "record_winners",
+    "require_user_table_path",
+    "semantics_class",
+    "update_table",
+    "user_table_path",
+]

@@ -1,0 +1,92 @@
+"""Entry: what was measured for one cell of the table, best config first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashsmith.configs import Problem
+from flashsmith.tuning.winners.key import WinnerKey
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One config's measured time.
+
+    family: which kernels the config belongs to; config: its short form; ms: the median time;
+    tflops: the problem's attn_flop() over it; environment: where and when it was measured, with
+    'time' in ISO 8601.
+
+    Raises:
+        ValueError: a field has another type, or a figure is not finite and above 0.
+    """
+
+    family: str
+    config: str
+    ms: float
+    tflops: float
+    environment: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("family", "config"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, not a name")
+        for name in ("ms", "tflops"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name} is {value!r}, not a number")
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value}; a time is finite and above 0")
+        if not isinstance(self.environment, Mapping):
+            raise ValueError(f"environment is {self.environment!r}, not a mapping")
+
+    @property
+    def time(self) -> str:
+        """When it was measured, ISO 8601; '' when that is not known."""
+        return str(self.environment.get("time", ""))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One measured problem and its configs, fastest first, at least one.
+
+    A key is a bucket of many problems. Times are of one of them, so it stands here as it is.
+    """
+
+    key: WinnerKey
+    problem: Problem
+    ranked: tuple[Ranked, ...]
+
+    def __post_init__(self) -> None:
+        if not self.ranked:
+            raise ValueError("ranked is empty; an entry has at least one config")
+
+    @property
+    def best(self) -> Ranked:
+        """The fastest config."""
+        return self.ranked[0]
+
+    @property
+    def time(self) -> str:
+        """When the newest of its figures was measured."""
+        return max(one.time for one in self.ranked)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """seq_q, seq_k and batch x heads as measured."""
+        return self.problem.seq_q, self.problem.seq_k, self.problem.batch * self.problem.heads_q
+
+    @property
+    def place(self) -> tuple[WinnerKey, tuple[int, int, int]]:
+        """What a table has only one entry of: a key's bucket may hold 1536 and 2048."""
+        return self.key, self.sizes
+
+
+def by_time(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """Fastest first, each config once with its best time."""
+    found: dict[tuple[str, str], Ranked] = {}
+    for one in sorted(ranked, key=lambda r: r.ms):
+        found.setdefault((one.family, one.config), one)
+    return list(found.values())

@@ -1,0 +1,170 @@
+"""Reading result files: each kind by its content, and errors that name the file and the place."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from ladders import TIMED
+from sample_rows import PROFILED, ROOFLINE, bench_rows
+
+from flashsmith.benchmark.ncu import write_profile
+from flashsmith.benchmark.report import read_results, with_stored_rooflines
+from flashsmith.benchmark.report.results import Results
+from flashsmith.benchmark.roofline import save_roofline
+from flashsmith.benchmark.rows import write_rows
+from flashsmith.errors import ArgumentError
+
+RAW = Path(__file__).parents[3] / "benchmarks" / "h200"
+ENDINGS = [".csv", ".json", *([".parquet"] if importlib.util.find_spec("pyarrow") else [])]
+
+
+def read(*paths: Path) -> Results:
+    return read_results(paths)
+
+
+def written(path: Path, value: object) -> Path:
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_rows_of_a_benchmark(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"rows{ending}"
+    write_rows(path, bench_rows())
+    results = read(path)
+    assert results.rows == tuple(bench_rows())
+    assert [(s.path, s.what, s.count) for s in results.sources] == [(path, "benchmark rows", 24)]
+
+
+def test_a_ladder(tmp_path: Path) -> None:
+    assert read(written(tmp_path / "l.json", TIMED.to_json())).ladders == (TIMED,)
+
+
+def test_a_roofline(tmp_path: Path) -> None:
+    assert read(written(tmp_path / "r.json", ROOFLINE.to_json())).rooflines == (ROOFLINE,)
+
+
+def test_profiled_kernels(tmp_path: Path) -> None:
+    with (tmp_path / "ncu.csv").open("w") as file:
+        write_profile([PROFILED], file)
+    assert read(tmp_path / "ncu.csv").profiles == (PROFILED,)
+
+
+def test_several_files_are_one_result(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.csv", bench_rows()[:3])
+    write_rows(tmp_path / "b.json", bench_rows()[3:])
+    ladder = written(tmp_path / "l.json", TIMED.to_json())
+    results = read(tmp_path / "a.csv", ladder, tmp_path / "b.json")
+    assert results.rows == tuple(bench_rows())
+    assert [source.path.name for source in results.sources] == ["a.csv", "l.json", "b.json"]
+
+
+# --- older files ---------------------------------------------------------------------------------
+
+
+def test_the_speed_of_semantics_as_it_was_first_measured() -> None:
+    rows = read(RAW / "semantics-speed.csv").rows
+    assert len(rows) == 200
+    first, second = rows[:2]
+    assert (first.contender, first.kind, second.contender, second.kind) == (
+        "ours", "ours", "fa2", "peer",
+    )  # fmt: skip
+    assert first.tflops == pytest.approx(339.6, abs=0.1)
+    flop = first.problem.attn_flop()
+    assert first.tflops == pytest.approx(flop / first.ms / 1e9)
+    packed = next(row for row in rows if row.semantics == "causal+packed")
+    assert packed.tflops == pytest.approx(packed.problem.attn_flop() / packed.ms / 1e9)
+
+
+def test_the_kernels_of_a_run() -> None:
+    rows = read(RAW / "factory-run-prog.json").rows
+    assert len(rows) == 7
+    assert rows[1].registers == 174
+    assert rows[1].tflops == pytest.approx(245.7, abs=0.1)
+    assert {row.gpu for row in rows} == {"NVIDIA H200"}
+
+
+def test_a_run_without_a_gpu_has_its_failures_and_no_rates(tmp_path: Path) -> None:
+    value = json.loads((RAW / "factory-run-prog.json").read_text())
+    value |= {"backend": "emulator", "timed": None, "device": "A100"}
+    for kernel in value["kernels"]:
+        kernel["timing"] = None
+    value["kernels"][2] |= {"verdict": "FAIL", "problems": ["o is NaN"]}
+    (row,) = read(written(tmp_path / "run.json", value)).rows
+    assert (row.verdict, row.note, row.gpu, row.ms) == ("fail", "o is NaN", "", None)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+HEADER = "kind,dtype,d,seq,batch,heads,heads_k,contender,ms,tflops,relative_l2,right\n"
+GOOD = "full,float16,128,1024,16,16,16,FA2,0.4,340.0,0.0002,True\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "x,y\n1,2\n", r"a\.csv, line 1: these columns are none of ours: x, y"),
+        ("a.csv", "", r"a\.csv, line 1: these columns are none of ours: \(none\)"),
+        ("a.csv", HEADER + GOOD + GOOD.replace("340.0", "fast"), r"a\.csv, line 3: .*fast"),
+        ("a.csv", HEADER + GOOD + "full,float16\n", r"a\.csv, line 3"),
+        ("a.csv", HEADER + GOOD.replace("float16", "int8"), r"a\.csv, line 2: .*int8"),
+        ("a.json", '{\n "kind": ,\n}', r"a\.json, line 2, column 10: is no JSON"),
+        ("a.json", "{}", r"a\.json: is JSON, but no result"),
+        ("a.json", "3", r"a\.json: is JSON, but no result"),
+        ("a.json", '[{"contender": "ours"}]', r"a\.json, row 1: lacks kind"),
+        ("a.json", '{"kind": "flashsmith progression", "schema": 99}', r"a\.json: .*schema=99"),
+        ("a.json", '{"ceilings": [], "schema": 99}', r"a\.json: .*99"),
+        ("a.json", '{"kernels": [{}], "backend": "gpu", "timed": {}}', r"a\.json: kernel 1"),
+        ("a.txt", "hello", r"a\.txt: the ending must be \.csv, \.json, \.parquet"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_refused(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        read(written(tmp_path / name, text))
+
+
+def test_a_row_with_a_bad_value_is_named(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", bench_rows()[:2])
+    text = (tmp_path / "rows.csv").read_text()
+    written(tmp_path / "rows.csv", text.replace(",1024,", ",long,", 1))
+    with pytest.raises(ArgumentError, match=r"rows\.csv, row 1: .*'long'"):
+        read(tmp_path / "rows.csv")
+
+
+def test_a_file_of_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ArgumentError, match=r"a\.csv: cannot be read"):
+        read(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("name", ["nothing.csv", "."])
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ArgumentError, match="there is no such file"):
+        read(tmp_path / name)
+
+
+# --- stored rooflines ----------------------------------------------------------------------------
+
+
+def test_the_rooflines_of_the_rows_gpus_are_found(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    results = Results(rows=tuple(bench_rows()))
+    assert with_stored_rooflines(results).rooflines == ()
+    save_roofline(ROOFLINE)
+    assert with_stored_rooflines(results).rooflines == (ROOFLINE,)
+    # One that was given wins.
+    given = Results(rows=results.rows, rooflines=(ROOFLINE,))
+    assert with_stored_rooflines(given).rooflines == (ROOFLINE,)
+
+
+def test_without_a_home_there_are_none(monkeypatch) -> None:
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    results = Results(rows=tuple(bench_rows()))
+    assert with_stored_rooflines(results) == results

@@ -1,0 +1,359 @@
+"""The benchmark: who takes part, that nobody is timed who is wrong, and what the table says."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from stand_ins import HostPlace, PretendedClock
+
+from flashsmith.benchmark.bench import BenchPlan, Ours, print_rows, run_bench
+from flashsmith.benchmark.bench.kernels import BuiltKernels
+from flashsmith.benchmark.bench.suite import summary
+from flashsmith.benchmark.bench.table import shares, sort_rows
+from flashsmith.benchmark.peers import PeerContender
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.rows import BenchRow, problem_columns
+from flashsmith.benchmark.table import make_console
+from flashsmith.benchmark.timing import Environment, Protocol, Telemetry
+from flashsmith.benchmark.workload import Workload
+from flashsmith.configs import Problem, device_spec
+from flashsmith.configs import parse_kernel_name_into_config as parse
+from flashsmith.errors import ArgumentError, LaunchError
+from flashsmith.verify import compute_references
+from flashsmith.verify.inputs import default_scale
+
+CFG = parse("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
+TOO_LARGE = parse("(FP16, 64, 512, 512, 4): async+swizzled+load_0_0_0_tiles")
+PROBLEM = Problem.parse("b2 s64 h2 d64 fp16")
+A100 = device_spec("A100")
+HERE = Environment("Pretended", 80, "1.2", "13.0", "", "0.1.0", "abc", "3.11")
+QUICK = Protocol(num_warmups=0, runs=3, warmup_ms=0, measure_ms=0, num_estimates=1)
+
+
+def right_answer(w: Workload) -> np.ndarray:
+    scale = default_scale(w.problem.d)
+    return compute_references(w.q, w.k, w.v, scale, causal=w.causal).same_precision
+
+
+@dataclass
+class Stage:
+    """Runs a plan on pretended hardware; fakes take time on its clock."""
+
+    clock: PretendedClock = field(default_factory=lambda: PretendedClock(tick=1e-7))
+    written: list[BenchRow] = field(default_factory=list)
+
+    def run(self, *problems: Problem, **plan: Any) -> dict[str, BenchRow]:
+        asked = BenchPlan(problems or (PROBLEM,), protocol=QUICK, **plan)
+        rows = run_bench(
+            asked,
+            A100,
+            environment=HERE,
+            clock=self.clock,
+            telemetry=Telemetry(sensor=lambda: (1500.0, 650.0)),
+            narrator=Narrator(quiet=True),
+            write=self.written.append,
+            make_workload=lambda problem, seed: Workload(problem, seed, HostPlace()),
+        )
+        assert rows == self.written
+        return {row.contender: row for row in rows}
+
+    def attention(self, ms: float = 2.0, spoil: Callable[[Any], None] = lambda o: None) -> Ours:
+        def attention(q: Any, k: Any, v: Any, *, out: Any, causal: bool) -> None:
+            self.clock.work("ours", ms)
+            found = compute_references(q, k, v, default_scale(64), causal=causal)
+            out[:] = found.same_precision
+            spoil(out)
+
+        return Ours(attention, lambda problem, device: CFG)
+
+    def peer(self, name: str, ms: float = 1.0, **odd: Any) -> FakePeer:
+        return FakePeer(name, self.clock, ms, **odd)
+
+
+@dataclass
+class FakePeer:
+    name: str
+    clock: PretendedClock
+    ms: float
+    missing: str | None = None
+    refusal: Exception | None = None
+    factor: float = 1.0
+
+    def absence(self, problem: Problem) -> str | None:
+        return self.missing
+
+    def version(self) -> str:
+        return f"{self.name} 7"
+
+    def prepare(self, workload: Workload) -> PeerContender:
+        if self.refusal is not None:
+            raise self.refusal
+        transposed = (right_answer(workload) * self.factor).transpose(0, 2, 1, 3)
+
+        def call() -> np.ndarray:
+            self.clock.work(self.name, self.ms)
+            return transposed
+
+        return PeerContender(self.name, call, lambda returned: returned.transpose(0, 2, 1, 3))
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_a_row_says_what_was_measured_where(stage: Stage) -> None:
+    row = stage.run(ours=stage.attention(ms=2.0))["ours"]
+    assert (row.verdict, row.kind, row.family, row.config) == ("pass", "ours", "mma_sync", str(CFG))
+    assert (row.ms, row.best_ms) == (pytest.approx(2.0), pytest.approx(2.0))
+    assert row.spread == pytest.approx(0.0)
+    assert row.tflops == pytest.approx(4 * 2 * 2 * 64 * 64 * 64 / 2e-3 / 1e12)
+    assert (row.sm_clock_mhz, row.power_w) == (1500.0, 650.0)
+    assert row.max_error is not None
+    assert row.error_bound is not None
+    assert 0 < row.max_error < row.error_bound
+    assert row.rel_l2 is not None
+    assert (row.gpu, row.arch, row.revision, row.protocol) == (
+        "Pretended", 80, "abc", "interleaved",
+    )  # fmt: skip
+    assert row.problem == PROBLEM
+    assert row.registers is not None
+    assert row.registers > 32
+    assert row.spill_bytes == 0
+    assert row.smem_bytes == CFG.smem_bytes()
+    assert row.ctas_per_sm is not None
+    assert row.ctas_per_sm > 0
+
+
+def test_kernels_by_config_run_beside_attention(stage: Stage) -> None:
+    """In the emulator; a config of another dtype or head size is for other problems."""
+    others = (replace(CFG, d_head=128), parse(str(CFG).replace("FP16", "BF16")))
+    rows = stage.run(ours=stage.attention(), configs=(CFG, *others))
+    assert set(rows) == {"ours", str(CFG)}
+    assert rows[str(CFG)].verdict == "pass"
+
+
+def test_contenders_take_turns(stage: Stage) -> None:
+    stage.run(ours=stage.attention(), peers=(stage.peer("fa2"), stage.peer("cudnn")))
+    after = len(stage.clock.log) - stage.clock.log[::-1].index("events")
+    launched = [w for w in stage.clock.log[after:] if w in ("ours", "fa2", "cudnn")]
+    assert launched[:6] == ["ours", "fa2", "cudnn", "fa2", "cudnn", "ours"]
+
+
+def test_who_is_wrong_is_not_timed(stage: Stage) -> None:
+    def spoil(o: np.ndarray) -> None:
+        o[-1, -1, -1, -1] += 1
+
+    rows = stage.run(
+        ours=stage.attention(spoil=spoil),
+        peers=(stage.peer("fa2"), stage.peer("cudnn", factor=1.1)),
+    )
+    assert rows["ours"].verdict == "fail"
+    assert "largest error" in rows["ours"].note
+    assert rows["cudnn"].verdict == "fail"
+    assert rows["fa2"].verdict == "pass"
+    assert rows["ours"].ms is rows["cudnn"].ms is None
+    assert rows["fa2"].ms == pytest.approx(1.0)
+
+
+def test_what_attention_leaves_unwritten_is_no_leftover_of_another(stage: Stage) -> None:
+    ours = stage.attention()
+    idle = Ours(lambda q, k, v, **options: None, ours.choose)
+    assert stage.run(ours=idle)["ours"].verdict == "fail"
+
+
+def test_an_absent_peer_is_a_named_gap(stage: Stage) -> None:
+    rows = stage.run(
+        ours=stage.attention(),
+        peers=(
+            stage.peer("fa2"),
+            stage.peer("flex", missing="PyTorch is not installed"),
+            stage.peer("cudnn", refusal=RuntimeError("No available kernel.\nAborting")),
+            stage.peer("flash_attn_2", refusal=AssertionError()),
+        ),
+    )
+    assert rows["fa2"].note == "fa2 7"
+    assert (rows["flex"].verdict, rows["flex"].note) == ("absent", "PyTorch is not installed")
+    assert (rows["cudnn"].verdict, rows["cudnn"].note) == (
+        "absent", "refuses: No available kernel.",
+    )  # fmt: skip
+    assert rows["flash_attn_2"].note == "refuses: AssertionError"
+
+
+def test_a_kernel_that_cannot_run_is_a_row(stage: Stage) -> None:
+    ours = stage.attention()
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise LaunchError("out of resources\nmore")
+
+    rows = stage.run(ours=Ours(broken, ours.choose), peers=(stage.peer("fa2"),))
+    assert (rows["ours"].verdict, rows["ours"].note) == ("error", "out of resources")
+    assert rows["fa2"].verdict == "pass"
+
+
+def test_a_problem_that_no_kernel_serves_is_a_row(stage: Stage) -> None:
+    def choose(problem: Problem, device: Any) -> Any:
+        raise ArgumentError("q: d=320 is above every d_head")
+
+    row = stage.run(ours=Ours(stage.attention().attention, choose))["ours"]
+    assert (row.verdict, row.config) == ("error", "")
+    assert "d=320" in row.note
+
+
+def test_an_illegal_config_is_a_row(stage: Stage) -> None:
+    rows = stage.run(configs=(CFG, TOO_LARGE))
+    assert rows[str(CFG)].verdict == "pass"
+    assert rows[str(TOO_LARGE)].verdict == "error"
+    assert "shared memory" in rows[str(TOO_LARGE)].note
+
+
+def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(stage: Stage, monkeypatch) -> None:
+    def crash(*_: Any, **__: Any) -> None:
+        def refuse() -> None:
+            raise LaunchError("an illegal memory access")
+
+        monkeypatch.setattr(stage.clock, "synchronize", refuse)
+        raise RuntimeError("illegal address")
+
+    ours = Ours(crash, stage.attention().choose)
+    with pytest.raises(LaunchError, match=r"ours on 'b2 s64.*unusable.*illegal memory access"):
+        stage.run(ours=ours, peers=(stage.peer("fa2"),))
+    # What was known by then is written.
+    assert [(row.contender, row.verdict) for row in stage.written] == [("ours", "error")]
+
+
+def test_an_interrupted_run_keeps_what_it_has(stage: Stage) -> None:
+    class Impatient(FakePeer):
+        def prepare(self, workload: Workload) -> PeerContender:
+            if workload.problem.seq_q == 128:
+                raise KeyboardInterrupt
+            return super().prepare(workload)
+
+    longer = replace(PROBLEM, seq_q=128, seq_k=128)
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(
+            PROBLEM, longer, ours=stage.attention(), peers=(Impatient("fa2", stage.clock, 1.0),)
+        )
+    assert [(row.contender, row.seq_q, row.ms is None) for row in stage.written] == [
+        ("ours", 64, False),
+        ("fa2", 64, False),
+        ("ours", 128, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("plan", "named"),
+    [
+        (BenchPlan(()), "problems: none"),
+        (BenchPlan((PROBLEM,)), "give at least one contender"),
+        (BenchPlan((PROBLEM,), (replace(CFG, d_head=128),)), "none of the 1 serves"),
+    ],
+)
+def test_a_plan_without_contenders_is_refused(plan: BenchPlan, named: str) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        plan.check()
+
+
+def test_kernels_are_built_once_for_each_semantics(monkeypatch) -> None:
+    from flashsmith.benchmark.bench import kernels as module
+
+    asked = []
+
+    class Library:
+        def __init__(self, configs: Any) -> None:
+            self.configs = configs
+
+        def __contains__(self, config: Any) -> bool:
+            return config in self.configs
+
+        def entry(self, config: Any) -> str:
+            return "entry"
+
+    def library_for(configs: Any, *, arch: int, semantics: Any, progress: Any) -> Library:
+        asked.append((set(configs), arch, str(semantics)))
+        return Library(configs)
+
+    monkeypatch.setattr(module, "library_for", library_for)
+    monkeypatch.setattr(module, "find_library", lambda *_, **__: None)
+    other = replace(CFG, swizzled=False)
+    uses = [
+        (config, Problem.parse(text))
+        for config in (CFG, other, TOO_LARGE)
+        for text in ("b2 s64 h2 d64 fp16", "b4 s128 h1 d64 fp16", "b2 s65 h2 d64 fp16")
+    ]
+    kernels = BuiltKernels(A100)
+    kernels.build(uses, lambda event: None)
+    assert asked == [({CFG, other}, 80, "plain"), ({CFG, other}, 80, "uneven")]
+    kernels.build(uses, lambda event: None)
+    assert len(asked) == 2
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def made_row(contender: str, tflops: float | None, **columns: Any) -> BenchRow:
+    known: dict[str, Any] = {
+        "contender": contender,
+        "kind": "peer",
+        "family": "",
+        "config": "",
+        "verdict": "pass" if tflops else "absent",
+        "tflops": tflops,
+        "ms": 100 / tflops if tflops else None,
+        **problem_columns(PROBLEM),
+    }
+    return BenchRow(**{**known, **columns})
+
+
+ROWS = [
+    made_row("flex", None, note="not installed"),
+    made_row("fa2", 300.0),
+    made_row("ours", 390.0, kind="ours", config=str(CFG), spill_bytes=8),
+    made_row("cudnn", 600.0, note="cuDNN 9"),
+    made_row("mem_efficient", None, verdict="fail", note="largest error"),
+]
+
+
+def test_the_quickest_first_and_the_absent_last() -> None:
+    names = [row.contender for row in sort_rows(ROWS)]
+    assert names == ["cudnn", "ours", "fa2", "mem_efficient", "flex"]
+
+
+def test_shares_of_fa2_and_of_the_best_peer() -> None:
+    found = dict(zip([row.contender for row in ROWS], shares(ROWS), strict=True))
+    assert found["ours"] == (pytest.approx(1.3), pytest.approx(0.65))
+    assert found["cudnn"] == (pytest.approx(2.0), pytest.approx(1.0))
+    assert found["flex"] == (None, None)
+    without = [row for row in ROWS if row.kind == "ours"]
+    assert shares(without) == [(None, None)]
+
+
+def printed(rows: list[BenchRow]) -> str:
+    out = io.StringIO()
+    print_rows(make_console(out), rows)
+    return out.getvalue()
+
+
+def test_the_table_names_everybody() -> None:
+    text = printed(ROWS)
+    (ours,) = (line for line in text.splitlines() if "| ours" in line)
+    assert "130.0%" in ours
+    assert "65.0%" in ours
+    assert str(CFG) in ours
+    assert "cuDNN 9" in text
+    assert "not installed" in text
+    assert "% of FA2" in text
+    # Nobody said anything of clocks.
+    assert "MHz" not in text
+
+
+def test_a_cell_in_one_line() -> None:
+    assert (
+        summary(PROBLEM, ROWS) == f"  {PROBLEM}: cudnn 600, ours 390, fa2 300, mem_efficient: fail"
+    )
+    assert summary(PROBLEM, ROWS[:1]).endswith("nobody could be measured")

@@ -1,0 +1,208 @@
+"""Peers: who is absent and why, what each is given, and what is made of what it returns."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from stand_ins import HostPlace
+
+from flashsmith.benchmark.peers import PEERS, get_peers
+from flashsmith.benchmark.peers import flash_attn as flash_attn_module
+from flashsmith.benchmark.peers import flex as flex_module
+from flashsmith.benchmark.peers import torch_sdpa as sdpa_module
+from flashsmith.benchmark.peers.peer import torch_absence
+from flashsmith.benchmark.workload import Workload
+from flashsmith.configs import Problem
+from flashsmith.errors import ArgumentError
+from flashsmith.verify import compute_references
+from flashsmith.verify.inputs import default_scale
+
+FULL = Problem.parse("b2 s64 h2 d32 fp16")
+CAUSAL = Problem.parse("b2 s64 h4:2 d32 fp16 causal")
+UNEQUAL = Problem.parse("b2 s32:64 h2 d32 fp16 causal")
+PACKED = Problem.parse("b2 s64 h2 d32 fp16 causal packed")
+
+
+def right_answer(w: Workload) -> np.ndarray:
+    p = w.problem
+    lens = {}
+    if w.packed:
+        lens = {"lens_q": (p.seq_q,) * p.batch, "lens_k": (p.seq_k,) * p.batch}
+    found = compute_references(w.q, w.k, w.v, default_scale(p.d), causal=w.causal, **lens)
+    return found.same_precision
+
+
+@pytest.fixture
+def torch_is_there(monkeypatch) -> None:
+    for module in (flash_attn_module, flex_module, sdpa_module):
+        monkeypatch.setattr(module, "torch_absence", lambda: None)
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+
+def test_all_and_none() -> None:
+    assert [peer.name for peer in get_peers("all")] == list(PEERS)
+    assert get_peers("none") == ()
+
+
+def test_some_in_their_own_order() -> None:
+    assert [peer.name for peer in get_peers(" cudnn, fa2,cudnn")] == ["fa2", "cudnn"]
+    assert [peer.name for peer in get_peers("mem-efficient")] == ["mem_efficient"]
+
+
+@pytest.mark.parametrize("names", ["fa9", "fa2,all", "", " , "])
+def test_unknown_peers_are_refused(names: str) -> None:
+    with pytest.raises(ArgumentError, match="allowed are fa2, cudnn, mem_efficient, flex"):
+        get_peers(names)
+
+
+# --- absence --------------------------------------------------------------------------------------
+
+
+def test_without_pytorch_nobody_is_there(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert torch_absence() == "PyTorch is not installed"
+    assert {peer.absence(FULL) for peer in get_peers("all")} == {"PyTorch is not installed"}
+
+
+@pytest.mark.usefixtures("torch_is_there")
+@pytest.mark.parametrize(
+    ("problem", "absent"),
+    [
+        (FULL, {}),
+        (CAUSAL, {}),
+        (UNEQUAL, dict.fromkeys(("fa2", "cudnn", "mem_efficient"), "top left")),
+        (PACKED, dict.fromkeys(("cudnn", "mem_efficient", "flex"), "packed")),
+    ],
+)
+def test_what_pytorch_cannot_do_is_said(problem: Problem, absent: dict[str, str]) -> None:
+    for name in ("fa2", "cudnn", "mem_efficient", "flex"):
+        reason = PEERS[name].absence(problem)
+        assert absent.get(name, "None") in str(reason)
+
+
+@pytest.fixture
+def modules(monkeypatch) -> Any:
+    """Puts modules there by name; those of the FlashAttention packages are absent at first."""
+    for name in ("flash_attn", "flash_attn.cute", "flash_attn_interface", "flash_attn_3"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    class Finder:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name.partition(".")[0].startswith("flash_attn"):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+
+    def put(name: str, **functions: Any) -> None:
+        module = ModuleType(name)
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    return put
+
+
+@pytest.mark.usefixtures("torch_is_there")
+def test_packages_that_are_not_installed(modules) -> None:
+    for name in ("flash_attn_2", "flash_attn_3", "flash_attn_4"):
+        assert "is not installed" in str(PEERS[name].absence(FULL))
+    # The fourth generation lives beside the second, or alone.
+    modules("flash_attn", __path__=[])
+    assert PEERS["flash_attn_2"].absence(FULL) == "flash_attn has no flash_attn_func"
+    assert PEERS["flash_attn_4"].absence(FULL) == "flash_attn.cute is not installed"
+    modules("flash_attn.cute", flash_attn_func=lambda q, k, v: q)
+    assert PEERS["flash_attn_4"].absence(FULL) is None
+    assert PEERS["flash_attn_4"].absence(PACKED) == "flash_attn.cute has no flash_attn_varlen_func"
+
+
+@pytest.mark.usefixtures("torch_is_there")
+def test_a_package_that_breaks_on_import_is_absent(modules, monkeypatch) -> None:
+    def import_module(name: str) -> Any:
+        raise ImportError("undefined symbol: _ZN3c10\nmore")
+
+    monkeypatch.setattr(flash_attn_module.importlib, "import_module", import_module)
+    reason = PEERS["flash_attn_2"].absence(FULL)
+    assert reason == "flash_attn cannot be imported: undefined symbol: _ZN3c10"
+
+
+# --- what they are given, and return -------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("torch_is_there")
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_flash_attention_gets_what_its_version_takes(modules, with_lse: bool) -> None:
+    w = Workload(PACKED, place=HostPlace())
+    given = {}
+
+    def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, causal=False):
+        given.update(causal=causal, cu_seqlens_q=cu_seqlens_q)
+        o = right_answer(w)
+        return (o, None) if with_lse else o
+
+    modules("flash_attn_interface", flash_attn_varlen_func=varlen)
+    peer = PEERS["flash_attn_3"]
+    assert peer.absence(PACKED) is None
+    contender = peer.prepare(w)
+    assert w.judge(contender.output()).ok
+    assert given["causal"] is True
+    assert given["cu_seqlens_q"].tolist() == [0, 64, 128]
+
+
+class TorchOnTheHost(HostPlace):
+    """PyTorch's CPU tensors."""
+
+    def draw(self, shape, dtype, seed) -> Any:
+        import torch
+
+        return torch.from_numpy(super().draw(shape, dtype, seed))
+
+    def head(self, tensor: Any, at: Any, head: int) -> np.ndarray:
+        return np.asarray(tensor[at][:, head])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("problem", [FULL, CAUSAL])
+def test_pytorchs_own_function_gives_its_output_in_our_layout(problem: Problem) -> None:
+    """On the CPU, by the backend that is there."""
+    w = Workload(problem, place=TorchOnTheHost())
+    peer = sdpa_module.SdpaPeer("math", "MATH")
+    contender = peer.prepare(w)
+    assert contender.output().shape == w.q.shape
+    # PyTorch rounds more often on the CPU than the rule allows.
+    error = np.abs(np.asarray(contender.output(), np.float32) - right_answer_of(w)).max()
+    assert error < 5e-3
+    assert peer.version().startswith("torch ")
+
+
+def right_answer_of(w: Workload) -> np.ndarray:
+    q, k, v = (np.asarray(tensor) for tensor in (w.q, w.k, w.v))
+    return compute_references(q, k, v, default_scale(w.problem.d), causal=w.causal).o
+
+
+@pytest.mark.gpu
+@pytest.mark.torch
+@pytest.mark.parametrize("problem", [FULL, CAUSAL, PACKED])
+@pytest.mark.parametrize("name", list(PEERS))
+def test_on_a_gpu_whoever_is_there_is_right(name: str, problem: Problem) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU: none is usable here")
+    peer = PEERS[name]
+    if peer.absence(problem) is not None:
+        return
+    w = Workload(problem)
+    try:
+        output = peer.prepare(w).output()
+    except RuntimeError:
+        # Which problems the others refuse depends on PyTorch's version.
+        assert name != "fa2"
+        return
+    verdict = w.judge(output)
+    assert verdict.ok, verdict.reasons

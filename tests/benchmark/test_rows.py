@@ -1,0 +1,181 @@
+"""Rows: what is written comes back, row by row, and what is no row is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashsmith.benchmark import rows as rows_module
+from flashsmith.benchmark.rows import (
+    COLUMNS,
+    BenchRow,
+    RowWriter,
+    problem_columns,
+    read_rows,
+    rows_as_json,
+    write_rows,
+)
+from flashsmith.configs import Problem
+from flashsmith.errors import ArgumentError, DependencyError
+
+ROW = BenchRow(
+    contender="attention()",
+    kind="ours",
+    family="mma_sync",
+    config="(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles",
+    **problem_columns(Problem.parse("b16 s4096 h16:4 d128 fp16 causal")),
+    verdict="pass",
+    ms=1.25,
+)
+
+
+def random_rows() -> st.SearchStrategy[BenchRow]:
+    # Surrogates cannot be encoded; NaN is not equal to itself; csv reads a lone \r as a line's end.
+    text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\x00"))
+    numbers = {float: st.floats(allow_nan=False), int: st.integers(-(2**53), 2**53), str: text}
+    columns: dict[str, st.SearchStrategy[Any]] = {}
+    for name, hint in get_type_hints(BenchRow).items():
+        members = get_args(hint)
+        if type(None) in members:
+            columns[name] = st.none() | numbers[members[0]]
+        elif members:
+            columns[name] = st.sampled_from(members)
+        else:
+            columns[name] = numbers[hint]
+    return st.builds(BenchRow, **columns)
+
+
+SUFFIXES = [
+    ".csv",
+    ".json",
+    *([".parquet"] if importlib.util.find_spec("pyarrow") else []),
+]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_come_back_as_they_were(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows{suffix}"
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(random_rows(), max_size=4))
+    def round_trip(rows: list[BenchRow]) -> None:
+        write_rows(path, rows)
+        assert read_rows(path) == rows
+
+    round_trip()
+
+
+def test_nan_comes_back_as_nan(tmp_path: Path) -> None:
+    for suffix in SUFFIXES:
+        path = tmp_path / f"rows{suffix}"
+        write_rows(path, [replace(ROW, max_error=math.nan, rel_l2=math.inf)])
+        (row,) = read_rows(path)
+        assert row.max_error is not None
+        assert math.isnan(row.max_error)
+        assert row.rel_l2 == math.inf
+
+
+def test_a_row_knows_its_problem() -> None:
+    for text in ("b16 s4096 h16:4 d128 fp16 causal", "b2 s7:300 h3 d96 bf16 packed"):
+        problem = Problem.parse(text)
+        assert replace(ROW, **problem_columns(problem)).problem == problem
+
+
+def test_every_appended_row_is_in_the_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "deeper" / "rows.csv"
+    with RowWriter(path) as writer:
+        assert read_rows(path) == []
+        writer.write(ROW)
+        assert read_rows(path) == [ROW]
+    with RowWriter(path) as writer:
+        writer.write(replace(ROW, ms=None))
+    assert read_rows(path) == [ROW, replace(ROW, ms=None)]
+
+
+def test_a_file_of_other_columns_is_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("name,ms\nx,1\n")
+    with pytest.raises(ArgumentError, match="other columns"):
+        RowWriter(path)
+    assert path.read_text() == "name,ms\nx,1\n"
+
+
+def test_columns_may_come_and_go(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    known = {name: value for name, value in asdict(ROW).items() if name not in ("power_w", "gpu")}
+    known["of a later version"] = 1
+    path.write_text(
+        ",".join(known) + "\n" + ",".join(f'"{"" if v is None else v}"' for v in known.values())
+    )
+    assert read_rows(path) == [ROW]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("a,b\n1,2\n", "row 1: lacks contender, kind"),
+        (None, "cannot be read"),
+    ],
+)
+def test_what_is_no_row_is_refused(tmp_path: Path, text: str | None, named: str) -> None:
+    path = tmp_path / "rows.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ArgumentError, match=named):
+        read_rows(path)
+
+
+def test_a_value_that_does_not_fit_is_located(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    write_rows(path, [ROW, ROW])
+    path.write_text(path.read_text().replace('"ms": 1.25', '"ms": "quick"', 1))
+    with pytest.raises(ArgumentError, match=r"rows\.json, row 1: ms='quick' is no float"):
+        read_rows(path)
+
+
+def test_json_must_be_a_list_of_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('{"kernels": []}')
+    with pytest.raises(ArgumentError, match="a list of objects"):
+        read_rows(path)
+    path.write_text("[{")
+    with pytest.raises(ArgumentError, match="cannot be read as json"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("name", ["rows.txt", "rows"])
+def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
+    for action in (lambda path: write_rows(path, []), read_rows, RowWriter):
+        with pytest.raises(ArgumentError, match="the ending must be"):
+            action(tmp_path / name)
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(DependencyError, match=r"flashsmith\[parquet\]"):
+        write_rows(tmp_path / "rows.parquet", [ROW])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "rows.json"
+    write_rows(path, [ROW])
+    monkeypatch.setattr(rows_module.json, "dumps", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_rows(path, [])
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.json"]
+    monkeypatch.undo()
+    assert read_rows(path) == [ROW]
+
+
+def test_json_rows_are_plain_json() -> None:
+    (plain,) = rows_as_json([replace(ROW, ms=math.inf)])
+    assert plain["ms"] == "inf"
+    assert tuple(plain) == COLUMNS == tuple(field.name for field in fields(BenchRow))

@@ -1,0 +1,95 @@
+"""The times of `flashsmith run`: who is timed with whom, and that nobody is who is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from stand_ins import HostPlace, PretendedClock
+
+from flashsmith.benchmark import run_times
+from flashsmith.benchmark.run_times import TimedSize, Timing, time_kernels
+from flashsmith.benchmark.workload import Workload
+from flashsmith.configs import FlashForwardKernelConfig, Problem
+from flashsmith.configs import parse_kernel_name_into_config as parse
+from flashsmith.errors import LaunchError
+
+CFG = parse("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
+OTHER = parse("(FP16, 64, 64, 32, 4): async+swizzled+load_0_0_0_tiles")
+BF16 = parse("(BF16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
+COSTS = {CFG: 1.0, OTHER: 2.0, BF16: 4.0}
+
+
+class Stage:
+    """Computes right answers in pretended time; ``spoiled`` kernels do not."""
+
+    def __init__(self) -> None:
+        self.clock = PretendedClock()
+        self.made: list[Problem] = []
+        self.spoiled: dict[FlashForwardKernelConfig, Any] = {}
+
+    def forward(self, cfg: FlashForwardKernelConfig, q, k, v, o, *, causal: bool) -> None:
+        from flashsmith.verify import compute_references
+
+        self.clock.work(str(cfg), COSTS[cfg])
+        o[:] = compute_references(q, k, v, cfg.d_head**-0.5, causal=causal).same_precision
+        spoil = self.spoiled.get(cfg)
+        if isinstance(spoil, Exception):
+            raise spoil
+        if spoil:
+            o[spoil] += 1
+
+    def run(self, *configs: FlashForwardKernelConfig) -> dict[FlashForwardKernelConfig, Any]:
+        def make(problem: Problem, seed: int) -> Workload:
+            self.made.append(problem)
+            return Workload(problem, seed, HostPlace())
+
+        return time_kernels(configs, 0, clock=self.clock, make_workload=make)
+
+
+@pytest.fixture
+def stage(monkeypatch) -> Stage:
+    from flashsmith.benchmark import contenders
+    from flashsmith.benchmark.timing import Protocol
+
+    stage = Stage()
+    monkeypatch.setattr(contenders, "forward", stage.forward)
+    monkeypatch.setattr(run_times, "TIMED", TimedSize(batch=2, seq=64, heads=3))
+    monkeypatch.setattr(run_times, "INTERLEAVED", Protocol(runs=3, measure_ms=0, warmup_ms=0))
+    return stage
+
+
+def test_kernels_of_one_problem_take_turns(stage: Stage) -> None:
+    found = stage.run(CFG, BF16, OTHER)
+    assert {cfg: timing.ms for cfg, timing in found.items()} == pytest.approx(COSTS)
+    flop = 4 * 2 * 3 * 64 * 64 * 64
+    assert found[CFG].tflops == pytest.approx(flop / 1e-3 / 1e12)
+    assert found[CFG].best_ms == pytest.approx(1.0)
+    # One set of tensors a problem.
+    assert len(stage.made) == 2
+    launched = [word for word in stage.clock.log if word == str(CFG) or word == str(OTHER)]
+    assert launched[-6:] == [*map(str, (CFG, OTHER, OTHER, CFG, CFG, OTHER))]
+
+
+@pytest.mark.parametrize("where", [(0, 17, 0, 3), (1, 17, 2, 3)])
+def test_a_wrong_output_is_not_timed(stage: Stage, where: tuple[int, ...]) -> None:
+    stage.spoiled = {OTHER: where}
+    found = stage.run(CFG, OTHER)
+    assert isinstance(found[CFG], Timing)
+    assert found[OTHER][0].startswith("the timed launch: largest error")
+
+
+def test_a_launch_that_fails_is_a_problem_of_that_kernel(stage: Stage) -> None:
+    stage.spoiled = {OTHER: LaunchError("no such GPU")}
+    found = stage.run(CFG, OTHER)
+    assert isinstance(found[CFG], Timing)
+    assert found[OTHER] == ("the timed launch: no such GPU",)
+
+
+def test_what_fails_while_timing_costs_all_that_were_timed_with_it(stage: Stage) -> None:
+    def synchronize() -> None:
+        raise LaunchError("an illegal memory access")
+
+    stage.clock.synchronize = synchronize  # type: ignore[method-assign]
+    found = stage.run(CFG, OTHER, BF16)
+    assert found == dict.fromkeys(COSTS, ("the timed launches: an illegal memory access",))

@@ -1,0 +1,180 @@
+"""Workloads: what contenders get, and that a wrong output is seen wherever it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stand_ins import HostPlace
+
+from flashsmith.benchmark import workload as workload_module
+from flashsmith.benchmark.contenders import OURS, attention_contender, kernel_contender
+from flashsmith.benchmark.workload import Workload, row_blocks
+from flashsmith.configs import Problem, parse_kernel_name_into_config
+from flashsmith.errors import ArgumentError
+from flashsmith.verify import compute_references
+from flashsmith.verify.inputs import default_scale
+
+CFG = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
+
+
+def workload(text: str, **options) -> Workload:
+    return Workload(Problem.parse(text), place=HostPlace(), **options)
+
+
+def right_answer(w: Workload) -> np.ndarray:
+    lens = {}
+    if w.packed:
+        p = w.problem
+        lens = {"lens_q": (p.seq_q,) * p.batch, "lens_k": (p.seq_k,) * p.batch}
+    scale = default_scale(w.problem.d)
+    found = compute_references(w.q, w.k, w.v, scale, causal=w.causal, **lens)
+    return found.same_precision
+
+
+PROBLEMS = [
+    "b2 s96 h4 d32 fp16",
+    "b2 s96 h4:2 d32 bf16 causal",
+    "b3 s40:70 h2 d16 fp16 causal",
+    "b3 s70:40 h2 d16 fp16 causal",
+    "b3 s50 h4:1 d16 bf16 causal packed",
+    "b2 s33:65 h2 d16 fp16 packed",
+]
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+@pytest.mark.parametrize("scores", [1 << 23, 600])
+def test_the_right_answer_passes(text: str, scores: int, monkeypatch) -> None:
+    """Judged on all rows, and on a few of them."""
+    monkeypatch.setattr(workload_module, "SCORES_ON_HOST", scores)
+    w = workload(text)
+    verdict = w.judge(right_answer(w))
+    assert verdict.ok, verdict.reasons
+    p = w.problem
+    whole = 2 * p.seq_q * p.d
+    assert verdict.outputs == whole if scores > 600 else verdict.outputs < whole
+
+
+def last_rows(o: np.ndarray) -> np.ndarray:
+    return o[-1:] if o.ndim == 3 else o[-1, -1:]
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda o: o.reshape(-1, *o.shape[-2:])[0, 0].fill(3.0),
+        lambda o: last_rows(o)[:, -1].fill(3.0),
+        lambda o: last_rows(o)[:, -1].fill(np.nan),
+        lambda o: np.multiply(o, 1.02, out=o),
+    ],
+)
+def test_a_wrong_output_is_seen(text: str, damage: Callable, monkeypatch) -> None:
+    monkeypatch.setattr(workload_module, "SCORES_ON_HOST", 600)
+    w = workload(text)
+    o = right_answer(w)
+    damage(o)
+    assert not w.judge(o).ok
+
+
+def test_how_much_is_judged_can_be_said_for_each_output(monkeypatch) -> None:
+    made = []
+    right = workload_module.compute_references
+
+    def counted(*tensors, **options):
+        made.append(tensors[0].shape[1])
+        return right(*tensors, **options)
+
+    monkeypatch.setattr(workload_module, "compute_references", counted)
+    w = workload("b2 s96 h4 d32 fp16 causal")
+    o = right_answer(w)
+    made.clear()
+    few, more = w.judge(o, scores=960), w.judge(o)
+    assert few.ok
+    assert more.ok
+    assert few.outputs == 2 * 3 * 3 * 32
+    assert more.outputs == 2 * 96 * 32
+    again = w.judge(o, scores=960)
+    assert again == few
+    # References are made once for each.
+    assert made == [3] * 6 + [96] * 2
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 5000))
+def test_sampled_rows_are_few_and_reach_both_ends(seq_q: int, seq_k: int, scores: int) -> None:
+    blocks = row_blocks(seq_q, seq_k, scores)
+    assert blocks[0].start == 0
+    assert blocks[-1].stop == seq_q
+    rows = [row for block in blocks for row in range(block.start, block.stop)]
+    assert len(rows) == len(set(rows))
+    assert len(rows) == seq_q or len(rows) * seq_k <= max(scores, 3 * seq_k)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 3))
+def test_contents_are_random_and_equal_for_equal_seeds(seed: int) -> None:
+    one, other = (workload("b2 s64 h2 d32 fp16", seed=seed) for _ in range(2))
+    for name in "qkv":
+        assert np.array_equal(getattr(one, name), getattr(other, name))
+    assert not np.array_equal(one.k, one.v)
+    assert not np.array_equal(one.q, workload("b2 s64 h2 d32 fp16", seed=seed + 1).q)
+
+
+@pytest.mark.parametrize("text", ["b1 s64 h1 d64 fp16 window", "b1 s64 h1 d64 fp16 softcap"])
+def test_a_problem_that_does_not_say_all_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match="does not say how wide a window"):
+        workload(text)
+
+
+def test_an_empty_problem_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="nothing to compute"):
+        workload("b0 s64 h1 d64 fp16")
+
+
+@pytest.mark.parametrize(
+    "text", ["b1 s64 h2 d64 fp16", "b2 s63 h2:1 d64 fp16 causal", "b2 s40 h2 d64 fp16 packed"]
+)
+def test_a_kernel_is_launched_on_the_workload_and_judged_there(text: str) -> None:
+    """In the emulator, which runs host tensors."""
+    w = workload(text)
+    contender = kernel_contender(CFG, w)
+    assert contender.name == str(CFG)
+    assert w.judge(contender.output()).ok
+    before = w.o.copy()
+    w.place.poison(w.o)
+    contender.launch()
+    assert np.array_equal(w.o, before)
+
+
+def test_what_a_kernel_leaves_out_shows() -> None:
+    w = workload("b1 s64 h2 d64 fp16")
+
+    def lazy(q, k, v, *, out, causal) -> None:
+        out[:, :32] = right_answer(w)[:, :32]
+
+    contender = attention_contender(lazy, CFG, w)
+    assert contender.name == OURS
+    w.o[:] = right_answer(w)
+    assert w.judge(w.o).ok
+    assert not w.judge(contender.output()).ok
+
+
+@pytest.mark.gpu
+@pytest.mark.torch
+@pytest.mark.parametrize("text", ["b2 s300 h4:2 d64 bf16 causal", "b2 s256 h4 d64 fp16 packed"])
+def test_on_a_gpu_both_places_judge_alike(text: str) -> None:
+    from flashsmith.benchmark.places import DriverPlace, TorchPlace
+    from flashsmith.configs import FlashForwardKernelConfig
+
+    problem = Problem.parse(text)
+    cfg = FlashForwardKernelConfig(
+        problem.dtype, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True
+    )
+    for place in (TorchPlace(), DriverPlace()):
+        w = Workload(problem, place=place)
+        assert w.judge(kernel_contender(cfg, w).output()).ok
+        place.poison(w.o)
+        assert not w.judge(w.o).ok

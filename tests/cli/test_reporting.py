@@ -1,0 +1,86 @@
+"""`flashsmith progression` and `flashsmith report`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flashsmith.cli import app
+from flashsmith.errors import ArgumentError
+
+STEPS = (
+    "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles; "
+    "(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles"
+)
+RAW = Path(__file__).parents[2] / "benchmarks" / "h200"
+
+
+def run(*words: str | Path):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_a_ladder_without_a_gpu_as_table_json_and_picture(tmp_path: Path) -> None:
+    plot = tmp_path / "ladder.svg"
+    words = ("progression", "--emulate", "--kernels", STEPS)
+    table = run(*words, "--plot", plot)
+    assert table.exit_code == 0
+    assert "+ swizzled" in table.stdout
+    assert "no times: a GPU is needed" in table.stdout
+    assert "ldmatrix conflicts 8.0 -> 1.0" in table.stdout
+    assert plot.read_text().startswith("<?xml")
+    ladder = json.loads(run(*words, "--json").stdout)
+    assert ladder["kind"] == "flashsmith progression"
+    assert [step["time"] for step in ladder["steps"]] == [None, None]
+
+
+def test_a_bad_picture_is_refused_before_anything_is_built(monkeypatch) -> None:
+    monkeypatch.setattr("flashsmith.cli.reporting.selected", lambda *_, **__: pytest.fail("began"))
+    with pytest.raises(ArgumentError, match=r"plot='ladder\.gif'"):
+        run("progression", "--plot", "ladder.gif")
+
+
+def test_a_report_of_measured_files(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    ladder = tmp_path / "ladder.json"
+    ladder.write_text(run("progression", "--emulate", "--kernels", STEPS, "--json").stdout)
+    result = run("report", RAW / "factory-run-prog.json", ladder, "-o", out, "--title", "<H200>")
+    assert result.exit_code == 0
+    page = out.read_text()
+    assert "<title>&lt;H200&gt;</title>" in page
+    charts = sorted(path.name for path in (tmp_path / "page-charts").iterdir())
+    assert f"{out}, " in result.stdout
+    assert f"{len(charts)} charts beside it" in result.stdout
+    assert [name.split("-")[1] for name in charts] == ["throughput", "ladder", "space"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nothing.csv",), r"nothing\.csv: there is no such file"),
+        ((RAW / "factory-sets.csv",), r"factory-sets\.csv, line 1"),
+        ((RAW / "factory-run-prog.json", "-o", "page.pdf"), r"out='page\.pdf'"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused(words, said: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match=said):
+        run("report", *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path: Path) -> None:
+    import sys
+
+    from flashsmith.errors import DependencyError
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(DependencyError, match=r"flashsmith\[bench\]"):
+        run("report", RAW / "factory-run-prog.json", "-o", tmp_path / "page.html")
+    with pytest.raises(DependencyError, match=r"flashsmith\[bench\]"):
+        run("progression", "--plot", "ladder.png")

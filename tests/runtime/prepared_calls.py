@@ -1,0 +1,76 @@
+"""Valid calls of attention() on PyTorch's host tensors, and what tells launches apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pretended_gpu import Launch
+
+from flashsmith.configs import DType, FlashForwardKernelConfig
+
+CFG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
+
+
+def half(*shape: int) -> Any:
+    return torch.zeros(shape, dtype=torch.float16)
+
+
+def qkv(seq_q: int = 64, seq_k: int = 64, heads: int = 4, heads_k: int = 4, d: int = 64) -> list:
+    return [half(2, seq_q, heads, d), half(2, seq_k, heads_k, d), half(2, seq_k, heads_k, d)]
+
+
+def offsets(*lengths: int) -> Any:
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+
+def dense(**options: Any) -> dict[str, Any]:
+    return dict(zip("qkv", qkv(), strict=True)) | options
+
+
+def packed(**options: Any) -> dict[str, Any]:
+    return {
+        **{name: tensor.flatten(0, 1) for name, tensor in zip("qkv", qkv(), strict=True)},
+        **{"cu_seqlens_q": offsets(100, 28), "cu_seqlens_k": offsets(28, 100)},
+        **{"max_seqlen_q": 100, "max_seqlen_k": 100},
+        **options,
+    }
+
+
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "dense": dense,
+    "causal": lambda: dense(causal=True),
+    "window": lambda: dense(window=(5, None)),
+    "capped and scaled": lambda: dense(softcap=20.0, scale=0.5),
+    "sinks": lambda: dense(sinks=torch.zeros(4)),
+    "lse": lambda: dense(return_lse=True),
+    "row_max": lambda: dense(return_row_max=True),
+    "both statistics and sinks": lambda: dense(
+        return_lse=True, return_row_max=True, sinks=torch.zeros(4)
+    ),
+    "an output of one's own": lambda: dense(out=half(2, 64, 4, 64)),
+    "uneven, grouped heads": lambda: dict(zip("qkv", qkv(37, 90, 4, 2, 56), strict=True)),
+    "no keys": lambda: dict(zip("qkv", qkv(seq_k=0), strict=True)),
+    "heads outside": lambda: dense(q=half(2, 4, 64, 64).transpose(1, 2)),
+    "broadcast keys": lambda: dense(k=half(2, 64, 1, 64).expand(-1, -1, 4, -1)),
+    "a config": lambda: dense(config=CFG),
+    "packed": packed,
+    "packed, everything": lambda: packed(
+        causal=True,
+        return_lse=True,
+        return_row_max=True,
+        sinks=torch.zeros(4),
+        out=half(128, 4, 64),
+    ),
+}
+
+
+def without_addresses(launch: Launch) -> Any:
+    """Sizes, strides, options, device: arguments but for nine addresses among them."""
+    sizes_and_strides = 8 + 4 * 3
+    arguments = launch.prepared
+    return (
+        *(launch.config, launch.semantics, launch.stream),
+        *(arguments[:sizes_and_strides], arguments[sizes_and_strides + 9 :]),
+    )

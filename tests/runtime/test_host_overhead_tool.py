@@ -1,0 +1,37 @@
+"""tools/gpu/host_overhead.py on a GPU that is not there: its rows, and that it can fail."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "gpu" / "host_overhead.py"
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(("limit", "status"), [("1e9", 0), ("1e-9", 1)])
+def test_a_row_for_every_kind_of_call(tmp_path: Path, limit: str, status: int) -> None:
+    out = tmp_path / "rows.csv"
+    run = subprocess.run(
+        [sys.executable, str(TOOL), str(out), "--pretend", "--calls", "40", "--limit-us", limit],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == status, run.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [row["call"] for row in rows]
+    assert len(set(names)) == len(names) == len(run.stdout.splitlines()) >= 8
+    assert any("packed" in name for name in names)
+    for row in rows:
+        assert row["gpu"] == "pretended"
+        assert float(row["overhead"]) == pytest.approx(
+            float(row["median"]) - float(row["bare"]), abs=0.02
+        )
+        assert 0 < float(row["bare"]) < float(row["median"]) < float(row["first"])
+    assert all(name in run.stderr for name in names) == (status == 1)

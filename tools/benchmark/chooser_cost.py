@@ -1,0 +1,39 @@
+"""What choosing costs the host: the first time for a problem, and when it is asked for again.
+
+    python tools/benchmark/chooser_cost.py
+
+Needs no GPU: the H200 stands in, with the tables that are in use.
+"""
+
+from __future__ import annotations
+
+import time
+import timeit
+
+from flashsmith.configs import Problem, device_spec
+from flashsmith.tuning import choose_config, forget_choices
+
+DEVICE = device_spec("H200")
+TEXT = "b16 s4096 h32:8 d128 bf16 causal"
+LOOPS = 10_000
+
+
+def milliseconds_of(problem: Problem) -> float:
+    start = time.perf_counter()
+    choose_config(problem, DEVICE)
+    return (time.perf_counter() - start) * 1e3
+
+
+def main() -> None:
+    forget_choices()
+    problem, equal = Problem.parse(TEXT), Problem.parse(TEXT)
+    print(f"the first choice, with reading the tables: {milliseconds_of(problem):.2f} ms")
+    others = [Problem.parse(f"b1 s{seq} h32:8 d128 bf16") for seq in range(64, 6464, 64)]
+    print(f"another problem's first choice: {sorted(map(milliseconds_of, others))[50]:.3f} ms")
+    for name, again in (("the same", problem), ("an equal", equal)):
+        runs = timeit.repeat(lambda p=again: choose_config(p, DEVICE), number=LOOPS, repeat=9)
+        print(f"{name} problem again: {sorted(runs)[4] / LOOPS * 1e6:.2f} us")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What a better choice would have gained: times the chosen kernel beside those turned down.
+
+    python tools/benchmark/chooser_regret.py OUT.csv [--without-table] [PROBLEM ...]
+
+Needs an NVIDIA GPU with PyTorch. For each problem, the choice, its runners-up and what the cost
+model would weigh are proven and timed in turns; each gets a row with its expected and its measured
+time, written as soon as the problem is done. Without problems: lengths nobody tunes on and few
+CTAs, where the expected times rest on the cost model. Exit status 1 when a kernel is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashsmith.benchmark.contenders import kernel_contender
+from flashsmith.benchmark.target import choose_target
+from flashsmith.benchmark.timing import measure
+from flashsmith.benchmark.workload import Workload
+from flashsmith.builder import build
+from flashsmith.configs import DeviceSpec, Problem
+from flashsmith.tuning import choose
+from flashsmith.tuning.candidates import candidates
+from flashsmith.tuning.cost_model import estimate
+from flashsmith.tuning.winners import WinnersTable
+
+PROBLEMS = tuple(
+    f"{sizes} d{d} {dtype}{mask}"
+    for d, dtype in ((128, "fp16"), (128, "bf16"), (64, "fp16"))
+    for mask in ("", " causal")
+    for sizes in (
+        *("b16 s1536 h16", "b16 s3000 h16", "b4 s10000 h16"),
+        *("b1 s512 h16", "b2 s512 h16", "b1 s1024 h16", "b2 s1536 h16"),
+        *("b1 s2048 h32:8", "b2 s3000 h32:8", "b1 s10000 h32:8", "b1 s1:16384 h32:8"),
+    )
+)
+COLUMNS = ("problem", "config", "evidence", "chosen", "right", "expected_ms", "ms", "regret")
+
+# From a problem and configs to each one's milliseconds, None where it is wrong.
+Timer = Callable[[Problem, Sequence[Any]], "list[float | None]"]
+
+
+def timed_on_gpu(problem: Problem, configs: Sequence[Any]) -> list[float | None]:
+    workload = Workload(problem)
+    contenders = [kernel_contender(config, workload) for config in configs]
+    right = [c for c in contenders if workload.judge(c.output()).ok]
+    samples = measure(right)
+    return [samples[c.name].median_ms if c.name in samples else None for c in contenders]
+
+
+def expected_times(
+    problem: Problem, device: DeviceSpec, table: WinnersTable | None
+) -> tuple[str, dict[Any, float]]:
+    """The evidence, and the configs worth timing with their expected times, the choice first."""
+    answer = choose(problem, device, table=table)
+    expected = {answer.config: answer.ms} | {one.config: one.ms for one in answer.runners_up}
+    for config in candidates(problem.dtype, answer.config.d_head, device):
+        expected.setdefault(config, estimate(config, problem, device).ms)
+    return answer.evidence, expected
+
+
+def build_ahead(
+    problems: Sequence[Problem], device: DeviceSpec, table: WinnersTable | None
+) -> None:
+    """All kernels side by side, instead of one at each first launch."""
+    wanted: dict[Any, dict[Any, None]] = defaultdict(dict)
+    for problem in problems:
+        for config in expected_times(problem, device, table)[1]:
+            wanted[problem.required_semantics(config)][config] = None
+    for semantics, configs in wanted.items():
+        print(f"building {len(configs)} kernels, {semantics}", flush=True)
+        build(list(configs), arch=device.arch, semantics=semantics)
+
+
+def reviewed(
+    problem: Problem, device: DeviceSpec, table: WinnersTable | None, timer: Timer
+) -> list[dict[str, Any]]:
+    """A row for each config, the choice first; regret is its time over the fastest's, less 1."""
+    evidence, expected = expected_times(problem, device, table)
+    times = timer(problem, list(expected))
+    fastest = min((ms for ms in times if ms is not None), default=float("nan"))
+    return [
+        {
+            "problem": str(problem),
+            "config": str(config),
+            "evidence": evidence,
+            "chosen": number == 0,
+            "right": ms is not None,
+            "expected_ms": wanted,
+            "ms": ms,
+            "regret": None if ms is None else ms / fastest - 1,
+        }
+        for number, ((config, wanted), ms) in enumerate(zip(expected.items(), times, strict=True))
+    ]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    first = rows[0]
+    if first["ms"] is None:
+        return f"{first['problem']}: WRONG {first['config']}"
+    return (
+        f"{first['problem']}: {first['evidence']}, expected {first['expected_ms']:.4g} ms, took "
+        f"{first['ms']:.4g} ms, {first['regret']:.1%} over the fastest of {len(rows)}"
+    )
+
+
+def main(arguments: Sequence[str], timer: Timer = timed_on_gpu) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, metavar="OUT.csv")
+    parser.add_argument("problems", nargs="*", metavar="PROBLEM")
+    parser.add_argument("--without-table", action="store_true", help="judge the cost model alone")
+    given = parser.parse_args(arguments)
+    table = WinnersTable() if given.without_table else None
+    device = choose_target().device
+    problems = [Problem.parse(text) for text in given.problems or PROBLEMS]
+    if timer is timed_on_gpu:
+        build_ahead(problems, device, table)
+    wrong = False
+    with given.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for problem in problems:
+            rows = reviewed(problem, device, table, timer)
+            writer.writerows(rows)
+            file.flush()
+            print(summary(rows), flush=True)
+            wrong |= not all(row["right"] for row in rows)
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,15 @@
+#!/usr/bin/env python3
+"""`flashsmith progression` as a script: the ladder's times, and what each step changed.
+
+KERNELS=prog python tools/benchmark/progression.py --plot profiles/ladder.png
+"""
+
+from __future__ import annotations
+
+import sys
+
+from flashsmith.cli import main
+
+if __name__ == "__main__":
+    sys.argv[1:1] = ["progression"]
+    main()

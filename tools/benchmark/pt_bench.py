@@ -1,0 +1,15 @@
+#!/usr/bin/env python3
+"""`flashsmith bench` as a script: kernels beside PyTorch's and other people's attention.
+
+KERNELS=prog python tools/benchmark/pt_bench.py --seq_lens 1024,4096 --csv profiles/prog.csv
+"""
+
+from __future__ import annotations
+
+import sys
+
+from flashsmith.cli import main
+
+if __name__ == "__main__":
+    sys.argv[1:1] = ["bench"]
+    main()

@@ -1,0 +1,15 @@
+#!/usr/bin/env python3
+"""`flashsmith report` as a script: one HTML page of result files, and its charts beside it.
+
+python tools/benchmark/report.py profiles/*.csv profiles/ladder.json -o profiles/report.html
+"""
+
+from __future__ import annotations
+
+import sys
+
+from flashsmith.cli import main
+
+if __name__ == "__main__":
+    sys.argv[1:1] = ["report"]
+    main()

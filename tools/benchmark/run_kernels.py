@@ -1,0 +1,24 @@
+#!/usr/bin/env python3
+"""Launches named kernels N times: what a profiler is pointed at.
+
+    KERNELS=prog python tools/benchmark/run_kernels.py --seq_lens 4096 --runs 3
+    python tools/benchmark/run_kernels.py --kernels ours --ref fa2 --causal --time
+
+`--ref` launches peers the same way; `--time` proves and measures instead, and prints a table.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from flashsmith.benchmark.bench import Ours
+from flashsmith.benchmark.named_runs import main
+from flashsmith.errors import FlashsmithError
+from flashsmith.integrations.traceable import attention
+from flashsmith.tuning.choice import choose_config
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:], Ours(attention, choose_config)))
+    except FlashsmithError as error:
+        sys.exit(f"run_kernels.py: {error}")

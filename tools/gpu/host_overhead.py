@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""How long a call keeps the host, beside a bare launch: the library's own launcher with every
+argument at hand. One CSV row a kind of call; times in microseconds.
+
+    python tools/gpu/host_overhead.py rows.csv --limit-us 15
+    python tools/gpu/host_overhead.py rows.csv --pretend     # no GPU: launches do nothing
+
+Calls and bare launches take turns, and the GPU is waited for between short bursts, so that neither
+waits for room in the queue. `first` is a call unlike any before, whose kernel is loaded. With
+--limit-us the exit status is 1 if a call that is like one before costs more than that beyond its
+bare launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from pretended_gpu import pretended_gpu
+
+import flashsmith
+from flashsmith.benchmark.timing import Environment
+from flashsmith.runtime import forget_prepared_calls, gpu
+from flashsmith.runtime.libraries import LoadedKernel
+
+BURST = 20
+BATCH, SEQ, HEADS, D = 2, 512, 16, 128
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A kind of call, as a function of nothing."""
+
+    name: str
+    call: Callable[[], Any]
+
+
+def cells(device: str) -> Iterator[Cell]:
+    """Small problems, whose kernels are done before the next call is."""
+
+    def half(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device, dtype=torch.float16)
+
+    attention = flashsmith.attention
+    q, k, v = (half(BATCH, SEQ, HEADS, D) for _ in range(3))
+    causal = partial(attention, q, k, v, causal=True)
+    yield Cell("full", partial(attention, q, k, v))
+    yield Cell("causal", causal)
+    yield Cell("causal, out", partial(causal, out=torch.empty_like(q)))
+    yield Cell("causal, lse", partial(causal, return_lse=True))
+    yield Cell("causal, sinks", partial(causal, sinks=torch.zeros(HEADS, device=device)))
+    yield Cell("window", partial(attention, q, k, v, window=(256, 0)))
+    grouped = [half(BATCH, SEQ, HEADS // 4, D) for _ in range(2)]
+    yield Cell("causal, grouped heads", partial(attention, q, *grouped, causal=True))
+    outside = [half(BATCH, HEADS, SEQ, D).transpose(1, 2) for _ in range(3)]
+    yield Cell("causal, heads outside", partial(attention, *outside, causal=True))
+    offsets = torch.arange(0, BATCH * SEQ + 1, SEQ, dtype=torch.int32, device=device)
+    packed = partial(
+        attention,
+        *(tensor.flatten(0, 1) for tensor in (q, k, v)),
+        causal=True,
+        cu_seqlens_q=offsets,
+        cu_seqlens_k=offsets,
+        max_seqlen_q=SEQ,
+        max_seqlen_k=SEQ,
+    )
+    yield Cell("packed causal", packed)
+    yield Cell(
+        "packed causal, out, lse", partial(packed, out=half(BATCH * SEQ, HEADS, D), return_lse=True)
+    )
+
+
+def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
+    """What a call of this kind launches, and the outputs it writes, which must live as long."""
+    seen: list[Callable[[], Any]] = []
+    prepare = LoadedKernel.prepare
+
+    def noting(kernel: LoadedKernel, call: Any, ordinal: int, *, timed: bool = False) -> Any:
+        function = kernel.functions.prepare(kernel.index, *call.library_arguments(), ordinal, timed)
+        stream = gpu.torch_stream_getter()(ordinal)
+        addresses = call.addresses
+        while addresses[-1] == 0:
+            addresses = addresses[:-1]
+        seen.append(partial(function, stream, *addresses))
+        return prepare(kernel, call, ordinal, timed=timed)
+
+    forget_prepared_calls()
+    with mock.patch.object(LoadedKernel, "prepare", noting):
+        outputs = cell.call()
+    (launch,) = seen
+    return launch, outputs
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Microseconds of host time."""
+    start = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - start) / 1000
+
+
+def measure(cell: Cell, calls: int, wait: Callable[[], None]) -> dict[str, Any]:
+    launch, outputs = bare_launch(cell)
+    for _ in range(3 * BURST):
+        cell.call()
+        launch()
+        wait()
+    ours, bare, first = [], [], []
+    for _ in range(calls // BURST):
+        for _ in range(BURST):
+            ours.append(timed(cell.call))
+            bare.append(timed(launch))
+        wait()
+        forget_prepared_calls()
+        first.append(timed(cell.call))
+        cell.call()
+        wait()
+    del outputs
+    tenths = statistics.quantiles(ours, n=10)
+    return {
+        "call": cell.name,
+        "median": statistics.median(ours),
+        "p10": tenths[0],
+        "p90": tenths[-1],
+        "bare": statistics.median(bare),
+        "overhead": statistics.median(ours) - statistics.median(bare),
+        "first": statistics.median(first),
+        "calls": len(ours),
+    }
+
+
+def write_rows(
+    out: Path, device: str, calls: int, wait: Callable[[], None], environment: Environment
+) -> dict[str, float]:
+    """Measures and writes cell after cell; the overhead of each."""
+    overheads, writer = {}, None
+    with out.open("w", newline="") as file:
+        for cell in cells(device):
+            row = measure(cell, calls, wait)
+            overheads[cell.name] = row["overhead"]
+            rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}
+            rounded |= asdict(environment)
+            if writer is None:
+                writer = csv.DictWriter(file, list(rounded))
+                writer.writeheader()
+            writer.writerow(rounded)
+            file.flush()
+            print(
+                f"{cell.name:24} {row['median']:6.2f} us (p10 {row['p10']:.2f}, p90 "
+                f"{row['p90']:.2f}), bare {row['bare']:.2f}: overhead {row['overhead']:.2f}; "
+                f"first {row['first']:.1f}",
+                flush=True,
+            )
+    return overheads
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, help="the CSV file to write")
+    parser.add_argument("--pretend", action="store_true", help="on the host; launches do nothing")
+    parser.add_argument("--calls", type=int, default=2000, help="timed calls of each kind")
+    parser.add_argument("--limit-us", type=float, default=float("inf"), help="fail above it")
+    options = parser.parse_args()
+    if options.pretend:
+        with pretended_gpu() as pretended:
+            import tvm_ffi
+
+            pretended.launcher = tvm_ffi.get_global_func("testing.nop")
+            nowhere = replace(Environment.collect(), gpu="pretended", arch=0, driver="", cuda="")
+            overheads = write_rows(options.out, "cpu", options.calls, lambda: None, nowhere)
+    else:
+        overheads = write_rows(
+            options.out, "cuda", options.calls, torch.cuda.synchronize, Environment.collect()
+        )
+    too_slow = [name for name, overhead in overheads.items() if overhead > options.limit_us]
+    if too_slow:
+        print(f"above {options.limit_us} us: {', '.join(too_slow)}", file=sys.stderr)
+    return int(bool(too_slow))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""A GPU that is not there: PyTorch's host tensors pass for its own, and launches are only noted.
+
+Everything up to the launch is the real thing: the checks, the choice of a config, the arguments.
+What is in the tensors afterwards is anybody's guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from flashsmith.configs import device_spec
+from flashsmith.runtime import (
+    capturing,
+    driver,
+    forget_prepared_calls,
+    forward_pass,
+    gpu,
+    libraries,
+    prepared,
+    tensors,
+)
+
+# Of q, k, v, o, lse, row_max, sinks, cu_seqlens_q and cu_seqlens_k.
+N_ADDRESSES = 9
+H200 = device_spec("H200")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: of which kernel, prepared with what, and where its tensors are (0: absent)."""
+
+    config: Any
+    semantics: Any
+    prepared: tuple[Any, ...]
+    stream: int
+    addresses: tuple[int, ...]
+
+
+@dataclass
+class PretendedGpu:
+    """``launches`` so far; ``stream`` is PyTorch's current one.
+
+    ``launcher`` is called with a stream and addresses, as a library's own; None notes the launch.
+    With ``only_uneven`` no kernel is for whole tiles alone.
+    """
+
+    launches: list[Launch] = field(default_factory=list)
+    stream: int = 0
+    launcher: Callable[..., Any] | None = None
+    only_uneven: bool = False
+    kernels: dict[Any, libraries.LoadedKernel] = field(default_factory=dict)
+
+    def kernel(self, config: Any, arch: int, semantics: Any, may_build: Any) -> Any:
+        """In the place of LoadedKernels.get: there is every kernel."""
+        semantics = replace(semantics, uneven=semantics.uneven or self.only_uneven)
+        key = config, arch, semantics
+        if key not in self.kernels:
+            self.kernels[key] = self._load(config, semantics)
+        return self.kernels[key]
+
+    def _load(self, config: Any, semantics: Any) -> libraries.LoadedKernel:
+        def prepare(index: int, *arguments: Any) -> Callable[..., Any]:
+            def note(stream: int, *addresses: int) -> None:
+                absent = (0,) * (N_ADDRESSES - len(addresses))
+                self.launches.append(
+                    Launch(config, semantics, arguments, stream, (*addresses, *absent))
+                )
+
+            return self.launcher or note
+
+        library: Any = SimpleNamespace(manifest=SimpleNamespace(semantics=semantics))
+        functions: Any = SimpleNamespace(prepare=prepare)
+        return libraries.LoadedKernel(config, library, 0, functions)
+
+
+@contextmanager
+def pretended_gpu() -> Iterator[PretendedGpu]:
+    """Host tensors live on GPU 0, an H200, until the end of the block."""
+    pretended = PretendedGpu()
+    replaced = {
+        (tensors, "_torch_device"): lambda name, device: tensors.Device("cuda", 0),
+        (driver, "query_gpu"): lambda ordinal: H200,
+        (libraries.LoadedKernels, "get"): lambda self, *asked: pretended.kernel(*asked),
+    }
+    for module in (gpu, prepared):
+        replaced[module, "torch_stream_getter"] = lambda: lambda ordinal: pretended.stream
+    for module in (capturing, forward_pass):
+        replaced[module, "is_capturing"] = lambda framework, ordinal: False
+    with ExitStack() as stack:
+        for (where, name), pretence in replaced.items():
+            stack.enter_context(mock.patch.object(where, name, pretence))
+        # What was learnt about PyTorch's tensors before, or is while pretending, is not to be kept.
+        stack.enter_context(mock.patch.dict(tensors._viewers, clear=True))
+        forget_prepared_calls()
+        try:
+            yield pretended
+        finally:
+            forget_prepared_calls()

@@ -1,0 +1,19 @@
+#!/usr/bin/env python3
+"""Runs a script as if PyTorch were not installed, so that its references come from NumPy.
+
+    compute-sanitizer --tool initcheck python tools/gpu/without_torch.py SCRIPT ARGUMENTS...
+
+initcheck spends minutes on PyTorch's own copies, and reports them.
+"""
+
+import runpy
+import sys
+from pathlib import Path
+
+if len(sys.argv) < 2:
+    sys.exit("usage: without_torch.py SCRIPT ARGUMENTS...")
+# None in its place is how Python is told that a module cannot be imported.
+sys.modules["torch"] = None  # type: ignore[assignment]
+sys.argv = sys.argv[1:]
+sys.path[0] = str(Path(sys.argv[0]).parent)
+runpy.run_path(sys.argv[0], run_name="__main__")
