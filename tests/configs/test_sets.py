@@ -95,11 +95,15 @@ def test_prog_all_is_each_step_at_eight_block_sizes() -> None:
     assert set(get_kernel_progression_configs()) <= set(configs)
 
 
-def test_space_is_legal_where_there_is_room_and_contains_tune() -> None:
+def test_space_is_legal_where_there_is_room_and_leads_to_tune() -> None:
     configs = get_search_space_configs()
     assert len(set(configs)) == len(configs)
     assert all(is_legal(cfg, device_spec("H200")) for cfg in configs)
-    assert set(get_autotuning_kernel_configs()) <= set(configs)
+    # Not tune itself, whose kernels always rescale: a move away from one of the space's.
+    (best_of_tune,) = get_kernel_configs(
+        "(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
+    )
+    assert any(best_of_tune in neighbours(cfg) for cfg in configs)
     assert {cfg.d_head for cfg in configs} == {64, 96, 128, 256}
     wide = get_search_space_configs([DType.BF16], [192])
     assert {(cfg.dtype, cfg.d_head) for cfg in wide} == {(DType.BF16, 192)}

@@ -66,6 +66,16 @@ int32_t blocks_of(int64_t rows, int tile) {
     return static_cast<int32_t>((rows + tile - 1) / tile);
 }
 
+// Query heads whose K and V together take l2_group_mib, at least those of one K/V head; 1 where the
+// config does not ask.
+int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
+    if (config.l2_group_mib == 0) return 1;
+    const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seq_k * p.d * kElementBytes);
+    const int64_t kv_heads =
+        std::max<int64_t>(1, (int64_t{config.l2_group_mib} << 20) / head_bytes);
+    return static_cast<int32_t>(std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q));
+}
+
 void point_at(ForwardKernelArgs& args, const Addresses& at) {
     args.q = at.q;
     args.k = at.k;
@@ -85,16 +95,6 @@ bool is_packed(const Addresses& at) {
 void check_kind(const Addresses& at, const Semantics& semantics) {
     require(is_packed(at) == semantics.packed,
             "packed: this library's kernels are for the other kind");
-}
-
-// Query heads whose K and V together take l2_group_mib, at least those of one K/V head; 1 where the
-// config does not ask.
-int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
-    if (config.l2_group_mib == 0) return 1;
-    const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seq_k * p.d * kElementBytes);
-    const int64_t kv_heads =
-        std::max<int64_t>(1, (int64_t{config.l2_group_mib} << 20) / head_bytes);
-    return static_cast<int32_t>(std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q));
 }
 
 ForwardKernelArgs arguments(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
