@@ -148,7 +148,7 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
             if cfg.trim_masks
             else "every block asks whether it needs its mask"
         ),
-        "kv_schedules.cuh",
+        "ForwardBlock::sees",
     ),
     "l2_group_mib": (_group, "Coordinates"),
 }

@@ -45,6 +45,7 @@ MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
     ("optimized_softmax",): ((False,), (True,)),
     ("kv_stages",): ((0,), (2,), (3,)),
     ("lazy_rescale",): ((False,), (True,)),
+    ("min_ctas_per_sm",): ((0,), (2,), (3,), (4,)),
     ("trim_masks",): ((False,), (True,)),
     ("l2_group_mib",): ((0,), (16,)),
 }

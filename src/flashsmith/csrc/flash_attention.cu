@@ -71,7 +71,8 @@ int32_t blocks_of(int64_t rows, int tile) {
 int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
     if (config.l2_group_mib == 0) return 1;
     const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seq_k * p.d * kElementBytes);
-    const int64_t kv_heads = std::max<int64_t>(1, (int64_t{config.l2_group_mib} << 20) / head_bytes);
+    const int64_t kv_heads =
+        std::max<int64_t>(1, (int64_t{config.l2_group_mib} << 20) / head_bytes);
     return static_cast<int32_t>(std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q));
 }
 
