@@ -262,7 +262,7 @@ def _config_calls(call: Arguments, dtype: DType) -> Iterator[InvalidCall]:
         "its class": FlashForwardKernelConfig,
         "a dict": {"d_head": 32},
         "of the other dtype": config_for(other),
-        "an illegal one": replace(good, B_c=48),
+        "an illegal one": replace(good, B_c=40),
         "one for no GPU": replace(good, n_warps=3),
     }
     for what, config in bad.items():

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import combinations, product
 
 from flashsmith.configs.config import FlashForwardKernelConfig
-from flashsmith.configs.device_spec import DEFAULT_DEVICE
+from flashsmith.configs.device_spec import DEFAULT_DEVICE, DeviceSpec
 from flashsmith.configs.legal_space import KNOB_VALUES, legal_completions
 
 # Two knobs with a value each.
@@ -18,23 +18,24 @@ KnobPair = tuple[tuple[str, object], tuple[str, object]]
 _SEEDS = 12
 
 
-def get_cover_configs() -> list[FlashForwardKernelConfig]:
+def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKernelConfig]:
     """A pairwise covering array over all legal knob values, sorted; the same on every machine.
 
-    Each pair of values of two knobs that occurs in some legal config (A100) occurs in one of
-    these: cp.async off, eager without async, loads 4 to 16, 8 warps, d_head 64, both dtypes.
+    Each pair of values of two knobs that occurs in some config legal on `device` (None: the A100)
+    occurs in one of these: cp.async off, eager without async, loads 4 to 16, 8 warps, d_head 64,
+    both dtypes.
     """
-    return list(_cover())
+    return list(_cover(device or DEFAULT_DEVICE))
 
 
-@lru_cache(maxsize=1)
-def _cover() -> tuple[FlashForwardKernelConfig, ...]:
+@lru_cache(maxsize=8)
+def _cover(device: DeviceSpec) -> tuple[FlashForwardKernelConfig, ...]:
     """Greedy: seed a config with an open pair, choose each further knob's value for most gain."""
-    open_pairs = _legal_pairs()
+    open_pairs = _legal_pairs(device)
     chosen: list[FlashForwardKernelConfig] = []
     while open_pairs:
         seeds = list(open_pairs)[:_SEEDS]
-        candidates = [_grow(seed, open_pairs, chosen) for seed in seeds]
+        candidates = [_grow(seed, open_pairs, chosen, device) for seed in seeds]
         best = max(candidates, key=lambda cfg: sum(pair in open_pairs for pair in knob_pairs(cfg)))
         chosen.append(best)
         for pair in knob_pairs(best):
@@ -59,13 +60,13 @@ def knob_pairs(cfg: FlashForwardKernelConfig) -> list[KnobPair]:
     return list(combinations([(knob, getattr(cfg, knob)) for knob in KNOB_VALUES], 2))
 
 
-def _legal_pairs() -> dict[KnobPair, None]:
+def _legal_pairs(device: DeviceSpec) -> dict[KnobPair, None]:
     """The pairs that occur in legal configs; a dict, since a set's order differs between runs."""
     pairs: dict[KnobPair, None] = {}
     for first, second in combinations(KNOB_VALUES, 2):
         for values in product(KNOB_VALUES[first], KNOB_VALUES[second]):
             pair = ((first, values[0]), (second, values[1]))
-            if next(legal_completions(_with(pair), (first, second), DEFAULT_DEVICE), None):
+            if next(legal_completions(_with(pair), (first, second), device), None):
                 pairs[pair] = None
     return pairs
 
@@ -74,6 +75,7 @@ def _grow(
     seed: KnobPair,
     open_pairs: Container[KnobPair],
     chosen: Sequence[FlashForwardKernelConfig],
+    device: DeviceSpec,
 ) -> FlashForwardKernelConfig:
     """A legal config with the seed in it that closes many open pairs."""
 
@@ -89,7 +91,7 @@ def _grow(
         return sorted(KNOB_VALUES[knob], key=rank)
 
     knobs = (seed[0][0], seed[1][0])
-    return next(legal_completions(_with(seed), knobs, DEFAULT_DEVICE, most_gain_first))
+    return next(legal_completions(_with(seed), knobs, device, most_gain_first))
 
 
 _KNOB_ORDER = {knob: place for place, knob in enumerate(KNOB_VALUES)}

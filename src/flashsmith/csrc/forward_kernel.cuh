@@ -194,7 +194,8 @@ struct ForwardBlock {
     // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No
     // other warp reads these rows.
     FS_DEVICE void store_O(const Coordinates<Kernel>& at) {
-        __syncwarp();  // all lanes have left Q
+        // All lanes have left Q. Without a ring a barrier of the whole CTA has seen to that.
+        if constexpr (Kernel::kv_stages > 0) __syncwarp();
         const uint32_t tile = smem + Kernel::Q_offset;
         const typename Kernel::QLayout::Cursor cursor(tile, at.warp_row() + at.lane / 4, 0,
                                                       at.lane % 4 * 4);
