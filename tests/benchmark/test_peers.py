@@ -192,11 +192,11 @@ def right_answer_of(w: Workload) -> np.ndarray:
 def test_on_a_gpu_whoever_is_there_is_right(name: str, problem: Problem) -> None:
     import torch
 
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU: none is usable here")
+    assert torch.cuda.is_available(), "there is a GPU, and PyTorch is built without CUDA"
     peer = PEERS[name]
-    if peer.absence(problem) is not None:
-        return
+    absence = peer.absence(problem)
+    if absence is not None:
+        pytest.skip(f"needs {name}: {absence}")
     w = Workload(problem)
     try:
         output = peer.prepare(w).output()

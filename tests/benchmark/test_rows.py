@@ -107,6 +107,17 @@ def test_a_file_of_other_columns_is_not_continued(tmp_path: Path) -> None:
     assert path.read_text() == "name,ms\nx,1\n"
 
 
+def test_a_line_that_was_cut_off_is_taken_away(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    with RowWriter(path) as writer:
+        writer.write(ROW)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[-40:-20])
+    with RowWriter(path) as writer:
+        writer.write(ROW)
+    assert read_rows(path) == [ROW, ROW]
+
+
 def test_columns_may_come_and_go(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     known = {name: value for name, value in asdict(ROW).items() if name not in ("power_w", "gpu")}

@@ -10,11 +10,12 @@ import pytest
 from flashsmith.benchmark import run as run_module
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.run import EMULATED, Size, run_kernels
+from flashsmith.benchmark.run import EMULATED, Size, default_size, run_kernels
 from flashsmith.benchmark.run_table import print_report
 from flashsmith.benchmark.run_times import Timing
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import choose_target
+from flashsmith.configs import get_kernel_configs
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError
@@ -153,3 +154,11 @@ def test_on_a_gpu_the_kernel_is_proven_there_and_timed() -> None:
     assert row.timing is not None
     assert row.timing.ms > 0
     assert "TFLOP/s" in printed(report)
+
+
+@pytest.mark.parametrize("key", ["prog", "tune", "prog-all", "cover"])
+def test_every_sets_tiles_divide_the_default_length(key: str) -> None:
+    configs = get_kernel_configs(key)
+    seq = default_size(choose_target("sm_80", emulate=True), configs).seq
+    assert seq >= 256
+    assert all(seq % cfg.B_r == 0 == seq % cfg.B_c for cfg in configs)

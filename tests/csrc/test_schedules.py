@@ -19,6 +19,7 @@ from flashsmith.configs import (
 from flashsmith.runtime import forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import INPUT_KINDS, prove
+from flashsmith.verify.inputs import numpy_dtype
 
 CONFIGS = tuple(
     parse_kernel_name_into_config(text)
@@ -94,10 +95,7 @@ def test_a_lazy_rescale_keeps_the_true_maximum(
         q[..., 0] = 1.0
         k[..., 0] = np.repeat(np.arange(blocks)[::-1], cfg.B_c)[None, :, None]
         v = np.random.default_rng(1).standard_normal(k.shape).astype(np.float32)
-        dtype = cfg.dtype.numpy_name
-        if dtype == "bfloat16":
-            dtype = pytest.importorskip("ml_dtypes").bfloat16
-        arrays = [x.astype(dtype) for x in (q, k, v)]
+        arrays = [x.astype(numpy_dtype(cfg.dtype)) for x in (q, k, v)]
         scale = growth * np.log(2.0)
         o, lse, row_max = forward(cfg, *arrays, scale=scale, return_lse=True, return_row_max=True)
         scores = k[0, :, 0, 0].astype(np.float64) * scale

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TextIO, get_args, get_type_hints
 
+from flashsmith.benchmark.csv_append import CsvAppender
 from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError, DependencyError
 
@@ -132,47 +132,19 @@ def read_rows(path: str | Path) -> list[BenchRow]:
     return [_row(record, f"{path}, row {number}") for number, record in enumerate(records, 1)]
 
 
-class RowWriter:
-    """Appends rows to a CSV file, each on the disk before the next is measured.
-
-    A file that is there is continued. Use as a context manager.
+class RowWriter(CsvAppender):
+    """Appends rows to a CSV file.
 
     Raises ArgumentError when the file's ending is not .csv, or it has other columns than BenchRow.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        _by_ending(self.path, {".csv": None})
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        begun = self.path.exists() and self.path.stat().st_size > 0
-        if begun:
-            with self.path.open(newline="", encoding="utf-8") as file:
-                found = next(csv.reader(file), [])
-            if tuple(found) != COLUMNS:
-                raise ArgumentError(
-                    f"{self.path}: has other columns than this version writes; give another file"
-                )
-        self._file = self.path.open("a", newline="", encoding="utf-8")
-        self._writer = _csv_writer(self._file)
-        if not begun:
-            self._writer.writeheader()
-
-    def __enter__(self) -> RowWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._file.close()
+        _by_ending(Path(path), {".csv": None})
+        super().__init__(path, COLUMNS)
 
     def write(self, row: BenchRow) -> None:
         """Appends one row."""
-        self._writer.writerow(asdict(row))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self.append(asdict(row))
 
 
 def rows_as_csv(rows: Iterable[BenchRow], file: TextIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -103,9 +104,11 @@ class Report:
         }
 
 
-def default_size(target: Target) -> Size:
-    """What is proven when nobody says otherwise."""
-    return PROVEN_ON_GPU if target.backend == "gpu" else EMULATED
+def default_size(target: Target, configs: Sequence[FlashForwardKernelConfig] = ()) -> Size:
+    """What is proven when nobody says otherwise: as long as every config's tiles divide it."""
+    size = PROVEN_ON_GPU if target.backend == "gpu" else EMULATED
+    whole = math.lcm(*(tile for cfg in configs for tile in (cfg.B_r, cfg.B_c)))
+    return replace(size, seq=-(-size.seq // whole) * whole)
 
 
 def run_kernels(

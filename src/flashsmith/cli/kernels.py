@@ -48,7 +48,7 @@ def run(
         from flashsmith.benchmark.run import default_size, run_kernels
         from flashsmith.benchmark.run_table import print_report
 
-        size = default_size(target)
+        size = default_size(target, configs)
         size = replace(
             size,
             batch=size.batch if batch is None else batch,

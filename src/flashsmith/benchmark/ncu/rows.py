@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TextIO, get_args, get_type_hints
 
+from flashsmith.benchmark.csv_append import CsvAppender
 from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
 
@@ -86,42 +85,19 @@ COLUMNS = tuple(column.name for column in fields(ProfileRow))
 _REQUIRED = tuple(column.name for column in fields(ProfileRow) if column.default is MISSING)
 
 
-class Ledger:
-    """A CSV file that rows are appended to, each on the disk before the next is measured.
-
-    What the file holds already is in ``rows``. A last line that was cut off, by a crash or a full
-    disk, is taken away.
+class Ledger(CsvAppender):
+    """A CSV file of ProfileRows that grows; what it holds is in ``rows``.
 
     Raises ArgumentError when it is no such file.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_unfinished_line(self.path)
-        self.rows = read_profile(self.path) if self.path.exists() else []
-        begun = self.path.exists() and self.path.stat().st_size > 0
-        self._file = self.path.open("a", newline="", encoding="utf-8")
-        self._writer = _writer(self._file)
-        if not begun:
-            self._writer.writeheader()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._file.close()
+        super().__init__(path, COLUMNS)
+        self.rows = read_profile(path)
 
     def write(self, row: ProfileRow) -> None:
         """Appends one row."""
-        self._writer.writerow(asdict(row))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self.append(asdict(row))
         self.rows.append(row)
 
 
@@ -149,15 +125,6 @@ def read_profile(path: str | Path) -> list[ProfileRow]:
 
 def _writer(file: TextIO) -> csv.DictWriter[str]:
     return csv.DictWriter(file, COLUMNS, lineterminator="\n")
-
-
-def _drop_unfinished_line(path: Path) -> None:
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    complete = content.rfind(b"\n") + 1
-    if complete < len(content):
-        os.truncate(path, complete)
 
 
 def _row(record: dict[str, Any], where: str) -> ProfileRow:
