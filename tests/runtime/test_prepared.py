@@ -156,9 +156,9 @@ def test_a_choice_that_is_out_of_date_when_it_is_made_is_not_kept(gpu: Pretended
 def test_a_kernel_that_stands_in_is_looked_up_every_time(gpu: PretendedGpu) -> None:
     """A better one may be built the next time."""
     gpu.only_uneven = True
-    attention(**dense())
+    forward(CFG, *qkv())
     gpu.only_uneven = False
-    attention(**dense())
+    forward(CFG, *qkv())
     assert [launch.semantics.uneven for launch in gpu.launches] == [True, False]
 
 
