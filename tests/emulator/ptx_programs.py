@@ -43,6 +43,7 @@ def run(
     observers: Sequence[Observer] = (),
     fuse: bool = True,
     loop_limit: int = 100_000,
+    seed: int | None = None,
 ) -> EmulationResult:
     """Launch ``main`` on (array, writable) tensors."""
     memory = GlobalMemory()
@@ -61,6 +62,7 @@ def run(
         observers=observers,
         fuse=fuse,
         loop_limit=loop_limit,
+        seed=seed,
     )
 
 

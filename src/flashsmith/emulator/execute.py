@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from random import Random
 
 import numpy as np
 
@@ -12,11 +13,12 @@ from flashsmith.emulator import (
     opcodes_convert,
     opcodes_float,
     opcodes_integer,
+    opcodes_mbarrier,
     opcodes_memory,
     opcodes_tiles,
     opcodes_warp,
 )
-from flashsmith.emulator.geometry import Geometry
+from flashsmith.emulator.geometry import WARP, Geometry
 from flashsmith.emulator.group import Group
 from flashsmith.emulator.interface import EmulationResult, Launch, Observer, Site
 from flashsmith.emulator.memory import GlobalMemory
@@ -45,6 +47,7 @@ HANDLERS: dict[str, Handler] = {
     **opcodes_memory.HANDLERS,
     **opcodes_tiles.HANDLERS,
     **opcodes_warp.HANDLERS,
+    **opcodes_mbarrier.HANDLERS,
 }
 
 _translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, Module]] = OrderedDict()
@@ -86,6 +89,7 @@ def emulate(
     observers: Sequence[Observer] = (),
     fuse: bool = True,
     loop_limit: int = LOOP_LIMIT,
+    seed: int | None = None,
 ) -> EmulationResult:
     """Run one kernel launch on the CPU.
 
@@ -94,6 +98,8 @@ def emulate(
     - ``argument_bytes``: the packed kernel arguments, holding real host pointers into ``memory``.
     - ``observers``: see everything that happens; none of them costs anything when the tuple is
     empty.
+    - ``seed``: None for the fixed schedule, in which what is asynchronous happens as late as it
+    may; a number for a random one that this number decides.
 
     Raises EmulatorError for PTX that is not supported, for a deadlock or an endless loop, for a
     trap, and for an access outside memory unless an observer handles it; ArgumentError for a launch
@@ -110,6 +116,7 @@ def emulate(
     step = _ctas_per_wave(launch)
     loops_left = loop_limit
     clock = 0
+    random = None if seed is None else Random(seed)
     for first in range(0, launch.cta_count, step):
         ctas = min(step, launch.cta_count - first)
         for observer in observers:
@@ -118,7 +125,7 @@ def emulate(
         wave.counts, wave.thread_counts = counts, thread_counts
         wave.loops_left, wave.clock = loops_left, clock
         constants.attach(wave)
-        _run_wave(translated, wave)
+        _run_wave(translated, wave, random)
         loops_left, clock = wave.loops_left, wave.clock
     for observer in observers:
         observer.end()
@@ -196,22 +203,38 @@ def _make_wave(
 ) -> Wave:
     dynamic = max(0, launch.shared_bytes - translated.dynamic_shared_offset)
     geometry = Geometry(launch.grid, launch.block, launch.cluster, first, ctas, dynamic)
-    return Wave(geometry, memory, launch.shared_bytes, translated.local_bytes, observers)
+    wave = Wave(geometry, memory, launch.shared_bytes, translated.local_bytes, observers)
+    wave.registers.begin(translated.entry.directives)
+    return wave
 
 
-def _run_wave(translated: Translated, wave: Wave) -> None:
+def _run_wave(translated: Translated, wave: Wave, random: Random | None) -> None:
     geometry = wave.geometry
 
     def start(group: Group, node: int, stop: int, values: object) -> object:
         return translated.function(wave, group, node, stop, values)
 
-    wave.scheduler = Scheduler(geometry, start, wave.released)  # type: ignore[arg-type]
-    everyone = Group(geometry, np.arange(geometry.threads, dtype=np.int64))
+    wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
+    groups = _groups(geometry, random)
     with np.errstate(all="ignore"):
         try:
-            wave.scheduler.run(everyone, translated.exit)
+            wave.scheduler.run(groups, translated.exit)
+            wave.registers.end()
         except Exception as error:
             raise _located(translated, error) from error
+
+
+def _groups(geometry: Geometry, random: Random | None) -> list[Group]:
+    """All threads as one group; for a random schedule cut into runs of warps of a CTA."""
+    everyone = np.arange(geometry.threads, dtype=np.int64)
+    if random is None:
+        return [Group(geometry, everyone)]
+    groups = []
+    for cta in range(geometry.ctas):
+        own = everyone[cta * geometry.threads_per_cta :][: geometry.threads_per_cta]
+        cuts = [at for at in range(WARP, own.size, WARP) if random.random() < 0.5]
+        groups += [Group(geometry, part) for part in np.split(own, cuts)]
+    return groups
 
 
 def _located(translated: Translated, error: Exception) -> EmulatorError:

@@ -24,7 +24,16 @@ WITHOUT_RESULT = frozenset(
 
 def blocks(instruction: Instruction) -> bool:
     """Whether threads may have to stop at an instruction: a node ends there."""
-    return instruction.opcode in ("bar", "barrier") and "warp" not in instruction.modifiers
+    if instruction.opcode in ("bar", "barrier"):
+        return "warp" not in instruction.modifiers
+    return may_refuse(instruction)
+
+
+def may_refuse(instruction: Instruction) -> bool:
+    """Whether an instruction waits and may give up: its result is a predicate that says so."""
+    return instruction.opcode == "mbarrier" and bool(
+        {"try_wait", "test_wait"}.intersection(instruction.modifiers)
+    )
 
 
 def registers_in(operand: Operand) -> list[str]:

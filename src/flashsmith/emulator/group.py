@@ -8,6 +8,7 @@ one program counter per grid.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,17 @@ class Group:
         if name not in self._special:
             self._special[name] = self.geometry.special(name, self.index)
         return self._special[name]
+
+    @cached_property
+    def whole_warpgroups(self) -> bool:
+        """Whether the threads are warpgroups (four warps, the first number a multiple of 4)."""
+        size = 4 * WARP
+        if self.n % size or self.geometry.threads_per_cta % size:
+            return False
+        first = self.index[::size]
+        return bool(
+            (first % size == 0).all() and (self.index[size - 1 :: size] - first == size - 1).all()
+        )
 
     def require_whole(self, mnemonic: str) -> None:
         """Instructions with ``.aligned`` semantics need all 32 lanes at this place."""

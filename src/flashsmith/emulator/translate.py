@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashsmith.emulator.emitter import Emitter, Handler
-from flashsmith.emulator.flow import Node, Step, blocks
+from flashsmith.emulator.flow import Node, Step, blocks, may_refuse
 from flashsmith.emulator.interface import Site
 from flashsmith.emulator.mma_chains import MmaChains
 from flashsmith.emulator.syntax import Entry, Instruction, Variable
@@ -219,14 +219,21 @@ class Translator(Emitter):
         self.indent -= 1
 
     def _emit_barrier(self, node: Node, instruction: Instruction, following: int) -> None:
-        handler = self.handlers["bar"]
+        handler = self.handlers[instruction.opcode]
         wait, passed, fork = self.temporary(), self.temporary(), self.temporary()
         self.emit(f"{wait} = None")
         self.barrier_result = wait
         handler(self, instruction)
         self.emit(f"if {wait} is not None:")
         self.emit(f"    {passed} = yield {wait}")
-        self.emit(f"    if {passed} is not None:")
+        if may_refuse(instruction):
+            self.emit(f"    if {passed} is REFUSED:")
+            self.indent += 2
+            self.define(instruction.operands[0], "FALSE", "b1")
+            self.indent -= 2
+            self.emit(f"    elif {passed} is not None:")
+        else:
+            self.emit(f"    if {passed} is not None:")
         pack = self._pack(self.flow.live_in(following))
         self.emit(f"        {fork} = W.part(G, {passed}, {following}, ({pack}), stop, {wait})")
         self.emit(f"        yield {fork}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,14 @@ import numpy as np
 from flashsmith.emulator.fork import UNDEFINED, Fork
 from flashsmith.emulator.geometry import Geometry
 from flashsmith.emulator.group import Group
-from flashsmith.emulator.interface import BarrierEvent, Observer, Site, WarpSync
+from flashsmith.emulator.interface import BarrierEvent, Misuse, Observer, ProxyFence, Site, WarpSync
+from flashsmith.emulator.mbarriers import Mbarriers
 from flashsmith.emulator.memory import GlobalMemory
+from flashsmith.emulator.named_barriers import BarrierWait, NamedBarriers
 from flashsmith.emulator.numeric import select
-from flashsmith.emulator.scheduler import Scheduler, Wait
+from flashsmith.emulator.register_pool import RegisterPool
+from flashsmith.emulator.scheduler import Scheduler
+from flashsmith.emulator.waits import Wait
 from flashsmith.emulator.wave_memory import WaveMemory
 from flashsmith.errors import EmulatorError
 
@@ -36,6 +41,9 @@ class Wave(WaveMemory):
     ) -> None:
         super().__init__(geometry, memory, shared_bytes, local_bytes, observers)
         self.scheduler: Scheduler
+        self.barriers = NamedBarriers(geometry, self._released)
+        self.mbarriers = Mbarriers(self)
+        self.registers = RegisterPool(self)
         #: Backward jumps left before a launch counts as endless.
         self.loops_left = 0
         #: Per node: warp instructions' and threads' visits, shared by all waves of a launch.
@@ -49,19 +57,20 @@ class Wave(WaveMemory):
 
     def barrier(
         self, group: Group, site: Site, number: Any, expected: Any, blocks: bool
-    ) -> Wait | None:
+    ) -> BarrierWait | None:
         """bar.sync, or bar.arrive when not ``blocks``: None when the group may go on at once."""
-        which = _uniform(number, "barrier number")
         count = None if expected is None else _uniform(expected, "barrier thread count")
         if self.observers:
             wanted = self.geometry.threads_per_cta if count is None else count
-            self._tell_barrier(site, "arrive", which, wanted, group.index)
-        elif count is None and group.n == self.scheduler.live_total:
+            for which, index in _by_value(number, group.index):
+                self._tell_barrier(site, "arrive", which, wanted, index)
+        elif count is None and group.n == self.barriers.live_total and np.ndim(number) == 0:
             return None
-        return self.scheduler.arrive(group, site, which, count, blocks=blocks)
+        return self.barriers.arrive(group, site, number, count, blocks=blocks)
 
-    def released(self, site: Site, number: int, expected: int, index: np.ndarray) -> None:
-        """The scheduler opened a barrier."""
+    def _released(self, site: Site, number: int, expected: int, index: np.ndarray) -> None:
+        """A barrier has opened."""
+        self.scheduler.tell()
         if self.observers:
             self._tell_barrier(site, "release", number, expected, index)
 
@@ -83,7 +92,7 @@ class Wave(WaveMemory):
 
     def exited(self, group: Group) -> None:
         """All threads of a group have returned."""
-        self.scheduler.exited(group)
+        self.barriers.exited(group)
 
     def fork(
         self,
@@ -123,8 +132,7 @@ class Wave(WaveMemory):
         fork = Fork(group, stop)
         go, stay = group.split(passed)
         fork.add(go, passed, following, values)
-        still = Wait(stay, wait.site, wait.barrier, wait.targets)
-        fork.add(stay, ~passed, following, values, wait=still)
+        fork.add(stay, ~passed, following, values, wait=wait.part(stay, ~passed))
         return fork
 
     def looped(self) -> bool:
@@ -132,7 +140,8 @@ class Wave(WaveMemory):
         self.loops_left -= 1
         if self.loops_left < 0:
             raise EmulatorError("endless loop: the limit on backward jumps is used up")
-        return self.loops_left % _TURN == 0
+        random = self.scheduler.random
+        return self.loops_left % _TURN == 0 or (random is not None and random.random() < 0.5)
 
     def trapped(self, group: Group) -> None:
         """trap."""
@@ -156,6 +165,32 @@ class Wave(WaveMemory):
             raw = np.full(value.dtype.itemsize, 0xFF, np.uint8)
             old = np.bool_(False) if value.dtype == np.bool_ else raw.view(value.dtype)[0]
         return select(predicate, value, old)
+
+    # Rules
+
+    def misuse(
+        self, kind: str, site: Site, threads: np.ndarray, message: str, address: int = 0
+    ) -> None:
+        """A rule is broken: a finding where an observer takes it, an error otherwise."""
+        takers = [observer for observer in self.observers if observer.handles_misuse]
+        if not takers:
+            raise EmulatorError(f"{kind}: {message}")
+        event = Misuse(kind, site, message, threads, address, self.tick())
+        for observer in takers:
+            observer.misuse(event)
+
+    def proxy_fence(self, group: Group, site: Site, mask: Any) -> None:
+        """fence.proxy.async and fence.mbarrier_init."""
+        threads = group.threads
+        if mask is not None:
+            threads = threads[np.broadcast_to(mask, (group.n,))]
+        event = ProxyFence(site, threads, self.tick())
+        for observer in self.observers:
+            observer.proxy_fence(event)
+
+    def deliver(self, random: Random | None) -> bool:
+        """One asynchronous transfer arrives; whether there was one."""
+        return False
 
     # Lanes
 
@@ -219,3 +254,10 @@ def _uniform(value: Any, what: str) -> int:
     if (value != value[0]).any():
         raise EmulatorError(f"{what} differs between threads that arrive together")
     return int(value[0])
+
+
+def _by_value(value: Any, index: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """Each value that occurs, with the wave threads that have it."""
+    if np.ndim(value) == 0:
+        return [(int(value), index)]
+    return [(int(one), index[value == one]) for one in np.unique(value)]
