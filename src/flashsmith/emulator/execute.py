@@ -25,6 +25,7 @@ from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.ptx import Module, parse
 from flashsmith.emulator.scheduler import Scheduler
 from flashsmith.emulator.syntax import Variable
+from flashsmith.emulator.tensor_maps import TensorMap, TensorMapSpec
 from flashsmith.emulator.translate import Handler, Translated, Translator
 from flashsmith.emulator.wave import Wave
 from flashsmith.errors import ArgumentError, EmulatorError
@@ -86,6 +87,7 @@ def emulate(
     smem_bytes: int,
     argument_bytes: bytes,
     memory: GlobalMemory,
+    tensor_maps: Sequence[TensorMapSpec] = (),
     observers: Sequence[Observer] = (),
     fuse: bool = True,
     loop_limit: int = LOOP_LIMIT,
@@ -96,6 +98,8 @@ def emulate(
     - ``ptx``: text of a module; ``entry``: mangled name of the kernel in it.
     - ``smem_bytes``: dynamic shared memory of a CTA. Shared memory starts as 0xFF bytes (NaN).
     - ``argument_bytes``: the packed kernel arguments, holding real host pointers into ``memory``.
+    - ``tensor_maps``: what stands in the arguments where kernels find tensor maps; the bytes there
+    do not matter.
     - ``observers``: see everything that happens; none of them costs anything when the tuple is
     empty.
     - ``seed``: None for the fixed schedule, in which what is asynchronous happens as late as it
@@ -108,6 +112,7 @@ def emulate(
     translated, module = translate(ptx, entry, observed=bool(observers), fuse=fuse)
     memory = memory.extended()
     launch = _check_launch(translated, grid, block, cluster, smem_bytes, argument_bytes, memory)
+    maps = {spec.argument_offset: TensorMap(spec, memory) for spec in tensor_maps}
     constants = _ModuleMemory(module, translated, argument_bytes, memory)
     counts = [0] * len(translated.block_mnemonics)
     thread_counts = [0] * len(translated.block_mnemonics)
@@ -122,6 +127,7 @@ def emulate(
         for observer in observers:
             observer.wave(first, ctas)
         wave = _make_wave(translated, launch, first, ctas, memory, observers)
+        wave.bulk.maps = maps
         wave.counts, wave.thread_counts = counts, thread_counts
         wave.loops_left, wave.clock = loops_left, clock
         constants.attach(wave)
@@ -219,7 +225,7 @@ def _run_wave(translated: Translated, wave: Wave, random: Random | None) -> None
     with np.errstate(all="ignore"):
         try:
             wave.scheduler.run(groups, translated.exit)
-            wave.registers.end()
+            wave.end()
         except Exception as error:
             raise _located(translated, error) from error
 

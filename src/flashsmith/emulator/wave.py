@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from flashsmith.emulator.bulk_copies import BulkCopies
 from flashsmith.emulator.fork import UNDEFINED, Fork
 from flashsmith.emulator.geometry import Geometry
 from flashsmith.emulator.group import Group
@@ -43,6 +44,7 @@ class Wave(WaveMemory):
         self.scheduler: Scheduler
         self.barriers = NamedBarriers(geometry, self._released)
         self.mbarriers = Mbarriers(self)
+        self.bulk = BulkCopies(self)
         self.registers = RegisterPool(self)
         #: Backward jumps left before a launch counts as endless.
         self.loops_left = 0
@@ -190,7 +192,12 @@ class Wave(WaveMemory):
 
     def deliver(self, random: Random | None) -> bool:
         """One asynchronous transfer arrives; whether there was one."""
-        return False
+        return self.bulk.deliver(random)
+
+    def end(self) -> None:
+        """All threads have exited."""
+        self.bulk.end()
+        self.registers.end()
 
     # Lanes
 
