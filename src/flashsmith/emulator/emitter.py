@@ -30,6 +30,7 @@ from flashsmith.emulator.syntax import (
     Vector,
 )
 from flashsmith.emulator.waits import REFUSED
+from flashsmith.emulator.warpgroup_mma import InFlight
 from flashsmith.emulator.wave import taken
 from flashsmith.errors import EmulatorError
 
@@ -74,6 +75,7 @@ class Emitter:
         }
         self.namespace |= {"np": np, "taken": taken, "UNDEFINED": UNDEFINED, "b1": np.bool_}
         self.namespace |= {"REFUSED": REFUSED, "TRUE": np.True_, "FALSE": np.False_}
+        self.namespace["InFlight"] = InFlight
         self.names: dict[str, str] = {}
         self.storage: dict[str, str] = {}
         self.constants: dict[tuple[str, str], str] = {}

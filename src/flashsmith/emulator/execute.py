@@ -17,6 +17,7 @@ from flashsmith.emulator import (
     opcodes_memory,
     opcodes_tiles,
     opcodes_warp,
+    opcodes_wgmma,
 )
 from flashsmith.emulator.geometry import WARP, Geometry
 from flashsmith.emulator.group import Group
@@ -49,6 +50,7 @@ HANDLERS: dict[str, Handler] = {
     **opcodes_tiles.HANDLERS,
     **opcodes_warp.HANDLERS,
     **opcodes_mbarrier.HANDLERS,
+    **opcodes_wgmma.HANDLERS,
 }
 
 _translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, Module]] = OrderedDict()
@@ -128,6 +130,7 @@ def emulate(
             observer.wave(first, ctas)
         wave = _make_wave(translated, launch, first, ctas, memory, observers)
         wave.bulk.maps = maps
+        wave.line_sites = translated.line_sites
         wave.counts, wave.thread_counts = counts, thread_counts
         wave.loops_left, wave.clock = loops_left, clock
         constants.attach(wave)

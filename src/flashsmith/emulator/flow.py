@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from flashsmith.emulator.register_hazards import Hazards, find_hazards, is_product
 from flashsmith.emulator.syntax import (
     Address,
     Entry,
@@ -72,6 +73,8 @@ def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
     if instruction.guard is not None:
         reads.append(instruction.guard.register.name)
         reads += writes
+    elif is_product(instruction):
+        reads += writes
     return reads, writes
 
 
@@ -107,6 +110,8 @@ class Flow:
 
     nodes: list[Node]
     read_counts: dict[str, int] = field(default_factory=dict)
+    #: None for an entry without wgmma.
+    hazards: Hazards | None = None
 
     @property
     def exit(self) -> int:
@@ -141,6 +146,7 @@ def analyse(entry: Entry) -> Flow:
             for name in step.reads:
                 flow.read_counts[name] = flow.read_counts.get(name, 0) + 1
     _liveness(flow)
+    flow.hazards = find_hazards(flow)
     _post_dominators(flow)
     return flow
 

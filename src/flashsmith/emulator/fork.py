@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from flashsmith.emulator.group import Group
+from flashsmith.emulator.warpgroup_mma import InFlight
+from flashsmith.errors import EmulatorError
 
 
 class Undefined:
@@ -90,6 +92,13 @@ class Fork:
         if not defined:
             return UNDEFINED
         first = defined[0]
+        if isinstance(first, InFlight):
+            if all(p is first for p in defined):
+                return first
+            if all(isinstance(p, InFlight) for p in defined):
+                raise EmulatorError(
+                    "threads meet whose wgmma in flight are different ones; wait_group before"
+                )
         complete = len(defined) == len(pieces)
         if complete and all(p.ndim == 0 and p.tobytes() == first.tobytes() for p in pieces):
             return first

@@ -132,6 +132,7 @@ class Translator(Emitter):
     def _emit_step(self, step: Step) -> None:
         instruction = step.instruction
         self.instruction = instruction
+        self._emit_hazards(instruction)
         if instruction.opcode == "mma" and instruction.guard is None:
             self.chains.add(instruction)
         else:
@@ -143,6 +144,16 @@ class Translator(Emitter):
             handler(self, instruction)
         for register in step.writes:
             self.shared_rows.pop(register, None)
+
+    def _emit_hazards(self, instruction: Instruction) -> None:
+        """Before a write to what wgmma may have in its hands: look whether it has."""
+        hazards = self.flow.hazards
+        if hazards is None:
+            return
+        for register in hazards.overwrites.get(instruction.index, ()):
+            self.emit(f"W.products.overwritten(G, {self.name(register)})")
+        for register in hazards.fragments.get(instruction.index, ()):
+            self.emit(f"W.products.fragment_written(G, {self.site()}, {register!r})")
 
     # Node endings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ from flashsmith.emulator.numeric import select
 from flashsmith.emulator.register_pool import RegisterPool
 from flashsmith.emulator.scheduler import Scheduler
 from flashsmith.emulator.waits import Wait
+from flashsmith.emulator.warpgroup_mma import Products
 from flashsmith.emulator.wave_memory import WaveMemory
 from flashsmith.errors import EmulatorError
 
@@ -45,12 +47,15 @@ class Wave(WaveMemory):
         self.barriers = NamedBarriers(geometry, self._released)
         self.mbarriers = Mbarriers(self)
         self.bulk = BulkCopies(self)
+        self.products = Products(self)
         self.registers = RegisterPool(self)
         #: Backward jumps left before a launch counts as endless.
         self.loops_left = 0
         #: Per node: warp instructions' and threads' visits, shared by all waves of a launch.
         self.counts: list[int] = []
         self.thread_counts: list[int] = []
+        #: The site of each line of generated code.
+        self.line_sites: dict[int, Site] = {}
         self.parameters: dict[str, np.ndarray] = {}
         self.parameter_address = np.uint64(0)
         self.symbols: dict[str, np.uint64] = {}
@@ -180,6 +185,15 @@ class Wave(WaveMemory):
         event = Misuse(kind, site, message, threads, address, self.tick())
         for observer in takers:
             observer.misuse(event)
+
+    def current_site(self) -> Site | None:
+        """The instruction that generated code is at; only for reports."""
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code.co_filename.startswith("<emulated "):
+                return self.line_sites.get(frame.f_lineno)
+        return None
 
     def proxy_fence(self, group: Group, site: Site, mask: Any) -> None:
         """fence.proxy.async and fence.mbarrier_init."""
