@@ -152,11 +152,16 @@ def analyse(entry: Entry) -> Flow:
 
 
 def _nodes(entry: Entry) -> list[Node]:
-    """Blocks cut behind every barrier, so that a thread can resume there."""
+    """Blocks cut behind every barrier, so that a thread can resume there.
+
+    What may be refused is a node of its own: threads that are left waiting run it again.
+    """
     pieces: list[list[list[Step]]] = []
     for block in entry.blocks:
         cuts: list[list[Step]] = [[]]
         for instruction in block.instructions:
+            if may_refuse(instruction) and cuts[-1]:
+                cuts.append([])
             cuts[-1].append(Step(instruction, *reads_and_writes(instruction)))
             last = instruction is block.instructions[-1]
             if blocks(instruction) and not last:

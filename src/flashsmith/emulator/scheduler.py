@@ -121,8 +121,25 @@ class Scheduler:
         task.fork = fork
         for part in fork.parts:
             if part.runs:
-                coroutine = self.start(part.group, part.start, fork.stop, part.values)
+                if part.wait is None:
+                    coroutine = self.start(part.group, part.start, fork.stop, part.values)
+                else:
+                    coroutine = _primed(self._held(part, fork.stop))
                 self._launch(_Task(coroutine, part.group, task, part, wait=part.wait))
+
+    def _held(self, part: Part, stop: int) -> Coroutine:
+        """A part that first has to wait; it too may be let go in pieces."""
+        group, values = part.group, part.values
+        passed = yield
+        if passed is None:
+            return (yield from self.start(group, part.start, stop, values))
+        assert values is not None
+        fork = Fork(group, stop)
+        go, stay = group.split(passed)
+        fork.add(go, passed, part.start, values)
+        fork.add(stay, ~passed, part.start, values, wait=part.wait.part(stay, ~passed))
+        yield fork
+        return fork.rejoin()
 
     def _launch(self, child: _Task) -> None:
         if child.parent is not None:

@@ -100,6 +100,8 @@ class Translator(Emitter):
         for node in self.flow.nodes:
             if len(node.successors) > 1 or (node.steps and blocks(node.steps[-1].instruction)):
                 starts.update(node.successors)
+            if node.steps and may_refuse(node.steps[-1].instruction):
+                starts.add(node.index)
         starts.discard(self.flow.exit)
         self.emit("if values is not None:")
         self.emit("    pass")
@@ -246,7 +248,12 @@ class Translator(Emitter):
         else:
             self.emit(f"    if {passed} is not None:")
         pack = self._pack(self.flow.live_in(following))
-        self.emit(f"        {fork} = W.part(G, {passed}, {following}, ({pack}), stop, {wait})")
+        if may_refuse(instruction):
+            again = self._pack(node.live_order)
+            left = f"{node.index}, ({again}), stop, None"
+        else:
+            left = f"{following}, ({pack}), stop, {wait}"
+        self.emit(f"        {fork} = W.part(G, {passed}, {following}, ({pack}), {left})")
         self.emit(f"        yield {fork}")
         self.emit(f"        return {fork}.rejoin()")
         self._jump(node, following)

@@ -132,14 +132,20 @@ class Wave(WaveMemory):
         passed: np.ndarray,
         following: int,
         values: tuple[Any, ...],
+        again: int,
+        values_again: tuple[Any, ...],
         stop: int,
-        wait: Wait,
+        wait: Wait | None,
     ) -> Fork:
-        """Only the threads in ``passed`` may go on behind a barrier; the others keep waiting."""
+        """Only the threads in ``passed`` may go on behind a wait.
+
+        The others keep waiting, or without ``wait`` run node ``again``, which waits anew.
+        """
         fork = Fork(group, stop)
         go, stay = group.split(passed)
         fork.add(go, passed, following, values)
-        fork.add(stay, ~passed, following, values, wait=wait.part(stay, ~passed))
+        still = None if wait is None else wait.part(stay, ~passed)
+        fork.add(stay, ~passed, again, values_again, wait=still)
         return fork
 
     def looped(self) -> bool:
