@@ -295,8 +295,10 @@ class BulkCopies:
         if not self.loads:
             return False
         if random is None:
-            for load in self.loads.popleft():
-                self._arrive(load)
+            # One by one: what has not arrived when a phase ends is not known to who waited for it.
+            while self.loads[0]:
+                self._arrive(self.loads[0].pop(0))
+            self.loads.popleft()
             return True
         which = random.randrange(len(self.loads))
         together = self.loads[which]

@@ -224,7 +224,9 @@ def _run_wave(translated: Translated, wave: Wave, random: Random | None) -> None
         return translated.function(wave, group, node, stop, values)
 
     wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
-    groups = _groups(geometry, random)
+    # What one warp has waited for of a wgmma is done for all four, so these stay together.
+    unit = WARP if translated.warps_are_free else 4 * WARP
+    groups = _groups(geometry, random, unit)
     with np.errstate(all="ignore"):
         try:
             wave.scheduler.run(groups, translated.exit)
@@ -233,15 +235,15 @@ def _run_wave(translated: Translated, wave: Wave, random: Random | None) -> None
             raise _located(translated, error) from error
 
 
-def _groups(geometry: Geometry, random: Random | None) -> list[Group]:
-    """All threads as one group; for a random schedule cut into runs of warps of a CTA."""
+def _groups(geometry: Geometry, random: Random | None, unit: int) -> list[Group]:
+    """All threads as one group; for a random schedule cut between units of threads."""
     everyone = np.arange(geometry.threads, dtype=np.int64)
     if random is None:
         return [Group(geometry, everyone)]
     groups = []
     for cta in range(geometry.ctas):
         own = everyone[cta * geometry.threads_per_cta :][: geometry.threads_per_cta]
-        cuts = [at for at in range(WARP, own.size, WARP) if random.random() < 0.5]
+        cuts = [at for at in range(unit, own.size, unit) if random.random() < 0.5]
         groups += [Group(geometry, part) for part in np.split(own, cuts)]
     return groups
 

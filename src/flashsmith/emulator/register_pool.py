@@ -30,6 +30,8 @@ class RegisterPool:
         self.wave = wave
         self.held: np.ndarray | None = None
         self.at_launch = 0
+        self.times: np.ndarray | None = None
+        self.last: Site | None = None
         self.raised: Site | None = None
 
     def begin(self, directives: dict[str, tuple[int, ...]]) -> None:
@@ -48,12 +50,11 @@ class RegisterPool:
                 group,
                 f"{count} registers; give a multiple of {_STEP} from {_LEAST} to {_MOST}",
             )
-        if not group.whole_warpgroups:
-            self._misuse(site, group, "executed by part of a warpgroup")
         geometry = self.wave.geometry
         warps = -(-geometry.threads_per_cta // WARP)
         if self.held is None:
             self.held = np.full((geometry.ctas, warps), self.at_launch, np.int64)
+            self.times = np.zeros_like(self.held)
         tids = group.index % geometry.threads_per_cta
         held = self.held[group.cta, tids // WARP]
         if (held > count if more else held < count).any():
@@ -63,12 +64,23 @@ class RegisterPool:
                 f"{int(held.max() if more else held.min())}",
             )  # fmt: skip
         self.held[group.cta, tids // WARP] = count
+        assert self.times is not None
+        np.add.at(self.times, (group.cta, tids // WARP), 1)
+        self.last = site
         if more:
             self.raised = site
 
     def end(self) -> None:
-        """When all is over: did the registers that were asked for exist?"""
-        if self.held is None or self.raised is None:
+        """When all is over: did warpgroups agree, and did the registers asked for exist?"""
+        if self.held is None or self.times is None or self.last is None:
+            return
+        warps = self.held.shape[1] // 4 * 4
+        done = np.stack([self.held, self.times])
+        by_warpgroup = done[:, :, :warps].reshape(2, -1, 4)
+        if (by_warpgroup != by_warpgroup[:, :, :1]).any() or self.times[:, warps:].any():
+            nobody = np.zeros(0, np.int64)
+            self.wave.misuse("setmaxnreg", self.last, nobody, "setmaxnreg by part of a warpgroup")
+        if self.raised is None:
             return
         wanted = self.held.sum(axis=1) * WARP
         pool = self.at_launch * self.held.shape[1] * WARP

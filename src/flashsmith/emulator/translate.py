@@ -33,6 +33,8 @@ class Translated:
     dynamic_shared_offset: int
     local_bytes: int
     module_symbols: tuple[str, ...]
+    #: Whether nothing is done by warpgroups.
+    warps_are_free: bool
 
     @property
     def parameter_bytes(self) -> int:
@@ -92,6 +94,7 @@ class Translator(Emitter):
             self.dynamic_shared_offset,
             self.local_bytes,
             tuple(sorted(self.module_symbols)),
+            flow.hazards is None,
         )
 
     def _emit_entry_points(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashsmith.emulator.bulk_copies import BulkCopies
+from flashsmith.emulator.cluster_barrier import ClusterBarrier
 from flashsmith.emulator.fork import UNDEFINED, Fork
 from flashsmith.emulator.geometry import Geometry
 from flashsmith.emulator.group import Group
@@ -45,6 +46,7 @@ class Wave(WaveMemory):
         super().__init__(geometry, memory, shared_bytes, local_bytes, observers)
         self.scheduler: Scheduler
         self.barriers = NamedBarriers(geometry, self._released)
+        self.cluster_barrier = ClusterBarrier(self)
         self.mbarriers = Mbarriers(self)
         self.bulk = BulkCopies(self)
         self.products = Products(self)
@@ -100,6 +102,7 @@ class Wave(WaveMemory):
     def exited(self, group: Group) -> None:
         """All threads of a group have returned."""
         self.barriers.exited(group)
+        self.cluster_barrier.exited(group)
 
     def fork(
         self,

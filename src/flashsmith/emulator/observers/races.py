@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,7 +43,8 @@ class Races(Check):
 
     For engines (wgmma, bulk copies) also ``proxy-fence``: what a thread wrote reaches the engine
     in order, but without a proxy fence on the way; and for mbarriers ``race-mbarrier``: one is used
-    by threads that need not have seen its initialisation.
+    by threads that need not have seen its initialisation. ``cluster-exit``: shared memory of
+    another CTA is used that may have exited.
 
     - ldmatrix reads for every lane of its warp, whichever lane gave the row's address.
     - A cp.async writes twice over: at issue it must be ordered after whoever used the memory
@@ -62,10 +64,12 @@ class Races(Check):
         self._sites: dict[int, Site] = {}
         self._ranges = Ranges([r for r in launch.memory.ranges() if r.writable])
         self._global: dict[int, AccessHistory] = {}
+        self._remote: list[_Remote] = []
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
         """New CTAs begin with an empty shared memory and no order among their threads."""
+        self._check_remote()
         self._first_cta = first_cta
         self._order = HappensBefore(first_cta, cta_count, self._threads_per_cta, self._clusters)
         self._meetings = Meetings(self._order, self._clusters)
@@ -75,6 +79,10 @@ class Races(Check):
             self._threads_per_cta,
             cluster_size=self._clusters.size,
         )
+
+    def end(self) -> None:
+        """The last wave is over."""
+        self._check_remote()
 
     def barrier(self, event: BarrierEvent) -> None:
         """Whoever waited at a barrier knows what the others did before they arrived."""
@@ -122,6 +130,8 @@ class Races(Check):
                 unseen,
                 event.address,
             )
+        if event.kind == "arrive":
+            self._note_remote(event.site, event.threads, event.ctas, event.clock)
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
         """The same for all CTAs of a cluster."""
@@ -140,6 +150,11 @@ class Races(Check):
         """Checks and records what an engine is told to do."""
         self._sites[event.site.index] = event.site
         cta = event.cta - self._first_cta
+        if event.cta != int(event.threads[0]) // self._threads_per_cta:
+            actor = self._order.actor(event.engine)
+            self._remote.append(
+                _Remote(event.site, int(event.threads[0]), actor, event.cta, event.clock)
+            )
         touched = self._shared.locate(cta, event.addresses, event.size)
         cells = np.unique(touched.cells) if event.kind == "read" else touched.cells
         for conflict in self._shared.engine_access(cells, event, self._order):
@@ -167,6 +182,30 @@ class Races(Check):
         if actor == NOBODY:
             return "several CTAs"
         return self.name(actor) if actor >= 0 else str(self._order.engine(actor))
+
+    # Other CTAs of the cluster
+
+    def _note_remote(self, site: Site, threads: np.ndarray, ctas: np.ndarray, clock: int) -> None:
+        far = np.flatnonzero(threads // self._threads_per_cta != ctas)
+        for place in far:
+            thread = int(threads[place])
+            self._remote.append(_Remote(site, thread, thread, int(ctas[place]), clock))
+
+    def _check_remote(self) -> None:
+        """Somebody of a CTA whose memory was used must have known of it before the CTA exited."""
+        for use in self._remote:
+            own = np.arange(self._threads_per_cta) + use.cta * self._threads_per_cta
+            known = self._order.knows(own, np.array([use.actor]), np.array([use.clock]))
+            if not known.any():
+                self.report(
+                    "cluster-exit",
+                    use.site,
+                    f"{self.name(use.thread)} uses shared memory of CTA {use.cta}, which may have "
+                    "exited by then",
+                    np.array([use.thread]),
+                    0,
+                )
+        self._remote = []
 
     def _history(self, index: int) -> AccessHistory:
         if index not in self._global:
@@ -220,6 +259,17 @@ class Races(Check):
             event.threads[np.unique(conflict.rows)],
             address,
         )
+
+
+@dataclass(frozen=True)
+class _Remote:
+    """A use of another CTA's shared memory, by a thread or an engine (``actor``)."""
+
+    site: Site
+    thread: int
+    actor: int
+    cta: int
+    clock: int
 
 
 def _part(event: MemoryAccess, chosen: np.ndarray, begin: int) -> MemoryAccess:
