@@ -154,4 +154,4 @@ def test_a_cta_that_is_left_out() -> None:
 
 def test_bytes_of_the_other_half_are_expected_too() -> None:
     _, kinds, _ = multicast("[%r20], 4096;", "[%r20], 2048;")
-    assert kinds == {"race-raw"}
+    assert "race-raw" in kinds
