@@ -32,8 +32,7 @@ class Part:
 
     ``values`` are live registers: where the part starts while it runs, where all join once it is
     ``finished``. A part that never ``runs`` has nothing to do until the join: it is finished from
-    the start, and the registers from before the fork are its values. ``wait`` is what the scheduler
-    must see happen before the part starts.
+    the start, and the registers from before the fork are its values.
     """
 
     group: Group
@@ -41,7 +40,6 @@ class Part:
     start: int
     values: Values | None
     runs: bool = True
-    wait: Any = None
     finished: bool = False
 
 
@@ -61,12 +59,11 @@ class Fork:
         values: Values,
         *,
         runs: bool = True,
-        wait: Any = None,
     ) -> None:
         """One part, with the whole group's registers that are live where it starts."""
         places = np.flatnonzero(mask)
         sliced = slice_values(values, places) if runs else None
-        self.parts.append(Part(part, places, start, sliced, runs, wait, finished=not runs))
+        self.parts.append(Part(part, places, start, sliced, runs, finished=not runs))
 
     def join(self, positions: Sequence[int], current: Values) -> Values:
         """Merge registers: ``positions`` in the join's live-in order, ``current`` old values."""
@@ -144,6 +141,21 @@ class Fork:
                     places = numbers[part.places[chosen]]
                     fork.parts.append(Part(group, places, part.start, sliced, finished=True))
         return go_group, go.join(range(len(current)), (UNDEFINED,) * len(current)), rest
+
+
+@dataclass(eq=False)
+class Split:
+    """A group that a wait takes apart for good: some threads go on, the others keep waiting.
+
+    Each side is (node, registers live there for the whole group); ``wait`` is what the others wait
+    for before they start, None when their node waits by itself.
+    """
+
+    group: Group
+    passed: np.ndarray
+    go: tuple[int, Values]
+    stay: tuple[int, Values]
+    wait: Any = None
 
 
 def slice_values(values: tuple[Any, ...], places: np.ndarray) -> tuple[Any, ...]:

@@ -242,6 +242,12 @@ class Mbarriers:
                 return
             barrier.pending -= now
             counts = counts - now
+            if (counts > 0)[barrier.pending == 0].any():
+                # Which of them end the phase and which begin the next is anybody's guess.
+                self._misuse(
+                    "mbarrier-over-arrival", site, group, places, barrier,
+                    "gets more arrivals at once than its phase still waits for",
+                )  # fmt: skip
             self._end_phases(site, barrier)
 
     def _end_phases(self, site: Site, barrier: Mbarrier) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.emulator.fork import Fork, Part, Values
+from flashsmith.emulator.fork import Fork, Part, Split, Values, slice_values
 from flashsmith.emulator.geometry import Geometry
 from flashsmith.emulator.group import Group
 from flashsmith.emulator.waits import REFUSED, Wait, describe
@@ -49,8 +49,8 @@ class Scheduler:
     one asynchronous transfer arrive and says whether there was one; given a random generator it
     picks any, else the oldest.
 
-    A coroutine asks for one of these things: a Fork (parts run, then it goes on), a Wait, or None
-    (it spins in a loop and lets others have a turn).
+    A coroutine asks for one of these things: a Fork (parts run, then it goes on), a Wait, a Split
+    (two others take its place), or None (it spins in a loop and lets others have a turn).
 
     Without ``random`` the schedule is fixed: groups take turns, and what is asynchronous happens
     when nothing else can. With it turns, arrivals and refusals come in random order.
@@ -111,6 +111,8 @@ class Scheduler:
         self.fruitless = 0
         if isinstance(request, Fork):
             self._fork(task, request)
+        elif isinstance(request, Split):
+            self._split(task, request)
         elif isinstance(request, Wait):
             task.wait = request
             self.waiting.append(task)
@@ -121,25 +123,43 @@ class Scheduler:
         task.fork = fork
         for part in fork.parts:
             if part.runs:
-                if part.wait is None:
-                    coroutine = self.start(part.group, part.start, fork.stop, part.values)
-                else:
-                    coroutine = _primed(self._held(part, fork.stop))
-                self._launch(_Task(coroutine, part.group, task, part, wait=part.wait))
+                coroutine = self.start(part.group, part.start, fork.stop, part.values)
+                self._launch(_Task(coroutine, part.group, task, part))
 
-    def _held(self, part: Part, stop: int) -> Coroutine:
-        """A part that first has to wait; it too may be let go in pieces."""
-        group, values = part.group, part.values
+    def _split(self, task: _Task, split: Split) -> None:
+        """Two tasks in a task's place, with its place in the fork above."""
+        task.coroutine.close()
+        above, part = task.parent, task.part
+        stop, fork = self.exit, None
+        if above is not None and part is not None and above.fork is not None:
+            fork = above.fork
+            stop = fork.stop
+            fork.parts.remove(part)
+            above.running_parts -= 1
+        groups = split.group.split(split.passed)
+        sides = (
+            (split.passed, *split.go, None),
+            (~split.passed, *split.stay, split.wait),
+        )
+        for group, (mask, start, values, wait) in zip(groups, sides, strict=True):
+            sliced = slice_values(values, np.flatnonzero(mask))
+            piece = None
+            if fork is not None and part is not None:
+                piece = Part(group, part.places[mask], start, sliced)
+                fork.parts.append(piece)
+            if wait is None:
+                coroutine = self.start(group, start, stop, sliced)
+            else:
+                wait = wait.part(group, mask)
+                coroutine = _primed(self._held(group, start, stop, sliced, wait))
+            self._launch(_Task(coroutine, group, above, piece, wait=wait))
+
+    def _held(self, group: Group, start: int, stop: int, values: Values, wait: Wait) -> Coroutine:
+        """Threads that first have to wait; they too may be let go in pieces."""
         passed = yield
-        if passed is None:
-            return (yield from self.start(group, part.start, stop, values))
-        assert values is not None
-        fork = Fork(group, stop)
-        go, stay = group.split(passed)
-        fork.add(go, passed, part.start, values)
-        fork.add(stay, ~passed, part.start, values, wait=part.wait.part(stay, ~passed))
-        yield fork
-        return fork.rejoin()
+        if passed is not None:
+            yield Split(group, passed, (start, values), (start, values), wait)
+        return (yield from self.start(group, start, stop, values))
 
     def _launch(self, child: _Task) -> None:
         if child.parent is not None:

@@ -236,7 +236,7 @@ class Translator(Emitter):
 
     def _emit_barrier(self, node: Node, instruction: Instruction, following: int) -> None:
         handler = self.handlers[instruction.opcode]
-        wait, passed, fork = self.temporary(), self.temporary(), self.temporary()
+        wait, passed = self.temporary(), self.temporary()
         self.emit(f"{wait} = None")
         self.barrier_result = wait
         handler(self, instruction)
@@ -253,12 +253,10 @@ class Translator(Emitter):
         pack = self._pack(self.flow.live_in(following))
         if may_refuse(instruction):
             again = self._pack(node.live_order)
-            left = f"{node.index}, ({again}), stop, None"
+            left = f"{node.index}, ({again}), None"
         else:
-            left = f"{following}, ({pack}), stop, {wait}"
-        self.emit(f"        {fork} = W.part(G, {passed}, {following}, ({pack}), {left})")
-        self.emit(f"        yield {fork}")
-        self.emit(f"        return {fork}.rejoin()")
+            left = f"{following}, ({pack}), {wait}"
+        self.emit(f"        yield W.part(G, {passed}, {following}, ({pack}), {left})")
         self._jump(node, following)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from flashsmith.emulator.bulk_copies import BulkCopies
 from flashsmith.emulator.cluster_barrier import ClusterBarrier
-from flashsmith.emulator.fork import UNDEFINED, Fork
+from flashsmith.emulator.fork import UNDEFINED, Fork, Split
 from flashsmith.emulator.geometry import Geometry
 from flashsmith.emulator.group import Group
 from flashsmith.emulator.interface import BarrierEvent, Misuse, Observer, ProxyFence, Site, WarpSync
@@ -137,19 +137,13 @@ class Wave(WaveMemory):
         values: tuple[Any, ...],
         again: int,
         values_again: tuple[Any, ...],
-        stop: int,
         wait: Wait | None,
-    ) -> Fork:
+    ) -> Split:
         """Only the threads in ``passed`` may go on behind a wait.
 
         The others keep waiting, or without ``wait`` run node ``again``, which waits anew.
         """
-        fork = Fork(group, stop)
-        go, stay = group.split(passed)
-        fork.add(go, passed, following, values)
-        still = None if wait is None else wait.part(stay, ~passed)
-        fork.add(stay, ~passed, again, values_again, wait=still)
-        return fork
+        return Split(group, passed, (following, values), (again, values_again), wait)
 
     def looped(self) -> bool:
         """A group jumps backwards; whether it should let others have a turn now and then."""
