@@ -79,11 +79,6 @@ class Fork:
             merged.append(self._merge(pieces))
         return tuple(merged)
 
-    def rejoin(self) -> Values:
-        """Merge everything live at the join, of parts that all ran."""
-        width = len(self.parts[0].values or ())
-        return self.join(range(width), (UNDEFINED,) * width)
-
     def _merge(self, pieces: list[Any]) -> Any:
         defined = [piece for piece in pieces if piece is not UNDEFINED]
         if not defined:

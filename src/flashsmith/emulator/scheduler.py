@@ -242,44 +242,26 @@ class Scheduler:
         return False
 
     def _release(self, task: _Task, fork: Fork, mask: np.ndarray) -> None:
-        """Replace a task that waits for a fork by two: the threads in ``mask``, and the rest."""
+        """Put two tasks in the place of one that waits for a fork: those in ``mask``, the rest."""
         current, stop = task.coroutine.send(True)
         task.coroutine.close()
-        children = self._children(task)
         go_group, values, rest_fork = fork.release(mask, current)
-        split = Fork(task.group, stop)
-        split.add(go_group, mask, fork.stop, ())
-        split.add(rest_fork.group, ~mask, fork.stop, ())
-        go_part, rest_part = split.parts
-        go = _Task(self.start(go_group, fork.stop, stop, values), go_group, task, go_part)
-        rest = _Task(
-            _primed(self._after(rest_fork, stop, current)),
-            rest_fork.group,
-            task,
-            rest_part,
-            rest_fork,
-        )
-        for child in children:
-            child.parent = rest
-        rest.running_parts = len(children)
-        task.coroutine, task.fork = _primed(_rejoined(split)), split
-        task.running_parts = 1  # the rest; _launch counts the one that goes
-        self._launch(go)
-
-    def _children(self, task: _Task) -> list[_Task]:
-        """Unfinished tasks right below one, whether they run, wait, or have forked again."""
-        found: dict[int, _Task] = {}
-        for leaf in [*self.waiting, *(ready for ready, _ in self.ready)]:
-            below: _Task | None = leaf
-            while below is not None and below.parent is not task:
-                below = below.parent
-            if below is not None:
-                found[id(below)] = below
-        return list(found.values())
+        above, part = task.parent, task.part
+        go_part = rest_part = None
+        if above is not None and part is not None and above.fork is not None:
+            above.fork.parts.remove(part)
+            go_part = Part(go_group, part.places[mask], fork.stop, None)
+            rest_part = Part(rest_fork.group, part.places[~mask], fork.stop, None)
+            above.fork.parts += [go_part, rest_part]
+        rest_current = slice_values(current, np.flatnonzero(~mask))
+        task.coroutine = _primed(self._after(rest_fork, stop, rest_current))
+        task.group, task.part, task.fork = rest_fork.group, rest_part, rest_fork
+        self._launch(_Task(self.start(go_group, fork.stop, stop, values), go_group, above, go_part))
 
     def _after(self, fork: Fork, stop: int, current: Values) -> Coroutine:
-        """Goes on behind a join that some threads have left."""
-        yield
+        """Goes on behind a join that some threads have left, and more may."""
+        if (yield):
+            yield current, stop
         values = fork.join(range(len(current)), current)
         return (yield from self.start(fork.group, fork.stop, stop, values))
 
@@ -300,12 +282,6 @@ class Scheduler:
             else:
                 still.append(task)
         self.waiting = still
-
-
-def _rejoined(fork: Fork) -> Coroutine:
-    """Stands in for a coroutine whose threads all run on in a fork's parts."""
-    yield
-    return fork.rejoin()
 
 
 def _primed(coroutine: Coroutine) -> Coroutine:
