@@ -5,46 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from ptx_programs import aligned, map_program, run
+from wgmma_programs import (
+    COMMIT,
+    FENCE,
+    PREPARE,
+    WAIT,
+    operands,
+    product,
+    shifted_body,
+    store,
+    tiles_body,
+    vector,
+    whole_program,
+)
 from wgmma_tiles import SPANS, Tile, accumulators, floats, fragments, words_of
 
 from flashsmith.emulator import Finding
 from flashsmith.emulator.observers import all_checks
 from flashsmith.errors import EmulatorError
-
-#: The image of shared memory comes from the first tensor, 16 bytes a thread and turn.
-PREPARE = """
-mov.u32 %r9, s; shl.b32 %r1, %r60, 4; shl.b32 %r3, %r62, 4;
-FILL:
-cvt.u64.u32 %rd5, %r1; add.s64 %rd6, %rd1, %rd5; add.u32 %r2, %r9, %r1;
-ld.global.v4.u32 {{%r4, %r5, %r6, %r7}}, [%rd6];
-st.shared.v4.u32 [%r2], {{%r4, %r5, %r6, %r7}};
-add.u32 %r1, %r1, %r3; setp.lt.u32 %p1, %r1, {size};
-@%p1 bra FILL;
-fence.proxy.async.shared::cta;
-bar.sync 0;
-setp.eq.u32 %p2, %r60, %r60; setp.ne.u32 %p3, %r60, %r60;
-"""
-
-
-def vector(prefix: str, count: int, first: int = 0) -> str:
-    return "{" + ", ".join(f"%{prefix}{first + i}" for i in range(count)) + "}"
-
-
-def product(
-    n: int, a: str, b: int, kind: str, scale_d: str, literals: str, registers: str = ""
-) -> str:
-    name = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind}"
-    return f"{name} {registers or vector('d', n // 2)}, {a}, {b}, {scale_d}, {literals};\n"
-
-
-def store(n: int) -> str:
-    """Register r of thread t goes to word 128 r + t of the last tensor."""
-    text = "add.s64 %rd8, %rd2, %rd0;\n"
-    return text + "".join(f"st.global.f32 [%rd8+{512 * r}], %d{r};\n" for r in range(n // 2))
-
-
-FENCE, COMMIT = "wgmma.fence.sync.aligned;\n", "wgmma.commit_group.sync.aligned;\n"
-WAIT = "wgmma.wait_group.sync.aligned 0;\n"
 
 
 def execute(
@@ -53,20 +31,10 @@ def execute(
     """(accumulators by register and thread, findings)."""
     source, out = aligned(image.shape, np.uint8), aligned((n // 2, threads), np.float32)
     source[:] = image
-    declarations = f".shared .align 1024 .b8 s[{image.size}];\n.reg .f32 %d<256>;\n"
-    text = map_program(PREPARE.format(size=image.size) + body + "ret;", 0, 2, declarations)
+    text = whole_program(body, image.size)
     observers = all_checks()
     run(text, [(source, False), (out, True)], threads=threads, observers=observers, seed=seed)
     return out, [finding for observer in observers for finding in observer.findings]
-
-
-def operands(
-    n: int, depth: int, kind: str, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A (64 x depth), B (n x depth) as words, and A B^T."""
-    rng = np.random.default_rng((n, depth, seed))
-    a, b = (words_of(rng.standard_normal((rows, depth)), kind) for rows in (64, n))
-    return a, b, floats(a, kind) @ floats(b, kind).T
 
 
 def check(got: np.ndarray, want: np.ndarray) -> None:
@@ -78,16 +46,8 @@ def tiles_product(
     a_tile: Tile, b_tile: Tile, kind: str, *, seed: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, list[Finding]]:
     """A product of tiles in shared memory, all steps of k: (got, wanted, findings)."""
-    n = b_tile.rows
-    a, b, want = operands(n, a_tile.depth, kind)
-    image = np.concatenate([a_tile.image(a), b_tile.image(b)])
-    major = f"{int(not a_tile.k_major)}, {int(not b_tile.k_major)}"
-    body = FENCE
-    steps = zip(a_tile.steps(0), b_tile.steps(a_tile.size), strict=True)
-    for number, (da, db) in enumerate(steps):
-        body += f"mov.b64 %rd9, {da};\n"
-        body += product(n, "%rd9", db, kind, "%p2" if number else "%p3", f"1, 1, {major}")
-    got, findings = execute(body + COMMIT + WAIT + store(n), image, n, seed=seed)
+    body, image, want = tiles_body(a_tile, b_tile, kind)
+    got, findings = execute(body, image, b_tile.rows, seed=seed)
     return got, want, findings
 
 
@@ -131,20 +91,8 @@ def test_warps_that_come_one_by_one(seed: int) -> None:
 
 
 def test_a_base_offset_moves_the_pattern() -> None:
-    """Both tiles begin three lines behind where the swizzle's pattern repeats."""
-    tile, shift = Tile(64, 64, True, 128), 3 * 128
-    a, b, want = operands(64, 64, "f16")
-    image = np.zeros(17 * 1024, np.uint8)
-    image[shift : shift + 8192] = tile.image(a)
-    image[8192 + shift : 16384 + shift] = tile.image(b)
-    body = FENCE
-    for number, (da, db) in enumerate(
-        zip(tile.steps(shift, 3), tile.steps(8192 + shift, 3), strict=True)
-    ):
-        body += f"mov.b64 %rd9, {da};\n"
-        body += product(64, "%rd9", db, "f16", "%p2" if number else "%p3", "1, 1, 0, 0")
-    got, _ = execute(body + COMMIT + WAIT + store(64), image, 64)
-    check(got, want)
+    body, image, want = shifted_body()
+    check(execute(body, image, 64)[0], want)
 
 
 # A in registers, scales, addends -------------------------------------------------------------

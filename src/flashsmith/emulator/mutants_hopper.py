@@ -75,16 +75,11 @@ def _descriptor(operand: int, instruction: str, constant: int) -> Mutation:
     return _changed(operand, "b64", instruction, constant)
 
 
-def _leading_offset(operand: int) -> Mutation:
-    """K-major operands in a swizzle do not use the leading offset."""
-
-    def mutate(site: MutationSite) -> str | None:
-        major = _majors(site)
-        if major[operand - 1] == 0:
-            return None
-        return _descriptor(operand, "add.s64", 8 << _LEADING)(site)
-
-    return mutate
+def _leading_offset(site: MutationSite) -> str | None:
+    """A K-major B in a swizzle does not use its leading offset."""
+    if _majors(site)[1] == 0:
+        return None
+    return _descriptor(2, "add.s64", 8 << _LEADING)(site)
 
 
 def _majors(site: MutationSite) -> tuple[int, int]:
@@ -191,8 +186,7 @@ def hopper_operators() -> tuple[Operator, ...]:
         Operator("B of the next step", _PRODUCT, _descriptor(2, "add.s64", 2)),
         Operator("A's stride", _PRODUCT, _descriptor(1, "add.s64", 8 << _STRIDE)),
         Operator("B's stride", _PRODUCT, _descriptor(2, "add.s64", 8 << _STRIDE)),
-        Operator("A's leading offset", _PRODUCT, _leading_offset(1)),
-        Operator("B's leading offset", _PRODUCT, _leading_offset(2)),
+        Operator("B's leading offset", _PRODUCT, _leading_offset),
         Operator("A's swizzle", _PRODUCT, _descriptor(1, "xor.b64", 3 << _SWIZZLE)),
         Operator("B's swizzle", _PRODUCT, _descriptor(2, "xor.b64", 3 << _SWIZZLE)),
         Operator("A's base offset", _PRODUCT, _descriptor(1, "xor.b64", 1 << _BASE)),
