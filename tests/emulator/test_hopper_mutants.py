@@ -60,7 +60,7 @@ EQUIVALENT = (
     ),
     Equivalent(
         "another barrier",
-        lambda victim, mutant, place: victim.probe.name != "turns" or place in (0, 2),
+        lambda victim, mutant, place: victim.probe.name != "turns" or place in (0, 3),
         "All threads that meet there give the other number, and nobody else uses it.",
     ),
     Equivalent(

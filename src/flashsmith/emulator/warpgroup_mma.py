@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PIECE, _DEPTH, _ROWS = 16, 16, 64
 _WARPGROUP = 4 * WARP
+_ONE_THREAD = 1 << 18
 f4, u2, u4 = np.float32, np.uint16, np.uint32
 
 
@@ -197,7 +198,7 @@ class Product:
             chain = self._chain()
             a = np.concatenate([one.a_matrix() for one in chain], axis=2)
             b = np.concatenate([one.b_matrix() for one in chain], axis=1)
-            rows = _to_registers(np.matmul(a, b), self.form.n)
+            rows = _to_registers(_multiply(a, b), self.form.n)
             chain[0]._accumulate(rows)
             self.result = rows
         return self.result
@@ -237,8 +238,23 @@ class Product:
         return rows[:, np.searchsorted(self.index, index)]
 
 
+def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(units, rows, k) x (units, k, n), in blocks of rows small enough for one thread.
+
+    OpenBLAS starts its threads above so many multiplications; beside other processes on the same
+    cores that made products of this size 50 times slower.
+    """
+    units, rows, depth = a.shape
+    block = rows
+    while block > 1 and block * depth * b.shape[2] > _ONE_THREAD:
+        block //= 2
+    blocks = a.reshape(units, rows // block, block, depth)
+    product: np.ndarray = np.matmul(blocks, b[:, None])
+    return product
+
+
 def _to_registers(tiles: np.ndarray, n: int) -> np.ndarray:
-    """(units, rows, n) to (register, thread): register 4j + 2h + e of lane (g, t) holds row g + 8h
+    """(..., rows, n) to (register, thread): register 4j + 2h + e of lane (g, t) holds row g + 8h
     of its warp's 16, column 8j + 2t + e."""
     parts = tiles.reshape(-1, 2, 8, n // 8, 4, 2).transpose(3, 1, 5, 0, 2, 4)
     return np.ascontiguousarray(parts).reshape(n // 2, -1)
