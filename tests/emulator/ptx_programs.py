@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from flashsmith.configs import DType
 from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate
 
 HEADER = '.version 9.0\n.target sm_80\n.address_size 64\n.file 1 "program.cu"\n'
@@ -29,6 +31,56 @@ def program(body: str, pointers: int = 1, declarations: str = "", module: str = 
     )
 
 
+def map_program(
+    body: str, maps: int, pointers: int = 1, declarations: str = "", cluster: str = ""
+) -> str:
+    """The same for sm_90a with one argument: tensor maps (128 bytes each), then the pointers.
+
+    %rd11, %rd12, ... = the maps' addresses.
+    """
+    size = 128 * maps + 8 * pointers
+    loads = "".join(
+        f"ld.param.u64 %rd{i + 1}, [args+{128 * maps + 8 * i}];\n" for i in range(pointers)
+    )
+    loads += "mov.b64 %rd10, args;\ncvta.param.u64 %rd10, %rd10;\n"
+    loads += "".join(f"add.s64 %rd{11 + i}, %rd10, {128 * i};\n" for i in range(maps))
+    head = HEADER.replace("sm_80", "sm_90a")
+    return (
+        f"{head}.visible .entry main(.param .align 64 .b8 args[{size}]){cluster}\n"
+        f"{{\n{REGISTERS}{declarations}{loads}{PROLOGUE}{body}\n}}\n"
+    )
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """A tensor map over an array, dimensions innermost first."""
+
+    argument_offset: int
+    address: int
+    element_type: DType
+    sizes: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: int
+
+
+def map_of(array: np.ndarray, box: Sequence[int], swizzle: int = 0, place: int = 0) -> MapSpec:
+    """The map over a whole 2-byte array whose last axis is the innermost dimension."""
+    strides = tuple(array.strides[::-1][1:])
+    return MapSpec(
+        128 * place, array.ctypes.data, DType.FP16, array.shape[::-1], strides, tuple(box), swizzle
+    )
+
+
+def aligned(shape: Sequence[int], dtype: object = np.uint16) -> np.ndarray:
+    """Zeros at an address that is a multiple of 16."""
+    kind = np.dtype(dtype)  # type: ignore[call-overload]
+    size = int(np.prod(shape)) * kind.itemsize
+    raw = np.zeros(size + 16, np.uint8)
+    begin = -raw.ctypes.data % 16
+    return raw[begin : begin + size].view(kind).reshape(shape)
+
+
 #: Store %r1 as this thread's word of the first tensor.
 STORE_R1 = "add.s64 %rd8, %rd1, %rd0; st.global.u32 [%rd8], %r1;\n"
 
@@ -43,6 +95,9 @@ def run(
     observers: Sequence[Observer] = (),
     fuse: bool = True,
     loop_limit: int = 100_000,
+    seed: int | None = None,
+    maps: Sequence[MapSpec] = (),
+    cluster: int = 1,
 ) -> EmulationResult:
     """Launch ``main`` on (array, writable) tensors."""
     memory = GlobalMemory()
@@ -56,11 +111,14 @@ def run(
         grid=(ctas, 1, 1),
         block=(threads, 1, 1),
         smem_bytes=smem_bytes,
-        argument_bytes=struct.pack(f"<{len(pointers)}Q", *pointers),
+        argument_bytes=bytes(128 * len(maps)) + struct.pack(f"<{len(pointers)}Q", *pointers),
         memory=memory,
         observers=observers,
         fuse=fuse,
         loop_limit=loop_limit,
+        seed=seed,
+        tensor_maps=maps,
+        cluster=(cluster, 1, 1),
     )
 
 

@@ -6,7 +6,14 @@ import pytest
 from traces import Trace
 
 from flashsmith.emulator.interface import MemoryRange, Observer
-from flashsmith.emulator.observers import Bounds, InFlight, Races, Uninitialised, all_checks
+from flashsmith.emulator.observers import (
+    Bounds,
+    InFlight,
+    Races,
+    Rules,
+    Uninitialised,
+    all_checks,
+)
 
 CTA = range(64)
 ROWS = [16 * i for i in CTA]
@@ -192,7 +199,7 @@ def test_a_copy_in_flight_is_not_overwritten() -> None:
 
 def test_all_checks_are_fresh_and_agree_on_a_correct_pipeline() -> None:
     checks = all_checks()
-    assert {type(check) for check in checks} == {Bounds, Uninitialised, InFlight, Races}
+    assert {type(check) for check in checks} == {Bounds, Uninitialised, InFlight, Races, Rules}
     assert not set(map(id, checks)) & set(map(id, all_checks()))
     t = Trace(*checks, shared_bytes=2048)
     first, second = ROWS, [1024 + row for row in ROWS]

@@ -20,6 +20,7 @@ from flashsmith.emulator.interface import (
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.observers import BankConflicts, all_checks
 from flashsmith.emulator.ptx import parse
+from flashsmith.emulator.tensor_maps import TensorMapSpec
 
 __all__ = [
     "AsyncGroupEvent",
@@ -34,6 +35,7 @@ __all__ = [
     "MemoryRange",
     "Observer",
     "Site",
+    "TensorMapSpec",
     "WarpSync",
     "all_checks",
     "emulate",

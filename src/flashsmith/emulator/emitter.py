@@ -29,6 +29,8 @@ from flashsmith.emulator.syntax import (
     Variable,
     Vector,
 )
+from flashsmith.emulator.waits import REFUSED
+from flashsmith.emulator.warpgroup_mma import InFlight
 from flashsmith.emulator.wave import taken
 from flashsmith.errors import EmulatorError
 
@@ -72,6 +74,8 @@ class Emitter:
             name: value for name, value in vars(numeric).items() if not name.startswith("_")
         }
         self.namespace |= {"np": np, "taken": taken, "UNDEFINED": UNDEFINED, "b1": np.bool_}
+        self.namespace |= {"REFUSED": REFUSED, "TRUE": np.True_, "FALSE": np.False_}
+        self.namespace["InFlight"] = InFlight
         self.names: dict[str, str] = {}
         self.storage: dict[str, str] = {}
         self.constants: dict[tuple[str, str], str] = {}

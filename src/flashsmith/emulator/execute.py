@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from random import Random
 
 import numpy as np
 
@@ -12,17 +13,20 @@ from flashsmith.emulator import (
     opcodes_convert,
     opcodes_float,
     opcodes_integer,
+    opcodes_mbarrier,
     opcodes_memory,
     opcodes_tiles,
     opcodes_warp,
+    opcodes_wgmma,
 )
-from flashsmith.emulator.geometry import Geometry
+from flashsmith.emulator.geometry import WARP, Geometry
 from flashsmith.emulator.group import Group
 from flashsmith.emulator.interface import EmulationResult, Launch, Observer, Site
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.ptx import Module, parse
 from flashsmith.emulator.scheduler import Scheduler
 from flashsmith.emulator.syntax import Variable
+from flashsmith.emulator.tensor_maps import TensorMap, TensorMapSpec
 from flashsmith.emulator.translate import Handler, Translated, Translator
 from flashsmith.emulator.wave import Wave
 from flashsmith.errors import ArgumentError, EmulatorError
@@ -45,6 +49,8 @@ HANDLERS: dict[str, Handler] = {
     **opcodes_memory.HANDLERS,
     **opcodes_tiles.HANDLERS,
     **opcodes_warp.HANDLERS,
+    **opcodes_mbarrier.HANDLERS,
+    **opcodes_wgmma.HANDLERS,
 }
 
 _translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, Module]] = OrderedDict()
@@ -83,17 +89,23 @@ def emulate(
     smem_bytes: int,
     argument_bytes: bytes,
     memory: GlobalMemory,
+    tensor_maps: Sequence[TensorMapSpec] = (),
     observers: Sequence[Observer] = (),
     fuse: bool = True,
     loop_limit: int = LOOP_LIMIT,
+    seed: int | None = None,
 ) -> EmulationResult:
     """Run one kernel launch on the CPU.
 
     - ``ptx``: text of a module; ``entry``: mangled name of the kernel in it.
     - ``smem_bytes``: dynamic shared memory of a CTA. Shared memory starts as 0xFF bytes (NaN).
     - ``argument_bytes``: the packed kernel arguments, holding real host pointers into ``memory``.
+    - ``tensor_maps``: what stands in the arguments where kernels find tensor maps; the bytes there
+    do not matter.
     - ``observers``: see everything that happens; none of them costs anything when the tuple is
     empty.
+    - ``seed``: None for the fixed schedule, in which what is asynchronous happens as late as it
+    may; a number for a random one that this number decides.
 
     Raises EmulatorError for PTX that is not supported, for a deadlock or an endless loop, for a
     trap, and for an access outside memory unless an observer handles it; ArgumentError for a launch
@@ -102,6 +114,7 @@ def emulate(
     translated, module = translate(ptx, entry, observed=bool(observers), fuse=fuse)
     memory = memory.extended()
     launch = _check_launch(translated, grid, block, cluster, smem_bytes, argument_bytes, memory)
+    maps = {spec.argument_offset: TensorMap(spec, memory) for spec in tensor_maps}
     constants = _ModuleMemory(module, translated, argument_bytes, memory)
     counts = [0] * len(translated.block_mnemonics)
     thread_counts = [0] * len(translated.block_mnemonics)
@@ -110,15 +123,18 @@ def emulate(
     step = _ctas_per_wave(launch)
     loops_left = loop_limit
     clock = 0
+    random = None if seed is None else Random(seed)
     for first in range(0, launch.cta_count, step):
         ctas = min(step, launch.cta_count - first)
         for observer in observers:
             observer.wave(first, ctas)
         wave = _make_wave(translated, launch, first, ctas, memory, observers)
+        wave.bulk.maps = maps
+        wave.line_sites = translated.line_sites
         wave.counts, wave.thread_counts = counts, thread_counts
         wave.loops_left, wave.clock = loops_left, clock
         constants.attach(wave)
-        _run_wave(translated, wave)
+        _run_wave(translated, wave, random)
         loops_left, clock = wave.loops_left, wave.clock
     for observer in observers:
         observer.end()
@@ -196,22 +212,40 @@ def _make_wave(
 ) -> Wave:
     dynamic = max(0, launch.shared_bytes - translated.dynamic_shared_offset)
     geometry = Geometry(launch.grid, launch.block, launch.cluster, first, ctas, dynamic)
-    return Wave(geometry, memory, launch.shared_bytes, translated.local_bytes, observers)
+    wave = Wave(geometry, memory, launch.shared_bytes, translated.local_bytes, observers)
+    wave.registers.begin(translated.entry.directives)
+    return wave
 
 
-def _run_wave(translated: Translated, wave: Wave) -> None:
+def _run_wave(translated: Translated, wave: Wave, random: Random | None) -> None:
     geometry = wave.geometry
 
     def start(group: Group, node: int, stop: int, values: object) -> object:
         return translated.function(wave, group, node, stop, values)
 
-    wave.scheduler = Scheduler(geometry, start, wave.released)  # type: ignore[arg-type]
-    everyone = Group(geometry, np.arange(geometry.threads, dtype=np.int64))
+    wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
+    # What one warp has waited for of a wgmma is done for all four, so these stay together.
+    unit = WARP if translated.warps_are_free else 4 * WARP
+    groups = _groups(geometry, random, unit)
     with np.errstate(all="ignore"):
         try:
-            wave.scheduler.run(everyone, translated.exit)
+            wave.scheduler.run(groups, translated.exit)
+            wave.end()
         except Exception as error:
             raise _located(translated, error) from error
+
+
+def _groups(geometry: Geometry, random: Random | None, unit: int) -> list[Group]:
+    """All threads as one group; for a random schedule cut between units of threads."""
+    everyone = np.arange(geometry.threads, dtype=np.int64)
+    if random is None:
+        return [Group(geometry, everyone)]
+    groups = []
+    for cta in range(geometry.ctas):
+        own = everyone[cta * geometry.threads_per_cta :][: geometry.threads_per_cta]
+        cuts = [at for at in range(unit, own.size, unit) if random.random() < 0.5]
+        groups += [Group(geometry, part) for part in np.split(own, cuts)]
+    return groups
 
 
 def _located(translated: Translated, error: Exception) -> EmulatorError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from flashsmith.emulator.register_hazards import Hazards, find_hazards, is_product
 from flashsmith.emulator.syntax import (
     Address,
     Entry,
@@ -24,7 +25,16 @@ WITHOUT_RESULT = frozenset(
 
 def blocks(instruction: Instruction) -> bool:
     """Whether threads may have to stop at an instruction: a node ends there."""
-    return instruction.opcode in ("bar", "barrier") and "warp" not in instruction.modifiers
+    if instruction.opcode in ("bar", "barrier"):
+        return "warp" not in instruction.modifiers
+    return may_refuse(instruction)
+
+
+def may_refuse(instruction: Instruction) -> bool:
+    """Whether an instruction waits and may give up: its result is a predicate that says so."""
+    return instruction.opcode == "mbarrier" and bool(
+        {"try_wait", "test_wait"}.intersection(instruction.modifiers)
+    )
 
 
 def registers_in(operand: Operand) -> list[str]:
@@ -63,6 +73,8 @@ def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
     if instruction.guard is not None:
         reads.append(instruction.guard.register.name)
         reads += writes
+    elif is_product(instruction):
+        reads += writes
     return reads, writes
 
 
@@ -98,6 +110,8 @@ class Flow:
 
     nodes: list[Node]
     read_counts: dict[str, int] = field(default_factory=dict)
+    #: None for an entry without wgmma.
+    hazards: Hazards | None = None
 
     @property
     def exit(self) -> int:
@@ -132,16 +146,22 @@ def analyse(entry: Entry) -> Flow:
             for name in step.reads:
                 flow.read_counts[name] = flow.read_counts.get(name, 0) + 1
     _liveness(flow)
+    flow.hazards = find_hazards(flow)
     _post_dominators(flow)
     return flow
 
 
 def _nodes(entry: Entry) -> list[Node]:
-    """Blocks cut behind every barrier, so that a thread can resume there."""
+    """Blocks cut behind every barrier, so that a thread can resume there.
+
+    What may be refused is a node of its own: threads that are left waiting run it again.
+    """
     pieces: list[list[list[Step]]] = []
     for block in entry.blocks:
         cuts: list[list[Step]] = [[]]
         for instruction in block.instructions:
+            if may_refuse(instruction) and cuts[-1]:
+                cuts.append([])
             cuts[-1].append(Step(instruction, *reads_and_writes(instruction)))
             last = instruction is block.instructions[-1]
             if blocks(instruction) and not last:

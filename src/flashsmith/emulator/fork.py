@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from flashsmith.emulator.group import Group
+from flashsmith.emulator.warpgroup_mma import InFlight
+from flashsmith.errors import EmulatorError
 
 
 class Undefined:
@@ -30,8 +32,7 @@ class Part:
 
     ``values`` are live registers: where the part starts while it runs, where all join once it is
     ``finished``. A part that never ``runs`` has nothing to do until the join: it is finished from
-    the start, and the registers from before the fork are its values. ``wait`` is what the scheduler
-    must see happen before the part starts.
+    the start, and the registers from before the fork are its values.
     """
 
     group: Group
@@ -39,7 +40,6 @@ class Part:
     start: int
     values: Values | None
     runs: bool = True
-    wait: Any = None
     finished: bool = False
 
 
@@ -59,12 +59,11 @@ class Fork:
         values: Values,
         *,
         runs: bool = True,
-        wait: Any = None,
     ) -> None:
         """One part, with the whole group's registers that are live where it starts."""
         places = np.flatnonzero(mask)
         sliced = slice_values(values, places) if runs else None
-        self.parts.append(Part(part, places, start, sliced, runs, wait, finished=not runs))
+        self.parts.append(Part(part, places, start, sliced, runs, finished=not runs))
 
     def join(self, positions: Sequence[int], current: Values) -> Values:
         """Merge registers: ``positions`` in the join's live-in order, ``current`` old values."""
@@ -80,16 +79,18 @@ class Fork:
             merged.append(self._merge(pieces))
         return tuple(merged)
 
-    def rejoin(self) -> Values:
-        """Merge everything live at the join, of parts that all ran."""
-        width = len(self.parts[0].values or ())
-        return self.join(range(width), (UNDEFINED,) * width)
-
     def _merge(self, pieces: list[Any]) -> Any:
         defined = [piece for piece in pieces if piece is not UNDEFINED]
         if not defined:
             return UNDEFINED
         first = defined[0]
+        if isinstance(first, InFlight):
+            if all(p is first for p in defined):
+                return first
+            if all(isinstance(p, InFlight) for p in defined):
+                raise EmulatorError(
+                    "threads meet whose wgmma in flight are different ones; wait_group before"
+                )
         complete = len(defined) == len(pieces)
         if complete and all(p.ndim == 0 and p.tobytes() == first.tobytes() for p in pieces):
             return first
@@ -135,6 +136,21 @@ class Fork:
                     places = numbers[part.places[chosen]]
                     fork.parts.append(Part(group, places, part.start, sliced, finished=True))
         return go_group, go.join(range(len(current)), (UNDEFINED,) * len(current)), rest
+
+
+@dataclass(eq=False)
+class Split:
+    """A group that a wait takes apart for good: some threads go on, the others keep waiting.
+
+    Each side is (node, registers live there for the whole group); ``wait`` is what the others wait
+    for before they start, None when their node waits by itself.
+    """
+
+    group: Group
+    passed: np.ndarray
+    go: tuple[int, Values]
+    stay: tuple[int, Values]
+    wait: Any = None
 
 
 def slice_values(values: tuple[Any, ...], places: np.ndarray) -> tuple[Any, ...]:

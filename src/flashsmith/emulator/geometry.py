@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from flashsmith.emulator.clusters import Clusters
 from flashsmith.errors import EmulatorError
 
 WARP = 32
 u4 = np.uint32
+
+#: Shared addresses of other CTAs of a cluster carry their rank + 1 above these bits.
+RANK_SHIFT = 24
 
 
 @dataclass(eq=False)
@@ -31,6 +35,7 @@ class Geometry:
     threads: int = field(init=False)
     padded_threads: int = field(init=False)
     first_thread: int = field(init=False)
+    clusters: Clusters = field(init=False)
 
     def __post_init__(self) -> None:
         x, y, z = self.block
@@ -38,6 +43,7 @@ class Geometry:
         self.threads = self.threads_per_cta * self.ctas
         self.padded_threads = self.threads + WARP
         self.first_thread = self.first_cta * self.threads_per_cta
+        self.clusters = Clusters(self.grid, self.cluster)
 
     def warp(self, index: np.ndarray) -> np.ndarray:
         """Wave-wide warp numbers of wave threads."""
@@ -52,6 +58,21 @@ class Geometry:
         tid = index % self.threads_per_cta
         count = np.minimum(self.threads_per_cta - tid // WARP * WARP, WARP)
         return ((np.int64(1) << count) - 1).astype(u4)
+
+    def owners(self, ctas: np.ndarray, address: int) -> tuple[int, np.ndarray]:
+        """Whose memory a shared::cluster address means to threads of wave CTAs ``ctas``.
+
+        Returns (address within that memory, wave CTA for each).
+        """
+        rank = (address >> RANK_SHIFT) - 1
+        if rank < 0:
+            return address, ctas
+        if rank >= self.clusters.size:
+            raise EmulatorError(
+                f"shared address {address:#x} is of no CTA of a cluster of {self.clusters.size}"
+            )
+        peers = self.clusters.peer(ctas + self.first_cta, rank) - self.first_cta
+        return address & ((1 << RANK_SHIFT) - 1), peers
 
     def special(self, name: str, index: np.ndarray) -> Any:
         """Value of a special register for wave threads ``index``."""
@@ -69,11 +90,7 @@ class Geometry:
             size = u4(self.cluster[number])
             return place // size if base == "clusterid" else place % size
         if base == "cluster_ctarank":
-            rank = u4(0)
-            for axis_number in (2, 1, 0):
-                size = u4(self.cluster[axis_number])
-                rank = rank * size + _coordinate(cta, self.grid, axis_number) % size
-            return rank
+            return u4(0) if self.clusters.size == 1 else self.clusters.rank(cta).astype(u4)
         if base in _SCALARS:
             return _SCALARS[base](self)
         lane = (index % self.threads_per_cta) % WARP

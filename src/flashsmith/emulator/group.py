@@ -8,13 +8,17 @@ one program counter per grid.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flashsmith.emulator.geometry import WARP, Geometry
 from flashsmith.emulator.interface import Site
 from flashsmith.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.warpgroup_mma import Product
 
 u4 = np.uint32
 
@@ -89,6 +93,9 @@ class Group:
         #: committed.
         self.committed: list[list[AsyncCopy]] = []
         self.open: list[AsyncCopy] = []
+        #: wgmma: products not committed, and committed groups not waited for, oldest first.
+        self.products: list[Product] = []
+        self.product_groups: list[list[Product]] = []
         self._special: dict[str, Any] = {}
         self._shuffles: dict[tuple[str, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -102,6 +109,17 @@ class Group:
         if name not in self._special:
             self._special[name] = self.geometry.special(name, self.index)
         return self._special[name]
+
+    @cached_property
+    def whole_warpgroups(self) -> bool:
+        """Whether the threads are warpgroups (four warps, the first number a multiple of 4)."""
+        size = 4 * WARP
+        if self.n % size or self.geometry.threads_per_cta % size:
+            return False
+        first = self.index[::size]
+        return bool(
+            (first % size == 0).all() and (self.index[size - 1 :: size] - first == size - 1).all()
+        )
 
     def require_whole(self, mnemonic: str) -> None:
         """Instructions with ``.aligned`` semantics need all 32 lanes at this place."""
@@ -124,6 +142,8 @@ class Group:
                 keep[part.index] = True
                 part.committed = [[c.part(keep) for c in copies] for copies in self.committed]
                 part.open = [c.part(keep) for c in self.open]
+            part.products = list(self.products)
+            part.product_groups = [list(products) for products in self.product_groups]
             parts.append(part)
         return parts[0], parts[1]
 
@@ -140,6 +160,20 @@ class Group:
                 self.committed[offset + place].extend(copies)
         self.committed = [AsyncCopy.reunite(copies) for copies in self.committed]
         self.open = AsyncCopy.reunite([copy for part in parts for copy in part.open])
+        self._absorb_products(parts)
+
+    def _absorb_products(self, parts: list[Group]) -> None:
+        if not any(part.products or part.product_groups for part in parts):
+            self.products, self.product_groups = [], []
+            return
+        depth = max(len(part.product_groups) for part in parts)
+        groups: list[dict[int, Product]] = [{} for _ in range(depth)]
+        for part in parts:
+            offset = depth - len(part.product_groups)
+            for place, products in enumerate(part.product_groups):
+                groups[offset + place].update((id(product), product) for product in products)
+        self.product_groups = [list(found.values()) for found in groups]
+        self.products = list({id(p): p for part in parts for p in part.products}.values())
 
     # Lanes
 

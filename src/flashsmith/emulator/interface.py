@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flashsmith.emulator.ptx import Instruction
+from flashsmith.emulator.clusters import Clusters
+from flashsmith.emulator.syntax import Instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,9 @@ class MemoryAccess:
     - ``sizes``: bytes per thread, an int, or an int64 array where threads differ.
     - ``shape``: ``plain`` for one contiguous piece per thread; ``matrix`` for ldmatrix/stmatrix,
       where each entry is the 16-byte row its thread points at, handed to the whole warp, eight
-      rows a phase (for x1 and x2 only the lanes whose addresses count are listed).
+      rows a phase (for x1 and x2 only the lanes whose addresses count are listed); ``tile`` for
+      the rows of a bulk copy's box, all ordered by one thread.
+    - ``ctas``: None for the shared memory of the threads' own CTAs, else whose it is (flat).
 
     Sent before the access happens. A bad address without an observer that handles it is an error.
     """
@@ -75,6 +78,7 @@ class MemoryAccess:
     sizes: int | np.ndarray
     shape: str
     clock: int
+    ctas: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,118 @@ class WarpSync:
     clock: int
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A unit that works beside the threads: the asynchronous proxy in one of its forms.
+
+    ``kind`` and ``number``: ``mbarrier`` and an address, for bulk copies that complete there;
+    ``warpgroup`` and its number, for wgmma; ``bulk`` and a warp, for bulk copies in groups.
+    ``cta`` is the CTA (flat) that the number belongs to.
+    """
+
+    kind: str
+    cta: int
+    number: int
+
+    def __str__(self) -> str:
+        if self.kind == "warpgroup":
+            return f"the products of CTA {self.cta} warpgroup {self.number}"
+        if self.kind == "bulk":
+            return f"the bulk copies of CTA {self.cta} warp {self.number}"
+        return f"the bulk copies for the mbarrier at {self.number} of CTA {self.cta}"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAccess:
+    """An engine is told to read (``kind`` "read") or write the shared memory of one CTA.
+
+    ``threads`` gave the order together; ``cta`` (flat) owns the memory; ``addresses`` are pieces
+    of ``size`` bytes each. The access happens at some time after, until the engine is done.
+    """
+
+    site: Site
+    engine: Engine
+    kind: str
+    threads: np.ndarray
+    cta: int
+    addresses: np.ndarray
+    size: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLanding:
+    """What an engine was told to write at clock ``issued`` is there now."""
+
+    engine: Engine
+    issued_at: Site
+    cta: int
+    addresses: np.ndarray
+    size: int
+    issued: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDone:
+    """``threads`` have waited for all that an engine was told up to clock ``issued``."""
+
+    site: Site
+    engine: Engine
+    threads: np.ndarray
+    issued: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class MbarrierEvent:
+    """Traffic at the mbarriers at one address of the CTAs ``ctas`` (flat; one for each thread).
+
+    ``kind``: "init", "arrive", "copy" (a bulk copy is told to complete there), "complete" (no
+    threads: a phase is over in ``ctas``), "wait" (threads saw that). For "complete" ``landed`` is
+    the clock up to which bulk copies have arrived, per CTA.
+    """
+
+    site: Site
+    kind: str
+    threads: np.ndarray
+    ctas: np.ndarray
+    address: int
+    clock: int
+    landed: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterBarrierEvent:
+    """barrier.cluster: "arrive", "relaxed" (arrives and orders nothing) or "wait" (passed)."""
+
+    site: Site
+    kind: str
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyFence:
+    """What the threads have done or know of becomes visible to engines."""
+
+    site: Site
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Misuse:
+    """A rule of an instruction is broken; ``kind`` is the finding's."""
+
+    kind: str
+    site: Site
+    message: str
+    threads: np.ndarray
+    address: int
+    clock: int
+
+
 @dataclass(frozen=True)
 class Launch:
     """What is about to run. Shared memory has ``shared_bytes`` per CTA, static variables first."""
@@ -150,6 +266,11 @@ class Launch:
     def threads_per_cta(self) -> int:
         """Threads of one CTA."""
         return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def clusters(self) -> Clusters:
+        """How the CTAs group into clusters."""
+        return Clusters(self.grid, self.cluster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +302,10 @@ class Observer:
     #: (reads give zero, writes are dropped) instead of raising EmulatorError.
     handles_bad_access: bool = False
 
+    #: An observer that reports misuse sets this; the emulator then goes on as well as it can
+    #: instead of raising EmulatorError.
+    handles_misuse: bool = False
+
     def __init__(self) -> None:
         self.findings: list[Finding] = []
 
@@ -204,6 +329,27 @@ class Observer:
 
     def warp_sync(self, event: WarpSync) -> None:
         """bar.warp.sync."""
+
+    def engine_access(self, event: EngineAccess) -> None:
+        """wgmma or a bulk copy is issued: what it will read and write in shared memory."""
+
+    def engine_landing(self, event: EngineLanding) -> None:
+        """Data of a bulk copy are in shared memory."""
+
+    def engine_done(self, event: EngineDone) -> None:
+        """wgmma.wait_group, or cp.async.bulk.wait_group."""
+
+    def mbarrier(self, event: MbarrierEvent) -> None:
+        """Traffic at mbarriers."""
+
+    def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
+        """barrier.cluster."""
+
+    def proxy_fence(self, event: ProxyFence) -> None:
+        """fence.proxy.async, fence.mbarrier_init."""
+
+    def misuse(self, event: Misuse) -> None:
+        """An instruction is used against its rules."""
 
     def end(self) -> None:
         """Called once after the last instruction (not after an EmulatorError)."""

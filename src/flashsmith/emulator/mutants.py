@@ -48,7 +48,7 @@ class Mutant:
 
 
 @dataclass(frozen=True)
-class _Site:
+class MutationSite:
     """An instruction and what the operators need of its surroundings."""
 
     instruction: Instruction
@@ -58,7 +58,7 @@ class _Site:
     earlier: Sequence[Instruction]
 
 
-_Mutation = Callable[[_Site], str | None]
+Mutation = Callable[[MutationSite], str | None]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Operator:
 
     name: str
     beginnings: tuple[str, ...]
-    mutate: _Mutation
+    mutate: Mutation
 
     def applies(self, instruction: Instruction) -> bool:
         """Whether the instruction is of the kind that this operator breaks."""
@@ -77,7 +77,7 @@ class Operator:
 # Mutations ---------------------------------------------------------------------------------------
 
 
-def _drop(site: _Site) -> str:
+def drop(site: MutationSite) -> str:
     """The instruction goes; its results become zero."""
     results = _registers(site.instruction.operands[0]) if _has_results(site.instruction) else []
     return " ".join(_zero(site, register) for register in results)
@@ -87,15 +87,15 @@ def _has_results(instruction: Instruction) -> bool:
     return instruction.opcode in ("ldmatrix", "ld", "shfl", "mma")
 
 
-def _zero(site: _Site, register: str) -> str:
+def _zero(site: MutationSite, register: str) -> str:
     kind = site.entry.register_type(register)
-    guard = _guard(site.instruction)
+    guard = guard_text(site.instruction)
     if kind.startswith("f"):
         return f"{guard}mov.{kind} {register}, {'0f00000000' if kind == 'f32' else '0d0'};"
     return f"{guard}mov.b{kind.lstrip('busf')} {register}, 0;"
 
 
-def _guard(instruction: Instruction) -> str:
+def guard_text(instruction: Instruction) -> str:
     if instruction.guard is None:
         return ""
     return f"@{'!' if instruction.guard.negated else ''}{instruction.guard.register.name} "
@@ -111,10 +111,10 @@ def _registers(operand: object) -> list[str]:
     return []
 
 
-def _bump(position: int, by: int) -> _Mutation:
+def bump(position: int, by: int) -> Mutation:
     """Adds to the offset of the address at an operand's place."""
 
-    def mutate(site: _Site) -> str | None:
+    def mutate(site: MutationSite) -> str | None:
         operands = site.instruction.operands
         operand = operands[position] if position < len(operands) else None
         if not isinstance(operand, Address):
@@ -127,64 +127,64 @@ def _bump(position: int, by: int) -> _Mutation:
     return mutate
 
 
-def _weaken_wait(site: _Site) -> str | None:
+def weaken_wait(site: MutationSite) -> str | None:
     allowed = site.instruction.operands[0] if site.instruction.operands else None
     if not isinstance(allowed, Immediate):
         return None
     return re.sub(r"\d+\s*;$", f"{int(allowed.value) + 1};", site.text)
 
 
-def _pass_through(site: _Site) -> str | None:
+def _pass_through(site: MutationSite) -> str | None:
     """A shuffle gives back the lane's own value."""
     result, source = _registers(site.instruction.operands[0]), site.instruction.operands[1]
     if not result or not isinstance(source, Register):
         return None
-    return f"{_guard(site.instruction)}mov.b32 {result[0]}, {source.name};"
+    return f"{guard_text(site.instruction)}mov.b32 {result[0]}, {source.name};"
 
 
-def _double_lane_mask(site: _Site) -> str | None:
+def _double_lane_mask(site: MutationSite) -> str | None:
     """Exchanges with a lane twice as far away: of another row."""
     mask = site.instruction.operands[2]
     if isinstance(mask, Immediate):
         doubled = str(2 * int(mask.value))
-        return _replace_operand(site.text, 2, doubled)
+        return replace_operand(site.text, 2, doubled)
     if not isinstance(mask, Register):
         return None
-    changed = _replace_operand(site.text, 2, "doubled")
+    changed = replace_operand(site.text, 2, "doubled")
     return f"{{ .reg .b32 doubled; shl.b32 doubled, {mask.name}, 1; {changed} }}"
 
 
-def _exchange(operand: int, first: int, second: int, also: int | None = None) -> _Mutation:
+def _exchange(operand: int, first: int, second: int, also: int | None = None) -> Mutation:
     """Exchanges two registers of a vector operand (and of another one alike)."""
 
-    def mutate(site: _Site) -> str | None:
+    def mutate(site: MutationSite) -> str | None:
         text = site.text
         for position in (operand,) if also is None else (operand, also):
             names = _registers(site.instruction.operands[position])
             if len(names) <= second:
                 return None
             names[first], names[second] = names[second], names[first]
-            text = _replace_operand(text, position, "{" + ", ".join(names) + "}")
+            text = replace_operand(text, position, "{" + ", ".join(names) + "}")
         return text
 
     return mutate
 
 
-def _take_from_earlier(operand: int) -> _Mutation:
+def _take_from_earlier(operand: int) -> Mutation:
     """Uses the fragment of the nearest earlier product of the block that has another one."""
 
-    def mutate(site: _Site) -> str | None:
+    def mutate(site: MutationSite) -> str | None:
         own = _registers(site.instruction.operands[operand])
         for other in site.earlier:
             names = _registers(other.operands[operand])
             if names != own:
-                return _replace_operand(site.text, operand, "{" + ", ".join(names) + "}")
+                return replace_operand(site.text, operand, "{" + ", ".join(names) + "}")
         return None
 
     return mutate
 
 
-def _replace_operand(text: str, position: int, new: str) -> str:
+def replace_operand(text: str, position: int, new: str) -> str:
     """The statement with one of its operands rewritten."""
     pieces = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^\s,;{}\[\]]+", text)
     head = 2 if text.startswith("@") else 1
@@ -211,27 +211,27 @@ _GLOBAL_LOADS, _GLOBAL_STORES = ("ld.global",), ("st.global",)
 def operators(row_bytes: int) -> tuple[Operator, ...]:
     """Every operator; ``row_bytes`` is the length of a tile's row in shared memory."""
     return (
-        Operator("drop barrier", _BARRIERS, _drop),
-        Operator("drop wait", _WAITS, _drop),
-        Operator("weaken wait", ("cp.async.wait_group",), _weaken_wait),
-        Operator("drop commit", ("cp.async.commit",), _drop),
+        Operator("drop barrier", _BARRIERS, drop),
+        Operator("drop wait", _WAITS, drop),
+        Operator("weaken wait", ("cp.async.wait_group",), weaken_wait),
+        Operator("drop commit", ("cp.async.commit",), drop),
         Operator("shuffle nothing", ("shfl.",), _pass_through),
         Operator("double lane mask", ("shfl.sync.bfly",), _double_lane_mask),
-        Operator("drop ldmatrix", ("ldmatrix",), _drop),
-        Operator("ldmatrix next chunk", ("ldmatrix",), _bump(1, _CHUNK_BYTES)),
-        Operator("ldmatrix next row", ("ldmatrix",), _bump(1, row_bytes)),
-        Operator("drop copy", _COPIES, _drop),
-        Operator("copy to next chunk", _COPIES, _bump(0, _CHUNK_BYTES)),
-        Operator("copy to next row", _COPIES, _bump(0, row_bytes)),
-        Operator("copy from next chunk", _COPIES, _bump(1, _CHUNK_BYTES)),
-        Operator("drop global load", _GLOBAL_LOADS, _drop),
-        Operator("load global next chunk", _GLOBAL_LOADS, _bump(1, _CHUNK_BYTES)),
-        Operator("drop shared store", _SHARED_STORES, _drop),
-        Operator("store shared next chunk", _SHARED_STORES, _bump(0, _CHUNK_BYTES)),
-        Operator("drop shared load", _SHARED_LOADS, _drop),
-        Operator("load shared next row", _SHARED_LOADS, _bump(1, row_bytes)),
-        Operator("drop global store", _GLOBAL_STORES, _drop),
-        Operator("store global next chunk", _GLOBAL_STORES, _bump(0, _CHUNK_BYTES)),
+        Operator("drop ldmatrix", ("ldmatrix",), drop),
+        Operator("ldmatrix next chunk", ("ldmatrix",), bump(1, _CHUNK_BYTES)),
+        Operator("ldmatrix next row", ("ldmatrix",), bump(1, row_bytes)),
+        Operator("drop copy", _COPIES, drop),
+        Operator("copy to next chunk", _COPIES, bump(0, _CHUNK_BYTES)),
+        Operator("copy to next row", _COPIES, bump(0, row_bytes)),
+        Operator("copy from next chunk", _COPIES, bump(1, _CHUNK_BYTES)),
+        Operator("drop global load", _GLOBAL_LOADS, drop),
+        Operator("load global next chunk", _GLOBAL_LOADS, bump(1, _CHUNK_BYTES)),
+        Operator("drop shared store", _SHARED_STORES, drop),
+        Operator("store shared next chunk", _SHARED_STORES, bump(0, _CHUNK_BYTES)),
+        Operator("drop shared load", _SHARED_LOADS, drop),
+        Operator("load shared next row", _SHARED_LOADS, bump(1, row_bytes)),
+        Operator("drop global store", _GLOBAL_STORES, drop),
+        Operator("store global next chunk", _GLOBAL_STORES, bump(0, _CHUNK_BYTES)),
         Operator("drop mma", ("mma.sync",), lambda site: ""),
         Operator("exchange A rows", ("mma.sync",), _exchange(1, 0, 1)),
         Operator("exchange A halves of k", ("mma.sync",), _exchange(1, 0, 2)),
@@ -248,8 +248,12 @@ def mutants(ptx: str, entry: str, *, row_bytes: int) -> Iterator[Mutant]:
     ``row_bytes`` is the length of a tile's row in shared memory (d_head elements). EmulatorError
     when ``ptx`` cannot be parsed or has no such entry.
     """
+    return mutants_by(operators(row_bytes), ptx, entry)
+
+
+def mutants_by(table: Sequence[Operator], ptx: str, entry: str) -> Iterator[Mutant]:
+    """The same for operators of one's choice."""
     parsed = parse(ptx).entry(entry)
-    table = operators(row_bytes)
     for block in parsed.blocks:
         for place, instruction in enumerate(block.instructions):
             applicable = [operator for operator in table if operator.applies(instruction)]
@@ -258,7 +262,7 @@ def mutants(ptx: str, entry: str, *, row_bytes: int) -> Iterator[Mutant]:
             begin, end = instruction.span
             before = block.instructions[:place][::-1]
             earlier = [other for other in before if other.mnemonic == instruction.mnemonic]
-            site = _Site(instruction, ptx[begin:end], parsed, earlier)
+            site = MutationSite(instruction, ptx[begin:end], parsed, earlier)
             for operator in applicable:
                 replacement = operator.mutate(site)
                 if replacement is None:

@@ -185,6 +185,18 @@ def nothing(t: Emitter, i: Instruction) -> None:
     """Prefetches, fences, hints: memory is sequentially consistent, nothing is to be done."""
 
 
+def fence(t: Emitter, i: Instruction) -> None:
+    """fence: only those of proxies are of interest, and only to observers."""
+    proxies = ("proxy", "mbarrier_init")
+    if not any(m in proxies for m in i.modifiers):
+        return
+    spaces = ("global", "shared::cta", "shared::cluster")
+    known = ["mbarrier_init", "release", "cluster", "proxy", "async", *spaces]
+    no_more(t, i, [m for m in i.modifiers if m not in known])
+    if t.observed:
+        t.emit(f"W.proxy_fence(G, {t.site()}, {t.mask() or 'None'})")
+
+
 def create_policy(t: Emitter, i: Instruction) -> None:
     """createpolicy: cache policies are not modelled; the value must exist, though."""
     t.define(i.operands[0], t.constant(0, "u8"), "u8")
@@ -199,7 +211,7 @@ HANDLERS: dict[str, Handler] = {
     "prefetch": nothing,
     "prefetchu": nothing,
     "membar": nothing,
-    "fence": nothing,
+    "fence": fence,
     "discard": nothing,
     "applypriority": nothing,
     "createpolicy": create_policy,

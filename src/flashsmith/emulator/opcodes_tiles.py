@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flashsmith.emulator.emitter import Emitter, Handler
+from flashsmith.emulator.opcodes_bulk import bulk
 from flashsmith.emulator.opcodes_integer import no_more
 from flashsmith.emulator.opcodes_memory import define_rows, kept, see
 from flashsmith.emulator.syntax import Address, Immediate, Instruction, Operand, Register, Vector
@@ -64,9 +65,11 @@ def store_matrix(t: Emitter, i: Instruction) -> None:
 
 
 def copy_async(t: Emitter, i: Instruction) -> None:
-    """cp.async.ca/cg and its groups."""
+    """cp.async.ca/cg and its groups; bulk copies have a module of their own."""
     modifiers = [m for m in i.modifiers if not m.startswith("L2::")]
-    if modifiers == ["async", "commit_group"]:
+    if modifiers[1:2] == ["bulk"]:
+        bulk(t, i)
+    elif modifiers == ["async", "commit_group"]:
         _only_unguarded(t, i)
         t.emit(f"W.commit(G, {t.site()})")
     elif modifiers == ["async", "wait_all"]:

@@ -9,10 +9,13 @@ from flashsmith.emulator.syntax import Instruction, Pair, Sink
 
 
 def barrier(t: Emitter, i: Instruction) -> None:
-    """bar.sync, bar.arrive, barrier.sync, barrier.arrive and bar.warp.sync."""
+    """bar.sync, bar.arrive, barrier.sync, barrier.arrive, barrier.cluster and bar.warp.sync."""
     modifiers = [m for m in i.modifiers if m not in ("aligned", "cta")]
     if modifiers == ["warp", "sync"]:
         t.emit(f"W.warp_sync(G, {t.site()}, {t.use(i.operands[0], 'b32')})")
+        return
+    if modifiers[:1] == ["cluster"] and i.guard is None:
+        _cluster_barrier(t, i, modifiers[1:])
         return
     if modifiers not in (["sync"], ["arrive"]):
         raise t.error(f"{i.mnemonic} is not supported")
@@ -23,6 +26,16 @@ def barrier(t: Emitter, i: Instruction) -> None:
     count = operands[1] if len(operands) > 1 else "None"
     blocks = modifiers == ["sync"]
     t.emit(f"{t.barrier_result} = W.barrier(G, {t.site()}, {number}, {count}, {blocks})")
+
+
+def _cluster_barrier(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
+    if modifiers in (["arrive"], ["arrive", "release"], ["arrive", "relaxed"]):
+        relaxed = "relaxed" in modifiers
+        t.emit(f"W.cluster_barrier.arrive(G, {t.site()}, relaxed={relaxed})")
+    elif modifiers in (["wait"], ["wait", "acquire"]):
+        t.emit(f"{t.barrier_result} = W.cluster_barrier.wait(G, {t.site()})")
+    else:
+        raise t.error(f"{i.mnemonic} is not supported")
 
 
 def shuffle(t: Emitter, i: Instruction) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashsmith.emulator.emitter import Emitter, Handler
-from flashsmith.emulator.flow import Node, Step, blocks
+from flashsmith.emulator.flow import Node, Step, blocks, may_refuse
 from flashsmith.emulator.interface import Site
 from flashsmith.emulator.mma_chains import MmaChains
 from flashsmith.emulator.syntax import Entry, Instruction, Variable
@@ -33,6 +33,8 @@ class Translated:
     dynamic_shared_offset: int
     local_bytes: int
     module_symbols: tuple[str, ...]
+    #: Whether nothing is done by warpgroups.
+    warps_are_free: bool
 
     @property
     def parameter_bytes(self) -> int:
@@ -92,6 +94,7 @@ class Translator(Emitter):
             self.dynamic_shared_offset,
             self.local_bytes,
             tuple(sorted(self.module_symbols)),
+            flow.hazards is None,
         )
 
     def _emit_entry_points(self) -> None:
@@ -100,6 +103,8 @@ class Translator(Emitter):
         for node in self.flow.nodes:
             if len(node.successors) > 1 or (node.steps and blocks(node.steps[-1].instruction)):
                 starts.update(node.successors)
+            if node.steps and may_refuse(node.steps[-1].instruction):
+                starts.add(node.index)
         starts.discard(self.flow.exit)
         self.emit("if values is not None:")
         self.emit("    pass")
@@ -132,6 +137,7 @@ class Translator(Emitter):
     def _emit_step(self, step: Step) -> None:
         instruction = step.instruction
         self.instruction = instruction
+        self._emit_hazards(instruction)
         if instruction.opcode == "mma" and instruction.guard is None:
             self.chains.add(instruction)
         else:
@@ -143,6 +149,16 @@ class Translator(Emitter):
             handler(self, instruction)
         for register in step.writes:
             self.shared_rows.pop(register, None)
+
+    def _emit_hazards(self, instruction: Instruction) -> None:
+        """Before a write to what wgmma may have in its hands: look whether it has."""
+        hazards = self.flow.hazards
+        if hazards is None:
+            return
+        for register in hazards.overwrites.get(instruction.index, ()):
+            self.emit(f"W.products.overwritten(G, {self.name(register)})")
+        for register in hazards.fragments.get(instruction.index, ()):
+            self.emit(f"W.products.fragment_written(G, {self.site()}, {register!r})")
 
     # Node endings
 
@@ -219,18 +235,28 @@ class Translator(Emitter):
         self.indent -= 1
 
     def _emit_barrier(self, node: Node, instruction: Instruction, following: int) -> None:
-        handler = self.handlers["bar"]
-        wait, passed, fork = self.temporary(), self.temporary(), self.temporary()
+        handler = self.handlers[instruction.opcode]
+        wait, passed = self.temporary(), self.temporary()
         self.emit(f"{wait} = None")
         self.barrier_result = wait
         handler(self, instruction)
         self.emit(f"if {wait} is not None:")
         self.emit(f"    {passed} = yield {wait}")
-        self.emit(f"    if {passed} is not None:")
+        if may_refuse(instruction):
+            self.emit(f"    if {passed} is REFUSED:")
+            self.indent += 2
+            self.define(instruction.operands[0], "FALSE", "b1")
+            self.indent -= 2
+            self.emit(f"    elif {passed} is not None:")
+        else:
+            self.emit(f"    if {passed} is not None:")
         pack = self._pack(self.flow.live_in(following))
-        self.emit(f"        {fork} = W.part(G, {passed}, {following}, ({pack}), stop, {wait})")
-        self.emit(f"        yield {fork}")
-        self.emit(f"        return {fork}.rejoin()")
+        if may_refuse(instruction):
+            again = self._pack(node.live_order)
+            left = f"{node.index}, ({again}), None"
+        else:
+            left = f"{following}, ({pack}), {wait}"
+        self.emit(f"        yield W.part(G, {passed}, {following}, ({pack}), {left})")
         self._jump(node, following)
 
 

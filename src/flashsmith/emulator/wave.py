@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import numpy as np
 
-from flashsmith.emulator.fork import UNDEFINED, Fork
+from flashsmith.emulator.bulk_copies import BulkCopies
+from flashsmith.emulator.cluster_barrier import ClusterBarrier
+from flashsmith.emulator.fork import UNDEFINED, Fork, Split
 from flashsmith.emulator.geometry import Geometry
 from flashsmith.emulator.group import Group
-from flashsmith.emulator.interface import BarrierEvent, Observer, Site, WarpSync
+from flashsmith.emulator.interface import BarrierEvent, Misuse, Observer, ProxyFence, Site, WarpSync
+from flashsmith.emulator.mbarriers import Mbarriers
 from flashsmith.emulator.memory import GlobalMemory
+from flashsmith.emulator.named_barriers import BarrierWait, NamedBarriers
 from flashsmith.emulator.numeric import select
-from flashsmith.emulator.scheduler import Scheduler, Wait
+from flashsmith.emulator.register_pool import RegisterPool
+from flashsmith.emulator.scheduler import Scheduler
+from flashsmith.emulator.waits import Wait
+from flashsmith.emulator.warpgroup_mma import Products
 from flashsmith.emulator.wave_memory import WaveMemory
 from flashsmith.errors import EmulatorError
 
@@ -36,11 +45,19 @@ class Wave(WaveMemory):
     ) -> None:
         super().__init__(geometry, memory, shared_bytes, local_bytes, observers)
         self.scheduler: Scheduler
+        self.barriers = NamedBarriers(geometry, self._released)
+        self.cluster_barrier = ClusterBarrier(self)
+        self.mbarriers = Mbarriers(self)
+        self.bulk = BulkCopies(self)
+        self.products = Products(self)
+        self.registers = RegisterPool(self)
         #: Backward jumps left before a launch counts as endless.
         self.loops_left = 0
         #: Per node: warp instructions' and threads' visits, shared by all waves of a launch.
         self.counts: list[int] = []
         self.thread_counts: list[int] = []
+        #: The site of each line of generated code.
+        self.line_sites: dict[int, Site] = {}
         self.parameters: dict[str, np.ndarray] = {}
         self.parameter_address = np.uint64(0)
         self.symbols: dict[str, np.uint64] = {}
@@ -49,19 +66,20 @@ class Wave(WaveMemory):
 
     def barrier(
         self, group: Group, site: Site, number: Any, expected: Any, blocks: bool
-    ) -> Wait | None:
+    ) -> BarrierWait | None:
         """bar.sync, or bar.arrive when not ``blocks``: None when the group may go on at once."""
-        which = _uniform(number, "barrier number")
         count = None if expected is None else _uniform(expected, "barrier thread count")
         if self.observers:
             wanted = self.geometry.threads_per_cta if count is None else count
-            self._tell_barrier(site, "arrive", which, wanted, group.index)
-        elif count is None and group.n == self.scheduler.live_total:
+            for which, index in _by_value(number, group.index):
+                self._tell_barrier(site, "arrive", which, wanted, index)
+        elif count is None and group.n == self.barriers.live_total and np.ndim(number) == 0:
             return None
-        return self.scheduler.arrive(group, site, which, count, blocks=blocks)
+        return self.barriers.arrive(group, site, number, count, blocks=blocks)
 
-    def released(self, site: Site, number: int, expected: int, index: np.ndarray) -> None:
-        """The scheduler opened a barrier."""
+    def _released(self, site: Site, number: int, expected: int, index: np.ndarray) -> None:
+        """A barrier has opened."""
+        self.scheduler.tell()
         if self.observers:
             self._tell_barrier(site, "release", number, expected, index)
 
@@ -83,7 +101,8 @@ class Wave(WaveMemory):
 
     def exited(self, group: Group) -> None:
         """All threads of a group have returned."""
-        self.scheduler.exited(group)
+        self.barriers.exited(group)
+        self.cluster_barrier.exited(group)
 
     def fork(
         self,
@@ -116,23 +135,23 @@ class Wave(WaveMemory):
         passed: np.ndarray,
         following: int,
         values: tuple[Any, ...],
-        stop: int,
-        wait: Wait,
-    ) -> Fork:
-        """Only the threads in ``passed`` may go on behind a barrier; the others keep waiting."""
-        fork = Fork(group, stop)
-        go, stay = group.split(passed)
-        fork.add(go, passed, following, values)
-        still = Wait(stay, wait.site, wait.barrier, wait.targets)
-        fork.add(stay, ~passed, following, values, wait=still)
-        return fork
+        again: int,
+        values_again: tuple[Any, ...],
+        wait: Wait | None,
+    ) -> Split:
+        """Only the threads in ``passed`` may go on behind a wait.
+
+        The others keep waiting, or without ``wait`` run node ``again``, which waits anew.
+        """
+        return Split(group, passed, (following, values), (again, values_again), wait)
 
     def looped(self) -> bool:
         """A group jumps backwards; whether it should let others have a turn now and then."""
         self.loops_left -= 1
         if self.loops_left < 0:
             raise EmulatorError("endless loop: the limit on backward jumps is used up")
-        return self.loops_left % _TURN == 0
+        random = self.scheduler.random
+        return self.loops_left % _TURN == 0 or (random is not None and random.random() < 0.5)
 
     def trapped(self, group: Group) -> None:
         """trap."""
@@ -156,6 +175,46 @@ class Wave(WaveMemory):
             raw = np.full(value.dtype.itemsize, 0xFF, np.uint8)
             old = np.bool_(False) if value.dtype == np.bool_ else raw.view(value.dtype)[0]
         return select(predicate, value, old)
+
+    # Rules
+
+    def misuse(
+        self, kind: str, site: Site, threads: np.ndarray, message: str, address: int = 0
+    ) -> None:
+        """A rule is broken: a finding where an observer takes it, an error otherwise."""
+        takers = [observer for observer in self.observers if observer.handles_misuse]
+        if not takers:
+            raise EmulatorError(f"{kind}: {message}")
+        event = Misuse(kind, site, message, threads, address, self.tick())
+        for observer in takers:
+            observer.misuse(event)
+
+    def current_site(self) -> Site | None:
+        """The instruction that generated code is at; only for reports."""
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code.co_filename.startswith("<emulated "):
+                return self.line_sites.get(frame.f_lineno)
+        return None
+
+    def proxy_fence(self, group: Group, site: Site, mask: Any) -> None:
+        """fence.proxy.async and fence.mbarrier_init."""
+        threads = group.threads
+        if mask is not None:
+            threads = threads[np.broadcast_to(mask, (group.n,))]
+        event = ProxyFence(site, threads, self.tick())
+        for observer in self.observers:
+            observer.proxy_fence(event)
+
+    def deliver(self, random: Random | None) -> bool:
+        """One asynchronous transfer arrives; whether there was one."""
+        return self.bulk.deliver(random)
+
+    def end(self) -> None:
+        """All threads have exited."""
+        self.bulk.end()
+        self.registers.end()
 
     # Lanes
 
@@ -219,3 +278,10 @@ def _uniform(value: Any, what: str) -> int:
     if (value != value[0]).any():
         raise EmulatorError(f"{what} differs between threads that arrive together")
     return int(value[0])
+
+
+def _by_value(value: Any, index: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """Each value that occurs, with the wave threads that have it."""
+    if np.ndim(value) == 0:
+        return [(int(value), index)]
+    return [(int(one), index[value == one]) for one in np.unique(value)]

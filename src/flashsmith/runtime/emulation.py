@@ -72,6 +72,7 @@ def run_in_emulator(
         smem_bytes=plan.smem_bytes,
         argument_bytes=plan.argument_bytes,
         memory=memory,
+        tensor_maps=plan.tensor_maps,
         observers=observers,
     )
     note_launch("emulator")

@@ -8,6 +8,7 @@ from flashsmith.emulator.observers.bounds import Bounds
 from flashsmith.emulator.observers.in_flight import InFlight
 from flashsmith.emulator.observers.instruction_mix import instruction_mix
 from flashsmith.emulator.observers.races import Races
+from flashsmith.emulator.observers.rules import Rules
 from flashsmith.emulator.observers.uninitialised import Uninitialised
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Bounds",
     "InFlight",
     "Races",
+    "Rules",
     "Uninitialised",
     "Wavefronts",
     "all_checks",
@@ -24,4 +26,4 @@ __all__ = [
 
 def all_checks() -> list[Observer]:
     """Fresh observers of every check: what a correct kernel passes without a finding."""
-    return [Bounds(), Uninitialised(), InFlight(), Races()]
+    return [Bounds(), Uninitialised(), InFlight(), Races(), Rules()]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flashsmith.emulator.interface import EngineAccess
+from flashsmith.emulator.observers.engine_reads import EngineReads
 from flashsmith.emulator.observers.happens_before import LANES, HappensBefore
 from flashsmith.emulator.observers.shadow import Shadow, Touched
 
@@ -21,8 +23,9 @@ _LANE_BITS = np.uint32(1) << LANES.astype(np.uint32)
 class Conflict:
     """Unordered accesses to cells: ``kind`` is RAW, WAR or WAW, seen from the later one.
 
-    ``rows`` index the later event's threads; ``others`` (NOBODY: several) and ``sites`` are the
-    earlier parties and their instructions.
+    ``rows`` index the later event's threads; ``others`` (NOBODY: several; engines are negative)
+    and ``sites`` are the earlier parties and their instructions. ``kind`` PROXY: ordered, but
+    without a proxy fence between a thread's write and an engine.
     """
 
     kind: str
@@ -54,27 +57,40 @@ class AccessHistory:
     otherwise the lanes are united under the later clock.
 
     ``shared_by_ctas``: the memory is one for all CTAs, so that a record must say whose it is.
+    ``cluster_size``: CTAs that can reach a bank.
     """
 
     def __init__(
-        self, banks: int, size: int, threads_per_cta: int, shared_by_ctas: bool = False
+        self,
+        banks: int,
+        size: int,
+        threads_per_cta: int,
+        shared_by_ctas: bool = False,
+        cluster_size: int = 1,
     ) -> None:
         self._threads = threads_per_cta
-        self._warps = -(-threads_per_cta // 32)
+        self._cta_warps = -(-threads_per_cta // 32)
+        self._warps = self._cta_warps * cluster_size
+        self._cluster_size = cluster_size
         self._banks, self._size = banks, size
         self._by_cta = shared_by_ctas
         writes = {"thread": (_INTEGER, NOBODY), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
         self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
         # Outputs, the largest of memories, are mostly never read.
         self._reads: Shadow | None = None
+        self._engine_reads: EngineReads | None = None
+        # Whether engines have written, so that a writer need not be a thread of the same CTA.
+        self._engines_write = False
 
     def locate(
         self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
     ) -> Touched:
         """The cells that an access touches."""
         touched = self._writes.locate(banks, addresses, sizes)
-        if self._reads and self._writes.granule == 1:
-            self._reads.refine()
+        if self._writes.granule == 1:
+            for reads in (self._reads, self._engine_reads):
+                if reads is not None:
+                    reads.refine()
         return touched
 
     def address(self, cell: int) -> int:
@@ -102,6 +118,8 @@ class AccessHistory:
             self._reads = self._reads_begun()
         threads, lanes = party.threads[touched.rows], party.lanes[touched.rows]
         slots = touched.cells * self._warps + threads % self._threads // 32
+        if self._cluster_size > 1:
+            slots += order.rank(threads) * self._cta_warps
         clocks, masks = self._reads["clock"].ravel(), self._reads["lanes"].ravel()
         old_lanes, old_clocks = masks[slots], clocks[slots]
         stays = (old_clocks > order.floor(threads)) & ((old_lanes & ~lanes) != 0)
@@ -136,6 +154,7 @@ class AccessHistory:
         """Checks writes against earlier writes and reads, then records them."""
         yield from self._after_write("WAW", touched, party, order)
         yield from self._after_reads(touched, party, order)
+        yield from self._after_engine_reads(touched, party, order)
         yield from self.record_write(touched, party)
 
     def record_write(self, touched: Touched, party: Party) -> Iterator[Conflict]:
@@ -146,15 +165,20 @@ class AccessHistory:
         self._writes["clock"][cells] = party.clock
         self._writes["site"][cells] = party.site
         self._writes["atomic"][cells] = party.atomic
+        self._forget_reads(cells)
+        lost = np.flatnonzero(writer[cells] != threads)
+        if lost.size and not party.atomic:
+            sites = np.full(lost.size, party.site)
+            yield Conflict("WAW", cells[lost], touched.rows[lost], writer[cells[lost]], sites)
+
+    def _forget_reads(self, cells: np.ndarray) -> None:
+        if self._engine_reads is not None:
+            self._engine_reads.forget(cells)
         if self._reads:
             self._reads["clock"][cells] = 0
             self._reads["lanes"][cells] = 0
             if self._by_cta:
                 self._reads["cta"][cells] = NOBODY
-        lost = np.flatnonzero(writer[cells] != threads)
-        if lost.size and not party.atomic:
-            sites = np.full(lost.size, party.site)
-            yield Conflict("WAW", cells[lost], touched.rows[lost], writer[cells[lost]], sites)
 
     def _after_reads(
         self, touched: Touched, party: Party, order: HappensBefore
@@ -164,6 +188,8 @@ class AccessHistory:
         threads = party.threads[touched.rows]
         clocks = self._reads["clock"][touched.cells]
         unsure = clocks > order.floor(threads)[:, None]
+        if self._cluster_size > 1:
+            unsure = clocks > 0
         if self._by_cta:
             ctas = (threads // self._threads)[:, None]
             unsure |= (clocks > 0) & (self._reads["cta"][touched.cells] != ctas)
@@ -173,10 +199,13 @@ class AccessHistory:
         cells = touched.cells[entries]
         if self._by_cta:
             reader_ctas = self._reads["cta"][cells, warps].astype(np.int64)
+        elif self._cluster_size > 1:
+            reader_ctas = order.peer(threads[entries], warps // self._cta_warps)
         else:
             reader_ctas = threads[entries] // self._threads
         several = reader_ctas == _SEVERAL
-        tids = np.minimum(32 * warps[:, None] + LANES, self._threads - 1)
+        cta_warps = warps % self._cta_warps
+        tids = np.minimum(32 * cta_warps[:, None] + LANES, self._threads - 1)
         readers = reader_ctas[:, None] * self._threads + tids
         known = order.knows(threads[entries][:, None], readers, clocks[entries, warps][:, None])
         unknown = _select(self._reads["lanes"][cells, warps]) & ~(known & ~several[:, None])
@@ -197,7 +226,7 @@ class AccessHistory:
         writers = self._writes["thread"][cells]
         clocks = self._writes["clock"][cells]
         unsure = clocks > order.floor(threads)
-        if self._by_cta:
+        if self._by_cta or self._engines_write or self._cluster_size > 1:
             unsure |= order.cta(threads) != order.cta(writers)
         unsure &= writers != NOBODY
         if party.atomic:
@@ -212,6 +241,104 @@ class AccessHistory:
         if index.size:
             sites = self._writes["site"][cells[index]]
             yield Conflict(kind, cells[index], touched.rows[index], writers[index], sites)
+
+    def _after_engine_reads(
+        self, touched: Touched, party: Party, order: HappensBefore
+    ) -> Iterator[Conflict]:
+        """Threads overwrite what an engine may not have read yet."""
+        if self._engine_reads is None:
+            return
+        index, columns, clocks, sites = self._engine_reads.of(touched.cells)
+        if not index.size:
+            return
+        threads = party.threads[touched.rows[index]]
+        engines = self._engines(touched.cells[index], columns, threads, order)
+        bad = np.flatnonzero(~order.knows(threads, engines, clocks))
+        if bad.size:
+            rows = touched.rows[index[bad]]
+            yield Conflict("WAR", touched.cells[index[bad]], rows, engines[bad], sites[bad])
+
+    def _engines(
+        self, cells: np.ndarray, columns: np.ndarray, threads: np.ndarray, order: HappensBefore
+    ) -> np.ndarray:
+        """Actors of engine columns; a cell's bank says which CTA's engine it is."""
+        assert self._engine_reads is not None
+        banks = cells // self._writes.cells_per_bank + order.first_cta
+        actors = np.zeros(cells.size, np.int64)
+        keys = banks * 4096 + columns
+        for key in np.unique(keys):
+            bank, column = divmod(int(key), 4096)
+            actors[keys == key] = order.actor(self._engine_reads.engine(column, bank))
+        return actors
+
+    # ---- engines ----
+
+    def engine_access(
+        self, cells: np.ndarray, event: EngineAccess, order: HappensBefore
+    ) -> Iterator[Conflict]:
+        """Checks what an engine is told to read or write, then records it.
+
+        All threads that gave the order must know what the engine may meet there.
+        """
+        known, fenced = order.common(event.threads)
+        writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
+        columns = order.column(event.threads, writers)
+        written = writers != NOBODY
+        behind = written & ((columns < 0) | (clocks > known[columns]))
+        kind = "RAW" if event.kind == "read" else "WAW"
+        yield from self._bad(kind, cells, behind, writers, self._writes["site"][cells])
+        own = np.minimum(columns, fenced.size - 1)
+        unfenced = written & ~behind & (writers >= 0) & (clocks > fenced[own])
+        yield from self._bad("PROXY", cells, unfenced, writers, self._writes["site"][cells])
+        if event.kind == "read":
+            if self._engine_reads is None:
+                self._engine_reads = EngineReads(self._banks, self._size, self._writes.granule)
+            self._engine_reads.record(cells, event.engine, event.clock, event.site.index)
+            return
+        yield from self._engine_after_reads(cells, event, order, known)
+        self._engines_write = True
+        self._writes["thread"][cells] = order.actor(event.engine)
+        self._writes["clock"][cells] = event.clock
+        self._writes["site"][cells] = event.site.index
+        self._writes["atomic"][cells] = False
+        self._forget_reads(cells)
+
+    def _engine_after_reads(
+        self, cells: np.ndarray, event: EngineAccess, order: HappensBefore, known: np.ndarray
+    ) -> Iterator[Conflict]:
+        """An engine overwrites what threads or engines may not have read yet."""
+        if self._reads is not None:
+            clocks = self._reads["clock"][cells]
+            entries, warps = np.nonzero(clocks)
+            ctas = order.peer(np.repeat(event.threads[:1], warps.size), warps // self._cta_warps)
+            if self._cluster_size == 1:
+                ctas = np.full(warps.size, event.cta)
+            cta_warps = warps % self._cta_warps
+            tids = np.minimum(32 * cta_warps[:, None] + LANES, self._threads - 1)
+            readers = ctas[:, None] * self._threads + tids
+            columns = order.column(event.threads, readers)
+            seen = known[columns] >= clocks[entries, warps][:, None]
+            unknown = _select(self._reads["lanes"][cells[entries], warps]) & ~seen
+            bad = np.flatnonzero(unknown.any(axis=1))
+            others = readers[bad, unknown[bad].argmax(axis=1)]
+            sites = self._reads["site"][cells[entries[bad]], warps[bad]]
+            if bad.size:
+                yield Conflict("WAR", cells[entries[bad]], np.zeros_like(bad), others, sites)
+        if self._engine_reads is not None:
+            index, columns, clocks, sites = self._engine_reads.of(cells)
+            if index.size:
+                threads = np.repeat(event.threads[:1], index.size)
+                engines = self._engines(cells[index], columns, threads, order)
+                behind = clocks > known[order.column(event.threads, engines)]
+                yield from self._bad("WAR", cells[index], behind, engines, sites)
+
+    def _bad(
+        self, kind: str, cells: np.ndarray, bad: np.ndarray, others: np.ndarray, sites: np.ndarray
+    ) -> Iterator[Conflict]:
+        index = np.flatnonzero(bad)
+        if index.size:
+            rows = np.zeros_like(index)
+            yield Conflict(kind, cells[index], rows, others[index], sites[index])
 
 
 def _select(masks: np.ndarray) -> np.ndarray:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsmith.emulator.interface import AsyncLanding, Launch, MemoryAccess, Site
+from flashsmith.emulator.interface import (
+    AsyncLanding,
+    EngineAccess,
+    EngineLanding,
+    Launch,
+    MemoryAccess,
+    Site,
+)
 from flashsmith.emulator.observers.check import Check
 from flashsmith.emulator.observers.shadow import Shadow
 
@@ -15,7 +22,8 @@ class InFlight(Check):
     """Kinds of findings: ``in-flight-read`` and ``in-flight-write``.
 
     A cell is in flight from the issue of a cp.async until the issuing thread has waited for the
-    copy's group. Nobody may read or write it meanwhile. After that it is the issuing thread's own
+    copy's group, and from the issue of a bulk copy until it arrives. Nobody may read or write it
+    meanwhile. After that it is the issuing thread's own
     write; that others need a barrier before they see it is what Races checks.
     """
 
@@ -39,8 +47,8 @@ class InFlight(Check):
         """Checks every access to shared memory and notes the issue of copies."""
         if event.space != "shared":
             return
-        ctas = event.threads // self._threads_per_cta - self._first_cta
-        touched = self._shadow.locate(ctas, event.addresses, event.sizes)
+        ctas = event.threads // self._threads_per_cta if event.ctas is None else event.ctas
+        touched = self._shadow.locate(ctas - self._first_cta, event.addresses, event.sizes)
         issuer = self._shadow["issuer"]
         pending = issuer[touched.cells] != _NOBODY
         if pending.any():
@@ -57,6 +65,33 @@ class InFlight(Check):
         issuer = self._shadow["issuer"]
         own = issuer[touched.cells] == event.threads[touched.rows]
         issuer[touched.cells[own]] = _NOBODY
+
+    def engine_access(self, event: EngineAccess) -> None:
+        """Checks what an engine is told to do, and notes where it will write."""
+        touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
+        issuer, site = self._shadow["issuer"], self._shadow["site"]
+        pending = touched.cells[issuer[touched.cells] != _NOBODY]
+        if pending.size:
+            address = self._shadow.address(pending[0])
+            self.report(
+                f"in-flight-{event.kind}",
+                event.site,
+                f"ordered by {self.name(int(event.threads[0]))}, it {event.kind}s shared address "
+                f"{address} while the copy of {self.name(issuer[pending[0]])} "
+                f"({self._sites[int(site[pending[0]])]}) has not arrived",
+                event.threads[:1],
+                address,
+            )
+        if event.kind == "write":
+            self._sites[event.site.index] = event.site
+            issuer[touched.cells] = event.threads[0]
+            site[touched.cells] = event.site.index
+
+    def engine_landing(self, event: EngineLanding) -> None:
+        """The cells of a bulk copy become ordinary memory."""
+        touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
+        own = self._shadow["site"][touched.cells] == event.issued_at.index
+        self._shadow["issuer"][touched.cells[own]] = _NOBODY
 
     def _report(self, event: MemoryAccess, cells: np.ndarray, rows: np.ndarray) -> None:
         reading = event.kind == "read"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsmith.emulator.interface import Launch, MemoryAccess
+from flashsmith.emulator.interface import EngineAccess, Launch, MemoryAccess
 from flashsmith.emulator.observers.check import Check
 from flashsmith.emulator.observers.shadow import Shadow
 
@@ -31,7 +31,8 @@ class Uninitialised(Check):
         """Checks reads, notes writes."""
         if event.space != "shared":
             return
-        ctas = event.threads // self._threads_per_cta - self._first_cta
+        ctas = event.threads // self._threads_per_cta if event.ctas is None else event.ctas
+        ctas = ctas - self._first_cta
         touched = self._shadow.locate(ctas, event.addresses, event.sizes)
         written = self._shadow["written"]
         if event.kind in ("read", "atomic"):
@@ -40,6 +41,24 @@ class Uninitialised(Check):
                 self._report(event, touched.cells[missing], touched.rows[missing])
         if event.kind != "read":
             written[touched.cells] = True
+
+    def engine_access(self, event: EngineAccess) -> None:
+        """The same for engines."""
+        touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
+        written = self._shadow["written"]
+        if event.kind == "write":
+            written[touched.cells] = True
+            return
+        missing = touched.cells[~written[touched.cells]]
+        if missing.size:
+            address = self._shadow.address(missing[0])
+            self.report(
+                "uninitialised",
+                event.site,
+                f"{event.engine} read shared address {address}, which nobody wrote",
+                event.threads[:1],
+                address,
+            )
 
     def _report(self, event: MemoryAccess, cells: np.ndarray, rows: np.ndarray) -> None:
         readers = event.threads[np.unique(rows)]

@@ -1,0 +1,360 @@
+"""Bulk copies: boxes, bounds and swizzles against index formulas; groups, order, misuse."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from ptx_programs import MapSpec, aligned, map_of, map_program, run
+
+from flashsmith.emulator import Finding
+from flashsmith.emulator.observers import all_checks
+from flashsmith.errors import ArgumentError, EmulatorError
+
+#: The box at 0, an mbarrier behind it.
+SHARED = ".shared .align 1024 .b8 s[{size}];\n"
+BARRIER = 32768
+INIT = f"""
+mov.u32 %r9, s; add.u32 %r20, %r9, {BARRIER};
+setp.ne.u32 %p7, %r60, 0;
+@%p7 bra READY;
+mbarrier.init.shared::cta.b64 [%r20], 1;
+fence.mbarrier_init.release.cluster;
+READY:
+bar.sync 0;
+"""
+WAIT = """
+WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p6, [%r20], 0;
+@!%p6 bra WAIT;
+"""
+#: Thread t copies the 16-byte pieces t, t + 64, ... of the box to the output.
+DUMP = """
+shl.b32 %r1, %r60, 4;
+DUMP:
+add.u32 %r2, %r9, %r1;
+ld.shared.v4.u32 {{%r4, %r5, %r6, %r7}}, [%r2];
+cvt.u64.u32 %rd5, %r1; add.s64 %rd6, %rd1, %rd5;
+st.global.v4.u32 [%rd6], {{%r4, %r5, %r6, %r7}};
+add.u32 %r1, %r1, 1024;
+setp.lt.u32 %p1, %r1, {size};
+@%p1 bra DUMP;
+ret;
+"""
+
+
+def load_text(rank: int, coordinates: Sequence[int], size: int, expect: int | None = None) -> str:
+    where = ", ".join(str(c) for c in coordinates)
+    expected = size if expect is None else expect
+    return (
+        INIT
+        + f"""
+    @%p7 bra WAIT;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], {expected};
+    cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
+        [%r9], [%rd11, {{{where}}}], [%r20];
+    """
+        + WAIT
+        + DUMP.format(size=size)
+    )
+
+
+def loaded(
+    tensor: np.ndarray, box: Sequence[int], swizzle: int, coordinates: Sequence[int]
+) -> np.ndarray:
+    """The box as it lies in shared memory, through the emulator with all checks on."""
+    size = 2 * int(np.prod(box))
+    out = aligned((size // 2,))
+    text = map_program(
+        load_text(tensor.ndim, coordinates, size), 1, 1, SHARED.format(size=BARRIER + 16)
+    )
+    result = run(
+        text, [(out, True), (tensor, False)], threads=64,
+        maps=[map_of(tensor, box, swizzle)], observers=all_checks(),
+    )  # fmt: skip
+    assert not result.findings, result.findings
+    return out
+
+
+def expected_box(
+    tensor: np.ndarray, box: Sequence[int], swizzle: int, coordinates: Sequence[int]
+) -> np.ndarray:
+    """The same, one element at a time."""
+    out = np.zeros(int(np.prod(box)), np.uint16)
+    rows = {0: 1, 32: 2, 64: 4, 128: 8}[swizzle]
+    for flat in range(out.size):
+        rest, index = flat, []
+        for extent, start in zip(box, coordinates, strict=True):
+            index.append(rest % extent + start)
+            rest //= extent
+        inside = all(0 <= i < n for i, n in zip(index, tensor.shape[::-1], strict=True))
+        line, byte = divmod(2 * flat, 128)
+        piece, within = divmod(byte, 16)
+        if swizzle:
+            # Of a line of eight pieces, the lowest bits of a piece's number are xor-ed with the
+            # line's; a line is 128 bytes.
+            piece ^= line % rows
+        out[(128 * line + 16 * piece + within) // 2] = tensor[tuple(index[::-1])] if inside else 0
+    return out
+
+
+def numbered(*shape: int) -> np.ndarray:
+    tensor = aligned(shape)
+    tensor[...] = 1 + np.arange(tensor.size, dtype=np.uint64).reshape(shape) * 7 % 65521
+    return tensor
+
+
+@pytest.mark.parametrize(("swizzle", "inner"), [(0, 16), (0, 64), (32, 16), (64, 32), (128, 64)])
+def test_a_swizzled_box(swizzle: int, inner: int) -> None:
+    tensor = numbered(40, 128)
+    box, where = (inner, 32), (64, 5)
+    got = loaded(tensor, box, swizzle, where)
+    assert np.array_equal(got, expected_box(tensor, box, swizzle, where))
+
+
+@pytest.mark.parametrize("where", [(0, 0), (-8, -3), (120, 30), (64, 60), (-200, 4)], ids=str)
+def test_what_lies_outside_is_zero(where: tuple[int, int]) -> None:
+    tensor = numbered(40, 128)
+    got = loaded(tensor, (64, 16), 128, where)
+    assert np.array_equal(got, expected_box(tensor, (64, 16), 128, where))
+
+
+@pytest.mark.parametrize("rank", [3, 4, 5])
+def test_boxes_of_more_dimensions(rank: int) -> None:
+    tensor = numbered(*(3, 2, 5, 6, 64)[-rank:])
+    box, where = (32, 4, 4, 2, 2)[:rank], (32, 3, 1, 1, 2)[:rank]
+    got = loaded(tensor, box, 64, where)
+    assert np.array_equal(got, expected_box(tensor, box, 64, where))
+
+
+def test_strides_need_not_be_dense() -> None:
+    tensor = numbered(24, 4, 64)[:, 1:3, :32]
+    got = loaded(tensor, (32, 2, 16), 64, (0, 0, 2))
+    assert np.array_equal(got, expected_box(tensor, (32, 2, 16), 64, (0, 0, 2)))
+
+
+# Stores --------------------------------------------------------------------------------------
+
+#: Thread t writes its number into words t, t + 64, ... of the box; thread 0 stores the box.
+STORE = """
+mov.u32 %r9, s; shl.b32 %r1, %r60, 2; setp.ne.u32 %p7, %r60, 0;
+FILL:
+add.u32 %r2, %r9, %r1; shr.u32 %r3, %r1, 2; add.u32 %r3, %r3, 1;
+st.shared.u32 [%r2], %r3;
+add.u32 %r1, %r1, 256; setp.lt.u32 %p1, %r1, {size};
+@%p1 bra FILL;
+fence.proxy.async.shared::cta;
+bar.sync 0;
+@%p7 bra DONE;
+cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group [%rd11, {{{where}}}], [%r9];
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group.read 0;
+DONE:
+bar.sync 0;
+{after}
+ret;
+"""
+
+
+def stored(
+    tensor: np.ndarray,
+    box: Sequence[int],
+    swizzle: int,
+    where: Sequence[int],
+    change: tuple[str, str] = ("", ""),
+    after: str = "",
+) -> list[Finding]:
+    size = 2 * int(np.prod(box))
+    text = STORE.format(size=size, rank=tensor.ndim, where=", ".join(map(str, where)), after=after)
+    assert change[0] in text
+    program = map_program(text.replace(*change), 1, 0, SHARED.format(size=BARRIER))
+    observers = all_checks()
+    with contextlib.suppress(EmulatorError):
+        run(
+            program, [(tensor, True)], threads=64,
+            maps=[map_of(tensor, box, swizzle)], observers=observers,
+        )  # fmt: skip
+    return [finding for observer in observers for finding in observer.findings]
+
+
+@pytest.mark.parametrize(("swizzle", "inner"), [(0, 64), (32, 16), (64, 32), (128, 64)])
+def test_a_stored_box_is_clipped(swizzle: int, inner: int) -> None:
+    box, where = (inner, 16), (128 - inner // 2, 33)
+    tensor = aligned((40, 128))
+    assert not stored(tensor, box, swizzle, where)
+    # Loading is the inverse of storing: mark every place of the box with its own number.
+    numbers = aligned((box[1] + where[1], 128 + inner))
+    numbers[where[1] :, where[0] : where[0] + inner] = np.arange(1, inner * box[1] + 1).reshape(
+        box[1], inner
+    )
+    order = expected_box(numbers, box, swizzle, where)
+    words = np.arange(1, inner * box[1] // 2 + 1, dtype=np.uint32).view(np.uint16)
+    want = np.zeros_like(numbers)
+    for place, value in zip(order, words, strict=True):
+        row, column = divmod(int(place) - 1, inner)
+        want[where[1] + row, where[0] + column] = value
+    assert np.array_equal(tensor, want[:40, :128])
+
+
+def kinds(findings: list[Finding]) -> set[str]:
+    return {finding.kind for finding in findings}
+
+
+def store_kinds(*change: str, after: str = "") -> set[str]:
+    found = stored(aligned((40, 128)), (64, 16), 128, (0, 0), (change[0], change[1]), after)
+    return kinds(found)
+
+
+def test_a_store_needs_its_proxy_fence() -> None:
+    assert store_kinds("fence.proxy.async.shared::cta;", "") == {"proxy-fence"}
+
+
+def test_a_proxy_fence_comes_before_the_barrier() -> None:
+    """One thread's fence covers what it knows: behind the barrier, everybody's stores."""
+    late = "bar.sync 0;\nfence.proxy.async.shared::cta;"
+    assert not store_kinds("fence.proxy.async.shared::cta;\nbar.sync 0;", late)
+
+
+def test_a_store_needs_the_barrier() -> None:
+    found = store_kinds("fence.proxy.async.shared::cta;\nbar.sync 0;", "fence.proxy.async;")
+    assert "race-raw" in found
+
+
+AFTERWARDS = "add.u32 %r2, %r9, 16; @!%p7 st.shared.u32 [%r2], 0;"
+
+
+def test_memory_is_not_reused_before_it_was_read() -> None:
+    assert not store_kinds("", "", after=AFTERWARDS)
+    found = store_kinds("cp.async.bulk.wait_group.read 0;", "", after=AFTERWARDS)
+    assert found == {"race-war", "bulk-unfinished"}
+    assert store_kinds("cp.async.bulk.commit_group;", "", after=AFTERWARDS) >= {"race-war"}
+    assert store_kinds("wait_group.read 0", "wait_group 1", after=AFTERWARDS) >= {"race-war"}
+
+
+def test_a_store_and_ordinary_stores_meet_in_global_memory() -> None:
+    after = "ld.param.u64 %rd5, [args]; @%p7 ret; st.global.u32 [%rd1], 7;"
+    tensor = aligned((40, 128))
+    text = STORE.format(size=2048, rank=2, where="0, 0", after=after.split(";", 1)[1])
+    program = map_program(text, 1, 1, SHARED.format(size=BARRIER))
+    program = program.replace("@%p7 ret; st.global", "@!%p7 ret; st.global")
+    result = run(
+        program, [(tensor, True)], threads=64, maps=[map_of(tensor, (64, 16), 128)],
+        observers=all_checks(),
+    )  # fmt: skip
+    assert kinds(result.findings) == {"race-waw"}
+
+
+# Plain ranges --------------------------------------------------------------------------------
+
+
+def test_plain_bytes_in_and_out() -> None:
+    source, out = numbered(1024), aligned((1024,))
+    body = (
+        INIT
+        + """
+    @%p7 bra WAIT;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], 2048;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r9], [%rd2], 2048, [%r20];
+    """
+        + WAIT
+        + """
+    @%p7 bra DONE;
+    cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r9], 1024;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    DONE: ret;
+    """
+    )
+    text = map_program(body, 0, 2, SHARED.format(size=BARRIER + 16))
+    result = run(text, [(out, True), (source, False)], threads=64, observers=all_checks())
+    assert not result.findings
+    assert np.array_equal(out[:512], source[:512])
+    assert not out[512:].any()
+
+
+# Loads that go wrong -------------------------------------------------------------------------
+
+
+def load_kinds(
+    *changes: tuple[str, str], expect: int = 2048, seed: int | None = None
+) -> tuple[set[str], str]:
+    """(kinds of findings, error) of a load with its text changed."""
+    tensor, out = numbered(40, 128), aligned((1024,))
+    text = load_text(2, (64, 5), 2048, expect)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    observers, error = all_checks(), ""
+    try:
+        run(
+            map_program(text, 1, 1, SHARED.format(size=BARRIER + 16)),
+            [(out, True), (tensor, False)], threads=64, maps=[map_of(tensor, (64, 16), 128)],
+            observers=observers, seed=seed,
+        )  # fmt: skip
+    except EmulatorError as stopped:
+        error = str(stopped)
+    return kinds([f for observer in observers for f in observer.findings]), error
+
+
+@pytest.mark.parametrize("seed", [None, *range(5)])
+def test_a_read_before_the_data_arrived(seed: int | None) -> None:
+    found, _ = load_kinds((WAIT, "WAIT:\n"), seed=seed)
+    assert found & {"in-flight-read", "race-raw"}
+
+
+def test_more_bytes_expected_than_come() -> None:
+    _, error = load_kinds(expect=2064)
+    assert "0 of 1 arrivals and 16 bytes to come" in error or "1 of 1" in error
+    assert "threads 0-63" in error
+
+
+def test_fewer_bytes_expected_than_come() -> None:
+    found, _ = load_kinds(expect=2032)
+    assert "mbarrier-bytes" in found
+
+
+def test_a_barrier_that_the_bulk_copy_may_not_see() -> None:
+    found, _ = load_kinds(("fence.mbarrier_init.release.cluster;", ""))
+    assert found == {"proxy-fence"}
+
+
+def test_a_copy_that_nobody_waits_for() -> None:
+    found, _ = load_kinds((WAIT, "WAIT: ret;\n"))
+    assert found == {"bulk-unfinished"}
+
+
+def test_a_misaligned_box() -> None:
+    found, _ = load_kinds(("[%r9], [%rd11", "[%r9+64], [%rd11"))
+    assert "bulk-alignment" in found
+
+
+def test_a_tensor_map_that_is_not_there() -> None:
+    _, error = load_kinds(("[%rd11, ", "[%rd11+64, "))
+    assert "a tensor map at argument offset 64; the launch has these: 0" in error
+
+
+def test_a_map_of_other_dimensions() -> None:
+    _, error = load_kinds(("tensor.2d", "tensor.3d"), ("{64, 5}", "{64, 5, 0}"))
+    assert "argument offset 0 has 2 dimensions" in error
+
+
+BAD_MAPS = {
+    "box=(64, 257)": lambda t: map_of(t, (64, 257)),
+    "rows of 64 bytes with a 128-byte swizzle": lambda t: map_of(t, (32, 16), 128),
+    "no multiple of 16": lambda t: map_of(t, (4, 16)),
+    "disagree": lambda t: map_of(t, (64, 16, 1)),
+    "must be multiples of 16": lambda t: map_of(t[:, 1:], (64, 16)),
+    "is in no tensor": lambda t: map_of(np.zeros((999, 128), np.uint16), (64, 16)),
+}
+
+
+@pytest.mark.parametrize("message", BAD_MAPS)
+def test_maps_that_cannot_be_encoded(message: str) -> None:
+    tensor, out = numbered(40, 128), aligned((1024,))
+    spec: MapSpec = BAD_MAPS[message](tensor)
+    text = map_program(load_text(2, (0, 0), 2048), 1, 1, SHARED.format(size=BARRIER + 16))
+    with pytest.raises(ArgumentError) as caught:
+        run(text, [(out, True), (tensor, False)], threads=64, maps=[spec])
+    assert "argument offset 0" in str(caught.value)
+    assert message in str(caught.value)
