@@ -11,7 +11,7 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run_times import TIMED, Timing, time_kernels
 from flashsmith.benchmark.target import Target
 from flashsmith.builder import KernelLibrary, library_for
-from flashsmith.configs import FlashForwardKernelConfig, check_legal
+from flashsmith.configs import KernelConfig, check_legal
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.verify import Verdict, prove
@@ -44,7 +44,7 @@ class KernelRow:
     where the kernel makes no such access; `timing` is None without a GPU.
     """
 
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     problems: tuple[str, ...]
     max_error: float | None
     bound: float | None
@@ -109,7 +109,7 @@ def default_size(target: Target) -> Size:
 
 
 def run_kernels(
-    configs: Sequence[FlashForwardKernelConfig],
+    configs: Sequence[KernelConfig],
     target: Target,
     *,
     size: Size,
@@ -155,7 +155,7 @@ def _timed(rows: Sequence[KernelRow], seed: int) -> list[KernelRow]:
     return timed
 
 
-def _check_size(cfg: FlashForwardKernelConfig, size: Size) -> None:
+def _check_size(cfg: KernelConfig, size: Size) -> None:
     for name, value in (("batch", size.batch), ("heads", size.heads), ("seq", size.seq)):
         if value < 1:
             raise ArgumentError(f"{name}={value}: give a whole number above 0")
@@ -171,7 +171,7 @@ def _check_size(cfg: FlashForwardKernelConfig, size: Size) -> None:
 class _Job:
     """One kernel's part of the run."""
 
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     target: Target
     library: KernelLibrary
     proven: Size
