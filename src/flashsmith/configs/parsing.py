@@ -34,7 +34,9 @@ _COUNT = re.compile(r"(\w+)_(\d+)")
 _VALUE = re.compile(r"(?:\(\s*(?:\w+::)*\w+\s*\)\s*)?(\w+)")
 
 
-def parse_kernel_name_into_config(text: str) -> KernelConfig:
+def parse_kernel_name_into_config(
+    text: str, mma_sync_class: type[FlashForwardKernelConfig] = FlashForwardKernelConfig
+) -> KernelConfig:
     """The config that `text` names, of whichever family.
 
     Args:
@@ -42,14 +44,17 @@ def parse_kernel_name_into_config(text: str) -> KernelConfig:
             name with `FlashForwardKernelConfig{...}` or `HopperForwardKernelConfig{...}` in it, as
             c++filt and Nsight Compute print it. Trailing fields that are missing there are zero:
             demanglers drop trailing zeros.
+        mma_sync_class: the class to make for the mma.sync family.
 
     Raises:
         ConfigParseError: neither, or a feature is unknown, doubled or out of range.
     """
-    values = sorted(set(_STRUCT.findall(text)))
+    classes = {cls.__name__: cls for cls in (mma_sync_class, HopperForwardKernelConfig)}
+    struct = re.compile(rf"\b({'|'.join(classes)})\s*\{{([^{{}}]*)\}}")
+    values = sorted(set(struct.findall(text)))
     if len(values) == 1:
         name, listed = values[0]
-        return _from_values(text, listed, _CLASSES[name])
+        return _from_values(text, listed, classes[name])
     if values:
         _fail(text, "it names more than one config")
     cells = [cell.strip().strip("`") for cell in _TABLE_COLUMNS.split(text)]
@@ -59,14 +64,7 @@ def parse_kernel_name_into_config(text: str) -> KernelConfig:
     shape, features = matches[0].groups()
     if warpgroups_of(shape.split(",")[-1].strip()):
         return _from_hopper_short_form(text, shape, features)
-    return _from_short_form(text, shape, features, FlashForwardKernelConfig)
-
-
-_CLASSES: dict[str, type[FlashForwardKernelConfig] | type[HopperForwardKernelConfig]] = {
-    config_class.__name__: config_class
-    for config_class in (FlashForwardKernelConfig, HopperForwardKernelConfig)
-}
-_STRUCT = re.compile(rf"\b({'|'.join(_CLASSES)})\s*\{{([^{{}}]*)\}}")
+    return _from_short_form(text, shape, features, mma_sync_class)
 
 
 def _from_hopper_short_form(text: str, shape: str, features: str) -> HopperForwardKernelConfig:

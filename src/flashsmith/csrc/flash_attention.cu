@@ -9,7 +9,7 @@
 
 #include "config_rules.cuh"
 #include "launch_plan.cuh"
-#include "tile_counters.h"
+#include "workspaces.h"
 
 namespace flashsmith {
 namespace {

@@ -39,7 +39,10 @@ struct TensorMapSpec {
     int swizzle_bytes;
 
     uintptr_t data(const Addresses& at) const {
-        return reinterpret_cast<uintptr_t>(address_of(operand, at)) + data_offset;
+        const void* operand_at = address_of(operand, at);
+        // K and V without rows may be nowhere. Nobody looks there, but a map must point somewhere.
+        if (operand_at == nullptr) operand_at = at.q;
+        return reinterpret_cast<uintptr_t>(operand_at) + data_offset;
     }
 };
 

@@ -200,8 +200,8 @@ struct Consumer {
 
     // Of the tile's blocks those that this warpgroup's rows see.
     FS_DEVICE BlockRange blocks_of_warpgroup() const {
-        if constexpr (!Kernel::masked) return {tile.block_begin, tile.block_end, 0, 0};
         if (first_row() >= tile.q_count) return {tile.block_end, tile.block_end, 0, 0};
+        if constexpr (!Kernel::masked) return {tile.block_begin, tile.block_end, 0, 0};
         BlockRange blocks = VisibleKeys<SEMANTICS>(problem, tile.q_count, tile.k_count)
                                 .blocks(first_row(), kWarpgroupRows, Kernel::B_c);
         if (blocks.begin >= blocks.end) return {tile.block_end, tile.block_end, 0, 0};

@@ -28,15 +28,18 @@ struct Producer {
     // K of the first block comes before Q, whose slots may still be in use; after that a block's K
     // comes before the V of the block before it, as the products want them.
     FS_DEVICE void run() {
+        prefetch_maps();
         TileScheduler<Kernel> scheduler(args);
-        for (WorkTile tile = scheduler.next(); tile.exists(); tile = scheduler.next()) {
+        for (WorkTile tile = scheduler.find(); tile.exists(); tile = scheduler.find()) {
             int block = tile.block_end - 1;
             if (block >= tile.block_begin) load(K, &args.k, tile, block);
             load_Q(tile);
+            scheduler.ask();
             for (; block >= tile.block_begin; --block) {
                 if (block > tile.block_begin) load(K, &args.k, tile, block - 1);
                 load(V, &args.v, tile, block);
             }
+            scheduler.take();
         }
         announce_end();
     }
@@ -58,14 +61,8 @@ struct Producer {
 
     template <class Ring>
     FS_DEVICE void load(Ring& ring, const TensorMap* map, const WorkTile& tile, int block) {
-        const int head = tile.head / (args.problem.heads_q / args.problem.heads_k);
-        int first = 0;
-        if constexpr (kPacked)
-            first = sequence_rows<true>(args.problem.cu_seqlens_k, tile.batch, args.problem.seq_k,
-                                        args.problem.total_k)
-                        .first;
-        const TmaBox box = box_of_rows<kPacked>(block * Kernel::B_c, Kernel::B_c, first,
-                                                tile.k_count, head, tile.batch);
+        const TmaBox box = box_of_rows<kPacked>(block * Kernel::B_c, Kernel::B_c, tile.k_first,
+                                                tile.k_count, tile.head_k, tile.batch);
         ring.begin_fill();
         load_panels<Kernel::KV_panel_bytes>(ring.tile(), map, box, ring.full());
         ring.place.advance();
@@ -78,6 +75,13 @@ struct Producer {
             box.column = p * Kernel::Panel::kColumns;
             tma_load(tile + p * kPanelBytes, map, box, full);
         }
+    }
+
+    FS_DEVICE void prefetch_maps() const {
+        tma_prefetch_map(&args.q);
+        tma_prefetch_map(&args.k);
+        tma_prefetch_map(&args.v);
+        tma_prefetch_map(&args.o);
     }
 
     FS_DEVICE void announce_end() {

@@ -13,8 +13,9 @@ struct WorkTile {
     int block_begin, block_end;
     int q_first, q_count;  // rows of the sequence: its first in the tensor, and how many
     int k_count;
+    int k_first, head_k;  // the producer's own
 
-    FS_DEVICE static WorkTile none() { return {0, 0, -1, 0, 0, 0, 0, 0}; }
+    FS_DEVICE static WorkTile none() { return {0, 0, -1, 0, 0, 0, 0, 0, 0, 0}; }
     FS_DEVICE bool exists() const { return batch >= 0; }
     FS_DEVICE int n_blocks() const { return block_end - block_begin; }
 
@@ -28,8 +29,16 @@ struct WorkTile {
     FS_DEVICE static WorkTile load(uint32_t smem) {
         const uint4 a = load_shared_16B(smem), b = load_shared_16B(smem + 16);
         const auto uniform = [](uint32_t x) { return int(__shfl_sync(0xffffffffu, x, 0)); };
-        return {uniform(a.x), uniform(a.y), uniform(a.z), uniform(a.w),
-                uniform(b.x), uniform(b.y), uniform(b.z), uniform(b.w)};
+        return {uniform(a.x),
+                uniform(a.y),
+                uniform(a.z),
+                uniform(a.w),
+                uniform(b.x),
+                uniform(b.y),
+                uniform(b.z),
+                uniform(b.w),
+                0,
+                0};
     }
 };
 
@@ -41,35 +50,37 @@ struct TileScheduler {
 
     const HopperForwardKernelArgs& args;
     uint32_t tile = blockIdx.x;
+    uint32_t asked = 0;  // dynamic: the answer to ask(), on its way
 
     FS_DEVICE explicit TileScheduler(const HopperForwardKernelArgs& args) : args(args) {}
 
-    // The next tile with rows in it; WorkTile::none() after the last.
-    FS_DEVICE WorkTile next() {
-        for (; tile < args.n_tiles; advance()) {
+    // The first tile with rows in it, from here on; WorkTile::none() where there is none.
+    FS_DEVICE WorkTile find() {
+        for (; tile < args.n_tiles; take()) {
             const WorkTile work = work_of(tile);
             // A packed batch has as many tiles per sequence as its longest one needs.
-            if (!SEMANTICS.packed || work.first_row < work.q_count) {
-                advance();
-                return work;
-            }
+            if (!SEMANTICS.packed || work.first_row < work.q_count) return work;
+            ask();
         }
         return WorkTile::none();
     }
-
-  private:
-    FS_DEVICE void advance() {
+    // Asks for the tile after this one. The answer takes its time: ask early, take it late.
+    FS_DEVICE void ask() {
+        if constexpr (CFG.schedule == Schedule::dynamic) asked = atomicAdd(args.tile_counter, 1);
+    }
+    // Moves on to the tile that was asked for.
+    FS_DEVICE void take() {
         if constexpr (CFG.schedule == Schedule::one_tile) tile = args.n_tiles;
         if constexpr (CFG.schedule == Schedule::static_persistent) tile += gridDim.x;
         if constexpr (CFG.schedule == Schedule::dynamic) {
             // Every CTA asks until it is refused once, so n_tiles are asked for in all; whoever
             // asks last leaves the counter as it was found.
-            const uint32_t asked = atomicAdd(args.tile_counter, 1);
             if (asked == args.n_tiles - 1) atomicExch(args.tile_counter, 0);
             tile = gridDim.x + asked;
         }
     }
 
+  private:
     FS_DEVICE WorkTile work_of(uint32_t tile) const {
         const ForwardKernelArgs& p = args.problem;
         const uint32_t n_Q_blocks = p.n_Q_blocks;
@@ -85,7 +96,7 @@ struct TileScheduler {
             sequence = tile / n_Q_blocks;
             Q_block = tile % n_Q_blocks;
         }
-        const int batch = sequence / p.heads_q;
+        const int batch = sequence / p.heads_q, head = sequence % p.heads_q;
         const SequenceRows q =
             sequence_rows<SEMANTICS.packed>(p.cu_seqlens_q, batch, p.seq_q, p.total_q);
         const SequenceRows k =
@@ -93,14 +104,18 @@ struct TileScheduler {
         const int first_row = Q_block * Kernel::B_r;
         const BlockRange blocks =
             VisibleKeys<SEMANTICS>(p, q.count, k.count).blocks(first_row, Kernel::B_r, Kernel::B_c);
-        return {first_row,
-                int(sequence % p.heads_q),
-                batch,
-                blocks.begin,
-                max(blocks.begin, blocks.end),
-                int(q.first),
-                q.count,
-                k.count};
+        return {
+            .first_row = first_row,
+            .head = head,
+            .batch = batch,
+            .block_begin = blocks.begin,
+            .block_end = max(blocks.begin, blocks.end),
+            .q_first = int(q.first),
+            .q_count = q.count,
+            .k_count = k.count,
+            .k_first = int(k.first),
+            .head_k = head / (p.heads_q / p.heads_k),
+        };
     }
 };
 

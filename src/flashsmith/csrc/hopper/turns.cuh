@@ -22,11 +22,12 @@ struct Turns {
     // A turn for `stretch`; nothing unless it is what the config orders.
     template <PingPong stretch>
     FS_DEVICE void wait() const {
-        if constexpr (kOrdered == stretch) named_barrier_wait(1 + warpgroup, 2 * kWarpgroupThreads);
+        if constexpr (kOrdered != PingPong::none && kOrdered == stretch)
+            named_barrier_wait(1 + warpgroup, 2 * kWarpgroupThreads);
     }
     template <PingPong stretch>
     FS_DEVICE void pass_on() const {
-        if constexpr (kOrdered == stretch)
+        if constexpr (kOrdered != PingPong::none && kOrdered == stretch)
             named_barrier_arrive(1 + (warpgroup + 1) % kWarpgroups, 2 * kWarpgroupThreads);
     }
     // A turn that this warpgroup has no use for.

@@ -1,5 +1,5 @@
 // Slots of device memory, handed out to streams and captured launches.
-#include "tile_counters.h"
+#include "workspaces.h"
 
 #include <cuda_runtime_api.h>
 
