@@ -57,7 +57,9 @@ __device__ inline float twice(float x) {
 #include <map>
 #include "flash_attention.cuh"
 namespace flashsmith {
-const std::map<FlashForwardKernelConfig, forward_kernel_fn>& kernel_map();
+using KernelMap = std::map<FlashForwardKernelConfig, forward_kernel_fn>;
+const KernelMap& kernel_map();
+inline const KernelMap& to_kernel_map(const KernelMap& kernels) { return kernels; }
 Semantics kernel_semantics();
 int device_count();
 }  // namespace flashsmith

@@ -53,7 +53,8 @@ def test_the_generated_map_finds_every_kernel(sources, tmp_path):
         for i, cfg in enumerate(CONFIGS)
     )
     checks = "".join(
-        f"    if (map.at({cfg.to_cpp_struct()}) != kernel_{cfg.kernel_name()}()) return {i + 1};\n"
+        f"    if (map.at({cfg.to_cpp_struct()}) != (const void*)kernel_{cfg.kernel_name()}())"
+        f" return {i + 1};\n"
         for i, cfg in enumerate(CONFIGS)
     )
     main = tmp_path / "main.cc"

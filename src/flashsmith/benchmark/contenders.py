@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from flashsmith.benchmark.timing import Contender
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import FlashForwardKernelConfig
+from flashsmith.configs import KernelConfig
 from flashsmith.runtime import forward
 
 OURS = "ours"
@@ -27,7 +27,7 @@ class KernelContender:
     """A kernel of ours on one workload, whose o it writes."""
 
     name: str
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     workload: Workload
     call: Callable[[], Any]
 
@@ -42,7 +42,7 @@ class KernelContender:
         return self.workload.o
 
 
-def kernel_contender(config: FlashForwardKernelConfig, workload: Workload) -> KernelContender:
+def kernel_contender(config: KernelConfig, workload: Workload) -> KernelContender:
     """The kernel that ``config`` names."""
     w = workload
     call = partial(forward, config, w.q, w.k, w.v, w.o, **w.options)
@@ -50,7 +50,7 @@ def kernel_contender(config: FlashForwardKernelConfig, workload: Workload) -> Ke
 
 
 def attention_contender(
-    attention: Callable[..., Any], config: FlashForwardKernelConfig, workload: Workload
+    attention: Callable[..., Any], config: KernelConfig, workload: Workload
 ) -> KernelContender:
     """``attention``, called as a user calls it: it chooses the kernel, which is ``config``'s."""
     w = workload

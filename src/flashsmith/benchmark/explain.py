@@ -11,7 +11,14 @@ from flashsmith.benchmark.knobs import KnobEffect, knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.target import Target
 from flashsmith.builder import KernelEntry, KernelLibrary, library_for
-from flashsmith.configs import RULES, DeviceSpec, FlashForwardKernelConfig, is_legal, nearest_legal
+from flashsmith.configs import (
+    DeviceSpec,
+    HopperForwardKernelConfig,
+    KernelConfig,
+    is_legal,
+    nearest_legal,
+    rules_of,
+)
 from flashsmith.emulator import BankConflicts, parse
 from flashsmith.emulator.observers import instruction_mix
 from flashsmith.verify import Verdict, prove
@@ -63,10 +70,10 @@ class Intensity:
 class Explanation:
     """What `flashsmith explain` shows. The parts after `intensity` need a legal config."""
 
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     target: Target
     rules: tuple[RuleResult, ...]
-    nearest: tuple[FlashForwardKernelConfig, ...]
+    nearest: tuple[KernelConfig, ...]
     knobs: tuple[KnobEffect, ...]
     smem: tuple[SmemRegion, ...]
     intensity: Intensity
@@ -111,7 +118,7 @@ class Explanation:
         }
 
 
-def explain(cfg: FlashForwardKernelConfig, target: Target, narrator: Narrator) -> Explanation:
+def explain(cfg: KernelConfig, target: Target, narrator: Narrator) -> Explanation:
     """Everything about `cfg` on `target`: builds it if need be and emulates a small problem.
 
     An illegal config is explained too, as far as that goes. Raises what building raises.
@@ -124,7 +131,7 @@ def explain(cfg: FlashForwardKernelConfig, target: Target, narrator: Narrator) -
     return _after_building(known, library)
 
 
-def _before_building(cfg: FlashForwardKernelConfig, target: Target) -> Explanation:
+def _before_building(cfg: KernelConfig, target: Target) -> Explanation:
     device = target.device
     return Explanation(
         config=cfg,
@@ -133,9 +140,9 @@ def _before_building(cfg: FlashForwardKernelConfig, target: Target) -> Explanati
             RuleResult(
                 rule.name, rule.predicate(cfg, device), rule.reason, rule.values(cfg, device)
             )
-            for rule in RULES
+            for rule in rules_of(cfg)
         ),
-        nearest=() if is_legal(cfg, device) else tuple(nearest_legal(cfg, device)),
+        nearest=_nearest(cfg, device),
         knobs=knob_effects(cfg),
         smem=smem_map(cfg),
         intensity=intensity(cfg),
@@ -159,24 +166,42 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     )
 
 
+def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
+    if isinstance(cfg, HopperForwardKernelConfig) or is_legal(cfg, device):
+        return ()
+    return tuple(nearest_legal(cfg, device))
+
+
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity")
 
 
-def smem_map(cfg: FlashForwardKernelConfig) -> tuple[SmemRegion, ...]:
+def _numbered(tile: str, count: int, rows: int) -> list[tuple[str, int]]:
+    """The name and rows of each of `count` buffers for a tile."""
+    if count == 1:
+        return [(tile, rows)]
+    return [(f"{tile} {i + 1} of {count}", rows) for i in range(count)]
+
+
+def smem_map(cfg: KernelConfig) -> tuple[SmemRegion, ...]:
     """Where the tiles lie in a CTA's dynamic shared memory; O takes Q's place at the end."""
+    if isinstance(cfg, HopperForwardKernelConfig):
+        tiles = _numbered("Q" if cfg.separate_O else "Q, then O", cfg.q_buffers, cfg.B_r)
+        tiles += _numbered("O", cfg.separate_O, cfg.B_r)
+        ring = cfg.kv_stages
+    else:
+        tiles = _numbered("Q, then O", 1, cfg.B_r)
+        ring = cfg.kv_tiles
+    for tile in "KV":
+        tiles += _numbered(tile, ring, cfg.B_c)
     regions, begin = [], 0
-    ring = cfg.kv_tiles
-    names = [
-        f"{tile} {i + 1} of {ring}" if ring > 1 else tile for tile in "KV" for i in range(ring)
-    ]
-    for tile, rows in (("Q, then O", cfg.B_r), *((name, cfg.B_c) for name in names)):
+    for tile, rows in tiles:
         end = begin + rows * cfg.d_head * cfg.dtype.element_size
         regions.append(SmemRegion(tile, begin, end, rows, cfg.d_head))
         begin = end
     return tuple(regions)
 
 
-def occupancy(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: int) -> Occupancy:
+def occupancy(cfg: KernelConfig, device: DeviceSpec, registers: int) -> Occupancy:
     """How many CTAs of a kernel with `registers` per thread fit on one SM, and why not more."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
@@ -193,14 +218,18 @@ def occupancy(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: int)
     )
 
 
-def intensity(cfg: FlashForwardKernelConfig) -> Intensity:
+def intensity(cfg: KernelConfig) -> Intensity:
     """FLOP per byte in the loop over K and V; what happens once per CTA does not count.
 
     A loop step does 4 B_r B_c d FLOP. It reads K and V from global memory once per CTA, and from
-    shared memory once per warp; Q too, unless its fragments stay in registers.
+    shared memory once per warp; Q too, unless its fragments stay in registers. With wgmma it is a
+    warpgroup that reads them once, and Q always.
     """
     flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
     tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
+    if isinstance(cfg, HopperForwardKernelConfig):
+        shared = 2 * cfg.n_warpgroups * tile_bytes + cfg.B_r * cfg.d_head * cfg.dtype.element_size
+        return Intensity(shared=flop / shared, global_memory=flop / (2 * tile_bytes))
     shared = 2 * cfg.n_warps * tile_bytes
     if cfg.Q_mma_load_K_tiles:
         shared += cfg.B_r * cfg.d_head * cfg.dtype.element_size

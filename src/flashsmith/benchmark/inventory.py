@@ -15,7 +15,7 @@ from rich.console import Console
 from flashsmith.benchmark.table import Column, print_table
 from flashsmith.benchmark.target import Target
 from flashsmith.builder import CacheEntry, KernelLibrary, is_current
-from flashsmith.configs import FlashForwardKernelConfig, Semantics, is_legal
+from flashsmith.configs import KernelConfig, Semantics, is_legal
 
 MIB = 2**20
 
@@ -47,7 +47,7 @@ def _meaning(key: str) -> str:
 
 
 def config_facts(
-    configs: Iterable[FlashForwardKernelConfig], target: Target, cached: Iterable[CacheEntry]
+    configs: Iterable[KernelConfig], target: Target, cached: Iterable[CacheEntry]
 ) -> list[dict[str, Any]]:
     """What is known of each config before it runs; `cached` says which are built (plain)."""
     built = {

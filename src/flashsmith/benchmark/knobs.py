@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from enum import IntEnum
 
-from flashsmith.configs import FlashForwardKernelConfig
+from flashsmith.configs import FlashForwardKernelConfig, KernelConfig
 
 
 @dataclass(frozen=True)
@@ -154,14 +155,17 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
 }
 
 
-def knob_effects(cfg: FlashForwardKernelConfig) -> tuple[KnobEffect, ...]:
+def knob_effects(cfg: KernelConfig) -> tuple[KnobEffect, ...]:
     """Every field of `cfg` in order; a knob without words here falls back on its own meaning."""
     effects = []
     for knob in fields(cfg):
         value = getattr(cfg, knob.name)
-        text = value.name if knob.name == "dtype" else _plain(value)
-        effect, where = _EFFECTS.get(knob.name, (lambda cfg, k=knob: k.metadata["meaning"], ""))
-        effects.append(KnobEffect(knob.name, text, effect(cfg), where))
+        text = value.name if isinstance(value, IntEnum) else _plain(value)
+        words, where = knob.metadata["meaning"], ""
+        if isinstance(cfg, FlashForwardKernelConfig) and knob.name in _EFFECTS:
+            effect, where = _EFFECTS[knob.name]
+            words = effect(cfg)
+        effects.append(KnobEffect(knob.name, text, words, where))
     return tuple(effects)
 
 

@@ -12,7 +12,7 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run_times import TIMED, Timing, time_kernels
 from flashsmith.benchmark.target import Target
 from flashsmith.builder import KernelLibrary, library_for
-from flashsmith.configs import FlashForwardKernelConfig, check_legal
+from flashsmith.configs import KernelConfig, check_legal
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.verify import Verdict, prove
@@ -45,7 +45,7 @@ class KernelRow:
     where the kernel makes no such access; `timing` is None without a GPU.
     """
 
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     problems: tuple[str, ...]
     max_error: float | None
     bound: float | None
@@ -104,7 +104,7 @@ class Report:
         }
 
 
-def default_size(target: Target, configs: Sequence[FlashForwardKernelConfig] = ()) -> Size:
+def default_size(target: Target, configs: Sequence[KernelConfig] = ()) -> Size:
     """What is proven when nobody says otherwise: as long as every config's tiles divide it."""
     size = PROVEN_ON_GPU if target.backend == "gpu" else EMULATED
     whole = math.lcm(*(tile for cfg in configs for tile in (cfg.B_r, cfg.B_c)))
@@ -112,7 +112,7 @@ def default_size(target: Target, configs: Sequence[FlashForwardKernelConfig] = (
 
 
 def run_kernels(
-    configs: Sequence[FlashForwardKernelConfig],
+    configs: Sequence[KernelConfig],
     target: Target,
     *,
     size: Size,
@@ -158,7 +158,7 @@ def _timed(rows: Sequence[KernelRow], seed: int) -> list[KernelRow]:
     return timed
 
 
-def _check_size(cfg: FlashForwardKernelConfig, size: Size) -> None:
+def _check_size(cfg: KernelConfig, size: Size) -> None:
     for name, value in (("batch", size.batch), ("heads", size.heads), ("seq", size.seq)):
         if value < 1:
             raise ArgumentError(f"{name}={value}: give a whole number above 0")
@@ -174,7 +174,7 @@ def _check_size(cfg: FlashForwardKernelConfig, size: Size) -> None:
 class _Job:
     """One kernel's part of the run."""
 
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     target: Target
     library: KernelLibrary
     proven: Size

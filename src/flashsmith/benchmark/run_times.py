@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flashsmith.benchmark.contenders import KernelContender, kernel_contender
 from flashsmith.benchmark.timing import INTERLEAVED, Clock, CudaEvents, Samples, measure
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import FlashForwardKernelConfig, Problem
+from flashsmith.configs import KernelConfig, Problem
 from flashsmith.errors import LaunchError
 
 
@@ -21,7 +21,7 @@ class TimedSize:
     seq: int = 4096
     heads: int = 16
 
-    def problem(self, cfg: FlashForwardKernelConfig) -> Problem:
+    def problem(self, cfg: KernelConfig) -> Problem:
         """It, for a config's dtype and head dimension."""
         return Problem(
             self.batch, self.seq, self.seq, self.heads, self.heads, cfg.d_head, cfg.dtype
@@ -46,12 +46,12 @@ class Timing:
 
 
 def time_kernels(
-    configs: Iterable[FlashForwardKernelConfig],
+    configs: Iterable[KernelConfig],
     seed: int,
     *,
     clock: Clock | None = None,
     make_workload: Callable[[Problem, int], Workload] = Workload,
-) -> dict[FlashForwardKernelConfig, Timing | Problems]:
+) -> dict[KernelConfig, Timing | Problems]:
     """Launches every kernel on TIMED, judges two heads of its output, then times the right ones.
 
     A kernel that is wrong, or does not come to its end, has problems in place of a timing. Kernels
@@ -60,7 +60,7 @@ def time_kernels(
     Raises LaunchError where there is no GPU.
     """
     clock = clock or CudaEvents()
-    timings: dict[FlashForwardKernelConfig, Timing | Problems] = {}
+    timings: dict[KernelConfig, Timing | Problems] = {}
     groups = itertools.groupby(sorted(configs, key=TIMED.problem), key=TIMED.problem)
     for problem, group in groups:
         workload = make_workload(problem, seed)
@@ -85,7 +85,7 @@ def _problems(contender: KernelContender) -> Problems:
 
 def _times(
     contenders: Sequence[KernelContender], problem: Problem, clock: Clock
-) -> dict[FlashForwardKernelConfig, Timing | Problems]:
+) -> dict[KernelConfig, Timing | Problems]:
     try:
         measured = measure(contenders, INTERLEAVED, clock=clock)
     except LaunchError as error:

@@ -14,7 +14,7 @@ from flashsmith.builder.manifest import KernelEntry
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptx_module import split_ptx
 from flashsmith.builder.ptxas_report import parse_ptxas_report
-from flashsmith.builder.recipe import Recipe
+from flashsmith.builder.recipe import Recipe, sources_in
 from flashsmith.codegen import GeneratedSources, generate_kernel_instantiations
 from flashsmith.configs import parse_kernel_name_into_config
 from flashsmith.errors import CompileError
@@ -70,7 +70,7 @@ class Compilation:
         run_all(commands, cwd=self.build, jobs=self.jobs, finished=finished)
         for o in host:
             cache.publish_object(o.name, o.path)
-        return sorted(entries, key=lambda entry: entry.config)
+        return sorted(entries, key=lambda entry: entry.config.to_ints())
 
     def _shard_command(self, index: int) -> Command:
         keep = self.build / f"keep_{index}"
@@ -81,7 +81,7 @@ class Compilation:
     def _host_objects(self) -> list[_HostObject]:
         csrc, key = self.recipe.csrc, self.recipe.common_key()
         commands = (
-            self._gxx("bindings", csrc / "bindings.cc"),
+            *(self._gxx(path.stem, path) for path in sources_in(csrc) if path.suffix == ".cc"),
             self._nvcc("flash_attention", csrc / "flash_attention.cu", self.recipe.host_cu_flags()),
         )
         return [
@@ -180,7 +180,8 @@ class Compilation:
         exports = self.build / "exports.map"
         exports.write_text(_EXPORTS)
         names = [path.stem for path in self.sources.shards]
-        names += ["flash_attention", "bindings", "kernel_library"]
+        names += ["flash_attention", "kernel_library"]
+        names += [path.stem for path in sources_in(self.recipe.csrc) if path.suffix == ".cc"]
         command = Command(
             "link",
             (

@@ -13,11 +13,11 @@ from flashsmith.builder.progress import Progress
 from flashsmith.builder.recipe import package_sources, package_version, source_hash
 from flashsmith.builder.toolchain import tvm_ffi_version
 from flashsmith.builder.user_cache import cache_dir
-from flashsmith.configs import FlashForwardKernelConfig, Semantics
+from flashsmith.configs import KernelConfig, Semantics
 
 
 def find_library(
-    cfg: FlashForwardKernelConfig, *, arch: int = 80, semantics: Semantics | None = None
+    cfg: KernelConfig, *, arch: int = 80, semantics: Semantics | None = None
 ) -> KernelLibrary | None:
     """The most recently used cached library that holds ``cfg``, or None. Needs no compiler.
 
@@ -27,7 +27,7 @@ def find_library(
 
 
 def library_for(
-    configs: Iterable[FlashForwardKernelConfig],
+    configs: Iterable[KernelConfig],
     *,
     arch: int = 80,
     semantics: Semantics | None = None,
@@ -47,7 +47,7 @@ def library_for(
 
 def built_configs(
     *, arch: int = 80, semantics: Semantics | None = None
-) -> tuple[FlashForwardKernelConfig, ...]:
+) -> tuple[KernelConfig, ...]:
     """Every config that ``find_library`` would find, sorted."""
     manifests = _usable_manifests(package_sources(), arch, semantics or Semantics())
     return tuple(sorted({kernel.config for found in manifests for kernel in found.kernels}))
@@ -55,7 +55,7 @@ def built_configs(
 
 def find_library_from(
     csrc: Path,
-    configs: Iterable[FlashForwardKernelConfig],
+    configs: Iterable[KernelConfig],
     *,
     arch: int,
     semantics: Semantics | None = None,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flashsmith.builder.locks import HeldLock
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
-from flashsmith.configs import FlashForwardKernelConfig, Semantics
+from flashsmith.configs import KernelConfig, Semantics
 from flashsmith.errors import CacheError, KernelNotBuiltError
 
 SHARED_OBJECT = "library.so"
@@ -40,7 +40,7 @@ class KernelLibrary:
         return self.path / SHARED_OBJECT
 
     @property
-    def configs(self) -> tuple[FlashForwardKernelConfig, ...]:
+    def configs(self) -> tuple[KernelConfig, ...]:
         """The configs it holds, sorted."""
         return tuple(self._entries)
 
@@ -49,7 +49,7 @@ class KernelLibrary:
         """The kernels whose registers overflowed into memory."""
         return tuple(kernel for kernel in self.manifest.kernels if kernel.spills)
 
-    def entry(self, cfg: FlashForwardKernelConfig) -> KernelEntry:
+    def entry(self, cfg: KernelConfig) -> KernelEntry:
         """What is known of one kernel. Raises KernelNotBuiltError when it is not in here."""
         try:
             return self._entries[cfg]
@@ -61,7 +61,7 @@ class KernelLibrary:
                 + ("" if semantics == Semantics() else f" --semantics {semantics}")
             ) from None
 
-    def ptx(self, cfg: FlashForwardKernelConfig) -> str:
+    def ptx(self, cfg: KernelConfig) -> str:
         """The kernel's PTX: a module with this one entry, as compiled into the library.
 
         Raises KernelNotBuiltError, or CacheError when the file was damaged since the library was

@@ -16,7 +16,8 @@ from flashsmith.builder.progress import BuildEvent, Progress, Stage, silent
 from flashsmith.builder.recipe import Recipe, package_sources, package_version, source_hash
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.builder.user_cache import cache_dir
-from flashsmith.configs import FlashForwardKernelConfig, Semantics, check_legal, device_spec
+from flashsmith.codegen import sorted_configs
+from flashsmith.configs import KernelConfig, Semantics, check_legal, device_spec
 from flashsmith.errors import ArgumentError, CacheError, CompileError
 
 # Someone editing a source while it compiles must not end up with a library under the wrong key.
@@ -24,7 +25,7 @@ _ATTEMPTS = 3
 
 
 def build(
-    configs: Iterable[FlashForwardKernelConfig],
+    configs: Iterable[KernelConfig],
     *,
     arch: int = 80,
     semantics: Semantics | None = None,
@@ -46,7 +47,7 @@ def build(
 
 def build_from(
     csrc: Path,
-    configs: Iterable[FlashForwardKernelConfig],
+    configs: Iterable[KernelConfig],
     *,
     arch: int = 80,
     semantics: Semantics | None = None,
@@ -69,12 +70,8 @@ def build_from(
     raise CompileError(f"{csrc}: the sources change while they are compiled; save and build again")
 
 
-def _checked_configs(
-    configs: Iterable[FlashForwardKernelConfig], arch: int
-) -> tuple[FlashForwardKernelConfig, ...]:
-    unique = tuple(sorted(set(configs)))
-    if not unique:
-        raise ArgumentError("configs: empty; a kernel library needs at least one config")
+def _checked_configs(configs: Iterable[KernelConfig], arch: int) -> tuple[KernelConfig, ...]:
+    unique = tuple(sorted_configs(configs))
     device = device_spec(arch)
     for cfg in unique:
         check_legal(cfg, device)

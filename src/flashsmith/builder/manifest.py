@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsmith.configs import (
-    FlashForwardKernelConfig,
+    KernelConfig,
     Semantics,
     parse_kernel_name_into_config,
 )
@@ -29,7 +29,7 @@ class KernelEntry:
     the size of ``ptx_file``, ``code_bytes`` that of the machine code.
     """
 
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     short_form: str
     ptx_entry: str
     ptx_file: str

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from flashsmith.builder.manifest import FORMAT
 from flashsmith.builder.toolchain import Toolchain
-from flashsmith.configs import FlashForwardKernelConfig, Semantics, device_spec
+from flashsmith.configs import KernelConfig, Semantics, device_spec
 
-_SOURCE_SUFFIXES = (".cu", ".cuh", ".cc")
+_SOURCE_SUFFIXES = (".cu", ".cuh", ".cc", ".h")
+# Below csrc; its other folders hold programs of their own.
+_SOURCE_FOLDERS = (".", "hopper")
 
 # Hidden and without GNU unique symbols: several libraries live in one process, and each must keep
 # the `forward_kernels` map of its own.
@@ -32,14 +34,20 @@ def package_version() -> str:
     return importlib.metadata.version("flashsmith")
 
 
+def sources_in(csrc: Path) -> list[Path]:
+    """All C++ sources of the kernel libraries, sorted."""
+    folders = (csrc / name for name in _SOURCE_FOLDERS)
+    files = (path for folder in folders if folder.is_dir() for path in folder.iterdir())
+    return sorted(path for path in files if path.suffix in _SOURCE_SUFFIXES)
+
+
 def source_hash(csrc: Path) -> str:
     """One hash over the names and texts of all C++ sources in ``csrc``."""
     total = hashlib.sha256()
-    for path in sorted(csrc.iterdir()):
-        if path.suffix in _SOURCE_SUFFIXES:
-            text = path.read_bytes()
-            total.update(f"{path.name}\0{len(text)}\0".encode())
-            total.update(text)
+    for path in sources_in(csrc):
+        text = path.read_bytes()
+        total.update(f"{path.relative_to(csrc)}\0{len(text)}\0".encode())
+        total.update(text)
     return total.hexdigest()[:32]
 
 
@@ -47,7 +55,7 @@ def source_hash(csrc: Path) -> str:
 class Recipe:
     """What to build, from which sources, with which compilers."""
 
-    configs: tuple[FlashForwardKernelConfig, ...]  # sorted, unique
+    configs: tuple[KernelConfig, ...]  # sorted, unique
     arch: int
     semantics: Semantics
     csrc: Path
@@ -62,9 +70,11 @@ class Recipe:
     def kernel_flags(self) -> tuple[str, ...]:
         """nvcc's flags for the shards: the target, and what the resource report needs."""
         limit = device_spec(self.arch).max_smem_per_block
+        # wgmma and TMA's multicast are in the architecture's own instructions, for it alone.
+        target = f"{self.arch}a" if self.family == "wgmma" else f"{self.arch}"
         return (
             *_NVCC_FLAGS,
-            f"-gencode=arch=compute_{self.arch},code=sm_{self.arch}",
+            f"-gencode=arch=compute_{target},code=sm_{target}",
             f"-DFLASHSMITH_MAX_SMEM_PER_BLOCK={limit}",
             "-lineinfo",
             "-Xptxas=-v",

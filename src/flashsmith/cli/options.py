@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flashsmith import env
-from flashsmith.configs import FlashForwardKernelConfig, get_kernel_configs
+from flashsmith.configs import KernelConfig, get_kernel_configs
 
 FAILED = 1
 ERROR = 2
@@ -39,7 +39,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def selected(kernels: str | None, default: str) -> list[FlashForwardKernelConfig]:
+def selected(kernels: str | None, default: str) -> list[KernelConfig]:
     """The configs of `kernels`, else of env KERNELS, else of `default`."""
     if kernels is None and env.KERNELS.raw() is None:
         kernels = default

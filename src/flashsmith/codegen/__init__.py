@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from flashsmith.codegen.cost import balance, expected_cost
-from flashsmith.codegen.instantiations import GeneratedSources, generate_kernel_instantiations
+from flashsmith.codegen.instantiations import (
+    GeneratedSources,
+    generate_kernel_instantiations,
+    sorted_configs,
+)
 
 __all__ = [
     "GeneratedSources",
     "balance",
     "expected_cost",
     "generate_kernel_instantiations",
+    "sorted_configs",
 ]

@@ -4,37 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flashsmith.configs import FlashForwardKernelConfig
+from flashsmith.configs import HopperForwardKernelConfig, KernelConfig
 
 # What everything but the products costs, in products: over the 80 configs of tune a kernel took
 # 0.25 s + 1.4 ms for each.
 _FIXED_COST = 180.0
+# A wgmma kernel is short, whatever its tiles: one instruction is a warpgroup's product.
+_WGMMA_COST = 700.0
 
 
-def expected_cost(cfg: FlashForwardKernelConfig) -> float:
+def expected_cost(cfg: KernelConfig) -> float:
     """Relative compile time of one config (no unit).
 
     Both compilers spend their time on the unrolled body of the KV loop, whose length is the
     number of m16n8k16 products one warp issues for one KV block: rows per warp / 16, times B_c / 8,
     times d_head / 16, once for Q K^T and once for P V. A peeled first tile is a second body.
     """
+    if isinstance(cfg, HopperForwardKernelConfig):
+        return _WGMMA_COST
     products = 2 * (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (cfg.d_head // 16)
     bodies = 2 if cfg.optimized_softmax else 1
     return _FIXED_COST + products * bodies
 
 
-def balance(
-    configs: Iterable[FlashForwardKernelConfig], n_shards: int
-) -> list[list[FlashForwardKernelConfig]]:
+def balance(configs: Iterable[KernelConfig], n_shards: int) -> list[list[KernelConfig]]:
     """Split ``configs`` over at most ``n_shards`` shards of about equal expected cost.
 
     Heaviest first, each to the lightest shard so far. Every shard is sorted and none is empty;
     equal sets give equal shards whatever their order.
     """
-    shards: list[list[FlashForwardKernelConfig]] = [[] for _ in range(n_shards)]
+    shards: list[list[KernelConfig]] = [[] for _ in range(n_shards)]
     loads = [0.0] * n_shards
-    for cfg in sorted(set(configs), key=lambda c: (-expected_cost(c), c)):
+    for cfg in sorted(set(configs), key=lambda c: (-expected_cost(c), c.to_ints())):
         lightest = loads.index(min(loads))
         shards[lightest].append(cfg)
         loads[lightest] += expected_cost(cfg)
-    return [sorted(shard) for shard in shards if shard]
+    return [sorted(shard, key=lambda c: c.to_ints()) for shard in shards if shard]

@@ -7,11 +7,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashsmith.codegen.cost import balance
-from flashsmith.configs import FlashForwardKernelConfig, Semantics
+from flashsmith.configs import KernelConfig, Semantics
 from flashsmith.errors import ArgumentError
 
 MAP_HEADER = "flash_kernels.cuh"
 LIBRARY_SOURCE = "kernel_library.cc"
+
+
+@dataclass(frozen=True)
+class _CppFamily:
+    """What a family's C++ is called: the headers of its config and kernel, and the names there."""
+
+    config_header: str
+    header: str
+    kernel: str
+    static_config: str
+    function: str  # the type of a pointer to a kernel
+
+
+_CPP_FAMILIES = {
+    "mma_sync": _CppFamily(
+        "flash_attention.cuh",
+        "forward_kernel.cuh",
+        "flash_forward_kernel",
+        "StaticForwardKernelConfig",
+        "forward_kernel_fn",
+    ),
+    "wgmma": _CppFamily(
+        "hopper/hopper_config.cuh",
+        "hopper/hopper_kernel.cuh",
+        "hopper_forward_kernel",
+        "StaticHopperKernelConfig",
+        "hopper_forward_kernel_fn",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -21,11 +50,11 @@ class GeneratedSources:
     shards: tuple[Path, ...]
     map_header: Path
     library: Path
-    shard_configs: tuple[tuple[FlashForwardKernelConfig, ...], ...]
+    shard_configs: tuple[tuple[KernelConfig, ...], ...]
 
 
 def generate_kernel_instantiations(
-    configs: Iterable[FlashForwardKernelConfig],
+    configs: Iterable[KernelConfig],
     out_dir: Path,
     *,
     semantics: Semantics | None = None,
@@ -39,11 +68,10 @@ def generate_kernel_instantiations(
     text is already right is not touched, and shards left over from an earlier, finer split are
     removed.
 
-    Raises ArgumentError when ``configs`` is empty or ``n_shards`` is not positive.
+    Raises ArgumentError when ``configs`` is empty or of several families, or ``n_shards`` is not
+    positive.
     """
-    unique = sorted(set(configs))
-    if not unique:
-        raise ArgumentError("configs: empty; a kernel library needs at least one config")
+    unique = sorted_configs(configs)
     if n_shards < 1:
         raise ArgumentError(f"n_shards={n_shards}: give at least 1")
     shards = balance(unique, n_shards)
@@ -66,6 +94,23 @@ def generate_kernel_instantiations(
     )
 
 
+def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
+    """The configs of a library, each once.
+
+    Raises ArgumentError when there are none, or several families among them.
+    """
+    unique = set(configs)
+    if not unique:
+        raise ArgumentError("configs: empty; a kernel library needs at least one config")
+    families = sorted({cfg.FAMILY for cfg in unique})
+    if len(families) > 1:
+        raise ArgumentError(
+            f"configs: of the families {' and '.join(families)}; a kernel library holds one, "
+            "build one for each"
+        )
+    return sorted(unique, key=lambda cfg: cfg.to_ints())
+
+
 def _write_if_changed(path: Path, text: str) -> None:
     """Leave an equal file alone, so that its time stamp says when it last differed."""
     try:
@@ -76,35 +121,35 @@ def _write_if_changed(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _function_name(cfg: FlashForwardKernelConfig) -> str:
+def _function_name(cfg: KernelConfig) -> str:
     return f"kernel_{cfg.kernel_name()}"
 
 
-def _static_config(cfg: FlashForwardKernelConfig, semantics: Semantics) -> str:
+def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
     """The kernel's template argument; plain semantics are the default and go without saying."""
     arguments = [cfg.to_cpp_struct()]
     if semantics != Semantics():
         arguments.append(semantics.to_cpp_struct())
-    return f"StaticForwardKernelConfig<{', '.join(arguments)}>"
+    return f"{_CPP_FAMILIES[cfg.FAMILY].static_config}<{', '.join(arguments)}>"
 
 
-def _shard_text(
-    configs: Sequence[FlashForwardKernelConfig], semantics: Semantics, note: str
-) -> str:
+def _shard_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str) -> str:
     # A __global__ template cannot be declared extern across translation units, so each shard
     # hands its kernels out through plain functions.
+    cpp = _CPP_FAMILIES[configs[0].FAMILY]
     body = "\n".join(
         f"// {cfg.short_form()}\n"
-        f"forward_kernel_fn {_function_name(cfg)}() {{\n"
-        f"    return &flash_forward_kernel<{_static_config(cfg, semantics)}>;\n"
+        f"{cpp.function} {_function_name(cfg)}() {{\n"
+        f"    return &{cpp.kernel}<{_static_config(cfg, semantics)}>;\n"
         "}\n"
         for cfg in configs
     )
-    return f'{note}#include "forward_kernel.cuh"\n\nnamespace flashsmith {{\n\n{body}\n}}\n'
+    return f'{note}#include "{cpp.header}"\n\nnamespace flashsmith {{\n\n{body}\n}}\n'
 
 
-def _map_header_text(configs: Sequence[FlashForwardKernelConfig], note: str) -> str:
-    declarations = "".join(f"forward_kernel_fn {_function_name(cfg)}();\n" for cfg in configs)
+def _map_header_text(configs: Sequence[KernelConfig], note: str) -> str:
+    cpp, config_class = _CPP_FAMILIES[configs[0].FAMILY], type(configs[0]).__name__
+    declarations = "".join(f"{cpp.function} {_function_name(cfg)}();\n" for cfg in configs)
     entries = "".join(
         f"    // {cfg.short_form()}\n    {{{cfg.to_cpp_struct()}, {_function_name(cfg)}()}},\n"
         for cfg in configs
@@ -112,10 +157,10 @@ def _map_header_text(configs: Sequence[FlashForwardKernelConfig], note: str) -> 
     return (
         f"{note}#pragma once\n\n"
         "#include <map>\n\n"
-        '#include "flash_attention.cuh"\n\n'
+        f'#include "{cpp.config_header}"\n\n'
         "namespace flashsmith {\n\n"
         f"{declarations}\n"
-        "inline const std::map<FlashForwardKernelConfig, forward_kernel_fn> forward_kernels = {\n"
+        f"inline const std::map<{config_class}, {cpp.function}> forward_kernels = {{\n"
         f"{entries}"
         "};\n\n"
         "}  // namespace flashsmith\n"
@@ -127,8 +172,9 @@ def _library_text(semantics: Semantics, note: str) -> str:
         f'{note}#include "{MAP_HEADER}"\n'
         '#include "launch_plan.cuh"\n\n'
         "namespace flashsmith {\n\n"
-        "const std::map<FlashForwardKernelConfig, forward_kernel_fn>& kernel_map() {\n"
-        "    return forward_kernels;\n"
+        "const KernelMap& kernel_map() {\n"
+        "    static const KernelMap map = to_kernel_map(forward_kernels);\n"
+        "    return map;\n"
         "}\n\n"
         "Semantics kernel_semantics() {\n"
         f"    return {semantics.to_cpp_struct()};\n"

@@ -9,19 +9,28 @@ from flashsmith.configs.device_spec import (
     device_spec,
 )
 from flashsmith.configs.dtype import DType
+from flashsmith.configs.families import FAMILIES, KernelConfig
+from flashsmith.configs.hopper import (
+    HOPPER_RULES,
+    HopperForwardKernelConfig,
+    PingPong,
+    Schedule,
+    TileOrder,
+    get_hopper_configs,
+)
 from flashsmith.configs.legal_space import KNOB_VALUES, legal_completions
 from flashsmith.configs.nearest import check_legal, nearest_legal
 from flashsmith.configs.parsing import parse_kernel_name_into_config
 from flashsmith.configs.problem import Problem
+from flashsmith.configs.rule import BrokenRule, Rule
 from flashsmith.configs.rules import (
     RULES,
     SUPPORTED_D_HEADS,
-    BrokenRule,
-    Rule,
     broken_rules,
     compiled_d_head,
     is_legal,
     rule_bitmask,
+    rules_of,
 )
 from flashsmith.configs.search_space import get_search_space_configs
 from flashsmith.configs.semantics import Semantics
@@ -36,6 +45,8 @@ from flashsmith.configs.sets import (
 
 __all__ = [
     "DEFAULT_DEVICE",
+    "FAMILIES",
+    "HOPPER_RULES",
     "KNOB_VALUES",
     "KNOWN_DEVICES",
     "RULES",
@@ -44,15 +55,21 @@ __all__ = [
     "DType",
     "DeviceSpec",
     "FlashForwardKernelConfig",
+    "HopperForwardKernelConfig",
+    "KernelConfig",
+    "PingPong",
     "Problem",
     "Rule",
+    "Schedule",
     "Semantics",
+    "TileOrder",
     "broken_rules",
     "check_legal",
     "compiled_d_head",
     "device_spec",
     "get_autotuning_kernel_configs",
     "get_cover_configs",
+    "get_hopper_configs",
     "get_kernel_configs",
     "get_kernel_progression_configs",
     "get_kernels_to_build",
@@ -63,5 +80,6 @@ __all__ = [
     "nearest_legal",
     "parse_kernel_name_into_config",
     "rule_bitmask",
+    "rules_of",
     "should_autotune_config",
 ]

@@ -47,6 +47,7 @@ class FlashForwardKernelConfig:
     """
 
     FAMILY: ClassVar[str] = "mma_sync"
+    OLDEST_ARCH: ClassVar[int] = 80
 
     dtype: DType = field(metadata={"meaning": "element type of q, k, v and o"})
     d_head: int = field(metadata={"meaning": "head dimension, elements"})
@@ -221,26 +222,46 @@ class FlashForwardKernelConfig:
         """CTAs resident on one SM; the arguments are cta_limits' first. 0: it does not fit."""
         return min(self.cta_limits(max_smem_bytes, registers).values())
 
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """Whether a kernel for whole tiles serves these sizes."""
+        whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
+        return whole and d == self.d_head and seq_k > 0
+
     # --- work ------------------------------------------------------------------------------------
 
     def attn_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
     ) -> int:
         """FLOP of the two matrix products, 4 b h s_q s_k d; half of it when causal."""
-        return 4 * self.d_head * _scores(batch, seq_q, seq_k, heads, causal)
+        return attn_flop(self.d_head, batch, seq_q, seq_k, heads, causal)
 
     def total_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
     ) -> int:
-        """attn_flop plus the softmax's own.
+        """attn_flop plus the softmax's own, for K/V tiles of B_c rows."""
+        return total_flop(self.d_head, self.B_c, batch, seq_q, seq_k, heads, causal)
 
-        Each score costs 5 (scale, subtract the maximum, exp2, running maximum, running sum). Each
-        K/V tile multiplies the O rows once, d per B_c scores, and the end divides them once more.
-        """
-        scores = _scores(batch, seq_q, seq_k, heads, causal)
-        rescale = scores * self.d_head // self.B_c
-        normalise = batch * heads * seq_q * self.d_head
-        return 4 * self.d_head * scores + 5 * scores + rescale + normalise
+
+# The same for every family.
+
+
+def attn_flop(d_head: int, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool) -> int:
+    """FLOP of the two matrix products, 4 b h s_q s_k d; half of it when causal."""
+    return 4 * d_head * _scores(batch, seq_q, seq_k, heads, causal)
+
+
+def total_flop(
+    d_head: int, B_c: int, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool
+) -> int:
+    """attn_flop plus the softmax's own.
+
+    Each score costs 5 (scale, subtract the maximum, exp2, running maximum, running sum). Each K/V
+    tile multiplies the O rows once, d per B_c scores, and the end divides them once more.
+    """
+    scores = _scores(batch, seq_q, seq_k, heads, causal)
+    rescale = scores * d_head // B_c
+    normalise = batch * heads * seq_q * d_head
+    return 4 * d_head * scores + 5 * scores + rescale + normalise
 
 
 def _scores(batch: int, seq_q: int, seq_k: int, heads: int, causal: bool) -> int:

@@ -57,6 +57,11 @@ KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
 DEFAULT_DEVICE = KNOWN_DEVICES[0]
 
 
+def default_device(oldest_arch: int) -> DeviceSpec:
+    """What stands for a GPU where there is none, of kernels that need `oldest_arch`."""
+    return next(device for device in KNOWN_DEVICES if device.arch >= oldest_arch)
+
+
 def device_spec(name_or_arch: str | int) -> DeviceSpec:
     """A known GPU by name ('A100', 'rtx 4090') or architecture (80, '80', 'sm_80').
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from math import log2
 
 from flashsmith.configs.config import FlashForwardKernelConfig
-from flashsmith.configs.device_spec import DEFAULT_DEVICE, DeviceSpec
+from flashsmith.configs.device_spec import DEFAULT_DEVICE, DeviceSpec, default_device
+from flashsmith.configs.families import KernelConfig
+from flashsmith.configs.hopper.config import HopperForwardKernelConfig
 from flashsmith.configs.legal_space import KNOB_VALUES, SETTLING_ORDER, rules_due, with_knob
 from flashsmith.configs.rules import RULES, broken_rules
 from flashsmith.errors import IllegalConfigError
@@ -67,24 +69,24 @@ def _with_changes(
             )
 
 
-def check_legal(cfg: FlashForwardKernelConfig, device: DeviceSpec | None = None) -> None:
-    """Return if a kernel can be built for `cfg` on `device` (None: the A100).
+def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
+    """Return if a kernel can be built for `cfg` on `device` (None: its family's first).
 
     Raises:
         IllegalConfigError: it breaks rules; the message has every one, and the nearest legal
             configs.
     """
-    device = device or DEFAULT_DEVICE
+    device = device or default_device(cfg.OLDEST_ARCH)
     broken = broken_rules(cfg, device)
     if not broken:
         return
     lines = [f"config {cfg} is illegal:"]
     lines += [f"  - {rule.message} [{rule.name}]" for rule in broken]
-    nearest = nearest_legal(cfg, device)
+    nearest = [] if isinstance(cfg, HopperForwardKernelConfig) else nearest_legal(cfg, device)
     if nearest:
         lines.append("nearest legal configs:")
         lines += [f"  {candidate}" for candidate in nearest]
-    else:
+    elif not isinstance(cfg, HopperForwardKernelConfig):
         lines.append(f"no change of its knobs makes it legal on {device.name}")
     raise IllegalConfigError("\n".join(lines))
 

@@ -13,6 +13,14 @@ from flashsmith.configs.config import (
     is_flag,
 )
 from flashsmith.configs.dtype import DType
+from flashsmith.configs.families import KernelConfig
+from flashsmith.configs.hopper.config import ENUMERATIONS, HopperForwardKernelConfig
+from flashsmith.configs.hopper.parsing import (
+    SHAPE_FIELDS,
+    feature_values,
+    known_features,
+    warpgroups_of,
+)
 from flashsmith.errors import ArgumentError, ConfigParseError
 
 EXAMPLE = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
@@ -27,35 +35,64 @@ _VALUE = re.compile(r"(?:\(\s*(?:\w+::)*\w+\s*\)\s*)?(\w+)")
 
 
 def parse_kernel_name_into_config(
-    text: str, config_class: type[FlashForwardKernelConfig] = FlashForwardKernelConfig
-) -> FlashForwardKernelConfig:
-    """The config that `text` names.
+    text: str, mma_sync_class: type[FlashForwardKernelConfig] = FlashForwardKernelConfig
+) -> KernelConfig:
+    """The config that `text` names, of whichever family.
 
     Args:
         text: a short form, alone or as one cell of a `| ... |` table row; or a demangled kernel
-            name with `FlashForwardKernelConfig{...}` in it, as c++filt and Nsight Compute print
-            it. Trailing fields that are missing there are zero: demanglers drop trailing zeros.
-        config_class: the class to make.
+            name with `FlashForwardKernelConfig{...}` or `HopperForwardKernelConfig{...}` in it, as
+            c++filt and Nsight Compute print it. Trailing fields that are missing there are zero:
+            demanglers drop trailing zeros.
+        mma_sync_class: the class to make for the mma.sync family.
 
     Raises:
         ConfigParseError: neither, or a feature is unknown, doubled or out of range.
     """
-    struct = re.compile(rf"\b{config_class.__name__}\s*\{{([^{{}}]*)\}}")
+    classes = {cls.__name__: cls for cls in (mma_sync_class, HopperForwardKernelConfig)}
+    struct = re.compile(rf"\b({'|'.join(classes)})\s*\{{([^{{}}]*)\}}")
     values = sorted(set(struct.findall(text)))
     if len(values) == 1:
-        return _from_values(text, values[0], config_class)
+        name, listed = values[0]
+        return _from_values(text, listed, classes[name])
     if values:
         _fail(text, "it names more than one config")
     cells = [cell.strip().strip("`") for cell in _TABLE_COLUMNS.split(text)]
     matches = [match for match in map(_SHORT_FORM.fullmatch, cells) if match]
     if len(matches) != 1:
         _fail(text, "it names more than one config" if matches else "this is no kernel name")
-    return _from_short_form(text, matches[0].group(1), matches[0].group(2), config_class)
+    shape, features = matches[0].groups()
+    if warpgroups_of(shape.split(",")[-1].strip()):
+        return _from_hopper_short_form(text, shape, features)
+    return _from_short_form(text, shape, features, mma_sync_class)
+
+
+def _from_hopper_short_form(text: str, shape: str, features: str) -> HopperForwardKernelConfig:
+    parts = [part.strip() for part in shape.split(",")]
+    if len(parts) != 5:
+        _fail(text, f"the tuple has {len(parts)} entries; it is (dtype, d_head, B_r, B_c, Nwg)")
+    values: dict[str, object] = {"dtype": _dtype(text, parts[0])}
+    parts[-1] = warpgroups_of(parts[-1]) or parts[-1]
+    for name, part in zip(SHAPE_FIELDS, parts[1:], strict=True):
+        values[name] = _number(text, name, part)
+    for word in map(str.strip, features.split("+")):
+        found = feature_values(word)
+        if found is None:
+            _fail(text, f"unknown feature {word!r}; known are {known_features()}")
+        if found.keys() & values.keys():
+            _fail(text, f"the feature {word!r} stands there twice, or contradicts another")
+        values.update(found)
+    if "producer_registers" not in values:
+        _fail(text, "the registers are missing; add regs_N_N, for example regs_24_240")
+    try:
+        return HopperForwardKernelConfig(**values)  # type: ignore[arg-type]
+    except ArgumentError as error:
+        raise ConfigParseError(f"cannot parse {text!r}: {error}") from error
 
 
 def _from_short_form(
     text: str, shape: str, features: str, config_class: type[FlashForwardKernelConfig]
-) -> FlashForwardKernelConfig:
+) -> KernelConfig:
     parts = [part.strip() for part in shape.split(",")]
     if len(parts) != 5:
         _fail(text, f"the tuple has {len(parts)} entries; it is (dtype, d_head, B_r, B_c, n_warps)")
@@ -96,8 +133,10 @@ def _feature_values(
 
 
 def _from_values(
-    text: str, listed: str, config_class: type[FlashForwardKernelConfig]
-) -> FlashForwardKernelConfig:
+    text: str,
+    listed: str,
+    config_class: type[FlashForwardKernelConfig] | type[HopperForwardKernelConfig],
+) -> KernelConfig:
     knobs = fields(config_class)
     parts = listed.split(",")
     if len(parts) > len(knobs):
@@ -112,14 +151,18 @@ def _from_values(
             values[knob.name] = _dtype(text, value)
         elif is_flag(knob):
             values[knob.name] = _flag(text, knob.name, value)
+        elif knob.name in ENUMERATIONS:
+            values[knob.name] = _member(text, knob.name, value)
         else:
             values[knob.name] = _number(text, knob.name, value)
     return _construct(text, values, config_class)
 
 
 def _construct(
-    text: str, values: dict[str, object], config_class: type[FlashForwardKernelConfig]
-) -> FlashForwardKernelConfig:
+    text: str,
+    values: dict[str, object],
+    config_class: type[FlashForwardKernelConfig] | type[HopperForwardKernelConfig],
+) -> KernelConfig:
     # What is missing is zero; a shape of zero is then refused by the class.
     filled = {knob.name: values.get(knob.name, 0) for knob in fields(config_class)}
     try:
@@ -140,6 +183,12 @@ def _number(text: str, name: str, part: str) -> int:
     if not (part.isascii() and part.isdecimal()):
         _fail(text, f"{name} is {part!r}, not a whole number")
     return int(part)
+
+
+def _member(text: str, name: str, part: str) -> int:
+    """The number of an enumeration's member, which demanglers write as a number or a name."""
+    members = ENUMERATIONS[name].__members__
+    return members[part.upper()] if part.upper() in members else _number(text, name, part)
 
 
 def _flag(text: str, name: str, part: str) -> bool:

@@ -6,8 +6,8 @@ import operator
 import re
 from dataclasses import dataclass, field, replace
 
-from flashsmith.configs.config import FlashForwardKernelConfig
 from flashsmith.configs.dtype import DType
+from flashsmith.configs.families import KernelConfig
 from flashsmith.configs.semantics import MASKS, Semantics
 from flashsmith.errors import ArgumentError
 
@@ -49,15 +49,9 @@ class Problem:
                 f"heads_q={self.heads_q}: must be a multiple of heads_k={self.heads_k}"
             )
 
-    def required_semantics(self, cfg: FlashForwardKernelConfig) -> Semantics:
+    def required_semantics(self, cfg: KernelConfig) -> Semantics:
         """What `cfg`'s kernel must be compiled for: uneven where tiles or d_head are not filled."""
-        filled = (
-            self.d == cfg.d_head
-            and self.seq_q % cfg.B_r == 0
-            and self.seq_k % cfg.B_c == 0
-            and self.seq_k > 0
-        )
-        if filled or self.semantics.uneven:
+        if self.semantics.uneven or cfg.fills_tiles(self.seq_q, self.seq_k, self.d):
             return self.semantics
         return replace(self.semantics, uneven=True)
 

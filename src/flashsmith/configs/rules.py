@@ -5,16 +5,16 @@ csrc/config_rules.cuh has the same rules in the same order; rule i is bit i of b
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from flashsmith.configs.config import (
     K_TILE_COLUMNS,
     REGISTERS_PER_SM,
     RESERVED_SMEM_PER_CTA,
-    FlashForwardKernelConfig,
 )
-from flashsmith.configs.device_spec import DEFAULT_DEVICE, DeviceSpec
+from flashsmith.configs.device_spec import DeviceSpec, default_device
+from flashsmith.configs.families import KernelConfig
+from flashsmith.configs.hopper.config import HopperForwardKernelConfig
+from flashsmith.configs.hopper.rules import HOPPER_RULES
+from flashsmith.configs.rule import BrokenRule, Rule
 from flashsmith.errors import ArgumentError
 
 # The sizes that the mma.sync family has kernels for.
@@ -39,43 +39,6 @@ MIN_REGISTERS_BESIDE_O = 48
 # An SM has four schedulers; half of the warps must put one on each.
 WARPS_PER_HALF = 4
 MIN_PING_PONG_STAGES = 3
-
-Predicate = Callable[[FlashForwardKernelConfig, DeviceSpec], bool]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One condition on a config.
-
-    name: the C++ predicate's name. reason: the sentence a user reads. predicate: whether a config
-    on a device satisfies the rule. knobs: the fields that the predicate reads, and no other.
-    figures: what else stands beside the config's values in a message.
-    """
-
-    name: str
-    reason: str
-    predicate: Predicate
-    knobs: tuple[str, ...]
-    figures: Callable[[FlashForwardKernelConfig, DeviceSpec], str] | None = None
-
-    def values(self, cfg: FlashForwardKernelConfig, device: DeviceSpec) -> str:
-        """What the rule looks at, with the values that `cfg` has."""
-        values = [f"{knob}={getattr(cfg, knob)}" for knob in self.knobs]
-        if self.figures:
-            values.append(self.figures(cfg, device))
-        return ", ".join(values)
-
-    def message(self, cfg: FlashForwardKernelConfig, device: DeviceSpec) -> str:
-        """The reason, with the values that `cfg` has."""
-        return f"{self.reason} (here {self.values(cfg, device)})"
-
-
-@dataclass(frozen=True)
-class BrokenRule:
-    """A rule that a config breaks; message is the reason with the config's own values."""
-
-    name: str
-    message: str
 
 
 def _one_of(name: str, knob: str, allowed: tuple[int, ...]) -> Rule:
@@ -244,25 +207,30 @@ def compiled_d_head(d: int) -> int:
     return next(d_head for d_head in SUPPORTED_D_HEADS if d <= d_head)
 
 
-def broken_rules(
-    cfg: FlashForwardKernelConfig, device: DeviceSpec | None = None
-) -> list[BrokenRule]:
-    """The rules that `cfg` breaks on `device` (None: the A100), in the order of RULES."""
-    device = device or DEFAULT_DEVICE
+def rules_of(cfg: KernelConfig) -> tuple[Rule, ...]:
+    """The rules of the config's family."""
+    return HOPPER_RULES if isinstance(cfg, HopperForwardKernelConfig) else RULES
+
+
+def broken_rules(cfg: KernelConfig, device: DeviceSpec | None = None) -> list[BrokenRule]:
+    """The rules that `cfg` breaks on `device` (None: its family's first), in their order."""
+    device = device or default_device(cfg.OLDEST_ARCH)
     return [
         BrokenRule(rule.name, rule.message(cfg, device))
-        for rule in RULES
+        for rule in rules_of(cfg)
         if not rule.predicate(cfg, device)
     ]
 
 
-def rule_bitmask(cfg: FlashForwardKernelConfig, device: DeviceSpec | None = None) -> int:
+def rule_bitmask(cfg: KernelConfig, device: DeviceSpec | None = None) -> int:
     """The broken rules as bits; 0 is legal. Equal to the C++ side's broken_rules()."""
-    device = device or DEFAULT_DEVICE
-    return sum(1 << bit for bit, rule in enumerate(RULES) if not rule.predicate(cfg, device))
+    device = device or default_device(cfg.OLDEST_ARCH)
+    return sum(
+        1 << bit for bit, rule in enumerate(rules_of(cfg)) if not rule.predicate(cfg, device)
+    )
 
 
-def is_legal(cfg: FlashForwardKernelConfig, device: DeviceSpec | None = None) -> bool:
-    """Whether a kernel can be built for `cfg` on `device` (None: the A100)."""
-    device = device or DEFAULT_DEVICE
-    return all(rule.predicate(cfg, device) for rule in RULES)
+def is_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> bool:
+    """Whether a kernel can be built for `cfg` on `device` (None: its family's first)."""
+    device = device or default_device(cfg.OLDEST_ARCH)
+    return all(rule.predicate(cfg, device) for rule in rules_of(cfg))

@@ -15,6 +15,7 @@ from itertools import product
 from flashsmith.configs.config import THREADS_PER_WARP, FlashForwardKernelConfig
 from flashsmith.configs.device_spec import KNOWN_DEVICES
 from flashsmith.configs.dtype import DType
+from flashsmith.configs.families import KernelConfig
 from flashsmith.configs.rules import is_legal
 
 SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
@@ -81,8 +82,10 @@ def get_search_space_configs(
     return [cfg for cfg in configs if worth_searching(cfg) and is_legal(cfg, _ROOMIEST)]
 
 
-def neighbours(cfg: FlashForwardKernelConfig) -> list[FlashForwardKernelConfig]:
+def neighbours(cfg: KernelConfig) -> list[FlashForwardKernelConfig]:
     """The configs one of MOVES away that are legal on the roomiest known device, and worth it."""
+    if not isinstance(cfg, FlashForwardKernelConfig):
+        return []
     moved = (
         replace(cfg, **dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]
         for knobs, choices in MOVES.items()

@@ -13,6 +13,8 @@ from flashsmith.configs import user_sets
 from flashsmith.configs.config import FlashForwardKernelConfig
 from flashsmith.configs.cover import get_cover_configs
 from flashsmith.configs.dtype import DType
+from flashsmith.configs.families import KernelConfig
+from flashsmith.configs.hopper.sets import get_hopper_configs
 from flashsmith.configs.parsing import parse_kernel_name_into_config
 from flashsmith.configs.search_space import get_search_space_configs
 from flashsmith.env import KERNELS
@@ -85,11 +87,12 @@ def get_kernel_progression_configs(
     Without all_block_sizes in the order of the steps; with it, step by step over the block sizes.
     """
     blocks = _progression_blocks() if all_block_sizes else [(64, 64, 4)]
-    return [
+    configs = (
         parse_kernel_name_into_config(f"(FP16, 128, {B_r}, {B_c}, {n_warps}): {step}")
         for step in PROGRESSION_STEPS
         for B_r, B_c, n_warps in blocks
-    ]
+    )
+    return [cfg for cfg in configs if isinstance(cfg, FlashForwardKernelConfig)]
 
 
 def _progression_blocks() -> list[tuple[int, int, int]]:
@@ -119,22 +122,23 @@ def get_kernels_to_build() -> list[FlashForwardKernelConfig]:
 
 # --- selection -----------------------------------------------------------------------------------
 
-_BUILT_IN: dict[str, Callable[[], list[FlashForwardKernelConfig]]] = {
+_BUILT_IN: dict[str, Callable[[], Sequence[KernelConfig]]] = {
     "prog": get_kernel_progression_configs,
     "prog-all": partial(get_kernel_progression_configs, all_block_sizes=True),
     "tune": get_autotuning_kernel_configs,
     "space": get_search_space_configs,
     "cover": get_cover_configs,
     "all": get_kernels_to_build,
+    "hopper": get_hopper_configs,
 }
 _BLOCK_SIZE_KEY = re.compile(r"\s*(\d+)\s*,\s*(\d+)\s*", re.ASCII)
 
 
-def get_kernel_configs(key: str | None = None) -> list[FlashForwardKernelConfig]:
+def get_kernel_configs(key: str | None = None) -> list[KernelConfig]:
     """The configs that `key`, else the environment variable KERNELS, stands for.
 
-    Keys: prog, prog-all, tune, space, cover, all; "B_r,B_c" (the configs of tune with these block
-    sizes); short forms separated by ';'; the name of an installed set (entry point group
+    Keys: prog, prog-all, tune, space, cover, all, hopper; "B_r,B_c" (the configs of tune with these
+    block sizes); short forms separated by ';'; the name of an installed set (entry point group
     'flashsmith.kernel_sets'); the path of a file with one short form a line. Doubles count once.
 
     Raises:
@@ -155,7 +159,7 @@ def get_kernel_configs(key: str | None = None) -> list[FlashForwardKernelConfig]
     return list(dict.fromkeys(configs))
 
 
-def _select(key: str) -> list[FlashForwardKernelConfig] | None:
+def _select(key: str) -> Sequence[KernelConfig] | None:
     if key in _BUILT_IN:
         return _BUILT_IN[key]()
     if block := _BLOCK_SIZE_KEY.fullmatch(key):

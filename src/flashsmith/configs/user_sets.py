@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from flashsmith.configs.config import FlashForwardKernelConfig
+from flashsmith.configs.families import KernelConfig
+from flashsmith.configs.hopper.config import HopperForwardKernelConfig
 from flashsmith.configs.parsing import parse_kernel_name_into_config
 from flashsmith.errors import ConfigParseError, SelectionError
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "flashsmith.kernel_sets"
 
 
-def read_set_file(path: str) -> list[FlashForwardKernelConfig]:
+def read_set_file(path: str) -> list[KernelConfig]:
     """The configs of a text file: one short form a line; blank lines and '# ...' do not count.
 
     Raises:
@@ -43,7 +45,7 @@ def installed_set_names() -> list[str]:
     return sorted({entry.name for entry in _entry_points()})
 
 
-def load_installed_set(name: str) -> list[FlashForwardKernelConfig]:
+def load_installed_set(name: str) -> list[KernelConfig]:
     """The configs of an installed set: its entry point names a callable that returns them.
 
     The callable may return FlashForwardKernelConfigs, short forms, or both.
@@ -67,8 +69,8 @@ def load_installed_set(name: str) -> list[FlashForwardKernelConfig]:
     return [_as_config(name, targets[0], item) for item in listed]
 
 
-def _as_config(name: str, target: str, item: object) -> FlashForwardKernelConfig:
-    if isinstance(item, FlashForwardKernelConfig):
+def _as_config(name: str, target: str, item: object) -> KernelConfig:
+    if isinstance(item, (FlashForwardKernelConfig, HopperForwardKernelConfig)):
         return item
     if isinstance(item, str):
         try:

@@ -101,13 +101,19 @@ DeviceSpec device_spec(Arguments& args) {
 }
 
 // The kernel's index in map order (configs() lists them), the problem, the device.
-LaunchPlan launch_plan(Arguments& args) {
+struct PlannedProblem {
+    Addresses at;
+    LaunchPlan plan;
+};
+
+PlannedProblem launch_plan(Arguments& args) {
     const Int index = args.integer();
     if (index < 0 || index >= static_cast<Int>(kernel_map().size()))
         throw std::out_of_range("index: this library has no such config");
     const ForwardProblem problem = forward_problem(args);
     const DeviceSpec device = device_spec(args);
-    return plan_forward(std::next(kernel_map().begin(), index)->first, problem, device);
+    const auto kernel = std::next(kernel_map().begin(), index);
+    return {problem.at, plan_forward(kernel->first, problem, device)};
 }
 
 template <typename Range>
@@ -139,9 +145,28 @@ ffi::Array<Int> to_ints(const FlashForwardKernelConfig& c) {
             c.l2_group_mib};
 }
 
-ffi::Array<ffi::Any> describe(const TensorMapSpec& map) {
+ffi::Array<Int> to_ints(const HopperForwardKernelConfig& c) {
+    return {static_cast<Int>(c.dtype),
+            c.d_head,
+            c.B_r,
+            c.B_c,
+            c.n_warpgroups,
+            c.kv_stages,
+            c.q_buffers,
+            c.producer_registers,
+            c.consumer_registers,
+            c.overlap,
+            static_cast<Int>(c.pingpong),
+            c.cluster_size,
+            static_cast<Int>(c.schedule),
+            static_cast<Int>(c.tile_order),
+            c.separate_O,
+            c.rescale_threshold};
+}
+
+ffi::Array<ffi::Any> describe(const TensorMapSpec& map, const Addresses& at) {
     return {static_cast<Int>(map.argument_offset),
-            reinterpret_cast<Int>(map.data),
+            static_cast<Int>(map.data(at)),
             map.element_type,
             to_ints(map.sizes),
             to_ints(map.strides_bytes),
@@ -151,7 +176,7 @@ ffi::Array<ffi::Any> describe(const TensorMapSpec& map) {
 
 // Where the planned kernel stands in the map: which kernel a plan launches is read back from the
 // plan, not assumed from what was asked for.
-Int kernel_index(forward_kernel_fn kernel) {
+Int kernel_index(const void* kernel) {
     Int index = 0;
     for (const auto& entry : kernel_map()) {
         if (entry.second == kernel) return index;
@@ -173,10 +198,10 @@ void telling_errors_apart(const Body& body) {
 // ---- what is exported ----
 
 ffi::Any plan(Arguments& args) {
-    const LaunchPlan p = launch_plan(args);
+    const auto [at, p] = launch_plan(args);
     args.end();
     ffi::Array<ffi::Any> tensor_maps;
-    for (const TensorMapSpec& map : p.tensor_maps) tensor_maps.push_back(describe(map));
+    for (const TensorMapSpec& map : p.tensor_maps) tensor_maps.push_back(describe(map, at));
     const auto* bytes = reinterpret_cast<const char*>(p.argument_bytes.data());
     return ffi::Array<ffi::Any>{kernel_index(p.kernel),
                                 to_ints(p.grid),
@@ -186,14 +211,15 @@ ffi::Any plan(Arguments& args) {
                                 static_cast<Int>(p.workspace_bytes),
                                 p.workspace_zeroed,
                                 ffi::Bytes(bytes, p.argument_bytes.size()),
-                                tensor_maps};
+                                tensor_maps,
+                                static_cast<Int>(p.workspace_offset)};
 }
 
 // Followed by the GPU's ordinal, and whether launches are to be timed. Gives a function of the
 // stream's handle and the addresses, those at the end left out if null: it launches the plan on
 // tensors that may be anywhere. Timed, it waits and returns milliseconds.
 ffi::Any prepare(Arguments& args) {
-    LaunchPlan plan = launch_plan(args);
+    LaunchPlan plan = launch_plan(args).plan;
     const int ordinal = args.small_integer();
     const bool timed = args.integer() != 0;
     args.end();
@@ -216,7 +242,8 @@ ffi::Any prepare(Arguments& args) {
 ffi::Any configs(Arguments& args) {
     args.end();
     ffi::Array<ffi::Array<Int>> list;
-    for (const auto& entry : kernel_map()) list.push_back(to_ints(entry.first));
+    for (const auto& entry : kernel_map())
+        list.push_back(std::visit([](const auto& config) { return to_ints(config); }, entry.first));
     return list;
 }
 

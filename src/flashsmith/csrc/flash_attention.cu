@@ -9,6 +9,7 @@
 
 #include "config_rules.cuh"
 #include "launch_plan.cuh"
+#include "workspaces.h"
 
 namespace flashsmith {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kWarp = 32;
 constexpr int kElementBytes = 2;
+constexpr size_t kMostArgumentBytes = 4096;
 constexpr int kRowUnit = 8;  // elements of 16 bytes: rows begin and end at such
 // Positions and window limits stay below it, so that sums of two fit an int.
 constexpr int64_t kMaxLength = int64_t{1} << 30;
@@ -25,10 +27,6 @@ void check(cudaError_t status, const char* what) {
     cudaGetLastError();  // a refused launch must not surface in somebody else's next call
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(status) + ": " +
                              cudaGetErrorString(status));
-}
-
-void require(bool condition, const std::string& message) {
-    if (!condition) throw std::invalid_argument(message);
 }
 
 // Makes a device current and, at the end, the one that was.
@@ -97,7 +95,13 @@ void check_kind(const Addresses& at, const Semantics& semantics) {
             "packed: this library's kernels are for the other kind");
 }
 
-ForwardKernelArgs arguments(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
+}  // namespace
+
+void require(bool condition, const std::string& message) {
+    if (!condition) throw std::invalid_argument(message);
+}
+
+ForwardKernelArgs forward_arguments(const ForwardProblem& p, int B_r, int B_c) {
     ForwardKernelArgs args;
     std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
     point_at(args, p.at);
@@ -124,9 +128,8 @@ ForwardKernelArgs arguments(const FlashForwardKernelConfig& config, const Forwar
     args.heads_q = static_cast<int32_t>(p.heads_q);
     args.heads_k = static_cast<int32_t>(p.heads_k);
     args.d = static_cast<int32_t>(p.d);
-    args.n_Q_blocks = blocks_of(p.seq_q, config.B_r);
-    args.n_KV_blocks = blocks_of(p.seq_k, config.B_c);
-    args.heads_per_group = heads_per_group(config, p);
+    args.n_Q_blocks = blocks_of(p.seq_q, B_r);
+    args.n_KV_blocks = blocks_of(p.seq_k, B_c);
     args.window_left = static_cast<int32_t>(std::min(p.window_left, kMaxLength));
     args.window_right = static_cast<int32_t>(std::min(p.window_right, kMaxLength));
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
@@ -134,8 +137,7 @@ ForwardKernelArgs arguments(const FlashForwardKernelConfig& config, const Forwar
     return args;
 }
 
-void check_problem(const FlashForwardKernelConfig& config, const Semantics& semantics,
-                   const ForwardProblem& p) {
+void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_head, int B_r) {
     const auto length = [](int64_t x) { return x >= 0 && x < kMaxLength; };
     const auto count = [](int64_t x) { return x > 0 && x <= INT_MAX; };
     require(length(p.seq_q) && length(p.seq_k), "lengths must be between 0 and 2^30 - 1");
@@ -144,9 +146,9 @@ void check_problem(const FlashForwardKernelConfig& config, const Semantics& sema
             "batch and total lengths must be between 0 and 2^31 - 1");
     require(count(p.heads_q) && count(p.heads_k) && p.heads_q % p.heads_k == 0,
             "heads_q must be a multiple of heads_k");
-    require(p.d > 0 && p.d <= config.d_head && p.d % kRowUnit == 0,
+    require(p.d > 0 && p.d <= d_head && p.d % kRowUnit == 0,
             "d is " + std::to_string(p.d) + "; the config serves multiples of 8 up to " +
-                std::to_string(config.d_head));
+                std::to_string(d_head));
 
     check_kind(p.at, semantics);
     require((p.softcap > 0) == semantics.softcap,
@@ -163,34 +165,28 @@ void check_problem(const FlashForwardKernelConfig& config, const Semantics& sema
         case MaskKind::window:
             break;
     }
-    if (!semantics.uneven)
-        require(p.d == config.d_head && p.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&
-                    p.seq_k > 0,
-                "uneven: this library's kernels want whole tiles and d = d_head");
     // Two steps, so that no product can overflow.
     const int64_t sequences = p.batch * p.heads_q;
-    require(sequences <= INT_MAX && sequences * blocks_of(p.seq_q, config.B_r) <= INT_MAX,
+    require(sequences <= INT_MAX && sequences * blocks_of(p.seq_q, B_r) <= INT_MAX,
             "batch x heads x Q blocks must stay within 2^31 - 1");
 }
 
-}  // namespace
-
-LaunchPlan plan_forward(const FlashForwardKernelConfig& config, const ForwardProblem& problem,
-                        const DeviceSpec& device) {
-    const auto found = kernel_map().find(config);
-    require(found != kernel_map().end(), "the config is not in this kernel library");
+LaunchPlan plan_launch(const FlashForwardKernelConfig& config, const ForwardProblem& p,
+                       const DeviceSpec& device, const Semantics& semantics) {
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     require(config.smem_bytes() <= device.max_smem_per_block,
             "the config needs " + std::to_string(config.smem_bytes()) +
                 " bytes of shared memory, the device allows " +
                 std::to_string(device.max_smem_per_block));
-    check_problem(config, kernel_semantics(), problem);
-
-    const ForwardKernelArgs args = arguments(config, problem);
+    check_problem(p, semantics, config.d_head, config.B_r);
+    if (!semantics.uneven)
+        require(p.d == config.d_head && p.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&
+                    p.seq_k > 0,
+                "uneven: this library's kernels want whole tiles and d = d_head");
+    ForwardKernelArgs args = forward_arguments(p, config.B_r, config.B_c);
+    args.heads_per_group = heads_per_group(config, p);
     LaunchPlan plan{};
-    plan.config = config;
-    plan.kernel = found->second;
-    const int64_t blocks = problem.batch * problem.heads_q * args.n_Q_blocks;
+    const int64_t blocks = p.batch * p.heads_q * args.n_Q_blocks;
     plan.grid = {static_cast<uint32_t>(blocks), 1, 1};
     plan.cluster = {1, 1, 1};
     plan.block = {static_cast<uint32_t>(config.n_warps * kWarp), 1, 1};
@@ -200,43 +196,57 @@ LaunchPlan plan_forward(const FlashForwardKernelConfig& config, const ForwardPro
     return plan;
 }
 
-ForwardKernelArgs PreparedLaunch::arguments_at(const Addresses& at) const {
-    check_kind(at, kernel_semantics());
-    ForwardKernelArgs args;
-    std::memcpy(&args, plan_.argument_bytes.data(), sizeof args);
-    point_at(args, at);
-    return args;
+LaunchPlan plan_forward(const KernelConfig& config, const ForwardProblem& problem,
+                        const DeviceSpec& device) {
+    const auto found = kernel_map().find(config);
+    require(found != kernel_map().end(), "the config is not in this kernel library");
+    LaunchPlan plan = std::visit(
+        [&](const auto& cfg) { return plan_launch(cfg, problem, device, kernel_semantics()); },
+        config);
+    plan.config = config;
+    plan.kernel = found->second;
+    return plan;
 }
 
-void PreparedLaunch::launch_on_current_device(ForwardKernelArgs args, void* stream) const {
+void PreparedLaunch::raise_smem_limit() const {
+    if (smem_limit_raised_.load(std::memory_order_relaxed)) return;
+    check(cudaFuncSetAttribute(plan_.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               plan_.smem_bytes),
+          "raising the kernel's shared-memory limit");
+    smem_limit_raised_.store(true, std::memory_order_relaxed);
+}
+
+void PreparedLaunch::launch_on_current_device(const Addresses& at, void* stream) const {
     if (plan_.grid[0] == 0) return;  // no rows: CUDA refuses an empty grid, and nothing is asked
-    const void* kernel = reinterpret_cast<const void*>(plan_.kernel);
-    if (!smem_limit_raised_.load(std::memory_order_relaxed)) {
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   plan_.smem_bytes),
-              "raising the kernel's shared-memory limit");
-        smem_limit_raised_.store(true, std::memory_order_relaxed);
+    alignas(64) uint8_t arguments[kMostArgumentBytes];
+    std::memcpy(arguments, plan_.argument_bytes.data(), plan_.argument_bytes.size());
+    point_at(*reinterpret_cast<ForwardKernelArgs*>(arguments + plan_.problem_offset), at);
+    encoded_.write(at, arguments);
+    if (plan_.workspace_bytes > 0) {
+        void* workspace = zeroed_workspace(plan_.workspace_bytes, stream);
+        std::memcpy(arguments + plan_.workspace_offset, &workspace, sizeof workspace);
     }
-    void* parameters[] = {&args};
-    check(cudaLaunchKernel(kernel, dim3(plan_.grid[0], plan_.grid[1], plan_.grid[2]),
+    raise_smem_limit();
+    void* parameters[] = {arguments};
+    check(cudaLaunchKernel(plan_.kernel, dim3(plan_.grid[0], plan_.grid[1], plan_.grid[2]),
                            dim3(plan_.block[0], plan_.block[1], plan_.block[2]), parameters,
                            plan_.smem_bytes, static_cast<cudaStream_t>(stream)),
           "cudaLaunchKernel");
 }
 
 void PreparedLaunch::launch(const Addresses& at, void* stream) const {
-    const ForwardKernelArgs args = arguments_at(at);
+    check_kind(at, kernel_semantics());
     const CurrentDevice current(device_);
-    launch_on_current_device(args, stream);
+    launch_on_current_device(at, stream);
 }
 
 float PreparedLaunch::launch_timed(const Addresses& at, void* stream) const {
-    const ForwardKernelArgs args = arguments_at(at);
+    check_kind(at, kernel_semantics());
     const CurrentDevice current(device_);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     const Event start, stop;
     check(cudaEventRecord(start.get(), cuda_stream), "cudaEventRecord");
-    launch_on_current_device(args, stream);
+    launch_on_current_device(at, stream);
     check(cudaEventRecord(stop.get(), cuda_stream), "cudaEventRecord");
     check(cudaEventSynchronize(stop.get()), "the kernel");
     float milliseconds = 0.0f;

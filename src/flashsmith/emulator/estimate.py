@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsmith.configs import FlashForwardKernelConfig, Problem
+from flashsmith.configs import KernelConfig, Problem
 from flashsmith.emulator.execute import WAVE_THREADS
 
 # Measured on one core of a 2.6 GHz server over tune configs, d 64 and 128, seq 128 to 1024.
@@ -12,7 +12,7 @@ _SECONDS_PER_SCORE = 25e-9
 _SECONDS_PER_SCORE_AND_COLUMN = 0.6e-9
 
 
-def estimate_seconds(cfg: FlashForwardKernelConfig, problem: Problem) -> float:
+def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
     """Expected seconds of one launch on the host, checks off, within a factor of about two.
 
     The first term is paid once a kernel; the second is NumPy's cost per call, once for every KV

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from flashsmith import tuning
-from flashsmith.configs import FlashForwardKernelConfig, parse_kernel_name_into_config
+from flashsmith.configs import KernelConfig, parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
@@ -104,7 +104,7 @@ for _name, _results, _kernel, _fake_kernel in (
 
 
 @torch.compiler.assume_constant_result
-def _text(config: FlashForwardKernelConfig) -> str:
+def _text(config: KernelConfig) -> str:
     """The short form; worked out by Python itself, not traced."""
     return str(config)
 
@@ -121,7 +121,7 @@ def traced_attention(
     out: Any = None,
     return_lse: bool = False,
     return_row_max: bool = False,
-    config: FlashForwardKernelConfig | None = None,
+    config: KernelConfig | None = None,
     **keywords: Any,
 ) -> Any:
     """attention() in terms of the ops; takes and returns what it does.

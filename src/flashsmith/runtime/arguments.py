@@ -8,9 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from flashsmith.configs import (
+    FAMILIES,
     DeviceSpec,
     DType,
-    FlashForwardKernelConfig,
+    KernelConfig,
     Problem,
     Semantics,
     check_legal,
@@ -29,15 +30,17 @@ OLDEST_ARCH = 80
 # Positions, and window limits beyond them, are 32-bit numbers in a kernel.
 LONGEST = 2**30 - 1
 MOST_BLOCKS = 2**31 - 1
+_CONFIG_CLASSES = tuple(FAMILIES.values())
 
 
-def check_config(cfg: Any) -> FlashForwardKernelConfig:
+def check_config(cfg: Any) -> KernelConfig:
     """Raises ArgumentError unless ``cfg`` is a kernel config."""
-    if isinstance(cfg, FlashForwardKernelConfig):
+    if isinstance(cfg, _CONFIG_CLASSES):
         return cfg
     raise ArgumentError(
-        f"cfg: got {type(cfg).__name__}; give a FlashForwardKernelConfig (a short form becomes one "
-        "through flashsmith.parse_kernel_name_into_config)"
+        f"cfg: got {type(cfg).__name__}; give a FlashForwardKernelConfig or a "
+        "HopperForwardKernelConfig (a short form becomes one through "
+        "flashsmith.parse_kernel_name_into_config)"
     )
 
 
@@ -70,7 +73,7 @@ def check_problem(
     return _problem(q.dtype, q.shape, k.shape, v.shape, packed, mask, softcap > 0)
 
 
-def check_fit(cfg: FlashForwardKernelConfig, problem: Problem) -> Semantics:
+def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
     """What ``cfg``'s kernel has to be compiled for to serve ``problem``.
 
     Raises ArgumentError when it cannot: by its dtype, its d_head, or the number of its blocks.
@@ -120,7 +123,7 @@ def check_output(
     return view
 
 
-def check_device(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> None:
+def check_device(cfg: KernelConfig, device: DeviceSpec) -> None:
     """Raises ArgumentError when the GPU is too old, IllegalConfigError when the config does not
     fit it (shared memory above its limit, say)."""
     if device.arch < OLDEST_ARCH:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from flashsmith.configs import FlashForwardKernelConfig, Problem
+from flashsmith.configs import KernelConfig, Problem
 from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate, estimate_seconds
 from flashsmith.errors import EmulationTooLongError
 from flashsmith.runtime.allocation import host_array
@@ -19,7 +19,7 @@ from flashsmith.runtime.request import Request
 LONGEST_UNASKED_SECONDS = 60.0
 
 
-def check_estimate(cfg: FlashForwardKernelConfig, request: Request) -> None:
+def check_estimate(cfg: KernelConfig, request: Request) -> None:
     """Raises EmulationTooLongError when emulating the request is estimated above 60 s."""
     problem = request.problem
     seconds = estimate_seconds(cfg, _as_one_sequence(request) if request.packing else problem)
@@ -63,6 +63,14 @@ def run_in_emulator(
         memory.register(name, array, writable=False)
     for name, array in writable.items():
         memory.register(name, array, writable=True)
+    arguments = plan.argument_bytes
+    if plan.workspace_bytes:
+        workspace = np.zeros(plan.workspace_bytes, np.uint8)
+        memory.register("workspace", workspace, writable=True)
+        place = slice(plan.workspace_offset, plan.workspace_offset + 8)
+        patched = bytearray(arguments)
+        patched[place] = workspace.ctypes.data.to_bytes(8, "little")
+        arguments = bytes(patched)
     result = emulate(
         ptx,
         plan.kernel,
@@ -70,7 +78,7 @@ def run_in_emulator(
         block=plan.block,
         cluster=plan.cluster,
         smem_bytes=plan.smem_bytes,
-        argument_bytes=plan.argument_bytes,
+        argument_bytes=arguments,
         memory=memory,
         tensor_maps=plan.tensor_maps,
         observers=observers,

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashsmith.configs import (
     DeviceSpec,
-    FlashForwardKernelConfig,
+    KernelConfig,
     Problem,
     Semantics,
     device_spec,
@@ -37,11 +37,11 @@ Launch = Callable[..., float | None]
 DEFAULT_EMULATED_ARCH = 80
 
 # Which config is to serve a problem on a device; asked of problems that are new.
-Chooser = Callable[[Problem, DeviceSpec], FlashForwardKernelConfig]
+Chooser = Callable[[Problem, DeviceSpec], KernelConfig]
 
 
 def forward(
-    cfg: FlashForwardKernelConfig,
+    cfg: KernelConfig,
     q: Any,
     k: Any,
     v: Any,
@@ -120,7 +120,7 @@ def forward(
 
 
 def forward_timed(
-    cfg: FlashForwardKernelConfig,
+    cfg: KernelConfig,
     q: Any,
     k: Any,
     v: Any,
@@ -139,9 +139,7 @@ def forward_timed(
     return result.outputs, result.ms
 
 
-def plan_forward(
-    config: FlashForwardKernelConfig, problem: Problem, device: DeviceSpec
-) -> LaunchPlan:
+def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> LaunchPlan:
     """The launch of ``config``'s kernel for dense tensors of ``problem`` on ``device``.
 
     Asks no GPU: ``device`` may be one this machine lacks. Tensors have address 0 in the argument
@@ -162,7 +160,7 @@ def plan_forward(
 
 
 def run_forward(
-    cfg: FlashForwardKernelConfig,
+    cfg: KernelConfig,
     q: Any,
     k: Any,
     v: Any,
@@ -172,7 +170,7 @@ def run_forward(
     timed: bool = False,
     poisoned: bool = False,
     check_contents: bool = True,
-    arch: int = DEFAULT_EMULATED_ARCH,
+    arch: int | None = None,
     observers: Sequence[Observer] = (),
     **options: Any,
 ) -> ForwardResult:
@@ -180,7 +178,8 @@ def run_forward(
 
     Outputs allocated here are NaN throughout before the launch when ``poisoned``. The contents of
     host cu_seqlens go to the kernel as they are unless ``check_contents``. ``arch`` is what the
-    emulator runs host tensors for, and ``observers`` watch it; a GPU has an arch of its own.
+    emulator runs host tensors for (None: the first that the config runs on), and ``observers``
+    watch it; a GPU has an arch of its own.
     """
     return run_request(
         check_config(cfg),
@@ -196,7 +195,7 @@ def run_forward(
 
 
 def run_call(
-    config: FlashForwardKernelConfig | Chooser,
+    config: KernelConfig | Chooser,
     tensors: Tensors,
     options: Options,
     emulate: bool,
@@ -229,7 +228,7 @@ def run_call(
 
 
 def run_request(
-    config: FlashForwardKernelConfig | Chooser,
+    config: KernelConfig | Chooser,
     tensors: Tensors,
     options: ForwardOptions,
     *,
@@ -237,7 +236,7 @@ def run_request(
     timed: bool = False,
     poisoned: bool = False,
     check_contents: bool = True,
-    arch: int = DEFAULT_EMULATED_ARCH,
+    arch: int | None = None,
     observers: Sequence[Observer] = (),
     output: str = "o",
     launched: Callable[[Request, Launch], None] | None = None,
@@ -249,6 +248,8 @@ def run_request(
     """
     request = check_request(tensors, options, check_contents=check_contents, output=output)
     q = request.q
+    if arch is None:
+        arch = DEFAULT_EMULATED_ARCH if callable(config) else config.OLDEST_ARCH
     device = _device(q, check_flag("emulate", emulate), arch)
     cfg = config(request.problem, device) if callable(config) else config
     semantics = _check_server(cfg, request.problem, device)
@@ -278,7 +279,7 @@ def run_request(
 
 
 @lru_cache(maxsize=1024)
-def _check_server(cfg: FlashForwardKernelConfig, problem: Problem, device: DeviceSpec) -> Semantics:
+def _check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Semantics:
     """What a config that is to serve a problem on a device has to be compiled for."""
     semantics = check_fit(cfg, problem)
     check_device(cfg, device)
@@ -299,7 +300,7 @@ def _device(q: TensorView, emulate: bool, arch: int) -> DeviceSpec:
 
 
 def _kernel(
-    cfg: FlashForwardKernelConfig, semantics: Semantics, q: TensorView, device: DeviceSpec
+    cfg: KernelConfig, semantics: Semantics, q: TensorView, device: DeviceSpec
 ) -> LoadedKernel:
     """The kernel for tensors like q; during CUDA graph capture none is built."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flashsmith import env
 from flashsmith.builder import KernelEntry, KernelLibrary, build, built_configs, find_library
-from flashsmith.configs import FlashForwardKernelConfig, Semantics
+from flashsmith.configs import FAMILIES, KernelConfig, Semantics
 from flashsmith.configs.semantics import MASKS
 from flashsmith.errors import ArgumentError, KernelNotBuiltError, LaunchError
 from flashsmith.runtime.call import ForwardCall
@@ -30,7 +30,7 @@ class LoadedKernel:
     ``index`` is its place in the library's map. Equal kernels of two libraries are interchangeable.
     """
 
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     library: KernelLibrary
     index: int
     functions: LibraryFunctions
@@ -108,7 +108,7 @@ class LibraryFunctions:
     device_count: Callable[[], int]
 
 
-def load_library(library: KernelLibrary) -> dict[FlashForwardKernelConfig, LoadedKernel]:
+def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     """Loads a library's .so and returns its kernels.
 
     Raises LaunchError when what is compiled into it is not what its manifest says.
@@ -119,7 +119,8 @@ def load_library(library: KernelLibrary) -> dict[FlashForwardKernelConfig, Loade
     functions = LibraryFunctions(
         *(module.get_function(name) for name in LibraryFunctions.__dataclass_fields__)
     )
-    compiled = [_config(*ints) for ints in functions.configs()]
+    config_class = FAMILIES[library.manifest.family]
+    compiled: list[KernelConfig] = [config_class(*ints) for ints in functions.configs()]
     semantics = _semantics(*functions.semantics())
     if set(compiled) != set(library.configs) or semantics != library.manifest.semantics:
         raise LaunchError(
@@ -132,15 +133,11 @@ def load_library(library: KernelLibrary) -> dict[FlashForwardKernelConfig, Loade
     }
 
 
-def _config(*fields: Any) -> FlashForwardKernelConfig:
-    return FlashForwardKernelConfig(*fields)
-
-
 def _semantics(mask: int, *flags: int) -> Semantics:
     return Semantics(MASKS[mask], *map(bool, flags))
 
 
-Key = tuple[FlashForwardKernelConfig, int, Semantics]
+Key = tuple[KernelConfig, int, Semantics]
 
 
 @dataclass
@@ -154,7 +151,7 @@ class LoadedKernels:
 
     def get(
         self,
-        cfg: FlashForwardKernelConfig,
+        cfg: KernelConfig,
         arch: int,
         semantics: Semantics = NEUTRAL,
         may_build: Callable[[], bool] = lambda: True,
@@ -232,13 +229,11 @@ def _why_not_build(may_build: Callable[[], bool]) -> str | None:
     return None
 
 
-def _named(cfg: FlashForwardKernelConfig, semantics: Semantics) -> str:
+def _named(cfg: KernelConfig, semantics: Semantics) -> str:
     return str(cfg) if semantics == NEUTRAL else f"{cfg} [{semantics}]"
 
 
-def _not_built(
-    cfg: FlashForwardKernelConfig, arch: int, semantics: Semantics, why: str
-) -> KernelNotBuiltError:
+def _not_built(cfg: KernelConfig, arch: int, semantics: Semantics, why: str) -> KernelNotBuiltError:
     nearest = nearest_built(cfg, arch, semantics)
     listed = "".join(f"\n  {config}" for config in nearest) or " none"
     return KernelNotBuiltError(
@@ -250,12 +245,13 @@ def _not_built(
 
 
 def nearest_built(
-    cfg: FlashForwardKernelConfig, arch: int, semantics: Semantics = NEUTRAL, count: int = 3
-) -> list[FlashForwardKernelConfig]:
+    cfg: KernelConfig, arch: int, semantics: Semantics = NEUTRAL, count: int = 3
+) -> list[KernelConfig]:
     """Up to ``count`` configs built for ``arch``, those that differ in fewest knobs first."""
 
-    def differences(other: FlashForwardKernelConfig) -> int:
+    def differences(other: KernelConfig) -> int:
         return sum(a != b for a, b in zip(cfg.to_ints(), other.to_ints(), strict=True))
 
     built = built_configs(arch=arch, semantics=semantics)
-    return sorted(built, key=lambda other: (differences(other), other))[:count]
+    alike = (other for other in built if other.FAMILY == cfg.FAMILY)
+    return sorted(alike, key=lambda other: (differences(other), other.to_ints()))[:count]

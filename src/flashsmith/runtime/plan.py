@@ -28,7 +28,8 @@ class LaunchPlan:
     """One launch. ``kernel`` is its entry in the library's PTX; sizes are bytes.
 
     ``workspace_bytes`` is device memory the launch needs beside its tensors, ``workspace_zeroed``
-    whether it must be zero at the start; ``tensor_maps`` is empty for kernels without TMA.
+    whether it must be zero at the start, ``workspace_offset`` where in the arguments its address
+    belongs; ``tensor_maps`` is empty for kernels without TMA.
     """
 
     kernel: str
@@ -40,11 +41,12 @@ class LaunchPlan:
     workspace_zeroed: bool
     argument_bytes: bytes
     tensor_maps: tuple[TensorMapSpec, ...]
+    workspace_offset: int = 0
 
 
 def plan_from_library(kernel: str, described: Any) -> LaunchPlan:
     """The plan that a library's ``plan`` function described, for PTX entry ``kernel``."""
-    _, grid, cluster, block, smem, workspace, zeroed, arguments, maps = described
+    _, grid, cluster, block, smem, workspace, zeroed, arguments, maps, offset = described
     return LaunchPlan(
         kernel=kernel,
         grid=_extent(grid),
@@ -55,6 +57,7 @@ def plan_from_library(kernel: str, described: Any) -> LaunchPlan:
         workspace_zeroed=bool(zeroed),
         argument_bytes=bytes(arguments),
         tensor_maps=tuple(_tensor_map(*spec) for spec in maps),
+        workspace_offset=int(offset),
     )
 
 

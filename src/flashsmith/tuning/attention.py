@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashsmith.configs import FlashForwardKernelConfig
+from flashsmith.configs import FAMILIES, KernelConfig
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import run_call
 from flashsmith.runtime.options import NO_WINDOW
@@ -28,7 +28,7 @@ def attention(
     out: Any = None,
     return_lse: bool = False,
     return_row_max: bool = False,
-    config: FlashForwardKernelConfig | None = None,
+    config: KernelConfig | None = None,
     emulate: bool = False,
 ) -> Any:
     """softmax(scale q k^T) v, masked and capped as asked for, by a kernel that suits the problem.
@@ -69,10 +69,10 @@ def attention(
         ArgumentError: an argument is unusable, or no kernel serves these tensors.
         The other errors of ``flashsmith.forward``.
     """
-    if config is not None and not isinstance(config, FlashForwardKernelConfig):
+    if config is not None and not isinstance(config, tuple(FAMILIES.values())):
         raise ArgumentError(
-            f"config: got {type(config).__name__}; give a FlashForwardKernelConfig, or None, and "
-            "one is chosen"
+            f"config: got {type(config).__name__}; give a FlashForwardKernelConfig or a "
+            "HopperForwardKernelConfig, or None, and one is chosen"
         )
     options = (
         causal,

@@ -17,7 +17,7 @@ from typing import Any
 
 from flashsmith.configs import (
     DType,
-    FlashForwardKernelConfig,
+    KernelConfig,
     Problem,
     Semantics,
     compiled_d_head,
@@ -55,7 +55,7 @@ _SCHEDULES = (
 
 
 @cache
-def schedules(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
+def schedules(dtype: DType, d_head: int) -> tuple[KernelConfig, ...]:
     """The configs that problems of a dtype and compiled d_head are proven with."""
     texts = _SCHEDULES if d_head <= 128 else _SCHEDULES[:-1]
     return tuple(
@@ -100,7 +100,7 @@ class Case:
         return self._seed // 2 % len(schedules(self.dtype, compiled_d_head(self.d)))
 
     @property
-    def config(self) -> FlashForwardKernelConfig:
+    def config(self) -> KernelConfig:
         """The kernel to prove."""
         return schedules(self.dtype, compiled_d_head(self.d))[self.schedule]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.configs import FlashForwardKernelConfig, Problem, Semantics
+from flashsmith.configs import KernelConfig, Problem, Semantics
 from flashsmith.emulator import EmulationResult, Finding, Observer
 from flashsmith.emulator.observers import all_checks
 from flashsmith.errors import ArgumentError
@@ -34,7 +34,7 @@ class Verdict(Comparison):
     ``findings`` are the emulator's checks', and ``emulation`` its counts (None on a GPU).
     """
 
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     problem: Problem
     attention: Attention
     inputs: str
@@ -71,7 +71,7 @@ class Verdict(Comparison):
 
 
 def prove(
-    cfg: FlashForwardKernelConfig,
+    cfg: KernelConfig,
     *,
     seq: int = 128,
     seq_k: int | None = None,
@@ -205,7 +205,7 @@ def _repeated_over_heads(problem: Problem, lens_q: Lens | None) -> Problem:
 
 
 def _run(
-    cfg: FlashForwardKernelConfig,
+    cfg: KernelConfig,
     drawn: Inputs,
     attention: Attention,
     place: Callable[[np.ndarray], Any],
@@ -243,7 +243,7 @@ def _on_host(array: np.ndarray) -> np.ndarray:
 
 
 def _run_on_gpu(
-    cfg: FlashForwardKernelConfig, drawn: Inputs, attention: Attention, device: int
+    cfg: KernelConfig, drawn: Inputs, attention: Attention, device: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     def place(array: np.ndarray) -> DeviceArray:
         return DeviceArray.from_host(array, device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashsmith.configs import DType, FlashForwardKernelConfig
+from flashsmith.configs import DType, KernelConfig
 from flashsmith.verify.attention import Lens, offsets
 from flashsmith.verify.reference import References
 
@@ -118,7 +118,7 @@ def _relative_l2(error: np.ndarray, reference: np.ndarray) -> float:
 class _Judge:
     """Where elements of one problem's outputs stand."""
 
-    def __init__(self, cfg: FlashForwardKernelConfig, lens_q: Lens | None) -> None:
+    def __init__(self, cfg: KernelConfig, lens_q: Lens | None) -> None:
         self.cfg = cfg
         self.cu_seqlens = None if lens_q is None else offsets(lens_q)
 
@@ -154,7 +154,7 @@ class _Judge:
 
 
 def compare(
-    kernel: FlashForwardKernelConfig | DType,
+    kernel: KernelConfig | DType,
     o: np.ndarray,
     lse: np.ndarray | None,
     references: References,

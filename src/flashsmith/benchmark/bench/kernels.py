@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from flashsmith.builder import KernelEntry, KernelLibrary, Progress, find_library, library_for
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem, Semantics, check_legal
+from flashsmith.configs import DeviceSpec, KernelConfig, Problem, Semantics, check_legal
 from flashsmith.errors import IllegalConfigError
 
-Use = tuple[FlashForwardKernelConfig, Problem]
+Use = tuple[KernelConfig, Problem]
 
 
 class BuiltKernels:
@@ -25,7 +25,7 @@ class BuiltKernels:
 
         A config that is illegal here is left out. Raises what building raises.
         """
-        wanted: dict[Semantics, dict[FlashForwardKernelConfig, None]] = defaultdict(dict)
+        wanted: dict[Semantics, dict[KernelConfig, None]] = defaultdict(dict)
         for config, problem in uses:
             if self.illegality(config) is None:
                 wanted[problem.required_semantics(config)][config] = None
@@ -37,7 +37,7 @@ class BuiltKernels:
                 )
                 self._libraries[semantics].append(built)
 
-    def illegality(self, config: FlashForwardKernelConfig) -> str | None:
+    def illegality(self, config: KernelConfig) -> str | None:
         """Why there can be no such kernel on this device, None if there can."""
         try:
             check_legal(config, self.device)
@@ -45,7 +45,7 @@ class BuiltKernels:
             return str(error)
         return None
 
-    def columns(self, config: FlashForwardKernelConfig, problem: Problem) -> dict[str, Any]:
+    def columns(self, config: KernelConfig, problem: Problem) -> dict[str, Any]:
         """BenchRow's columns that say what a kernel costs; only its name if it is not built."""
         columns: dict[str, Any] = {"family": config.FAMILY, "config": str(config)}
         entry = self._find(config, problem.required_semantics(config))
@@ -58,7 +58,7 @@ class BuiltKernels:
             "ctas_per_sm": config.num_ctas_per_sm(self.device.max_smem_per_sm, entry.registers),
         }
 
-    def _find(self, config: FlashForwardKernelConfig, semantics: Semantics) -> KernelEntry | None:
+    def _find(self, config: KernelConfig, semantics: Semantics) -> KernelEntry | None:
         libraries = self._libraries[semantics]
         for library in libraries:
             if config in library:

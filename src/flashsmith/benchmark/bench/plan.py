@@ -9,10 +9,10 @@ from typing import Any
 from flashsmith.benchmark.contenders import OURS
 from flashsmith.benchmark.peers import Peer
 from flashsmith.benchmark.timing import INTERLEAVED, Protocol
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem, compiled_d_head
+from flashsmith.configs import DeviceSpec, KernelConfig, Problem, compiled_d_head
 from flashsmith.errors import ArgumentError, FlashsmithError
 
-Choose = Callable[[Problem, DeviceSpec], FlashForwardKernelConfig]
+Choose = Callable[[Problem, DeviceSpec], KernelConfig]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Entrant:
     """
 
     name: str
-    config: FlashForwardKernelConfig | None
+    config: KernelConfig | None
     attention: Callable[..., Any] | None = None
     note: str = ""
 
@@ -41,7 +41,7 @@ class BenchPlan:
     """A whole benchmark. ``ours`` None: only ``configs`` and ``peers``."""
 
     problems: tuple[Problem, ...]
-    configs: tuple[FlashForwardKernelConfig, ...] = ()
+    configs: tuple[KernelConfig, ...] = ()
     ours: Ours | None = None
     peers: tuple[Peer, ...] = ()
     protocol: Protocol = INTERLEAVED
@@ -73,6 +73,6 @@ class BenchPlan:
         yield from (Entrant(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
 
 
-def serves(cfg: FlashForwardKernelConfig, problem: Problem) -> bool:
+def serves(cfg: KernelConfig, problem: Problem) -> bool:
     """Whether a kernel is made for a problem's dtype and head dimension."""
     return cfg.dtype == problem.dtype and cfg.d_head == compiled_d_head(problem.d)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flashsmith import env
 from flashsmith.benchmark.bench.problems import SEQ_LENS, Shapes
 from flashsmith.benchmark.contenders import OURS
-from flashsmith.configs import DType, FlashForwardKernelConfig, Problem, get_kernel_configs
+from flashsmith.configs import DType, KernelConfig, Problem, get_kernel_configs
 from flashsmith.errors import ArgumentError
 
 _D_HEADS = (128,)
@@ -16,7 +16,7 @@ _DTYPES = (DType.FP16, DType.BF16)
 _LARGEST = 1 << 20
 
 
-def select_contenders(kernels: str | None) -> tuple[tuple[FlashForwardKernelConfig, ...], bool]:
+def select_contenders(kernels: str | None) -> tuple[tuple[KernelConfig, ...], bool]:
     """The configs of a key, else of env KERNELS, and whether attention() takes part.
 
     'ours' stands for it, alone or beside a key; it is what takes part when nothing is said.
@@ -44,7 +44,7 @@ def parse_problems(texts: Sequence[str]) -> tuple[Problem, ...]:
 
 
 def make_shapes(
-    configs: Sequence[FlashForwardKernelConfig],
+    configs: Sequence[KernelConfig],
     *,
     d_heads: str | None = None,
     seq_lens: str | None = None,

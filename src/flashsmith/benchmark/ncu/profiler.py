@@ -15,7 +15,7 @@ from flashsmith.benchmark.ncu.counters import Selection, parse_listing, unknown_
 from flashsmith.benchmark.ncu.raw_page import CutOff, ProfiledLaunch, parse_raw_page
 from flashsmith.benchmark.ncu.target import Job, Use
 from flashsmith.builder.demangle import demangle
-from flashsmith.configs import FlashForwardKernelConfig, parse_kernel_name_into_config
+from flashsmith.configs import KernelConfig, parse_kernel_name_into_config
 from flashsmith.errors import ConfigParseError, ProfilerError
 
 _TARGET = "flashsmith.benchmark.ncu.target"
@@ -151,7 +151,7 @@ def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:
     return profiled, str(_failure(why, ended)) if why else ""
 
 
-def _config_of(kernel: str) -> FlashForwardKernelConfig | None:
+def _config_of(kernel: str) -> KernelConfig | None:
     """The config that a kernel's name tells, None for a kernel that is none of ours."""
     try:
         return parse_kernel_name_into_config(demangle(kernel) if kernel[:2] == "_Z" else kernel)

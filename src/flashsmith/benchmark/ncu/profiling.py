@@ -18,7 +18,7 @@ from flashsmith.benchmark.ncu.wavefronts import emulated_wavefronts
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.rows import now, problem_columns
 from flashsmith.benchmark.timing import Environment
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem
+from flashsmith.configs import DeviceSpec, KernelConfig, Problem
 from flashsmith.errors import ArgumentError, ProfilerError
 
 _WHOLE = ("registers", "wavefronts", "wavefronts_ideal", "l2_bytes")
@@ -29,11 +29,11 @@ _WHOLE_BYTES = ("dram_read_bytes", "dram_write_bytes")
 class ProfilePlan:
     """What is profiled: every config on every problem that it serves, `runs` launches each."""
 
-    configs: tuple[FlashForwardKernelConfig, ...]
+    configs: tuple[KernelConfig, ...]
     problems: tuple[Problem, ...]
     runs: int = 1
 
-    def uses(self) -> list[tuple[Problem, FlashForwardKernelConfig]]:
+    def uses(self) -> list[tuple[Problem, KernelConfig]]:
         """All pairs, lengths one after the other.
 
         Raises ArgumentError when there are none, or runs is below 1.
@@ -101,9 +101,7 @@ class _Rows:
     profiler: Profiler
     environment: Environment
 
-    def of(
-        self, problem: Problem, cfg: FlashForwardKernelConfig, profiled: ProfiledUse
-    ) -> ProfileRow:
+    def of(self, problem: Problem, cfg: KernelConfig, profiled: ProfiledUse) -> ProfileRow:
         if profiled.wrong:
             return self.row(problem, cfg, "fail", note=profiled.wrong)
         selection = self.profiler.selection
@@ -130,7 +128,7 @@ class _Rows:
     def row(
         self,
         problem: Problem,
-        cfg: FlashForwardKernelConfig,
+        cfg: KernelConfig,
         verdict: Literal["pass", "fail", "error"],
         **values: Any,
     ) -> ProfileRow:

@@ -10,7 +10,7 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.progression.ladder import Ladder, Step, StepTime
 from flashsmith.benchmark.target import Target
 from flashsmith.builder import KernelLibrary, library_for
-from flashsmith.configs import FlashForwardKernelConfig, check_legal
+from flashsmith.configs import KernelConfig, check_legal
 from flashsmith.emulator import BankConflicts
 from flashsmith.emulator.observers import instruction_mix
 from flashsmith.errors import EmulatorError
@@ -35,11 +35,11 @@ class Times:
     problems: dict[str, list[str]]
 
 
-Timer = Callable[[Sequence[FlashForwardKernelConfig]], Times]
+Timer = Callable[[Sequence[KernelConfig]], Times]
 
 
 def climb(
-    configs: Sequence[FlashForwardKernelConfig],
+    configs: Sequence[KernelConfig],
     target: Target,
     *,
     timer: Timer | None,
@@ -87,7 +87,7 @@ class _Count:
     problems: list[str]
 
 
-def _count(cfg: FlashForwardKernelConfig, target: Target, seed: int) -> _Count:
+def _count(cfg: KernelConfig, target: Target, seed: int) -> _Count:
     observer = BankConflicts()
     try:
         verdict = prove(
@@ -105,7 +105,7 @@ def _count(cfg: FlashForwardKernelConfig, target: Target, seed: int) -> _Count:
 
 
 def _step(
-    cfg: FlashForwardKernelConfig,
+    cfg: KernelConfig,
     target: Target,
     library: KernelLibrary,
     count: _Count,

@@ -21,7 +21,7 @@ from flashsmith.benchmark.timing import (
     Telemetry,
 )
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem
+from flashsmith.configs import DeviceSpec, KernelConfig, Problem
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class LadderTimer:
     environment: Environment | None = None
     make_workload: Callable[[Problem, int], Workload] = Workload
 
-    def problems(self, configs: Iterable[FlashForwardKernelConfig]) -> tuple[Problem, ...]:
+    def problems(self, configs: Iterable[KernelConfig]) -> tuple[Problem, ...]:
         """One problem for each head dimension and dtype."""
         kinds = dict.fromkeys((cfg.d_head, cfg.dtype) for cfg in configs)
         return tuple(default_problem(d, self.seq, dtype) for d, dtype in kinds)
 
-    def __call__(self, configs: Sequence[FlashForwardKernelConfig]) -> Times:
+    def __call__(self, configs: Sequence[KernelConfig]) -> Times:
         """What was measured of each config, or was wrong with it."""
         problems = self.problems(configs)
         rows = run_bench(

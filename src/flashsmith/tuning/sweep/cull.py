@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, broken_rules
+from flashsmith.configs import DeviceSpec, KernelConfig, broken_rules
 from flashsmith.tuning.sweep.runner import Compiled
 
 # ptxas's spill stores and loads per thread, bytes. A handful outside the loop costs nothing.
 DEFAULT_MAX_SPILL = 256
 
 
-def cull_unbuilt(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> str | None:
+def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
     """Why no kernel need be compiled: the config is illegal on the device, or none of its CTAs fits
     an SM. None: it is worth a try."""
     broken = broken_rules(cfg, device)
@@ -21,7 +21,7 @@ def cull_unbuilt(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> str | Non
 
 
 def cull_compiled(
-    cfg: FlashForwardKernelConfig, compiled: Compiled, device: DeviceSpec, max_spill: int
+    cfg: KernelConfig, compiled: Compiled, device: DeviceSpec, max_spill: int
 ) -> str | None:
     """Why a compiled kernel need not be run; None: it is worth a try."""
     if compiled.error is not None:
@@ -34,10 +34,10 @@ def cull_compiled(
     return None
 
 
-def _resident(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: int | None) -> bool:
+def _resident(cfg: KernelConfig, device: DeviceSpec, registers: int | None) -> bool:
     return cfg.num_ctas_per_sm(device.max_smem_per_sm, registers) > 0
 
 
-def _needs(cfg: FlashForwardKernelConfig, registers: int | None) -> str:
+def _needs(cfg: KernelConfig, registers: int | None) -> str:
     needs = f"{cfg.n_threads} threads with {cfg.smem_bytes()} bytes of shared memory"
     return needs if registers is None else f"{needs} and {registers} registers each"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem
+from flashsmith.configs import DeviceSpec, KernelConfig, Problem
 from flashsmith.tuning.sweep.candidate import Candidate
 from flashsmith.tuning.sweep.cull import cull_unbuilt
 from flashsmith.tuning.sweep.halving import DEFAULT_HALVING, Halving
@@ -30,7 +30,7 @@ def make_race(
     return Race(problem, candidates, halving, mentor, refinements)
 
 
-def new_candidate(problem: Problem, cfg: FlashForwardKernelConfig, device: DeviceSpec) -> Candidate:
+def new_candidate(problem: Problem, cfg: KernelConfig, device: DeviceSpec) -> Candidate:
     """A candidate, culled if it need not be compiled."""
     candidate = Candidate(Build.of(problem, cfg))
     reason = cull_unbuilt(cfg, device)

@@ -11,18 +11,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from flashsmith.benchmark.timing import Samples
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, Problem, Semantics
+from flashsmith.configs import DeviceSpec, KernelConfig, Problem, Semantics
 
 
 @dataclass(frozen=True, order=True)
 class Build:
     """A kernel to compile. One serves every problem that needs these semantics."""
 
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     semantics: Semantics
 
     @classmethod
-    def of(cls, problem: Problem, config: FlashForwardKernelConfig) -> Build:
+    def of(cls, problem: Problem, config: KernelConfig) -> Build:
         """The build that serves `problem` with `config`."""
         return cls(config, problem.required_semantics(config))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flashsmith.configs import (
     DeviceSpec,
-    FlashForwardKernelConfig,
+    KernelConfig,
     Problem,
     compiled_d_head,
     get_kernel_configs,
@@ -22,7 +22,7 @@ _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
 def search_space(
     problem: Problem, device: DeviceSpec, key: str = DEFAULT_SPACE
-) -> list[FlashForwardKernelConfig]:
+) -> list[KernelConfig]:
     """The configs that may serve `problem` on `device`, each once; some may turn out illegal there.
 
     `key` is a KERNELS key. 'space' is searched at the problem's own dtype and head dimension, and
@@ -36,7 +36,7 @@ def search_space(
     """
     d_head = compiled_d_head(problem.d)
     if key == DEFAULT_SPACE:
-        return get_search_space_configs((problem.dtype,), (d_head,))
+        return list(get_search_space_configs((problem.dtype,), (d_head,)))
     configs = get_kernel_configs(key)
     if _SCHEDULES.fullmatch(key):
         configs = [replace(cfg, dtype=problem.dtype, d_head=d_head) for cfg in configs]

@@ -1,0 +1,309 @@
+"""HopperForwardKernelConfig: the knobs that name one kernel of the wgmma family.
+
+The C++ struct of the same name (csrc/hopper/hopper_config.cuh) has the same fields in the same
+order.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import Field, dataclass, field, fields
+from enum import IntEnum
+from typing import Any, ClassVar
+
+from flashsmith.configs.config import (
+    MAX_CTAS_PER_SM,
+    MAX_THREADS_PER_SM,
+    REGISTERS_PER_SM,
+    REGISTERS_PER_THREAD_UNIT,
+    RESERVED_SMEM_PER_CTA,
+    THREADS_PER_WARP,
+    attn_flop,
+    total_flop,
+)
+from flashsmith.configs.dtype import DType
+from flashsmith.errors import ArgumentError
+
+WARPGROUP_THREADS = 128
+WARPGROUP_ROWS = 64
+# What barriers and the producer's notices take beside the tiles, bytes.
+BARRIER_PAGE = 1024
+
+_INT_MAX = 2**31 - 1
+
+
+class PingPong(IntEnum):
+    """Whose turn it is among the warpgroups: nobody's, to issue products, or to exponentiate."""
+
+    NONE = 0
+    GEMM = 1
+    EXP = 2
+
+
+class Schedule(IntEnum):
+    """Which tiles a CTA computes: one, every n-th, or the next that nobody has begun."""
+
+    ONE_TILE = 0
+    STATIC_PERSISTENT = 1
+    DYNAMIC = 2
+
+
+class TileOrder(IntEnum):
+    """In which order tiles begin: head by head, or longest first in sections that fit L2."""
+
+    BY_HEAD = 0
+    LONGEST_FIRST = 1
+
+
+def _knob(meaning: str, word: str | None = None) -> dict[str, str | None]:
+    """Metadata of a field: what it means, and its word in the short form if it has one.
+
+    An enumeration's word is a prefix of its value's name.
+    """
+    return {"meaning": meaning, "word": word}
+
+
+@dataclass(frozen=True, order=True)
+class HopperForwardKernelConfig:
+    """One forward kernel of the wgmma family (sm_90a), ordered field by field.
+
+    Any positive sizes can be written down; whether a kernel can be built for them is for
+    flashsmith.configs.rules to say.
+
+    Raises:
+        ArgumentError: a field has the wrong type or is out of range.
+    """
+
+    FAMILY: ClassVar[str] = "wgmma"
+    OLDEST_ARCH: ClassVar[int] = 90
+
+    dtype: DType = field(metadata=_knob("element type of q, k, v and o"))
+    d_head: int = field(metadata=_knob("head dimension, elements"))
+    B_r: int = field(metadata=_knob("rows of Q and O per CTA"))
+    B_c: int = field(metadata=_knob("rows of K and V per tile"))
+    n_warpgroups: int = field(
+        metadata=_knob("warpgroups that compute, 64 rows each; one more copies")
+    )
+    kv_stages: int = field(
+        default=2, metadata=_knob("K tiles, and V tiles, held at once", "stages")
+    )
+    q_buffers: int = field(default=1, metadata=_knob("Q tiles held at once", "q_buffers"))
+    producer_registers: int = field(
+        default=24, metadata=_knob("registers a thread of the warpgroup that copies keeps")
+    )
+    consumer_registers: int = field(
+        default=240, metadata=_knob("registers a thread of the others gets")
+    )
+    overlap: bool = field(
+        default=False,
+        metadata=_knob("a warpgroup's next Q K^T runs under its softmax", "overlap"),
+    )
+    pingpong: PingPong = field(
+        default=PingPong.NONE,
+        metadata=_knob("warpgroups take turns: at products, or at exponentials", "pingpong_"),
+    )
+    cluster_size: int = field(
+        default=1, metadata=_knob("CTAs that share the copies of K and V", "cluster")
+    )
+    schedule: Schedule = field(
+        default=Schedule.ONE_TILE,
+        metadata=_knob("how many tiles a CTA computes, and who says which", ""),
+    )
+    tile_order: TileOrder = field(
+        default=TileOrder.BY_HEAD, metadata=_knob("which tiles begin first", "")
+    )
+    separate_O: bool = field(
+        default=False,
+        metadata=_knob("O leaves through shared memory of its own, not Q's", "separate_O"),
+    )
+    rescale_threshold: int = field(
+        default=0,
+        metadata=_knob("O is rescaled when a maximum grew by more than 2^this", "rescale"),
+    )
+
+    def __post_init__(self) -> None:
+        for knob in fields(self):
+            value = getattr(self, knob.name)
+            checked = _checked(knob, value)
+            if checked is not value:
+                object.__setattr__(self, knob.name, checked)
+
+    # --- names -----------------------------------------------------------------------------------
+
+    def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
+        """For example '(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+dynamic'.
+
+        Args:
+            include_d_head: whether the tuple names the head dimension.
+            include_tup: whether the tuple stands there at all.
+        """
+        features = "+".join(self._feature_words())
+        if not include_tup:
+            return features
+        d_head = f"{self.d_head}, " if include_d_head else ""
+        shape = f"{self.dtype.name}, {d_head}{self.B_r}, {self.B_c}, {self.n_warpgroups}wg"
+        return f"({shape}): {features}"
+
+    def __str__(self) -> str:
+        return self.short_form()
+
+    def _feature_words(self) -> list[str]:
+        words = ["tma"]
+        for knob in fields(self):
+            value, word = getattr(self, knob.name), knob.metadata["word"]
+            if knob.name == "producer_registers":
+                words.append(f"regs_{value}_{self.consumer_registers}")
+            elif word is None or (value == knob.default and knob.name not in _ALWAYS_SAID):
+                continue
+            elif isinstance(value, IntEnum):
+                words.append(word + value.name.lower())
+            else:
+                words.append(word if value is True else f"{word}_{value}")
+        return words
+
+    def kernel_name(self) -> str:
+        """The short form as a C identifier, for files and functions; unique per config."""
+        return re.sub(r"[^a-z0-9]+", "_", self.short_form().lower()).strip("_")
+
+    def to_cpp_struct(self) -> str:
+        """A C++20 expression for this config, with designated initialisers."""
+        values = ", ".join(
+            f".{knob.name} = {_cpp_literal(getattr(self, knob.name))}" for knob in fields(self)
+        )
+        return f"{type(self).__name__}{{{values}}}"
+
+    def to_ints(self) -> tuple[int, ...]:
+        """The fields in order as ints; the class called with them gives the config back."""
+        return tuple(int(getattr(self, knob.name)) for knob in fields(self))
+
+    # --- shapes and resources --------------------------------------------------------------------
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of one CTA."""
+        return WARPGROUP_THREADS * (self.n_warpgroups + 1)
+
+    @property
+    def n_warps(self) -> int:
+        """Warps of one CTA, those that copy included."""
+        return self.n_threads // THREADS_PER_WARP
+
+    @property
+    def rows_per_warp(self) -> int:
+        """Rows of Q that one warp owns."""
+        return WARPGROUP_ROWS * THREADS_PER_WARP // WARPGROUP_THREADS
+
+    def tile_bytes(self, elem_size: int = 2) -> int:
+        """Bytes of the Q, K and V tiles a CTA holds at once, and of O's where it has its own."""
+        rows = self.B_r * (self.q_buffers + self.separate_O) + 2 * self.kv_stages * self.B_c
+        return rows * self.d_head * elem_size
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Dynamic shared memory of one CTA, bytes: the tiles, and a page for barriers."""
+        return self.tile_bytes(elem_size) + BARRIER_PAGE
+
+    def cta_limits(
+        self,
+        max_smem_bytes: int,
+        registers: int | None = None,
+        *,
+        max_threads: int = MAX_THREADS_PER_SM,
+        max_ctas: int = MAX_CTAS_PER_SM,
+    ) -> dict[str, int]:
+        """How many CTAs each resource of one SM has room for, by the resource's name.
+
+        Args:
+            max_smem_bytes: shared memory of one SM, bytes.
+            registers: the compiler's count per thread; None (or 0) leaves registers out.
+            max_threads, max_ctas: what one SM runs at once.
+        """
+        limits = {
+            "shared memory": max_smem_bytes // (self.smem_bytes() + RESERVED_SMEM_PER_CTA),
+            "threads": max_threads // self.n_threads,
+            "CTAs": max_ctas,
+        }
+        if registers:
+            unit = REGISTERS_PER_THREAD_UNIT
+            limits["registers"] = REGISTERS_PER_SM // (
+                -(-registers // unit) * unit * self.n_threads
+            )
+        return limits
+
+    def num_ctas_per_sm(self, max_smem_bytes: int, registers: int | None = None) -> int:
+        """CTAs resident on one SM; the arguments are cta_limits' first. 0: it does not fit."""
+        return min(self.cta_limits(max_smem_bytes, registers).values())
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """Whether a kernel for whole tiles serves these sizes.
+
+        Rows of Q and O may be fewer than a tile has: TMA leaves out what is not there.
+        """
+        return d == self.d_head and seq_k % self.B_c == 0 and seq_k > 0
+
+    # --- work ------------------------------------------------------------------------------------
+
+    def attn_flop(
+        self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
+    ) -> int:
+        """FLOP of the two matrix products, 4 b h s_q s_k d; half of it when causal."""
+        return attn_flop(self.d_head, batch, seq_q, seq_k, heads, causal)
+
+    def total_flop(
+        self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
+    ) -> int:
+        """attn_flop plus the softmax's own, as if O were rescaled for every K/V tile."""
+        return total_flop(self.d_head, self.B_c, batch, seq_q, seq_k, heads, causal)
+
+
+# What the short form says even where it is as usual.
+_ALWAYS_SAID = ("kv_stages", "q_buffers")
+
+
+def _checked(knob: Field[Any], value: object) -> object:
+    """`value` as the field's own type, or ArgumentError."""
+    if knob.name == "dtype":
+        return value if isinstance(value, DType) else DType.parse(value)
+    if knob.name in ENUMERATIONS:
+        return _checked_member(knob.name, value)
+    if is_flag(knob):
+        if hasattr(value, "__index__") and operator.index(value) in (0, 1):
+            return bool(value)
+        raise ArgumentError(f"{knob.name}={value!r}: allowed are True and False")
+    lowest = 0 if knob.name == "rescale_threshold" else 1
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentError(f"{knob.name}={value!r}: give a whole number")
+    number = operator.index(value)
+    if not lowest <= number <= _INT_MAX:
+        raise ArgumentError(f"{knob.name}={number}: allowed is {lowest} to {_INT_MAX}")
+    return number
+
+
+def _checked_member(name: str, value: object) -> IntEnum:
+    enumeration = ENUMERATIONS[name]
+    for member in enumeration:
+        if value == member and not isinstance(value, bool):
+            return member
+    allowed = ", ".join(f"{member.name} ({int(member)})" for member in enumeration)
+    raise ArgumentError(f"{name}={value!r}: allowed are {allowed}")
+
+
+# The fields whose values have names.
+ENUMERATIONS: dict[str, type[IntEnum]] = {
+    "pingpong": PingPong,
+    "schedule": Schedule,
+    "tile_order": TileOrder,
+}
+
+
+def is_flag(knob: Field[Any]) -> bool:
+    """Whether the knob is on or off rather than a number."""
+    return knob.type in ("bool", bool)
+
+
+def _cpp_literal(value: object) -> str:
+    if isinstance(value, DType):
+        return f"DType::{value.name}"
+    if isinstance(value, IntEnum):
+        return f"{type(value).__name__}::{value.name.lower()}"
+    return str(value).lower()

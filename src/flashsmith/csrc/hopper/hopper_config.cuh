@@ -1,0 +1,74 @@
+// The config that names a kernel of the wgmma family, and what such a kernel is called with.
+// Plain C++20 without CUDA types: the host compiler, the kernels and the tests all read this file.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+#include "../flash_attention.cuh"
+
+namespace flashsmith {
+
+// Whose turn it is among the warpgroups of a CTA: nobody's, to issue products, or to exponentiate.
+enum class PingPong : int { none = 0, gemm = 1, exp = 2 };
+
+// Which tiles a CTA computes: one; every n-th of the grid's n CTAs; or the next not yet begun.
+enum class Schedule : int { one_tile = 0, static_persistent = 1, dynamic = 2 };
+
+// In which order tiles begin: head by head; or the longest first, in sections of heads whose K and
+// V stay in L2 together.
+enum class TileOrder : int { by_head = 0, longest_first = 1 };
+
+// Names one kernel of the wgmma family. Fields, order and meaning are those of the Python class.
+struct HopperForwardKernelConfig {
+    DType dtype;
+    int d_head;
+    int B_r;
+    int B_c;
+    int n_warpgroups;  // that compute, 64 rows of Q each; one more loads
+    int kv_stages;
+    int q_buffers;
+    int producer_registers;
+    int consumer_registers;
+    bool overlap;
+    PingPong pingpong;
+    int cluster_size;
+    Schedule schedule;
+    TileOrder tile_order;
+    bool separate_O;
+    int rescale_threshold;
+
+    constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
+
+    constexpr int n_threads() const { return 128 * (n_warpgroups + 1); }
+
+    // Bytes of the Q, K and V tiles a CTA holds at once, and of O's where it has its own.
+    constexpr int64_t tile_bytes() const {
+        const int64_t rows =
+            int64_t{B_r} * (q_buffers + (separate_O ? 1 : 0)) + 2 * int64_t{kv_stages} * B_c;
+        return rows * d_head * 2;
+    }
+    // Dynamic shared memory of one CTA: the tiles, and a page for barriers and notices.
+    static constexpr int kBarrierPage = 1024;
+    constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage; }
+};
+
+// What cuTensorMapEncodeTiled writes.
+struct alignas(64) TensorMap {
+    uint8_t bytes[128];
+};
+
+// Everything a kernel of this family needs: its only parameter, in constant memory.
+struct HopperForwardKernelArgs {
+    TensorMap q, k, v, o;
+    ForwardKernelArgs problem;
+    // Dynamic schedule: tiles handed out beyond the first of every CTA. Zero between launches: the
+    // last CTA to ask resets it.
+    uint32_t* tile_counter;
+    int32_t n_tiles;
+    int32_t section_heads;  // longest first: query heads of all sequences in one section
+};
+
+using hopper_forward_kernel_fn = void (*)(const HopperForwardKernelArgs);
+
+}  // namespace flashsmith

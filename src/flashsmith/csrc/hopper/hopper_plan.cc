@@ -1,0 +1,131 @@
+// The wgmma family's part of planning: the grid, the arguments and the tensor maps.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string>
+
+#include "../launch_plan.cuh"
+#include "hopper_rules.cuh"
+
+namespace flashsmith {
+namespace {
+
+constexpr int kElementBytes = 2;
+constexpr int kWarpgroupRows = 64;
+constexpr int kStoreRows = 16;  // of a warp
+constexpr int64_t kStrideUnit = 16;
+constexpr int64_t kStrideLimit = int64_t{1} << 40;
+// K and V of a section's heads: so much of L2 that they stay there beside Q and O.
+constexpr int64_t kSectionBytes = int64_t{32} << 20;
+
+struct Tensor {
+    const char* name;
+    Operand operand;
+    size_t argument_offset;
+    Strides strides;
+    int64_t rows, heads, total;  // rows of a sequence; packed: of all of them
+    int box_rows;
+};
+
+// TMA takes no stride of 0, and looks at none where there is but one of a kind.
+uint64_t stride_bytes(const Tensor& tensor, const char* what, int64_t elements, int64_t size) {
+    const int64_t bytes = elements * kElementBytes;
+    if (size <= 1) return kStrideUnit;
+    require(bytes > 0 && bytes % kStrideUnit == 0 && bytes < kStrideLimit,
+            std::string(tensor.name) + ": its " + what + " stride is " + std::to_string(elements) +
+                " elements; TMA takes positive multiples of 8 below 2^39");
+    return bytes;
+}
+
+// Columns, rows, heads, batch; packed, columns, rows twice, heads: see hopper/coordinates.cuh.
+TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardProblem& p,
+                         bool packed, const Tensor& tensor) {
+    const uint32_t columns = config.d_head % 64 == 0 ? 64 : 32;
+    const auto box_rows = static_cast<uint32_t>(tensor.box_rows);
+    // An empty tensor is never looked at, but a map must have a size.
+    const auto at_least_one = [](int64_t size) { return std::max<uint64_t>(1, size); };
+    const uint64_t d = p.d, heads = tensor.heads;
+    const uint64_t head = stride_bytes(tensor, "head", tensor.strides.head, tensor.heads);
+    TensorMapSpec map{
+        .argument_offset = tensor.argument_offset,
+        .operand = tensor.operand,
+        .data_offset = 0,
+        .element_type = static_cast<int>(config.dtype),
+        .sizes = {},
+        .strides_bytes = {},
+        .box = {},
+        .swizzle_bytes = static_cast<int>(columns) * kElementBytes,
+    };
+    if (packed) {
+        const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, 2);
+        map.data_offset = -static_cast<int64_t>(row) * tensor.box_rows;
+        map.sizes = {d, box_rows, at_least_one(tensor.total + 1), heads};
+        map.strides_bytes = {row, row, head};
+        map.box = {columns, box_rows, 1, 1};
+    } else {
+        const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, tensor.rows);
+        map.sizes = {d, at_least_one(tensor.rows), heads, at_least_one(p.batch)};
+        map.strides_bytes = {row, head,
+                             stride_bytes(tensor, "batch", tensor.strides.batch, p.batch)};
+        map.box = {columns, box_rows, 1, 1};
+    }
+    return map;
+}
+
+int32_t section_heads(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
+    const int64_t bytes = 2 * std::max<int64_t>(1, p.seq_k) * config.d_head * kElementBytes;
+    const int64_t kv_heads = std::max<int64_t>(1, kSectionBytes / bytes);
+    const int64_t heads = std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q);
+    return static_cast<int32_t>(std::max<int64_t>(1, heads));
+}
+
+}  // namespace
+
+LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardProblem& p,
+                       const DeviceSpec& device, const Semantics& semantics) {
+    require(device.arch == hopper_rules::kArch, "wgmma kernels run on compute capability 9.0 only");
+    require(config.smem_bytes() <= device.max_smem_per_block,
+            "the config needs " + std::to_string(config.smem_bytes()) +
+                " bytes of shared memory, the device allows " +
+                std::to_string(device.max_smem_per_block));
+    check_problem(p, semantics, config.d_head, config.B_r);
+    if (!semantics.uneven)
+        require(p.d == config.d_head && p.seq_k % config.B_c == 0 && p.seq_k > 0,
+                "uneven: this library's kernels want whole K/V tiles and d = d_head");
+
+    HopperForwardKernelArgs args;
+    std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
+    args.problem = forward_arguments(p, config.B_r, config.B_c);
+    const int64_t tiles = p.batch * p.heads_q * args.problem.n_Q_blocks;
+    args.n_tiles = static_cast<int32_t>(tiles);
+    args.section_heads = section_heads(config, p);
+
+    LaunchPlan plan{};
+    const int64_t ctas =
+        config.schedule == Schedule::one_tile ? tiles : std::min<int64_t>(tiles, device.sm_count);
+    plan.grid = {static_cast<uint32_t>(ctas), 1, 1};
+    plan.cluster = {1, 1, 1};
+    plan.block = {static_cast<uint32_t>(config.n_threads()), 1, 1};
+    plan.smem_bytes = static_cast<int>(config.smem_bytes());
+    plan.problem_offset = offsetof(HopperForwardKernelArgs, problem);
+    if (config.schedule == Schedule::dynamic) {
+        plan.workspace_bytes = sizeof(uint32_t);
+        plan.workspace_zeroed = true;
+        plan.workspace_offset = offsetof(HopperForwardKernelArgs, tile_counter);
+    }
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&args);
+    plan.argument_bytes.assign(bytes, bytes + sizeof args);
+
+    using Args = HopperForwardKernelArgs;
+    const Tensor tensors[] = {
+        {"q", Operand::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows},
+        {"k", Operand::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, config.B_c},
+        {"v", Operand::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, config.B_c},
+        {"o", Operand::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kStoreRows},
+    };
+    for (const Tensor& tensor : tensors)
+        plan.tensor_maps.push_back(tensor_map(config, p, semantics.packed, tensor));
+    return plan;
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,146 @@
+// Which configs of the wgmma family a kernel can be built for. The rules of
+// configs/hopper/rules.py, one predicate each, same names, same order: rule i is bit i. Plain C++20
+// without CUDA types.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+
+#include "hopper_config.cuh"
+
+namespace flashsmith {
+
+// --- predicates: true where the config keeps the rule --------------------------------------------
+// Products are 64 bits wide: a config may hold any int.
+
+namespace hopper_rules {
+
+using Config = HopperForwardKernelConfig;
+
+struct Limits {
+    int arch;
+    int max_smem_per_block;
+};
+
+constexpr int kArch = 90;
+constexpr int kMinRegisters = 24, kMaxRegisters = 240, kRegisterUnit = 8;
+constexpr int kRegistersPerThreadAndWarpgroup = 512;  // 65,536 over a warpgroup's 128 threads
+constexpr int kRegistersBesideTiles = 24;
+
+constexpr bool is_multiple(int value, int unit, int lowest, int highest) {
+    return value >= lowest && value <= highest && value % unit == 0;
+}
+
+constexpr bool arch_is_hopper(const Config&, const Limits& limits) {
+    return limits.arch == kArch;
+}
+
+constexpr bool d_head_supported(const Config& cfg, const Limits&) {
+    return cfg.d_head == 64 || cfg.d_head == 96 || cfg.d_head == 128 || cfg.d_head == 192 ||
+           cfg.d_head == 256;
+}
+
+constexpr bool n_warpgroups_supported(const Config& cfg, const Limits&) {
+    return cfg.n_warpgroups >= 1 && cfg.n_warpgroups <= 3;
+}
+
+constexpr bool B_r_is_warpgroups(const Config& cfg, const Limits&) {
+    return cfg.B_r == int64_t{64} * cfg.n_warpgroups;
+}
+
+constexpr bool B_c_supported(const Config& cfg, const Limits&) {
+    return is_multiple(cfg.B_c, 16, 32, 256);
+}
+
+constexpr bool kv_stages_supported(const Config& cfg, const Limits&) {
+    return cfg.kv_stages >= 1 && cfg.kv_stages <= 8;
+}
+
+constexpr bool q_buffers_supported(const Config& cfg, const Limits&) {
+    return cfg.q_buffers == 1 || cfg.q_buffers == 2;
+}
+
+constexpr bool smem_within_limit(const Config& cfg, const Limits& limits) {
+    const int64_t O_rows = cfg.separate_O ? cfg.B_r : 0;
+    const int64_t rows =
+        int64_t{cfg.B_r} * cfg.q_buffers + O_rows + 2 * (int64_t{cfg.kv_stages} * cfg.B_c);
+    // By division, since the product of three ints may not even fit 64 bits.
+    return rows > 0 &&
+           cfg.d_head <= (limits.max_smem_per_block - Config::kBarrierPage) / (2 * rows);
+}
+
+constexpr bool producer_registers_supported(const Config& cfg, const Limits&) {
+    return is_multiple(cfg.producer_registers, kRegisterUnit, kMinRegisters, kMaxRegisters);
+}
+
+constexpr bool consumer_registers_supported(const Config& cfg, const Limits&) {
+    return is_multiple(cfg.consumer_registers, kRegisterUnit, kMinRegisters, kMaxRegisters);
+}
+
+// What a thread of each warpgroup starts with is a multiple of 8, and there is no more to share.
+constexpr bool registers_within_file(const Config& cfg, const Limits&) {
+    const int64_t warpgroups = int64_t{cfg.n_warpgroups} + 1;
+    if (warpgroups < 1) return false;
+    const int64_t each =
+        kRegistersPerThreadAndWarpgroup / warpgroups / kRegisterUnit * kRegisterUnit;
+    return cfg.producer_registers + int64_t{cfg.n_warpgroups} * cfg.consumer_registers <=
+           each * warpgroups;
+}
+
+constexpr bool tiles_fit_registers(const Config& cfg, const Limits&) {
+    const int64_t O = cfg.d_head / 2, S = cfg.B_c / 2, P = cfg.overlap ? cfg.B_c / 4 : 0;
+    return O + S + P + kRegistersBesideTiles <= cfg.consumer_registers;
+}
+
+constexpr bool pingpong_needs_two(const Config& cfg, const Limits&) {
+    return cfg.pingpong == PingPong::none || cfg.n_warpgroups >= 2;
+}
+
+constexpr bool cluster_size_supported(const Config& cfg, const Limits&) {
+    return cfg.cluster_size == 1;
+}
+
+constexpr bool rescale_threshold_supported(const Config& cfg, const Limits&) {
+    return cfg.rescale_threshold >= 0 && cfg.rescale_threshold <= 8;
+}
+
+struct Rule {
+    const char* name;
+    bool (*holds)(const Config& cfg, const Limits& limits);
+};
+
+inline constexpr Rule kRules[] = {
+    {"arch_is_hopper", arch_is_hopper},
+    {"d_head_supported", d_head_supported},
+    {"n_warpgroups_supported", n_warpgroups_supported},
+    {"B_r_is_warpgroups", B_r_is_warpgroups},
+    {"B_c_supported", B_c_supported},
+    {"kv_stages_supported", kv_stages_supported},
+    {"q_buffers_supported", q_buffers_supported},
+    {"smem_within_limit", smem_within_limit},
+    {"producer_registers_supported", producer_registers_supported},
+    {"consumer_registers_supported", consumer_registers_supported},
+    {"registers_within_file", registers_within_file},
+    {"tiles_fit_registers", tiles_fit_registers},
+    {"pingpong_needs_two", pingpong_needs_two},
+    {"cluster_size_supported", cluster_size_supported},
+    {"rescale_threshold_supported", rescale_threshold_supported},
+};
+static_assert(std::size(kRules) <= 32, "broken_rules() has a bit for 32 rules");
+
+}  // namespace hopper_rules
+
+// The rules that `cfg` breaks on a device, as bits in the order of kRules. 0: a kernel can be
+// built.
+constexpr uint32_t broken_rules(const HopperForwardKernelConfig& cfg, int max_smem_per_block,
+                                int arch = hopper_rules::kArch) {
+    uint32_t bits = 0;
+    for (size_t i = 0; i < std::size(hopper_rules::kRules); ++i) {
+        const bool broken = !hopper_rules::kRules[i].holds(cfg, {arch, max_smem_per_block});
+        bits |= uint32_t{broken} << i;
+    }
+    return bits;
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,102 @@
+// The producer: one thread that copies the tiles of Q, K and V to shared memory, in the order in
+// which the warpgroups use them.
+#pragma once
+
+#include "coordinates.cuh"
+#include "pipeline.cuh"
+#include "static_hopper_configuration.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+struct Producer {
+    static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
+    static constexpr bool kPacked = Kernel::SEMANTICS.packed;
+
+    const HopperForwardKernelArgs& args;
+    const uint32_t smem;
+    TileRing<Kernel::Q_slots, Kernel::Q_tile_bytes> Q;
+    TileRing<CFG.kv_stages, Kernel::KV_tile_bytes> K, V;
+
+    FS_DEVICE Producer(const HopperForwardKernelArgs& args, uint32_t smem)
+        : args(args),
+          smem(smem),
+          Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
+          K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
+          V(smem + Kernel::V_offset, smem + Kernel::V_barriers) {}
+
+    // K of the first block comes before Q, whose slots may still be in use; after that a block's K
+    // comes before the V of the block before it, as the products want them.
+    FS_DEVICE void run() {
+        prefetch_maps();
+        TileScheduler<Kernel> scheduler(args);
+        for (WorkTile tile = scheduler.find(); tile.exists(); tile = scheduler.find()) {
+            int block = tile.block_end - 1;
+            if (block >= tile.block_begin) load(K, &args.k, tile, block);
+            load_Q(tile);
+            scheduler.ask();
+            for (; block >= tile.block_begin; --block) {
+                if (block > tile.block_begin) load(K, &args.k, tile, block - 1);
+                load(V, &args.v, tile, block);
+            }
+            scheduler.take();
+        }
+        announce_end();
+    }
+
+  private:
+    // A slot for each warpgroup, and word of the tile in it.
+    FS_DEVICE void load_Q(const WorkTile& tile) {
+#pragma unroll 1
+        for (int w = 0; w < Kernel::n_warpgroups; ++w) {
+            mbarrier_wait(Q.barriers.empty(Q.place.stage), Q.place.parity ^ 1);
+            tile.store(notice());
+            mbarrier_arrive_expect(Q.full(), Kernel::Q_tile_bytes);
+            TmaBox box = box_of_rows<kPacked>(tile.first_row + w * kWarpgroupRows, kWarpgroupRows,
+                                              tile.q_first, tile.q_count, tile.head, tile.batch);
+            load_panels<Kernel::Q_panel_bytes>(Q.tile(), &args.q, box, Q.full());
+            Q.place.advance();
+        }
+    }
+
+    template <class Ring>
+    FS_DEVICE void load(Ring& ring, const TensorMap* map, const WorkTile& tile, int block) {
+        const TmaBox box = box_of_rows<kPacked>(block * Kernel::B_c, Kernel::B_c, tile.k_first,
+                                                tile.k_count, tile.head_k, tile.batch);
+        ring.begin_fill();
+        load_panels<Kernel::KV_panel_bytes>(ring.tile(), map, box, ring.full());
+        ring.place.advance();
+    }
+
+    template <int kPanelBytes>
+    FS_DEVICE void load_panels(uint32_t tile, const TensorMap* map, TmaBox box, uint32_t full) {
+#pragma unroll
+        for (int p = 0; p < Kernel::n_panels; ++p) {
+            box.column = p * Kernel::Panel::kColumns;
+            tma_load(tile + p * kPanelBytes, map, box, full);
+        }
+    }
+
+    FS_DEVICE void prefetch_maps() const {
+        tma_prefetch_map(&args.q);
+        tma_prefetch_map(&args.k);
+        tma_prefetch_map(&args.v);
+        tma_prefetch_map(&args.o);
+    }
+
+    FS_DEVICE void announce_end() {
+#pragma unroll 1
+        for (int w = 0; w < Kernel::n_warpgroups; ++w) {
+            mbarrier_wait(Q.barriers.empty(Q.place.stage), Q.place.parity ^ 1);
+            WorkTile::none().store(notice());
+            mbarrier_arrive(Q.full());
+            Q.place.advance();
+        }
+    }
+
+    FS_DEVICE uint32_t notice() const {
+        return smem + Kernel::notices + Q.place.stage * Kernel::notice_bytes;
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,122 @@
+// Which tile comes next, and what the producer tells the warpgroups about it.
+#pragma once
+
+#include "../visible_keys.cuh"
+#include "hopper_config.cuh"
+
+namespace flashsmith {
+
+// B_r rows of one head's queries and the K/V blocks they see.
+struct WorkTile {
+    int first_row;  // in its sequence
+    int head, batch;
+    int block_begin, block_end;
+    int q_first, q_count;  // rows of the sequence: its first in the tensor, and how many
+    int k_count;
+    int k_first, head_k;  // the producer's own
+
+    FS_DEVICE static WorkTile none() { return {0, 0, -1, 0, 0, 0, 0, 0, 0, 0}; }
+    FS_DEVICE bool exists() const { return batch >= 0; }
+    FS_DEVICE int n_blocks() const { return block_end - block_begin; }
+
+    FS_DEVICE void store(uint32_t smem) const {
+        store_shared_16B(
+            smem, {unsigned(first_row), unsigned(head), unsigned(batch), unsigned(block_begin)});
+        store_shared_16B(smem + 16, {unsigned(block_end), unsigned(q_first), unsigned(q_count),
+                                     unsigned(k_count)});
+    }
+    // The same in every lane, and the compiler is told so.
+    FS_DEVICE static WorkTile load(uint32_t smem) {
+        const uint4 a = load_shared_16B(smem), b = load_shared_16B(smem + 16);
+        const auto uniform = [](uint32_t x) { return int(__shfl_sync(0xffffffffu, x, 0)); };
+        return {uniform(a.x),
+                uniform(a.y),
+                uniform(a.z),
+                uniform(a.w),
+                uniform(b.x),
+                uniform(b.y),
+                uniform(b.z),
+                uniform(b.w),
+                0,
+                0};
+    }
+};
+
+// Hands out the tiles of one CTA, one after the other.
+template <class Kernel>
+struct TileScheduler {
+    static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+
+    const HopperForwardKernelArgs& args;
+    uint32_t tile = blockIdx.x;
+    uint32_t asked = 0;  // dynamic: the answer to ask(), on its way
+
+    FS_DEVICE explicit TileScheduler(const HopperForwardKernelArgs& args) : args(args) {}
+
+    // The first tile with rows in it, from here on; WorkTile::none() where there is none.
+    FS_DEVICE WorkTile find() {
+        for (; tile < args.n_tiles; take()) {
+            const WorkTile work = work_of(tile);
+            // A packed batch has as many tiles per sequence as its longest one needs.
+            if (!SEMANTICS.packed || work.first_row < work.q_count) return work;
+            ask();
+        }
+        return WorkTile::none();
+    }
+    // Asks for the tile after this one. The answer takes its time: ask early, take it late.
+    FS_DEVICE void ask() {
+        if constexpr (CFG.schedule == Schedule::dynamic) asked = atomicAdd(args.tile_counter, 1);
+    }
+    // Moves on to the tile that was asked for.
+    FS_DEVICE void take() {
+        if constexpr (CFG.schedule == Schedule::one_tile) tile = args.n_tiles;
+        if constexpr (CFG.schedule == Schedule::static_persistent) tile += gridDim.x;
+        if constexpr (CFG.schedule == Schedule::dynamic) {
+            // Every CTA asks until it is refused once, so n_tiles are asked for in all; whoever
+            // asks last leaves the counter as it was found.
+            if (asked == args.n_tiles - 1) atomicExch(args.tile_counter, 0);
+            tile = gridDim.x + asked;
+        }
+    }
+
+  private:
+    FS_DEVICE WorkTile work_of(uint32_t tile) const {
+        const ForwardKernelArgs& p = args.problem;
+        const uint32_t n_Q_blocks = p.n_Q_blocks;
+        uint32_t sequence, Q_block;
+        if constexpr (CFG.tile_order == TileOrder::longest_first) {
+            const uint32_t section_tiles = args.section_heads * n_Q_blocks;
+            const uint32_t first_head = tile / section_tiles * args.section_heads;
+            const uint32_t place = tile % section_tiles;
+            const uint32_t heads = min(args.section_heads, p.batch * p.heads_q - first_head);
+            sequence = first_head + place % heads;
+            Q_block = n_Q_blocks - 1 - place / heads;
+        } else {
+            sequence = tile / n_Q_blocks;
+            Q_block = tile % n_Q_blocks;
+        }
+        const int batch = sequence / p.heads_q, head = sequence % p.heads_q;
+        const SequenceRows q =
+            sequence_rows<SEMANTICS.packed>(p.cu_seqlens_q, batch, p.seq_q, p.total_q);
+        const SequenceRows k =
+            sequence_rows<SEMANTICS.packed>(p.cu_seqlens_k, batch, p.seq_k, p.total_k);
+        const int first_row = Q_block * Kernel::B_r;
+        const BlockRange blocks =
+            VisibleKeys<SEMANTICS>(p, q.count, k.count).blocks(first_row, Kernel::B_r, Kernel::B_c);
+        return {
+            .first_row = first_row,
+            .head = head,
+            .batch = batch,
+            .block_begin = blocks.begin,
+            .block_end = max(blocks.begin, blocks.end),
+            .q_first = int(q.first),
+            .q_count = q.count,
+            .k_count = k.count,
+            .k_first = int(k.first),
+            .head_k = head / (p.heads_q / p.heads_k),
+        };
+    }
+};
+
+}  // namespace flashsmith
