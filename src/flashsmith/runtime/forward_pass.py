@@ -179,9 +179,9 @@ def run_forward(
 
     Outputs allocated here are NaN throughout before the launch when ``poisoned``. The contents of
     host cu_seqlens go to the kernel as they are unless ``check_contents``. ``arch`` is what the
-    emulator runs host tensors for (None: the first that the config runs on; or a device with fewer
-    SMs, say), ``observers`` watch it, and ``schedule_seed`` decides its schedule (None: the fixed
-    one); a GPU has an arch of its own.
+    emulator runs host tensors for (None: the first that the config runs on), or the limits to plan
+    for, a GPU's too (fewer SMs, say); a GPU has an arch of its own. ``observers`` watch the
+    emulator, and ``schedule_seed`` decides its schedule (None: the fixed one).
     """
     return run_request(
         check_config(cfg),
@@ -292,7 +292,8 @@ def _check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Se
 
 
 def _device(q: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
-    """The limits to plan for: the tensors' own GPU's, or those of the emulated arch."""
+    """The limits to plan for: those given, the tensors' own GPU's, or the emulated arch's."""
+    limits = arch if isinstance(arch, DeviceSpec) else None
     if q.device.kind == "cpu":
         return arch if isinstance(arch, DeviceSpec) else device_spec(arch)
     if emulate:
@@ -301,7 +302,7 @@ def _device(q: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
             "them there"
         )
     forks.check_not_forked()
-    return driver.query_gpu(q.device.ordinal)
+    return limits or driver.query_gpu(q.device.ordinal)
 
 
 def _kernel(

@@ -88,13 +88,14 @@ def prove(
     lens_k: Lens | None = None,
     inputs: str = "random",
     backend: str = "emulator",
-    arch: int | DeviceSpec | None = None,
+    arch: int | None = None,
     device: int = 0,
     checks: bool = False,
     observers: Sequence[Observer] = (),
     seed: int = 0,
     row_max: bool = True,
     schedule_seed: int | None = None,
+    sm_count: int | None = None,
 ) -> Verdict:
     """Runs ``cfg``'s kernel on seeded inputs and judges o and the statistics (``rule.compare``).
 
@@ -119,6 +120,7 @@ def prove(
         seed: of the inputs.
         row_max: whether the row maxima are asked for: kernels that rescale lazily then do not.
         schedule_seed: of the emulator's schedule; None is the fixed one.
+        sm_count: plan as for a device with so many SMs; None is what the device has.
 
     Raises:
         ArgumentError: an unknown backend or kind of inputs, or a problem the config cannot serve.
@@ -168,12 +170,11 @@ def prove(
     on_gpu = backend == "gpu" and gpu_engine_pays(batch * problem.heads_q * seq * seq_k)
     drawn, references = inputs_and_references(spec, causal, window, softcap, on_gpu)
     if backend == "gpu":
-        where = query_gpu(device)
-        outputs = _run_on_gpu(cfg, drawn, attention, device, return_row_max=row_max)
+        where = _with_sms(query_gpu(device), sm_count)
+        outputs = _run_on_gpu(cfg, drawn, attention, device, return_row_max=row_max, arch=where)
         emulation = None
     else:
-        arch = cfg.OLDEST_ARCH if arch is None else arch
-        where = arch if isinstance(arch, DeviceSpec) else device_spec(arch)
+        where = _with_sms(device_spec(cfg.OLDEST_ARCH if arch is None else arch), sm_count)
         result = _run(
             cfg,
             drawn,
@@ -197,6 +198,10 @@ def prove(
         arch=where.arch,
         emulation=emulation,
     )
+
+
+def _with_sms(device: DeviceSpec, sm_count: int | None) -> DeviceSpec:
+    return device if sm_count is None else replace(device, sm_count=sm_count)
 
 
 def _check_lens(lens_q: Lens, lens_k: Lens) -> None:

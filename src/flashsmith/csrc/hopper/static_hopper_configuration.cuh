@@ -34,6 +34,7 @@ struct StaticHopperKernelConfig {
     static constexpr int B_c = CFG.B_c;
     static constexpr int d_head = CFG.d_head;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
+    static constexpr int registers_at_start = hopper_rules::registers_each(n_warpgroups + 1);
 
     // Tiles as panels of 64 columns, or of 32 where 64 do not divide the head.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
