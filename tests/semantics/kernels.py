@@ -6,9 +6,10 @@ from functools import cache
 from itertools import product
 
 from flashsmith.builder import library_for
-from flashsmith.configs import FlashForwardKernelConfig, Semantics
+from flashsmith.configs import KernelConfig, Semantics
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify.grid import Case, covering_cases
+from flashsmith.verify.schedules import MMA_SYNC
 
 # Packed kernels are uneven ones.
 SEMANTICS = [
@@ -21,13 +22,14 @@ SEMANTICS = [
 
 
 @cache
-def cover() -> tuple[Case, ...]:
-    return tuple(covering_cases())
+def cover(family: str = MMA_SYNC) -> tuple[Case, ...]:
+    return tuple(covering_cases(family))
 
 
 @cache
-def built(semantics: Semantics, arch: int = 80) -> tuple[FlashForwardKernelConfig, ...]:
-    """The cover's configs of one semantics, sorted, their kernels loaded from one library."""
-    configs = sorted({case.config for case in cover() if case.semantics == semantics})
+def built(semantics: Semantics, arch: int = 80, family: str = MMA_SYNC) -> tuple[KernelConfig, ...]:
+    """The configs of a family's cover of one semantics, sorted, their kernels loaded from one
+    library."""
+    configs = sorted({case.config for case in cover(family) if case.semantics == semantics})
     loaded_kernels.add(library_for(configs, arch=arch, semantics=semantics))
     return tuple(configs)

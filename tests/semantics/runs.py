@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from kernels import built
 
-from flashsmith.configs import FlashForwardKernelConfig, Semantics
+from flashsmith.configs import KernelConfig, Semantics
 from flashsmith.runtime import ForwardResult, query_gpu, run_forward
 from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.verify import Inputs, InputSpec, make_inputs
@@ -31,7 +31,7 @@ def options_for(semantics: Semantics) -> dict[str, Any]:
 class Run:
     """One problem for one kernel: dense, batch 3, or packed."""
 
-    config: FlashForwardKernelConfig
+    config: KernelConfig
     semantics: Semantics
     inputs: Inputs
     lens_q: Lens | None
@@ -99,9 +99,9 @@ class Run:
 
 def run_for(semantics: Semantics, on_gpu: bool = False, config: Any = None, seed: int = 5) -> Run:
     """A small problem with grouped heads and sinks for a kernel of these semantics."""
-    arch = query_gpu(0).arch if on_gpu else 80
-    configs = built(semantics, arch)
-    config = min(configs, key=lambda known: known.d_head) if config is None else config
+    if config is None:
+        configs = built(semantics, query_gpu(0).arch if on_gpu else 80)
+        config = min(configs, key=lambda known: known.d_head)
     d = config.d_head - 8 if semantics.uneven else config.d_head
     seq_q, seq_k = (75, 90) if semantics.uneven else (config.B_r, 2 * config.B_c)
     lens_q, lens_k = (LENS_Q, LENS_K) if semantics.packed else (None, None)

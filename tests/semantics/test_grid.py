@@ -12,14 +12,15 @@ from flashsmith.configs import DType, Semantics
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.verify import prove
-from flashsmith.verify.grid import REFUSED_D, schedules
+from flashsmith.verify.grid import REFUSED_D
 from flashsmith.verify.inputs import numpy_dtype
+from flashsmith.verify.schedules import MMA_SYNC, WGMMA, schedules
 
 
-def wrong_verdicts(semantics: Semantics, arch: int, **options: Any) -> list[str]:
-    """Proves the cover's cases that one library's kernels serve."""
-    built(semantics, arch)
-    cases = [case for case in cover() if case.semantics == semantics]
+def wrong_verdicts(semantics: Semantics, arch: int, family: str, **options: Any) -> list[str]:
+    """Proves the cases of a family's cover that one library's kernels serve."""
+    built(semantics, arch, family)
+    cases = [case for case in cover(family) if case.semantics == semantics]
     assert cases
     verdicts = ((case, prove(case.config, **case.keywords(), **options)) for case in cases)
     return [f"{case}\n{verdict}" for case, verdict in verdicts if not verdict.ok]
@@ -27,21 +28,33 @@ def wrong_verdicts(semantics: Semantics, arch: int, **options: Any) -> list[str]
 
 @pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
 def test_a_cover_is_right_and_has_no_findings(semantics: Semantics) -> None:
-    wrong = wrong_verdicts(semantics, 80, checks=True)
+    wrong = wrong_verdicts(semantics, 80, MMA_SYNC, checks=True)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
+def test_a_cover_of_wgmma_is_right_and_has_no_findings(semantics: Semantics) -> None:
+    wrong = wrong_verdicts(semantics, 90, WGMMA, checks=True)
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("family", [MMA_SYNC, WGMMA])
 @pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
-def test_a_cover_is_right_on_the_gpu(semantics: Semantics) -> None:
-    wrong = wrong_verdicts(semantics, query_gpu(0).arch, backend="gpu")
+def test_a_cover_is_right_on_the_gpu(semantics: Semantics, family: str) -> None:
+    arch = query_gpu(0).arch
+    if family == WGMMA and arch != 90:
+        pytest.skip("needs a GPU of compute capability 9.0")
+    wrong = wrong_verdicts(semantics, arch, family, backend="gpu")
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("d", REFUSED_D)
 @pytest.mark.parametrize("dtype", list(DType))
-def test_other_head_dimensions_are_refused(dtype: DType, d: int) -> None:
+@pytest.mark.parametrize("family", [MMA_SYNC, WGMMA])
+def test_other_head_dimensions_are_refused(family: str, dtype: DType, d: int) -> None:
     q = np.zeros((1, 64, 1, d), numpy_dtype(dtype))
-    for config in schedules(dtype, 64 if d < 64 else 128):
+    for config in schedules(dtype, 64 if d < 64 else 128, family):
         with pytest.raises(ArgumentError, match=rf"^q: .*{d}.*multiple of 8"):
             forward(config, q, q, q)

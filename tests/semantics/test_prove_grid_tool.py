@@ -125,6 +125,17 @@ def test_it_stops_in_time_and_goes_on(run: Callable[..., int], tmp_path: Path) -
     assert run(Prover()) == 0
 
 
+def test_a_family_of_ones_choice(run: Callable[..., int], tmp_path: Path) -> None:
+    prover = Prover()
+    assert run(prover, "--family", "wgmma") == 0
+    rows = rows_of(tmp_path)
+    proven = [row for row in rows.values() if MATCH in row["case"]]
+    assert len(proven) == len(prover.calls) == len(CASES)
+    assert all(row["case"].startswith("wgmma, ") and "wg): tma+" in row["config"] for row in proven)
+    assert {call["sm_count"] for call in prover.calls} == {1, 3, None}
+    assert rows["fp16, d59"]["ok"] == "True"
+
+
 def test_equal_inputs_stand_together(tool: ModuleType) -> None:
     groups: list[Any] = []
     for case in proof_grid():
@@ -134,8 +145,9 @@ def test_equal_inputs_stand_together(tool: ModuleType) -> None:
     assert len(groups) == len(set(groups))
 
 
-def test_a_handful_shows_every_semantics(tool: ModuleType) -> None:
-    cases = tool.handful()
+@pytest.mark.parametrize("family", ["mma_sync", "wgmma"])
+def test_a_handful_shows_every_semantics(tool: ModuleType, family: str) -> None:
+    cases = tool.handful(family)
     assert len(cases) <= 24
     assert len({case.semantics for case in cases}) == 18
     assert len({case.d for case in cases}) == 9

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from kernels import SEMANTICS, built
 
-from flashsmith.configs import FlashForwardKernelConfig, Semantics
+from flashsmith.configs import KernelConfig, Semantics
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, prove
+from flashsmith.verify.schedules import MMA_SYNC, WGMMA
 
 LIMITS = st.none() | st.integers(0, 250)
 # The emulator's time goes with d_head; the larger ones have the grid.
@@ -28,8 +29,12 @@ def property_test(examples: int) -> Callable[..., Any]:
     )
 
 
-def configs_of(semantics: Semantics) -> list[FlashForwardKernelConfig]:
-    return [config for config in built(semantics) if config.d_head <= LARGEST_D_HEAD]
+ARCHS = {MMA_SYNC: 80, WGMMA: 90}
+
+
+def configs_of(semantics: Semantics, family: str) -> list[KernelConfig]:
+    configs = built(semantics, ARCHS[family], family)
+    return [config for config in configs if config.d_head <= LARGEST_D_HEAD]
 
 
 @st.composite
@@ -50,9 +55,7 @@ def attentions(draw: st.DrawFn, semantics: Semantics) -> dict[str, Any]:
 
 
 @st.composite
-def sizes(
-    draw: st.DrawFn, semantics: Semantics, config: FlashForwardKernelConfig
-) -> dict[str, Any]:
+def sizes(draw: st.DrawFn, semantics: Semantics, config: KernelConfig) -> dict[str, Any]:
     """Lengths, heads and d that such a kernel serves."""
     heads_k, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     call: dict[str, Any] = {"heads": heads_k * group, "heads_k": heads_k}
@@ -69,8 +72,7 @@ def sizes(
         "seq": draw(lengths(150)),
         "seq_k": draw(lengths(200)),
     }
-    filled = call["seq"] % config.B_r == 0 and call["seq_k"] % config.B_c == 0 < call["seq_k"]
-    assume(not (filled and call["d"] == config.d_head))
+    assume(not config.fills_tiles(call["seq"], call["seq_k"], call["d"]))
     return call
 
 
@@ -80,14 +82,16 @@ def lengths(longest: int) -> st.SearchStrategy[int]:
     return st.integers(0, longest) | near_tiles.filter(lambda length: length <= longest)
 
 
-def head_dimensions(config: FlashForwardKernelConfig) -> st.SearchStrategy[int]:
+def head_dimensions(config: KernelConfig) -> st.SearchStrategy[int]:
     return st.integers(1, config.d_head // 8).map(lambda eighth: 8 * eighth)
 
 
 @st.composite
-def problems(draw: st.DrawFn, semantics: Semantics) -> tuple[FlashForwardKernelConfig, dict]:
+def problems(
+    draw: st.DrawFn, semantics: Semantics, family: str = MMA_SYNC
+) -> tuple[KernelConfig, dict]:
     """A config and keywords of prove()."""
-    config = draw(st.sampled_from(configs_of(semantics)))
+    config = draw(st.sampled_from(configs_of(semantics, family)))
     call = draw(sizes(semantics, config)) | draw(attentions(semantics))
     call["sinks"] = draw(st.booleans())
     call["seed"] = draw(st.integers(0, 1000))
@@ -102,7 +106,7 @@ def problems(draw: st.DrawFn, semantics: Semantics) -> tuple[FlashForwardKernelC
 def test_random_problems_are_right_and_have_no_findings(semantics: Semantics) -> None:
     @property_test(examples=6)
     @given(problems(semantics))
-    def check(problem: tuple[FlashForwardKernelConfig, dict]) -> None:
+    def check(problem: tuple[KernelConfig, dict]) -> None:
         config, call = problem
         verdict = prove(config, **call, checks=True)
         assert verdict.problem.semantics == semantics
@@ -116,9 +120,31 @@ def test_random_problems_are_right_and_have_no_findings(semantics: Semantics) ->
 def test_many_random_problems_are_right(semantics: Semantics) -> None:
     @settings(property_test(examples=150), derandomize=False)
     @given(problems(semantics))
-    def check(problem: tuple[FlashForwardKernelConfig, dict]) -> None:
+    def check(problem: tuple[KernelConfig, dict]) -> None:
         config, call = problem
         verdict = prove(config, **call)
+        assert verdict.ok, str(verdict)
+
+    check()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
+def test_random_problems_of_wgmma_are_right_and_have_no_findings(semantics: Semantics) -> None:
+    """Whatever the schedule: of tiles over SMs, and of warps."""
+
+    @property_test(examples=20)
+    @given(
+        problems(semantics, WGMMA),
+        st.sampled_from([1, 2, None]),
+        st.none() | st.integers(0, 9),
+    )
+    def check(
+        problem: tuple[KernelConfig, dict], sm_count: int | None, schedule_seed: int | None
+    ) -> None:
+        config, call = problem
+        verdict = prove(config, **call, checks=True, sm_count=sm_count, schedule_seed=schedule_seed)
+        assert verdict.problem.semantics == semantics
         assert verdict.ok, str(verdict)
 
     check()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache
 from itertools import combinations, product
 
 import pytest
 
-from flashsmith.configs import SUPPORTED_D_HEADS, DType, check_legal, compiled_d_head
+from flashsmith.configs import (
+    SUPPORTED_D_HEADS,
+    DType,
+    HopperForwardKernelConfig,
+    check_legal,
+    compiled_d_head,
+)
+from flashsmith.configs.hopper import PingPong, Schedule, TileOrder
 from flashsmith.verify.grid import (
     BATCHES,
     COVER_LENGTHS,
@@ -22,8 +30,8 @@ from flashsmith.verify.grid import (
     case_pairs,
     covering_cases,
     proof_grid,
-    schedules,
 )
+from flashsmith.verify.schedules import MMA_SYNC, WGMMA, family_d_head, schedules
 
 FACTORS = {
     "dtype": tuple(DType),
@@ -38,14 +46,14 @@ FACTORS = {
 }
 
 
-@lru_cache(maxsize=1)
-def grid() -> tuple[Case, ...]:
-    return tuple(proof_grid())
+@cache
+def grid(family: str = MMA_SYNC) -> tuple[Case, ...]:
+    return tuple(proof_grid(family))
 
 
-@lru_cache(maxsize=1)
-def cover() -> tuple[Case, ...]:
-    return tuple(covering_cases())
+@cache
+def cover(family: str = MMA_SYNC) -> tuple[Case, ...]:
+    return tuple(covering_cases(family))
 
 
 def test_the_grid_is_a_full_product() -> None:
@@ -82,6 +90,46 @@ def test_every_schedule_is_legal_and_used() -> None:
     for case in grid()[::101]:
         assert case.config.d_head == compiled_d_head(case.d)
         assert case.config.dtype is case.dtype
+
+
+def test_the_wgmma_family_has_the_same_grid() -> None:
+    ours, theirs = grid(), grid(WGMMA)
+    assert [replace(case, family=MMA_SYNC, sinks=False) for case in theirs] == [
+        replace(case, sinks=False) for case in ours
+    ]
+    assert not {str(case) for case in ours} & {str(case) for case in theirs}
+    assert {case.config for case in theirs} == {
+        config
+        for dtype, d in product(DType, D)
+        for config in schedules(dtype, family_d_head(WGMMA, d), WGMMA)
+    }
+    assert {case.keywords()["sm_count"] for case in theirs[::11]} == {1, 3, None}
+    for case in theirs[::101]:
+        assert isinstance(case.config, HopperForwardKernelConfig)
+        assert case.d <= case.config.d_head
+
+
+def test_every_wgmma_schedule_is_legal_and_they_show_every_knob() -> None:
+    configs = [
+        config
+        for dtype, d in product(DType, D)
+        for config in schedules(dtype, family_d_head(WGMMA, d), WGMMA)
+    ]
+    for config in configs:
+        check_legal(config)
+    shown = {
+        "d_head": {64, 96, 128, 192, 256},
+        "n_warpgroups": {1, 2, 3},
+        "q_buffers": {1, 2},
+        "overlap": {False, True},
+        "pingpong": set(PingPong),
+        "schedule": set(Schedule),
+        "tile_order": set(TileOrder),
+        "separate_O": {False, True},
+        "kv_stages": {1, 2, 3, 4},
+    }
+    for knob, values in shown.items():
+        assert {getattr(config, knob) for config in configs} == values
 
 
 def test_kinds_mean_what_they_say() -> None:
@@ -135,6 +183,14 @@ def test_the_cover_meets_every_semantics_under_every_schedule() -> None:
     semantics = {semantics for _, semantics in met}
     assert len(semantics) == 18
     assert met == set(product(range(4), semantics))
+
+
+def test_the_cover_of_wgmma_meets_every_semantics() -> None:
+    """Under every schedule where lengths are any; whole key tiles have few of the sizes."""
+    met = {(case.schedule, case.semantics) for case in cover(WGMMA)}
+    semantics = {semantics for _, semantics in met}
+    assert len(semantics) == 18
+    assert met >= set(product(range(4), {kind for kind in semantics if kind.uneven}))
 
 
 def test_the_cover_stays_small_and_the_same() -> None:

@@ -2,10 +2,11 @@
 # Everything this repository claims about a GPU, in one visit: the test suite, every config of the
 # sets over several lengths, the four sanitizer tools, and the rows for docs/results.md.
 #
-#   tools/gpu/prove.sh OUT [part...]     parts: tests sets sanitizer figures (default: all)
+#   tools/gpu/prove.sh OUT [part...]     parts: tests sets sanitizer figures (default: these four)
+#   tools/gpu/prove.sh OUT hopper        what the wgmma kernels must show on a GPU of 9.0
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-out=${1:?"usage: tools/gpu/prove.sh OUT [tests|sets|sanitizer|figures]..."}
+out=${1:?"usage: tools/gpu/prove.sh OUT [tests|sets|sanitizer|figures|hopper]..."}
 shift
 parts=${*:-tests sets sanitizer figures}
 mkdir -p "$out"
@@ -50,13 +51,21 @@ for part in $parts; do
                 --handful --workers 1
         done
         ;;
+    hopper)
+        # A kernel that hangs is ended here, and named by the log's last line.
+        step hopper-sets timeout 600 python3 tools/gpu/prove_sets.py "$out/hopper-sets.csv" \
+            --kernels hopper --masks none causal --lazy --batch 2 --heads 4
+        step hopper-grid timeout 1800 python3 tools/gpu/prove_grid.py "$out/hopper-grid.csv" \
+            --family wgmma --seconds 1500
+        tail -n 1 "$out/hopper-grid.log"
+        ;;
     figures)
         for set in prog tune prog-all cover; do
             step "run-$set" python3 -m flashsmith run --kernels "$set" --json
         done
         ;;
     *)
-        echo "unknown part '$part': tests, sets, sanitizer or figures" >&2
+        echo "unknown part '$part': tests, sets, sanitizer, figures or hopper" >&2
         exit 2
         ;;
     esac

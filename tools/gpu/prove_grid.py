@@ -3,6 +3,7 @@
 
     python tools/gpu/prove_grid.py rows.csv
     python tools/gpu/prove_grid.py rows.csv --seconds 500    # and again, until it says 'complete'
+    python tools/gpu/prove_grid.py rows.csv --family wgmma   # the Hopper kernels
     compute-sanitizer python tools/gpu/prove_grid.py rows.csv --handful --workers 1
 
 Rows that the file has already are not proven again, so a run may stop anywhere and go on later.
@@ -31,8 +32,9 @@ from flashsmith.errors import ArgumentError, FlashsmithError, LaunchError
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
-from flashsmith.verify.grid import REFUSED_D, Case, covering_cases, proof_grid, schedules
+from flashsmith.verify.grid import REFUSED_D, Case, covering_cases, proof_grid
 from flashsmith.verify.inputs import numpy_dtype
+from flashsmith.verify.schedules import MMA_SYNC, WGMMA, schedules
 
 FIGURES = ("max_error", "bound", "rel_l2", "lse_error", "row_max_error")
 COLUMNS = ("case", "config", "semantics", "ok", *FIGURES, "said")
@@ -73,12 +75,12 @@ def build(cases: Iterable[Case], arch: int) -> None:
             say(f"{seconds:4.0f} s: built {len(done.result())} kernels, {pending[done]}")
 
 
-def refused_rows() -> Iterator[Row]:
+def refused_rows(family: str) -> Iterator[Row]:
     """Head dimensions that are no multiple of 8: an error naming the argument, and no launch."""
     for dtype in DType:
         for d in REFUSED_D:
             q = np.zeros((1, 64, 1, d), numpy_dtype(dtype))
-            config = schedules(dtype, 64 if d < 64 else 128)[0]
+            config = schedules(dtype, 64 if d < 64 else 128, family)[0]
             try:
                 forward(config, q, q, q)
                 said = "was not refused"
@@ -89,9 +91,9 @@ def refused_rows() -> Iterator[Row]:
             yield row | {"case": f"{dtype.name.lower()}, d{d}", "ok": right, "said": said}
 
 
-def handful() -> list[Case]:
+def handful(family: str = MMA_SYNC) -> list[Case]:
     """Few small cases that between them show every semantics and every single value."""
-    small = [case for case in covering_cases() if max(case.lengths) <= SMALL]
+    small = [case for case in covering_cases(family) if max(case.lengths) <= SMALL]
     missing = set().union(*map(single_values, small))
     chosen: list[Case] = []
     while missing:
@@ -186,16 +188,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=900.0, help="stop cleanly after so long")
     parser.add_argument("--match", default="", help="only cases whose text holds this")
     parser.add_argument("--handful", action="store_true", help="few small cases, for a sanitizer")
+    parser.add_argument("--family", choices=(MMA_SYNC, WGMMA), default=MMA_SYNC, help="of kernels")
     options = parser.parse_args()
 
     deadline = time.monotonic() + options.seconds
     known = finished_rows(options.out)
-    grid = handful() if options.handful else proof_grid()
+    grid = handful(options.family) if options.handful else proof_grid(options.family)
     cases = [case for case in grid if options.match in str(case)]
     open_cases = [case for case in cases if str(case) not in known]
     say(f"{len(cases)} problems, {len(cases) - len(open_cases)} proven before")
     run = Run(options.out, known.values(), deadline)
-    run.write(row for row in refused_rows() if row["case"] not in known)
+    run.write(row for row in refused_rows(options.family) if row["case"] not in known)
     if open_cases:
         build(open_cases, query_gpu(0).arch)
         run.run(open_cases, options.workers)

@@ -2,9 +2,10 @@
 """Proves every config of some sets on the GPU over several lengths; one CSV row each.
 
     python tools/gpu/prove_sets.py rows.csv --kernels tune cover --seqs 128 256
+    timeout 300 python tools/gpu/prove_sets.py rows.csv --kernels hopper --masks none causal --lazy
 
 A wrong kernel, or one that does not come to its end, is a row like any other; the exit status says
-whether there was one.
+whether there was one. A kernel that hangs has no row: the last line on stderr names it.
 """
 
 from __future__ import annotations
@@ -13,31 +14,49 @@ import argparse
 import csv
 import sys
 import time
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 
 from flashsmith.builder import library_for
-from flashsmith.configs import FlashForwardKernelConfig, get_kernel_configs
+from flashsmith.configs import KernelConfig, Problem, Semantics, get_kernel_configs
 from flashsmith.errors import LaunchError
 from flashsmith.runtime import query_gpu
+from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
 
-COLUMNS = ("config", "batch", "heads", "seq", "ok", "max_error", "bound", "rel_l2", "lse_error")
+PROBLEM = ("config", "batch", "heads", "seq", "causal", "row_max")
+COLUMNS = (*PROBLEM, "ok", "max_error", "bound", "rel_l2", "lse_error")
+
+
+def build(configs: Iterable[KernelConfig], seqs: Iterable[int], masks: Iterable[str]) -> None:
+    """Builds and loads what the lengths and masks need."""
+    wanted: dict[Semantics, set[KernelConfig]] = {}
+    for config, seq, mask in product(configs, seqs, masks):
+        problem = Problem(1, seq, seq, 1, 1, config.d_head, config.dtype, Semantics(mask))
+        wanted.setdefault(problem.required_semantics(config), set()).add(config)
+    arch = query_gpu(0).arch
+    for semantics, some in wanted.items():
+        loaded_kernels.add(library_for(sorted(some), arch=arch, semantics=semantics))
 
 
 def prove_row(
-    config: FlashForwardKernelConfig, batch: int, heads: int, seq: int
+    config: KernelConfig, batch: int, heads: int, seq: int, causal: bool, row_max: bool
 ) -> dict[str, object]:
     """One row; the figures are empty for a kernel that failed to run."""
     row: dict[str, object] = dict.fromkeys(COLUMNS, "")
-    row |= {"config": str(config), "batch": batch, "heads": heads, "seq": seq}
+    row |= zip(PROBLEM, (str(config), batch, heads, seq, causal, row_max), strict=True)
+    print(f"{config} at {seq}{', causal' * causal}", file=sys.stderr, flush=True)
     try:
-        verdict = prove(config, seq=seq, batch=batch, heads=heads, backend="gpu")
+        verdict = prove(
+            config, seq=seq, batch=batch, heads=heads, causal=causal, row_max=row_max, backend="gpu"
+        )
     except LaunchError as error:
         print(f"{config} at {seq}: {error}", file=sys.stderr)
         return row | {"ok": False}
     if not verdict.ok:
         print(verdict, file=sys.stderr)
-    return row | {name: getattr(verdict, name) for name in COLUMNS[4:]}
+    return row | {name: getattr(verdict, name) for name in COLUMNS[len(PROBLEM) :]}
 
 
 def main() -> int:
@@ -47,9 +66,14 @@ def main() -> int:
     parser.add_argument("--seqs", nargs="+", type=int, default=[128, 256, 512, 1024, 2048, 4096])
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--masks", nargs="+", choices=("none", "causal"), default=["none"])
+    parser.add_argument(
+        "--lazy",
+        action="store_true",
+        help="also without row maxima: kernels that may rescale lazily",
+    )
     options = parser.parse_args()
 
-    arch = query_gpu(0).arch
     wrong = rows = 0
     with options.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
@@ -57,12 +81,16 @@ def main() -> int:
         for key in options.kernels:
             configs = get_kernel_configs(key)
             start = time.perf_counter()
-            library_for(configs, arch=arch)
+            build(configs, options.seqs, options.masks)
             print(f"{key}: built in {time.perf_counter() - start:.0f} s", flush=True)
             for seq in options.seqs:
-                for config in configs:
-                    row = prove_row(config, options.batch, options.heads, seq)
+                asked = product(configs, options.masks, (True, False)[: 1 + options.lazy])
+                for config, mask, row_max in asked:
+                    row = prove_row(
+                        config, options.batch, options.heads, seq, mask == "causal", row_max
+                    )
                     writer.writerow(row)
+                    file.flush()
                     rows += 1
                     wrong += not row["ok"]
                 print(f"{key} at {seq}: {rows} proven, {wrong} wrong", flush=True)

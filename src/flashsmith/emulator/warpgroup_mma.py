@@ -99,6 +99,7 @@ class Product:
         self.a, self.b, self.accumulate, self.addend = a, b, accumulate, addend
         self.clock = 0
         self.result: np.ndarray | None = None
+        self.operands: tuple[np.ndarray, np.ndarray] | None = None
 
     def touched(self, row: int, how: str) -> None:
         """An accumulator register is touched before the wait."""
@@ -192,12 +193,21 @@ class Product:
         pieces = shared.views[_PIECE].take((addresses + base) >> 4)
         return self.form.floats(pieces.view(u2))
 
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """A and B as they are when this is first asked for."""
+        if self.operands is None:
+            self.operands = self.a_matrix(), self.b_matrix()
+        return self.operands
+
     def evaluate(self) -> np.ndarray:
-        """Accumulators (register, thread), float32; the operands are read now."""
+        """Accumulators (register, thread), float32; operands that were not read are read now."""
         if self.result is None:
             chain = self._chain()
-            a = np.concatenate([one.a_matrix() for one in chain], axis=2)
-            b = np.concatenate([one.b_matrix() for one in chain], axis=1)
+            pairs = [one.read() for one in chain]
+            a = np.concatenate([a for a, _ in pairs], axis=2)
+            b = np.concatenate([b for _, b in pairs], axis=1)
+            for one in chain:
+                one.operands = None
             rows = _to_registers(_multiply(a, b), self.form.n)
             chain[0]._accumulate(rows)
             self.result = rows
@@ -290,7 +300,8 @@ class Products:
             self._tell(group, product)
         random = self.wave.scheduler.random
         if random is not None and random.random() < 0.5:
-            product.evaluate()
+            # Early, but not multiplied yet: sums are taken in one order whatever the schedule.
+            product.read()
         return tuple([InFlight(product, row) for row in range(len(registers))])
 
     def _addend(self, registers: Sequence[Any]) -> Any:

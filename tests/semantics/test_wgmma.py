@@ -1,0 +1,208 @@
+"""The wgmma family in the emulator: every shipped config, and kernels that show the other knobs,
+each compiled for one semantics. ``-m full`` takes every shipped config with every semantics; the
+cover of the grid is in test_grid.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+from kernels import SEMANTICS
+from runs import Run, keywords, options_for, run_for
+from test_layouts import laid_out
+
+from flashsmith.builder import library_for
+from flashsmith.configs import (
+    DType,
+    HopperForwardKernelConfig,
+    Semantics,
+    device_spec,
+    get_kernel_configs,
+)
+from flashsmith.emulator.observers import Bounds, all_checks
+from flashsmith.errors import ArgumentError
+from flashsmith.runtime import run_forward
+from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.verify import prove
+from flashsmith.verify.schedules import WGMMA, schedules
+
+ARCH = 90
+# So few that a CTA computes several tiles, and all its rings go round.
+FEW_SMS = replace(device_spec(ARCH), sm_count=2)
+SHIPPED = get_kernel_configs("hopper")
+LENS_Q, LENS_K = (100, 0, 230, 30), (140, 20, 200, 0)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A config compiled for one semantics."""
+
+    config: HopperForwardKernelConfig
+    semantics: Semantics
+
+    def __str__(self) -> str:
+        shape = self.config.short_form().split(":")[0]
+        return f"{shape} {self.semantics}"
+
+    @cached_property
+    def run(self) -> Run:
+        """Its small problem; the kernel is loaded."""
+        self.load()
+        return run_for(self.semantics, config=self.config)
+
+    def load(self) -> None:
+        loaded_kernels.add(library_for([self.config], arch=ARCH, semantics=self.semantics))
+
+    def problem(self) -> dict[str, Any]:
+        """Keywords of prove() for a problem with several tiles and K/V blocks a head."""
+        call = options_for(self.semantics) | {"heads": 2, "heads_k": 1, "sinks": True}
+        if self.semantics.packed:
+            return call | {"lens_q": LENS_Q, "lens_k": LENS_K, "d": self.config.d_head - 8}
+        if self.semantics.uneven:
+            return call | {"seq": 230, "seq_k": 300}
+        return call | {"seq": 230, "seq_k": 3 * self.config.B_c}
+
+
+def kernel(config: HopperForwardKernelConfig, semantics: str) -> Kernel:
+    return Kernel(config, Semantics.parse(semantics))
+
+
+def shown(dtype: DType, d_head: int, place: int, semantics: str) -> Kernel:
+    return kernel(schedules(dtype, d_head, WGMMA)[place], semantics)  # type: ignore[arg-type]
+
+
+KERNELS = [
+    *(
+        kernel(config, semantics)
+        for config, semantics in zip(
+            SHIPPED,
+            (
+                "causal+packed+uneven",
+                "plain",
+                "window+softcap+packed+uneven",
+                "window+uneven",
+                "causal+uneven",
+                "packed+uneven",
+            ),
+            strict=True,
+        )
+    ),
+    shown(DType.FP16, 64, 1, "softcap+uneven"),
+    shown(DType.BF16, 96, 2, "causal+packed+uneven"),
+    shown(DType.FP16, 192, 2, "causal"),
+    shown(DType.BF16, 256, 1, "window+packed+uneven"),
+]
+PACKED = [known for known in KERNELS if known.semantics.packed]
+UNEVEN = [known for known in KERNELS if known.semantics.uneven]
+
+
+@pytest.mark.parametrize("known", KERNELS, ids=str)
+def test_outputs_are_right_and_nothing_is_found(known: Kernel) -> None:
+    known.load()
+    verdict = prove(known.config, **known.problem(), sm_count=2, checks=True)
+    assert verdict.problem.semantics == known.semantics
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("known", KERNELS, ids=str)
+def test_every_schedule_gives_the_same_bits(known: Kernel) -> None:
+    """However warps take turns and whenever data arrive; and over again."""
+    expected = known.run(arch=FEW_SMS)
+    for seed in (None, 1, 2):
+        result = known.run.raw(arch=FEW_SMS, schedule_seed=seed, observers=all_checks())
+        assert result.emulation is not None
+        assert result.emulation.findings == []
+        for name, array in expected.items():
+            assert getattr(result, name).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("known", UNEVEN, ids=str)
+def test_neighbours_do_not_leak(known: Kernel, value: float) -> None:
+    """0 x NaN is NaN: rows of V past a sequence's end must not be read at all."""
+    sequence = 2
+    among = known.run(arch=FEW_SMS)
+    assert np.isfinite(among["o"].astype(np.float32)).all()
+    filled = known.run.filled(sequence, value)(arch=FEW_SMS)
+    assert known.run.part(filled, sequence) == known.run.part(among, sequence)
+
+
+@pytest.mark.parametrize("known", [KERNELS[3], KERNELS[5]], ids=str)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_any_strides_give_the_same_bits(known: Kernel, backwards: bool) -> None:
+    """With NaN between the rows, heads and sequences."""
+    run = known.run
+    arrays = {name: getattr(run.inputs, name) for name in "qkv"}
+    arrays["o"] = np.full_like(run.inputs.q, math.nan)
+    order = tuple(range(run.inputs.q.ndim - 1))
+    order = order[::-1] if backwards else order
+    tensors = {name: laid_out(array, order, (2, 1, 3, 1)) for name, array in arrays.items()}
+    bounds = Bounds()
+    result = run_forward(
+        run.config, *tensors.values(), **keywords(run), arch=FEW_SMS, observers=[bounds]
+    )
+    assert bounds.findings == []
+    assert result.o.tobytes() == run(arch=FEW_SMS)["o"].tobytes()
+
+
+@pytest.mark.parametrize("known", [KERNELS[3], KERNELS[5]], ids=str)
+@pytest.mark.parametrize("rows", [0, 1])
+def test_hardly_any_keys(known: Kernel, rows: int) -> None:
+    """A tensor without rows has no strides and no address that a map could have."""
+    known.load()
+    packed = known.semantics.packed
+    call = {"lens_q": (70, 1), "lens_k": (rows, 0)} if packed else {"seq": 70, "seq_k": rows}
+    options = options_for(known.semantics) | {"heads": 2, "sinks": True}
+    verdict = prove(known.config, **call, **options, checks=True)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("inputs", ["large_scores", "low_first_tile", "high_first_tile"])
+@pytest.mark.parametrize("known", [KERNELS[1], KERNELS[4]], ids=str)
+def test_lazy_rescaling(known: Kernel, inputs: str) -> None:
+    """Maxima that outgrow the threshold and such that do not; nobody asks for the row maxima."""
+    assert known.config.rescale_threshold
+    known.load()
+    verdict = prove(
+        known.config, **known.problem(), inputs=inputs, row_max=False, checks=True, sm_count=2
+    )
+    assert verdict.ok, str(verdict)
+
+
+BROADCAST = {
+    "head": lambda array: np.broadcast_to(array[..., :1, :], array.shape),
+    "row": lambda array: np.broadcast_to(array[..., :1, :, :], array.shape),
+}
+
+
+@pytest.mark.parametrize("known", [KERNELS[3], KERNELS[5]], ids=str)
+@pytest.mark.parametrize("dimension", BROADCAST)
+def test_steps_that_tma_cannot_take_are_refused(known: Kernel, dimension: str) -> None:
+    tensors = {name: np.array(getattr(known.run.inputs, name)) for name in "qkv"}
+    tensors["v"] = BROADCAST[dimension](tensors["v"])
+    with pytest.raises(ArgumentError, match=f"^v: its {dimension} stride is 0 elements"):
+        run_forward(known.config, **tensors, **keywords(known.run))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
+@pytest.mark.parametrize("config", SHIPPED, ids=str)
+def test_every_shipped_config_with_every_semantics(
+    config: HopperForwardKernelConfig, semantics: Semantics
+) -> None:
+    known = Kernel(config, semantics)
+    known.load()
+    for seed, row_max in ((None, True), (3, False)):
+        verdict = prove(
+            config,
+            **known.problem(),
+            sm_count=2,
+            checks=True,
+            schedule_seed=seed,
+            row_max=row_max,
+        )
+        assert verdict.ok, str(verdict)
