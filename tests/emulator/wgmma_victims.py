@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from importlib.resources import files
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +16,8 @@ from flashsmith.configs import KernelConfig, Semantics, get_kernel_configs
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.emulator.mutants import Mutant, mutants_by
 from flashsmith.emulator.mutants_hopper import hopper_operators
+from flashsmith.emulator.ptx import Instruction
+from flashsmith.emulator.ptx import parse as parse_ptx
 from flashsmith.errors import EmulatorError
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.verify import prove
@@ -23,14 +26,32 @@ ARCH = 90
 RANDOM_SCHEDULES = 3
 
 
+@cache
+def _source(name: str) -> list[str]:
+    return (files("flashsmith") / "csrc" / name).read_text().splitlines()
+
+
+def source_lines(instruction: Instruction) -> str:
+    """The line of our source that an instruction comes of, and the one that it was inlined in."""
+    lines, location = [], instruction.location
+    while location is not None:
+        name, _, line = str(location).partition(":")
+        if name.endswith(("cuh", "cu")) and (files("flashsmith") / "csrc" / name).is_file():
+            lines.append(_source(name)[int(line) - 1].strip())
+        location = location.inlined_at
+    return "\n".join(lines)
+
+
 @dataclass(frozen=True)
 class KernelVictim:
     """A kernel, and keywords of prove() for a problem in which all of its code runs: several tiles
-    for one CTA, each of several K/V blocks, so that every ring goes round."""
+    for one CTA, each of several K/V blocks, so that every ring goes round. In the ``short`` one
+    tiles have hardly any blocks, and nothing keeps the producer from running ahead."""
 
     config: KernelConfig
     semantics: Semantics
     problem: Mapping[str, Any]
+    short: Mapping[str, Any]
 
     def __hash__(self) -> int:
         return hash((self.config, self.semantics))
@@ -47,25 +68,75 @@ class KernelVictim:
         kernel = self.kernel
         return tuple(mutants_by(hopper_operators(), kernel.ptx, kernel.entry.ptx_entry))
 
+    @cached_property
+    def instructions(self) -> list[Instruction]:
+        """Those of the kernel, in text order."""
+        kernel = self.kernel
+        blocks = parse_ptx(kernel.ptx).entry(kernel.entry.ptx_entry).blocks
+        return [instruction for block in blocks for instruction in block.instructions]
+
+    def said(self, mutant: Mutant) -> str:
+        """The lines of source that the mutated instruction comes of, innermost first."""
+        known = {instruction.ptx_line: instruction for instruction in self.instructions}
+        return source_lines(known[mutant.ptx_line])
+
+    @cached_property
+    def waits_by_arrival(self) -> dict[int, str]:
+        """PTX line of a wait at an mbarrier, and the source of what comes next, if that arrives."""
+        found, wait = {}, None
+        for instruction in self.instructions:
+            if instruction.mnemonic.startswith("mbarrier.try_wait"):
+                wait = instruction.ptx_line
+            elif instruction.mnemonic.startswith(("wgmma", "mbarrier", "cp.async", "bar")):
+                if wait and instruction.mnemonic.startswith("mbarrier.arrive"):
+                    found[wait] = source_lines(instruction)
+                wait = None
+        return found
+
+    @cached_property
+    def passing_waits(self) -> list[int]:
+        """PTX lines of the waits of warpgroups that pass blocks by, K's and V's by turns: what
+        such a warpgroup does next is to release the tile."""
+        waits = self.waits_by_arrival.items()
+        return [line for line, then in waits if "barriers.empty(place.stage)" in then]
+
+    @cached_property
+    def last_wait(self) -> int:
+        """PTX line of the producer's wait for a slot in which to say that there is no more."""
+        waits = self.waits_by_arrival.items()
+        return next(line for line, then in waits if "mbarrier_arrive(Q.full())" in then)
+
+    def step(self, mutant: Mutant) -> tuple[str, int]:
+        """Of a product: 'QK' or 'PV', and its number among the steps that make up one of them."""
+        kinds = {
+            i.ptx_line: "QK" if "QK::run" in source_lines(i) else "PV"
+            for i in self.instructions
+            if i.mnemonic.startswith("wgmma.mma_async")
+        }
+        kind = kinds[mutant.ptx_line]
+        alike = [line for line, other in kinds.items() if other == kind]
+        steps = self.config.d_head // 16 if kind == "QK" else self.config.B_c // 16
+        return kind, alike.index(mutant.ptx_line) % steps
+
     def run(self, mutant: Mutant | None) -> Noticed:
         """Proofs of the kernel, or of a mutant of it, under all checks: with the fixed schedule,
-        and while nothing is noticed with random ones."""
-        for seed in (None, *range(RANDOM_SCHEDULES)):
-            noticed = self._run(mutant, seed)
+        and while nothing is noticed of the short problem, and with random schedules."""
+        runs = [(self.problem, None), (self.short, None)]
+        runs += [(self.problem, seed) for seed in range(RANDOM_SCHEDULES)]
+        for problem, seed in runs:
+            noticed = self._run(mutant, problem, seed)
             if noticed.caught:
                 break
         return noticed
 
-    def _run(self, mutant: Mutant | None, seed: int | None) -> Noticed:
+    def _run(self, mutant: Mutant | None, problem: Mapping[str, Any], seed: int | None) -> Noticed:
         changed = replace(self.kernel)
         text = mutant.apply(self.kernel.ptx) if mutant else self.kernel.ptx
         changed.__dict__["ptx"] = text
         key = self.config, ARCH, self.semantics
         with patch.dict(loaded_kernels.kernels, {key: changed}):
             try:
-                verdict = prove(
-                    self.config, **self.problem, sm_count=1, checks=True, schedule_seed=seed
-                )
+                verdict = prove(self.config, **problem, sm_count=1, checks=True, schedule_seed=seed)
             except EmulatorError as stopped:
                 return Noticed(frozenset(), str(stopped), False)
         assert verdict.problem.semantics == self.semantics
@@ -73,8 +144,11 @@ class KernelVictim:
         return Noticed(kinds, "", bool(verdict.reasons))
 
 
-def victim(config: KernelConfig, semantics: str, **problem: Any) -> KernelVictim:
-    return KernelVictim(config, Semantics.parse(semantics), problem)
+def victim(
+    config: KernelConfig, semantics: str, short: Mapping[str, Any], **problem: Any
+) -> KernelVictim:
+    """``short`` says what differs in the short problem."""
+    return KernelVictim(config, Semantics.parse(semantics), problem, problem | short)
 
 
 @cache
@@ -82,26 +156,28 @@ def shipped() -> dict[str, KernelVictim]:
     """Kernels of the set 'hopper'."""
     three, _, _, _, _, two = get_kernel_configs("hopper")
     return {
-        "three": victim(three, "plain", seq=250, heads=2, seq_k=384),
-        "two": victim(two, "causal+uneven", seq=250, heads=3, seq_k=380, causal=True),
+        "three": victim(three, "plain", {"seq_k": 128}, seq=250, heads=2, seq_k=384),
+        "two": victim(
+            two, "causal+uneven", {"seq_k": 20}, seq=250, heads=3, seq_k=380, causal=True
+        ),
     }
 
 
 @cache
 def small() -> dict[str, KernelVictim]:
     """The same schedules on the smallest tiles, and one with all that those do without."""
-    three, two = (victim.config for victim in shipped().values())
-    other = "(FP16, 64, 128, 48, 2wg): tma+stages_1+q_buffers_1+regs_24_240+pingpong_exp"
+    three, two = (replace(v.config, d_head=64, B_c=32) for v in shipped().values())
+    other = parse(
+        "(FP16, 64, 128, 48, 2wg): tma+stages_1+q_buffers_1+regs_24_240+pingpong_exp"
+        "+static_persistent+separate_O"
+    )
     return {
-        "small three": victim(
-            replace(three, d_head=64, B_c=32), "plain", seq=250, heads=2, seq_k=96
-        ),
+        "small three": victim(three, "plain", {"seq_k": 32}, seq=250, heads=2, seq_k=96),
         "small two": victim(
-            replace(two, d_head=64, B_c=32), "causal+uneven", seq=150, heads=3, seq_k=150,
-            causal=True,
+            two, "causal+uneven", {"seq_k": 20}, seq=150, heads=3, seq_k=150, causal=True
         ),
         "separate": victim(
-            parse(f"{other}+static_persistent+separate_O"), "window+packed+uneven",
-            lens_q=(130, 0, 70, 128), lens_k=(150, 40, 0, 250), heads=1, d=56, window=(20, 10),
+            other, "window+packed+uneven", {"lens_k": (10, 0, 0, 0)}, lens_q=(130, 0, 70, 128),
+            lens_k=(150, 40, 250, 90), heads=1, d=56, window=(20, 10),
         ),
     }  # fmt: skip

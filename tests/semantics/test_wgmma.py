@@ -34,7 +34,7 @@ ARCH = 90
 # So few that a CTA computes several tiles, and all its rings go round.
 FEW_SMS = replace(device_spec(ARCH), sm_count=2)
 SHIPPED = get_kernel_configs("hopper")
-LENS_Q, LENS_K = (100, 0, 230, 30), (140, 20, 200, 0)
+LENS_Q, LENS_K = (70, 0, 200, 30), (140, 20, 150, 0)
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class Kernel:
         """Its small problem; the kernel is loaded."""
         self.load()
         return run_for(self.semantics, config=self.config)
+
+    @cached_property
+    def outputs(self) -> dict[str, np.ndarray]:
+        """What comes of it with the fixed schedule."""
+        return self.run(arch=FEW_SMS)
 
     def load(self) -> None:
         loaded_kernels.add(library_for([self.config], arch=ARCH, semantics=self.semantics))
@@ -96,7 +101,6 @@ KERNELS = [
     shown(DType.FP16, 192, 2, "causal"),
     shown(DType.BF16, 256, 1, "window+packed+uneven"),
 ]
-PACKED = [known for known in KERNELS if known.semantics.packed]
 UNEVEN = [known for known in KERNELS if known.semantics.uneven]
 
 
@@ -108,27 +112,34 @@ def test_outputs_are_right_and_nothing_is_found(known: Kernel) -> None:
     assert verdict.ok, str(verdict)
 
 
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (None, 2, 3, 4))]
+)
 @pytest.mark.parametrize("known", KERNELS, ids=str)
-def test_every_schedule_gives_the_same_bits(known: Kernel) -> None:
+def test_every_schedule_gives_the_same_bits(known: Kernel, seed: int | None) -> None:
     """However warps take turns and whenever data arrive; and over again."""
-    expected = known.run(arch=FEW_SMS)
-    for seed in (None, 1, 2):
-        result = known.run.raw(arch=FEW_SMS, schedule_seed=seed, observers=all_checks())
-        assert result.emulation is not None
-        assert result.emulation.findings == []
-        for name, array in expected.items():
-            assert getattr(result, name).tobytes() == array.tobytes()
+    result = known.run.raw(arch=FEW_SMS, schedule_seed=seed, observers=all_checks())
+    assert result.emulation is not None
+    assert result.emulation.findings == []
+    for name, array in known.outputs.items():
+        assert getattr(result, name).tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("known", UNEVEN, ids=str)
+@pytest.mark.parametrize(
+    ("value", "known"),
+    [
+        pytest.param(value, known, marks=[pytest.mark.full] * (value == math.inf or number > 4))
+        for number, known in enumerate(UNEVEN)
+        for value in (math.nan, math.inf)
+    ],
+    ids=str,
+)
 def test_neighbours_do_not_leak(known: Kernel, value: float) -> None:
     """0 x NaN is NaN: rows of V past a sequence's end must not be read at all."""
     sequence = 2
-    among = known.run(arch=FEW_SMS)
-    assert np.isfinite(among["o"].astype(np.float32)).all()
+    assert np.isfinite(known.outputs["o"].astype(np.float32)).all()
     filled = known.run.filled(sequence, value)(arch=FEW_SMS)
-    assert known.run.part(filled, sequence) == known.run.part(among, sequence)
+    assert known.run.part(filled, sequence) == known.run.part(known.outputs, sequence)
 
 
 @pytest.mark.parametrize("known", [KERNELS[3], KERNELS[5]], ids=str)
@@ -146,7 +157,7 @@ def test_any_strides_give_the_same_bits(known: Kernel, backwards: bool) -> None:
         run.config, *tensors.values(), **keywords(run), arch=FEW_SMS, observers=[bounds]
     )
     assert bounds.findings == []
-    assert result.o.tobytes() == run(arch=FEW_SMS)["o"].tobytes()
+    assert result.o.tobytes() == known.outputs["o"].tobytes()
 
 
 @pytest.mark.parametrize("known", [KERNELS[3], KERNELS[5]], ids=str)
