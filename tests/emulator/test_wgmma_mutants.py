@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 from wgmma_victims import KernelVictim, shipped, small
 
-from flashsmith.emulator.mutants import Mutant
+from flashsmith.emulator.mutants import Mutant, Operator, mutants_by
 from flashsmith.emulator.mutants_hopper import hopper_operators
 
 SYNCHRONISING = (
@@ -189,6 +189,15 @@ def test_the_sample_has_every_kind() -> None:
     assert {mutant.operator for mutant in sampled} == {
         operator.name for operator in hopper_operators()
     } - absent
+
+
+def test_a_counter_that_is_not_reset() -> None:
+    """Results are right, and the next launch's would not be."""
+    victim = small()["small three"]
+    kernel = victim.kernel
+    drop_reset = Operator("drop reset", ("atom.global.exch",), lambda site: "")
+    (mutant,) = mutants_by((drop_reset,), kernel.ptx, kernel.entry.ptx_entry)
+    assert "its workspace must be zero at the end" in victim.run(mutant).error
 
 
 @pytest.mark.full
