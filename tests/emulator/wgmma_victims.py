@@ -12,8 +12,14 @@ from unittest.mock import patch
 from hopper_mutant_runs import Noticed
 
 from flashsmith.builder import library_for
-from flashsmith.configs import KernelConfig, Semantics, get_kernel_configs
+from flashsmith.configs import (
+    HopperForwardKernelConfig,
+    KernelConfig,
+    Semantics,
+    get_kernel_configs,
+)
 from flashsmith.configs import parse_kernel_name_into_config as parse
+from flashsmith.configs.hopper import PingPong
 from flashsmith.emulator.mutants import Mutant, mutants_by
 from flashsmith.emulator.mutants_hopper import hopper_operators
 from flashsmith.emulator.ptx import Instruction
@@ -153,8 +159,18 @@ def victim(
 
 @cache
 def shipped() -> dict[str, KernelVictim]:
-    """Kernels of the set 'hopper'."""
-    three, _, _, _, _, two = get_kernel_configs("hopper")
+    """Kernels of the set 'hopper': three warpgroups one step after the other, and two whose
+    products overlap."""
+    known = [
+        config
+        for config in get_kernel_configs("hopper")
+        if isinstance(config, HopperForwardKernelConfig)
+        and (config.d_head, config.pingpong) == (128, PingPong.GEMM)
+        and config.q_buffers == 2
+        and config.cluster_size == 1
+    ]
+    three = next(config for config in known if config.n_warpgroups == 3 and not config.overlap)
+    two = next(config for config in known if config.n_warpgroups == 2 and config.overlap)
     return {
         "three": victim(three, "plain", {"seq_k": 128}, seq=250, heads=2, seq_k=384),
         "two": victim(
