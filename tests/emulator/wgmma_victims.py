@@ -194,6 +194,6 @@ def small() -> dict[str, KernelVictim]:
         ),
         "separate": victim(
             other, "window+packed+uneven", {"lens_k": (10, 0, 0, 0)}, lens_q=(130, 0, 70, 128),
-            lens_k=(150, 40, 250, 90), heads=1, d=56, window=(20, 10),
+            lens_k=(150, 40, 250, 90), heads=1, d=56, window=(60, 10),
         ),
     }  # fmt: skip
