@@ -167,9 +167,7 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
 
 
 def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    if isinstance(cfg, HopperForwardKernelConfig) or is_legal(cfg, device):
-        return ()
-    return tuple(nearest_legal(cfg, device))
+    return () if is_legal(cfg, device) else tuple(nearest_legal(cfg, device))
 
 
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity")

@@ -11,6 +11,7 @@ from flashsmith.configs.device_spec import (
 from flashsmith.configs.dtype import DType
 from flashsmith.configs.families import FAMILIES, KernelConfig
 from flashsmith.configs.hopper import (
+    HOPPER_KNOB_VALUES,
     HOPPER_RULES,
     HopperForwardKernelConfig,
     PingPong,
@@ -46,6 +47,7 @@ from flashsmith.configs.sets import (
 __all__ = [
     "DEFAULT_DEVICE",
     "FAMILIES",
+    "HOPPER_KNOB_VALUES",
     "HOPPER_RULES",
     "KNOB_VALUES",
     "KNOWN_DEVICES",
