@@ -145,4 +145,3 @@ def test_the_fault_of_another_kernel_is_recorded_and_told(
     again = Manifest.from_json((library.path / "manifest.json").read_text())
     assert again == library.manifest
     assert find_library(UNSHIPPED, arch=90) is None  # these are no sources of the package's
-
