@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import log2
 
+from flashsmith.configs.config import FlashForwardKernelConfig
 from flashsmith.configs.device_spec import DeviceSpec, default_device
 from flashsmith.configs.families import KernelConfig
 from flashsmith.configs.legal_space import AnyConfig, LegalSpace, rules_due, space_of, with_knob
@@ -116,8 +117,17 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
         lines.append("nearest legal configs:")
         lines += [f"  {candidate}" for candidate in nearest]
     else:
-        lines.append(f"no change of its knobs makes it legal on {device.name}")
+        way_out = _way_out(cfg, device)
+        lines.append(f"no change of its knobs makes it legal on {device.name}{way_out}")
     raise IllegalConfigError("\n".join(lines))
+
+
+def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
+    """Who serves a device that a whole family does not run on."""
+    other = FlashForwardKernelConfig
+    if isinstance(cfg, other) or device.arch == cfg.OLDEST_ARCH or device.arch < other.OLDEST_ARCH:
+        return ""
+    return f"; the {other.FAMILY} family has kernels for it"
 
 
 def _fixed_knobs(cfg: KernelConfig, space: LegalSpace) -> list[str]:
