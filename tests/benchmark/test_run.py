@@ -57,7 +57,7 @@ def test_a_bad_size_is_refused(size: Size, named: str) -> None:
 
 
 def test_an_illegal_config_is_refused_before_anything_runs(monkeypatch) -> None:
-    monkeypatch.setattr(run_module, "library_for", lambda *_, **__: pytest.fail("built"))
+    monkeypatch.setattr(run_module, "libraries_for", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(IllegalConfigError):
         run(STEP_1, replace(STEP_2, n_warps=8))
 
@@ -106,11 +106,11 @@ def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> Non
 def test_conflict_factors_are_grouped_by_use() -> None:
     measured = BankConflicts()
     run_module.prove(STEP_1, seq=64, observers=[measured])
-    factors = conflict_factors(measured)
+    factors = conflict_factors(measured, STEP_1)
     assert tuple(factors) == CONFLICT_KINDS
     assert factors["ldmatrix"] == 8.0
     measured.by_kind.clear()
-    assert conflict_factors(measured) == dict.fromkeys(CONFLICT_KINDS)
+    assert conflict_factors(measured, STEP_1) == dict.fromkeys(CONFLICT_KINDS)
 
 
 def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:

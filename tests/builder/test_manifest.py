@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_library import make_manifest
 
-from flashsmith.builder.manifest import FileRecord, Manifest
+from flashsmith.builder.manifest import FORMAT, FileRecord, Manifest
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_every_truncation_is_noticed(manifest, data):
 
 def test_another_format_is_refused(manifest, monkeypatch):
     text = manifest.to_json()
-    monkeypatch.setattr("flashsmith.builder.manifest.FORMAT", 2)
+    monkeypatch.setattr("flashsmith.builder.manifest.FORMAT", FORMAT + 1)
     with pytest.raises(ValueError, match="another format"):
         Manifest.from_json(text)
 

@@ -9,16 +9,28 @@ from pathlib import Path
 
 import pytest
 
+from flashsmith.configs import get_hopper_configs
+
 TOOL = Path(__file__).parents[2] / "tools" / "gpu" / "host_overhead.py"
 
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize(("limit", "status"), [("1e9", 0), ("1e-9", 1)])
-def test_a_row_for_every_kind_of_call(tmp_path: Path, limit: str, status: int) -> None:
+HOPPER = str(get_hopper_configs()[0])
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "more"), [("1e9", 0, ("--config", HOPPER)), ("1e-9", 1, ())]
+)
+def test_a_row_for_every_kind_of_call(
+    tmp_path: Path, limit: str, status: int, more: tuple[str, ...]
+) -> None:
     out = tmp_path / "rows.csv"
     run = subprocess.run(
-        [sys.executable, str(TOOL), str(out), "--pretend", "--calls", "40", "--limit-us", limit],
+        [
+            *(sys.executable, str(TOOL), str(out), "--pretend", "--calls", "40"),
+            *("--limit-us", limit, *more),
+        ],
         capture_output=True,
         text=True,
     )

@@ -4,11 +4,13 @@ argument at hand. One CSV row a kind of call; times in microseconds.
 
     python tools/gpu/host_overhead.py rows.csv --limit-us 15
     python tools/gpu/host_overhead.py rows.csv --pretend     # no GPU: launches do nothing
+    python tools/gpu/host_overhead.py rows.csv --config "(FP16, 128, ...): ..."
 
 Calls and bare launches take turns, and the GPU is waited for between short bursts, so that neither
 waits for room in the queue. `first` is a call unlike any before, whose kernel is loaded. With
 --limit-us the exit status is 1 if a call that is like one before costs more than that beyond its
-bare launch.
+bare launch. Without --config attention() chooses. What a wgmma kernel needs besides, tensor maps
+and a counter, is part of the bare launch.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import csv
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,7 @@ from pretended_gpu import pretended_gpu
 
 import flashsmith
 from flashsmith.benchmark.timing import Environment
+from flashsmith.configs import KernelConfig, parse_kernel_name_into_config
 from flashsmith.runtime import forget_prepared_calls, gpu
 from flashsmith.runtime.libraries import LoadedKernel
 
@@ -45,13 +48,13 @@ class Cell:
     call: Callable[[], Any]
 
 
-def cells(device: str) -> Iterator[Cell]:
-    """Small problems, whose kernels are done before the next call is."""
+def cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
+    """Small problems, whose kernels are done before the next call is, by `config`'s kernels."""
 
     def half(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float16)
 
-    attention = flashsmith.attention
+    attention = partial(flashsmith.attention, config=config)
     q, k, v = (half(BATCH, SEQ, HEADS, D) for _ in range(3))
     causal = partial(attention, q, k, v, causal=True)
     yield Cell("full", partial(attention, q, k, v))
@@ -139,12 +142,16 @@ def measure(cell: Cell, calls: int, wait: Callable[[], None]) -> dict[str, Any]:
 
 
 def write_rows(
-    out: Path, device: str, calls: int, wait: Callable[[], None], environment: Environment
+    out: Path,
+    cells: Iterable[Cell],
+    calls: int,
+    wait: Callable[[], None],
+    environment: Environment,
 ) -> dict[str, float]:
     """Measures and writes cell after cell; the overhead of each."""
     overheads, writer = {}, None
     with out.open("w", newline="") as file:
-        for cell in cells(device):
+        for cell in cells:
             row = measure(cell, calls, wait)
             overheads[cell.name] = row["overhead"]
             rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}
@@ -169,17 +176,24 @@ def main() -> int:
     parser.add_argument("--pretend", action="store_true", help="on the host; launches do nothing")
     parser.add_argument("--calls", type=int, default=2000, help="timed calls of each kind")
     parser.add_argument("--limit-us", type=float, default=float("inf"), help="fail above it")
+    parser.add_argument("--config", help="a short form: of fp16 kernels with d_head 128")
     options = parser.parse_args()
+    config = None if options.config is None else parse_kernel_name_into_config(options.config)
     if options.pretend:
         with pretended_gpu() as pretended:
             import tvm_ffi
 
             pretended.launcher = tvm_ffi.get_global_func("testing.nop")
             nowhere = replace(Environment.collect(), gpu="pretended", arch=0, driver="", cuda="")
-            overheads = write_rows(options.out, "cpu", options.calls, lambda: None, nowhere)
+            calls = cells("cpu", config)
+            overheads = write_rows(options.out, calls, options.calls, lambda: None, nowhere)
     else:
         overheads = write_rows(
-            options.out, "cuda", options.calls, torch.cuda.synchronize, Environment.collect()
+            options.out,
+            cells("cuda", config),
+            options.calls,
+            torch.cuda.synchronize,
+            Environment.collect(),
         )
     too_slow = [name for name, overhead in overheads.items() if overhead > options.limit_us]
     if too_slow:

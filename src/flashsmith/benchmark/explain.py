@@ -41,7 +41,7 @@ class SmemRegion:
     tile: str
     begin: int
     end: int
-    rows: int
+    rows: int  # 0 of what is no tile
     columns: int
 
 
@@ -59,7 +59,8 @@ class Occupancy:
 class Intensity:
     """FLOP of the two products per byte moved, in the long run of a sequence.
 
-    `shared`: read from shared memory by ldmatrix; `global_memory`: read by CTAs, mostly from L2.
+    `shared`: read from shared memory by ldmatrix or wgmma; `global_memory`: read by CTAs, mostly
+    from L2.
     """
 
     shared: float
@@ -161,15 +162,13 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
         occupancy=occupancy(cfg, device, kernel.registers),
         static_mix=static_mix(library.ptx(cfg), kernel.ptx_entry),
         dynamic_mix=instruction_mix(verdict.emulation.instructions) if verdict.emulation else None,
-        conflicts=conflict_factors(conflicts),
+        conflicts=conflict_factors(conflicts, cfg),
         verdict=verdict,
     )
 
 
 def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    if isinstance(cfg, HopperForwardKernelConfig) or is_legal(cfg, device):
-        return ()
-    return tuple(nearest_legal(cfg, device))
+    return () if is_legal(cfg, device) else tuple(nearest_legal(cfg, device))
 
 
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity")
@@ -198,6 +197,8 @@ def smem_map(cfg: KernelConfig) -> tuple[SmemRegion, ...]:
         end = begin + rows * cfg.d_head * cfg.dtype.element_size
         regions.append(SmemRegion(tile, begin, end, rows, cfg.d_head))
         begin = end
+    if begin < cfg.smem_bytes():
+        regions.append(SmemRegion("barriers, notices", begin, cfg.smem_bytes(), 0, 0))
     return tuple(regions)
 
 

@@ -9,6 +9,8 @@ from rich.text import Text
 
 from flashsmith.benchmark.explain import Explanation
 from flashsmith.benchmark.table import Column, print_table
+from flashsmith.builder import KernelEntry
+from flashsmith.configs import HopperForwardKernelConfig
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
@@ -71,7 +73,7 @@ def _shared_memory(console: Console, explanation: Explanation) -> None:
                 region.tile,
                 f"{region.begin:,}",
                 f"{region.end:,}",
-                f"{region.rows} x {region.columns}",
+                f"{region.rows} x {region.columns}" if region.rows else "",
             )
             for region in explanation.smem
         ],
@@ -84,14 +86,25 @@ def _compiler(console: Console, explanation: Explanation) -> None:
         return
     _section(console, "Compiler")
     lines = [
-        f"registers per thread  {kernel.registers} of 255",
+        f"registers per thread  {_registers(kernel)}",
         "spilled bytes         "
         f"{kernel.spill_store_bytes} stored, {kernel.spill_load_bytes} loaded",
         f"stack bytes           {kernel.stack_bytes}",
         f"machine code          {kernel.code_bytes:,} bytes",
         f"compile time          {kernel.compile_seconds:.1f} s",
+        *(f"ptxas warns           {warning}" for warning in kernel.warnings),
     ]
     console.print("\n".join(lines), markup=False)
+
+
+def _registers(kernel: KernelEntry) -> str:
+    cfg = kernel.config
+    if isinstance(cfg, HopperForwardKernelConfig):
+        return (
+            f"{kernel.registers} to begin with, then {cfg.producer_registers} to copy and "
+            f"{cfg.consumer_registers} to compute"
+        )
+    return f"{kernel.registers} of 255"
 
 
 def _occupancy(console: Console, explanation: Explanation) -> None:

@@ -25,6 +25,7 @@ _SETS = {
     "tune": "what a search for the fastest kernel tries",
     "space": "what 'flashsmith tune' searches: wider than tune, for more head dimensions",
     "cover": "every two knob values that can meet do meet",
+    "hopper": "the wgmma kernels that the package ships, for sm_90",
     "all": "get_kernels_to_build(), what a plain 'flashsmith build' compiles",
 }
 

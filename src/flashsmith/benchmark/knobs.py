@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Any
 
-from flashsmith.configs import FlashForwardKernelConfig, KernelConfig
+from flashsmith.benchmark.hopper_knobs import HOPPER_EFFECTS
+from flashsmith.configs import (
+    FlashForwardKernelConfig,
+    HopperForwardKernelConfig,
+    KernelConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -162,8 +168,11 @@ def knob_effects(cfg: KernelConfig) -> tuple[KnobEffect, ...]:
         value = getattr(cfg, knob.name)
         text = value.name if isinstance(value, IntEnum) else _plain(value)
         words, where = knob.metadata["meaning"], ""
-        if isinstance(cfg, FlashForwardKernelConfig) and knob.name in _EFFECTS:
-            effect, where = _EFFECTS[knob.name]
+        known: Mapping[str, tuple[Callable[[Any], str], str]] = (
+            HOPPER_EFFECTS if isinstance(cfg, HopperForwardKernelConfig) else _EFFECTS
+        )
+        if knob.name in known:
+            effect, where = known[knob.name]
             words = effect(cfg)
         effects.append(KnobEffect(knob.name, text, words, where))
     return tuple(effects)

@@ -11,8 +11,8 @@ from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run_times import TIMED, Timing, time_kernels
 from flashsmith.benchmark.target import Target
-from flashsmith.builder import KernelLibrary, library_for
-from flashsmith.configs import KernelConfig, check_legal
+from flashsmith.builder import KernelLibrary, libraries_for
+from flashsmith.configs import HopperForwardKernelConfig, KernelConfig, check_legal
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.verify import Verdict, prove
@@ -107,7 +107,7 @@ class Report:
 def default_size(target: Target, configs: Sequence[KernelConfig] = ()) -> Size:
     """What is proven when nobody says otherwise: as long as every config's tiles divide it."""
     size = PROVEN_ON_GPU if target.backend == "gpu" else EMULATED
-    whole = math.lcm(*(tile for cfg in configs for tile in (cfg.B_r, cfg.B_c)))
+    whole = math.lcm(*(tile for cfg in configs for tile in _tiles(cfg).values()))
     return replace(size, seq=-(-size.seq // whole) * whole)
 
 
@@ -134,11 +134,11 @@ def run_kernels(
     for cfg in configs:
         check_legal(cfg, target.device)
         _check_size(cfg, size)
-    library = library_for(configs, arch=target.device.arch, progress=narrator.build)
+    libraries = libraries_for(configs, arch=target.device.arch, progress=narrator.build)
     rows = []
     for done, cfg in enumerate(configs):
         narrator.step(f"proving {cfg}", done, len(configs))
-        rows.append(_Job(cfg, target, library, size, emulated, checks, seed).row())
+        rows.append(_Job(cfg, target, libraries[cfg], size, emulated, checks, seed).row())
     if on_gpu:
         narrator.step("timing them together", len(configs), len(configs))
         rows = _timed(rows, seed)
@@ -158,11 +158,20 @@ def _timed(rows: Sequence[KernelRow], seed: int) -> list[KernelRow]:
     return timed
 
 
+def _tiles(cfg: KernelConfig) -> dict[str, int]:
+    """The tiles that must divide a length, by their knobs.
+
+    Of a wgmma kernel's queries TMA leaves out the rows that are not there.
+    """
+    keys = {"B_c": cfg.B_c}
+    return keys if isinstance(cfg, HopperForwardKernelConfig) else {"B_r": cfg.B_r} | keys
+
+
 def _check_size(cfg: KernelConfig, size: Size) -> None:
     for name, value in (("batch", size.batch), ("heads", size.heads), ("seq", size.seq)):
         if value < 1:
             raise ArgumentError(f"{name}={value}: give a whole number above 0")
-    for name, tile in (("B_r", cfg.B_r), ("B_c", cfg.B_c)):
+    for name, tile in _tiles(cfg).items():
         if size.seq % tile:
             raise ArgumentError(
                 f"seq={size.seq}: must be a multiple of {name}={tile} of {cfg}; "
@@ -206,7 +215,11 @@ class _Job:
             instructions=(
                 emulated.emulation.warp_instructions if emulated and emulated.emulation else None
             ),
-            conflicts=(conflict_factors(conflicts) if emulated else dict.fromkeys(CONFLICT_KINDS)),
+            conflicts=(
+                conflict_factors(conflicts, self.config)
+                if emulated
+                else dict.fromkeys(CONFLICT_KINDS)
+            ),
             timing=None,
         )
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from flashsmith.builder.cache import CacheEntry, Removed
-from flashsmith.builder.find import built_configs, find_library, is_current, library_for
+from flashsmith.builder.find import (
+    built_configs,
+    find_library,
+    is_current,
+    libraries_for,
+    library_for,
+)
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_build import build
 from flashsmith.builder.manifest import KernelEntry, Manifest
@@ -28,6 +34,7 @@ __all__ = [
     "find_library",
     "find_toolchain",
     "is_current",
+    "libraries_for",
     "library_for",
     "prune",
     "verify",

@@ -13,7 +13,7 @@ from flashsmith.builder.library import SHARED_OBJECT
 from flashsmith.builder.manifest import KernelEntry
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptx_module import split_ptx
-from flashsmith.builder.ptxas_report import parse_ptxas_report
+from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
 from flashsmith.builder.recipe import Recipe, sources_in
 from flashsmith.codegen import GeneratedSources, generate_kernel_instantiations
 from flashsmith.configs import parse_kernel_name_into_config
@@ -124,6 +124,7 @@ class Compilation:
             ptx = (keep / f"shard_{index}.ptx").read_text()
             modules = split_ptx(ptx, self._source_roots())
             reports = parse_ptxas_report(done.output)
+            nameless = self._nameless(modules, done.output)
             sizes = kernel_code_bytes((keep / f"shard_{index}.cubin").read_bytes())
             names = {parse_kernel_name_into_config(demangle(name)): name for name in modules}
             missing = [cfg for cfg in configs if cfg not in names]
@@ -161,9 +162,35 @@ class Compilation:
                     compile_seconds=round(report.ptxas_seconds + share, 3),
                     ptx_bytes=len(modules[name]),
                     code_bytes=sizes[name],
+                    warnings=(*report.warnings, *nameless.get(name, ())),
                 )
             )
         return entries
+
+    def _nameless(self, modules: dict[str, str], output: str) -> dict[str, tuple[str, ...]]:
+        """ptxas's warnings that name no kernel, by the kernel they are of.
+
+        Of several kernels in a shard each is assembled once more, by itself.
+        """
+        warnings = nameless_warnings(output)
+        if not warnings or len(modules) == 1:
+            return dict.fromkeys(modules, warnings)
+        names = {self._alone(i, text): name for i, (name, text) in enumerate(modules.items())}
+        found: dict[str, tuple[str, ...]] = {}
+
+        def finished(done: Finished) -> None:
+            found[names[done.command]] = nameless_warnings(done.output)
+
+        run_all(list(names), cwd=self.build, jobs=self.jobs, finished=finished)
+        return found
+
+    def _alone(self, place: int, ptx: str) -> Command:
+        """Assembles one module and keeps nothing but what is said."""
+        source = self.build / f"alone_{place}.ptx"
+        source.write_text(ptx)
+        ptxas = self.recipe.toolchain.nvcc.parent / "ptxas"
+        flags = (f"-arch={self.recipe.target}", "-v", "-lineinfo")
+        return Command(source.stem, (str(ptxas), *flags, str(source), "-o", f"{source}.cubin"))
 
     def _source_roots(self) -> list[Path]:
         tools = self.recipe.toolchain

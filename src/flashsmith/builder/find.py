@@ -13,7 +13,7 @@ from flashsmith.builder.progress import Progress
 from flashsmith.builder.recipe import package_sources, package_version, source_hash
 from flashsmith.builder.toolchain import tvm_ffi_version
 from flashsmith.builder.user_cache import cache_dir
-from flashsmith.configs import KernelConfig, Semantics
+from flashsmith.configs import KernelConfig, Semantics, by_family
 
 
 def find_library(
@@ -34,7 +34,7 @@ def library_for(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> KernelLibrary:
-    """One library with all ``configs`` (and perhaps more): a cached one, else built now.
+    """One library with all ``configs``, of one family (and perhaps more): cached, or built now.
 
     Raises what ``build`` raises; a cached library needs no compiler.
     """
@@ -43,6 +43,25 @@ def library_for(
     return found or build_from(
         package_sources(), wanted, arch=arch, semantics=semantics, jobs=jobs, progress=progress
     )
+
+
+def libraries_for(
+    configs: Iterable[KernelConfig],
+    *,
+    arch: int = 80,
+    semantics: Semantics | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> dict[KernelConfig, KernelLibrary]:
+    """Each of ``configs`` with the library that holds it: one for each family among them.
+
+    Raises what ``library_for`` raises.
+    """
+    found: dict[KernelConfig, KernelLibrary] = {}
+    for group in by_family(configs):
+        library = library_for(group, arch=arch, semantics=semantics, jobs=jobs, progress=progress)
+        found |= dict.fromkeys(group, library)
+    return found
 
 
 def built_configs(

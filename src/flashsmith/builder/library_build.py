@@ -10,6 +10,7 @@ from pathlib import Path
 from flashsmith import env
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.compilation import Compilation
+from flashsmith.builder.gates import check_shipped, slowing_warnings
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.builder.progress import BuildEvent, Progress, Stage, silent
@@ -109,6 +110,7 @@ class _Build:
             with self.cache.errors("write"):
                 compilation = Compilation(self.recipe, workspace, self.jobs)
                 kernels = compilation.compile(self.cache, self._compiled)
+                check_shipped(kernels, self.recipe.semantics, self._compiler())
                 self._tell("link", "linking")
                 compilation.link()
                 if source_hash(self.recipe.csrc) != self.recipe.source_hash:
@@ -118,6 +120,7 @@ class _Build:
                 manifest = self._manifest(compilation.library, kernels, seconds)
             library = self.cache.publish(compilation.library, manifest)
         self._warn_of_spills(library)
+        self._warn_of_losses(library)
         self._make_room()
         self._tell("done", f"{len(library)} configs in {seconds:.1f} s: {library.path}")
         return library
@@ -176,6 +179,20 @@ class _Build:
                 f"{worst.spill_load_bytes} of loads per thread",
                 worst,
             )
+
+    def _warn_of_losses(self, library: KernelLibrary) -> None:
+        slow = [(k, words) for k in library.manifest.kernels if (words := slowing_warnings(k))]
+        if slow:
+            kernel, words = slow[0]
+            self._tell(
+                "warn",
+                f"{len(slow)} of {len(library)} configs lose speed in {self._compiler()}; first is "
+                f"{kernel.short_form}: {words[0]}",
+                kernel,
+            )
+
+    def _compiler(self) -> str:
+        return f"nvcc {self.recipe.toolchain.nvcc_version}"
 
     def _make_room(self) -> None:
         try:

@@ -16,7 +16,7 @@ from flashsmith.configs import (
 
 MANIFEST_NAME = "manifest.json"
 # Raised whenever the layout of a library changes: older libraries are then built anew.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class KernelEntry:
     ``registers`` and the stack and spill bytes are per thread, as ptxas reports them.
     ``compile_seconds`` is this kernel's own time in ptxas plus a share of the rest of its shard's
     wall time (front end, optimiser, host code), in proportion to ``ptx_bytes``. ``ptx_bytes`` is
-    the size of ``ptx_file``, ``code_bytes`` that of the machine code.
+    the size of ``ptx_file``, ``code_bytes`` that of the machine code. ``warnings`` are ptxas's, as
+    'C7510: its words', each once.
     """
 
     config: KernelConfig
@@ -41,6 +42,7 @@ class KernelEntry:
     compile_seconds: float
     ptx_bytes: int
     code_bytes: int
+    warnings: tuple[str, ...] = ()
 
     @property
     def spills(self) -> bool:
@@ -55,7 +57,9 @@ class KernelEntry:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> KernelEntry:
         """What to_json wrote. Raises ConfigParseError, KeyError or TypeError for anything else."""
-        return cls(config=parse_kernel_name_into_config(data["short_form"]), **data)
+        warnings = tuple(data["warnings"])
+        config = parse_kernel_name_into_config(data["short_form"])
+        return cls(config=config, **{**data, "warnings": warnings})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ResourceReport:
-    """The compiler's report on one kernel. Bytes are per thread, shared memory per CTA."""
+    """The compiler's report on one kernel. Bytes are per thread, shared memory per CTA.
+
+    ``warnings`` are those that name the kernel, as 'C7510: its words', each once.
+    """
 
     registers: int
     stack_bytes: int
@@ -16,12 +19,19 @@ class ResourceReport:
     spill_load_bytes: int
     static_smem_bytes: int
     ptxas_seconds: float
+    warnings: tuple[str, ...] = ()
 
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _TIME = re.compile(r"Compile time = ([\d.]+) ms")
+# Said before all entries: what slows a kernel down, and what was added so that it is right.
+_WARNING = re.compile(
+    r"\((C\d+)\) (?:Potential Performance Loss: (.*)|(warpgroup\.\w+ is injected .*))"
+)
+_NAMED = re.compile(r"(.*) in (?:the )?function '([^']+)'.*")
+_LINE_NUMBER = re.compile(r" in around line \d+")
 
 
 def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
@@ -30,6 +40,7 @@ def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
     Raises ValueError when an entry lacks one of its lines: ptxas spoke in a form not known here.
     """
     reports: dict[str, ResourceReport] = {}
+    warnings = _warnings(text)
     starts = list(_ENTRY.finditer(text))
     ends = [*(start.start() for start in starts[1:]), len(text)]
     for start, end in zip(starts, ends, strict=False):
@@ -49,5 +60,24 @@ def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
             spill_load_bytes=int(frame[3]),
             static_smem_bytes=int(used[2] or 0),
             ptxas_seconds=float(took[1]) / 1000 if took else 0.0,
+            warnings=tuple(warnings.get(name, ())),
         )
     return reports
+
+
+def nameless_warnings(text: str) -> tuple[str, ...]:
+    """The warnings that name no kernel, each once: of one of those compiled together."""
+    return tuple(_warnings(text).get("", ()))
+
+
+def _warnings(text: str) -> dict[str, list[str]]:
+    """Warnings by the kernel that they name, "" for none."""
+    found: dict[str, list[str]] = {}
+    for code, loss, injected in _WARNING.findall(text):
+        words = _LINE_NUMBER.sub("", loss or injected).strip()
+        named = _NAMED.fullmatch(words)
+        words, name = named.groups() if named else (words, "")
+        listed = found.setdefault(name, [])
+        if f"{code}: {words}" not in listed:
+            listed.append(f"{code}: {words}")
+    return found

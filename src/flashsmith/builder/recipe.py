@@ -67,14 +67,18 @@ class Recipe:
         """The kernel family that all the configs are of."""
         return self.configs[0].FAMILY
 
+    @property
+    def target(self) -> str:
+        """What machine code is for: 'sm_80'."""
+        # wgmma and TMA's multicast are in the architecture's own instructions, for it alone.
+        return f"sm_{self.arch}a" if self.family == "wgmma" else f"sm_{self.arch}"
+
     def kernel_flags(self) -> tuple[str, ...]:
         """nvcc's flags for the shards: the target, and what the resource report needs."""
         limit = device_spec(self.arch).max_smem_per_block
-        # wgmma and TMA's multicast are in the architecture's own instructions, for it alone.
-        target = f"{self.arch}a" if self.family == "wgmma" else f"{self.arch}"
         return (
             *_NVCC_FLAGS,
-            f"-gencode=arch=compute_{target},code=sm_{target}",
+            f"-gencode=arch={self.target.replace('sm', 'compute')},code={self.target}",
             f"-DFLASHSMITH_MAX_SMEM_PER_BLOCK={limit}",
             "-lineinfo",
             "-Xptxas=-v",

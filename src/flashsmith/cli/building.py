@@ -11,7 +11,7 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import Target, choose_target
 from flashsmith.cli.options import Arch, Json, Kernels, print_json, selected
-from flashsmith.configs import Problem, Semantics
+from flashsmith.configs import KernelConfig, Problem, Semantics, by_family, check_legal
 from flashsmith.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def build_kernels(
 ) -> None:
     """Compile kernels ahead of time, unless they are in the cache.
 
-    Without --for, --kernels and KERNELS: everything in get_kernels_to_build().
+    Without --for, --kernels and KERNELS: everything in get_kernels_to_build(). Kernels of two
+    families become two libraries.
     """
     if problems and (kernels is not None or semantics != "plain"):
         raise ArgumentError("--for: says itself which kernels; leave out --kernels and --semantics")
@@ -58,20 +59,12 @@ def build_kernels(
         if problems:
             libraries = _build_for(problems, target, narrator)
         else:
-            from flashsmith.builder import build
-
-            libraries = [
-                build(
-                    selected(kernels, default="all"),
-                    arch=target.device.arch,
-                    semantics=Semantics.parse(semantics),
-                    progress=narrator.build,
-                )
-            ]
+            configs = selected(kernels, default="all")
+            libraries = _build_sets(configs, target, Semantics.parse(semantics), narrator)
         seconds = time.monotonic() - start
     if as_json:
         facts = [library_facts(library) for library in libraries]
-        print_json(facts if problems else facts[0])
+        print_json(facts if problems or len(facts) > 1 else facts[0])
         return
     console = make_console()
     for library in libraries:
@@ -82,6 +75,20 @@ def build_kernels(
             f"{library.path}",
             soft_wrap=True,
         )
+
+
+def _build_sets(
+    configs: list[KernelConfig], target: Target, semantics: Semantics, narrator: Narrator
+) -> list[KernelLibrary]:
+    """A library of the configs of each family. Nothing is compiled if one of them is illegal."""
+    from flashsmith.builder import build
+
+    for cfg in configs:
+        check_legal(cfg, target.device)
+    return [
+        build(group, arch=target.device.arch, semantics=semantics, progress=narrator.build)
+        for group in by_family(configs)
+    ]
 
 
 def _build_for(texts: list[str], target: Target, narrator: Narrator) -> list[KernelLibrary]:

@@ -9,8 +9,9 @@ from flashsmith.configs.device_spec import (
     device_spec,
 )
 from flashsmith.configs.dtype import DType
-from flashsmith.configs.families import FAMILIES, KernelConfig
+from flashsmith.configs.families import FAMILIES, KernelConfig, by_family
 from flashsmith.configs.hopper import (
+    HOPPER_KNOB_VALUES,
     HOPPER_RULES,
     HopperForwardKernelConfig,
     PingPong,
@@ -46,6 +47,7 @@ from flashsmith.configs.sets import (
 __all__ = [
     "DEFAULT_DEVICE",
     "FAMILIES",
+    "HOPPER_KNOB_VALUES",
     "HOPPER_RULES",
     "KNOB_VALUES",
     "KNOWN_DEVICES",
@@ -64,6 +66,7 @@ __all__ = [
     "Semantics",
     "TileOrder",
     "broken_rules",
+    "by_family",
     "check_legal",
     "compiled_d_head",
     "device_spec",

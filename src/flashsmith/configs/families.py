@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from flashsmith.configs.config import FlashForwardKernelConfig
 from flashsmith.configs.hopper.config import HopperForwardKernelConfig
 
@@ -12,3 +14,11 @@ FAMILIES: dict[str, type[FlashForwardKernelConfig] | type[HopperForwardKernelCon
     config_class.FAMILY: config_class
     for config_class in (FlashForwardKernelConfig, HopperForwardKernelConfig)
 }
+
+
+def by_family(configs: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
+    """The configs of each family together, as a kernel library holds them; in their order."""
+    groups: dict[str, list[KernelConfig]] = {}
+    for cfg in configs:
+        groups.setdefault(cfg.FAMILY, []).append(cfg)
+    return list(groups.values())

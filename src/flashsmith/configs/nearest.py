@@ -2,71 +2,101 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from math import log2
 
 from flashsmith.configs.config import FlashForwardKernelConfig
-from flashsmith.configs.device_spec import DEFAULT_DEVICE, DeviceSpec, default_device
+from flashsmith.configs.device_spec import DeviceSpec, default_device
 from flashsmith.configs.families import KernelConfig
-from flashsmith.configs.hopper.config import HopperForwardKernelConfig
-from flashsmith.configs.legal_space import KNOB_VALUES, SETTLING_ORDER, rules_due, with_knob
-from flashsmith.configs.rules import RULES, broken_rules
+from flashsmith.configs.legal_space import AnyConfig, LegalSpace, rules_due, space_of, with_knob
+from flashsmith.configs.rules import broken_rules
 from flashsmith.errors import IllegalConfigError
 
 # What was changed in a config: knobs with their new values.
 Changes = frozenset[tuple[str, object]]
+# A config that everything is wrong with has more neighbours than it takes to name three.
+_MOST_COMPARED = 5000
 
 
 def nearest_legal(
-    cfg: FlashForwardKernelConfig, device: DeviceSpec | None = None, count: int = 3
-) -> list[FlashForwardKernelConfig]:
-    """Up to `count` legal configs, the fewest and smallest changes from `cfg` first.
+    cfg: AnyConfig, device: DeviceSpec | None = None, count: int = 3
+) -> list[AnyConfig]:
+    """Up to `count` legal configs of its family, the fewest changes from `cfg` first.
 
-    A legal config is its own nearest. No listed change is idle: undoing a part of it would make
-    the config illegal again. d_head changes only when no kernel has it, since the problem sets it.
+    Of as many changes, the smallest of each choice of knobs come before the next ones of the same
+    choice. A legal config is its own nearest. No listed change is idle: undoing a part of it would
+    make the config illegal again. d_head changes only when no kernel has it, since the problem sets
+    it. `device` None is the family's first.
     """
-    device = device or DEFAULT_DEVICE
-    fixed = _fixed_knobs(cfg)
-    found: list[tuple[Changes, FlashForwardKernelConfig]] = []
-    for n_changes in range(len(KNOB_VALUES) - len(fixed) + 1):
+    device = device or default_device(cfg.OLDEST_ARCH)
+    space = space_of(cfg)
+    if not all(rule.predicate(cfg, device) for rule in space.rules if not rule.knobs):
+        return []  # no knob has a part in it
+    fixed = _fixed_knobs(cfg, space)
+    search = _Search(space, device)
+    found: list[tuple[Changes, AnyConfig]] = []
+    for n_changes in range(len(space.values) - len(fixed) + 1):
         known = [changes for changes, _ in found]
-        legal = _with_changes(cfg, frozenset(fixed), frozenset(), n_changes, known, device)
-        found += sorted(legal, key=lambda pair: _distance(cfg, pair[1]))
+        legal = search.with_changes(cfg, frozenset(fixed), frozenset(), n_changes, known)
+        compared = islice(legal, _MOST_COMPARED)
+        found += _varied(sorted(compared, key=lambda pair: _distance(cfg, pair[1])))
         # Nothing is nearer than a legal config itself.
         if len(found) >= count or n_changes == 0 < len(found):
             break
     return [candidate for _, candidate in found[:count]]
 
 
-def _with_changes(
-    cfg: FlashForwardKernelConfig,
-    settled: frozenset[str],
-    made: Changes,
-    left: int,
-    known: Sequence[Changes],
-    device: DeviceSpec,
-) -> Iterator[tuple[Changes, FlashForwardKernelConfig]]:
-    """The legal configs that differ from `cfg` in `left` of the knobs that are not settled yet.
+@dataclass(frozen=True)
+class _Search:
+    """A walk through a family's space for one device."""
 
-    `made` is what was changed so far; one of the `known` changes and more is not worth listing.
-    """
-    unsettled = [knob for knob in SETTLING_ORDER if knob not in settled]
-    impossible = sum(getattr(cfg, knob) not in KNOB_VALUES[knob] for knob in unsettled)
-    if not impossible <= left <= len(unsettled) or any(changes <= made for changes in known):
-        return
-    if not unsettled:
-        yield made, cfg
-        return
-    knob, old = unsettled[0], getattr(cfg, unsettled[0])
-    due = rules_due(settled, knob)
-    for value in (old, *(new for new in KNOB_VALUES[knob] if new != old)):
-        changed = value != old
-        candidate = with_knob(cfg, knob, value) if changed else cfg
-        if all(rule.predicate(candidate, device) for rule in due):
-            now_made = made | {(knob, value)} if changed else made
-            yield from _with_changes(
-                candidate, settled | {knob}, now_made, left - changed, known, device
-            )
+    space: LegalSpace
+    device: DeviceSpec
+
+    def with_changes(
+        self,
+        cfg: AnyConfig,
+        settled: frozenset[str],
+        made: Changes,
+        left: int,
+        known: Sequence[Changes],
+    ) -> Iterator[tuple[Changes, AnyConfig]]:
+        """The legal configs that differ from `cfg` in `left` of the knobs not settled yet.
+
+        `made` is what was changed so far; one of the `known` changes and more is not worth listing.
+        """
+        values = self.space.values
+        unsettled = [knob for knob in self.space.order if knob not in settled]
+        impossible = sum(getattr(cfg, knob) not in values[knob] for knob in unsettled)
+        if not impossible <= left <= len(unsettled) or any(changes <= made for changes in known):
+            return
+        if not unsettled:
+            yield made, cfg
+            return
+        knob, old = unsettled[0], getattr(cfg, unsettled[0])
+        due = rules_due(self.space, settled, knob)
+        for value in (old, *self.space.replacements(knob, old)):
+            changed = value != old
+            candidate = with_knob(cfg, knob, value) if changed else cfg
+            if all(rule.predicate(candidate, self.device) for rule in due):
+                now_made = made | {(knob, value)} if changed else made
+                yield from self.with_changes(
+                    candidate, settled | {knob}, now_made, left - changed, known
+                )
+
+
+def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, AnyConfig]]:
+    """What is nearest for each choice of knobs, then what is next for each, and so on."""
+    seen: Counter[frozenset[str]] = Counter()
+    turns = []
+    for changes, _ in nearest:
+        knobs = frozenset(knob for knob, _ in changes)
+        turns.append(seen[knobs])
+        seen[knobs] += 1
+    return [nearest[place] for place in sorted(range(len(nearest)), key=turns.__getitem__)]
 
 
 def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
@@ -82,25 +112,34 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
         return
     lines = [f"config {cfg} is illegal:"]
     lines += [f"  - {rule.message} [{rule.name}]" for rule in broken]
-    nearest = [] if isinstance(cfg, HopperForwardKernelConfig) else nearest_legal(cfg, device)
+    nearest = nearest_legal(cfg, device)
     if nearest:
         lines.append("nearest legal configs:")
         lines += [f"  {candidate}" for candidate in nearest]
-    elif not isinstance(cfg, HopperForwardKernelConfig):
-        lines.append(f"no change of its knobs makes it legal on {device.name}")
+    else:
+        way_out = _way_out(cfg, device)
+        lines.append(f"no change of its knobs makes it legal on {device.name}{way_out}")
     raise IllegalConfigError("\n".join(lines))
 
 
-def _fixed_knobs(cfg: FlashForwardKernelConfig) -> list[str]:
+def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
+    """Who serves a device that a whole family does not run on."""
+    other = FlashForwardKernelConfig
+    if isinstance(cfg, other) or device.arch == cfg.OLDEST_ARCH or device.arch < other.OLDEST_ARCH:
+        return ""
+    return f"; the {other.FAMILY} family has kernels for it"
+
+
+def _fixed_knobs(cfg: KernelConfig, space: LegalSpace) -> list[str]:
     """Knobs that no repair touches: those no rule reads, and a d_head that has kernels."""
-    read = {knob for rule in RULES for knob in rule.knobs}
-    fixed = [knob for knob in KNOB_VALUES if knob not in read]
-    return fixed + ["d_head"] * (cfg.d_head in KNOB_VALUES["d_head"])
+    read = {knob for rule in space.rules for knob in rule.knobs}
+    fixed = [knob for knob in space.values if knob not in read]
+    return fixed + ["d_head"] * (cfg.d_head in space.values["d_head"])
 
 
-def _distance(cfg: FlashForwardKernelConfig, other: FlashForwardKernelConfig) -> tuple[object, ...]:
+def _distance(cfg: KernelConfig, other: KernelConfig) -> tuple[object, ...]:
     pairs = list(zip(cfg.to_ints(), other.to_ints(), strict=True))
     n_changes = sum(before != after for before, after in pairs)
     # Sizes double from one to the next; +1 because load counts begin at 0.
     steps = sum(abs(log2(after + 1) - log2(before + 1)) for before, after in pairs)
-    return (n_changes, steps, other)
+    return (n_changes, steps, other.to_ints())

@@ -23,7 +23,10 @@ from flashsmith.configs.hopper.parsing import (
 )
 from flashsmith.errors import ArgumentError, ConfigParseError
 
-EXAMPLE = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+EXAMPLES = (
+    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(FP16, 128, 128, 128, 2wg): tma+stages_2+q_buffers_1+regs_24_240",
+)
 
 # rich draws its columns with the box characters.
 _TABLE_COLUMNS = re.compile(r"[|│┃]")
@@ -75,12 +78,14 @@ def _from_hopper_short_form(text: str, shape: str, features: str) -> HopperForwa
     parts[-1] = warpgroups_of(parts[-1]) or parts[-1]
     for name, part in zip(SHAPE_FIELDS, parts[1:], strict=True):
         values[name] = _number(text, name, part)
+    words: set[str] = set()
     for word in map(str.strip, features.split("+")):
         found = feature_values(word)
         if found is None:
             _fail(text, f"unknown feature {word!r}; known are {known_features()}")
-        if found.keys() & values.keys():
+        if word in words or found.keys() & values.keys():
             _fail(text, f"the feature {word!r} stands there twice, or contradicts another")
+        words.add(word)
         values.update(found)
     if "producer_registers" not in values:
         _fail(text, "the registers are missing; add regs_N_N, for example regs_24_240")
@@ -199,6 +204,6 @@ def _flag(text: str, name: str, part: str) -> bool:
 
 def _fail(text: str, problem: str) -> NoReturn:
     raise ConfigParseError(
-        f"cannot parse {text!r}: {problem}. Write a short form such as {EXAMPLE!r}, "
-        "or give a demangled kernel name."
+        f"cannot parse {text!r}: {problem}. Write a short form such as "
+        f"{' or '.join(map(repr, EXAMPLES))}, or give a demangled kernel name."
     )

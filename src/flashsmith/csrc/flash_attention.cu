@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -222,9 +223,10 @@ void PreparedLaunch::launch_on_current_device(const Addresses& at, void* stream)
     std::memcpy(arguments, plan_.argument_bytes.data(), plan_.argument_bytes.size());
     point_at(*reinterpret_cast<ForwardKernelArgs*>(arguments + plan_.problem_offset), at);
     encoded_.write(at, arguments);
+    std::optional<Workspace> workspace;  // until after the launch
     if (plan_.workspace_bytes > 0) {
-        void* workspace = zeroed_workspace(plan_.workspace_bytes, stream);
-        std::memcpy(arguments + plan_.workspace_offset, &workspace, sizeof workspace);
+        void* address = workspace.emplace(plan_.workspace_bytes, stream).address();
+        std::memcpy(arguments + plan_.workspace_offset, &address, sizeof address);
     }
     raise_smem_limit();
     void* parameters[] = {arguments};

@@ -1,38 +1,71 @@
-// Encoding tensor maps with the driver, which is asked for at run time: the library also loads
-// where there is none.
+// Encoding tensor maps with the driver.
 #include "tensor_maps.h"
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+
+#include "driver_functions.h"
 
 namespace flashsmith {
 namespace {
 
-// Addresses per map; as many as are in use by turns. When it is full it starts anew.
-constexpr size_t kMostEncoded = 256;
+// Addresses per map: more than are in use by turns, and with as many calls prepared as there can be
+// still only tens of megabytes. When it is full it starts anew.
+constexpr size_t kMostEncoded = 64;
 
 decltype(&cuTensorMapEncodeTiled) encode_function() {
     static const auto function = [] {
-        void* found = nullptr;
-        cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-        const cudaError_t status = cudaGetDriverEntryPointByVersion(
-            "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-#else
-        const cudaError_t status =
-            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
-#endif
-        if (status != cudaSuccess || result != cudaDriverEntryPointSuccess)
+        void* found = driver_function("cuTensorMapEncodeTiled", 12000);
+        if (found == nullptr)
             throw std::runtime_error(
                 "cuTensorMapEncodeTiled: the driver does not have it; kernels with TMA need a "
                 "driver for CUDA 12 or newer");
         return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
     }();
     return function;
+}
+
+std::string name_of(CUresult status) {
+    const auto get_name =
+        reinterpret_cast<decltype(&cuGetErrorName)>(driver_function("cuGetErrorName", 6000));
+    const char* name = nullptr;
+    if (get_name != nullptr && get_name(status, &name) == CUDA_SUCCESS && name != nullptr)
+        return name;
+    return "error " + std::to_string(status);
+}
+
+const char* name_of(Operand operand) {
+    switch (operand) {
+        case Operand::q:
+            return "q";
+        case Operand::k:
+            return "k";
+        case Operand::v:
+            return "v";
+        case Operand::o:
+            return "o";
+    }
+    return "?";
+}
+
+template <typename Extents>
+std::string joined(const Extents& extents) {
+    std::string text;
+    for (const auto extent : extents) text += (text.empty() ? "" : " x ") + std::to_string(extent);
+    return text;
+}
+
+// What was refused, in a form that can be compared with the driver's rules.
+std::string description(const TensorMapSpec& spec, uintptr_t data) {
+    std::ostringstream text;
+    text << name_of(spec.operand) << " at 0x" << std::hex << data << std::dec << ", "
+         << joined(spec.sizes) << " elements with strides of " << joined(spec.strides_bytes)
+         << " bytes, box " << joined(spec.box) << ", swizzle " << spec.swizzle_bytes << " bytes";
+    return text.str();
 }
 
 CUtensorMapSwizzle swizzle_of(int bytes) {
@@ -60,9 +93,8 @@ TensorMap encode(const TensorMapSpec& spec, uintptr_t data) {
         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(spec.swizzle_bytes),
         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS)
-        throw std::runtime_error("cuTensorMapEncodeTiled: error " + std::to_string(status) +
-                                 " for the tensor map at byte " +
-                                 std::to_string(spec.argument_offset) + " of the arguments");
+        throw std::runtime_error("cuTensorMapEncodeTiled: " + name_of(status) + ": " +
+                                 description(spec, data));
     TensorMap map;
     static_assert(sizeof map == sizeof encoded);
     std::memcpy(&map, &encoded, sizeof map);
@@ -89,7 +121,7 @@ EncodedTensorMaps::EncodedTensorMaps(const std::vector<TensorMapSpec>& specs) {
     for (const TensorMapSpec& spec : specs) entries_.push_back({spec, {}});
 }
 
-const TensorMap& EncodedTensorMaps::find(Entry& entry, uintptr_t data) const {
+const TensorMap& EncodedTensorMaps::find(Entry& entry, uintptr_t data) {
     const auto found = entry.encoded.find(data);
     if (found != entry.encoded.end()) return found->second;
     const TensorMap map = encode(entry.spec, data);
@@ -97,7 +129,7 @@ const TensorMap& EncodedTensorMaps::find(Entry& entry, uintptr_t data) const {
     return entry.encoded.emplace(data, map).first->second;
 }
 
-void EncodedTensorMaps::write(const Addresses& at, uint8_t* arguments) const {
+void EncodedTensorMaps::write(const Addresses& at, uint8_t* arguments) {
     if (entries_.empty()) return;
     const std::lock_guard lock(mutex_);
     for (Entry& entry : entries_) {

@@ -52,17 +52,17 @@ class EncodedTensorMaps {
     explicit EncodedTensorMaps(const std::vector<TensorMapSpec>& specs);
 
     // Writes the maps into a kernel's arguments. Throws std::runtime_error with the driver's words.
-    void write(const Addresses& at, uint8_t* arguments) const;
+    void write(const Addresses& at, uint8_t* arguments);
 
   private:
     struct Entry {
         TensorMapSpec spec;
         std::unordered_map<uintptr_t, TensorMap> encoded;
     };
-    const TensorMap& find(Entry& entry, uintptr_t data) const;
+    static const TensorMap& find(Entry& entry, uintptr_t data);
 
-    mutable std::mutex mutex_;
-    mutable std::vector<Entry> entries_;
+    std::mutex mutex_;
+    std::vector<Entry> entries_;
 };
 
 }  // namespace flashsmith

@@ -1,18 +1,25 @@
 // Slots of device memory, handed out to streams and captured launches.
 #include "workspaces.h"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
+
+#include "driver_functions.h"
 
 namespace flashsmith {
 namespace {
 
 constexpr size_t kSlotsPerChunk = 1024;
+// More than a process has at a time; one that makes a stream for every task must not fill memory.
+constexpr size_t kMostStreams = 1024;
 
 void check(cudaError_t status, const char* what) {
     if (status == cudaSuccess) return;
@@ -35,62 +42,169 @@ class AllocationDuringCapture {
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Memory of one device, as zeroed slots one after the other. It is never given back: a graph may
-// keep a slot for as long as the process lives.
+// Memory of one CUDA context, as zeroed slots one after the other.
 class Slots {
   public:
     void* take() {
+        if (void* slot = take_free()) return slot;
+        const std::lock_guard lock(mutex_);
         if (used_ == kSlotsPerChunk) allocate();
-        return chunk_ + kLargestWorkspace * used_++;
+        return chunk_ + Workspace::kMostBytes * used_++;
+    }
+
+    // The slot of a stream, by the stream's id: no later stream gets it, unlike its handle. Null
+    // for one stream too many.
+    void* of_stream(unsigned long long id) {
+        {
+            const std::lock_guard lock(streams_mutex_);
+            const auto found = of_stream_.find(id);
+            if (found != of_stream_.end()) return found->second;
+            if (of_stream_.size() >= kMostStreams) return nullptr;
+        }
+        void* slot = take();
+        const std::lock_guard lock(streams_mutex_);
+        const auto [entry, is_new] = of_stream_.emplace(id, slot);
+        if (!is_new) give_back(slot);  // another thread was quicker
+        return entry->second;
+    }
+
+    // May be called from a thread of the driver's, which may hold locks: no call of CUDA is made
+    // while the lock is held that this takes.
+    void give_back(void* slot) {
+        const std::lock_guard lock(free_mutex_);
+        free_.push_back(slot);
     }
 
   private:
+    void* take_free() {
+        const std::lock_guard lock(free_mutex_);
+        if (free_.empty()) return nullptr;
+        void* slot = free_.back();
+        free_.pop_back();
+        return slot;
+    }
+
     // Zeroed on a stream of its own: the default stream must not be touched during a capture.
     void allocate() {
         const AllocationDuringCapture allowed;
-        constexpr size_t bytes = kSlotsPerChunk * kLargestWorkspace;
+        constexpr size_t bytes = kSlotsPerChunk * Workspace::kMostBytes;
         void* chunk = nullptr;
         check(cudaMalloc(&chunk, bytes), "cudaMalloc");
         cudaStream_t stream = nullptr;
-        check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-        const cudaError_t cleared = cudaMemsetAsync(chunk, 0, bytes, stream);
-        const cudaError_t done = cudaStreamSynchronize(stream);
-        cudaStreamDestroy(stream);
-        check(cleared, "cudaMemsetAsync");
-        check(done, "cudaStreamSynchronize");
+        cudaError_t status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+        if (status == cudaSuccess) {
+            status = cudaMemsetAsync(chunk, 0, bytes, stream);
+            const cudaError_t done = cudaStreamSynchronize(stream);
+            if (status == cudaSuccess) status = done;
+            cudaStreamDestroy(stream);
+        }
+        if (status != cudaSuccess) cudaFree(chunk);
+        check(status, "zeroing a workspace");
         chunk_ = static_cast<char*>(chunk);
         used_ = 0;
     }
 
+    std::mutex mutex_, free_mutex_, streams_mutex_;
     char* chunk_ = nullptr;
     size_t used_ = kSlotsPerChunk;
+    std::vector<void*> free_;
+    std::map<unsigned long long, void*> of_stream_;
 };
 
-std::mutex mutex;
-std::map<int, Slots> slots_of_device;
-// By the stream's id, which no later stream gets, unlike its handle.
-std::map<std::pair<int, unsigned long long>, void*> slot_of_stream;
+// The current context's own number: with the context its memory is gone, and a device may have
+// another one later. 0 where the driver does not say.
+unsigned long long context_id() {
+    static const auto get_id =
+        reinterpret_cast<decltype(&cuCtxGetId)>(driver_function("cuCtxGetId", 12000));
+    unsigned long long id = 0;
+    return get_id != nullptr && get_id(nullptr, &id) == CUDA_SUCCESS ? id : 0;
+}
+
+// Never destroyed: the driver may give slots back while the process ends.
+Slots& slots_of_current_context() {
+    using Key = std::pair<int, unsigned long long>;
+    static auto& mutex = *new std::mutex;
+    static auto& slots = *new std::map<Key, Slots>;
+    int device = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    const Key key{device, context_id()};
+    const std::lock_guard lock(mutex);
+    return slots[key];
+}
+
+struct CapturedSlot {
+    Slots& slots;
+    void* slot;
+};
+
+void CUDART_CB give_back(void* captured) {
+    const std::unique_ptr<CapturedSlot> held(static_cast<CapturedSlot*>(captured));
+    held->slots.give_back(held->slot);
+}
+
+// A slot that returns when the last of the graph and what was made of it is gone.
+void* slot_of_graph(Slots& slots, cudaGraph_t graph) {
+    auto held = std::make_unique<CapturedSlot>(CapturedSlot{slots, slots.take()});
+    void* const slot = held->slot;
+    cudaUserObject_t object = nullptr;
+    const cudaError_t made =
+        cudaUserObjectCreate(&object, held.get(), give_back, 1, cudaUserObjectNoDestructorSync);
+    if (made != cudaSuccess) slots.give_back(slot);
+    check(made, "cudaUserObjectCreate");
+    held.release();
+    const cudaError_t kept = cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove);
+    if (kept != cudaSuccess) cudaUserObjectRelease(object, 1);
+    check(kept, "cudaGraphRetainUserObject");
+    return slot;
+}
+
+// The graph that launches on the stream become part of; null where they run.
+cudaGraph_t captured_graph(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = nullptr;
+#if CUDART_VERSION >= 13000
+    check(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, nullptr, nullptr, nullptr),
+          "cudaStreamGetCaptureInfo");
+#else
+    check(cudaStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, nullptr, nullptr),
+          "cudaStreamGetCaptureInfo");
+#endif
+    if (status == cudaStreamCaptureStatusInvalidated)
+        throw std::runtime_error("the stream's capture is invalid already");
+    return status == cudaStreamCaptureStatusActive ? graph : nullptr;
+}
+
+void* temporary(size_t bytes, cudaStream_t stream) {
+    void* memory = nullptr;
+    check(cudaMallocAsync(&memory, bytes, stream), "cudaMallocAsync");
+    const cudaError_t cleared = cudaMemsetAsync(memory, 0, bytes, stream);
+    if (cleared != cudaSuccess) cudaFreeAsync(memory, stream);
+    check(cleared, "cudaMemsetAsync");
+    return memory;
+}
 
 }  // namespace
 
-void* zeroed_workspace(size_t bytes, void* stream_handle) {
-    if (bytes > kLargestWorkspace)
+Workspace::Workspace(size_t bytes, void* stream_handle) : stream_(stream_handle) {
+    if (bytes > kMostBytes)
         throw std::runtime_error("a workspace of " + std::to_string(bytes) + " bytes; at most " +
-                                 std::to_string(kLargestWorkspace));
-    const auto stream = static_cast<cudaStream_t>(stream_handle);
-    int device = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
-    const bool captured = capture != cudaStreamCaptureStatusNone;
+                                 std::to_string(kMostBytes));
+    const auto stream = static_cast<cudaStream_t>(stream_);
+    const cudaGraph_t graph = captured_graph(stream);
+    Slots& slots = slots_of_current_context();
+    if (graph != nullptr) {
+        address_ = slot_of_graph(slots, graph);
+        return;
+    }
     unsigned long long id = 0;
-    if (!captured) check(cudaStreamGetId(stream, &id), "cudaStreamGetId");
+    check(cudaStreamGetId(stream, &id), "cudaStreamGetId");
+    address_ = slots.of_stream(id);
+    is_temporary_ = address_ == nullptr;
+    if (is_temporary_) address_ = temporary(bytes, stream);
+}
 
-    const std::lock_guard lock(mutex);
-    if (captured) return slots_of_device[device].take();
-    void*& slot = slot_of_stream[{device, id}];
-    if (slot == nullptr) slot = slots_of_device[device].take();
-    return slot;
+Workspace::~Workspace() {
+    if (is_temporary_) cudaFreeAsync(address_, static_cast<cudaStream_t>(stream_));
 }
 
 }  // namespace flashsmith

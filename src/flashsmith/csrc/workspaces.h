@@ -5,11 +5,29 @@
 
 namespace flashsmith {
 
-// `bytes` (at most kLargestWorkspace) on the current device, zero when a kernel on `stream` starts,
-// provided that every kernel leaves them so. Launches on one stream run one after the other and
-// share theirs; a launch that is captured into a graph gets its own for good, since replays may run
-// beside anything but themselves. Throws std::runtime_error with CUDA's words.
-constexpr size_t kLargestWorkspace = 64;
-void* zeroed_workspace(size_t bytes, void* stream);
+// Memory of one launch on the current device: made before the launch, and gone after it.
+//
+// It is zero when a kernel on `stream` starts, provided that every kernel leaves it so. Launches on
+// one stream run one after the other and share theirs; streams beyond the first thousand take
+// memory in their own order and give it back. A launch that is captured has its own for as long as
+// the graph, or an executable made of it, exists. Replays of one executable run one after the
+// other; of a graph that is made executable twice the two must not run at once.
+class Workspace {
+  public:
+    static constexpr size_t kMostBytes = 64;
+
+    // Throws std::runtime_error with CUDA's words.
+    Workspace(size_t bytes, void* stream);
+    ~Workspace();
+    Workspace(const Workspace&) = delete;
+    Workspace& operator=(const Workspace&) = delete;
+
+    void* address() const { return address_; }
+
+  private:
+    void* address_ = nullptr;
+    void* stream_;
+    bool is_temporary_ = false;
+};
 
 }  // namespace flashsmith

@@ -211,6 +211,6 @@ def test_a_kernel_that_hangs_is_a_step_with_a_problem(monkeypatch) -> None:
 
 
 def test_an_illegal_config_is_refused_before_anything_is_built(monkeypatch) -> None:
-    monkeypatch.setattr(climb, "library_for", lambda *_, **__: pytest.fail("built"))
+    monkeypatch.setattr(climb, "libraries_for", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(IllegalConfigError):
         up(configs=[replace(CONFIGS[0], B_r=16)])

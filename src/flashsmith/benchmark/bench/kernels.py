@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from flashsmith.builder import KernelEntry, KernelLibrary, Progress, find_library, library_for
-from flashsmith.configs import DeviceSpec, KernelConfig, Problem, Semantics, check_legal
+from flashsmith.configs import DeviceSpec, KernelConfig, Problem, Semantics, by_family, check_legal
 from flashsmith.errors import IllegalConfigError
 
 Use = tuple[KernelConfig, Problem]
@@ -31,9 +31,9 @@ class BuiltKernels:
                 wanted[problem.required_semantics(config)][config] = None
         for semantics, configs in wanted.items():
             missing = [config for config in configs if not self._find(config, semantics)]
-            if missing:
+            for group in by_family(missing):
                 built = library_for(
-                    missing, arch=self.device.arch, semantics=semantics, progress=progress
+                    group, arch=self.device.arch, semantics=semantics, progress=progress
                 )
                 self._libraries[semantics].append(built)
 

@@ -9,7 +9,7 @@ from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.progression.ladder import Ladder, Step, StepTime
 from flashsmith.benchmark.target import Target
-from flashsmith.builder import KernelLibrary, library_for
+from flashsmith.builder import KernelLibrary, libraries_for
 from flashsmith.configs import KernelConfig, check_legal
 from flashsmith.emulator import BankConflicts
 from flashsmith.emulator.observers import instruction_mix
@@ -54,7 +54,7 @@ def climb(
     """
     for cfg in configs:
         check_legal(cfg, target.device)
-    library = library_for(configs, arch=target.device.arch, progress=narrator.build)
+    libraries = libraries_for(configs, arch=target.device.arch, progress=narrator.build)
     counted = []
     for done, cfg in enumerate(configs):
         narrator.step(f"counting {cfg}", done, len(configs))
@@ -64,7 +64,7 @@ def climb(
         narrator.say(f"timing {len(configs)} kernels")
         times = timer(configs)
     steps = tuple(
-        _step(cfg, target, library, count, times)
+        _step(cfg, target, libraries[cfg], count, times)
         for cfg, count in zip(configs, counted, strict=True)
     )
     return Ladder(
@@ -101,7 +101,7 @@ def _count(cfg: KernelConfig, target: Target, seed: int) -> _Count:
     except EmulatorError as error:
         return _Count(None, dict.fromkeys(CONFLICT_KINDS), [f"did not come to its end: {error}"])
     problems = [] if verdict.ok else [str(verdict)]
-    return _Count(verdict, conflict_factors(observer), problems)
+    return _Count(verdict, conflict_factors(observer, cfg), problems)
 
 
 def _step(

@@ -38,7 +38,8 @@ uint64_t stride_bytes(const Tensor& tensor, const char* what, int64_t elements, 
     if (size <= 1 || tensor.is_single_row) return kStrideUnit;
     require(bytes > 0 && bytes % kStrideUnit == 0 && bytes < kStrideLimit,
             std::string(tensor.name) + ": its " + what + " stride is " + std::to_string(elements) +
-                " elements; TMA takes positive multiples of 8 below 2^39");
+                " elements; TMA takes positive multiples of 8 below 2^39: make it contiguous, or "
+                "take a config of the mma.sync family");
     return bytes;
 }
 

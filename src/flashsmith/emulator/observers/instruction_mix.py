@@ -8,16 +8,20 @@ from collections.abc import Mapping
 _CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mma", ("mma.", "wgmma.mma")),
     ("ldmatrix", ("ldmatrix", "stmatrix")),
-    ("cp.async wait", ("cp.async.wait", "cp.async.commit", "cp.async.bulk.wait")),
+    ("TMA", ("cp.async.bulk.tensor", "prefetch.tensormap")),
+    (
+        "cp.async wait",
+        ("cp.async.wait", "cp.async.commit", "cp.async.bulk.wait", "cp.async.bulk.commit"),
+    ),
     ("cp.async", ("cp.async",)),
-    ("barrier", ("bar.", "barrier.", "mbarrier.", "membar", "fence")),
+    ("barrier", ("bar.", "barrier.", "mbarrier.", "membar", "fence", "wgmma.")),
     ("shuffle", ("shfl", "vote", "match", "redux", "activemask")),
     ("special function", ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh")),
 )
 _MEMORY = ("ld", "st", "atom", "red")
 _SPACES = ("shared", "global", "local", "param", "const")
 _FLOAT_TYPES = ("f16", "bf16", "f16x2", "bf16x2", "f32", "f64")
-_CONTROL = ("bra", "ret", "exit", "call", "trap", "brx")
+_CONTROL = ("bra", "ret", "exit", "call", "trap", "brx", "setmaxnreg")
 _MOVES = ("mov", "selp", "prmt", "cvta", "slct")
 
 

@@ -1,0 +1,163 @@
+"""What is explained of wgmma configs, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from dataclasses import fields, replace
+
+import pytest
+
+from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
+from flashsmith.benchmark.explain import explain, intensity, occupancy, smem_map
+from flashsmith.benchmark.explanation_text import print_explanation
+from flashsmith.benchmark.hopper_knobs import HOPPER_EFFECTS
+from flashsmith.benchmark.knobs import knob_effects
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.run import Size, default_size
+from flashsmith.benchmark.table import make_console
+from flashsmith.benchmark.target import choose_target
+from flashsmith.builder.recipe import package_sources
+from flashsmith.configs import (
+    HopperForwardKernelConfig,
+    PingPong,
+    Schedule,
+    TileOrder,
+    device_spec,
+    get_hopper_configs,
+    nearest_legal,
+)
+from flashsmith.configs import parse_kernel_name_into_config as parse
+from flashsmith.emulator import BankConflicts
+from flashsmith.emulator.observers.bank_conflicts import Wavefronts
+
+SHIPPED = get_hopper_configs()[0]
+TWO = parse("(BF16, 128, 128, 160, 2wg): tma+stages_2+q_buffers_1+regs_24_240+separate_O")
+H200 = device_spec("H200")
+TARGET = choose_target("sm_90", emulate=True)
+
+
+def test_shared_memory_is_mapped_without_gaps() -> None:
+    regions = smem_map(TWO)
+    assert [(r.tile, r.begin, r.end, r.rows) for r in regions] == [
+        ("Q", 0, 32_768, 128),
+        ("O", 32_768, 65_536, 128),
+        ("K 1 of 2", 65_536, 106_496, 160),
+        ("K 2 of 2", 106_496, 147_456, 160),
+        ("V 1 of 2", 147_456, 188_416, 160),
+        ("V 2 of 2", 188_416, 229_376, 160),
+        ("barriers, notices", 229_376, 230_400, 0),
+    ]
+    names = [region.tile for region in smem_map(SHIPPED)]
+    assert names[:2] == ["Q, then O 1 of 2", "Q, then O 2 of 2"]
+
+
+@pytest.mark.parametrize("cfg", [*get_hopper_configs(), TWO], ids=str)
+def test_the_map_ends_where_shared_memory_ends(cfg: HopperForwardKernelConfig) -> None:
+    regions = smem_map(cfg)
+    assert regions[-1].end == cfg.smem_bytes()
+    for before, after in itertools.pairwise(regions):
+        assert before.end == after.begin
+
+
+def test_registers_and_shared_memory_leave_room_for_one_cta() -> None:
+    found = occupancy(SHIPPED, H200, registers=128)
+    assert found.limits == {"shared memory": 1, "threads": 4, "CTAs": 32, "registers": 1}
+    assert (found.ctas_per_sm, found.warps_per_sm) == (1, 16)
+
+
+def test_intensity() -> None:
+    """A step of three warpgroups: each reads K, V and its own 64 rows of Q."""
+    flop = 4 * 192 * 128 * 128
+    tile = 128 * 128 * 2
+    assert intensity(SHIPPED).shared == flop / (3 * 2 * tile + 192 * 128 * 2) == 51.2
+    assert intensity(SHIPPED).global_memory == flop / (2 * tile) == 192
+
+
+@pytest.mark.parametrize("cfg", [*get_hopper_configs(), TWO], ids=str)
+def test_every_knob_is_explained(cfg: HopperForwardKernelConfig) -> None:
+    effects = knob_effects(cfg)
+    assert [effect.knob for effect in effects] == [knob.name for knob in fields(cfg)]
+    assert all(effect.effect for effect in effects)
+
+
+def test_what_is_explained_is_a_knob_and_has_a_place_in_the_sources() -> None:
+    assert set(HOPPER_EFFECTS) <= {knob.name for knob in fields(HopperForwardKernelConfig)}
+    folder = package_sources() / "hopper"
+    sources = "\n".join(path.read_text() for path in folder.glob("*.cuh"))
+    for knob, (_, where) in HOPPER_EFFECTS.items():
+        for name in where.split("::"):
+            assert f" {name}" in sources, f"{knob}: no {name} in csrc/hopper"
+
+
+def test_a_knob_is_explained_by_its_value() -> None:
+    def words(**changes: object) -> dict[str, str]:
+        effects = knob_effects(replace(SHIPPED, **changes))  # type: ignore[arg-type]
+        return {effect.knob: effect.effect for effect in effects}
+
+    changes: list[dict[str, object]] = [
+        *({"pingpong": turn} for turn in PingPong if turn != SHIPPED.pingpong),
+        *({"schedule": how} for how in Schedule if how != SHIPPED.schedule),
+        *({"tile_order": order} for order in TileOrder if order != SHIPPED.tile_order),
+        *({name: not getattr(SHIPPED, name)} for name in ("overlap", "separate_O")),
+        *({"kv_stages": 1}, {"q_buffers": 1}, {"rescale_threshold": 0}, {"B_c": 96}),
+    ]
+    for change in changes:
+        (knob,) = change
+        assert words(**change)[knob] != words()[knob]
+    values = {effect.knob: effect.value for effect in knob_effects(SHIPPED)}
+    assert (values["pingpong"], values["overlap"], values["B_r"]) == ("GEMM", "off", "192")
+
+
+def test_conflicts_are_of_what_warps_store() -> None:
+    """Notices of tiles are read and written 16 bytes at a time, and are no copies."""
+    measured = BankConflicts()
+    measured.by_kind = {
+        "stmatrix": Wavefronts(8, 12),
+        "st.shared.16B": Wavefronts(4, 40),
+        "ld.shared.16B": Wavefronts(4, 40),
+    }
+    expected: dict[str, float | None] = dict.fromkeys(CONFLICT_KINDS)
+    assert conflict_factors(measured, SHIPPED) == expected | {"O st": 1.5}
+
+
+def test_a_run_asks_for_whole_tiles_of_keys_only() -> None:
+    assert default_size(TARGET, [SHIPPED]) == Size(1, 256, 2)
+    assert default_size(TARGET, [TWO]).seq == 320
+    mma_sync = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
+    assert default_size(TARGET, [SHIPPED, mma_sync]).seq == 256
+
+
+def test_an_illegal_config_is_explained_with_a_way_out() -> None:
+    cfg = replace(TWO, B_c=176)
+    explanation = explain(cfg, TARGET, Narrator(quiet=True))
+    assert not explanation.legal
+    assert not explanation.ok
+    assert explanation.nearest == tuple(nearest_legal(cfg, TARGET.device))
+    out = io.StringIO()
+    print_explanation(make_console(out), explanation)
+    assert "Rules: ILLEGAL" in out.getvalue()
+    assert "246784 of 232448 bytes on H100" in out.getvalue()
+    assert f"nearest legal configs:\n  {explanation.nearest[0]}\n" in out.getvalue()
+
+
+def test_a_shipped_config_is_explained_from_its_build_and_a_run() -> None:
+    explanation = explain(SHIPPED, TARGET, Narrator(quiet=True))
+    assert explanation.ok
+    assert explanation.kernel is not None
+    assert explanation.static_mix is not None
+    assert explanation.dynamic_mix is not None
+    # Q K^T and P V of two blocks by twelve warps, 8 steps each; on 256 rows of 192 a CTA.
+    assert explanation.dynamic_mix["mma"] == 16 * 2 * 4 * (256 // 64)
+    assert explanation.dynamic_mix["TMA"] > 0
+    assert explanation.conflicts is not None
+    assert explanation.conflicts["O st"] == 1.0
+    out = io.StringIO()
+    print_explanation(make_console(out), explanation)
+    text = out.getvalue()
+    assert "128 to begin with, then 32 to copy and 160 to compute" in text
+    assert "ptxas warns" not in text
+    assert "Proof: " in text
+    facts = explanation.to_json()
+    assert facts["kernel"]["warnings"] == ()
+    assert facts["smem"][-1]["tile"] == "barriers, notices"

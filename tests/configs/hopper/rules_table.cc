@@ -1,0 +1,49 @@
+// The C++ side's answers for many wgmma configs at once, for test_cpp_parity.py to compare with
+// Python's. fields.inc is generated from Python's fields: it defines kFields, config_from(ints)
+// and has_all_fields.
+
+#include <iterator>
+
+#include "hopper/hopper_rules.cuh"
+
+namespace {
+
+using Config = flashsmith::HopperForwardKernelConfig;
+using flashsmith::DType;
+
+#include "fields.inc"
+
+static_assert(has_all_fields(Config{}));
+
+}  // namespace
+
+extern "C" {
+
+const char* rule_name(int bit) {
+    namespace rules = flashsmith::hopper_rules;
+    return bit < static_cast<int>(std::size(rules::kRules)) ? rules::kRules[bit].name : nullptr;
+}
+
+void tabulate_broken_rules(const int* configs, int count, int max_smem_per_block, int arch,
+                           unsigned* out) {
+    for (int i = 0; i < count; ++i)
+        out[i] =
+            flashsmith::broken_rules(config_from(configs + i * kFields), max_smem_per_block, arch);
+}
+
+void tabulate_smem_bytes(const int* configs, int count, long long* out) {
+    for (int i = 0; i < count; ++i) out[i] = config_from(configs + i * kFields).smem_bytes();
+}
+
+void tabulate_ctas(const int* configs, int count, int max_smem_bytes, int registers, int* out) {
+    for (int i = 0; i < count; ++i)
+        out[i] = static_cast<int>(flashsmith::num_ctas_per_sm(config_from(configs + i * kFields),
+                                                              max_smem_bytes, registers));
+}
+
+// -1, 0 or 1: how std::map orders two configs.
+int compare(const int* left, const int* right) {
+    const auto order = config_from(left) <=> config_from(right);
+    return order < 0 ? -1 : (order > 0 ? 1 : 0);
+}
+}

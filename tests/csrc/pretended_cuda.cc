@@ -1,0 +1,401 @@
+// A CUDA runtime and driver that are not there: the host code of kernel libraries linked against it
+// runs without a GPU. Memory is the host's, launches are only noted, and whatever is asked for is
+// counted. Streams are numbers; each becomes known by its first use.
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr size_t kArgumentBytes = 4096;
+
+struct Launch {
+    uint64_t kernel, stream, device;
+    uint32_t grid[3], block[3], cluster[3];
+    uint32_t smem_bytes;
+    uint8_t arguments[kArgumentBytes];
+};
+
+struct UserObject {
+    void* data;
+    cudaHostFn_t destroy;
+    int references;
+};
+
+struct Machine {
+    std::recursive_mutex mutex;
+    int devices = 1;
+    std::map<int, unsigned long long> contexts;  // ids, by device
+    std::map<std::string, int> counts;
+    std::map<std::string, int> failures;  // what the next call returns
+    std::map<cudaStream_t, cudaGraph_t> capturing;
+    std::map<cudaGraph_t, std::vector<UserObject*>> kept;  // by graphs and their executables
+    std::map<std::pair<cudaStream_t, unsigned long long>, unsigned long long> stream_ids;
+    std::map<void*, size_t> memory;
+    std::vector<Launch> launches;
+};
+
+Machine& machine() {
+    static auto& the_machine = *new Machine;
+    return the_machine;
+}
+thread_local int current_device = 0;
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+// Counts the call; what it is to return.
+template <typename Status = cudaError_t>
+Status called(const char* name) {
+    Machine& m = machine();
+    ++m.counts[name];
+    const auto failure = m.failures.find(name);
+    if (failure == m.failures.end()) return Status{};
+    const int status = failure->second;
+    m.failures.erase(failure);
+    return static_cast<Status>(status);
+}
+
+#define FLASHSMITH_CALLED             \
+    const Lock lock(machine().mutex); \
+    if (const cudaError_t status = called(__func__); status != cudaSuccess) return status
+
+unsigned long long context() {
+    return machine().contexts.try_emplace(current_device, 100 + current_device).first->second;
+}
+
+bool anything_is_captured() {
+    return !machine().capturing.empty() && capture_mode != cudaStreamCaptureModeRelaxed;
+}
+
+void release(UserObject* object) {
+    if (--object->references > 0) return;
+    object->destroy(object->data);
+    delete object;
+}
+
+void note_launch(const void* kernel, dim3 grid, dim3 block, dim3 cluster, void** parameters,
+                 size_t smem_bytes, cudaStream_t stream) {
+    Launch launch{};
+    launch.kernel = reinterpret_cast<uint64_t>(kernel);
+    launch.stream = reinterpret_cast<uint64_t>(stream);
+    launch.device = current_device;
+    const dim3 extents[] = {grid, block, cluster};
+    uint32_t* to[] = {launch.grid, launch.block, launch.cluster};
+    for (int i = 0; i < 3; ++i) {
+        to[i][0] = extents[i].x;
+        to[i][1] = extents[i].y;
+        to[i][2] = extents[i].z;
+    }
+    launch.smem_bytes = static_cast<uint32_t>(smem_bytes);
+    std::memcpy(launch.arguments, parameters[0], kArgumentBytes);
+    machine().launches.push_back(launch);
+}
+
+// ---- the driver ----
+
+// What the driver's manual allows, and the map in a form that a test can read back.
+CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+                const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                CUtensorMapFloatOOBfill fill) {
+    const Lock lock(machine().mutex);
+    if (const auto status = called<CUresult>("cuTensorMapEncodeTiled")) return status;
+    const auto at = reinterpret_cast<uint64_t>(address);
+    constexpr uint32_t kSwizzleBytes[] = {0, 32, 64, 128};
+    bool ok = reinterpret_cast<uint64_t>(map) % 64 == 0 && at % 16 == 0 && rank == 4 &&
+              interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && swizzle <= 3 &&
+              box[0] * 2 <= kSwizzleBytes[swizzle] && fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
+    for (cuuint32_t i = 0; i < rank && ok; ++i)
+        ok = sizes[i] >= 1 && sizes[i] <= uint64_t{1} << 32 && box[i] >= 1 && box[i] <= 256 &&
+             element_strides[i] == 1;
+    for (cuuint32_t i = 0; i + 1 < rank && ok; ++i)
+        ok = strides[i] > 0 && strides[i] % 16 == 0 && strides[i] < uint64_t{1} << 40;
+    if (!ok) return CUDA_ERROR_INVALID_VALUE;
+    auto* words = reinterpret_cast<uint64_t*>(map);
+    std::memset(map, 0, sizeof *map);
+    words[0] = at;
+    words[1] = type | uint64_t{kSwizzleBytes[swizzle]} << 16 | uint64_t(promotion) << 32;
+    for (int i = 0; i < 4; ++i) words[2 + i] = sizes[i];
+    for (int i = 0; i < 3; ++i) words[6 + i] = strides[i];
+    for (int i = 0; i < 4; ++i) words[9 + i] = box[i];
+    return CUDA_SUCCESS;
+}
+
+CUresult error_name(CUresult status, const char** name) {
+    if (status != CUDA_ERROR_INVALID_VALUE) return CUDA_ERROR_INVALID_VALUE;
+    *name = "CUDA_ERROR_INVALID_VALUE";
+    return CUDA_SUCCESS;
+}
+
+CUresult context_id(CUcontext, unsigned long long* id) {
+    const Lock lock(machine().mutex);
+    *id = context();
+    return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+// ---- the runtime, as far as the host code calls it ----
+
+extern "C" {
+
+cudaError_t cudaGetLastError() {
+    return cudaSuccess;
+}
+const char* cudaGetErrorName(cudaError_t status) {
+    return status == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorUnknown";
+}
+const char* cudaGetErrorString(cudaError_t) {
+    return "as it was told to";
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+    FLASHSMITH_CALLED;
+    *count = machine().devices;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+    FLASHSMITH_CALLED;
+    *device = current_device;
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+    FLASHSMITH_CALLED;
+    if (device < 0 || device >= machine().devices) return cudaErrorInvalidDevice;
+    current_device = device;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+    FLASHSMITH_CALLED;
+    *value = 9;
+    return cudaSuccess;
+}
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
+    FLASHSMITH_CALLED;
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t*) {
+    return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t) {
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
+    return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
+    *ms = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned int,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+    FLASHSMITH_CALLED;
+    const std::map<std::string, void*> functions = {
+        {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode)},
+        {"cuGetErrorName", reinterpret_cast<void*>(&error_name)},
+        {"cuCtxGetId", reinterpret_cast<void*>(&context_id)},
+    };
+    *found = functions.at(name);
+    *result = cudaDriverEntryPointSuccess;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+    FLASHSMITH_CALLED;
+    if (anything_is_captured()) return cudaErrorStreamCaptureUnsupported;
+    *memory = std::malloc(bytes);
+    std::memset(*memory, 0xAA, bytes);
+    machine().memory[*memory] = bytes;
+    return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+    FLASHSMITH_CALLED;
+    machine().memory.erase(memory);
+    std::free(memory);
+    return cudaSuccess;
+}
+cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t) {
+    FLASHSMITH_CALLED;
+    *memory = std::malloc(bytes);
+    std::memset(*memory, 0xAA, bytes);
+    machine().memory[*memory] = bytes;
+    return cudaSuccess;
+}
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
+    FLASHSMITH_CALLED;
+    machine().memory.erase(memory);
+    std::free(memory);
+    return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+    FLASHSMITH_CALLED;
+    if (machine().capturing.count(stream)) return cudaErrorStreamCaptureUnsupported;
+    std::memset(memory, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
+    FLASHSMITH_CALLED;
+    *stream = reinterpret_cast<cudaStream_t>(uintptr_t{0xABC0});
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) {
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+    FLASHSMITH_CALLED;
+    return anything_is_captured() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+    std::swap(*mode, capture_mode);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+    FLASHSMITH_CALLED;
+    auto& ids = machine().stream_ids;
+    *id = ids.try_emplace({stream, context()}, ids.size() + 1).first->second;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long*, cudaGraph_t* graph,
+                                     const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+    FLASHSMITH_CALLED;
+    const auto found = machine().capturing.find(stream);
+    const bool active = found != machine().capturing.end();
+    *status = active ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    if (active) *graph = found->second;
+    return cudaSuccess;
+}
+
+cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* data, cudaHostFn_t destroy,
+                                 unsigned int references, unsigned int) {
+    FLASHSMITH_CALLED;
+    *object = reinterpret_cast<cudaUserObject_t>(
+        new UserObject{data, destroy, static_cast<int>(references)});
+    return cudaSuccess;
+}
+cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned int) {
+    FLASHSMITH_CALLED;
+    release(reinterpret_cast<UserObject*>(object));
+    return cudaSuccess;
+}
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned int,
+                                      unsigned int) {
+    FLASHSMITH_CALLED;
+    machine().kept[graph].push_back(reinterpret_cast<UserObject*>(object));
+    return cudaSuccess;
+}
+
+cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** parameters,
+                             size_t smem_bytes, cudaStream_t stream) {
+    FLASHSMITH_CALLED;
+    note_launch(kernel, grid, block, {1, 1, 1}, parameters, smem_bytes, stream);
+    return cudaSuccess;
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
+                                void** parameters) {
+    FLASHSMITH_CALLED;
+    dim3 cluster{1, 1, 1};
+    for (unsigned i = 0; i < config->numAttrs; ++i)
+        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) {
+            const auto& dim = config->attrs[i].val.clusterDim;
+            cluster = {dim.x, dim.y, dim.z};
+        }
+    note_launch(kernel, config->gridDim, config->blockDim, cluster, parameters,
+                config->dynamicSmemBytes, config->stream);
+    return cudaSuccess;
+}
+
+// ---- what a test says and asks ----
+
+// Everything anew, but for what the host code keeps: contexts that nobody has met, no stream ids.
+void pretended_reset(int devices) {
+    Machine& m = machine();
+    const Lock lock(m.mutex);
+    static unsigned long long generation = 0;
+    m.devices = devices;
+    generation += 1000;
+    for (int device = 0; device < devices; ++device) m.contexts[device] = generation + device;
+    m.counts.clear();
+    m.failures.clear();
+    m.capturing.clear();
+    m.launches.clear();
+    m.memory.clear();
+    current_device = 0;
+}
+void pretended_lose_context(int device) {
+    machine().contexts[device] += 100;
+}
+// As if it were destroyed, and its handle went to a new one.
+void pretended_forget_stream(uint64_t stream) {
+    auto& ids = machine().stream_ids;
+    const unsigned long long fresh = ids.size() + 1'000'000;
+    ids[{reinterpret_cast<cudaStream_t>(stream), context()}] = fresh;
+}
+void pretended_fail(const char* name, int status) {
+    machine().failures[name] = status;
+}
+int pretended_count(const char* name) {
+    const Lock lock(machine().mutex);
+    return machine().counts[name];
+}
+int pretended_current_device() {
+    return current_device;
+}
+long long pretended_memory_bytes() {
+    const Lock lock(machine().mutex);
+    long long bytes = 0;
+    for (const auto& [memory, size] : machine().memory) bytes += size;
+    return bytes;
+}
+
+void pretended_capture(uint64_t stream, uint64_t graph) {
+    const Lock lock(machine().mutex);
+    machine().capturing[reinterpret_cast<cudaStream_t>(stream)] =
+        reinterpret_cast<cudaGraph_t>(graph);
+}
+void pretended_end_capture(uint64_t stream) {
+    const Lock lock(machine().mutex);
+    machine().capturing.erase(reinterpret_cast<cudaStream_t>(stream));
+}
+// An executable, or a clone, keeps what its graph does.
+void pretended_instantiate(uint64_t graph, uint64_t executable) {
+    const Lock lock(machine().mutex);
+    auto& kept = machine().kept;
+    auto& objects = kept[reinterpret_cast<cudaGraph_t>(executable)];
+    for (UserObject* object : kept[reinterpret_cast<cudaGraph_t>(graph)]) {
+        ++object->references;
+        objects.push_back(object);
+    }
+}
+void pretended_destroy(uint64_t graph) {
+    const Lock lock(machine().mutex);
+    auto& kept = machine().kept;
+    const auto objects = kept[reinterpret_cast<cudaGraph_t>(graph)];
+    kept.erase(reinterpret_cast<cudaGraph_t>(graph));
+    for (UserObject* object : objects) release(object);
+}
+
+int pretended_launches() {
+    const Lock lock(machine().mutex);
+    return static_cast<int>(machine().launches.size());
+}
+const Launch* pretended_launch(int index) {
+    const Lock lock(machine().mutex);
+    return &machine().launches.at(index);
+}
+}
