@@ -8,12 +8,13 @@ as many tensors. Forward only: going backward through one is an error.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any, NoReturn
 
 import torch
 
 from flashsmith import tuning
-from flashsmith.configs import KernelConfig, parse_kernel_name_into_config
+from flashsmith.configs import FAMILIES, KernelConfig, parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
@@ -103,10 +104,20 @@ for _name, _results, _kernel, _fake_kernel in (
     torch.library.register_autograd(_op, _no_gradient)
 
 
-@torch.compiler.assume_constant_result
+# By family, the names of a config's fields.
+_FIELDS = {name: [field.name for field in fields(kind)] for name, kind in FAMILIES.items()}
+
+
 def _text(config: KernelConfig) -> str:
-    """The short form; worked out by Python itself, not traced."""
-    return str(config)
+    """The short form. Field by field, since PyTorch 2.11 makes a constant of no dataclass."""
+    family = config.FAMILY
+    return _short_form(family, *[getattr(config, name) for name in _FIELDS[family]])
+
+
+@torch.compiler.assume_constant_result
+def _short_form(family: str, *values: Any) -> str:
+    """Worked out by Python itself, not traced."""
+    return str(FAMILIES[family](*values))
 
 
 def traced_attention(
