@@ -222,6 +222,13 @@ def test_gradients_are_refused_while_tracing() -> None:
         assert torch.equal(compiled(q, k, v), flashsmith.attention(q, k, v))
 
 
+def test_a_window_that_is_no_pair_is_refused_while_tracing() -> None:
+    compiled = torch.compile(flashsmith.attention, fullgraph=True, backend="aot_eager")
+    for window in (5, (1, 2, 3), None):
+        with pytest.raises(Exception, match=r"window=.*: give a pair"):
+            compiled(*dense(), window=window)
+
+
 def test_an_op_refuses_to_go_backward() -> None:
     q, k, v = dense()
     output = ops().attention(q, k, v)

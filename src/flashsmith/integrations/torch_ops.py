@@ -16,6 +16,7 @@ import torch
 from flashsmith import tuning
 from flashsmith.configs import FAMILIES, KernelConfig, parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError
+from flashsmith.runtime.options import check_pair
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
 # PyTorch's autograd takes no tensors by name, so they come first.
@@ -137,7 +138,8 @@ def traced_attention(
 ) -> Any:
     """attention() in terms of the ops; takes and returns what it does.
 
-    Raises ArgumentError while tracing when an input requires grad in grad mode.
+    Raises ArgumentError while tracing when an input requires grad in grad mode, or for a window
+    that is no pair; other arguments are judged when the op runs.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -146,7 +148,7 @@ def traced_attention(
                 "torch.no_grad(), or flashsmith.sdpa(), which leaves such calls to PyTorch"
             )
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
-    keywords["window_left"], keywords["window_right"] = window
+    keywords["window_left"], keywords["window_right"] = check_pair(window)
     keywords["config"] = None if config is None else _text(config)
     if not (return_lse or return_row_max):
         output = torch.ops.flashsmith.attention(*tensors, **keywords)
