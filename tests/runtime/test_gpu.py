@@ -70,18 +70,6 @@ def test_without_a_framework(dtype: DType) -> None:
     assert result.emulation is None
 
 
-def test_the_driver_and_the_library_describe_the_same_gpu() -> None:
-    spec = query_gpu(0)
-    functions = loaded_kernels.get(CFG, spec.arch).functions
-    assert list(functions.query_device(0)) == [
-        spec.arch,
-        spec.sm_count,
-        spec.max_smem_per_block,
-        spec.max_smem_per_sm,
-    ]
-    assert functions.device_count() == gpu_count()
-
-
 def test_a_gpu_that_does_not_exist() -> None:
     with pytest.raises(
         ArgumentError, match=f"GPU 4095 does not exist; this process sees {gpu_count()}"
