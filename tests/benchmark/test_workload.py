@@ -15,7 +15,7 @@ from flashsmith.benchmark.contenders import OURS, attention_contender, kernel_co
 from flashsmith.benchmark.workload import Workload, row_blocks
 from flashsmith.configs import Problem, parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError
-from flashsmith.verify import compute_references
+from flashsmith.verify import compute_references, engine
 from flashsmith.verify.inputs import default_scale
 
 CFG = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
@@ -45,11 +45,23 @@ PROBLEMS = [
 ]
 
 
+ON_GPU = [False, pytest.param(True, marks=pytest.mark.torch)]
+
+
+def judge_few(monkeypatch: pytest.MonkeyPatch, scores: int) -> None:
+    """Wherever the references are computed."""
+    for name in ("SCORES_ON_HOST", "SCORES_ON_GPU"):
+        monkeypatch.setattr(workload_module, name, scores)
+
+
 @pytest.mark.parametrize("text", PROBLEMS)
 @pytest.mark.parametrize("scores", [1 << 23, 600])
-def test_the_right_answer_passes(text: str, scores: int, monkeypatch) -> None:
-    """Judged on all rows, and on a few of them."""
-    monkeypatch.setattr(workload_module, "SCORES_ON_HOST", scores)
+@pytest.mark.parametrize("on_gpu", ON_GPU, ids=["numpy", "torch"])
+def test_the_right_answer_passes(text: str, scores: int, on_gpu: bool, monkeypatch) -> None:
+    """Judged on all rows, and on a few of them; the host passes for PyTorch's GPU."""
+    monkeypatch.setattr(workload_module, "gpu_engine_pays", lambda scores: on_gpu)
+    monkeypatch.setattr(engine, "GPU", "cpu")
+    judge_few(monkeypatch, scores)
     w = workload(text)
     verdict = w.judge(right_answer(w))
     assert verdict.ok, verdict.reasons
@@ -73,7 +85,7 @@ def last_rows(o: np.ndarray) -> np.ndarray:
     ],
 )
 def test_a_wrong_output_is_seen(text: str, damage: Callable, monkeypatch) -> None:
-    monkeypatch.setattr(workload_module, "SCORES_ON_HOST", 600)
+    judge_few(monkeypatch, 600)
     w = workload(text)
     o = right_answer(w)
     damage(o)

@@ -13,7 +13,7 @@ from itertools import combinations
 
 import pytest
 
-from flashsmith.builder import KernelLibrary, build
+from flashsmith.builder import KernelLibrary, build, library_for
 from flashsmith.configs import (
     DType,
     FlashForwardKernelConfig,
@@ -367,7 +367,7 @@ def differing_knobs(a: FlashForwardKernelConfig, b: FlashForwardKernelConfig) ->
 
 def _neighbours_check(key: str, dtype: DType | None) -> int:
     configs = [c for c in get_kernel_configs(key) if dtype is None or c.dtype is dtype]
-    library = build(get_kernel_configs(key), arch=80)
+    library = library_for(configs)
     sequences = {
         c: instruction_sequence(parse(library.ptx(c)).entry(library.entry(c).ptx_entry))
         for c in configs

@@ -345,6 +345,8 @@ def test_an_assertion_that_holds_costs_nothing() -> None:
         ("frobnicate.u32 %r1, %r2;", "frobnicate.u32: opcode frobnicate is not supported"),
         ("add.rn.s32 %r1, %r60, 1;", "add.rn.s32: modifier .rn of add is not supported"),
         ("ld.global.banana.u32 %r1, [%rd1];", "modifier .banana of ld is not supported"),
+        ("add.u32 %r1, %p1, 1;", "add.u32: a predicate where a number is expected"),
+        ("add.u64 %rd1, %r2, 1;", "add.u64: a register of 4 bytes where 8 are needed"),
         ("cvt.rn.e4m3x2.f32 %r1, %f1, %f2;", "cvt.rn.e4m3x2.f32 is not supported"),
         ("ld.shared::cluster.u32 %r1, [%r2];", "shared memory of other CTAs"),
         ("vote.all.pred %p1, %p2;", "vote.all.pred is not supported"),

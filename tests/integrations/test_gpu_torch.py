@@ -64,7 +64,8 @@ class TestGraphs:
             call()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # PyTorch's own stream for captures stays on the GPU that was current at the first.
+        with torch.cuda.graph(graph, stream=side):
             output = call()
         return graph, output
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 pytestmark = pytest.mark.torch
 
 import flashsmith  # noqa: E402
-from flashsmith.configs import parse_kernel_name_into_config  # noqa: E402
+from flashsmith import tuning  # noqa: E402
+from flashsmith.configs import KernelConfig, parse_kernel_name_into_config  # noqa: E402
 from flashsmith.runtime.launches import count_launches  # noqa: E402
 
 CONFIG = parse_kernel_name_into_config(
@@ -112,6 +114,26 @@ def test_compiled_with_everything() -> None:
     assert torch.equal(out, expected[0])
 
 
+def test_a_config_is_an_argument_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one given later is not mistaken for the first."""
+    used: list[KernelConfig] = []
+    right = tuning.attention
+
+    def noting(*tensors: Any, config: KernelConfig, **keywords: Any) -> Any:
+        used.append(config)
+        return right(*tensors, config=config, **keywords)
+
+    def model(q: Any, k: Any, v: Any, config: KernelConfig) -> Any:
+        return flashsmith.attention(q, k, v, config=config)
+
+    monkeypatch.setattr(tuning, "attention", noting)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    configs = [CONFIG, replace(CONFIG, swizzled=False), CONFIG]
+    for config in configs:
+        compiled(*dense(), config)
+    assert used == configs
+
+
 @pytest.mark.parametrize("asked", ["return_lse", "return_row_max"])
 def test_one_statistic(asked: str) -> None:
     def model(q: Any, k: Any, v: Any) -> Any:
@@ -198,6 +220,13 @@ def test_gradients_are_refused_while_tracing() -> None:
         compiled(q, k, v)
     with torch.no_grad():
         assert torch.equal(compiled(q, k, v), flashsmith.attention(q, k, v))
+
+
+def test_a_window_that_is_no_pair_is_refused_while_tracing() -> None:
+    compiled = torch.compile(flashsmith.attention, fullgraph=True, backend="aot_eager")
+    for window in (5, (1, 2, 3), None):
+        with pytest.raises(Exception, match=r"window=.*: give a pair"):
+            compiled(*dense(), window=window)
 
 
 def test_an_op_refuses_to_go_backward() -> None:

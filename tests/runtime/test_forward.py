@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -154,7 +155,7 @@ def test_another_arch_is_emulated_when_asked_for(monkeypatch: pytest.MonkeyPatch
         seen.append(arch)
         return get(cfg, 80, *options)
 
-    monkeypatch.setattr(forward_module.loaded_kernels, "get", noting)
+    monkeypatch.setattr(forward_module, "loaded_kernels", SimpleNamespace(get=noting))
     run_forward(CONFIGS[DType.FP16], *drawn(), arch=90)
     forward(CONFIGS[DType.FP16], *drawn())
     assert seen == [90, 80]
@@ -170,7 +171,7 @@ class TestLongEmulations:
         monkeypatch.setattr(emulation, "estimate_seconds", lambda *args: 3661.0)
 
     def test_refused_before_anything_is_built(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(forward_module.loaded_kernels, "get", None)
+        monkeypatch.setattr(forward_module, "loaded_kernels", None)
         with pytest.raises(EmulationTooLongError, match=r"3661 s, above 60 s; pass emulate=True"):
             forward(CONFIGS[DType.FP16], *drawn())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -254,7 +255,7 @@ NOTHING = [
 def test_where_there_are_no_rows_nothing_is_launched(
     qkv: list[np.ndarray], packed: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward_pass.loaded_kernels, "get", None)
+    monkeypatch.setattr(forward_pass, "loaded_kernels", None)
     with count_launches() as launches:
         o, lse, row_max = forward(CFG, *qkv, **packed, return_lse=True, return_row_max=True)
         again = np.empty_like(qkv[0])
@@ -304,7 +305,7 @@ def test_the_semantics_of_a_call(
     def note(cfg: Any, arch: int, semantics: Semantics, may_build: Any) -> None:
         raise Asked(semantics)
 
-    monkeypatch.setattr(forward_pass.loaded_kernels, "get", note)
+    monkeypatch.setattr(forward_pass, "loaded_kernels", SimpleNamespace(get=note))
     with pytest.raises(Asked) as asked:
         forward(CFG, *drawn(*lengths), **options)
     assert asked.value.args == (semantics,)

@@ -70,16 +70,21 @@ def test_without_a_framework(dtype: DType) -> None:
     assert result.emulation is None
 
 
-def test_the_driver_and_the_library_describe_the_same_gpu() -> None:
-    spec = query_gpu(0)
-    functions = loaded_kernels.get(CFG, spec.arch).functions
-    assert list(functions.query_device(0)) == [
-        spec.arch,
-        spec.sm_count,
-        spec.max_smem_per_block,
-        spec.max_smem_per_sm,
-    ]
-    assert functions.device_count() == gpu_count()
+@pytest.fixture
+def two_gpus() -> None:
+    if gpu_count() < 2:
+        pytest.skip("needs 2 NVIDIA GPUs")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_the_second_gpu_without_a_framework() -> None:
+    """And the first again: a kernel is loaded for every GPU that it is launched on."""
+    qkv = drawn()
+    for ordinal in (1, 0, 1):
+        on_gpu = [DeviceArray.from_host(array, ordinal) for array in qkv]
+        result = run_forward(CFG, *on_gpu, return_lse=True, poisoned=True)
+        assert result.o.ordinal == result.lse.ordinal == ordinal
+        assert_attention(result.o.to_host(), result.lse.to_host(), qkv)
 
 
 def test_a_gpu_that_does_not_exist() -> None:
@@ -248,11 +253,10 @@ class TestTorch:
         for index, qkv in enumerate(inputs):
             assert_attention(outputs[index], None, qkv)
 
+    @pytest.mark.usefixtures("two_gpus")
     def test_a_device_that_is_not_current(self) -> None:
         import torch
 
-        if torch.cuda.device_count() < 2:
-            pytest.skip("needs 2 NVIDIA GPUs")
         qkv = drawn()
         tensors = [on_gpu(array, device=1) for array in qkv]
         with torch.cuda.device(0):
@@ -264,11 +268,10 @@ class TestTorch:
         assert ms is not None
         assert_attention(on_host(o), on_host(lse), qkv)
 
+    @pytest.mark.usefixtures("two_gpus")
     def test_the_stream_of_a_device_that_is_not_current(self) -> None:
         import torch
 
-        if torch.cuda.device_count() < 2:
-            pytest.skip("needs 2 NVIDIA GPUs")
         qkv = drawn()
         ready = [on_gpu(array, device=1) for array in qkv]
         tensors = [torch.zeros_like(tensor) for tensor in ready]
@@ -284,11 +287,8 @@ class TestTorch:
         torch.cuda.synchronize(1)
         assert_attention(on_host(o), None, qkv)
 
+    @pytest.mark.usefixtures("two_gpus")
     def test_two_devices_mixed(self) -> None:
-        import torch
-
-        if torch.cuda.device_count() < 2:
-            pytest.skip("needs 2 NVIDIA GPUs")
         q, k, v = map(on_gpu, drawn())
         with pytest.raises(ArgumentError, match="v: lives on cuda:1 and q on cuda:0"):
             forward(CFG, q, k, v.to("cuda:1"))

@@ -24,6 +24,7 @@ from flashsmith.runtime import (
     prepared,
     run_call,
 )
+from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.options import NO_WINDOW
 from flashsmith.tuning import choose_config
 
@@ -98,6 +99,14 @@ def test_calls_that_differ_are_told_apart(gpu: PretendedGpu) -> None:
         attention(**make())
     assert [without_addresses(launch) for launch in gpu.launches] == prepared_first
     assert len(prepared.known) == len(CALLS)
+
+
+def test_no_real_kernel_is_launched(gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever another test left on the kernels that are loaded: host addresses kill a GPU's
+    context."""
+    monkeypatch.setitem(vars(loaded_kernels), "get", None)
+    forward(CFG, *qkv())
+    assert len(gpu.launches) == 1
 
 
 def test_forward_prepares_by_its_config(gpu: PretendedGpu, unchecked: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_a_config_given_is_the_one_used(monkeypatch: pytest.MonkeyPatch) -> None
         used.append(cfg)
         return get(cfg, *options)
 
-    monkeypatch.setattr(forward_pass.loaded_kernels, "get", noting)
+    monkeypatch.setattr(forward_pass, "loaded_kernels", SimpleNamespace(get=noting))
     attention(*tensors(), config=CONFIG)
     attention(*tensors())
     assert used[0] == CONFIG != used[1]

@@ -222,9 +222,15 @@ def test_a_finding_fails_a_verdict_whose_numbers_are_right(
 COVER = get_cover_configs()
 
 
-def test_a_covering_set_is_right() -> None:
-    for cfg in built_together(COVER):
-        assert_right(cfg, seq=256, heads=1)
+@pytest.fixture(scope="module")
+def cover() -> None:
+    built_together(COVER)
+
+
+@pytest.mark.usefixtures("cover")
+@pytest.mark.parametrize("cfg", COVER, ids=str)
+def test_a_covering_set_is_right(cfg: FlashForwardKernelConfig) -> None:
+    assert_right(cfg, seq=256, heads=1)
 
 
 def d_head_64(configs: list[FlashForwardKernelConfig]) -> list[FlashForwardKernelConfig]:

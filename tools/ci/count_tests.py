@@ -1,6 +1,9 @@
-"""Print how many tests of a JUnit file passed, failed and were skipped, and why they were skipped.
+"""Print how many tests of JUnit files passed, failed and were skipped, and why they were skipped.
 
-Usage: python tools/ci/count_tests.py junit.xml
+Usage: python tools/ci/count_tests.py junit.xml...
+
+A line for every file, and their sum where there are several. The exit status is 1 when a test
+failed, or when a file has none that passed.
 """
 
 from __future__ import annotations
@@ -8,27 +11,60 @@ from __future__ import annotations
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 
-def summarize(path: str) -> str:
-    """One line of counts, then one line per skip reason; raises ValueError when nothing ran."""
-    cases = ElementTree.parse(path).getroot().findall(".//testcase")
-    failed = sum(
-        case.find("failure") is not None or case.find("error") is not None for case in cases
-    )
-    reasons = Counter(
-        skipped.get("message", "no reason")
-        for case in cases
-        if (skipped := case.find("skipped")) is not None
-    )
-    n_skipped = sum(reasons.values())
-    passed = len(cases) - failed - n_skipped
-    if passed == 0:
-        raise ValueError(f"{path}: not one test passed")
-    lines = [f"tests: {passed} passed, {failed} failed, {n_skipped} skipped"]
-    lines += [f"  skipped {count}: {reason}" for reason, count in reasons.most_common()]
-    return "\n".join(lines)
+@dataclass
+class Counts:
+    """Of one file or of several together; ``seconds`` are those of the workers, added up."""
+
+    passed: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Counts) -> None:
+        self.passed += other.passed
+        self.failed += other.failed
+        self.seconds += other.seconds
+        self.reasons += other.reasons
+
+    def __str__(self) -> str:
+        return (
+            f"{self.passed} passed, {self.failed} failed, {sum(self.reasons.values())} skipped"
+            f" ({self.seconds:.0f} s of work)"
+        )
+
+
+def read(path: str) -> Counts:
+    """The counts of one file."""
+    counts = Counts()
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        counts.seconds += float(case.get("time", 0))
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            counts.failed += 1
+        elif skipped is not None:
+            counts.reasons[skipped.get("message", "no reason")] += 1
+        else:
+            counts.passed += 1
+    return counts
+
+
+def main(paths: Sequence[str]) -> int:
+    whole, wrong = Counts(), False
+    for path in paths:
+        counts = read(path)
+        whole.add(counts)
+        wrong |= counts.failed > 0 or counts.passed == 0
+        if len(paths) > 1:
+            print(f"{path}: {counts}")
+    print(f"tests: {whole}")
+    for reason, count in whole.reasons.most_common():
+        print(f"  skipped {count}: {reason}")
+    return int(wrong or not paths)
 
 
 if __name__ == "__main__":
-    print(summarize(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

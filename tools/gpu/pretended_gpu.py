@@ -85,7 +85,9 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
     replaced = {
         (tensors, "_torch_device"): lambda name, device: tensors.Device("cuda", 0),
         (driver, "query_gpu"): lambda ordinal: H200,
-        (libraries.LoadedKernels, "get"): lambda self, *asked: pretended.kernel(*asked),
+        # Not its class's method: an attribute of the object itself would hide that, and a real GPU
+        # would be given the host's addresses.
+        (forward_pass, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
     }
     for module in (gpu, prepared):
         replaced[module, "torch_stream_getter"] = lambda: lambda ordinal: pretended.stream

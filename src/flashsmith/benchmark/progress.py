@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from flashsmith.builder import BuildEvent
 
 
-class Narrator:
-    """Tells on standard error what is going on, at once, and how far it is.
+class Teller:
+    """Writes to standard error: lines, and on a terminal a bar below them.
 
     Use as a context manager; `quiet` tells nothing.
     """
@@ -32,27 +33,27 @@ class Narrator:
         self.quiet = quiet
         self._console = make_console(sys.stderr)
         self._bar: Progress | None = None
-        self._told_of_waiting = False
 
-    def __enter__(self) -> Narrator:
-        if self._console.is_terminal and not self.quiet:
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn(
-                    "{task.description}",
-                    markup=False,
-                    table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-                ),
-                BarColumn(bar_width=20),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=self._console,
-                expand=True,
-                transient=True,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("starting", total=None)
-        return self
+    def _begin(self, *columns: ProgressColumn, total: float | None, **fields: Any) -> None:
+        """Shows a bar with these columns behind it where there is a terminal."""
+        if not self._console.is_terminal or self.quiet:
+            return
+        what = TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        )
+        self._bar = Progress(
+            SpinnerColumn(),
+            what,
+            BarColumn(bar_width=20),
+            *columns,
+            console=self._console,
+            expand=True,
+            transient=True,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task("starting", total=total, **fields)
 
     def __exit__(
         self,
@@ -68,6 +69,18 @@ class Narrator:
         """One line that stays."""
         if not self.quiet:
             self._console.print(text, markup=False, soft_wrap=True)
+
+
+class Narrator(Teller):
+    """Tells on standard error what is going on, at once, and how far it is."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self._told_of_waiting = False
+
+    def __enter__(self) -> Narrator:
+        self._begin(MofNCompleteColumn(), TimeElapsedColumn(), total=None)
+        return self
 
     def step(self, what: str, done: int, total: int) -> None:
         """`done` of `total` are through and `what` is next: the bar's text, or a line."""

@@ -253,17 +253,6 @@ ffi::Any semantics(Arguments& args) {
     return ffi::Array<Int>{static_cast<Int>(s.mask), s.softcap, s.packed, s.uneven};
 }
 
-ffi::Any describe_device(Arguments& args) {
-    const DeviceSpec d = query_device(args.small_integer());
-    args.end();
-    return ffi::Array<Int>{d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm};
-}
-
-ffi::Any count_devices(Arguments& args) {
-    args.end();
-    return device_count();
-}
-
 int export_call(ffi::Any (*function)(Arguments&), const TVMFFIAny* values, int32_t count,
                 TVMFFIAny* result) {
     TVM_FFI_SAFE_CALL_BEGIN();
@@ -285,5 +274,3 @@ FLASHSMITH_EXPORT(plan, plan)
 FLASHSMITH_EXPORT(prepare, prepare)
 FLASHSMITH_EXPORT(configs, configs)
 FLASHSMITH_EXPORT(semantics, semantics)
-FLASHSMITH_EXPORT(query_device, describe_device)
-FLASHSMITH_EXPORT(device_count, count_devices)

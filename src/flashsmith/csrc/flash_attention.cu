@@ -256,30 +256,4 @@ float PreparedLaunch::launch_timed(const Addresses& at, void* stream) const {
     return milliseconds;
 }
 
-int device_count() {
-    int count = 0;
-    const cudaError_t status = cudaGetDeviceCount(&count);
-    if (status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver) {
-        cudaGetLastError();
-        return 0;
-    }
-    check(status, "cudaGetDeviceCount");
-    return count;
-}
-
-DeviceSpec query_device(int device) {
-    const auto attribute = [device](cudaDeviceAttr which) {
-        int value = 0;
-        check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-        return value;
-    };
-    return {
-        .arch = attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
-                attribute(cudaDevAttrComputeCapabilityMinor),
-        .sm_count = attribute(cudaDevAttrMultiProcessorCount),
-        .max_smem_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
-        .max_smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
-    };
-}
-
 }  // namespace flashsmith

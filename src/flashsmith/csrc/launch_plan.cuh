@@ -115,7 +115,4 @@ class PreparedLaunch {
     mutable EncodedTensorMaps encoded_;
 };
 
-int device_count();
-DeviceSpec query_device(int device);
-
 }  // namespace flashsmith

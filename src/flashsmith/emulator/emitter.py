@@ -97,7 +97,7 @@ class Emitter:
         name = self.names.get(register)
         if name is None:
             name = self.names[register] = f"r{len(self.names)}"
-            held = _stored(self.entry.register_type(register))
+            held = self._stored(self.entry.register_type(register))
             as_float = held in ("u4", "u8") and register in self.floats
             self.storage[register] = f"f{held[1]}" if as_float else held
         return name
@@ -127,14 +127,16 @@ class Emitter:
         """Expression of an operand as PTX type ``kind``; 16-bit floats as their bits."""
         wanted = DTYPES[kind]
         if isinstance(operand, Register):
-            return _reinterpret(self._checked(operand.name), self.storage_of(operand.name), wanted)
+            return self._reinterpret(
+                self._checked(operand.name), self.storage_of(operand.name), wanted
+            )
         if isinstance(operand, Immediate):
             return self.constant(_immediate_value(operand, wanted), wanted)
         if isinstance(operand, Negated):
             return f"(~{self.use(operand.operand, 'pred')})"
         if isinstance(operand, Special):
             held = "b1" if operand.name == "%is_explicit_cluster" else _special_type(operand.name)
-            return _reinterpret(f"G.special({operand.name!r})", held, wanted)
+            return self._reinterpret(f"G.special({operand.name!r})", held, wanted)
         if isinstance(operand, Symbol):
             return self._symbol(operand.name, wanted)
         raise self.error(f"operand {operand} cannot be read as .{kind}")
@@ -168,9 +170,9 @@ class Emitter:
         for parameter in self.entry.parameters:
             if parameter.name == name:
                 offset = self.constant(parameter.offset, "u8")
-                return _reinterpret(f"(W.parameter_address + {offset})", "u8", wanted)
+                return self._reinterpret(f"(W.parameter_address + {offset})", "u8", wanted)
         self.module_symbols.add(name)
-        return _reinterpret(f"W.symbols[{name!r}]", "u8", wanted)
+        return self._reinterpret(f"W.symbols[{name!r}]", "u8", wanted)
 
     def address(self, operand: Operand) -> tuple[str, str]:
         """(expression, NumPy name u4 or i8) of an address operand, offset included."""
@@ -205,7 +207,7 @@ class Emitter:
         if not isinstance(operand, Register):
             raise self.error(f"cannot write to {operand}")
         target, stored = self.name(operand.name), self.storage_of(operand.name)
-        value = _reinterpret(expression, held, stored, extend=True)
+        value = self._reinterpret(expression, held, stored, extend=True)
         mask = self.mask()
         if mask is not None:
             if operand.name in self.unwritten:
@@ -229,6 +231,35 @@ class Emitter:
             return None
         expression = self._checked(guard.register.name)
         return f"(~{expression})" if guard.negated else expression
+
+    # Types
+
+    def _stored(self, declared: str) -> str:
+        if declared == "pred":
+            return "b1"
+        if declared in ("f32", "f64"):
+            return DTYPES[declared]
+        if TYPE_SIZES.get(declared) in _STORED:
+            return _STORED[TYPE_SIZES[declared]]
+        raise self.error(f"registers of type .{declared} are not supported")
+
+    def _reinterpret(self, expression: str, held: str, wanted: str, *, extend: bool = False) -> str:
+        """Convert between NumPy types by bits; narrower integers extend, wider ones are cut."""
+        if held == wanted:
+            return expression
+        if "b1" in (held, wanted):
+            raise self.error("a predicate where a number is expected, or the reverse")
+        if not expression.isidentifier():
+            expression = f"({expression})"
+        if _SIZES[held] == _SIZES[wanted]:
+            return f"{expression}.view({wanted})"
+        if held[0] == "f":
+            expression = f"{expression}.view(u{held[1]})"
+        if _SIZES[held] > _SIZES[wanted] or extend:
+            middle = wanted if wanted[0] != "f" else f"u{wanted[1]}"
+            expression = f"{expression}.astype({middle})"
+            return expression if middle == wanted else f"{expression}.view({wanted})"
+        raise self.error(f"a register of {_SIZES[held]} bytes where {_SIZES[wanted]} are needed")
 
     # Output
 
@@ -275,16 +306,6 @@ class Emitter:
         self.windows = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
-def _stored(declared: str) -> str:
-    if declared == "pred":
-        return "b1"
-    if declared in ("f32", "f64"):
-        return DTYPES[declared]
-    if TYPE_SIZES.get(declared) in _STORED:
-        return _STORED[TYPE_SIZES[declared]]
-    raise EmulatorError(f"registers of type .{declared} are not supported")
-
-
 #: Opcodes that move bits and so say nothing of what they mean.
 _NEUTRAL = frozenset(["mov", "ld", "ldu", "selp", "shfl"])
 
@@ -309,25 +330,6 @@ def _float_registers(flow: Flow) -> frozenset[str]:
 
 def _special_type(name: str) -> str:
     return "u8" if name in ("%clock64", "%globaltimer", "%gridid") else "u4"
-
-
-def _reinterpret(expression: str, held: str, wanted: str, *, extend: bool = False) -> str:
-    """Convert between NumPy types by bits; narrower integers extend, wider ones are cut."""
-    if held == wanted:
-        return expression
-    if "b1" in (held, wanted):
-        raise EmulatorError("a predicate where a number is expected, or the reverse")
-    if not expression.isidentifier():
-        expression = f"({expression})"
-    if _SIZES[held] == _SIZES[wanted]:
-        return f"{expression}.view({wanted})"
-    if held[0] == "f":
-        expression = f"{expression}.view(u{held[1]})"
-    if _SIZES[held] > _SIZES[wanted] or extend:
-        middle = wanted if wanted[0] != "f" else f"u{wanted[1]}"
-        expression = f"{expression}.astype({middle})"
-        return expression if middle == wanted else f"{expression}.view({wanted})"
-    raise EmulatorError(f"a register of {_SIZES[held]} bytes where {_SIZES[wanted]} are needed")
 
 
 def _immediate_value(operand: Immediate, wanted: str) -> Any:

@@ -8,13 +8,15 @@ as many tensors. Forward only: going backward through one is an error.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any, NoReturn
 
 import torch
 
 from flashsmith import tuning
-from flashsmith.configs import KernelConfig, parse_kernel_name_into_config
+from flashsmith.configs import FAMILIES, KernelConfig, parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError
+from flashsmith.runtime.options import check_pair
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
 # PyTorch's autograd takes no tensors by name, so they come first.
@@ -103,10 +105,20 @@ for _name, _results, _kernel, _fake_kernel in (
     torch.library.register_autograd(_op, _no_gradient)
 
 
-@torch.compiler.assume_constant_result
+# By family, the names of a config's fields.
+_FIELDS = {name: [field.name for field in fields(kind)] for name, kind in FAMILIES.items()}
+
+
 def _text(config: KernelConfig) -> str:
-    """The short form; worked out by Python itself, not traced."""
-    return str(config)
+    """The short form. Field by field, since PyTorch 2.11 makes a constant of no dataclass."""
+    family = config.FAMILY
+    return _short_form(family, *[getattr(config, name) for name in _FIELDS[family]])
+
+
+@torch.compiler.assume_constant_result
+def _short_form(family: str, *values: Any) -> str:
+    """Worked out by Python itself, not traced."""
+    return str(FAMILIES[family](*values))
 
 
 def traced_attention(
@@ -126,7 +138,8 @@ def traced_attention(
 ) -> Any:
     """attention() in terms of the ops; takes and returns what it does.
 
-    Raises ArgumentError while tracing when an input requires grad in grad mode.
+    Raises ArgumentError while tracing when an input requires grad in grad mode, or for a window
+    that is no pair; other arguments are judged when the op runs.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -135,7 +148,7 @@ def traced_attention(
                 "torch.no_grad(), or flashsmith.sdpa(), which leaves such calls to PyTorch"
             )
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
-    keywords["window_left"], keywords["window_right"] = window
+    keywords["window_left"], keywords["window_right"] = check_pair(window)
     keywords["config"] = None if config is None else _text(config)
     if not (return_lse or return_row_max):
         output = torch.ops.flashsmith.attention(*tensors, **keywords)

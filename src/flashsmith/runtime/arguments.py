@@ -18,8 +18,14 @@ from flashsmith.configs import (
 )
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime.overlap import check_output_distinct
-from flashsmith.runtime.sequences import Packing, check_beside
-from flashsmith.runtime.tensors import TensorView, VectorView, view_tensor, view_vector
+from flashsmith.runtime.sequences import Packing
+from flashsmith.runtime.tensors import (
+    TensorView,
+    VectorView,
+    check_beside,
+    view_tensor,
+    view_vector,
+)
 
 # Kernels move 16 bytes at a time: 8 elements of 2 bytes.
 ALIGNMENT_BYTES = 16
@@ -84,7 +90,10 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
             "the tensors or choose another config"
         )
     if problem.d > cfg.d_head:
-        raise ArgumentError(f"q: d_head {problem.d}; the config's kernel is for up to {cfg.d_head}")
+        raise ArgumentError(
+            f"q: d_head {problem.d}; the config's kernel is for up to {cfg.d_head}: choose a "
+            "config with a larger d_head"
+        )
     if problem.batch * problem.heads_q * math.ceil(problem.seq_q / cfg.B_r) > MOST_BLOCKS:
         raise ArgumentError(
             f"q: batch x n_heads x blocks of {cfg.B_r} rows are above {MOST_BLOCKS} ({problem}); "
@@ -100,7 +109,10 @@ def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> VectorView | None:
     view = view_vector("sinks", sinks, "float32")
     check_beside(view, q)
     if view.shape[0] != heads_q:
-        raise ArgumentError(f"sinks: shape {view.shape}; must be (n_heads of q,), ({heads_q},)")
+        raise ArgumentError(
+            f"sinks: shape {view.shape}; must be (n_heads of q,), ({heads_q},): give one logit "
+            "a head"
+        )
     return view
 
 
@@ -114,7 +126,9 @@ def check_output(
     """
     view = view_tensor(name, o)
     if view.shape != q.shape:
-        raise ArgumentError(f"{name}: shape {view.shape}; must be q's, {q.shape}")
+        raise ArgumentError(
+            f"{name}: shape {view.shape}; must be q's, {q.shape}: give such a tensor, or None"
+        )
     _check_same_kind(view, q)
     _check_layout(view)
     if not view.writable:
@@ -148,18 +162,11 @@ def _wrong_rank(view: TensorView, packed: bool) -> ArgumentError:
 
 
 def _check_same_kind(view: TensorView, q: TensorView) -> None:
-    if view.framework != q.framework:
-        raise ArgumentError(
-            f"{view.name}: is a {view.framework} tensor and q a {q.framework} one; "
-            "give all of one framework"
-        )
+    check_beside(view, q)
     if view.dtype != q.dtype:
         raise ArgumentError(
-            f"{view.name}: dtype {view.dtype.name} and q {q.dtype.name}; all must have one dtype"
-        )
-    if view.device != q.device:
-        raise ArgumentError(
-            f"{view.name}: lives on {view.device} and q on {q.device}; move all to one device"
+            f"{view.name}: dtype {view.dtype.name} and q {q.dtype.name}; all must have one dtype: "
+            "convert one"
         )
 
 
@@ -206,28 +213,39 @@ def _problem(
     *q_rows, heads_q, d = q
     *k_rows, heads_k, _ = k
     if v != k:
-        raise ArgumentError(f"v: shape {v}; must be k's, {k}")
+        raise ArgumentError(f"v: shape {v}; must be k's, {k}: give a value for every key")
     if k[-1] != d:
-        raise ArgumentError(f"k: shape {k}; d_head must be q's (q has shape {q})")
+        raise ArgumentError(
+            f"k: shape {k}; d_head must be q's (q has shape {q}): pad the smaller with zeros, or "
+            "reorder the dimensions"
+        )
     if d == 0 or d % D_STEP:
         raise ArgumentError(
             f"q: d_head {d} (shape {q}); must be a multiple of {D_STEP}: pad q, k and v with zeros "
             "and pass scale=1/sqrt(d_head) of the true d_head"
         )
     if heads_q == 0:
-        raise ArgumentError(f"q: shape {q}; must have at least one head")
+        raise ArgumentError(
+            f"q: shape {q}; must have at least one head: give a tensor with some, or do not call"
+        )
     if heads_k == 0 or heads_q % heads_k:
         raise ArgumentError(
-            f"k: {heads_k} heads and q {heads_q}; q's must be a multiple of k's (and v's)"
+            f"k: {heads_k} heads and q {heads_q}; q's must be a multiple of k's (and v's): check "
+            "that heads are the last dimension but one, or repeat those of k and v"
         )
     for name, rows in (("q", q_rows), ("k", k_rows)):
         if max(rows) > LONGEST:
-            raise ArgumentError(f"{name}: {max(rows)} rows; kernels count up to {LONGEST}")
+            raise ArgumentError(
+                f"{name}: {max(rows)} rows; kernels count up to {LONGEST}: split the tensor"
+            )
     if packed is None:
         batch, seq_q = q_rows
         batch_k, seq_k = k_rows
         if batch_k != batch:
-            raise ArgumentError(f"k: shape {k}; batch must be q's (q has shape {q})")
+            raise ArgumentError(
+                f"k: shape {k}; batch must be q's (q has shape {q}): expand the smaller, or give "
+                "cu_seqlens_q and cu_seqlens_k for packed sequences"
+            )
     else:
         batch, seq_q, seq_k = packed
     semantics = Semantics(mask, softcap, packed is not None, uneven=packed is not None)

@@ -104,8 +104,6 @@ class LibraryFunctions:
     prepare: Callable[..., Any]
     configs: Callable[[], Any]
     semantics: Callable[[], Any]
-    query_device: Callable[[int], Any]
-    device_count: Callable[[], int]
 
 
 def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:

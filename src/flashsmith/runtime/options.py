@@ -63,11 +63,7 @@ def check_mask(causal: Any, window: Any) -> Mask:
     causal = check_flag("causal", causal)
     if window is NO_WINDOW:
         return CAUSAL if causal else NO_MASK
-    if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise ArgumentError(
-            f"window={window!r}: give a pair (left, right), each None (no limit) or a whole number"
-        )
-    left, right = (_window_limit(window, limit) for limit in window)
+    left, right = (_window_limit(window, limit) for limit in check_pair(window))
     if causal:
         right = 0
     if left < UNLIMITED:
@@ -75,6 +71,15 @@ def check_mask(causal: Any, window: Any) -> Mask:
     if right == 0:
         return CAUSAL
     return NO_MASK if right == UNLIMITED else Mask("window", UNLIMITED, right)
+
+
+def check_pair(window: Any) -> tuple[Any, Any]:
+    """Both limits, whatever they are. Raises ArgumentError unless there are two."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise ArgumentError(
+            f"window={window!r}: give a pair (left, right), each None (no limit) or a whole number"
+        )
+    return window[0], window[1]
 
 
 def _window_limit(window: Any, limit: Any) -> int:

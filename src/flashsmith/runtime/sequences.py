@@ -12,7 +12,7 @@ from flashsmith.runtime import capturing
 from flashsmith.runtime.allocation import host_array
 from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.runtime.options import ForwardOptions, whole_number
-from flashsmith.runtime.tensors import TensorView, VectorView, view_vector
+from flashsmith.runtime.tensors import TensorView, VectorView, check_beside, view_vector
 
 _SIDES = ("q", "k")
 
@@ -49,13 +49,15 @@ def check_packing(
     batch, batch_k = (view.shape[0] - 1 for view in offsets)
     if batch_k != batch:
         raise ArgumentError(
-            f"cu_seqlens_k: describes {batch_k} sequences and cu_seqlens_q {batch}; must be as many"
+            f"cu_seqlens_k: describes {batch_k} sequences and cu_seqlens_q {batch}; must be as "
+            "many: give both one offset more than there are sequences"
         )
     totals = (q.shape[0], k.shape[0])
     for side, total in zip(_SIDES, totals, strict=True):
         if batch == 0 and total > 0:
             raise ArgumentError(
-                f"cu_seqlens_{side}: describes no sequence, but {side} has {total} rows"
+                f"cu_seqlens_{side}: describes no sequence, but {side} has {total} rows; give the "
+                f"offsets of some, from 0 to {total}"
             )
     limits = (
         _check_limit("q", options.max_seqlen_q),
@@ -78,25 +80,12 @@ def _refuse_limits(options: ForwardOptions) -> None:
 
 def _view_offsets(side: str, value: Any, q: TensorView) -> VectorView:
     if value is None:
-        raise ArgumentError(f"cu_seqlens_{side}: missing; packed sequences need both")
+        raise ArgumentError(f"cu_seqlens_{side}: missing; packed sequences need both: give it")
     view = view_vector(f"cu_seqlens_{side}", value, "int32")
     check_beside(view, q)
     if view.shape[0] == 0:
         raise ArgumentError(f"{view.name}: is empty; a batch of n sequences has n + 1 offsets")
     return view
-
-
-def check_beside(view: VectorView, q: TensorView) -> None:
-    """Raises ArgumentError unless the vector is of q's framework and lives on q's device."""
-    if view.framework != q.framework:
-        raise ArgumentError(
-            f"{view.name}: is a {view.framework} tensor and q a {q.framework} one; "
-            "give all of one framework"
-        )
-    if view.device != q.device:
-        raise ArgumentError(
-            f"{view.name}: lives on {view.device} and q on {q.device}; move all to one device"
-        )
 
 
 def _check_limit(side: str, limit: Any) -> int | None:

@@ -113,7 +113,9 @@ def view_vector(name: str, tensor: Any, dtype: str) -> VectorView:
     if _NAMES.get(raw.dtype) != dtype:
         raise ArgumentError(f"{name}: dtype {raw.dtype}; must be {dtype}, convert it")
     if len(raw.shape) != 1:
-        raise ArgumentError(f"{name}: rank {len(raw.shape)} (shape {raw.shape}); must be 1")
+        raise ArgumentError(
+            f"{name}: rank {len(raw.shape)} (shape {raw.shape}); must be 1: give a vector"
+        )
     if raw.strides[0] != 1 and raw.shape[0] > 1:
         raise ArgumentError(f"{name}: stride {raw.strides[0]}; must be 1 (make it contiguous)")
     view = VectorView(name, raw.framework, raw.shape, raw.strides, raw.address, raw.device, tensor)
@@ -123,6 +125,19 @@ def view_vector(name: str, tensor: Any, dtype: str) -> VectorView:
             "copy it into a tensor of its own"
         )
     return view
+
+
+def check_beside(view: TensorView | VectorView, q: TensorView) -> None:
+    """Raises ArgumentError unless a tensor is of q's framework and lives on q's device."""
+    if view.framework != q.framework:
+        raise ArgumentError(
+            f"{view.name}: is a {view.framework} tensor and q a {q.framework} one; "
+            "give all of one framework"
+        )
+    if view.device != q.device:
+        raise ArgumentError(
+            f"{view.name}: lives on {view.device} and q on {q.device}; move all to one device"
+        )
 
 
 Viewer = Callable[[str, Any], RawView]

@@ -33,14 +33,16 @@ def attention(
 ) -> Any:
     """softmax(scale q k^T) v, masked and capped as asked for, by a kernel that suits the problem.
 
-    Tensors on a GPU run there, on PyTorch's current stream for their device, and the call does not
-    wait; host tensors run in the emulator. Query i of seq_q stands at key i + seq_k - seq_q: masks
-    are aligned to the bottom right. A row that sees no key gives 0.
+    Tensors on a GPU run there, on PyTorch's or CuPy's current stream for their device, and the call
+    does not wait (JAX lends no streams: its arrays are waited for); host tensors run in the
+    emulator. Query i of seq_q stands at key i + seq_k - seq_q: masks are aligned to the bottom
+    right. A row that sees no key gives 0.
 
     Args:
-        q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy array (bf16 as
-            ml_dtypes.bfloat16); packed (total_q, heads_q, d). Any strides with a contiguous last
-            dimension and 16-byte aligned rows; d a multiple of 8 up to 256; lengths may be 0.
+        q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array
+            (bf16 as ml_dtypes.bfloat16); packed (total_q, heads_q, d). Any strides with a
+            contiguous last dimension and 16-byte aligned rows; d a multiple of 8 up to 256; lengths
+            may be 0.
         k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q; heads_q must be a
             multiple of heads_k, and heads_q / heads_k heads of q share one of k and v.
         causal: whether a query sees keys up to its own position only.

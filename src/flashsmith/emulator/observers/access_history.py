@@ -193,7 +193,8 @@ class AccessHistory:
         if self._by_cta:
             ctas = (threads // self._threads)[:, None]
             unsure |= (clocks > 0) & (self._reads["cta"][touched.cells] != ctas)
-        entries, warps = np.nonzero(unsure)
+        # By warp, so that the cells of one thread's access stand together.
+        warps, entries = np.nonzero(unsure.T)
         if not entries.size:
             return
         cells = touched.cells[entries]
@@ -203,18 +204,24 @@ class AccessHistory:
             reader_ctas = order.peer(threads[entries], warps // self._cta_warps)
         else:
             reader_ctas = threads[entries] // self._threads
-        several = reader_ctas == _SEVERAL
-        cta_warps = warps % self._cta_warps
-        tids = np.minimum(32 * cta_warps[:, None] + LANES, self._threads - 1)
-        readers = reader_ctas[:, None] * self._threads + tids
-        known = order.knows(threads[entries][:, None], readers, clocks[entries, warps][:, None])
-        unknown = _select(self._reads["lanes"][cells, warps]) & ~(known & ~several[:, None])
-        bad = np.flatnonzero(unknown.any(axis=1))
+        lanes, clocks = self._reads["lanes"][cells, warps], clocks[entries, warps]
+        first, run = _runs(touched.rows[entries], warps, reader_ctas, clocks, lanes)
+        several = reader_ctas[first] == _SEVERAL
+        readers = reader_ctas[first, None] * self._threads + self._tids(warps[first])
+        known = order.knows(threads[entries[first], None], readers, clocks[first, None])
+        unknown = _select(lanes[first]) & ~(known & ~several[:, None])
+        bad = np.flatnonzero(unknown.any(axis=1)[run])
         if bad.size:
-            others = readers[bad, unknown[bad].argmax(axis=1)]
-            others[several[bad]] = NOBODY
+            bad = bad[np.lexsort((warps[bad], entries[bad]))]
+            others = readers[run[bad], unknown.argmax(axis=1)[run[bad]]]
+            others[several[run[bad]]] = NOBODY
             sites = self._reads["site"][cells[bad], warps[bad]]
             yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
+
+    def _tids(self, warps: np.ndarray) -> np.ndarray:
+        """Threads, within their CTA, of the lanes of warps of a cluster: an axis of 32 more."""
+        lanes = 32 * (warps % self._cta_warps)[:, None] + LANES
+        return np.minimum(lanes, self._threads - 1)
 
     # ---- both ----
 
@@ -234,10 +241,12 @@ class AccessHistory:
         index = np.flatnonzero(unsure)
         if not index.size:
             return
-        mates = order.warp_mates(threads[index])
-        known = order.knows(mates, writers[index][:, None], clocks[index][:, None])
-        behind = (_select(party.lanes[touched.rows[index]]) & ~known).any(axis=1)
-        index = index[behind]
+        first, run = _runs(touched.rows[index], writers[index], clocks[index])
+        one = index[first]
+        mates = order.warp_mates(threads[one])
+        known = order.knows(mates, writers[one][:, None], clocks[one][:, None])
+        behind = (_select(party.lanes[touched.rows[one]]) & ~known).any(axis=1)
+        index = index[behind[run]]
         if index.size:
             sites = self._writes["site"][cells[index]]
             yield Conflict(kind, cells[index], touched.rows[index], writers[index], sites)
@@ -313,9 +322,7 @@ class AccessHistory:
             ctas = order.peer(np.repeat(event.threads[:1], warps.size), warps // self._cta_warps)
             if self._cluster_size == 1:
                 ctas = np.full(warps.size, event.cta)
-            cta_warps = warps % self._cta_warps
-            tids = np.minimum(32 * cta_warps[:, None] + LANES, self._threads - 1)
-            readers = ctas[:, None] * self._threads + tids
+            readers = ctas[:, None] * self._threads + self._tids(warps)
             columns = order.column(event.threads, readers)
             seen = known[columns] >= clocks[entries, warps][:, None]
             unknown = _select(self._reads["lanes"][cells[entries], warps]) & ~seen
@@ -339,6 +346,19 @@ class AccessHistory:
         if index.size:
             rows = np.zeros_like(index)
             yield Conflict(kind, cells[index], rows, others[index], sites[index])
+
+
+def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where runs of equal neighbours begin, and which run every element is in.
+
+    The cells of one 16-byte access mostly have one history: what is asked of a run's first is the
+    answer for all of it.
+    """
+    begins = np.ones(columns[0].size, bool)
+    begins[1:] = False
+    for column in columns:
+        begins[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(begins), np.cumsum(begins) - 1
 
 
 def _select(masks: np.ndarray) -> np.ndarray:

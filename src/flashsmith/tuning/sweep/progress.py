@@ -3,62 +3,26 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-from types import TracebackType
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
-from rich.table import Column
+from rich.progress import TaskProgressColumn, TextColumn
 
-from flashsmith.benchmark.table import make_console
+from flashsmith.benchmark.progress import Teller
 
 # Between two plain lines that only say how far the sweep is.
 _LINE_SECONDS = 15.0
 
 
-class SweepProgress:
-    """Tells how far a sweep is. Use as a context manager; `quiet` tells nothing."""
+class SweepProgress(Teller):
+    """Tells how far a sweep is."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self._console = make_console(sys.stderr)
-        self._quiet = quiet
-        self._bar: Progress | None = None
+        super().__init__(quiet)
         self._last_line = time.monotonic()
 
     def __enter__(self) -> SweepProgress:
-        if self._console.is_terminal and not self._quiet:
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn(
-                    "{task.description}",
-                    markup=False,
-                    table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-                ),
-                BarColumn(bar_width=20),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[left]}"),
-                console=self._console,
-                expand=True,
-                transient=True,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("starting", total=1.0, left="")
+        self._begin(TaskProgressColumn(), TextColumn("{task.fields[left]}"), total=1.0, left="")
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def say(self, text: str) -> None:
-        """One line that stays."""
-        if not self._quiet:
-            self._console.print(text, markup=False, soft_wrap=True)
 
     def update(self, share: float, seconds_left: float, what: str) -> None:
         """`share` of the work, 0 to 1, is done; `what` is going on, or the best so far."""
