@@ -51,6 +51,20 @@ def source_hash(csrc: Path) -> str:
     return total.hexdigest()[:32]
 
 
+def kernel_flags(family: str, arch: int) -> tuple[str, ...]:
+    """nvcc's flags for kernels: the target, and what the resource report needs."""
+    limit = device_spec(arch).max_smem_per_block
+    # wgmma and TMA's multicast are in the architecture's own instructions, for it alone.
+    target = f"{arch}a" if family == "wgmma" else f"{arch}"
+    return (
+        *_NVCC_FLAGS,
+        f"-gencode=arch=compute_{target},code=sm_{target}",
+        f"-DFLASHSMITH_MAX_SMEM_PER_BLOCK={limit}",
+        "-lineinfo",
+        "-Xptxas=-v",
+    )
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What to build, from which sources, with which compilers."""
@@ -68,17 +82,8 @@ class Recipe:
         return self.configs[0].FAMILY
 
     def kernel_flags(self) -> tuple[str, ...]:
-        """nvcc's flags for the shards: the target, and what the resource report needs."""
-        limit = device_spec(self.arch).max_smem_per_block
-        # wgmma and TMA's multicast are in the architecture's own instructions, for it alone.
-        target = f"{self.arch}a" if self.family == "wgmma" else f"{self.arch}"
-        return (
-            *_NVCC_FLAGS,
-            f"-gencode=arch=compute_{target},code=sm_{target}",
-            f"-DFLASHSMITH_MAX_SMEM_PER_BLOCK={limit}",
-            "-lineinfo",
-            "-Xptxas=-v",
-        )
+        """nvcc's flags for the shards."""
+        return kernel_flags(self.family, self.arch)
 
     def host_cu_flags(self) -> tuple[str, ...]:
         """nvcc's flags for flash_attention.cu, which holds no device code."""
