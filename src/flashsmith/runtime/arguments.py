@@ -19,7 +19,13 @@ from flashsmith.configs import (
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime.overlap import check_output_distinct
 from flashsmith.runtime.sequences import Packing, check_beside
-from flashsmith.runtime.tensors import TensorView, VectorView, view_tensor, view_vector
+from flashsmith.runtime.tensors import (
+    TensorView,
+    VectorView,
+    check_memory,
+    view_tensor,
+    view_vector,
+)
 
 # Kernels move 16 bytes at a time: 8 elements of 2 bytes.
 ALIGNMENT_BYTES = 16
@@ -167,6 +173,7 @@ def _check_layout(view: TensorView) -> None:
     """The last dimension contiguous; address and every step that is taken whole 16-byte chunks."""
     if wrong := _wrong_stride(view.shape, view.strides):
         raise ArgumentError(f"{view.name}: {wrong}")
+    check_memory(view)
     # Nothing is ever read or written in an empty tensor.
     if view.address % ALIGNMENT_BYTES and 0 not in view.shape:
         raise ArgumentError(
