@@ -26,8 +26,8 @@ class Variable:
 
 KERNELS = Variable(
     "KERNELS",
-    "which kernel configs a command works on: prog, prog-all, tune, space, cover, all, 'B_r,B_c', "
-    "a set of yours, or short forms separated by ';'",
+    "which kernel configs a command works on: prog, prog-all, tune, space, cover, all, hopper, "
+    "'B_r,B_c', a set of yours, or short forms separated by ';'",
     "unset (each command says whether it needs one)",
 )
 JIT = Variable(
@@ -112,10 +112,19 @@ def profiled_environment() -> dict[str, str]:
 
 
 # Users set these for builds of their own; here they would change a library behind its key's back.
-_NVCC_OVERRIDES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
+_COMPILER_OVERRIDES = (
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    # g++ looks into these before it looks where -isystem points: at another toolkit's headers.
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+)
 
 
 def compiler_environment(scratch: str) -> dict[str, str]:
     """The environment compilers run in: temporary files in ``scratch``, messages in English."""
-    kept = {name: value for name, value in os.environ.items() if name not in _NVCC_OVERRIDES}
+    kept = {name: value for name, value in os.environ.items() if name not in _COMPILER_OVERRIDES}
     return {**kept, "TMPDIR": scratch, "LC_ALL": "C"}

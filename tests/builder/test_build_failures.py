@@ -16,6 +16,7 @@ from stand_in_sources import CONFIGS, calls, write_compiler, write_sources
 
 import flashsmith.builder as builder
 import flashsmith.builder.library_build as build_module
+from flashsmith.builder import find_toolchain, recipe
 from flashsmith.builder.find import find_library_from
 from flashsmith.builder.library_build import build_from
 from flashsmith.configs import FlashForwardKernelConfig
@@ -397,3 +398,56 @@ def test_a_watcher_that_hangs_up_is_not_a_cache_error(build):
 
     with pytest.raises(BrokenPipeError):
         build(progress=hang_up)
+
+
+def test_host_code_of_sources_that_change_and_change_back_is_not_kept(build, cuda_home, tmp_path):
+    """An object made of the text in between would serve later libraries under the old hash."""
+    csrc = write_sources(tmp_path / "csrc")
+    bindings = csrc / "bindings.cc"
+    text = bindings.read_text()
+
+    def edit(event):
+        # Unfinished when the build ends: it has to begin anew.
+        if event.stage == "compile" and event.done == 0 and not edits:
+            edits.append(event)
+            bindings.write_text(text.replace("size()", "size() + 1000"))
+
+    edits: list[object] = []
+    build(csrc, progress=edit)
+    bindings.write_text(text)
+    check_stand_in_library(build(csrc))
+
+
+def test_a_limit_that_is_no_number_is_refused_before_anything_is_built(
+    build, cuda_home, monkeypatch
+):
+    monkeypatch.setenv("FLASHSMITH_CACHE_LIMIT", "4G")
+    with pytest.raises(ArgumentError, match="FLASHSMITH_CACHE_LIMIT"):
+        build()
+    assert calls(cuda_home) == []
+
+
+def test_libraries_made_with_other_flags_are_not_found(build, tiny_csrc, monkeypatch):
+    build()
+    monkeypatch.setattr(recipe, "_NVCC_FLAGS", ("-O0", "-std=c++20"))
+    assert find_library_from(tiny_csrc, CONFIGS, arch=80) is None
+
+
+def test_another_toolkits_headers_are_not_read(build, cuda_home, monkeypatch, tmp_path):
+    """Modules of clusters put them where g++ looks first."""
+    (tmp_path / "map").write_text("#error another toolkit's\n")
+    for name in ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH"):
+        monkeypatch.setenv(name, str(tmp_path))
+    check_stand_in_library(build())
+
+
+def test_compilers_are_asked_about_themselves_as_they_are_run(monkeypatch):
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", "--no-such-flag")
+    assert 80 in find_toolchain().archs
+
+
+def test_a_toolkit_named_by_a_relative_path(build, cuda_home, monkeypatch):
+    monkeypatch.chdir(cuda_home.parent)
+    monkeypatch.setenv("CUDA_HOME", cuda_home.name)
+    check_stand_in_library(build())

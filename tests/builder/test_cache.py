@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
@@ -221,7 +223,7 @@ def test_prune_takes_its_limit_from_the_environment(cache, monkeypatch):
     assert builder.prune().entries == 1
 
 
-@pytest.mark.parametrize("limit", [-1, float("-inf"), float("nan")])
+@pytest.mark.parametrize("limit", [-1, float("-inf"), float("nan"), "12"])
 def test_a_limit_that_is_none_evicts_nothing(cache, limit):
     publish(cache, "a")
     with pytest.raises(ArgumentError, match=r"^limit_mib=.*: give 0 or more"):
@@ -343,3 +345,43 @@ def test_the_cache_folder_is_the_users_unless_set(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLASHSMITH_CACHE_DIR", "kernels")
     assert builder.cache_dir() == tmp_path / "kernels"
+
+
+def test_a_listing_beside_an_eviction(cache, monkeypatch):
+    """What vanishes between two looks is left out."""
+    library = publish(cache, "k")
+    path = library.path
+    del library
+    walk = os.walk
+
+    def vanish_first(top, *arguments, **options):
+        shutil.rmtree(top, ignore_errors=True)
+        return walk(top, *arguments, **options)
+
+    monkeypatch.setattr(os, "walk", vanish_first)
+    assert [entry.bytes for entry in cache.entries()] == [0]
+    assert not path.exists()
+    assert cache.entries() == []
+
+
+def test_a_workspace_that_another_process_removes_too(cache, monkeypatch):
+    left = cache.root / "tmp" / "left"
+    (left / "build").mkdir(parents=True)
+    (left / "lock").touch()
+    iterdir = Path.iterdir
+
+    def vanish_first(folder):
+        if folder == left:
+            shutil.rmtree(left, ignore_errors=True)
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", vanish_first)
+    with cache.workspace() as workspace:
+        assert workspace.is_dir()
+    assert not left.exists()
+
+
+def test_a_cache_folder_without_a_user(monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", "~nobody-of-that-name/x")
+    with pytest.raises(CacheError, match="FLASHSMITH_CACHE_DIR='~nobody-of-that-name/x'"):
+        builder.cache_dir()

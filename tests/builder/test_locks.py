@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+
+import pytest
 
 from flashsmith.builder.locks import try_lock, wait_for_lock
 
@@ -70,3 +75,54 @@ def test_a_lock_dies_with_its_process(tmp_path):
     holder.kill()
     holder.communicate()
     assert wait_for_lock(path, patience=5, waiting=waited.append) is not None
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_forked_process_keeps_a_lock_unless_it_is_released_everywhere(tmp_path, everywhere):
+    path = tmp_path / "lock"
+    held = try_lock(path, create=True)
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        held.release(everywhere=everywhere)
+        assert (try_lock(path) is not None) == everywhere
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert try_lock(path) is not None
+
+
+def test_a_child_cannot_release_what_its_parent_holds(tmp_path):
+    path = tmp_path / "lock"
+    held = try_lock(path, create=True)
+    child = os.fork()
+    if child == 0:
+        try:
+            held.release(everywhere=True)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert try_lock(path) is None
+    held.release()
+
+
+def test_an_exclusive_lock_is_asked_for_as_a_network_file_system_wants_it(tmp_path, monkeypatch):
+    """Of a file opened to be written; one that may only be read is locked all the same."""
+    path = tmp_path / "lock"
+    path.touch()
+    modes, really_open = [], os.open
+
+    def note(path, flags, *rest):
+        modes.append(flags & os.O_ACCMODE)
+        if refused and modes[-1] != os.O_RDONLY:
+            raise PermissionError(path)
+        return really_open(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", note)
+    refused = False
+    assert try_lock(path) is not None
+    refused = True
+    assert try_lock(path) is not None
+    assert modes == [os.O_RDWR, os.O_RDWR, os.O_RDONLY]

@@ -26,6 +26,7 @@ def test_dtype_facts() -> None:
         ("BF16", 15, "bfloat16", 2),
     ]
     assert DType.parse("bf16") is DType.BF16
+    assert DType.parse(np.int64(15)) is DType.BF16
 
 
 @pytest.mark.parametrize("value", ["fp32", "", 6, True, None, 5.0])

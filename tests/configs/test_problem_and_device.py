@@ -179,6 +179,7 @@ def test_the_gpus_of_the_list() -> None:
         ("a100", "A100"),
         (86, "A10"),
         (90, "H100"),
+        ("sm_90a", "H100"),
         ("h200", "H200"),
         ("rtx4090", "RTX 4090"),
         ("RTX-4090", "RTX 4090"),
@@ -190,7 +191,7 @@ def test_device_spec_by_name_or_arch(key: str | int, name: str) -> None:
     assert device_spec(key).name == name
 
 
-@pytest.mark.parametrize("key", ["", "V100", 75, "sm_90a", None])
+@pytest.mark.parametrize("key", ["", "V100", 75, "sm_90b", None])
 def test_an_unknown_device_is_answered_with_the_known_ones(key: object) -> None:
     with pytest.raises(ArgumentError, match=r"known are A100 \(sm_80\), .*RTX 5090 \(sm_120\)"):
         device_spec(key)  # type: ignore[arg-type]

@@ -22,6 +22,12 @@ def test_a_file_selects_its_lines(tmp_path: Path) -> None:
     assert [str(cfg) for cfg in get_kernel_configs(str(path))] == [OTHER, str(LADDER_TOP)]
 
 
+def test_a_file_may_have_parentheses_in_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "k (1).txt"
+    path.write_text(f"{OTHER}\n")
+    assert [str(cfg) for cfg in get_kernel_configs(str(path))] == [OTHER]
+
+
 def test_a_wrong_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text(f"{OTHER}\n\n(FP16, 128, 64, 64, 4): swizled+load_0_0_0_tiles\n")
@@ -110,7 +116,7 @@ def test_errors_list_installed_sets_with_their_sizes(site: Path) -> None:
     ("name", "problem"),
     [
         ("not_iterable", "TypeError"),
-        ("wrong_things", "returned 7: allowed are FlashForwardKernelConfig and short forms"),
+        ("wrong_things", "returned 7: allowed are FlashForwardKernelConfig, HopperForward"),
         ("bad_short_form", "the tuple has 2 entries"),
         ("fails", "RuntimeError: no luck"),
         ("not_callable", "TypeError"),

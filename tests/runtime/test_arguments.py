@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +16,7 @@ from flashsmith.errors import ArgumentError, IllegalConfigError
 from flashsmith.runtime import capturing, forward, forward_timed
 from flashsmith.runtime.arguments import check_device, check_output
 from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks import CupyArrays
 from flashsmith.runtime.libraries import LoadedKernels
 from flashsmith.runtime.options import (
     UNLIMITED,
@@ -171,6 +173,31 @@ def test_strides_that_split_elements() -> None:
         rows.view(np.uint8)[..., :2].view(np.float16), SHAPE, (64 * 3 * 131, 3 * 131, 131, 0)
     )
     refused("q: strides of .* bytes are no whole elements", q=odd)
+
+
+def test_cupys_strides_that_split_elements() -> None:
+    """CuPy counts bytes as NumPy does; a step of 17 is no step of 8 elements."""
+    array = SimpleNamespace(itemsize=2, strides=(34, 17, 2), shape=(2, 2, 8))
+    with pytest.raises(ArgumentError, match=r"q: strides of .*copy it with cupy\.ascontiguous"):
+        CupyArrays().view("q", array)
+
+
+def test_a_mask_that_no_kernel_would_see() -> None:
+    refused(r"k: is a masked array.*\.filled\(\)", k=np.ma.masked_array(tensor(), mask=False))
+
+
+@pytest.mark.torch
+def test_tensors_without_memory() -> None:
+    """Fake ones, and those whose storage was given back: their address is 0."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+    gone = torch.zeros(SHAPE, dtype=torch.float16)
+    given = {name: torch.zeros_like(gone) for name in "qkv"}
+    sinks = torch.zeros(3)
+    for tensor_ in (gone, sinks):
+        tensor_.untyped_storage().resize_(0)
+    for name in "qkv":
+        refused(f"{name}: has no memory", **{**given, name: gone})
+    refused("sinks: has no memory", **given, sinks=sinks)
 
 
 @pytest.mark.parametrize("name", ["k", "v"])

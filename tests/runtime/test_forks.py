@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from flashsmith.configs import DType, FlashForwardKernelConfig
 from flashsmith.errors import LaunchError
-from flashsmith.runtime import driver, forks, forward
+from flashsmith.runtime import driver, forks, forward, launches, prepared
 from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.libraries import loaded_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -85,3 +88,28 @@ def test_a_fork_after_pytorch_initialised_cuda_is_refused() -> None:
 
     torch.cuda.init()
     assert in_child(forward_is_refused)
+
+
+@pytest.mark.parametrize("module", [launches, prepared], ids=lambda module: module.__name__)
+def test_a_child_does_not_wait_for_its_parents_threads(module: ModuleType) -> None:
+    """Only the thread that forks goes on in the child; what others held stays held there."""
+    with module._lock:
+        assert in_child(lambda: module._lock.acquire(blocking=False))
+
+
+def test_a_child_looks_for_kernels_while_its_parent_builds_one() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def build() -> None:
+        with loaded_kernels.lock:
+            held.set()
+            done.wait()
+
+    builder = threading.Thread(target=build)
+    builder.start()
+    held.wait()
+    try:
+        assert in_child(lambda: loaded_kernels.lock.acquire(blocking=False))
+    finally:
+        done.set()
+        builder.join()

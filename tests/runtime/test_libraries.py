@@ -269,6 +269,32 @@ def test_threads_that_want_one_config_load_it_once(
     assert len({id(kernel) for kernel in found}) == 4
 
 
+def test_a_kernel_that_is_built_already_is_not_waited_for(
+    library: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building, done = threading.Event(), threading.Event()
+
+    def build(*args: Any, **kwargs: Any) -> KernelLibrary:
+        building.set()
+        assert done.wait(60)
+        return library
+
+    def find(cfg: Any, **kwargs: Any) -> KernelLibrary | None:
+        return library if cfg == CONFIGS[1] else None
+
+    monkeypatch.setattr(libraries, "build", build)
+    monkeypatch.setattr(libraries, "find_library", find)
+    kernels = LoadedKernels()
+    other = threading.Thread(target=kernels.get, args=(CONFIGS[0], 80))
+    other.start()
+    try:
+        assert building.wait(60)
+        assert kernels.get(CONFIGS[1], 80).config == CONFIGS[1]
+    finally:
+        done.set()
+        other.join()
+
+
 @pytest.fixture
 def kernel(library: KernelLibrary) -> Iterator[Any]:
     return load_library(library)[CONFIGS[0]]
@@ -306,7 +332,7 @@ def test_a_launcher_takes_a_stream_and_addresses(kernel: Any) -> None:
     ("changed", "message"),
     [
         ({"dtype": DType.BF16}, "problem: dtype BF16; the config's kernel is for FP16"),
-        ({"d": 128}, "d is 128; the config serves multiples of 8 up to 64"),
+        ({"d": 128}, "problem: d 128; the config's kernel is for up to 64"),
         ({"d": 60}, "d is 60; the config serves multiples of 8 up to 64"),
         ({"seq_k": 1 << 30}, "lengths must be between 0 and"),
         ({"batch": 1 << 40}, "batch and total lengths must be between 0 and"),
@@ -350,6 +376,21 @@ def test_planning_for_too_small_a_device_is_refused(kernel: Any) -> None:
     tiny = replace(A100, max_smem_per_block=1024)
     with pytest.raises(ArgumentError, match="16384 bytes of shared memory, the device allows 1024"):
         kernel.plan(unplaced_call(PROBLEM, 0.125, tiny))
+
+
+@pytest.mark.parametrize(
+    ("problem", "device", "message"),
+    [
+        ("b2 s128", A100, "problem: got str; give a Problem"),
+        (PROBLEM, "A100", "device: got str; give a DeviceSpec"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_before_anything_is_compiled(
+    problem: Any, device: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(LoadedKernels, "get")
+    with pytest.raises(ArgumentError, match=message):
+        plan_forward(CONFIGS[0], problem, device)
 
 
 def test_planning_needs_no_gpu_and_no_framework() -> None:

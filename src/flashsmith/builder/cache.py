@@ -132,7 +132,7 @@ class Cache:
             yield
         finally:
             if lock is not None:
-                lock.release()
+                lock.release(everywhere=True)
 
     def workspace(self) -> contextlib.AbstractContextManager[Path]:
         """A new folder in the cache, removed at the end; a dead process's are swept first."""
@@ -169,9 +169,9 @@ class Cache:
         with self.errors("write"):
             for damaged in self.objects.glob(f"{name}-*.o"):
                 damaged.unlink(missing_ok=True)
-            _sync(built)
             copy = built.with_suffix(".published")
             shutil.copyfile(built, copy)
+            _sync(copy)
             os.replace(copy, self.objects / _object_name(name, built.read_bytes()))
 
     def discard(self, key: str) -> None:
@@ -188,6 +188,8 @@ class Cache:
         """
         with self.errors("write"):
             items = [*subfolders(self.libraries), *self.objects.glob("*.o")]
+            if items:
+                self._locks.mkdir(exist_ok=True)
             sizes = {item: _size(item) for item in items}
             excess = sum(sizes.values()) - limit_mib * _MIB
             entries = freed = in_use = 0
@@ -270,8 +272,11 @@ def _object_name(name: str, content: bytes) -> str:
 
 def _size(path: Path) -> int:
     """Bytes of a file or of all files below a folder; what vanishes meanwhile counts nothing."""
+    files = [path]
+    if path.is_dir():
+        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     total = 0
-    for file in path.rglob("*") if path.is_dir() else [path]:
+    for file in files:
         with contextlib.suppress(FileNotFoundError):
             total += file.lstat().st_size
     return total

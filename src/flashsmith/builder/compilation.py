@@ -44,6 +44,7 @@ class Compilation:
         self.library = workspace / "library"
         (self.library / "ptx").mkdir(parents=True)
         self.build.mkdir()
+        self._new_objects: list[_HostObject] = []
         shards = -(-len(recipe.configs) // _CONFIGS_PER_SHARD)
         self.sources: GeneratedSources = generate_kernel_instantiations(
             recipe.configs,
@@ -68,9 +69,13 @@ class Compilation:
                     compiled(entry)
 
         run_all(commands, cwd=self.build, jobs=self.jobs, finished=finished)
-        for o in host:
-            cache.publish_object(o.name, o.path)
+        self._new_objects = host
         return sorted(entries, key=lambda entry: entry.config.to_ints())
+
+    def publish_host_objects(self, cache: Cache) -> None:
+        """Keep the host code compiled here, once it is sure which sources it was made of."""
+        for o in self._new_objects:
+            cache.publish_object(o.name, o.path)
 
     def _shard_command(self, index: int) -> Command:
         keep = self.build / f"keep_{index}"

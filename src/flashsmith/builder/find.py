@@ -10,7 +10,12 @@ from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.manifest import Manifest
 from flashsmith.builder.progress import Progress
-from flashsmith.builder.recipe import package_sources, package_version, source_hash
+from flashsmith.builder.recipe import (
+    kernel_flags,
+    package_sources,
+    package_version,
+    source_hash,
+)
 from flashsmith.builder.toolchain import tvm_ffi_version
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.configs import KernelConfig, Semantics, by_family
@@ -69,7 +74,8 @@ def built_configs(
 ) -> tuple[KernelConfig, ...]:
     """Every config that ``find_library`` would find, sorted."""
     manifests = _usable_manifests(package_sources(), arch, semantics or Semantics())
-    return tuple(sorted({kernel.config for found in manifests for kernel in found.kernels}))
+    found = {kernel.config for manifest in manifests for kernel in manifest.kernels}
+    return tuple(sorted(found, key=lambda cfg: (cfg.FAMILY, cfg.to_ints())))
 
 
 def find_library_from(
@@ -93,21 +99,25 @@ def find_library_from(
 def is_current(manifest: Manifest) -> bool:
     """Whether a library is of the sources as they are now, and of this flashsmith and tvm-ffi.
 
-    Others stay in the cache until they are evicted, but are not used.
+    Flags count too, compilers do not: what is built needs none. Others stay in the cache until they
+    are evicted, but are not used.
     """
-    return _origin(manifest) == _origin_now(package_sources())
+    return _is_of(manifest, _origin_now(package_sources()))
 
 
 def _usable_manifests(csrc: Path, arch: int, semantics: Semantics) -> list[Manifest]:
     """The manifests of the cached libraries made from ``csrc``, most recently used first."""
-    required = (arch, semantics, _origin_now(csrc))
+    origin = _origin_now(csrc)
     return [
-        m for m in Cache(cache_dir()).manifests() if required == (m.arch, m.semantics, _origin(m))
+        m
+        for m in Cache(cache_dir()).manifests()
+        if (m.arch, m.semantics) == (arch, semantics) and _is_of(m, origin)
     ]
 
 
-def _origin(manifest: Manifest) -> tuple[str, str, str]:
-    return manifest.source_hash, manifest.package_version, manifest.tvm_ffi_version
+def _is_of(manifest: Manifest, origin: tuple[str, str, str]) -> bool:
+    made = (manifest.source_hash, manifest.package_version, manifest.tvm_ffi_version)
+    return made == origin and manifest.flags == kernel_flags(manifest.family, manifest.arch)
 
 
 def _origin_now(csrc: Path) -> tuple[str, str, str]:

@@ -87,6 +87,8 @@ class _Build:
         self.cache = cache
         self.jobs = jobs
         self.progress = progress
+        # Read before anything is built for a limit that is none.
+        self.limit_mib = env.cache_limit_mib()
         self.done = 0
 
     def run(self) -> KernelLibrary | None:
@@ -115,6 +117,7 @@ class _Build:
                 compilation.link()
                 if source_hash(self.recipe.csrc) != self.recipe.source_hash:
                     return None
+                compilation.publish_host_objects(self.cache)
                 self._tell("publish", "publishing")
                 seconds = time.monotonic() - start
                 manifest = self._manifest(compilation.library, kernels, seconds)
@@ -196,6 +199,6 @@ class _Build:
 
     def _make_room(self) -> None:
         try:
-            self.cache.prune(env.cache_limit_mib())
+            self.cache.prune(self.limit_mib)
         except CacheError as error:
             self._tell("warn", f"nothing was evicted: {error}")  # the library is no worse for it

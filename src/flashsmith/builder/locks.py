@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -10,14 +11,23 @@ from pathlib import Path
 
 
 class HeldLock:
-    """An flock this process holds until ``release`` or its end; survives renaming the file."""
+    """An flock this process holds until ``release`` or its end; survives renaming the file.
+
+    A process forked meanwhile holds it too.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._owner = os.getpid()
 
-    def release(self) -> None:
-        """Let go of the lock; a second time does nothing."""
+    def release(self, *, everywhere: bool = False) -> None:
+        """Let go of the lock; a second time does nothing.
+
+        ``everywhere``: on behalf of processes forked meanwhile, too, if this is not one of them.
+        """
         if self._fd >= 0:
+            if everywhere and os.getpid() == self._owner:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
 
@@ -31,9 +41,8 @@ def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldL
     Also None when the file vanishes (or is replaced) between opening and locking: the lock would
     protect nothing. Other OSErrors pass through.
     """
-    flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
     try:
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        fd = _open(path, shared, create)
     except FileNotFoundError:
         if create:
             raise
@@ -49,6 +58,16 @@ def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldL
         raise
     os.close(fd)
     return None
+
+
+def _open(path: Path, shared: bool, create: bool) -> int:
+    if create:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    if not shared:
+        # NFS gives exclusive locks only to those who may write.
+        with contextlib.suppress(PermissionError):
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def wait_for_lock(

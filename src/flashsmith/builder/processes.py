@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -40,7 +41,10 @@ class _Running:
         self.command = command
         self.start = time.monotonic()
         # Memory, not a file: on a full disk the compiler's complaint would not fit either.
-        self.words = os.fdopen(os.memfd_create(command.name), "w+b")
+        try:
+            self.words = os.fdopen(os.memfd_create(command.name), "w+b")
+        except OSError as error:
+            raise CompileError(f"{command.name}: no memory for its output: {error}") from error
         try:
             # Its own session: nvcc's children die with it when the group is killed, and a
             # Ctrl-C reaches Python alone, which then ends them in order.
@@ -121,5 +125,5 @@ def _failure(command: Command, code: int, output: str) -> CompileError | CacheEr
         words = f"{words[:half]}\n[...]\n{words[-half:]}"
     return CompileError(
         f"{command.name}: {command.arguments[0]} {how}:\n{words}\n"
-        f"The command was: {' '.join(command.arguments)}"
+        f"The command was: {shlex.join(command.arguments)}"
     )

@@ -51,6 +51,25 @@ def source_hash(csrc: Path) -> str:
     return total.hexdigest()[:32]
 
 
+def machine_target(family: str, arch: int) -> str:
+    """What machine code is for: 'sm_80'."""
+    # wgmma and TMA's multicast are in the architecture's own instructions, for it alone.
+    return f"sm_{arch}a" if family == "wgmma" else f"sm_{arch}"
+
+
+def kernel_flags(family: str, arch: int) -> tuple[str, ...]:
+    """nvcc's flags for kernels: the target, and what the resource report needs."""
+    limit = device_spec(arch).max_smem_per_block
+    target = machine_target(family, arch)
+    return (
+        *_NVCC_FLAGS,
+        f"-gencode=arch={target.replace('sm', 'compute')},code={target}",
+        f"-DFLASHSMITH_MAX_SMEM_PER_BLOCK={limit}",
+        "-lineinfo",
+        "-Xptxas=-v",
+    )
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What to build, from which sources, with which compilers."""
@@ -70,19 +89,11 @@ class Recipe:
     @property
     def target(self) -> str:
         """What machine code is for: 'sm_80'."""
-        # wgmma and TMA's multicast are in the architecture's own instructions, for it alone.
-        return f"sm_{self.arch}a" if self.family == "wgmma" else f"sm_{self.arch}"
+        return machine_target(self.family, self.arch)
 
     def kernel_flags(self) -> tuple[str, ...]:
-        """nvcc's flags for the shards: the target, and what the resource report needs."""
-        limit = device_spec(self.arch).max_smem_per_block
-        return (
-            *_NVCC_FLAGS,
-            f"-gencode=arch={self.target.replace('sm', 'compute')},code={self.target}",
-            f"-DFLASHSMITH_MAX_SMEM_PER_BLOCK={limit}",
-            "-lineinfo",
-            "-Xptxas=-v",
-        )
+        """nvcc's flags for the shards."""
+        return kernel_flags(self.family, self.arch)
 
     def host_cu_flags(self) -> tuple[str, ...]:
         """nvcc's flags for flash_attention.cu, which holds no device code."""

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def find_toolchain() -> Toolchain:
 def _find_nvcc() -> Path:
     home = env.CUDA_HOME.raw()
     if home is not None:
-        nvcc = Path(home) / "bin" / "nvcc"
+        # Compilers run in folders of their own, where a relative path leads nowhere.
+        nvcc = Path(home).expanduser().absolute() / "bin" / "nvcc"
         if not nvcc.is_file():
             raise ToolchainError(
                 f"CUDA_HOME={home!r}: there is no bin/nvcc in it; "
@@ -106,7 +108,7 @@ def _find_gxx() -> Path:
     found = shutil.which("g++")
     if found is None:
         raise ToolchainError(f"g++: not found on PATH (nvcc needs it too); {_GXX_ADVICE}")
-    return Path(found)
+    return Path(found).absolute()
 
 
 def _find_tvm_ffi() -> Path:
@@ -172,7 +174,14 @@ def _gxx_version(gxx: Path) -> str:
 def _output(command: list[str], advice: str) -> str:
     """What a compiler says about itself; a compiler that cannot even do that is unusable."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=env.compiler_environment(tempfile.gettempdir()),
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"{command[0]}: does not run ({error}); {advice}") from error
     if done.returncode != 0:

@@ -18,7 +18,12 @@ def cache_dir() -> Path:
     """
     chosen = env.CACHE_DIR.raw()
     if chosen is not None:
-        return Path(chosen).expanduser().absolute()
+        try:
+            return Path(chosen).expanduser().absolute()
+        except RuntimeError as error:
+            raise CacheError(
+                f"FLASHSMITH_CACHE_DIR={chosen!r}: {error}; give a folder that you may write"
+            ) from error
     try:
         folder = platformdirs.user_cache_path("flashsmith", appauthor=False)
     except RuntimeError:  # newer platformdirs; older ones return a relative path
@@ -42,7 +47,7 @@ def prune(limit_mib: float | None = None) -> Removed:
     Raises ArgumentError unless the limit is a number of MiB from 0.
     """
     # Written so that NaN, which compares with nothing, is refused too.
-    if limit_mib is not None and not limit_mib >= 0:
+    if isinstance(limit_mib, str) or (limit_mib is not None and not limit_mib >= 0):
         raise ArgumentError(f"limit_mib={limit_mib!r}: give 0 or more MiB")
     return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)
 

@@ -49,8 +49,10 @@ def cache_errors(action: str, root: Path) -> Iterator[None]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in ``folder``, by name; none when it does not exist."""
-    return sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    """The folders in ``folder``, by name; none when it does not exist, or no longer."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    return []
 
 
 class Workspaces:
@@ -100,14 +102,18 @@ class Workspaces:
 
 
 def _remove(workspace: Path) -> None:
-    """Remove a workspace, its lock last: compilers that outlived their parent may still write."""
-    for folder in subfolders(workspace):
-        shutil.rmtree(folder, ignore_errors=True)
-    for file in workspace.glob("*"):
-        if file.is_file() and file.name != LOCK:
-            file.unlink(missing_ok=True)
-    if [path.name for path in workspace.glob("*")] in ([], [LOCK]):
-        shutil.rmtree(workspace, ignore_errors=True)
+    """Remove a workspace, its lock last: compilers that outlived their parent may still write.
+
+    Another process may sweep it at the same time.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for path in list(workspace.iterdir()):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOCK:
+                path.unlink(missing_ok=True)
+        if [path.name for path in workspace.iterdir()] in ([], [LOCK]):
+            shutil.rmtree(workspace, ignore_errors=True)
 
 
 def _is_unlocked_and_old(workspace: Path) -> bool:

@@ -74,6 +74,7 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
             lists them.
     """
     wanted = re.sub(r"[\s_-]+", "", str(name_or_arch)).lower()
+    wanted = re.sub(r"^(sm\d+)[af]$", r"\1", wanted)  # features of one architecture alone
     for device in KNOWN_DEVICES:
         plain = device.name.replace(" ", "").lower()
         if wanted in (plain, plain.removeprefix("rtx"), f"sm{device.arch}", str(device.arch)):

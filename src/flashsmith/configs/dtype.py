@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from enum import IntEnum
 
 from flashsmith.errors import ArgumentError
@@ -25,9 +26,9 @@ class DType(IntEnum):
             for dtype in cls:
                 if text in (dtype.name, str(int(dtype))):
                     return dtype
-        elif isinstance(value, int) and not isinstance(value, bool):
+        elif hasattr(value, "__index__") and not isinstance(value, bool):
             for dtype in cls:
-                if value == dtype:
+                if operator.index(value) == dtype:
                     return dtype
         allowed = ", ".join(f"{dtype.name} ({int(dtype)})" for dtype in cls)
         raise ArgumentError(f"dtype={value!r}: allowed are {allowed}, by name or number")

@@ -198,11 +198,13 @@ def compiled_d_head(d: int) -> int:
     Raises:
         ArgumentError: `d` is no multiple of 8 from 8 to 256.
     """
-    if d < 1 or d % D_STEP or d > SUPPORTED_D_HEADS[-1]:
+    largest = SUPPORTED_D_HEADS[-1]
+    if d < 1 or d % D_STEP or d > largest:
+        advice = "there is none for larger heads; PyTorch's attention takes any"
+        if d <= largest:
+            advice = "pad q, k and v with zeros up to one, and pass scale=1/sqrt(d) of the true d"
         raise ArgumentError(
-            f"d={d}: kernels exist for multiples of {D_STEP} from {D_STEP} to "
-            f"{SUPPORTED_D_HEADS[-1]} (pad q, k and v with zeros up to one, and pass "
-            "scale=1/sqrt(d) of the true d)"
+            f"d={d}: kernels exist for multiples of {D_STEP} from {D_STEP} to {largest} ({advice})"
         )
     return next(d_head for d_head in SUPPORTED_D_HEADS if d <= d_head)
 

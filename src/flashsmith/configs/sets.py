@@ -107,7 +107,7 @@ def _progression_blocks() -> list[tuple[int, int, int]]:
 # --- all: what the package builds ----------------------------------------------------------------
 
 
-def get_kernels_to_build() -> list[FlashForwardKernelConfig]:
+def get_kernels_to_build() -> list[KernelConfig]:
     """The set 'all', sorted: what a plain `flashsmith build` compiles.
 
     This is the place to add a config of the package's own:
@@ -116,8 +116,8 @@ def get_kernels_to_build() -> list[FlashForwardKernelConfig]:
 
     A set of your own needs no change here: give KERNELS a file or an entry point's name.
     """
-    configs = set(get_autotuning_kernel_configs())
-    return sorted(configs)
+    configs: set[KernelConfig] = set(get_autotuning_kernel_configs())
+    return sorted(configs, key=lambda cfg: (cfg.FAMILY, cfg.to_ints()))
 
 
 # --- selection -----------------------------------------------------------------------------------
@@ -165,13 +165,13 @@ def _select(key: str) -> Sequence[KernelConfig] | None:
     if block := _BLOCK_SIZE_KEY.fullmatch(key):
         wanted = (int(block.group(1)), int(block.group(2)))
         return [cfg for cfg in get_autotuning_kernel_configs() if (cfg.B_r, cfg.B_c) == wanted]
+    if os.path.isfile(key):
+        return user_sets.read_set_file(key)
     if "(" in key:
         texts = (text.strip() for text in key.split(";"))
         return [parse_kernel_name_into_config(text) for text in texts if text]
     if key in user_sets.installed_set_names():
         return user_sets.load_installed_set(key)
-    if os.path.isfile(key):
-        return user_sets.read_set_file(key)
     return None
 
 

@@ -79,7 +79,7 @@ def _as_config(name: str, target: str, item: object) -> KernelConfig:
             raise SelectionError(f"kernel set {name!r} ({target}): {error}") from error
     raise SelectionError(
         f"kernel set {name!r} ({target}) returned {item!r}: allowed are "
-        "FlashForwardKernelConfig and short forms"
+        "FlashForwardKernelConfig, HopperForwardKernelConfig and short forms"
     )
 
 

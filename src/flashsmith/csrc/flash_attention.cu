@@ -134,7 +134,7 @@ ForwardKernelArgs forward_arguments(const ForwardProblem& p, int B_r, int B_c) {
     args.window_left = static_cast<int32_t>(std::min(p.window_left, kMaxLength));
     args.window_right = static_cast<int32_t>(std::min(p.window_right, kMaxLength));
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
-    args.softcap_scale_2log2e = p.softcap > 0 ? 2 * kLog2E * p.scale / p.softcap : 0.0f;
+    args.softcap_scale_2log2e = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
     return args;
 }
 

@@ -23,6 +23,7 @@ from flashsmith.runtime.tensors import (
     TensorView,
     VectorView,
     check_beside,
+    check_memory,
     view_tensor,
     view_vector,
 )
@@ -174,6 +175,7 @@ def _check_layout(view: TensorView) -> None:
     """The last dimension contiguous; address and every step that is taken whole 16-byte chunks."""
     if wrong := _wrong_stride(view.shape, view.strides):
         raise ArgumentError(f"{view.name}: {wrong}")
+    check_memory(view)
     # Nothing is ever read or written in an empty tensor.
     if view.address % ALIGNMENT_BYTES and 0 not in view.shape:
         raise ArgumentError(

@@ -150,9 +150,17 @@ def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> 
     raises.
     """
     check_config(config)
+    for name, value, kind in (("problem", problem, Problem), ("device", device, DeviceSpec)):
+        if not isinstance(value, kind):
+            raise ArgumentError(f"{name}: got {type(value).__name__}; give a {kind.__name__}")
     if problem.dtype != config.dtype:
         raise ArgumentError(
             f"problem: dtype {problem.dtype.name}; the config's kernel is for {config.dtype.name}"
+        )
+    if problem.d > config.d_head:
+        raise ArgumentError(
+            f"problem: d {problem.d}; the config's kernel is for up to {config.d_head}: choose a "
+            "config with a larger d_head"
         )
     check_device(config, device)
     kernel = loaded_kernels.get(config, device.arch, problem.required_semantics(config))

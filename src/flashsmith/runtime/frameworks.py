@@ -12,7 +12,7 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import driver
-from flashsmith.runtime.tensors import HOST, Device, RawView
+from flashsmith.runtime.tensors import HOST, Device, RawView, in_elements
 
 
 class CupyArrays:
@@ -26,8 +26,7 @@ class CupyArrays:
 
     def view(self, name: str, array: Any) -> RawView:
         """CuPy says of its arrays what NumPy does, strides in bytes among it."""
-        itemsize = array.itemsize
-        strides = tuple(stride // itemsize for stride in array.strides)
+        strides = in_elements(name, "cupy", array.strides, max(array.itemsize, 1))
         device = Device("cuda", array.device.id)
         return RawView("cupy", array.dtype, array.shape, strides, array.data.ptr, device, True)
 

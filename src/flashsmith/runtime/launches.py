@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,16 @@ from typing import Literal
 Backend = Literal["gpu", "emulator"]
 
 _lock = threading.Lock()
+
+
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+# A thread of the parent's may have held it.
+os.register_at_fork(after_in_child=_new_lock)
+
 _launched: dict[Backend, int] = {"gpu": 0, "emulator": 0}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -143,7 +144,9 @@ class LoadedKernels:
     """The kernels this process has loaded, by config, arch and semantics; safe to share."""
 
     kernels: dict[Key, LoadedKernel] = field(default_factory=dict)
+    # Held for a search, but not while a compiler runs: threads that need other kernels go on.
     lock: threading.RLock = field(default_factory=threading.RLock)
+    building: dict[Key, threading.RLock] = field(default_factory=dict)
     # Kernels for any lengths that served where one for whole tiles could not be built.
     stand_ins: dict[Key, LoadedKernel] = field(default_factory=dict)
 
@@ -166,7 +169,14 @@ class LoadedKernels:
         if kernel is not None:
             return kernel
         with self.lock:
-            return self.kernels.get(key) or self._find_or_build(key, may_build)
+            kernel = self._find(key, may_build)
+            building = self.building.setdefault(key, threading.RLock())
+        if kernel is not None:
+            return kernel
+        with building:
+            with self.lock:
+                kernel = self._find(key, may_build)  # another thread may have built it
+            return kernel or self._build(key)
 
     def add(self, library: KernelLibrary) -> None:
         """Loads a library; kernels that are loaded already stay as they are."""
@@ -175,20 +185,28 @@ class LoadedKernels:
             for config, kernel in load_library(library).items():
                 self.kernels.setdefault((config, arch, semantics), kernel)
 
-    def _find_or_build(self, key: Key, may_build: Callable[[], bool]) -> LoadedKernel:
-        cfg, arch, semantics = key
+    def forget_waiting(self) -> None:
+        """For a forked child: the threads that held the locks are its parent's."""
+        self.lock = threading.RLock()
+        self.building = {}
+
+    def _find(self, key: Key, may_build: Callable[[], bool]) -> LoadedKernel | None:
+        """The kernel, or what stands in for it where it may not be built; None: build it."""
         if key in self.stand_ins and _why_not_build(may_build):
             return self.stand_ins[key]  # nothing is searched for once more
-        if not self._is_found(key):
-            forbidden = _why_not_build(may_build)
-            if forbidden:
-                return self._stand_in(key, forbidden)
-            # A warning, since the caller waits seconds for what is usually microseconds.
-            _log.warning(
-                "flashsmith: compiling %s for sm_%d (first use; kept in the cache)",
-                *(_named(cfg, semantics), arch),
-            )
-            self.add(build([cfg], arch=arch, semantics=semantics))
+        if self._is_found(key):
+            return self.kernels[key]
+        forbidden = _why_not_build(may_build)
+        return self._stand_in(key, forbidden) if forbidden else None
+
+    def _build(self, key: Key) -> LoadedKernel:
+        cfg, arch, semantics = key
+        # A warning, since the caller waits seconds for what is usually microseconds.
+        _log.warning(
+            "flashsmith: compiling %s for sm_%d (first use; kept in the cache)",
+            *(_named(cfg, semantics), arch),
+        )
+        self.add(build([cfg], arch=arch, semantics=semantics))
         return self.kernels[key]
 
     def _is_found(self, key: Key) -> bool:
@@ -217,6 +235,7 @@ class LoadedKernels:
 
 
 loaded_kernels = LoadedKernels()
+os.register_at_fork(after_in_child=loaded_kernels.forget_waiting)
 
 
 def _why_not_build(may_build: Callable[[], bool]) -> str | None:

@@ -48,6 +48,7 @@ class PreparedCall:
         self._new_o: Callable[..., Any] = torch.empty_like
         if q.strides != contiguous_strides(q.shape):
             self._new_o = partial(torch.empty_like, memory_format=torch.contiguous_format)
+        self._has_keys = 0 not in request.k.shape  # else they have no memory either
         self._lse, self._row_max = request.lse, request.row_max
         if self._lse or self._row_max:
             shape = request.statistics_shape
@@ -71,7 +72,9 @@ class PreparedCall:
         """
         q, k, v, o = tensors
         inputs = q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if (q_at | k_at | v_at) & _UNALIGNED:
+        if (q_at | k_at | v_at) & _UNALIGNED or not q_at:
+            return None
+        if self._has_keys and not (k_at and v_at):
             return None
         vectors: list[int] = []
         if self._has_vectors:
@@ -132,8 +135,15 @@ def forget_prepared_calls() -> None:
     known = {}
 
 
-# A child cannot use its parent's CUDA, and it is the checks that say so.
-os.register_at_fork(after_in_child=forget_prepared_calls)
+def _begin_anew() -> None:
+    global _lock
+    # A thread of the parent's may have held it.
+    _lock = threading.Lock()
+    # A child cannot use its parent's CUDA, and it is the checks that say so.
+    forget_prepared_calls()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def remember(calls: PreparedCalls, alike: Likeness, call: PreparedCall, options: Options) -> None:

@@ -119,6 +119,7 @@ def view_vector(name: str, tensor: Any, dtype: str) -> VectorView:
     if raw.strides[0] != 1 and raw.shape[0] > 1:
         raise ArgumentError(f"{name}: stride {raw.strides[0]}; must be 1 (make it contiguous)")
     view = VectorView(name, raw.framework, raw.shape, raw.strides, raw.address, raw.device, tensor)
+    check_memory(view)
     if view.address % view.element_size:
         raise ArgumentError(
             f"{name}: address {view.address:#x} is not a multiple of {view.element_size} bytes; "
@@ -137,6 +138,15 @@ def check_beside(view: TensorView | VectorView, q: TensorView) -> None:
     if view.device != q.device:
         raise ArgumentError(
             f"{view.name}: lives on {view.device} and q on {q.device}; move all to one device"
+        )
+
+
+def check_memory(view: TensorView | VectorView) -> None:
+    """Raises ArgumentError when a tensor has elements, but no memory for them."""
+    if view.address == 0 and 0 not in view.shape:
+        raise ArgumentError(
+            f"{view.name}: has no memory (a fake tensor, or one whose storage was freed); give a "
+            "real one"
         )
 
 
@@ -185,16 +195,23 @@ def _is_torch_tensor(kind: type) -> bool:
 
 
 def _view_numpy(name: str, array: np.ndarray) -> RawView:
-    strides = _in_elements(name, array.strides, max(array.itemsize, 1))
+    if isinstance(array, np.ma.MaskedArray):
+        raise ArgumentError(
+            f"{name}: is a masked array, whose mask no kernel would see; give its .filled()"
+        )
+    strides = in_elements(name, "numpy", array.strides, max(array.itemsize, 1))
     address, read_only = array.__array_interface__["data"]
     return RawView("numpy", array.dtype, array.shape, strides, address, HOST, not read_only)
 
 
-def _in_elements(name: str, strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def in_elements(
+    name: str, framework: str, strides: tuple[int, ...], itemsize: int
+) -> tuple[int, ...]:
+    """Strides in bytes as strides in elements. Raises ArgumentError unless they are whole ones."""
     if any(stride % itemsize for stride in strides):
         raise ArgumentError(
             f"{name}: strides of {strides} bytes are no whole elements of {itemsize} bytes; "
-            "copy it with numpy.ascontiguousarray"
+            f"copy it with {framework}.ascontiguousarray"
         )
     return tuple(stride // itemsize for stride in strides)
 
