@@ -23,7 +23,7 @@ struct Consumer {
     OutputStore<Kernel> output;
     WorkTile tile;
 
-    RowSoftmax<Kernel::masked, CFG.rescale_threshold != 0> softmax;
+    RowSoftmax<Kernel::masked, CFG.rescale_threshold != 0, CFG.exp2_fma_share> softmax;
     typename Kernel::S_t S;
     typename Kernel::P_t P;
     typename Kernel::O_t O;

@@ -37,6 +37,9 @@ struct HopperForwardKernelConfig {
     TileOrder tile_order;
     bool separate_O;
     int rescale_threshold;
+    int section_mib;  // longest first: K and V of the heads in one section
+    int ctas_per_sm;
+    int exp2_fma_share;  // percent of the exponentials that the FMA pipe computes
 
     constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
 
@@ -65,7 +68,7 @@ struct HopperForwardKernelArgs {
     // Dynamic schedule: tiles handed out beyond the first of every CTA. Zero between launches: the
     // last CTA to ask resets it.
     uint32_t* tile_counter;
-    int32_t n_tiles;
+    int32_t n_tiles;  // of the whole problem; clusters: groups of cluster_size tiles of one head
     int32_t section_heads;  // longest first: query heads of all sequences in one section
 };
 

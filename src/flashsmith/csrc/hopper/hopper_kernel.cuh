@@ -18,7 +18,7 @@ FS_DEVICE void init_barriers(uint32_t smem) {
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
+__global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_sm)
     hopper_forward_kernel(const __grid_constant__ HopperForwardKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t smem = shared_address(shared_memory);

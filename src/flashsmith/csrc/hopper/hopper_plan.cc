@@ -15,8 +15,6 @@ constexpr int kWarpgroupRows = 64;
 constexpr int kStoreRows = 16;  // of a warp
 constexpr int64_t kStrideUnit = 16;
 constexpr int64_t kStrideLimit = int64_t{1} << 40;
-// K and V of a section's heads: so much of L2 that they stay there beside Q and O.
-constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
 struct Tensor {
     const char* name;
@@ -74,7 +72,7 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
 
 int32_t section_heads(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
     const int64_t bytes = 2 * std::max<int64_t>(1, p.seq_k) * config.d_head * kElementBytes;
-    const int64_t kv_heads = std::max<int64_t>(1, kSectionBytes / bytes);
+    const int64_t kv_heads = std::max<int64_t>(1, (int64_t{config.section_mib} << 20) / bytes);
     const int64_t heads = std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q);
     return static_cast<int32_t>(std::max<int64_t>(1, heads));
 }
@@ -101,8 +99,9 @@ LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardPro
     args.section_heads = section_heads(config, p);
 
     LaunchPlan plan{};
+    const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm;
     const int64_t ctas =
-        config.schedule == Schedule::one_tile ? tiles : std::min<int64_t>(tiles, device.sm_count);
+        config.schedule == Schedule::one_tile ? tiles : std::min<int64_t>(tiles, at_once);
     plan.grid = {static_cast<uint32_t>(ctas), 1, 1};
     plan.cluster = {1, 1, 1};
     plan.block = {static_cast<uint32_t>(config.n_threads()), 1, 1};

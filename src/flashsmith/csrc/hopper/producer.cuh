@@ -34,11 +34,14 @@ struct Producer {
             int block = tile.block_end - 1;
             if (block >= tile.block_begin) load(K, &args.k, tile, block);
             load_Q(tile);
-            scheduler.ask();
-            for (; block >= tile.block_begin; --block) {
-                if (block > tile.block_begin) load(K, &args.k, tile, block - 1);
+            for (; block > tile.block_begin; --block) {
+                load(K, &args.k, tile, block - 1);
                 load(V, &args.v, tile, block);
             }
+            // Here and not sooner: who asks early has two tiles when others run out of them. The
+            // answer comes while the last V waits for its place.
+            scheduler.ask();
+            if (block == tile.block_begin) load(V, &args.v, tile, block);
             scheduler.take();
         }
         announce_end();

@@ -64,7 +64,7 @@ struct TileScheduler {
         }
         return WorkTile::none();
     }
-    // Asks for the tile after this one. The answer takes its time: ask early, take it late.
+    // Asks for the tile after this one. The answer takes its time.
     FS_DEVICE void ask() {
         if constexpr (CFG.schedule == Schedule::dynamic) asked = atomicAdd(args.tile_counter, 1);
     }
