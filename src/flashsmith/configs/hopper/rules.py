@@ -28,6 +28,7 @@ REGISTERS_TO_SHARE = 512
 # What a thread needs beside its shares of O, S and P: addresses, row statistics, loop state.
 REGISTERS_BESIDE_TILES = 24
 MAX_RESCALE_THRESHOLD = 8
+CLUSTER_SIZES = (1, 2)
 DEFAULT_SECTION_MIB, MAX_SECTION_MIB = 32, 1024
 MAX_CTAS = 4
 MAX_EXP2_FMA_SHARE = 50
@@ -144,8 +145,9 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "cluster_size_supported",
-        "cluster_size must be 1: no kernel shares its copies yet",
-        lambda cfg, device: cfg.cluster_size == 1,
+        "cluster_size must be 1 or 2: more CTAs wait longer for each other than sharing K and V "
+        "saves",
+        lambda cfg, device: cfg.cluster_size in CLUSTER_SIZES,
         ("cluster_size",),
     ),
     Rule(

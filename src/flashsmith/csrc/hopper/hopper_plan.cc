@@ -94,16 +94,18 @@ LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardPro
     HopperForwardKernelArgs args;
     std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
     args.problem = forward_arguments(p, config.B_r, config.B_c);
-    const int64_t tiles = p.batch * p.heads_q * args.problem.n_Q_blocks;
+    const int64_t groups =
+        (args.problem.n_Q_blocks + config.cluster_size - 1) / config.cluster_size;
+    const int64_t tiles = p.batch * p.heads_q * groups;
     args.n_tiles = static_cast<int32_t>(tiles);
     args.section_heads = section_heads(config, p);
 
     LaunchPlan plan{};
-    const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm;
-    const int64_t ctas =
+    const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm / config.cluster_size;
+    const int64_t clusters =
         config.schedule == Schedule::one_tile ? tiles : std::min<int64_t>(tiles, at_once);
-    plan.grid = {static_cast<uint32_t>(ctas), 1, 1};
-    plan.cluster = {1, 1, 1};
+    plan.grid = {static_cast<uint32_t>(clusters * config.cluster_size), 1, 1};
+    plan.cluster = {static_cast<uint32_t>(config.cluster_size), 1, 1};
     plan.block = {static_cast<uint32_t>(config.n_threads()), 1, 1};
     plan.smem_bytes = static_cast<int>(config.smem_bytes());
     plan.problem_offset = offsetof(HopperForwardKernelArgs, problem);
@@ -116,10 +118,11 @@ LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardPro
     plan.argument_bytes.assign(bytes, bytes + sizeof args);
 
     using Args = HopperForwardKernelArgs;
+    const int kv_rows = config.B_c / config.cluster_size;  // what one CTA loads of a tile
     const Tensor tensors[] = {
         {"q", Operand::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows},
-        {"k", Operand::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, config.B_c},
-        {"v", Operand::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, config.B_c},
+        {"k", Operand::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, kv_rows},
+        {"v", Operand::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
         {"o", Operand::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kStoreRows},
     };
     for (const Tensor& tensor : tensors)

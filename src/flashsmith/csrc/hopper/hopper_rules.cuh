@@ -105,7 +105,7 @@ constexpr bool pingpong_needs_two(const Config& cfg, const Limits&) {
 }
 
 constexpr bool cluster_size_supported(const Config& cfg, const Limits&) {
-    return cfg.cluster_size == 1;
+    return cfg.cluster_size == 1 || cfg.cluster_size == 2;
 }
 
 constexpr bool rescale_threshold_supported(const Config& cfg, const Limits&) {
