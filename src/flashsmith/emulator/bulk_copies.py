@@ -40,8 +40,6 @@ class Body(Protocol):
 
     @property
     def box_bytes(self) -> int: ...
-    @property
-    def writable(self) -> bool: ...
     def pieces(self, address: int) -> np.ndarray: ...
     def read(self, coordinates: Sequence[int]) -> np.ndarray: ...
     def write(self, coordinates: Sequence[int], data: np.ndarray) -> None: ...
@@ -54,7 +52,6 @@ class PlainRange:
 
     wave: Wave
     box_bytes: int
-    writable: bool = True
 
     def pieces(self, address: int) -> np.ndarray:
         """Shared addresses of the 16-byte pieces."""
@@ -281,13 +278,11 @@ class BulkCopies:
         address: int,
     ) -> None:
         self.wave.shared.check(np.array([address, address + body.box_bytes - _PIECE]), _PIECE, 16)
-        if not body.writable:
-            raise EmulatorError("a bulk store to a tensor that is an input")
         thread, cta = int(group.index[place]), int(group.cta[place])
         store = _Store(site, body, coordinates, cta, address, thread, self.wave.tick())
         if self.wave.observers:
             self._tell(group, site, place, self._group_engine(thread), "read", store)
-            self._tell_global(group, site, place, body, coordinates, "async_write")
+        self._tell_global(group, site, place, body, coordinates, "async_write")
         self.open.setdefault(thread, []).append(store)
 
     # Groups
@@ -459,10 +454,12 @@ class BulkCopies:
         coordinates: tuple[int, ...],
         kind: str,
     ) -> None:
-        if not self.wave.observers:
-            return
         addresses, size = body.rows(coordinates)
         if not addresses.size:
+            return
+        if not self.wave.masks_bad_access:
+            self.wave.memory.check(addresses, size, write=kind == "async_write")
+        if not self.wave.observers:
             return
         threads = np.repeat(group.threads[place], addresses.size)
         event = MemoryAccess(

@@ -82,14 +82,14 @@ FS_DEVICE void cluster_barrier() {
 
 // ---- registers ----------------------------------------------------------------------------------
 
-// Hands registers of a warpgroup back, or takes them: `kCount` a thread from here on.
-template <int kCount>
-FS_DEVICE void registers_decrease() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-template <int kCount>
-FS_DEVICE void registers_increase() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+// `kCount` registers a thread of this warpgroup from here on, which has kHeld. Taking fewer than
+// one has is not defined, nor is handing more back.
+template <int kHeld, int kCount>
+FS_DEVICE void set_registers() {
+    if constexpr (kCount > kHeld)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+    else
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
 }  // namespace flashsmith

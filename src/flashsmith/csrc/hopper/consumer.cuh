@@ -233,6 +233,7 @@ struct Consumer {
         store_statistics();
         const uint32_t slot_empty = Q_barriers().empty(slot());
         if constexpr (CFG.separate_O) {
+            __syncwarp();  // every lane has read the tile's notice
             if (lane == 0) mbarrier_arrive(slot_empty);
             output.start(O, smem + Kernel::O_offset + warpgroup * Kernel::Q_tile_bytes, slot_empty,
                          tile, first_row());

@@ -32,10 +32,10 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_
     // The same in all lanes of a warp, and the compiler is told so.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
     if (warpgroup == 0) {
-        registers_decrease<Kernel::CFG.producer_registers>();
+        set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();
         if (thread_index() == 0) Producer<Kernel>(args, smem).run();
     } else {
-        registers_increase<Kernel::CFG.consumer_registers>();
+        set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
         Consumer<Kernel>(args, smem, warpgroup - 1).run();
     }
     if constexpr (Kernel::clusters) {

@@ -23,16 +23,30 @@ struct Tensor {
     Strides strides;
     int64_t rows, heads, total;  // rows of a sequence; packed: of all of them
     int box_rows;
+    bool is_single_row = false;
+
+    bool is_empty(const ForwardProblem& p, bool packed) const {
+        return packed ? total == 0 : rows == 0 || p.batch == 0;
+    }
 };
 
 // TMA takes no stride of 0, and looks at none where there is but one of a kind.
 uint64_t stride_bytes(const Tensor& tensor, const char* what, int64_t elements, int64_t size) {
     const int64_t bytes = elements * kElementBytes;
-    if (size <= 1) return kStrideUnit;
+    if (size <= 1 || tensor.is_single_row) return kStrideUnit;
     require(bytes > 0 && bytes % kStrideUnit == 0 && bytes < kStrideLimit,
             std::string(tensor.name) + ": its " + what + " stride is " + std::to_string(elements) +
                 " elements; TMA takes positive multiples of 8 below 2^39");
     return bytes;
+}
+
+// A tensor without rows has no address and any strides, and its map is never looked at: it becomes
+// one of a single row where q is.
+Tensor single_row(Tensor tensor) {
+    tensor.operand = Operand::q;
+    tensor.rows = tensor.heads = tensor.total = 1;
+    tensor.is_single_row = true;
+    return tensor;
 }
 
 // Columns, rows, heads, batch; packed, columns, rows twice, heads: see hopper/coordinates.cuh.
@@ -40,9 +54,7 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
                          bool packed, const Tensor& tensor) {
     const uint32_t columns = config.d_head % 64 == 0 ? 64 : 32;
     const auto box_rows = static_cast<uint32_t>(tensor.box_rows);
-    // An empty tensor is never looked at, but a map must have a size.
-    const auto at_least_one = [](int64_t size) { return std::max<uint64_t>(1, size); };
-    const uint64_t d = p.d, heads = tensor.heads;
+    const uint64_t d = p.d, rows = tensor.rows, heads = tensor.heads, batch = p.batch;
     const uint64_t head = stride_bytes(tensor, "head", tensor.strides.head, tensor.heads);
     TensorMapSpec map{
         .argument_offset = tensor.argument_offset,
@@ -55,14 +67,14 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
         .swizzle_bytes = static_cast<int>(columns) * kElementBytes,
     };
     if (packed) {
-        const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, 2);
+        const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, tensor.total);
         map.data_offset = -static_cast<int64_t>(row) * tensor.box_rows;
-        map.sizes = {d, box_rows, at_least_one(tensor.total + 1), heads};
+        map.sizes = {d, box_rows, static_cast<uint64_t>(tensor.total) + 1, heads};
         map.strides_bytes = {row, row, head};
         map.box = {columns, box_rows, 1, 1};
     } else {
         const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, tensor.rows);
-        map.sizes = {d, at_least_one(tensor.rows), heads, at_least_one(p.batch)};
+        map.sizes = {d, rows, heads, batch};
         map.strides_bytes = {row, head,
                              stride_bytes(tensor, "batch", tensor.strides.batch, p.batch)};
         map.box = {columns, box_rows, 1, 1};
@@ -125,8 +137,12 @@ LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardPro
         {"v", Operand::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
         {"o", Operand::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kStoreRows},
     };
-    for (const Tensor& tensor : tensors)
-        plan.tensor_maps.push_back(tensor_map(config, p, semantics.packed, tensor));
+    if (tiles == 0) return plan;
+    for (const Tensor& tensor : tensors) {
+        const bool empty = tensor.is_empty(p, semantics.packed);
+        plan.tensor_maps.push_back(
+            tensor_map(config, p, semantics.packed, empty ? single_row(tensor) : tensor));
+    }
     return plan;
 }
 

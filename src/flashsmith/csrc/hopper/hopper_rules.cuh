@@ -85,12 +85,16 @@ constexpr bool consumer_registers_supported(const Config& cfg, const Limits&) {
     return is_multiple(cfg.consumer_registers, kRegisterUnit, kMinRegisters, kMaxRegisters);
 }
 
-// What a thread of each warpgroup starts with is a multiple of 8, and there is no more to share.
+// What a thread of each of so many warpgroups on an SM starts with.
+constexpr int64_t registers_each(int64_t warpgroups) {
+    return kRegistersPerThreadAndWarpgroup / warpgroups / kRegisterUnit * kRegisterUnit;
+}
+
+// There is no more to share than what the warpgroups start with.
 constexpr bool registers_within_file(const Config& cfg, const Limits&) {
     const int64_t warpgroups = int64_t{cfg.n_warpgroups} + 1;
     if (warpgroups < 1 || cfg.ctas_per_sm < 1) return false;
-    const int64_t each = kRegistersPerThreadAndWarpgroup / (warpgroups * cfg.ctas_per_sm) /
-                         kRegisterUnit * kRegisterUnit;
+    const int64_t each = registers_each(warpgroups * cfg.ctas_per_sm);
     return cfg.producer_registers + int64_t{cfg.n_warpgroups} * cfg.consumer_registers <=
            each * warpgroups;
 }

@@ -39,6 +39,8 @@ struct StaticHopperKernelConfig {
     static constexpr int d_head = CFG.d_head;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
     static constexpr bool clusters = CFG.cluster_size > 1;
+    static constexpr int registers_at_start =
+        hopper_rules::registers_each((n_warpgroups + 1) * CFG.ctas_per_sm);
 
     // Tiles as panels of 64 columns, or of 32 where 64 do not divide the head.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
