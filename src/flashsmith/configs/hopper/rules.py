@@ -29,7 +29,8 @@ REGISTERS_TO_SHARE = 512
 REGISTERS_BESIDE_TILES = 24
 MAX_RESCALE_THRESHOLD = 8
 CLUSTER_SIZES = (1, 2)
-DEFAULT_SECTION_MIB, MAX_SECTION_MIB = 32, 1024
+DEFAULT_SECTION_MIB = 32
+SECTIONS_MIB = (1, 2, 4, 8, 16, 32, 64)
 MAX_CTAS = 4
 MAX_EXP2_FMA_SHARE = 50
 
@@ -159,14 +160,14 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "section_mib_supported",
-        f"section_mib must be 1 to {MAX_SECTION_MIB}",
-        lambda cfg, device: 1 <= cfg.section_mib <= MAX_SECTION_MIB,
+        f"section_mib must be a power of two up to {SECTIONS_MIB[-1]}: no L2 holds more",
+        lambda cfg, device: cfg.section_mib in SECTIONS_MIB,
         ("section_mib",),
     ),
     Rule(
         "section_needs_longest_first",
-        f"section_mib must be {DEFAULT_SECTION_MIB} unless tile_order is longest_first: only then "
-        "do tiles run in sections of heads",
+        f"section_mib must be {DEFAULT_SECTION_MIB} unless tile_order is longest_first: tiles in "
+        "other orders have no sections",
         lambda cfg, device: (
             cfg.section_mib == DEFAULT_SECTION_MIB or cfg.tile_order == TileOrder.LONGEST_FIRST
         ),

@@ -61,6 +61,12 @@ struct alignas(64) TensorMap {
     uint8_t bytes[128];
 };
 
+// A divisor that the host knows, for a multiplication in place of the some twenty instructions that
+// the GPU divides in. n / divisor is (high half of n multiplier + n) >> shift, for n below 2^31.
+struct Divisor {
+    uint32_t divisor, multiplier, shift;
+};
+
 // Everything a kernel of this family needs: its only parameter, in constant memory.
 struct HopperForwardKernelArgs {
     TensorMap q, k, v, o;
@@ -69,7 +75,9 @@ struct HopperForwardKernelArgs {
     // last CTA to ask resets it.
     uint32_t* tile_counter;
     int32_t n_tiles;  // of the whole problem; clusters: groups of cluster_size tiles of one head
-    int32_t section_heads;  // longest first: query heads of all sequences in one section
+    // Where a tile lies: tiles of a head, query heads of a sequence, query heads that share a key
+    // head; longest first also query heads (of all sequences) and tiles of a section.
+    Divisor head_tiles, heads_q, group, section_heads, section_tiles;
 };
 
 using hopper_forward_kernel_fn = void (*)(const HopperForwardKernelArgs);

@@ -27,7 +27,7 @@ constexpr int kArch = 90;
 constexpr int kMinRegisters = 24, kMaxRegisters = 240, kRegisterUnit = 8;
 constexpr int kRegistersPerThreadAndWarpgroup = 512;  // 65,536 over a warpgroup's 128 threads
 constexpr int kRegistersBesideTiles = 24;
-constexpr int kDefaultSectionMib = 32, kMaxSectionMib = 1024;
+constexpr int kDefaultSectionMib = 32, kMaxSectionMib = 64;
 constexpr int kMaxCtasPerSm = 4;
 constexpr int kReservedSmem = 1024;  // of a CTA, beside its own
 constexpr int kMaxExp2FmaShare = 50;
@@ -117,7 +117,8 @@ constexpr bool rescale_threshold_supported(const Config& cfg, const Limits&) {
 }
 
 constexpr bool section_mib_supported(const Config& cfg, const Limits&) {
-    return cfg.section_mib >= 1 && cfg.section_mib <= kMaxSectionMib;
+    const int mib = cfg.section_mib;
+    return mib >= 1 && mib <= kMaxSectionMib && (mib & (mib - 1)) == 0;
 }
 
 constexpr bool section_needs_longest_first(const Config& cfg, const Limits&) {

@@ -6,6 +6,10 @@
 
 namespace flashsmith {
 
+FS_DEVICE uint32_t quotient(uint32_t n, const Divisor& by) {
+    return (__umulhi(n, by.multiplier) + n) >> by.shift;
+}
+
 // B_r rows of one head's queries and the K/V blocks they see.
 struct WorkTile {
     int first_row;  // in its sequence
@@ -112,20 +116,25 @@ struct TileScheduler {
 
     FS_DEVICE WorkTile work_of(uint32_t tile) const {
         const ForwardKernelArgs& p = args.problem;
-        const uint32_t n_groups = (uint32_t(p.n_Q_blocks) + kCtas - 1) / kCtas;  // of Q blocks
         uint32_t sequence, group;
         if constexpr (CFG.tile_order == TileOrder::longest_first) {
-            const uint32_t section_tiles = args.section_heads * n_groups;
-            const uint32_t first_head = tile / section_tiles * args.section_heads;
-            const uint32_t place = tile % section_tiles;
-            const uint32_t heads = min(args.section_heads, p.batch * p.heads_q - first_head);
-            sequence = first_head + place % heads;
-            group = n_groups - 1 - place / heads;
+            const uint32_t section = quotient(tile, args.section_tiles);
+            const uint32_t place = tile - section * args.section_tiles.divisor;
+            const uint32_t first_head = section * args.section_heads.divisor;
+            const uint32_t heads =
+                min(args.section_heads.divisor, p.batch * p.heads_q - first_head);
+            // The last section may have fewer.
+            const uint32_t row = heads == args.section_heads.divisor
+                                     ? quotient(place, args.section_heads)
+                                     : place / heads;
+            sequence = first_head + place - row * heads;
+            group = args.head_tiles.divisor - 1 - row;
         } else {
-            sequence = tile / n_groups;
-            group = tile % n_groups;
+            sequence = quotient(tile, args.head_tiles);
+            group = tile - sequence * args.head_tiles.divisor;
         }
-        const int batch = sequence / p.heads_q, head = sequence % p.heads_q;
+        const int batch = quotient(sequence, args.heads_q);
+        const int head = sequence - batch * p.heads_q;
         const SequenceRows q =
             sequence_rows<SEMANTICS.packed>(p.cu_seqlens_q, batch, p.seq_q, p.total_q);
         const SequenceRows k =
@@ -144,7 +153,7 @@ struct TileScheduler {
             .q_count = q.count,
             .k_count = k.count,
             .k_first = int(k.first),
-            .head_k = head / (p.heads_q / p.heads_k),
+            .head_k = int(quotient(head, args.group)),
         };
     }
 };
