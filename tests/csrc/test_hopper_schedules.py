@@ -25,7 +25,7 @@ CONFIGS = tuple(
         "(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_2+regs_40_232+pingpong_gemm+cluster_2"
         "+dynamic+rescale_8",
         "(BF16, 64, 64, 64, 1wg): tma+stages_3+q_buffers_1+regs_40_240+overlap+cluster_2+dynamic"
-        "+longest_first+section_1",
+        "+longest_first+section_1+early_exp",
         "(FP16, 64, 64, 32, 1wg): tma+stages_1+q_buffers_1+regs_40_240+cluster_2"
         "+static_persistent+separate_O",
         "(FP16, 64, 64, 48, 1wg): tma+stages_4+q_buffers_2+regs_40_240+cluster_2+exp2_fma_30",

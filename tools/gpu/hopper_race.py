@@ -64,7 +64,9 @@ CANDIDATES: dict[tuple[int, str], tuple[str, ...]] = {
         _three(128, "pingpong_gemm+dynamic") + "+exp2_fma_20",
         _three(128, "overlap+pingpong_gemm+dynamic"),
         _three(128, "overlap+pingpong_gemm+dynamic") + "+exp2_fma_10",
-        _three(128, "overlap+dynamic"),
+        _three(128, "overlap+pingpong_gemm+dynamic") + "+early_exp",
+        _three(128, "overlap+pingpong_gemm+dynamic") + "+exp2_fma_10+early_exp",
+        _three(128, "overlap+dynamic") + "+early_exp",
         _three(176, "pingpong_gemm+dynamic"),
         _three(128, "pingpong_exp+dynamic"),
         _three(128, "pingpong_gemm+cluster_2+dynamic"),
@@ -77,6 +79,7 @@ CANDIDATES: dict[tuple[int, str], tuple[str, ...]] = {
         _three(128, "pingpong_gemm+dynamic+longest_first") + "+exp2_fma_10",
         _three(128, "overlap+pingpong_gemm+dynamic+longest_first"),
         _three(128, "overlap+pingpong_gemm+dynamic+longest_first") + "+exp2_fma_10",
+        _three(128, "overlap+pingpong_gemm+dynamic+longest_first") + "+early_exp",
         _two(128, 2, "overlap+pingpong_gemm+dynamic+longest_first"),
         _two(128, 2, "overlap+pingpong_gemm+dynamic+longest_first") + "+section_8",
         "64, 80, 1wg): tma+stages_2+q_buffers_2+regs_24_136+overlap+dynamic+longest_first+rescale_8"
@@ -85,6 +88,8 @@ CANDIDATES: dict[tuple[int, str], tuple[str, ...]] = {
     (256, "full"): (
         _two(80, 1, "overlap+pingpong_gemm+dynamic"),
         _two(80, 1, "overlap+dynamic"),
+        _two(80, 1, "overlap+pingpong_gemm+dynamic") + "+early_exp",
+        _two(80, 1, "overlap+dynamic") + "+early_exp",
         _two(80, 1, "pingpong_gemm+dynamic"),
         _two(64, 1, "overlap+pingpong_gemm+dynamic"),
         _two(80, 1, "overlap+cluster_2+dynamic"),
@@ -93,6 +98,7 @@ CANDIDATES: dict[tuple[int, str], tuple[str, ...]] = {
     (256, "causal"): (
         _two(80, 1, "overlap+pingpong_gemm+dynamic+longest_first"),
         _two(80, 1, "overlap+dynamic+longest_first"),
+        _two(80, 1, "overlap+pingpong_gemm+dynamic+longest_first") + "+early_exp",
         _two(80, 1, "overlap+dynamic+longest_first") + "+section_8",
         _two(64, 1, "overlap+pingpong_gemm+dynamic+longest_first"),
         _two(80, 1, "overlap+cluster_2+dynamic+longest_first"),
@@ -101,7 +107,7 @@ CANDIDATES: dict[tuple[int, str], tuple[str, ...]] = {
         _three(144, "pingpong_gemm+dynamic"),
         _three(128, "pingpong_gemm+dynamic"),
         _three(112, "overlap+pingpong_gemm+dynamic"),
-        _three(112, "overlap+dynamic") + "+exp2_fma_10",
+        _three(112, "overlap+pingpong_gemm+dynamic") + "+early_exp",
     ),
     (96, "causal"): (
         _three(128, "pingpong_gemm+dynamic+longest_first"),
@@ -111,6 +117,7 @@ CANDIDATES: dict[tuple[int, str], tuple[str, ...]] = {
     (192, "full"): (
         _two(112, 1, "overlap+pingpong_gemm+dynamic"),
         _two(112, 1, "overlap+dynamic"),
+        _two(112, 1, "overlap+dynamic") + "+early_exp",
         _two(80, 2, "overlap+dynamic"),
     ),
     (192, "causal"): (

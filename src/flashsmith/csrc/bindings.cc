@@ -164,7 +164,8 @@ ffi::Array<Int> to_ints(const HopperForwardKernelConfig& c) {
             c.rescale_threshold,
             c.section_mib,
             c.ctas_per_sm,
-            c.exp2_fma_share};
+            c.exp2_fma_share,
+            c.early_exp};
 }
 
 ffi::Array<ffi::Any> describe(const TensorMapSpec& map, const Addresses& at) {

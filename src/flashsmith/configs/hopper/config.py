@@ -132,6 +132,10 @@ class HopperForwardKernelConfig:
         default=0,
         metadata=_knob("percent of the exponentials that the FMA pipe computes", "exp2_fma"),
     )
+    early_exp: bool = field(
+        default=False,
+        metadata=_knob("with overlap: no exponential waits for the product beside it", "early_exp"),
+    )
 
     def __post_init__(self) -> None:
         for knob in fields(self):

@@ -197,4 +197,10 @@ HOPPER_RULES: tuple[Rule, ...] = (
         lambda cfg, device: 0 <= cfg.exp2_fma_share <= MAX_EXP2_FMA_SHARE,
         ("exp2_fma_share",),
     ),
+    Rule(
+        "early_exp_needs_overlap",
+        "early_exp needs overlap: otherwise no product runs beside the exponentials",
+        lambda cfg, device: cfg.overlap or not cfg.early_exp,
+        ("early_exp", "overlap"),
+    ),
 )

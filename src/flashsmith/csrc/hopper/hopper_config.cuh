@@ -40,6 +40,7 @@ struct HopperForwardKernelConfig {
     int section_mib;  // longest first: K and V of the heads in one section
     int ctas_per_sm;
     int exp2_fma_share;  // percent of the exponentials that the FMA pipe computes
+    bool early_exp;      // overlap: no exponential is put off until the product beside it is done
 
     constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
 

@@ -140,6 +140,10 @@ constexpr bool exp2_fma_share_supported(const Config& cfg, const Limits&) {
     return cfg.exp2_fma_share >= 0 && cfg.exp2_fma_share <= kMaxExp2FmaShare;
 }
 
+constexpr bool early_exp_needs_overlap(const Config& cfg, const Limits&) {
+    return cfg.overlap || !cfg.early_exp;
+}
+
 struct Rule {
     const char* name;
     bool (*holds)(const Config& cfg, const Limits& limits);
@@ -166,6 +170,7 @@ inline constexpr Rule kRules[] = {
     {"ctas_per_sm_supported", ctas_per_sm_supported},
     {"ctas_fit_shared_memory", ctas_fit_shared_memory},
     {"exp2_fma_share_supported", exp2_fma_share_supported},
+    {"early_exp_needs_overlap", early_exp_needs_overlap},
 };
 static_assert(std::size(kRules) <= 32, "broken_rules() has a bit for 32 rules");
 
