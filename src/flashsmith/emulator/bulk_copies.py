@@ -73,6 +73,31 @@ class PlainRange:
         self.wave.memory.store(addresses, _PIECE, data.view(np.complex128))
 
 
+@dataclass(frozen=True)
+class Words:
+    """Sixteen bytes out of a thread's registers."""
+
+    words: tuple[int, ...]
+    box_bytes: int = _PIECE
+    writable: bool = False
+
+    def pieces(self, address: int) -> np.ndarray:
+        """The one shared address."""
+        return np.array([address], np.int64)
+
+    def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
+        """No row in global memory."""
+        return np.zeros(0, np.int64), self.box_bytes
+
+    def read(self, coordinates: Sequence[int]) -> np.ndarray:
+        """The bytes."""
+        return np.array(self.words, np.uint32).view(np.uint8)
+
+    def write(self, coordinates: Sequence[int], data: np.ndarray) -> None:
+        """Registers are no place to copy to."""
+        raise EmulatorError("a bulk store into registers")
+
+
 @dataclass(eq=False)
 class _Load:
     """A copy into one CTA's shared memory (wave CTA), to complete on an mbarrier there."""
@@ -163,6 +188,18 @@ class BulkCopies:
             )
         if together:
             self.loads.append(together)
+
+    def store_words(
+        self, group: Group, site: Site, target: Any, words: Sequence[Any], barrier: Any, mask: Any
+    ) -> None:
+        """st.async of sixteen bytes: it lands like a load, and its mbarrier counts it."""
+        for place in _active(group, mask):
+            body = Words(tuple(_of(word, place) for word in words))
+            address = _of(target, place)
+            self._check_alignment(group, site, place, address, _PIECE)
+            together = self._load(group, site, place, body, (), address, _of(barrier, place), None)
+            if together:
+                self.loads.append(together)
 
     def _load(
         self,

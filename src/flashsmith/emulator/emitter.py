@@ -147,7 +147,7 @@ class Emitter:
             return self.use(operand, kind)
         held = self.storage_of(operand.name)
         poison = f"W.or_poison({self.name(operand.name)}, {held!r})"
-        return _reinterpret(poison, held, DTYPES[kind])
+        return self._reinterpret(poison, held, DTYPES[kind])
 
     def use_float(self, operand: Operand, kind: str) -> str:
         """Expression of an operand of type f16, bf16, f32 or f64 as a NumPy float (f32 or f64)."""

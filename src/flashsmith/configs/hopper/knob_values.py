@@ -14,8 +14,11 @@ from flashsmith.configs.hopper.config import (
 )
 from flashsmith.configs.hopper.rules import (
     B_C_STEP,
+    CLUSTER_SIZES,
     HOPPER_D_HEADS,
     MAX_B_C,
+    MAX_CTAS,
+    MAX_EXP2_FMA_SHARE,
     MAX_KV_STAGES,
     MAX_REGISTERS,
     MAX_RESCALE_THRESHOLD,
@@ -25,6 +28,7 @@ from flashsmith.configs.hopper.rules import (
     Q_BUFFERS,
     REGISTER_UNIT,
     REGISTERS_BESIDE_TILES,
+    SECTIONS_MIB,
 )
 
 _WARPGROUPS = tuple(range(1, MAX_WARPGROUPS + 1))
@@ -40,8 +44,11 @@ _NUMBERS: dict[str, tuple[int, ...]] = {
     "q_buffers": Q_BUFFERS,
     "producer_registers": tuple(_REGISTERS),
     "consumer_registers": tuple(count for count in _REGISTERS if count >= _LEAST_TO_COMPUTE),
-    "cluster_size": (1,),
+    "cluster_size": CLUSTER_SIZES,
     "rescale_threshold": tuple(range(MAX_RESCALE_THRESHOLD + 1)),
+    "section_mib": SECTIONS_MIB,
+    "ctas_per_sm": tuple(range(1, MAX_CTAS + 1)),
+    "exp2_fma_share": tuple(range(MAX_EXP2_FMA_SHARE + 1)),
 }
 
 

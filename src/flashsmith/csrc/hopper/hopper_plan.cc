@@ -15,8 +15,6 @@ constexpr int kWarpgroupRows = 64;
 constexpr int kStoreRows = 16;  // of a warp
 constexpr int64_t kStrideUnit = 16;
 constexpr int64_t kStrideLimit = int64_t{1} << 40;
-// K and V of a section's heads: so much of L2 that they stay there beside Q and O.
-constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
 struct Tensor {
     const char* name;
@@ -85,11 +83,36 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
     return map;
 }
 
-int32_t section_heads(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
+// Exact for dividends below 2^31 (Granlund and Montgomery's round-up form). Nobody divides by the 0
+// of an empty problem.
+Divisor divide_by(int64_t divisor) {
+    divisor = std::max<int64_t>(1, divisor);
+    uint32_t shift = 0;
+    while ((int64_t{1} << shift) < divisor) ++shift;
+    const uint64_t rest = (uint64_t{1} << shift) - divisor;
+    const auto multiplier = static_cast<uint32_t>((rest << 32) / divisor + 1);
+    return {static_cast<uint32_t>(divisor), multiplier, shift};
+}
+
+int64_t section_heads(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
     const int64_t bytes = 2 * std::max<int64_t>(1, p.seq_k) * config.d_head * kElementBytes;
-    const int64_t kv_heads = std::max<int64_t>(1, kSectionBytes / bytes);
+    const int64_t kv_heads = std::max<int64_t>(1, (int64_t{config.section_mib} << 20) / bytes);
     const int64_t heads = std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q);
-    return static_cast<int32_t>(std::max<int64_t>(1, heads));
+    return std::max<int64_t>(1, heads);
+}
+
+// A tile is what a cluster computes together.
+void set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
+               const ForwardProblem& p) {
+    const int64_t of_head =
+        (args.problem.n_Q_blocks + config.cluster_size - 1) / config.cluster_size;
+    const int64_t heads = section_heads(config, p);
+    args.n_tiles = static_cast<int32_t>(p.batch * p.heads_q * of_head);
+    args.head_tiles = divide_by(of_head);
+    args.heads_q = divide_by(p.heads_q);
+    args.group = divide_by(p.heads_q / p.heads_k);
+    args.section_heads = divide_by(heads);
+    args.section_tiles = divide_by(heads * of_head);
 }
 
 }  // namespace
@@ -109,15 +132,15 @@ LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardPro
     HopperForwardKernelArgs args;
     std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
     args.problem = forward_arguments(p, config.B_r, config.B_c);
-    const int64_t tiles = p.batch * p.heads_q * args.problem.n_Q_blocks;
-    args.n_tiles = static_cast<int32_t>(tiles);
-    args.section_heads = section_heads(config, p);
+    set_tiles(args, config, p);
 
     LaunchPlan plan{};
-    const int64_t ctas =
-        config.schedule == Schedule::one_tile ? tiles : std::min<int64_t>(tiles, device.sm_count);
-    plan.grid = {static_cast<uint32_t>(ctas), 1, 1};
-    plan.cluster = {1, 1, 1};
+    const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm / config.cluster_size;
+    const int64_t clusters = config.schedule == Schedule::one_tile
+                                 ? args.n_tiles
+                                 : std::min<int64_t>(args.n_tiles, at_once);
+    plan.grid = {static_cast<uint32_t>(clusters * config.cluster_size), 1, 1};
+    plan.cluster = {static_cast<uint32_t>(config.cluster_size), 1, 1};
     plan.block = {static_cast<uint32_t>(config.n_threads()), 1, 1};
     plan.smem_bytes = static_cast<int>(config.smem_bytes());
     plan.problem_offset = offsetof(HopperForwardKernelArgs, problem);
@@ -130,13 +153,14 @@ LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardPro
     plan.argument_bytes.assign(bytes, bytes + sizeof args);
 
     using Args = HopperForwardKernelArgs;
+    const int kv_rows = config.B_c / config.cluster_size;  // what one CTA loads of a tile
     const Tensor tensors[] = {
         {"q", Operand::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows},
-        {"k", Operand::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, config.B_c},
-        {"v", Operand::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, config.B_c},
+        {"k", Operand::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, kv_rows},
+        {"v", Operand::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
         {"o", Operand::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kStoreRows},
     };
-    if (tiles == 0) return plan;
+    if (args.n_tiles == 0) return plan;
     for (const Tensor& tensor : tensors) {
         const bool empty = tensor.is_empty(p, semantics.packed);
         plan.tensor_maps.push_back(
