@@ -25,8 +25,9 @@ def tune_kernels(
         typer.Option(
             "--space",
             metavar="KEY",
-            help="Which configs: space, tune, prog-all, cover, a set of yours, or short forms "
-            "separated by ';'. Without it: the environment variable KERNELS, else space.",
+            help="Which configs: space (mma.sync), hopper (wgmma), both, tune, prog-all, cover, a "
+            "set of yours, or short forms separated by ';'. Without it: the environment variable "
+            "KERNELS, else both on sm_90 and space elsewhere.",
         ),
     ] = None,
     problems: Annotated[
@@ -44,8 +45,8 @@ def tune_kernels(
         int | None,
         typer.Option(
             metavar="N",
-            help="Times that neighbours of each problem's best are tried. Default: once for the "
-            "key space, else never.",
+            help="Times that neighbours of each problem's best are tried. Default: once for "
+            "space, hopper and both, else never.",
         ),
     ] = None,
     resume: Annotated[
@@ -91,26 +92,27 @@ def tune_kernels(
     if jobs is not None and jobs < 1:
         raise ArgumentError(f"jobs={jobs}: give at least 1")
     from flashsmith.runtime import gpu_count
-    from flashsmith.tuning.sweep import DEFAULT_SPACE, Settings, read_problems
+    from flashsmith.tuning.sweep import SPACES, Settings, default_space, read_problems
     from flashsmith.tuning.sweep.gpu_runner import NvccCompiler, gpu_runner
     from flashsmith.tuning.sweep.progress import SweepProgress
     from flashsmith.tuning.sweep.ranking import plan_summary, print_plan, print_ranking, summary
     from flashsmith.tuning.sweep.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
 
-    key = space or env.KERNELS.raw() or DEFAULT_SPACE
-    settings = Settings(
-        budget=parse_budget(budget),
-        max_spill=max_spill,
-        refinements=int(key == DEFAULT_SPACE) if refine is None else refine,
-        # Timing needs a core of its own.
-        jobs=jobs or max(1, env.jobs() - 1),
-    )
+    seconds = parse_budget(budget)
     if arch is not None:
         spec = device_spec(arch)
     elif dry_run or build_only:
         spec = check_gpu(device) if gpu_count() else DEFAULT_DEVICE
     else:
         spec = check_gpu(device)
+    key = space or env.KERNELS.raw() or default_space(spec)
+    settings = Settings(
+        budget=seconds,
+        max_spill=max_spill,
+        refinements=int(key in SPACES) if refine is None else refine,
+        # Timing needs a core of its own.
+        jobs=jobs or max(1, env.jobs() - 1),
+    )
     listed = None if problems is None else read_problems(problems)
     races = plan_races(listed, spec, key, settings)
     console = make_console()

@@ -14,6 +14,7 @@ from flashsmith.runtime import forget_prepared_calls
 from flashsmith.tuning.caveats import caveats
 from flashsmith.tuning.chosen import Choice, RunnerUp
 from flashsmith.tuning.evidence import Evidence, gather
+from flashsmith.tuning.families import passed_over
 from flashsmith.tuning.winners import WinnersTable
 
 
@@ -51,6 +52,9 @@ def choose(
         why=evidence.why,
         ms=chosen.ms,
         runners_up=tuple(RunnerUp(one.config, one.config.FAMILY, one.ms) for one in others),
+        passed_over=passed_over(
+            problem, device, evidence.expected, measured=evidence.kind != "cost model"
+        ),
         notes=(
             *filter(None, [evidence.fallback]),
             *caveats(chosen.config, problem, device),

@@ -196,7 +196,8 @@ def _estimated(
 ) -> Evidence:
     d_head = compiled_d_head(problem.d)
     expected = []
-    for config in candidates(problem.dtype, d_head, device):
+    masked = problem.semantics.mask != "none"
+    for config in candidates(problem.dtype, d_head, device, masked):
         guess = estimate(config, problem, device)
         if guess.resident:
             expected.append(Expected(config, guess.ms))

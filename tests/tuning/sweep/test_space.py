@@ -9,6 +9,7 @@ import pytest
 from sweep_fakes import CONFIGS, DEVICE, NAMES, PROBLEM
 
 from flashsmith.configs import (
+    DeviceSpec,
     DType,
     Problem,
     Semantics,
@@ -29,10 +30,36 @@ from flashsmith.tuning.sweep.problems import mentor_of
 
 @pytest.mark.parametrize("problem", [default_problems()[n] for n in (0, 30, 50, 70)], ids=str)
 def test_the_space_is_legal_and_for_the_problem(problem: Problem) -> None:
-    configs = search_space(problem, DEVICE)
-    assert len(set(configs)) == len(configs) > 30
-    assert {(cfg.dtype, cfg.d_head) for cfg in configs} == {(problem.dtype, problem.d)}
-    assert all(is_legal(cfg, DEVICE) for cfg in configs)
+    for key, least in (("space", 31), ("hopper", 10), ("both", 15)):
+        configs = search_space(problem, DEVICE, key)
+        assert len(set(configs)) == len(configs) >= least
+        assert {(cfg.dtype, cfg.d_head) for cfg in configs} == {(problem.dtype, problem.d)}
+        assert all(is_legal(cfg, DEVICE) for cfg in configs)
+
+
+def test_each_key_searches_its_families() -> None:
+    def families(key: str | None, device: DeviceSpec = DEVICE) -> set[str]:
+        return {cfg.FAMILY for cfg in search_space(PROBLEM, device, key)}
+
+    assert families("space") == {"mma_sync"}
+    assert families("hopper") == {"wgmma"}
+    assert families("both") == families(None) == {"mma_sync", "wgmma"}
+    assert families(None, device_spec("A100")) == {"mma_sync"}
+
+
+def test_what_the_wgmma_family_has_no_kernels_for() -> None:
+    short = replace(PROBLEM, d=32)
+    with pytest.raises(SelectionError, match=r"no kernels of d_head 32.*take space='space'"):
+        search_space(short, DEVICE, "hopper")
+    assert {cfg.FAMILY for cfg in search_space(short, DEVICE, "both")} == {"mma_sync"}
+
+
+def test_only_masked_problems_try_the_longest_tiles_first() -> None:
+    orders = [
+        {cfg.tile_order for cfg in search_space(replace(PROBLEM, semantics=s), DEVICE, "hopper")}
+        for s in (Semantics(), Semantics("causal"))
+    ]
+    assert [len(found) for found in orders] == [1, 2]
 
 
 def test_a_d_between_two_head_dimensions_takes_the_larger() -> None:

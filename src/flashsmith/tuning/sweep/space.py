@@ -13,30 +13,48 @@ from flashsmith.configs import (
     get_kernel_configs,
     get_search_space_configs,
 )
+from flashsmith.configs.hopper.rules import HOPPER_ARCH
+from flashsmith.configs.hopper.search_space import SHAPES, get_hopper_space_configs
 from flashsmith.errors import SelectionError
+from flashsmith.tuning.candidates import mma_sync_candidates
 
-DEFAULT_SPACE = "space"
+MMA_SYNC, WGMMA, BOTH = "space", "hopper", "both"
+# The keys of search spaces, whose best are worth refining.
+SPACES = (MMA_SYNC, WGMMA, BOTH)
 # Sets that say how to schedule, whatever the dtype and the head dimension; 'B_r,B_c' is of tune.
 _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
 
+def default_space(device: DeviceSpec) -> str:
+    """The key of the space that is searched on a device unless another is asked for."""
+    return BOTH if device.arch == HOPPER_ARCH else MMA_SYNC
+
+
 def search_space(
-    problem: Problem, device: DeviceSpec, key: str = DEFAULT_SPACE
+    problem: Problem, device: DeviceSpec, key: str | None = None
 ) -> list[KernelConfig]:
     """The configs that may serve `problem` on `device`, each once; some may turn out illegal there.
 
-    `key` is a KERNELS key. 'space' is searched at the problem's own dtype and head dimension, and
-    so are tune, its block sizes ('64,32'), prog, prog-all and all, whose configs get them put in.
-    Of any other set those count that have them already.
+    `key` is 'space' (the mma.sync family's), 'hopper' (the wgmma family's), 'both' (the wgmma
+    family's, and of mma.sync what the cost model weighs), None for default_space(), or a KERNELS
+    key. A space is searched at the problem's own dtype and head dimension, and so are tune, its
+    block sizes ('64,32'), prog, prog-all and all, whose configs get them put in. Of any other set
+    those count that have them already.
 
     Raises:
         SelectionError: the key is unknown or selects nothing, or none of its configs has the
             problem's dtype and head dimension.
         ArgumentError: no kernel is made for the problem's d.
     """
+    key = key or default_space(device)
     d_head = compiled_d_head(problem.d)
-    if key == DEFAULT_SPACE:
+    if key == MMA_SYNC:
         return list(get_search_space_configs((problem.dtype,), (d_head,)))
+    if key == WGMMA:
+        return _of_wgmma(problem, d_head)
+    if key == BOTH:
+        few = mma_sync_candidates(problem.dtype, d_head, device)
+        return [*(_of_wgmma(problem, d_head) if d_head in SHAPES else ()), *few]
     configs = get_kernel_configs(key)
     if _SCHEDULES.fullmatch(key):
         configs = [replace(cfg, dtype=problem.dtype, d_head=d_head) for cfg in configs]
@@ -47,3 +65,14 @@ def search_space(
             f"d_head {d_head}, which {problem} needs; leave the problem out, or take another space"
         )
     return list(dict.fromkeys(fitting))
+
+
+def _of_wgmma(problem: Problem, d_head: int) -> list[KernelConfig]:
+    masked = problem.semantics.mask != "none"
+    found = get_hopper_space_configs((problem.dtype,), (d_head,), masked)
+    if not found:
+        raise SelectionError(
+            f"space={WGMMA!r}: the wgmma family has no kernels of d_head {d_head}, which {problem} "
+            f"needs; leave the problem out, or take space={MMA_SYNC!r}"
+        )
+    return list(found)
