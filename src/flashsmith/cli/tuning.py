@@ -34,8 +34,9 @@ def tune_kernels(
         str | None,
         typer.Option(
             metavar="FILE|PROBLEMS",
-            help="'b16 s4096 h16 d128 fp16; ...', or a file with one a line. Default: d 64, 96, "
-            "128 and 256, both dtypes, full and causal, lengths from 512 to 16384.",
+            help="'b16 s4096 h16 d128 fp16; ...', sets of cells as in bench ('main; packed'), or a "
+            "file with one a line. Default: d 64, 96, 128 and 256, both dtypes, full and causal, "
+            "lengths from 512 to 16384.",
         ),
     ] = None,
     budget: Annotated[

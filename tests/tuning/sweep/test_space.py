@@ -96,6 +96,12 @@ def test_a_space_without_a_config_for_the_problem() -> None:
 # ---- problems ----
 
 
+def test_a_set_of_cells_stands_for_its_problems() -> None:
+    assert len(read("main")) == 24
+    assert read(f"{PROBLEM}; packed; main")[0] == PROBLEM
+    assert len(read(f"{PROBLEM}; packed; main")) == 45
+
+
 def test_the_default_problems_are_the_cells_of_the_benchmarks() -> None:
     problems = default_problems()
     assert len(set(problems)) == len(problems) == 72
