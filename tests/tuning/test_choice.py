@@ -270,6 +270,17 @@ def test_a_family_that_was_not_measured_gives_way_and_that_is_said() -> None:
     assert answer.to_json()["passed_over"] == {"wgmma": said}
 
 
+def test_of_one_family_where_the_tensors_ask_for_it(own_table: Path) -> None:
+    wanted = Problem.parse(TUNED)
+    record_winners(wanted, H200, [ranked(WGMMA, 3.4, family="wgmma"), ranked(SMALL, 6.0)])
+    forget_choices()
+    assert str(choose_config(wanted, H200)) == WGMMA
+    assert str(choose_config(wanted, H200, "mma_sync")) == SMALL
+    unmeasured = replace(wanted, d=192)
+    assert choose_config(unmeasured, H200).FAMILY == "wgmma"
+    assert choose_config(unmeasured, H200, "mma_sync").FAMILY == "mma_sync"
+
+
 def test_the_table_says_which_family() -> None:
     table = tuned_table()
     table.add(Problem.parse(TUNED), H200, [ranked(WGMMA, 3.4, family="wgmma")])
