@@ -303,7 +303,7 @@ def test_the_table_says_which_family() -> None:
         ("b1 s1:65536 h32:8 d128 bf16", "seq_q = 1 fills"),
         ("b1 s128 h2 d64 fp16", "of them idle"),
         ("b8 s4096 h16 d72 fp16", "d = 72 runs on d_head 96: 25% of both products"),
-        ("b8 s1024 h16 d64 fp16 window", "a window's limits are no part of a problem"),
+        ("b8 s1024 h16 d64 fp16 window", "the time is that of the last 512 keys"),
         ("b8 s1024 h16 d64 fp16 packed", "as long as the longest"),
         ("b0 s64 h1 d64 fp16", "nothing is launched"),
         ("b1 s34048 h1 d128 fp16", "of the places stay empty"),

@@ -239,6 +239,15 @@ def test_bottom_right_causal_counts_the_keys_that_are_seen() -> None:
     assert blind < 0.2 * ms(BIG, "b16 s8192:1024 h16 d128 fp16")
 
 
+def test_a_window_takes_as_long_as_its_keys() -> None:
+    full, window, causal = (
+        ms(BIG, f"b16 s16384 h16 d128 fp16 {mask}") for mask in ("", "window", "causal")
+    )
+    assert 1 / 16 < window / full < 1 / 11
+    assert ms(BIG, "b16 s512 h16 d128 fp16 window") <= ms(BIG, "b16 s512 h16 d128 fp16")
+    assert window < causal
+
+
 @pytest.mark.parametrize("text", ["b0 s64 d128 fp16", "s0:64 d128 fp16"])
 def test_no_work_takes_no_time(text: str) -> None:
     assert estimate(BIG, Problem.parse(f"{text} causal"), H200).ms == 0

@@ -40,9 +40,15 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
         mean = _causal_steps(rows, work.keys, problem, parts) / parts
         cycles = _uneven_cycles(work, mean, longest, ctas, blocks, sm_count)
     else:
-        # A window's limits are no part of a problem.
+        if problem.window is not None:
+            longest = min(longest, _steps_of_window(work, problem.window[0]))
         cycles = _even_cycles(work, longest, ctas, sm_count)
     return Schedule(ctas, ctas / (sm_count * work.resident), cycles)
+
+
+def _steps_of_window(work: TileWork, left: int) -> int:
+    """Steps of a CTA all of whose rows see `left` keys before their own."""
+    return -(-(left + work.rows) // work.keys) + 1
 
 
 def _even_cycles(work: TileWork, steps: int, ctas: int, sm_count: int) -> float:
