@@ -204,6 +204,7 @@ def test_pytorchs_own_function_gives_its_output_in_our_layout(problem: Problem) 
 
 
 @pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("problem", [FULL, CAUSAL, UNEQUAL, WINDOW, CAPPED], ids=str)
 def test_flex_attention_computes_the_same_problem(problem: Problem, monkeypatch) -> None:
     """Uncompiled, on the CPU: which keys it sees, what it caps, how heads are grouped."""
