@@ -83,7 +83,7 @@ _WITHOUT_TURNS = 192
 RESCALES = (0, MAX_RESCALE_THRESHOLD)
 
 # What makes a config another one's neighbour: new values for one knob, or for those that depend on
-# each other.
+# each other. Tile orders and rescaling are no moves: the space has all of them, at every shape.
 MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("B_r", "n_warpgroups", "producer_registers", "consumer_registers"): tuple(
         (WARPGROUP_ROWS * n, n, *REGISTERS[n]) for n in REGISTERS
@@ -91,10 +91,8 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("overlap",): ((False,), (True,)),
     ("pingpong",): tuple((turn,) for turn in PingPong),
     ("schedule",): ((Schedule.STATIC_PERSISTENT,), (Schedule.DYNAMIC,)),
-    ("tile_order",): tuple((order,) for order in TileOrder),
     ("kv_stages",): ((2,), (3,), (4,)),
     ("q_buffers", "separate_O"): ((1, False), (1, True), (2, False), (2, True)),
-    ("rescale_threshold",): tuple((threshold,) for threshold in RESCALES),
 }
 # Key tiles longer and shorter by these.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
