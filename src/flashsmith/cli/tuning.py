@@ -66,7 +66,10 @@ def tune_kernels(
         typer.Option(metavar="N", help="Compilers. Default: one less than FLASHSMITH_JOBS."),
     ] = None,
     max_spill: Annotated[
-        int, typer.Option(metavar="BYTES", help="Spilled bytes per thread that may pass.")
+        int,
+        typer.Option(
+            metavar="BYTES", help="Spilled bytes per thread that may pass; of wgmma none."
+        ),
     ] = 256,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be tried. Needs no GPU.")
