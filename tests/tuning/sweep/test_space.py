@@ -177,8 +177,8 @@ def test_what_no_sm_can_hold_is_culled() -> None:
 
 def test_wgmma_kernels_may_not_spill_at_all() -> None:
     cfg = search_space(PROBLEM, DEVICE, "hopper")[0]
-    assert cull_compiled(cfg, Compiled(registers=168), DEVICE, 100) is None
-    reason = cull_compiled(cfg, Compiled(registers=168, spill_bytes=8), DEVICE, 100)
+    assert cull_compiled(cfg, Compiled(registers=128), DEVICE, 100) is None
+    reason = cull_compiled(cfg, Compiled(registers=128, spill_bytes=8), DEVICE, 100)
     assert reason == "spills: 8 bytes per thread, allowed are 0"
 
 
