@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 from flashsmith.configs import (
     DeviceSpec,
@@ -16,11 +17,13 @@ from flashsmith.configs import (
 from flashsmith.configs.hopper.rules import HOPPER_ARCH
 from flashsmith.configs.hopper.search_space import SHAPES, get_hopper_space_configs
 from flashsmith.errors import SelectionError
-from flashsmith.tuning.candidates import mma_sync_candidates
+from flashsmith.tuning.evidence import gather
+from flashsmith.tuning.winners import WinnersTable
 
 MMA_SYNC, WGMMA, BOTH = "space", "hopper", "both"
 # The keys of search spaces, whose best are worth refining.
 SPACES = (MMA_SYNC, WGMMA, BOTH)
+_FEW = 8
 # Sets that say how to schedule, whatever the dtype and the head dimension; 'B_r,B_c' is of tune.
 _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
@@ -36,10 +39,10 @@ def search_space(
     """The configs that may serve `problem` on `device`, each once; some may turn out illegal there.
 
     `key` is 'space' (the mma.sync family's), 'hopper' (the wgmma family's), 'both' (the wgmma
-    family's, and of mma.sync what the cost model weighs), None for default_space(), or a KERNELS
-    key. A space is searched at the problem's own dtype and head dimension, and so are tune, its
-    block sizes ('64,32'), prog, prog-all and all, whose configs get them put in. Of any other set
-    those count that have them already.
+    family's, and of mma.sync the best by the shipped tables, else by the cost model), None for
+    default_space(), or a KERNELS key. A space is searched at the problem's own dtype and head
+    dimension, and so are tune, its block sizes ('64,32'), prog, prog-all and all, whose configs get
+    them put in. Of any other set those count that have them already.
 
     Raises:
         SelectionError: the key is unknown or selects nothing, or none of its configs has the
@@ -53,8 +56,8 @@ def search_space(
     if key == WGMMA:
         return _of_wgmma(problem, d_head)
     if key == BOTH:
-        few = mma_sync_candidates(problem.dtype, d_head, device)
-        return [*(_of_wgmma(problem, d_head) if d_head in SHAPES else ()), *few]
+        wgmma = _of_wgmma(problem, d_head) if d_head in SHAPES else []
+        return [*wgmma, *_few_of_mma_sync(problem, device)]
     configs = get_kernel_configs(key)
     if _SCHEDULES.fullmatch(key):
         configs = [replace(cfg, dtype=problem.dtype, d_head=d_head) for cfg in configs]
@@ -65,6 +68,18 @@ def search_space(
             f"d_head {d_head}, which {problem} needs; leave the problem out, or take another space"
         )
     return list(dict.fromkeys(fitting))
+
+
+def _few_of_mma_sync(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
+    """What says how the family stands to the other: its own search is for another sweep."""
+    evidence = gather(problem, device, _shipped(), "mma_sync")
+    return [one.config for one in evidence.expected[:_FEW]]
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> WinnersTable:
+    # The user's own changes while a sweep runs, and what it goes on with must not.
+    return WinnersTable.shipped()
 
 
 def _of_wgmma(problem: Problem, d_head: int) -> list[KernelConfig]:
