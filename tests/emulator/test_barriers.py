@@ -252,3 +252,26 @@ def test_barrier_events_name_everybody_once() -> None:
     clocks = [e.clock for e in recorder.events]
     assert clocks == sorted(clocks)
     assert len(set(clocks)) == len(clocks)
+
+
+def test_who_is_at_a_join_goes_on_with_its_registers() -> None:
+    """Warp 0 waits, in its branch, for what warp 1 does behind the join of both branches."""
+    body = """
+    mul.lo.u32 %r5, %r60, 3;
+    setp.lt.u32 %p1, %r60, 32;
+    @%p1 bra LOW;
+    mov.u32 %r6, 1;
+    bra.uni JOIN;
+    LOW:
+    bar.sync 1, 64;
+    mov.u32 %r6, 2;
+    bra.uni JOIN;
+    JOIN:
+    add.u32 %r1, %r5, %r6;
+    @%p1 bra END;
+    bar.arrive 1, 64;
+    END:
+    """
+    for seed in (None, 0, 1):
+        got = words_of(body, threads=64, seed=seed)
+        assert got == [3 * t + (2 if t < 32 else 1) for t in range(64)]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from ptx_programs import MapSpec, aligned, map_of, map_program, run
 
+from flashsmith.configs import DType
 from flashsmith.emulator import Finding
 from flashsmith.emulator.observers import all_checks
 from flashsmith.errors import ArgumentError, EmulatorError
@@ -324,6 +326,46 @@ def test_a_copy_that_nobody_waits_for() -> None:
     assert found == {"bulk-unfinished"}
 
 
+def rows_twice(tensor: np.ndarray, box_rows: int) -> MapSpec:
+    """A map that begins ``box_rows`` rows before the tensor and has its rows in two dimensions: as
+    the row in the box, and as the row where a box ends."""
+    row = tensor.strides[0]
+    sizes = (tensor.shape[1], box_rows, len(tensor) + 1)
+    address = tensor.ctypes.data - row * box_rows
+    return MapSpec(0, address, DType.FP16, sizes, (row, row), (64, box_rows, 1), 128)
+
+
+def load_rows(spec: MapSpec, tensor: np.ndarray, where: Sequence[int], **options: Any) -> Any:
+    """The box, and what the checks find."""
+    out = aligned((64 * 16,))
+    text = map_program(load_text(3, where, 2048), 1, 1, SHARED.format(size=BARRIER + 16))
+    result = run(text, [(out, True), (tensor, False)], threads=64, maps=[spec], **options)
+    return out, result.findings
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 16), (5, 16), (24, 16), (33, 7), (39, 1), (9, 0)])
+def test_a_map_may_begin_before_its_tensor(first: int, count: int) -> None:
+    """A box of ``count`` rows: those before them in the box are outside of one dimension."""
+    tensor = numbered(40, 64)
+    where = (0, 16 - count, first + count)
+    out, findings = load_rows(rows_twice(tensor, 16), tensor, where, observers=all_checks())
+    assert not findings
+    padded = numbered(56, 64)
+    padded[:count], padded[count:] = tensor[first : first + count], 0
+    assert np.array_equal(out, expected_box(padded, (64, 16), 128, (0, 0)))
+
+
+@pytest.mark.parametrize("end", [15, 0])
+def test_a_box_may_touch_nothing_outside(end: int) -> None:
+    tensor = numbered(40, 64)
+    spec = rows_twice(tensor, 16)
+    out, findings = load_rows(spec, tensor, (0, 0, end), observers=all_checks())
+    assert {finding.kind for finding in findings} == {"out-of-bounds"}
+    assert np.count_nonzero(out) == 64 * end
+    with pytest.raises(EmulatorError, match="outside every tensor"):
+        load_rows(spec, tensor, (0, 0, end))
+
+
 def test_a_misaligned_box() -> None:
     found, _ = load_kinds(("[%r9], [%rd11", "[%r9+64], [%rd11"))
     assert "bulk-alignment" in found
@@ -345,7 +387,6 @@ BAD_MAPS = {
     "no multiple of 16": lambda t: map_of(t, (4, 16)),
     "disagree": lambda t: map_of(t, (64, 16, 1)),
     "must be multiples of 16": lambda t: map_of(t[:, 1:], (64, 16)),
-    "is in no tensor": lambda t: map_of(np.zeros((999, 128), np.uint16), (64, 16)),
 }
 
 

@@ -155,3 +155,51 @@ def test_a_cta_that_is_left_out() -> None:
 def test_bytes_of_the_other_half_are_expected_too() -> None:
     _, kinds, _ = multicast("[%r20], 4096;", "[%r20], 2048;")
     assert "race-raw" in kinds
+
+
+#: Thread 0 of each CTA sends four words to the peer and waits for those it is sent.
+LETTER = (
+    """
+mov.u32 %r9, s; add.u32 %r20, %r9, 4096; setp.ne.u32 %p7, %r60, 0;
+mov.u32 %r21, %cluster_ctarank; xor.b32 %r22, %r21, 1;
+@!%p7 mbarrier.init.shared::cta.b64 [%r20], 1;
+@!%p7 fence.mbarrier_init.release.cluster;
+"""
+    + MEET
+    + """
+mapa.shared::cluster.u32 %r23, %r20, %r22; mapa.shared::cluster.u32 %r24, %r9, %r22;
+@!%p7 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], 16;
+add.u32 %r4, %r21, 70;
+@!%p7 st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%r24], {%r4, %r4, %r21, %r60},
+    [%r23];
+WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p6, [%r20], 0;
+@!%p6 bra WAIT;
+ld.shared.v4.u32 {%r1, %r5, %r6, %r7}, [%r9];
+"""
+)
+
+
+def letters(old: str = "", new: str = "", **options: object) -> tuple[list[int], set[str], str]:
+    assert old in LETTER
+    body = LETTER.replace(old, new, 1) + MEET + STORE_R1 + "ret;"
+    return kinds_of(program(body, 1, SHARED), 1, **options)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_words_for_the_other_cta(seed: int | None) -> None:
+    got, kinds, error = letters(seed=seed)
+    assert (got, kinds, error) == (([71] * 64 + [70] * 64) * 2, set(), "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("WAIT: mbar", "bra END;\nWAIT: mbar", "race-raw"),
+        ("_, [%r20], 16;", "_, [%r20], 32;", "deadlock"),
+        ("[%r24], {", "[%r24+4], {", "bulk-alignment"),
+    ],
+)
+def test_words_that_nobody_waits_for_or_that_are_too_few(old: str, new: str, kind: str) -> None:
+    body = LETTER.replace(old, new, 1).replace("ld.shared", "END: ld.shared")
+    _, kinds, error = kinds_of(program(body + MEET + STORE_R1 + "ret;", 1, SHARED), 1)
+    assert kind in kinds or kind in error

@@ -260,6 +260,26 @@ def test_a_register_written_on_one_path_only() -> None:
         words_of(body)
 
 
+def test_a_choice_may_leave_out_what_is_not_written() -> None:
+    """All ones stand for it where it is chosen."""
+    body = """
+    mov.u32 %r3, 0;
+    LOOP:
+    setp.eq.u32 %p1, %r3, 1;
+    setp.lt.u32 %p2, %r60, 2;
+    and.pred %p3, %p1, %p2;
+    @!%p1 bra CHOOSE;
+    mov.u32 %r2, 7;
+    CHOOSE: selp.b32 %r1, {chosen}, %p3;
+    add.u32 %r3, %r3, 1;
+    setp.lt.u32 %p4, %r3, {rounds};
+    @%p4 bra LOOP;
+    """
+    assert words_of(body.format(chosen="%r2, 5", rounds=1))[:3] == [5, 5, 5]
+    assert words_of(body.format(chosen="%r2, 5", rounds=2))[:3] == [7, 7, 5]
+    assert words_of(body.format(chosen="5, %r2", rounds=1))[:3] == [0xFFFFFFFF] * 3
+
+
 def test_a_guarded_first_write_leaves_poison_in_the_others() -> None:
     body = "setp.lt.u32 %p1, %r60, 2; @%p1 mov.u32 %r1, 5; @!%p1 xor.b32 %r1, %r60, 1;"
     assert words_of(body)[:4] == [5, 5, 3, 2]

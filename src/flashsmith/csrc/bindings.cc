@@ -161,7 +161,10 @@ ffi::Array<Int> to_ints(const HopperForwardKernelConfig& c) {
             static_cast<Int>(c.schedule),
             static_cast<Int>(c.tile_order),
             c.separate_O,
-            c.rescale_threshold};
+            c.rescale_threshold,
+            c.section_mib,
+            c.ctas_per_sm,
+            c.exp2_fma_share};
 }
 
 ffi::Array<ffi::Any> describe(const TensorMapSpec& map, const Addresses& at) {

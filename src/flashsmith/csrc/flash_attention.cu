@@ -228,10 +228,24 @@ void PreparedLaunch::launch_on_current_device(const Addresses& at, void* stream)
     }
     raise_smem_limit();
     void* parameters[] = {arguments};
-    check(cudaLaunchKernel(plan_.kernel, dim3(plan_.grid[0], plan_.grid[1], plan_.grid[2]),
-                           dim3(plan_.block[0], plan_.block[1], plan_.block[2]), parameters,
-                           plan_.smem_bytes, static_cast<cudaStream_t>(stream)),
-          "cudaLaunchKernel");
+    const auto dim = [](const std::array<uint32_t, 3>& x) { return dim3(x[0], x[1], x[2]); };
+    if (plan_.cluster == std::array<uint32_t, 3>{1, 1, 1}) {
+        check(cudaLaunchKernel(plan_.kernel, dim(plan_.grid), dim(plan_.block), parameters,
+                               plan_.smem_bytes, static_cast<cudaStream_t>(stream)),
+              "cudaLaunchKernel");
+        return;
+    }
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {plan_.cluster[0], plan_.cluster[1], plan_.cluster[2]};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim(plan_.grid);
+    config.blockDim = dim(plan_.block);
+    config.dynamicSmemBytes = plan_.smem_bytes;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    check(cudaLaunchKernelExC(&config, plan_.kernel, parameters), "cudaLaunchKernelExC");
 }
 
 void PreparedLaunch::launch(const Addresses& at, void* stream) const {

@@ -40,8 +40,6 @@ class Body(Protocol):
 
     @property
     def box_bytes(self) -> int: ...
-    @property
-    def writable(self) -> bool: ...
     def pieces(self, address: int) -> np.ndarray: ...
     def read(self, coordinates: Sequence[int]) -> np.ndarray: ...
     def write(self, coordinates: Sequence[int], data: np.ndarray) -> None: ...
@@ -54,7 +52,6 @@ class PlainRange:
 
     wave: Wave
     box_bytes: int
-    writable: bool = True
 
     def pieces(self, address: int) -> np.ndarray:
         """Shared addresses of the 16-byte pieces."""
@@ -74,6 +71,31 @@ class PlainRange:
         """Put the bytes."""
         addresses = coordinates[0] + np.arange(0, self.box_bytes, _PIECE, dtype=np.int64)
         self.wave.memory.store(addresses, _PIECE, data.view(np.complex128))
+
+
+@dataclass(frozen=True)
+class Words:
+    """Sixteen bytes out of a thread's registers."""
+
+    words: tuple[int, ...]
+    box_bytes: int = _PIECE
+    writable: bool = False
+
+    def pieces(self, address: int) -> np.ndarray:
+        """The one shared address."""
+        return np.array([address], np.int64)
+
+    def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
+        """No row in global memory."""
+        return np.zeros(0, np.int64), self.box_bytes
+
+    def read(self, coordinates: Sequence[int]) -> np.ndarray:
+        """The bytes."""
+        return np.array(self.words, np.uint32).view(np.uint8)
+
+    def write(self, coordinates: Sequence[int], data: np.ndarray) -> None:
+        """Registers are no place to copy to."""
+        raise EmulatorError("a bulk store into registers")
 
 
 @dataclass(eq=False)
@@ -167,6 +189,18 @@ class BulkCopies:
         if together:
             self.loads.append(together)
 
+    def store_words(
+        self, group: Group, site: Site, target: Any, words: Sequence[Any], barrier: Any, mask: Any
+    ) -> None:
+        """st.async of sixteen bytes: it lands like a load, and its mbarrier counts it."""
+        for place in _active(group, mask):
+            body = Words(tuple(_of(word, place) for word in words))
+            address = _of(target, place)
+            self._check_alignment(group, site, place, address, _PIECE)
+            together = self._load(group, site, place, body, (), address, _of(barrier, place), None)
+            if together:
+                self.loads.append(together)
+
     def _load(
         self,
         group: Group,
@@ -244,13 +278,11 @@ class BulkCopies:
         address: int,
     ) -> None:
         self.wave.shared.check(np.array([address, address + body.box_bytes - _PIECE]), _PIECE, 16)
-        if not body.writable:
-            raise EmulatorError("a bulk store to a tensor that is an input")
         thread, cta = int(group.index[place]), int(group.cta[place])
         store = _Store(site, body, coordinates, cta, address, thread, self.wave.tick())
         if self.wave.observers:
             self._tell(group, site, place, self._group_engine(thread), "read", store)
-            self._tell_global(group, site, place, body, coordinates, "async_write")
+        self._tell_global(group, site, place, body, coordinates, "async_write")
         self.open.setdefault(thread, []).append(store)
 
     # Groups
@@ -422,10 +454,12 @@ class BulkCopies:
         coordinates: tuple[int, ...],
         kind: str,
     ) -> None:
-        if not self.wave.observers:
-            return
         addresses, size = body.rows(coordinates)
         if not addresses.size:
+            return
+        if not self.wave.masks_bad_access:
+            self.wave.memory.check(addresses, size, write=kind == "async_write")
+        if not self.wave.observers:
             return
         threads = np.repeat(group.threads[place], addresses.size)
         event = MemoryAccess(

@@ -139,6 +139,14 @@ class Emitter:
             return self._symbol(operand.name, wanted)
         raise self.error(f"operand {operand} cannot be read as .{kind}")
 
+    def use_if_written(self, operand: Operand, kind: str) -> str:
+        """The same; a register that is not written yet holds all ones, which in floats is NaN."""
+        if not isinstance(operand, Register) or operand.name not in self.unwritten:
+            return self.use(operand, kind)
+        held = self.storage_of(operand.name)
+        poison = f"W.or_poison({self.name(operand.name)}, {held!r})"
+        return _reinterpret(poison, held, DTYPES[kind])
+
     def use_float(self, operand: Operand, kind: str) -> str:
         """Expression of an operand of type f16, bf16, f32 or f64 as a NumPy float (f32 or f64)."""
         expression = self.use(operand, kind)

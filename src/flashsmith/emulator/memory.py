@@ -98,6 +98,12 @@ class GlobalMemory(GlobalMemoryView):
                 good |= (addresses >= known.public.begin) & (ends <= known.public.end)
         return good
 
+    def check(self, addresses: np.ndarray, size: int, *, write: bool) -> None:
+        """EmulatorError when an access of ``size`` bytes is in no range that allows it."""
+        bad = addresses[~self.inside(addresses, size, write=write)]
+        if bad.size:
+            raise self._refusal(int(bad[0]), size, write)
+
     def find(self, lowest: int, highest: int, *, write: bool) -> _HostRange | None:
         """The range that holds ``[lowest, highest)`` whole."""
         for known in self._ranges:

@@ -85,6 +85,22 @@ def _store(t: Emitter, operands: list[Operand], dimensions: int) -> None:
         t.emit(f"W.bulk.store_range(G, {t.site()}, {target}, {source}, {size}, {on})")
 
 
+def store_to_peer(t: Emitter, i: Instruction) -> None:
+    """st.async: sixteen bytes of registers to shared memory of the cluster, counted there."""
+    modifiers = [m for m in i.modifiers if m not in ("async", "weak")]
+    if modifiers != ["shared::cluster", *_TO_SHARED, "v4", "b32"]:
+        raise t.error(f"{i.mnemonic} is not supported; use .v4.b32")
+    target, source, barrier = i.operands
+    elements = source.elements if isinstance(source, Vector) else ()
+    if len(elements) != 4:
+        raise t.error(f"4 values expected, got {len(elements)}")
+    words = "".join(f"{t.use(element, 'b32')}, " for element in elements)
+    t.emit(
+        f"W.bulk.store_words(G, {t.site()}, {t.address(target)[0]}, ({words}), "
+        f"{t.address(barrier)[0]}, {t.mask() or 'None'})"
+    )
+
+
 def _tensor_operand(t: Emitter, operand: Operand, dimensions: int) -> tuple[str, str]:
     """Expressions of ``[map, {coordinates}]``."""
     if not isinstance(operand, Address) or len(operand.coordinates) != 1:

@@ -265,12 +265,13 @@ def set_value(t: Emitter, i: Instruction) -> None:
 
 
 def choose(t: Emitter, i: Instruction) -> None:
-    """selp: the third operand chooses."""
+    """selp: the third operand chooses. What it does not choose may never have been written:
+    compilers turn branches into choices."""
     allowed = tuple(kind for kind in _MOVED if kind != "pred")
     modifiers, kind = only(t, i, allowed)
     no_more(t, i, modifiers)
     d, a, b, predicate = i.operands
-    yes, no = t.use(a, kind), t.use(b, kind)
+    yes, no = t.use_if_written(a, kind), t.use_if_written(b, kind)
     t.define(d, f"select({t.use(predicate, 'pred')}, {yes}, {no})", DTYPES[kind])
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from flashsmith.emulator.emitter import DTYPES, Emitter, Handler
 from flashsmith.emulator.memory import WORDS
+from flashsmith.emulator.opcodes_bulk import store_to_peer
 from flashsmith.emulator.opcodes_integer import no_more
 from flashsmith.emulator.syntax import (
     TYPE_SIZES,
@@ -134,6 +135,9 @@ def define_rows(t: Emitter, d: Operand, rows: str, held: str) -> None:
 
 def store(t: Emitter, i: Instruction) -> None:
     """st: scalars and vectors."""
+    if "async" in i.modifiers:
+        store_to_peer(t, i)
+        return
     access = _Access(t, i)
     target, source = i.operands[:2]
     if access.space in ("param", "const"):

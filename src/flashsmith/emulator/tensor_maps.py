@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -57,28 +56,17 @@ class Clip:
 
 
 class TensorMap:
-    """A spec that was checked, and the memory it stands for."""
+    """A spec that was checked, and the memory it stands for.
+
+    A map may cover more than the tensor has: what counts is what boxes touch.
+    """
 
     def __init__(self, spec: TensorMapSpec, memory: GlobalMemory) -> None:
         _check(spec)
+        self.memory = memory
         self.sizes, self.box, self.swizzle = spec.sizes, spec.box, spec.swizzle_bytes
         self.address, self.element = spec.address, spec.element_type.element_size
         self.strides = (self.element, *spec.strides_bytes)
-        reach = sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
-        self.end = self.address + reach + self.element
-        known = memory.find(self.address, self.end, write=False)
-        if known is None:
-            raise ArgumentError(
-                f"the tensor map at argument offset {spec.argument_offset} covers "
-                f"{self.address:#x} to {self.end:#x}, which is in no tensor of the launch"
-            )
-        self.writable = memory.find(self.address, self.end, write=True) is not None
-        self.name = known.public.name
-        raw = (ctypes.c_uint8 * (self.end - self.address)).from_address(self.address)
-        flat = np.ctypeslib.as_array(raw)[: self.element].view(f"u{self.element}")
-        self._tensor = np.lib.stride_tricks.as_strided(
-            flat, self.sizes[::-1], self.strides[::-1], writeable=True
-        )
 
     @property
     def rank(self) -> int:
@@ -106,23 +94,39 @@ class TensorMap:
         return swizzled(plain, self.swizzle)
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
-        """The bytes of a box; what lies outside the tensor is zero."""
+        """The bytes of a box; what lies outside the tensor, or must not be read, is zero."""
         box: np.ndarray = np.zeros(self.box[::-1], f"u{self.element}")
         clip = self.clip(coordinates)
-        if not clip.empty:
-            box[_slices(clip.skipped, clip.counts)] = self._tensor[
-                _slices(clip.begins, clip.counts)
-            ]
+        addresses, size = self.rows(coordinates)
+        if addresses.size:
+            good = self.memory.inside(addresses, size, write=False)
+            rows = np.zeros((addresses.size, size // self.element), box.dtype)
+            if good.any():
+                elements = self._elements(addresses[good], size)
+                rows[good] = self.memory.load(elements, self.element).reshape(good.sum(), -1)
+            part = box[_slices(clip.skipped, clip.counts)]
+            part[...] = rows.reshape(part.shape)
         return box.reshape(-1).view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray) -> None:
-        """Put the bytes of a box into the tensor; what lies outside is dropped."""
+        """Put the bytes of a box into the tensor; what lies outside, or is no output, is dropped.
+
+        Rows that share addresses are written in the order of the box.
+        """
         clip = self.clip(coordinates)
-        if not clip.empty:
+        addresses, size = self.rows(coordinates)
+        if addresses.size:
             box = data.view(f"u{self.element}").reshape(self.box[::-1])
-            self._tensor[_slices(clip.begins, clip.counts)] = box[
-                _slices(clip.skipped, clip.counts)
-            ]
+            good = self.memory.inside(addresses, size, write=True)
+            rows = box[_slices(clip.skipped, clip.counts)].reshape(addresses.size, -1)
+            if good.any():
+                elements = self._elements(addresses[good], size)
+                self.memory.store(elements, self.element, rows[good].reshape(-1))
+
+    def _elements(self, rows: np.ndarray, size: int) -> np.ndarray:
+        """The addresses of the elements of rows of ``size`` bytes, row by row."""
+        steps = np.arange(0, size, self.element, dtype=np.int64)
+        return (rows[:, None] + steps).reshape(-1)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
         """(addresses, bytes each) of the rows in global memory that a box touches."""

@@ -98,8 +98,9 @@ class Translator(Emitter):
         )
 
     def _emit_entry_points(self) -> None:
-        """Unpack live registers where a fork or a partly opened barrier starts a coroutine."""
-        starts: set[int] = set()
+        """Unpack live registers where a coroutine may start: behind a fork or a partly opened
+        barrier, and at a join that was given up."""
+        starts = {node.ipdom for node in self.flow.nodes if len(node.successors) > 1}
         for node in self.flow.nodes:
             if len(node.successors) > 1 or (node.steps and blocks(node.steps[-1].instruction)):
                 starts.update(node.successors)

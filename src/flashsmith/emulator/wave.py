@@ -171,10 +171,16 @@ class Wave(WaveMemory):
 
     def first_select(self, predicate: Any, value: Any, old: Any) -> Any:
         """A guarded write to a register that may be unwritten: other threads hold all ones."""
-        if old is UNDEFINED:
-            raw = np.full(value.dtype.itemsize, 0xFF, np.uint8)
-            old = np.bool_(False) if value.dtype == np.bool_ else raw.view(value.dtype)[0]
-        return select(predicate, value, old)
+        return select(predicate, value, self.or_poison(old, value.dtype))
+
+    def or_poison(self, value: Any, held: Any) -> Any:
+        """All ones (false for a predicate) in the NumPy type ``held`` for what is not written."""
+        if value is not UNDEFINED:
+            return value
+        kind = np.dtype(np.bool_ if held == "b1" else held)
+        if kind == np.bool_:
+            return np.bool_(False)
+        return np.full(kind.itemsize, 0xFF, np.uint8).view(kind)[0]
 
     # Rules
 

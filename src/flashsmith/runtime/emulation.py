@@ -9,7 +9,7 @@ import numpy as np
 
 from flashsmith.configs import KernelConfig, Problem
 from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate, estimate_seconds
-from flashsmith.errors import EmulationTooLongError
+from flashsmith.errors import EmulationTooLongError, EmulatorError
 from flashsmith.runtime.allocation import host_array
 from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan
@@ -53,10 +53,14 @@ def run_in_emulator(
     readable: dict[str, np.ndarray],
     writable: dict[str, np.ndarray],
     observers: Sequence[Observer] = (),
+    schedule_seed: int | None = None,
 ) -> EmulationResult:
     """Executes ``plan`` on the host; the kernel may touch the named arrays and nothing else.
 
-    Raises EmulatorError when the kernel cannot go on.
+    ``schedule_seed`` is None for the fixed schedule, else the number that decides a random one.
+
+    Raises EmulatorError when the kernel cannot go on, or leaves a workspace behind that the next
+    launch could not use.
     """
     memory = GlobalMemory()
     for name, array in readable.items():
@@ -82,6 +86,12 @@ def run_in_emulator(
         memory=memory,
         tensor_maps=plan.tensor_maps,
         observers=observers,
+        seed=schedule_seed,
     )
+    if plan.workspace_bytes and plan.workspace_zeroed and workspace.any():
+        raise EmulatorError(
+            f"{plan.kernel}: its workspace must be zero at the end, for the next launch, and holds "
+            f"{workspace.tobytes().hex()}"
+        )
     note_launch("emulator")
     return result

@@ -173,16 +173,18 @@ def run_forward(
     timed: bool = False,
     poisoned: bool = False,
     check_contents: bool = True,
-    arch: int | None = None,
+    arch: int | DeviceSpec | None = None,
     observers: Sequence[Observer] = (),
+    schedule_seed: int | None = None,
     **options: Any,
 ) -> ForwardResult:
     """``forward``, whose keywords ``options`` are, with what verification and benchmarks need.
 
     Outputs allocated here are NaN throughout before the launch when ``poisoned``. The contents of
     host cu_seqlens go to the kernel as they are unless ``check_contents``. ``arch`` is what the
-    emulator runs host tensors for (None: the first that the config runs on), and ``observers``
-    watch it; a GPU has an arch of its own.
+    emulator runs host tensors for (None: the first that the config runs on), or the limits to plan
+    for, a GPU's too (fewer SMs, say); a GPU has an arch of its own. ``observers`` watch the
+    emulator, and ``schedule_seed`` decides its schedule (None: the fixed one).
     """
     return run_request(
         check_config(cfg),
@@ -194,6 +196,7 @@ def run_forward(
         check_contents=check_contents,
         arch=arch,
         observers=observers,
+        schedule_seed=schedule_seed,
     )
 
 
@@ -239,8 +242,9 @@ def run_request(
     timed: bool = False,
     poisoned: bool = False,
     check_contents: bool = True,
-    arch: int | None = None,
+    arch: int | DeviceSpec | None = None,
     observers: Sequence[Observer] = (),
+    schedule_seed: int | None = None,
     output: str = "o",
     launched: Callable[[Request, Launch], None] | None = None,
 ) -> ForwardResult:
@@ -277,7 +281,8 @@ def run_request(
             if launched is not None and kernel.semantics == semantics:
                 launched(request, launch)
         else:
-            emulation = _emulate(kernel, call, request, (o, lse, row_max), observers)
+            outputs = o, lse, row_max
+            emulation = _emulate(kernel, call, request, outputs, observers, schedule_seed)
     return ForwardResult(o, lse, row_max, ms, emulation)
 
 
@@ -297,17 +302,18 @@ def _check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Se
     return semantics
 
 
-def _device(q: TensorView, emulate: bool, arch: int) -> DeviceSpec:
-    """The limits to plan for: the tensors' own GPU's, or those of the emulated arch."""
+def _device(q: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
+    """The limits to plan for: those given, the tensors' own GPU's, or the emulated arch's."""
+    limits = arch if isinstance(arch, DeviceSpec) else None
     if q.device.kind == "cpu":
-        return device_spec(arch)
+        return arch if isinstance(arch, DeviceSpec) else device_spec(arch)
     if emulate:
         raise ArgumentError(
             f"emulate=True: the tensors live on {q.device}; the emulator runs host tensors, copy "
             "them there"
         )
     forks.check_not_forked()
-    return driver.query_gpu(q.device.ordinal)
+    return limits or driver.query_gpu(q.device.ordinal)
 
 
 def _kernel(
@@ -327,6 +333,7 @@ def _emulate(
     request: Request,
     outputs: tuple[Any, Any, Any],
     observers: Sequence[Observer],
+    schedule_seed: int | None,
 ) -> EmulationResult:
     named = zip(("o", "lse", "row_max"), outputs, strict=True)
     return run_in_emulator(
@@ -335,4 +342,5 @@ def _emulate(
         readable={view.name: host_array(view.source) for view in request.readable},
         writable={name: host_array(array) for name, array in named if array is not None},
         observers=observers,
+        schedule_seed=schedule_seed,
     )

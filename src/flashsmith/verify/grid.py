@@ -11,20 +11,14 @@ import random
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
-from flashsmith.configs import (
-    DType,
-    KernelConfig,
-    Problem,
-    Semantics,
-    compiled_d_head,
-    parse_kernel_name_into_config,
-)
+from flashsmith.configs import DType, KernelConfig, Problem, Semantics
 from flashsmith.verify.attention import Attention, Lens, Window
 from flashsmith.verify.prove import semantics_of
+from flashsmith.verify.schedules import MMA_SYNC, WGMMA, family_d_head, schedules
 
 D = (32, 40, 64, 96, 128, 160, 192, 224, 256)
 REFUSED_D = (59, 111)
@@ -41,35 +35,14 @@ BATCHES = ("dense", "random lengths", "full lengths", "zero lengths")
 # Sequences from here on are a batch of one: they are large enough.
 LONG = 1000
 PACKED_SEQUENCES = 4
-
-# How the problems are scheduled: between them both softmaxes, both copies, both layouts, 16 and 32
-# rows a warp, tiles of every size, the ring of K and V, halves that take turns. None rescales
-# lazily: that rounds a row's largest probability, and breaks the bound in a problem of a thousand.
-_SCHEDULES = (
-    "({dtype}, {d_head}, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
-    "({dtype}, {d_head}, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+stages_3+ping_pong",
-    "({dtype}, {d_head}, 64, 32, 4): load_4_4_2_tiles+opt_softmax+trim",
-    "({dtype}, {d_head}, 128, {B_c}, 4): async+eager+swizzled+load_2_2_4_tiles+opt_softmax"
-    "+stages_2+trim+l2_16",
-)
-
-
-@cache
-def schedules(dtype: DType, d_head: int) -> tuple[KernelConfig, ...]:
-    """The configs that problems of a dtype and compiled d_head are proven with."""
-    texts = _SCHEDULES if d_head <= 128 else _SCHEDULES[:-1]
-    return tuple(
-        parse_kernel_name_into_config(
-            text.format(dtype=dtype.name, d_head=d_head, B_c=128 if d_head <= 64 else 64)
-        )
-        for text in texts
-    )
+SM_COUNTS = (1, 3, None)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem of the grid. ``window``, ``heads`` and ``batch`` name a kind; what is random in
-    it is settled by the case itself, so equal cases are equal problems."""
+    """One problem of the grid for a kernel of one family. ``window``, ``heads`` and ``batch`` name
+    a kind; what is random in it is settled by the case itself, so equal cases are equal problems.
+    """
 
     dtype: DType
     d: int
@@ -80,10 +53,12 @@ class Case:
     softcap: float
     batch: str
     sinks: bool = False
+    family: str = MMA_SYNC
     head_counts: dict[str, tuple[int, int]] = field(default_factory=lambda: HEADS, compare=False)
 
     def __str__(self) -> str:
         said = [
+            self.family * (self.family != MMA_SYNC),
             self.dtype.name.lower(), f"d{self.d}", "s{}:{}".format(*self.lengths), self.batch,
             self.heads, "causal" * self.causal, f"window {self.window}",
             f"softcap {self.softcap:g}", "sinks" * self.sinks,
@@ -97,12 +72,16 @@ class Case:
     @property
     def schedule(self) -> int:
         """The schedule whose turn it is."""
-        return self._seed // 2 % len(schedules(self.dtype, compiled_d_head(self.d)))
+        return self._seed // 2 % len(self._schedules)
 
     @property
     def config(self) -> KernelConfig:
         """The kernel to prove."""
-        return schedules(self.dtype, compiled_d_head(self.d))[self.schedule]
+        return self._schedules[self.schedule]
+
+    @property
+    def _schedules(self) -> tuple[KernelConfig, ...]:
+        return schedules(self.dtype, family_d_head(self.family, self.d), self.family)
 
     @cached_property
     def semantics(self) -> Semantics:
@@ -126,6 +105,9 @@ class Case:
             "softcap": self.softcap,
             "sinks": self.sinks,
         }
+        if self.family == WGMMA:
+            # Few SMs have persistent kernels come round again and again.
+            call["sm_count"] = draw.choice(SM_COUNTS)
         seq_q, seq_k = self.lengths
         if self.batch == "dense":
             return call | {
@@ -159,12 +141,13 @@ def _lens(kind: str, longest: int, draw: random.Random) -> Lens:
     return tuple(lens)
 
 
-def proof_grid() -> Iterator[Case]:
-    """Every problem of the grid; those with the same inputs stand together. Sinks alternate."""
+def proof_grid(family: str = MMA_SYNC) -> Iterator[Case]:
+    """Every problem of the grid, for kernels of a family; those with the same inputs stand
+    together. Sinks alternate."""
     for dtype, d, batch, heads in product(DType, D, BATCHES, HEADS):
         for lengths in LENGTHS if batch == "dense" else PACKED_LENGTHS:
             for causal, window, softcap in product((False, True), WINDOWS, SOFTCAPS):
-                case = Case(dtype, d, lengths, causal, window, heads, softcap, batch)
+                case = Case(dtype, d, lengths, causal, window, heads, softcap, batch, False, family)
                 yield replace(case, sinks=bool(zlib.crc32(str(case).encode()) % 2))
 
 
@@ -195,14 +178,14 @@ def case_pairs(case: Case) -> list[Pair]:
     return [*combinations(factors, 2), kernel]
 
 
-def covering_cases() -> list[Case]:
+def covering_cases(family: str = MMA_SYNC) -> list[Case]:
     """Few cases in which every pair meets that meets at all; the same on every machine.
 
     Greedy over random cases: the most open pairs first, and among equals one whose kernel another
     case needs already, since compiling takes longer than proving.
     """
     draw = random.Random(1)
-    pool = [_random_case(draw) for _ in range(_POOL)]
+    pool = [_random_case(draw, family) for _ in range(_POOL)]
     pairs = [case_pairs(case) for case in pool]
     holders: dict[Pair, list[int]] = {}
     for place, held in enumerate(pairs):
@@ -221,9 +204,9 @@ def covering_cases() -> list[Case]:
     return chosen
 
 
-def _random_case(draw: random.Random) -> Case:
+def _random_case(draw: random.Random, family: str) -> Case:
     values = {name: draw.choice(choices) for name, choices in _FACTORS.items()}
     if min(values["lengths"]) >= LONG:
         # The longest alone take the emulator seconds; several of them, packed, most of a minute.
         values |= {"batch": "dense", "heads": "mha", "d": draw.choice(D[:4])}
-    return Case(**values, head_counts=COVER_HEADS)
+    return Case(**values, family=family, head_counts=COVER_HEADS)

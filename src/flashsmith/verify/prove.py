@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.configs import KernelConfig, Problem, Semantics
+from flashsmith.configs import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
 from flashsmith.emulator import EmulationResult, Finding, Observer
 from flashsmith.emulator.observers import all_checks
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime import DEFAULT_EMULATED_ARCH, ForwardResult, query_gpu, run_forward
+from flashsmith.runtime import ForwardResult, query_gpu, run_forward
 from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.runtime.options import check_mask, check_scale
 from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, Window, offsets
@@ -88,11 +88,14 @@ def prove(
     lens_k: Lens | None = None,
     inputs: str = "random",
     backend: str = "emulator",
-    arch: int = DEFAULT_EMULATED_ARCH,
+    arch: int | None = None,
     device: int = 0,
     checks: bool = False,
     observers: Sequence[Observer] = (),
     seed: int = 0,
+    row_max: bool = True,
+    schedule_seed: int | None = None,
+    sm_count: int | None = None,
 ) -> Verdict:
     """Runs ``cfg``'s kernel on seeded inputs and judges o and the statistics (``rule.compare``).
 
@@ -110,10 +113,14 @@ def prove(
         lens_q, lens_k: lengths of packed sequences, in place of batch, seq and seq_k; lens_k None
             means as long as lens_q.
         inputs: 'random' or one of ``INPUT_KINDS``.
-        backend: 'emulator' (as on ``arch``) or 'gpu' (GPU ``device``).
+        backend: 'emulator' (as on ``arch``; None: the oldest that the config runs on) or 'gpu'
+            (GPU ``device``).
         checks: run the emulator's checks; what they find fails the verdict.
         observers: further observers of the emulation, such as measurements.
         seed: of the inputs.
+        row_max: whether the row maxima are asked for: kernels that rescale lazily then do not.
+        schedule_seed: of the emulator's schedule; None is the fixed one.
+        sm_count: plan as for a device with so many SMs; None is what the device has.
 
     Raises:
         ArgumentError: an unknown backend or kind of inputs, or a problem the config cannot serve.
@@ -163,23 +170,38 @@ def prove(
     on_gpu = backend == "gpu" and gpu_engine_pays(batch * problem.heads_q * seq * seq_k)
     drawn, references = inputs_and_references(spec, causal, window, softcap, on_gpu)
     if backend == "gpu":
-        arch = query_gpu(device).arch
-        o, lse, row_max = _run_on_gpu(cfg, drawn, attention, device)
+        where = _with_sms(query_gpu(device), sm_count)
+        outputs = _run_on_gpu(cfg, drawn, attention, device, return_row_max=row_max, arch=where)
         emulation = None
     else:
-        watching = [*observers, *(all_checks() if checks else ())]
-        result = _run(cfg, drawn, attention, _on_host, emulate=True, arch=arch, observers=watching)
-        o, lse, row_max, emulation = result.o, result.lse, result.row_max, result.emulation
+        where = _with_sms(device_spec(cfg.OLDEST_ARCH if arch is None else arch), sm_count)
+        result = _run(
+            cfg,
+            drawn,
+            attention,
+            _on_host,
+            return_row_max=row_max,
+            emulate=True,
+            arch=where,
+            observers=[*observers, *(all_checks() if checks else ())],
+            schedule_seed=schedule_seed,
+        )
+        outputs, emulation = (result.o, result.lse, result.row_max), result.emulation
+    o, lse, maxima = outputs
     return Verdict(
-        **vars(compare(cfg, o, lse, references, row_max=row_max, lens_q=lens_q)),
+        **vars(compare(cfg, o, lse, references, row_max=maxima, lens_q=lens_q)),
         config=cfg,
         problem=problem,
         attention=attention,
         inputs=inputs,
         backend=backend,
-        arch=arch,
+        arch=where.arch,
         emulation=emulation,
     )
+
+
+def _with_sms(device: DeviceSpec, sm_count: int | None) -> DeviceSpec:
+    return device if sm_count is None else replace(device, sm_count=sm_count)
 
 
 def _check_lens(lens_q: Lens, lens_k: Lens) -> None:
@@ -231,7 +253,6 @@ def _run(
         scale=attention.scale,
         sinks=None if drawn.sinks is None else place(drawn.sinks),
         return_lse=True,
-        return_row_max=True,
         poisoned=True,
         **packed,
         **options,
@@ -243,10 +264,11 @@ def _on_host(array: np.ndarray) -> np.ndarray:
 
 
 def _run_on_gpu(
-    cfg: KernelConfig, drawn: Inputs, attention: Attention, device: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    cfg: KernelConfig, drawn: Inputs, attention: Attention, device: int, **options: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     def place(array: np.ndarray) -> DeviceArray:
         return DeviceArray.from_host(array, device)
 
-    result = _run(cfg, drawn, attention, place)
-    return result.o.to_host(), result.lse.to_host(), result.row_max.to_host()
+    result = _run(cfg, drawn, attention, place, **options)
+    maxima = None if result.row_max is None else result.row_max.to_host()
+    return result.o.to_host(), result.lse.to_host(), maxima

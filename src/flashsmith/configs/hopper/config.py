@@ -121,6 +121,17 @@ class HopperForwardKernelConfig:
         default=0,
         metadata=_knob("O is rescaled when a maximum grew by more than 2^this", "rescale"),
     )
+    section_mib: int = field(
+        default=32,
+        metadata=_knob(
+            "longest first: MiB of K and V of the heads that run side by side", "section"
+        ),
+    )
+    ctas_per_sm: int = field(default=1, metadata=_knob("CTAs that share an SM", "ctas"))
+    exp2_fma_share: int = field(
+        default=0,
+        metadata=_knob("percent of the exponentials that the FMA pipe computes", "exp2_fma"),
+    )
 
     def __post_init__(self) -> None:
         for knob in fields(self):
@@ -258,6 +269,7 @@ class HopperForwardKernelConfig:
 
 # What the short form says even where it is as usual.
 _ALWAYS_SAID = ("kv_stages", "q_buffers")
+_MAY_BE_ZERO = ("rescale_threshold", "exp2_fma_share")
 
 
 def _checked(knob: Field[Any], value: object) -> object:
@@ -270,7 +282,7 @@ def _checked(knob: Field[Any], value: object) -> object:
         if hasattr(value, "__index__") and operator.index(value) in (0, 1):
             return bool(value)
         raise ArgumentError(f"{knob.name}={value!r}: allowed are True and False")
-    lowest = 0 if knob.name == "rescale_threshold" else 1
+    lowest = 0 if knob.name in _MAY_BE_ZERO else 1
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ArgumentError(f"{knob.name}={value!r}: give a whole number")
     number = operator.index(value)

@@ -5,12 +5,14 @@ csrc/hopper/hopper_rules.cuh has the same rules in the same order; rule i is bit
 
 from __future__ import annotations
 
+from flashsmith.configs.config import RESERVED_SMEM_PER_CTA
 from flashsmith.configs.device_spec import DeviceSpec
 from flashsmith.configs.hopper.config import (
     BARRIER_PAGE,
     WARPGROUP_ROWS,
     HopperForwardKernelConfig,
     PingPong,
+    TileOrder,
 )
 from flashsmith.configs.rule import Rule
 
@@ -26,11 +28,17 @@ REGISTERS_TO_SHARE = 512
 # What a thread needs beside its shares of O, S and P: addresses, row statistics, loop state.
 REGISTERS_BESIDE_TILES = 24
 MAX_RESCALE_THRESHOLD = 8
+CLUSTER_SIZES = (1, 2)
+DEFAULT_SECTION_MIB = 32
+SECTIONS_MIB = (1, 2, 4, 8, 16, 32, 64)
+MAX_CTAS = 4
+MAX_EXP2_FMA_SHARE = 50
 
 
-def registers_each(n_warpgroups: int) -> int:
+def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
     """Registers a thread starts with, in a CTA of these warpgroups and the one that copies."""
-    return REGISTERS_TO_SHARE // (n_warpgroups + 1) // REGISTER_UNIT * REGISTER_UNIT
+    threads = ctas_per_sm * (n_warpgroups + 1)
+    return REGISTERS_TO_SHARE // threads // REGISTER_UNIT * REGISTER_UNIT
 
 
 def tile_registers(cfg: HopperForwardKernelConfig) -> int:
@@ -115,12 +123,12 @@ HOPPER_RULES: tuple[Rule, ...] = (
     Rule(
         "registers_within_file",
         "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "
-        "start with, 512 / (n_warpgroups + 1) each, rounded down to a multiple of 8",
+        "start with, 512 / (ctas_per_sm (n_warpgroups + 1)) each, rounded down to a multiple of 8",
         lambda cfg, device: (
             cfg.producer_registers + cfg.n_warpgroups * cfg.consumer_registers
-            <= registers_each(cfg.n_warpgroups) * (cfg.n_warpgroups + 1)
+            <= registers_each(cfg.n_warpgroups, cfg.ctas_per_sm) * (cfg.n_warpgroups + 1)
         ),
-        ("n_warpgroups", "producer_registers", "consumer_registers"),
+        ("n_warpgroups", "producer_registers", "consumer_registers", "ctas_per_sm"),
     ),
     Rule(
         "tiles_fit_registers",
@@ -138,8 +146,9 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "cluster_size_supported",
-        "cluster_size must be 1: no kernel shares its copies yet",
-        lambda cfg, device: cfg.cluster_size == 1,
+        "cluster_size must be 1 or 2: more CTAs wait longer for each other than sharing K and V "
+        "saves",
+        lambda cfg, device: cfg.cluster_size in CLUSTER_SIZES,
         ("cluster_size",),
     ),
     Rule(
@@ -148,5 +157,44 @@ HOPPER_RULES: tuple[Rule, ...] = (
         "power of it stay exact in fp16, and their sums far from its limit",
         lambda cfg, device: 0 <= cfg.rescale_threshold <= MAX_RESCALE_THRESHOLD,
         ("rescale_threshold",),
+    ),
+    Rule(
+        "section_mib_supported",
+        f"section_mib must be a power of two up to {SECTIONS_MIB[-1]}: no L2 holds more",
+        lambda cfg, device: cfg.section_mib in SECTIONS_MIB,
+        ("section_mib",),
+    ),
+    Rule(
+        "section_needs_longest_first",
+        f"section_mib must be {DEFAULT_SECTION_MIB} unless tile_order is longest_first: tiles in "
+        "other orders have no sections",
+        lambda cfg, device: (
+            cfg.section_mib == DEFAULT_SECTION_MIB or cfg.tile_order == TileOrder.LONGEST_FIRST
+        ),
+        ("section_mib", "tile_order"),
+    ),
+    Rule(
+        "ctas_per_sm_supported",
+        f"ctas_per_sm must be 1 to {MAX_CTAS}",
+        lambda cfg, device: 1 <= cfg.ctas_per_sm <= MAX_CTAS,
+        ("ctas_per_sm",),
+    ),
+    Rule(
+        "ctas_fit_shared_memory",
+        "ctas_per_sm CTAs must fit in the shared memory of an SM, each with "
+        f"{RESERVED_SMEM_PER_CTA} bytes of the driver's",
+        lambda cfg, device: (
+            cfg.ctas_per_sm * (cfg.smem_bytes() + RESERVED_SMEM_PER_CTA)
+            <= device.max_smem_per_block + RESERVED_SMEM_PER_CTA
+        ),
+        ("ctas_per_sm", "d_head", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
+        _smem_figures,
+    ),
+    Rule(
+        "exp2_fma_share_supported",
+        f"exp2_fma_share must be 0 to {MAX_EXP2_FMA_SHARE} percent: beyond that the FMA pipe is "
+        "the slower one",
+        lambda cfg, device: 0 <= cfg.exp2_fma_share <= MAX_EXP2_FMA_SHARE,
+        ("exp2_fma_share",),
     ),
 )

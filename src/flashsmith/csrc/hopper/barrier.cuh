@@ -19,13 +19,9 @@ FS_DEVICE void mbarrier_init_fence() {
 FS_DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same at the barrier's counterpart in another CTA of the cluster.
-FS_DEVICE void mbarrier_arrive_remote(uint32_t barrier, uint32_t cta) {
-    asm volatile(
-        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-        "r"(cta)
-        : "memory");
+// The same at a barrier in another CTA of the cluster, by its cluster_address().
+FS_DEVICE void mbarrier_arrive_remote(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Arrives, and has the phase wait for `bytes` more to be written by TMA.
 FS_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
@@ -66,20 +62,34 @@ FS_DEVICE uint32_t cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
+// Where in the cluster's shared memory another CTA has what this one has at `smem`.
+FS_DEVICE uint32_t cluster_address(uint32_t smem, uint32_t cta) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(smem), "r"(cta));
+    return there;
+}
+// 16 bytes to another CTA's shared memory, counted by an mbarrier there.
+FS_DEVICE void store_remote_16B(uint32_t there, uint32_t barrier, uint4 x) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, "
+        "[%1];" ::"r"(there),
+        "r"(barrier), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+        : "memory");
+}
 FS_DEVICE void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
 // ---- registers ----------------------------------------------------------------------------------
 
-// Hands registers of a warpgroup back, or takes them: `kCount` a thread from here on.
-template <int kCount>
-FS_DEVICE void registers_decrease() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-template <int kCount>
-FS_DEVICE void registers_increase() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+// `kCount` registers a thread of this warpgroup from here on, which has kHeld. Taking fewer than
+// one has is not defined, nor is handing more back.
+template <int kHeld, int kCount>
+FS_DEVICE void set_registers() {
+    if constexpr (kCount > kHeld)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+    else
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
 }  // namespace flashsmith

@@ -19,11 +19,11 @@ struct Consumer {
     const Turns<Kernel> turns;
 
     RingPlace<CFG.q_buffers> buffer;
-    TileRing<CFG.kv_stages, Kernel::KV_tile_bytes> K, V;
+    TileRing<CFG.kv_stages, Kernel::KV_tile_bytes, CFG.cluster_size> K, V;
     OutputStore<Kernel> output;
     WorkTile tile;
 
-    RowSoftmax<Kernel::masked, CFG.rescale_threshold != 0> softmax;
+    RowSoftmax<Kernel::masked, CFG.rescale_threshold != 0, CFG.exp2_fma_share> softmax;
     typename Kernel::S_t S;
     typename Kernel::P_t P;
     typename Kernel::O_t O;
@@ -35,7 +35,7 @@ struct Consumer {
           smem(smem),
           warpgroup(warpgroup),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpLanes % kWarpsPerWarpgroup, 0)),
-          lane(thread_index() % kWarpLanes),
+          lane(lane_index()),
           turns{warpgroup},
           K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
           V(smem + Kernel::V_offset, smem + Kernel::V_barriers),
@@ -48,12 +48,14 @@ struct Consumer {
         turns.open();
         while (receive_tile()) {
             const BlockRange mine = blocks_of_warpgroup();
-            const bool sees_any = mine.begin < mine.end;
             // Every warpgroup takes as many turns as the tile has blocks after the first.
             pass_by(tile.block_end - mine.end, tile.n_blocks() - 1);
-            if (sees_any) attend(mine);
+            if (mine.begin < mine.end)
+                attend(mine);
+            else
+                see_nothing();
             pass_by(mine.begin - tile.block_begin, tile.n_blocks() - 1);
-            finish_tile(sees_any);
+            finish_tile();
         }
         output.finish();
     }
@@ -113,7 +115,7 @@ struct Consumer {
     template <int kPending>
     FS_DEVICE void finish_QK() {
         wgmma_wait<kPending>(S);
-        K.release(lane);
+        K.release(warp, lane);
     }
 
     // O += P V.
@@ -129,7 +131,7 @@ struct Consumer {
     }
     FS_DEVICE void finish_PV() {
         wgmma_wait<0>(O);
-        V.release(lane);
+        V.release(warp, lane);
     }
 
     // ---- between the products ----
@@ -184,7 +186,7 @@ struct Consumer {
 
     // ---- tiles ----
 
-    FS_DEVICE int slot() const { return buffer.stage * Kernel::n_warpgroups + warpgroup; }
+    FS_DEVICE int slot() const { return buffer.stage() * Kernel::n_warpgroups + warpgroup; }
     FS_DEVICE uint32_t Q_tile() const {
         return smem + Kernel::Q_offset + slot() * Kernel::Q_tile_bytes;
     }
@@ -193,9 +195,12 @@ struct Consumer {
 
     // Waits for the next tile's Q; false after the last.
     FS_DEVICE bool receive_tile() {
-        mbarrier_wait(Q_barriers().full(slot()), buffer.parity);
-        tile = WorkTile::load(smem + Kernel::notices + slot() * Kernel::notice_bytes);
+        mbarrier_wait(Q_barriers().full(slot()), buffer.parity());
+        read_notice();
         return tile.exists();
+    }
+    FS_DEVICE void read_notice() {
+        tile = WorkTile::load(smem + Kernel::notices + slot() * Kernel::notice_bytes);
     }
 
     // Of the tile's blocks those that this warpgroup's rows see.
@@ -213,21 +218,22 @@ struct Consumer {
 #pragma unroll 1
         for (int i = 0; i < blocks; ++i) {
             K.wait_full();
-            K.release(lane);
+            K.release(warp, lane);
             V.wait_full();
-            V.release(lane);
+            V.release(warp, lane);
             if (i < turns_at_most) turns.skip();
         }
     }
 
-    FS_DEVICE void finish_tile(bool sees_any) {
-        if (!sees_any) clear();
+    FS_DEVICE void finish_tile() {
+        read_notice();  // again, instead of holding it in registers all the while
         output.drain();
         const float* sinks = problem.sinks;
         softmax.finish(O, sinks == nullptr ? nullptr : sinks + tile.head);
         store_statistics();
         const uint32_t slot_empty = Q_barriers().empty(slot());
         if constexpr (CFG.separate_O) {
+            __syncwarp();  // every lane has read the tile's notice
             if (lane == 0) mbarrier_arrive(slot_empty);
             output.start(O, smem + Kernel::O_offset + warpgroup * Kernel::Q_tile_bytes, slot_empty,
                          tile, first_row());
@@ -239,7 +245,7 @@ struct Consumer {
         buffer.advance();
     }
 
-    FS_DEVICE void clear() {
+    FS_DEVICE void see_nothing() {
 #pragma unroll
         for (int n = 0; n < Kernel::d_head / 8; ++n)
 #pragma unroll

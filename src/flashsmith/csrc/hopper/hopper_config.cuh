@@ -37,6 +37,9 @@ struct HopperForwardKernelConfig {
     TileOrder tile_order;
     bool separate_O;
     int rescale_threshold;
+    int section_mib;  // longest first: K and V of the heads in one section
+    int ctas_per_sm;
+    int exp2_fma_share;  // percent of the exponentials that the FMA pipe computes
 
     constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
 
@@ -58,6 +61,12 @@ struct alignas(64) TensorMap {
     uint8_t bytes[128];
 };
 
+// A divisor that the host knows, for a multiplication in place of the some twenty instructions that
+// the GPU divides in. n / divisor is (high half of n multiplier + n) >> shift, for n below 2^31.
+struct Divisor {
+    uint32_t divisor, multiplier, shift;
+};
+
 // Everything a kernel of this family needs: its only parameter, in constant memory.
 struct HopperForwardKernelArgs {
     TensorMap q, k, v, o;
@@ -65,8 +74,10 @@ struct HopperForwardKernelArgs {
     // Dynamic schedule: tiles handed out beyond the first of every CTA. Zero between launches: the
     // last CTA to ask resets it.
     uint32_t* tile_counter;
-    int32_t n_tiles;
-    int32_t section_heads;  // longest first: query heads of all sequences in one section
+    int32_t n_tiles;  // of the whole problem; clusters: groups of cluster_size tiles of one head
+    // Where a tile lies: tiles of a head, query heads of a sequence, query heads that share a key
+    // head; longest first also query heads (of all sequences) and tiles of a section.
+    Divisor head_tiles, heads_q, group, section_heads, section_tiles;
 };
 
 using hopper_forward_kernel_fn = void (*)(const HopperForwardKernelArgs);

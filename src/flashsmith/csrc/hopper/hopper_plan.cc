@@ -15,8 +15,6 @@ constexpr int kWarpgroupRows = 64;
 constexpr int kStoreRows = 16;  // of a warp
 constexpr int64_t kStrideUnit = 16;
 constexpr int64_t kStrideLimit = int64_t{1} << 40;
-// K and V of a section's heads: so much of L2 that they stay there beside Q and O.
-constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
 struct Tensor {
     const char* name;
@@ -25,16 +23,30 @@ struct Tensor {
     Strides strides;
     int64_t rows, heads, total;  // rows of a sequence; packed: of all of them
     int box_rows;
+    bool is_single_row = false;
+
+    bool is_empty(const ForwardProblem& p, bool packed) const {
+        return packed ? total == 0 : rows == 0 || p.batch == 0;
+    }
 };
 
 // TMA takes no stride of 0, and looks at none where there is but one of a kind.
 uint64_t stride_bytes(const Tensor& tensor, const char* what, int64_t elements, int64_t size) {
     const int64_t bytes = elements * kElementBytes;
-    if (size <= 1) return kStrideUnit;
+    if (size <= 1 || tensor.is_single_row) return kStrideUnit;
     require(bytes > 0 && bytes % kStrideUnit == 0 && bytes < kStrideLimit,
             std::string(tensor.name) + ": its " + what + " stride is " + std::to_string(elements) +
                 " elements; TMA takes positive multiples of 8 below 2^39");
     return bytes;
+}
+
+// A tensor without rows has no address and any strides, and its map is never looked at: it becomes
+// one of a single row where q is.
+Tensor single_row(Tensor tensor) {
+    tensor.operand = Operand::q;
+    tensor.rows = tensor.heads = tensor.total = 1;
+    tensor.is_single_row = true;
+    return tensor;
 }
 
 // Columns, rows, heads, batch; packed, columns, rows twice, heads: see hopper/coordinates.cuh.
@@ -42,9 +54,7 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
                          bool packed, const Tensor& tensor) {
     const uint32_t columns = config.d_head % 64 == 0 ? 64 : 32;
     const auto box_rows = static_cast<uint32_t>(tensor.box_rows);
-    // An empty tensor is never looked at, but a map must have a size.
-    const auto at_least_one = [](int64_t size) { return std::max<uint64_t>(1, size); };
-    const uint64_t d = p.d, heads = tensor.heads;
+    const uint64_t d = p.d, rows = tensor.rows, heads = tensor.heads, batch = p.batch;
     const uint64_t head = stride_bytes(tensor, "head", tensor.strides.head, tensor.heads);
     TensorMapSpec map{
         .argument_offset = tensor.argument_offset,
@@ -57,14 +67,14 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
         .swizzle_bytes = static_cast<int>(columns) * kElementBytes,
     };
     if (packed) {
-        const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, 2);
+        const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, tensor.total);
         map.data_offset = -static_cast<int64_t>(row) * tensor.box_rows;
-        map.sizes = {d, box_rows, at_least_one(tensor.total + 1), heads};
+        map.sizes = {d, box_rows, static_cast<uint64_t>(tensor.total) + 1, heads};
         map.strides_bytes = {row, row, head};
         map.box = {columns, box_rows, 1, 1};
     } else {
         const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, tensor.rows);
-        map.sizes = {d, at_least_one(tensor.rows), heads, at_least_one(p.batch)};
+        map.sizes = {d, rows, heads, batch};
         map.strides_bytes = {row, head,
                              stride_bytes(tensor, "batch", tensor.strides.batch, p.batch)};
         map.box = {columns, box_rows, 1, 1};
@@ -72,11 +82,36 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
     return map;
 }
 
-int32_t section_heads(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
+// Exact for dividends below 2^31 (Granlund and Montgomery's round-up form). Nobody divides by the 0
+// of an empty problem.
+Divisor divide_by(int64_t divisor) {
+    divisor = std::max<int64_t>(1, divisor);
+    uint32_t shift = 0;
+    while ((int64_t{1} << shift) < divisor) ++shift;
+    const uint64_t rest = (uint64_t{1} << shift) - divisor;
+    const auto multiplier = static_cast<uint32_t>((rest << 32) / divisor + 1);
+    return {static_cast<uint32_t>(divisor), multiplier, shift};
+}
+
+int64_t section_heads(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
     const int64_t bytes = 2 * std::max<int64_t>(1, p.seq_k) * config.d_head * kElementBytes;
-    const int64_t kv_heads = std::max<int64_t>(1, kSectionBytes / bytes);
+    const int64_t kv_heads = std::max<int64_t>(1, (int64_t{config.section_mib} << 20) / bytes);
     const int64_t heads = std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q);
-    return static_cast<int32_t>(std::max<int64_t>(1, heads));
+    return std::max<int64_t>(1, heads);
+}
+
+// A tile is what a cluster computes together.
+void set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
+               const ForwardProblem& p) {
+    const int64_t of_head =
+        (args.problem.n_Q_blocks + config.cluster_size - 1) / config.cluster_size;
+    const int64_t heads = section_heads(config, p);
+    args.n_tiles = static_cast<int32_t>(p.batch * p.heads_q * of_head);
+    args.head_tiles = divide_by(of_head);
+    args.heads_q = divide_by(p.heads_q);
+    args.group = divide_by(p.heads_q / p.heads_k);
+    args.section_heads = divide_by(heads);
+    args.section_tiles = divide_by(heads * of_head);
 }
 
 }  // namespace
@@ -96,15 +131,15 @@ LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardPro
     HopperForwardKernelArgs args;
     std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
     args.problem = forward_arguments(p, config.B_r, config.B_c);
-    const int64_t tiles = p.batch * p.heads_q * args.problem.n_Q_blocks;
-    args.n_tiles = static_cast<int32_t>(tiles);
-    args.section_heads = section_heads(config, p);
+    set_tiles(args, config, p);
 
     LaunchPlan plan{};
-    const int64_t ctas =
-        config.schedule == Schedule::one_tile ? tiles : std::min<int64_t>(tiles, device.sm_count);
-    plan.grid = {static_cast<uint32_t>(ctas), 1, 1};
-    plan.cluster = {1, 1, 1};
+    const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm / config.cluster_size;
+    const int64_t clusters = config.schedule == Schedule::one_tile
+                                 ? args.n_tiles
+                                 : std::min<int64_t>(args.n_tiles, at_once);
+    plan.grid = {static_cast<uint32_t>(clusters * config.cluster_size), 1, 1};
+    plan.cluster = {static_cast<uint32_t>(config.cluster_size), 1, 1};
     plan.block = {static_cast<uint32_t>(config.n_threads()), 1, 1};
     plan.smem_bytes = static_cast<int>(config.smem_bytes());
     plan.problem_offset = offsetof(HopperForwardKernelArgs, problem);
@@ -117,14 +152,19 @@ LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardPro
     plan.argument_bytes.assign(bytes, bytes + sizeof args);
 
     using Args = HopperForwardKernelArgs;
+    const int kv_rows = config.B_c / config.cluster_size;  // what one CTA loads of a tile
     const Tensor tensors[] = {
         {"q", Operand::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows},
-        {"k", Operand::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, config.B_c},
-        {"v", Operand::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, config.B_c},
+        {"k", Operand::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, kv_rows},
+        {"v", Operand::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
         {"o", Operand::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kStoreRows},
     };
-    for (const Tensor& tensor : tensors)
-        plan.tensor_maps.push_back(tensor_map(config, p, semantics.packed, tensor));
+    if (args.n_tiles == 0) return plan;
+    for (const Tensor& tensor : tensors) {
+        const bool empty = tensor.is_empty(p, semantics.packed);
+        plan.tensor_maps.push_back(
+            tensor_map(config, p, semantics.packed, empty ? single_row(tensor) : tensor));
+    }
     return plan;
 }
 

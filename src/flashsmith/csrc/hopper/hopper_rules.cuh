@@ -27,6 +27,10 @@ constexpr int kArch = 90;
 constexpr int kMinRegisters = 24, kMaxRegisters = 240, kRegisterUnit = 8;
 constexpr int kRegistersPerThreadAndWarpgroup = 512;  // 65,536 over a warpgroup's 128 threads
 constexpr int kRegistersBesideTiles = 24;
+constexpr int kDefaultSectionMib = 32, kMaxSectionMib = 64;
+constexpr int kMaxCtasPerSm = 4;
+constexpr int kReservedSmem = 1024;  // of a CTA, beside its own
+constexpr int kMaxExp2FmaShare = 50;
 
 constexpr bool is_multiple(int value, int unit, int lowest, int highest) {
     return value >= lowest && value <= highest && value % unit == 0;
@@ -61,13 +65,16 @@ constexpr bool q_buffers_supported(const Config& cfg, const Limits&) {
     return cfg.q_buffers == 1 || cfg.q_buffers == 2;
 }
 
-constexpr bool smem_within_limit(const Config& cfg, const Limits& limits) {
+// By division, since the product of three ints may not even fit 64 bits.
+constexpr bool tiles_within(const Config& cfg, int64_t bytes) {
     const int64_t O_rows = cfg.separate_O ? cfg.B_r : 0;
     const int64_t rows =
         int64_t{cfg.B_r} * cfg.q_buffers + O_rows + 2 * (int64_t{cfg.kv_stages} * cfg.B_c);
-    // By division, since the product of three ints may not even fit 64 bits.
-    return rows > 0 &&
-           cfg.d_head <= (limits.max_smem_per_block - Config::kBarrierPage) / (2 * rows);
+    return rows > 0 && bytes >= 0 && cfg.d_head <= bytes / (2 * rows);
+}
+
+constexpr bool smem_within_limit(const Config& cfg, const Limits& limits) {
+    return tiles_within(cfg, limits.max_smem_per_block - Config::kBarrierPage);
 }
 
 constexpr bool producer_registers_supported(const Config& cfg, const Limits&) {
@@ -78,12 +85,16 @@ constexpr bool consumer_registers_supported(const Config& cfg, const Limits&) {
     return is_multiple(cfg.consumer_registers, kRegisterUnit, kMinRegisters, kMaxRegisters);
 }
 
-// What a thread of each warpgroup starts with is a multiple of 8, and there is no more to share.
+// What a thread of each of so many warpgroups on an SM starts with.
+constexpr int64_t registers_each(int64_t warpgroups) {
+    return kRegistersPerThreadAndWarpgroup / warpgroups / kRegisterUnit * kRegisterUnit;
+}
+
+// There is no more to share than what the warpgroups start with.
 constexpr bool registers_within_file(const Config& cfg, const Limits&) {
     const int64_t warpgroups = int64_t{cfg.n_warpgroups} + 1;
-    if (warpgroups < 1) return false;
-    const int64_t each =
-        kRegistersPerThreadAndWarpgroup / warpgroups / kRegisterUnit * kRegisterUnit;
+    if (warpgroups < 1 || cfg.ctas_per_sm < 1) return false;
+    const int64_t each = registers_each(warpgroups * cfg.ctas_per_sm);
     return cfg.producer_registers + int64_t{cfg.n_warpgroups} * cfg.consumer_registers <=
            each * warpgroups;
 }
@@ -98,11 +109,35 @@ constexpr bool pingpong_needs_two(const Config& cfg, const Limits&) {
 }
 
 constexpr bool cluster_size_supported(const Config& cfg, const Limits&) {
-    return cfg.cluster_size == 1;
+    return cfg.cluster_size == 1 || cfg.cluster_size == 2;
 }
 
 constexpr bool rescale_threshold_supported(const Config& cfg, const Limits&) {
     return cfg.rescale_threshold >= 0 && cfg.rescale_threshold <= 8;
+}
+
+constexpr bool section_mib_supported(const Config& cfg, const Limits&) {
+    const int mib = cfg.section_mib;
+    return mib >= 1 && mib <= kMaxSectionMib && (mib & (mib - 1)) == 0;
+}
+
+constexpr bool section_needs_longest_first(const Config& cfg, const Limits&) {
+    return cfg.section_mib == kDefaultSectionMib || cfg.tile_order == TileOrder::longest_first;
+}
+
+constexpr bool ctas_per_sm_supported(const Config& cfg, const Limits&) {
+    return cfg.ctas_per_sm >= 1 && cfg.ctas_per_sm <= kMaxCtasPerSm;
+}
+
+constexpr bool ctas_fit_shared_memory(const Config& cfg, const Limits& limits) {
+    if (cfg.ctas_per_sm < 1) return false;
+    const int64_t each =
+        (int64_t{limits.max_smem_per_block} + kReservedSmem) / cfg.ctas_per_sm - kReservedSmem;
+    return tiles_within(cfg, each - Config::kBarrierPage);
+}
+
+constexpr bool exp2_fma_share_supported(const Config& cfg, const Limits&) {
+    return cfg.exp2_fma_share >= 0 && cfg.exp2_fma_share <= kMaxExp2FmaShare;
 }
 
 struct Rule {
@@ -126,6 +161,11 @@ inline constexpr Rule kRules[] = {
     {"pingpong_needs_two", pingpong_needs_two},
     {"cluster_size_supported", cluster_size_supported},
     {"rescale_threshold_supported", rescale_threshold_supported},
+    {"section_mib_supported", section_mib_supported},
+    {"section_needs_longest_first", section_needs_longest_first},
+    {"ctas_per_sm_supported", ctas_per_sm_supported},
+    {"ctas_fit_shared_memory", ctas_fit_shared_memory},
+    {"exp2_fma_share_supported", exp2_fma_share_supported},
 };
 static_assert(std::size(kRules) <= 32, "broken_rules() has a bit for 32 rules");
 

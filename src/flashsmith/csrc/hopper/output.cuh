@@ -64,6 +64,9 @@ struct OutputStore {
     // Two 16x8 tiles of the accumulator are four matrices: lanes 0-15 point at rows of the left
     // one, lanes 16-31 of the right one.
     FS_DEVICE void write_rows(const typename Kernel::O_t& O, uint32_t tile) const {
+        // Read anew, or the addresses below would be computed once and keep registers that the
+        // main loop needs.
+        const int lane = lane_index();
 #pragma unroll
         for (int n = 0; n < Kernel::d_head / 8; n += 2) {
             uint32_t rows[4];

@@ -16,7 +16,7 @@ struct Producer {
     const HopperForwardKernelArgs& args;
     const uint32_t smem;
     TileRing<Kernel::Q_slots, Kernel::Q_tile_bytes> Q;
-    TileRing<CFG.kv_stages, Kernel::KV_tile_bytes> K, V;
+    TileRing<CFG.kv_stages, Kernel::KV_tile_bytes, CFG.cluster_size> K, V;
 
     FS_DEVICE Producer(const HopperForwardKernelArgs& args, uint32_t smem)
         : args(args),
@@ -29,16 +29,19 @@ struct Producer {
     // comes before the V of the block before it, as the products want them.
     FS_DEVICE void run() {
         prefetch_maps();
-        TileScheduler<Kernel> scheduler(args);
+        TileScheduler<Kernel> scheduler(args, smem);
         for (WorkTile tile = scheduler.find(); tile.exists(); tile = scheduler.find()) {
             int block = tile.block_end - 1;
             if (block >= tile.block_begin) load(K, &args.k, tile, block);
             load_Q(tile);
-            scheduler.ask();
-            for (; block >= tile.block_begin; --block) {
-                if (block > tile.block_begin) load(K, &args.k, tile, block - 1);
+            for (; block > tile.block_begin; --block) {
+                load(K, &args.k, tile, block - 1);
                 load(V, &args.v, tile, block);
             }
+            // Here and not sooner: who asks early has two tiles when others run out of them. The
+            // answer comes while the last V waits for its place.
+            scheduler.ask();
+            if (block == tile.block_begin) load(V, &args.v, tile, block);
             scheduler.take();
         }
         announce_end();
@@ -49,7 +52,7 @@ struct Producer {
     FS_DEVICE void load_Q(const WorkTile& tile) {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
-            mbarrier_wait(Q.barriers.empty(Q.place.stage), Q.place.parity ^ 1);
+            mbarrier_wait(Q.barriers.empty(Q.place.stage()), Q.place.parity() ^ 1);
             tile.store(notice());
             mbarrier_arrive_expect(Q.full(), Kernel::Q_tile_bytes);
             TmaBox box = box_of_rows<kPacked>(tile.first_row + w * kWarpgroupRows, kWarpgroupRows,
@@ -59,21 +62,28 @@ struct Producer {
         }
     }
 
+    // The CTAs of a cluster load a part of the rows each, for all.
     template <class Ring>
     FS_DEVICE void load(Ring& ring, const TensorMap* map, const WorkTile& tile, int block) {
-        const TmaBox box = box_of_rows<kPacked>(block * Kernel::B_c, Kernel::B_c, tile.k_first,
+        constexpr int kRows = Kernel::B_c / CFG.cluster_size;
+        const int first = CFG.cluster_size == 1 ? 0 : cluster_rank() * kRows;
+        const TmaBox box = box_of_rows<kPacked>(block * Kernel::B_c + first, kRows, tile.k_first,
                                                 tile.k_count, tile.head_k, tile.batch);
         ring.begin_fill();
-        load_panels<Kernel::KV_panel_bytes>(ring.tile(), map, box, ring.full());
+        load_panels<Kernel::KV_panel_bytes, CFG.cluster_size>(
+            ring.tile() + first * Kernel::Panel::kRowBytes, map, box, ring.full());
         ring.place.advance();
     }
 
-    template <int kPanelBytes>
+    template <int kPanelBytes, int kCtas = 1>
     FS_DEVICE void load_panels(uint32_t tile, const TensorMap* map, TmaBox box, uint32_t full) {
 #pragma unroll
         for (int p = 0; p < Kernel::n_panels; ++p) {
             box.column = p * Kernel::Panel::kColumns;
-            tma_load(tile + p * kPanelBytes, map, box, full);
+            if constexpr (kCtas == 1)
+                tma_load(tile + p * kPanelBytes, map, box, full);
+            else
+                tma_load_multicast(tile + p * kPanelBytes, map, box, full, (1 << kCtas) - 1);
         }
     }
 
@@ -87,7 +97,7 @@ struct Producer {
     FS_DEVICE void announce_end() {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
-            mbarrier_wait(Q.barriers.empty(Q.place.stage), Q.place.parity ^ 1);
+            mbarrier_wait(Q.barriers.empty(Q.place.stage()), Q.place.parity() ^ 1);
             WorkTile::none().store(notice());
             mbarrier_arrive(Q.full());
             Q.place.advance();
@@ -95,7 +105,7 @@ struct Producer {
     }
 
     FS_DEVICE uint32_t notice() const {
-        return smem + Kernel::notices + Q.place.stage * Kernel::notice_bytes;
+        return smem + Kernel::notices + Q.place.stage() * Kernel::notice_bytes;
     }
 };
 

@@ -3,13 +3,15 @@
 #pragma once
 
 #include "../softmax.cuh"
+#include "exp2_fma.cuh"
 
 namespace flashsmith {
 
 // kLazy: exponents stay relative to an older maximum, `row_max`, until some row of the warp has
 // outgrown it by more than `threshold` (log2). Powers of two up to 2^threshold are as exact as
 // those up to 1. A threshold of 0 keeps row_max the maximum.
-template <bool kMasked, bool kLazy>
+// kFmaShare: percent of the exponentials that the FMA pipe computes.
+template <bool kMasked, bool kLazy, int kFmaShare = 0>
 struct RowSoftmax : OnlineSoftmax<1, true, kMasked, false> {
     using Base = OnlineSoftmax<1, true, kMasked, false>;
     using Base::row_max, Base::row_sum, Base::scale_log2;
@@ -64,8 +66,11 @@ struct RowSoftmax : OnlineSoftmax<1, true, kMasked, false> {
 #pragma unroll
             for (int n = 0; n < kTiles; ++n) {
                 float (&tile)[4] = scores[0][n];
-                tile[2 * r] = exp2_approx(fmaf(tile[2 * r], scale_log2, -offset));
-                tile[2 * r + 1] = exp2_approx(fmaf(tile[2 * r + 1], scale_log2, -offset));
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float& x = tile[2 * r + e];
+                    x = exp2_shared_out<kFmaShare>(2 * n + e, fmaf(x, scale_log2, -offset));
+                }
                 even += tile[2 * r];
                 odd += tile[2 * r + 1];
             }

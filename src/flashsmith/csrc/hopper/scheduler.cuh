@@ -2,9 +2,13 @@
 #pragma once
 
 #include "../visible_keys.cuh"
-#include "hopper_config.cuh"
+#include "pipeline.cuh"
 
 namespace flashsmith {
+
+FS_DEVICE uint32_t quotient(uint32_t n, const Divisor& by) {
+    return (__umulhi(n, by.multiplier) + n) >> by.shift;
+}
 
 // B_r rows of one head's queries and the K/V blocks they see.
 struct WorkTile {
@@ -42,70 +46,105 @@ struct WorkTile {
     }
 };
 
-// Hands out the tiles of one CTA, one after the other.
+// Hands out the tiles of one CTA, one after the other. The CTAs of a cluster have neighbouring
+// tiles of one head, a group, and go through the same K/V blocks: those that any of them sees. The
+// first of them asks for the next group, and tells the other.
 template <class Kernel>
 struct TileScheduler {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
 
-    const HopperForwardKernelArgs& args;
-    uint32_t tile = blockIdx.x;
-    uint32_t asked = 0;  // dynamic: the answer to ask(), on its way
+    static constexpr int kCtas = CFG.cluster_size;
+    static constexpr bool kTold = CFG.schedule == Schedule::dynamic && kCtas > 1;
 
-    FS_DEVICE explicit TileScheduler(const HopperForwardKernelArgs& args) : args(args) {}
+    const HopperForwardKernelArgs& args;
+    const uint32_t smem;
+    const uint32_t rank = kCtas > 1 ? cluster_rank() : 0;
+    uint32_t tile = blockIdx.x / kCtas;  // of a cluster: its group
+    uint32_t asked = 0;                  // dynamic: the answer to ask(), on its way
+    RingPlace<1> answer;
+
+    FS_DEVICE TileScheduler(const HopperForwardKernelArgs& args, uint32_t smem)
+        : args(args), smem(smem) {}
 
     // The first tile with rows in it, from here on; WorkTile::none() where there is none.
     FS_DEVICE WorkTile find() {
         for (; tile < args.n_tiles; take()) {
             const WorkTile work = work_of(tile);
             // A packed batch has as many tiles per sequence as its longest one needs.
-            if (!SEMANTICS.packed || work.first_row < work.q_count) return work;
+            if (!SEMANTICS.packed || work.first_row - int(rank) * Kernel::B_r < work.q_count)
+                return work;
             ask();
         }
         return WorkTile::none();
     }
-    // Asks for the tile after this one. The answer takes its time: ask early, take it late.
+    // Asks for the tile after this one. The answer takes its time.
     FS_DEVICE void ask() {
-        if constexpr (CFG.schedule == Schedule::dynamic) asked = atomicAdd(args.tile_counter, 1);
+        if constexpr (CFG.schedule == Schedule::dynamic)
+            if (rank == 0) asked = atomicAdd(args.tile_counter, 1);
     }
     // Moves on to the tile that was asked for.
     FS_DEVICE void take() {
         if constexpr (CFG.schedule == Schedule::one_tile) tile = args.n_tiles;
-        if constexpr (CFG.schedule == Schedule::static_persistent) tile += gridDim.x;
+        if constexpr (CFG.schedule == Schedule::static_persistent) tile += gridDim.x / kCtas;
         if constexpr (CFG.schedule == Schedule::dynamic) {
             // Every CTA asks until it is refused once, so n_tiles are asked for in all; whoever
             // asks last leaves the counter as it was found.
-            if (asked == args.n_tiles - 1) atomicExch(args.tile_counter, 0);
-            tile = gridDim.x + asked;
+            if (rank == 0 && asked == args.n_tiles - 1) atomicExch(args.tile_counter, 0);
+            if constexpr (kTold) pass_answer_on();
+            tile = gridDim.x / kCtas + asked;
         }
     }
 
   private:
+    // The full barrier is the told CTA's, the empty one the telling CTA's.
+    FS_DEVICE void pass_answer_on() {
+        const RingBarriers barriers{smem + Kernel::answer_barriers};
+        const uint32_t place = smem + Kernel::answer;
+        if (rank == 0) {
+            mbarrier_wait(barriers.empty(0), answer.parity() ^ 1);
+            store_remote_16B(cluster_address(place, 1), cluster_address(barriers.full(0), 1),
+                             {asked, 0, 0, 0});
+        } else {
+            mbarrier_arrive_expect(barriers.full(0), sizeof(uint4));
+            mbarrier_wait(barriers.full(0), answer.parity());
+            asked = load_shared_16B(place).x;
+            mbarrier_arrive_remote(cluster_address(barriers.empty(0), 0));
+        }
+        answer.advance();
+    }
+
     FS_DEVICE WorkTile work_of(uint32_t tile) const {
         const ForwardKernelArgs& p = args.problem;
-        const uint32_t n_Q_blocks = p.n_Q_blocks;
-        uint32_t sequence, Q_block;
+        uint32_t sequence, group;
         if constexpr (CFG.tile_order == TileOrder::longest_first) {
-            const uint32_t section_tiles = args.section_heads * n_Q_blocks;
-            const uint32_t first_head = tile / section_tiles * args.section_heads;
-            const uint32_t place = tile % section_tiles;
-            const uint32_t heads = min(args.section_heads, p.batch * p.heads_q - first_head);
-            sequence = first_head + place % heads;
-            Q_block = n_Q_blocks - 1 - place / heads;
+            const uint32_t section = quotient(tile, args.section_tiles);
+            const uint32_t place = tile - section * args.section_tiles.divisor;
+            const uint32_t first_head = section * args.section_heads.divisor;
+            const uint32_t heads =
+                min(args.section_heads.divisor, p.batch * p.heads_q - first_head);
+            // The last section may have fewer.
+            const uint32_t row = heads == args.section_heads.divisor
+                                     ? quotient(place, args.section_heads)
+                                     : place / heads;
+            sequence = first_head + place - row * heads;
+            group = args.head_tiles.divisor - 1 - row;
         } else {
-            sequence = tile / n_Q_blocks;
-            Q_block = tile % n_Q_blocks;
+            sequence = quotient(tile, args.head_tiles);
+            group = tile - sequence * args.head_tiles.divisor;
         }
-        const int batch = sequence / p.heads_q, head = sequence % p.heads_q;
+        const int batch = quotient(sequence, args.heads_q);
+        const int head = sequence - batch * p.heads_q;
         const SequenceRows q =
             sequence_rows<SEMANTICS.packed>(p.cu_seqlens_q, batch, p.seq_q, p.total_q);
         const SequenceRows k =
             sequence_rows<SEMANTICS.packed>(p.cu_seqlens_k, batch, p.seq_k, p.total_k);
-        const int first_row = Q_block * Kernel::B_r;
+        constexpr int kRows = kCtas * Kernel::B_r;
+        const int first_row = group * kRows;
         const BlockRange blocks =
-            VisibleKeys<SEMANTICS>(p, q.count, k.count).blocks(first_row, Kernel::B_r, Kernel::B_c);
+            VisibleKeys<SEMANTICS>(p, q.count, k.count).blocks(first_row, kRows, Kernel::B_c);
         return {
-            .first_row = first_row,
+            .first_row = first_row + int(rank) * Kernel::B_r,
             .head = head,
             .batch = batch,
             .block_begin = blocks.begin,
@@ -114,7 +153,7 @@ struct TileScheduler {
             .q_count = q.count,
             .k_count = k.count,
             .k_first = int(k.first),
-            .head_k = head / (p.heads_q / p.heads_k),
+            .head_k = int(quotient(head, args.group)),
         };
     }
 };

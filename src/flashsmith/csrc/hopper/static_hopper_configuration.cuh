@@ -20,6 +20,10 @@ constexpr int kWarpRows = 16;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kWarpsPerWarpgroup = 4;
 
+FS_DEVICE int lane_index() {
+    return unsigned(thread_index()) % kWarpLanes;
+}
+
 template <HopperForwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticHopperKernelConfig {
     static constexpr HopperForwardKernelConfig CFG = CFG_;
@@ -34,6 +38,9 @@ struct StaticHopperKernelConfig {
     static constexpr int B_c = CFG.B_c;
     static constexpr int d_head = CFG.d_head;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
+    static constexpr bool clusters = CFG.cluster_size > 1;
+    static constexpr int registers_at_start =
+        hopper_rules::registers_each((n_warpgroups + 1) * CFG.ctas_per_sm);
 
     // Tiles as panels of 64 columns, or of 32 where 64 do not divide the head.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
@@ -69,7 +76,10 @@ struct StaticHopperKernelConfig {
     static constexpr int V_barriers = K_barriers + 16 * CFG.kv_stages;
     static constexpr int notices = (V_barriers + 16 * CFG.kv_stages + 31) / 32 * 32;
     static constexpr int notice_bytes = 32;
-    static_assert(notices + notice_bytes * Q_slots <= CFG.smem_bytes());
+    // What the first CTA of a cluster tells the other of the tile counter, and its barriers.
+    static constexpr int answer = notices + notice_bytes * Q_slots;
+    static constexpr int answer_barriers = answer + 16;
+    static_assert(answer_barriers + 16 <= CFG.smem_bytes());
 };
 
 }  // namespace flashsmith

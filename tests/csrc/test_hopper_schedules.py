@@ -1,0 +1,74 @@
+"""Tiles of the wgmma family handed out in every way, proven with all checks on.
+
+Few SMs, so that every CTA has several tiles; lengths that leave a cluster's second CTA without rows
+in some of them, and warpgroups without keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flashsmith.builder import library_for
+from flashsmith.configs import (
+    HopperForwardKernelConfig,
+    Semantics,
+    parse_kernel_name_into_config,
+)
+from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.verify import prove
+
+CONFIGS = tuple(
+    parse_kernel_name_into_config(text)
+    for text in (
+        "(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_2+regs_40_232+pingpong_gemm+cluster_2"
+        "+dynamic+rescale_8",
+        "(BF16, 64, 64, 64, 1wg): tma+stages_3+q_buffers_1+regs_40_240+overlap+cluster_2+dynamic"
+        "+longest_first+section_1",
+        "(FP16, 64, 64, 32, 1wg): tma+stages_1+q_buffers_1+regs_40_240+cluster_2"
+        "+static_persistent+separate_O",
+        "(FP16, 64, 64, 48, 1wg): tma+stages_4+q_buffers_2+regs_40_240+cluster_2+exp2_fma_30",
+        "(FP16, 64, 64, 64, 1wg): tma+stages_2+q_buffers_2+regs_24_136+dynamic+longest_first"
+        "+section_1+ctas_3+exp2_fma_50",
+    )
+)
+IDS = [cfg.short_form(include_tup=False) for cfg in CONFIGS]
+CLUSTERS = [cfg for cfg in CONFIGS if cfg.cluster_size > 1]
+PLAIN = Semantics(uneven=True)
+CAUSAL = Semantics(mask="causal", uneven=True)
+PACKED = Semantics(mask="causal", packed=True, uneven=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    for semantics in (PLAIN, CAUSAL):
+        loaded_kernels.add(library_for(CONFIGS, arch=90, semantics=semantics))
+    loaded_kernels.add(library_for(CLUSTERS[:2], arch=90, semantics=PACKED))
+
+
+def prove_right(cfg: HopperForwardKernelConfig, **problem: Any) -> None:
+    verdict = prove(cfg, arch=90, checks=True, sm_count=4, row_max=False, **problem)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("cfg", CONFIGS, ids=IDS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_tiles_that_one_sm_has_several_of(cfg: HopperForwardKernelConfig, causal: bool) -> None:
+    prove_right(cfg, seq=330, seq_k=100, heads=2, heads_k=1, causal=causal)
+
+
+@pytest.mark.parametrize("cfg", CLUSTERS[:2], ids=IDS[:2])
+def test_under_a_random_schedule(cfg: HopperForwardKernelConfig) -> None:
+    prove_right(cfg, seq=200, heads=3, causal=True, schedule_seed=1)
+
+
+@pytest.mark.parametrize("cfg", CLUSTERS[:2], ids=IDS[:2])
+def test_sequences_shorter_than_a_group(cfg: HopperForwardKernelConfig) -> None:
+    lengths = (70, 0, 1, 300), (70, 9, 0, 200)
+    prove_right(cfg, lens_q=lengths[0], lens_k=lengths[1], heads=2, causal=True)
+
+
+@pytest.mark.parametrize("cfg", CONFIGS[3:], ids=IDS[3:])
+def test_maxima_that_rise(cfg: HopperForwardKernelConfig) -> None:
+    prove_right(cfg, seq=128, heads=1, inputs="low_first_tile")
