@@ -183,13 +183,30 @@ def test_of_the_wgmma_candidates_one_near_the_measured_best_is_taken(length: int
 
 
 def test_one_warpgroup_wins_where_there_are_few_rows_and_three_where_there_are_many() -> None:
-    def best(text: str) -> int:
-        problem = Problem.parse(text)
-        weighed = wgmma_candidates(problem.dtype, 128, H200, masked=False)
-        return min(weighed, key=lambda cfg: estimate(cfg, problem, H200).ms).n_warpgroups
+    three = wgmma_candidates(DType.FP16, 128, H200, masked=False)[0]
+    one = replace(
+        three, B_r=64, n_warpgroups=1, pingpong=0, overlap=True,
+        producer_registers=24, consumer_registers=240,
+    )  # fmt: skip
+    for text, faster, slower in (
+        ("b1 s512 h16 d128 fp16", one, three),
+        ("b16 s4096 h16 d128 fp16", three, one),
+    ):
+        assert ms(faster, text) < 0.8 * ms(slower, text)
 
-    assert best("b1 s512 h16 d128 fp16") == 1
-    assert best("b16 s4096 h16 d128 fp16") == 3
+
+def test_ctas_that_share_an_sm_take_turns_at_it() -> None:
+    cfg = wgmma_candidates(DType.FP16, 64, H200, masked=False)[0]
+    one = replace(
+        cfg, B_r=64, n_warpgroups=1, B_c=96, pingpong=0, overlap=True,
+        producer_registers=24, consumer_registers=136,
+    )  # fmt: skip
+    many, few = "b16 s4096 h32 d64 fp16", "b1 s512 h16 d64 fp16"
+    three = replace(one, ctas_per_sm=3)
+    assert estimate(three, Problem.parse(many), H200).resident == 3
+    assert ms(three, many) < 0.6 * ms(one, many)
+    assert ms(three, few) == pytest.approx(ms(one, few), rel=0.01)
+    assert ms(replace(one, exp2_fma_share=25), many) <= ms(one, many)
 
 
 def test_wgmma_kernels_run_on_hopper_only() -> None:

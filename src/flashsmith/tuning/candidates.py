@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
 from flashsmith.configs import (
     DeviceSpec,
@@ -13,7 +12,7 @@ from flashsmith.configs import (
     KernelConfig,
     is_legal,
 )
-from flashsmith.configs.hopper import PingPong, Schedule, TileOrder
+from flashsmith.configs.hopper import TileOrder, get_hopper_configs
 
 # Per family, an earlier shape is preferred, so that a small gain on paper does not make another
 # kernel, which may have to be built first. Of mma.sync: B_r, B_c, n_warps.
@@ -27,25 +26,6 @@ SHAPES = (
     (128, 128, 8),
     (64, 128, 4),
 )
-
-
-class _Wgmma(NamedTuple):
-    """A wgmma kernel's tiles, and what hides its copies and its softmax."""
-
-    n_warpgroups: int
-    B_c: int
-    overlap: bool
-    q_buffers: int = 2
-
-
-# Per d_head. Only those of 128 were measured; the others are what fits beside each other.
-_WGMMA: dict[int, tuple[_Wgmma, ...]] = {
-    64: (_Wgmma(3, 128, False), _Wgmma(2, 128, True), _Wgmma(1, 128, True)),
-    96: (_Wgmma(3, 128, False), _Wgmma(2, 128, True), _Wgmma(1, 128, True)),
-    128: (_Wgmma(3, 128, False), _Wgmma(2, 128, True), _Wgmma(1, 128, True)),
-    192: (_Wgmma(2, 112, True, 1), _Wgmma(1, 96, True)),
-    256: (_Wgmma(2, 80, True, 1), _Wgmma(1, 80, True)),
-}
 
 
 @lru_cache(maxsize=512)
@@ -70,9 +50,15 @@ def mma_sync_candidates(
 def wgmma_candidates(
     dtype: DType, d_head: int, device: DeviceSpec, masked: bool
 ) -> tuple[HopperForwardKernelConfig, ...]:
-    """Those of the wgmma family; none on a device or for a d_head that it does not serve."""
-    configs = (_wgmma(dtype, d_head, shape, masked) for shape in _WGMMA.get(d_head, ()))
-    return tuple(config for config in configs if is_legal(config, device))
+    """Those of the wgmma family that the package ships, none on a device or for a d_head that it
+    does not serve. Under a mask those that begin with the longest tiles: 607 against 585 TFLOP/s
+    causal, and 637 against 687 without a mask (d 128 on an H200)."""
+    order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
+    return tuple(
+        config
+        for config in get_hopper_configs((dtype,))
+        if (config.d_head, config.tile_order) == (d_head, order) and is_legal(config, device)
+    )
 
 
 def _mma_sync(
@@ -89,27 +75,4 @@ def _mma_sync(
     peeled = of_a_warp < 32 * 128
     return FlashForwardKernelConfig(
         dtype, d_head, rows, keys, n_warps, True, True, True, q_loads, 2, 2, True, peeled
-    )
-
-
-def _wgmma(dtype: DType, d_head: int, shape: _Wgmma, masked: bool) -> HopperForwardKernelConfig:
-    """The kernel of this shape as it did best on an H200 at d 128: with turns at the products
-    where they are as short as a softmax, and under a mask the longest tiles first (607 against 585
-    TFLOP/s causal, 637 against 687 without a mask)."""
-    turns = shape.n_warpgroups > 1 and d_head <= 128
-    producer, consumer = (32, 160) if shape.n_warpgroups == 3 else (24, 240)
-    return HopperForwardKernelConfig(
-        dtype,
-        d_head,
-        64 * shape.n_warpgroups,
-        shape.B_c,
-        shape.n_warpgroups,
-        q_buffers=shape.q_buffers,
-        producer_registers=producer,
-        consumer_registers=consumer,
-        overlap=shape.overlap,
-        pingpong=PingPong.GEMM if turns else PingPong.NONE,
-        schedule=Schedule.DYNAMIC,
-        tile_order=TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD,
-        rescale_threshold=8,
     )

@@ -20,7 +20,7 @@ from flashsmith.configs.hopper.config import (
     Schedule,
     TileOrder,
 )
-from flashsmith.configs.hopper.rules import B_C_STEP, MAX_RESCALE_THRESHOLD
+from flashsmith.configs.hopper.rules import B_C_STEP, MAX_RESCALE_THRESHOLD, registers_each
 from flashsmith.configs.hopper.sets import get_hopper_configs
 
 
@@ -32,13 +32,18 @@ class Shape(NamedTuple):
     overlap: bool = False
     q_buffers: int = 2
     kv_stages: int = 2
+    ctas_per_sm: int = 1
 
 
-# Registers of a thread that copies, and of one that computes: all that the file has.
-REGISTERS = {1: (24, 240), 2: (24, 240), 3: (32, 160)}
+# Of warpgroups in a CTA and CTAs on an SM: the registers of a thread that copies, and of one that
+# computes, which are all that the file has.
+REGISTERS = {
+    (1, 1): (24, 240), (2, 1): (24, 240), (3, 1): (32, 160), (1, 2): (24, 232), (1, 3): (24, 136)
+}  # fmt: skip
 # Three warpgroups read K and V least often, and have no registers for overlap beyond d_head 96. Two
-# have, and one is for problems with few rows: an SM holds one CTA, whatever its size. The longest
-# key tiles are what registers (three warpgroups) or shared memory (d_head 192, 256) still hold.
+# have, and one is for problems with few rows, or two or three times on an SM at short heads. The
+# longest key tiles are what registers (three warpgroups) or shared memory (d_head 192, 256, several
+# CTAs) still hold.
 SHAPES: dict[int, tuple[Shape, ...]] = {
     64: (
         Shape(3, 128),
@@ -47,6 +52,8 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
         Shape(2, 128, overlap=True),
         Shape(2, 192, overlap=True),
         Shape(1, 128, overlap=True),
+        Shape(1, 192, overlap=True, ctas_per_sm=2),
+        Shape(1, 96, overlap=True, ctas_per_sm=3),
     ),
     96: (
         Shape(3, 128),
@@ -55,6 +62,7 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
         Shape(2, 128, overlap=True),
         Shape(2, 160, overlap=True),
         Shape(1, 128, overlap=True),
+        Shape(1, 112, overlap=True, ctas_per_sm=2),
     ),
     128: (
         Shape(3, 128),
@@ -62,6 +70,7 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
         Shape(2, 128, overlap=True),
         Shape(2, 160, overlap=True),
         Shape(1, 128, overlap=True),
+        Shape(1, 96, overlap=True, q_buffers=1, ctas_per_sm=2),
     ),
     192: (
         Shape(2, 112, q_buffers=1),
@@ -85,18 +94,24 @@ RESCALES = (0, MAX_RESCALE_THRESHOLD)
 # What makes a config another one's neighbour: new values for one knob, or for those that depend on
 # each other. Tile orders and rescaling are no moves: the space has all of them, at every shape.
 MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
-    ("B_r", "n_warpgroups", "producer_registers", "consumer_registers"): tuple(
-        (WARPGROUP_ROWS * n, n, *REGISTERS[n]) for n in REGISTERS
+    ("B_r", "n_warpgroups", "ctas_per_sm", "producer_registers", "consumer_registers"): tuple(
+        (WARPGROUP_ROWS * n, n, ctas, *registers) for (n, ctas), registers in REGISTERS.items()
     ),
     ("overlap",): ((False,), (True,)),
     ("pingpong",): tuple((turn,) for turn in PingPong),
     ("schedule",): ((Schedule.STATIC_PERSISTENT,), (Schedule.DYNAMIC,)),
     ("kv_stages",): ((2,), (3,), (4,)),
     ("q_buffers", "separate_O"): ((1, False), (1, True), (2, False), (2, True)),
+    ("cluster_size",): ((1,), (2,)),
+    ("section_mib",): ((16,), (32,), (48,)),
+    ("exp2_fma_share",): ((0,), (10,), (25,)),
 }
 # Key tiles longer and shorter by these.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
 _SHORTEST_B_C = 48
+# ptxas refuses an instruction whose accumulators leave less than this of the registers that a
+# thread starts with, whatever it gets later (64 of 80 for 128 columns: C7602).
+_BESIDE_ONE_PRODUCT = 26
 
 
 def worth_searching(cfg: HopperForwardKernelConfig) -> bool:
@@ -107,6 +122,8 @@ def worth_searching(cfg: HopperForwardKernelConfig) -> bool:
         and cfg.kv_stages >= 2
         # A second Q is the next tile's, and one that is alone in its CTA has no next.
         and not (cfg.schedule == Schedule.ONE_TILE and cfg.q_buffers == 2)
+        and max(cfg.B_c, cfg.d_head) // 2 + _BESIDE_ONE_PRODUCT
+        <= registers_each(cfg.n_warpgroups, cfg.ctas_per_sm)
     )
 
 
@@ -134,7 +151,7 @@ def _of_shape(
     dtype: DType, d_head: int, shape: Shape, orders: Sequence[TileOrder]
 ) -> Iterator[HopperForwardKernelConfig]:
     alone = shape.n_warpgroups == 1 or d_head >= _WITHOUT_TURNS
-    producer, consumer = REGISTERS[shape.n_warpgroups]
+    producer, consumer = REGISTERS[shape.n_warpgroups, shape.ctas_per_sm]
     for order, threshold in product(orders, RESCALES):
         yield HopperForwardKernelConfig(
             dtype,
@@ -151,6 +168,7 @@ def _of_shape(
             schedule=Schedule.DYNAMIC,
             tile_order=order,
             rescale_threshold=threshold,
+            ctas_per_sm=shape.ctas_per_sm,
         )
 
 

@@ -1,4 +1,5 @@
-"""The wgmma family: what one step of a CTA's loop takes of an SM, which holds one CTA.
+"""The wgmma family: what one step of a CTA's loop takes of an SM, which holds as many CTAs as the
+config says, one as a rule.
 
 In a step every warpgroup multiplies 64 rows with B_c keys, twice, and exponentiates what is in
 between. Tensor cores and exp2 units serve all warpgroups; a warpgroup's own chain is product,
@@ -39,26 +40,31 @@ def tile_work(
     """The kernel's tile on ``device``. The registers are the config's own, and it does not spill:
     the compiler's figures are not looked at."""
     rates = rates_of(device)
-    fits = is_legal(cfg, device)
+    resident = cfg.ctas_per_sm if is_legal(cfg, device) else 0
     hidden = cfg.q_buffers == 2 or cfg.separate_O
     persistent = cfg.schedule != Schedule.ONE_TILE
     return TileWork(
         rows=cfg.B_r,
         keys=cfg.B_c,
-        resident=int(fits),
+        resident=resident,
         cta_cycles=_TILE_CYCLES
         + (0.0 if hidden else _Q_WAIT)
         + (0.0 if persistent else _LAUNCH_CYCLES),
-        step_cycles=(0.0, _step_cycles(cfg, rates.wgmma)) if fits else (0.0,),
+        step_cycles=(
+            0.0,
+            *(_step_cycles(cfg, rates.wgmma, n) for n in range(1, resident + 1)),
+        ),
         clock=rates.wgmma_clock,
         masked_rows=WARPGROUP_ROWS,
         longest_first=persistent and cfg.tile_order == TileOrder.LONGEST_FIRST,
     )
 
 
-def _step_cycles(cfg: HopperForwardKernelConfig, flop_per_cycle: float) -> float:
+def _step_cycles(cfg: HopperForwardKernelConfig, flop_per_cycle: float, resident: int) -> float:
+    """SM cycles in which each of ``resident`` CTAs does one step of its loop."""
     products = 4 * WARPGROUP_ROWS * cfg.B_c * cfg.d_head / flop_per_cycle  # of one warpgroup
-    softmax = WARPGROUP_ROWS * cfg.B_c / EXP2
+    softmax = WARPGROUP_ROWS * cfg.B_c / EXP2 * (1 - cfg.exp2_fma_share / 100)
+    warpgroups = resident * cfg.n_warpgroups
     chain = max(products, softmax) if cfg.overlap else products + softmax
-    bounds = (cfg.n_warpgroups * products, cfg.n_warpgroups * softmax, chain + _CHAIN_LATENCY)
+    bounds = (warpgroups * products, warpgroups * softmax, chain + _CHAIN_LATENCY)
     return float(_OVERHEAD * sum(bound**_NORM for bound in bounds) ** (1 / _NORM))
