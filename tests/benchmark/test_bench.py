@@ -145,6 +145,18 @@ def test_contenders_take_turns(stage: Stage) -> None:
     assert launched[:6] == ["ours", "fa2", "cudnn", "fa2", "cudnn", "ours"]
 
 
+def test_a_rotated_plan_begins_with_another_contender(stage: Stage) -> None:
+    peers = (stage.peer("fa2"), stage.peer("cudnn"))
+    for rotation, first in ((0, "ours"), (1, "fa2"), (2, "cudnn"), (3, "ours")):
+        stage.clock.log.clear()
+        stage.written.clear()
+        rows = stage.run(ours=stage.attention(), peers=peers, rotation=rotation)
+        begin = stage.clock.log.index("begin")
+        launched = [w for w in stage.clock.log[begin:] if w in ("ours", "fa2", "cudnn")]
+        assert launched[0] == first
+        assert list(rows) == ["ours", "fa2", "cudnn"]
+
+
 def test_who_is_wrong_is_not_timed(stage: Stage) -> None:
     def spoil(o: np.ndarray) -> None:
         o[-1, -1, -1, -1] += 1

@@ -19,11 +19,14 @@ from flashsmith.benchmark.workload import Workload
 from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
 from flashsmith.verify import compute_references
+from flashsmith.verify.attention import NO_WINDOW
 from flashsmith.verify.inputs import default_scale
 
 FULL = Problem.parse("b2 s64 h2 d32 fp16")
 CAUSAL = Problem.parse("b2 s64 h4:2 d32 fp16 causal")
 UNEQUAL = Problem.parse("b2 s32:64 h2 d32 fp16 causal")
+WINDOW = Problem.parse("b2 s192:256 h4:2 d32 fp16 window")
+CAPPED = Problem.parse("b2 s64 h2 d32 fp16 causal softcap")
 PACKED = Problem.parse("b2 s64 h2 d32 fp16 causal packed")
 
 
@@ -79,6 +82,8 @@ def test_without_pytorch_nobody_is_there(monkeypatch) -> None:
         (CAUSAL, {}),
         (UNEQUAL, dict.fromkeys(("fa2", "cudnn", "mem_efficient"), "top left")),
         (PACKED, dict.fromkeys(("cudnn", "mem_efficient", "flex"), "packed")),
+        (WINDOW, dict.fromkeys(("cudnn", "mem_efficient"), "PyTorch has no windows for it")),
+        (CAPPED, dict.fromkeys(("fa2", "cudnn", "mem_efficient"), "PyTorch has no softcap")),
     ],
 )
 def test_what_pytorch_cannot_do_is_said(problem: Problem, absent: dict[str, str]) -> None:
@@ -154,6 +159,24 @@ def test_flash_attention_gets_what_its_version_takes(modules, with_lse: bool) ->
     assert given["cu_seqlens_q"].tolist() == [0, 64, 128]
 
 
+@pytest.mark.usefixtures("torch_is_there")
+def test_flash_attention_gets_windows_and_caps_by_its_own_names(modules) -> None:
+    both = Problem.parse("b2 s64 h2 d32 fp16 window softcap")
+    w = Workload(both, place=HostPlace())
+    given = {}
+
+    def dense(q, k, v, causal=False, window_size=(-1, -1), softcap=0.0):
+        given.update(window_size=window_size, softcap=softcap)
+        return q
+
+    modules("flash_attn", __path__=[], flash_attn_func=dense)
+    PEERS["flash_attn_2"].prepare(w).launch()
+    assert given == {"window_size": (32, 0), "softcap": 30.0}
+    modules("flash_attn", __path__=[], flash_attn_func=lambda q, k, v, causal=False: q)
+    with pytest.raises(ArgumentError, match="has no softcap and no window_size"):
+        PEERS["flash_attn_2"].prepare(w)
+
+
 class TorchOnTheHost(HostPlace):
     """PyTorch's CPU tensors."""
 
@@ -180,14 +203,37 @@ def test_pytorchs_own_function_gives_its_output_in_our_layout(problem: Problem) 
     assert peer.version().startswith("torch ")
 
 
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("problem", [FULL, CAUSAL, UNEQUAL, WINDOW, CAPPED], ids=str)
+def test_flex_attention_computes_the_same_problem(problem: Problem, monkeypatch) -> None:
+    """Uncompiled, on the CPU: which keys it sees, what it caps, how heads are grouped."""
+    import torch
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    w = Workload(problem, place=TorchOnTheHost())
+    output = flex_module.FlexPeer().prepare(w).output()
+    assert output.shape == w.q.shape
+    assert np.abs(np.asarray(output, np.float32) - right_answer_of(w)).max() < 5e-3
+
+
 def right_answer_of(w: Workload) -> np.ndarray:
     q, k, v = (np.asarray(tensor) for tensor in (w.q, w.k, w.v))
-    return compute_references(q, k, v, default_scale(w.problem.d), causal=w.causal).o
+    p = w.problem
+    return compute_references(
+        q,
+        k,
+        v,
+        default_scale(p.d),
+        causal=w.causal,
+        window=p.window or NO_WINDOW,
+        softcap=p.softcap,
+    ).o
 
 
 @pytest.mark.gpu
 @pytest.mark.torch
-@pytest.mark.parametrize("problem", [FULL, CAUSAL, PACKED])
+@pytest.mark.parametrize("problem", [FULL, CAUSAL, PACKED, WINDOW, CAPPED], ids=str)
 @pytest.mark.parametrize("name", list(PEERS))
 def test_on_a_gpu_whoever_is_there_is_right(name: str, problem: Problem) -> None:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashsmith.benchmark.target import choose_target
-from flashsmith.configs import device_spec
+from flashsmith.configs import device_spec, get_kernel_configs
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import driver
 
@@ -28,6 +28,14 @@ def test_without_a_gpu_the_emulator_plays_an_a100() -> None:
     target = choose_target()
     assert (target.arch, target.device.name, target.backend) == ("sm_80", "A100", "emulator")
     assert str(target) == "sm_80 (A100) in the emulator"
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_wgmma_kernels_get_one_that_runs_them() -> None:
+    configs = [*get_kernel_configs("hopper"), *get_kernel_configs("prog")]
+    assert choose_target(configs=configs).device.name == "H100"
+    assert choose_target(configs=configs[-7:]).device.name == "A100"
+    assert choose_target("sm_80", configs=configs).device.name == "A100"
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -31,7 +31,11 @@ def right_answer(w: Workload) -> np.ndarray:
         p = w.problem
         lens = {"lens_q": (p.seq_q,) * p.batch, "lens_k": (p.seq_k,) * p.batch}
     scale = default_scale(w.problem.d)
-    found = compute_references(w.q, w.k, w.v, scale, causal=w.causal, **lens)
+    if w.problem.window is not None:
+        lens["window"] = w.problem.window
+    found = compute_references(
+        w.q, w.k, w.v, scale, causal=w.causal, softcap=w.problem.softcap, **lens
+    )
     return found.same_precision
 
 
@@ -42,6 +46,10 @@ PROBLEMS = [
     "b3 s70:40 h2 d16 fp16 causal",
     "b3 s50 h4:1 d16 bf16 causal packed",
     "b2 s33:65 h2 d16 fp16 packed",
+    "b2 s96 h2 d32 fp16 window",
+    "b2 s40:70 h2 d16 bf16 window softcap",
+    "b2 s50 h2 d16 fp16 window softcap packed",
+    "b2 s64 h2 d16 fp16 softcap",
 ]
 
 
@@ -135,10 +143,13 @@ def test_contents_are_random_and_equal_for_equal_seeds(seed: int) -> None:
     assert not np.array_equal(one.q, workload("b2 s64 h2 d32 fp16", seed=seed + 1).q)
 
 
-@pytest.mark.parametrize("text", ["b1 s64 h1 d64 fp16 window", "b1 s64 h1 d64 fp16 softcap"])
-def test_a_problem_that_does_not_say_all_is_refused(text: str) -> None:
-    with pytest.raises(ArgumentError, match="does not say how wide a window"):
-        workload(text)
+@pytest.mark.parametrize("words", ["window", "softcap", "window softcap"])
+def test_a_window_and_a_cap_show_in_the_output(words: str) -> None:
+    w = workload(f"b1 s96 h2 d32 fp16 {words}")
+    plain = workload("b1 s96 h2 d32 fp16")
+    assert not w.judge(right_answer(plain)).ok
+    assert w.options["causal"] is False
+    assert ("window" in w.options, "softcap" in w.options) == ("window" in words, "soft" in words)
 
 
 def test_an_empty_problem_is_refused() -> None:
@@ -147,7 +158,13 @@ def test_an_empty_problem_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["b1 s64 h2 d64 fp16", "b2 s63 h2:1 d64 fp16 causal", "b2 s40 h2 d64 fp16 packed"]
+    "text",
+    [
+        "b1 s64 h2 d64 fp16",
+        "b2 s63 h2:1 d64 fp16 causal",
+        "b2 s40 h2 d64 fp16 packed",
+        "b2 s64 h2 d64 fp16 window softcap",
+    ],
 )
 def test_a_kernel_is_launched_on_the_workload_and_judged_there(text: str) -> None:
     """In the emulator, which runs host tensors."""

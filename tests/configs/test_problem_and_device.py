@@ -139,6 +139,23 @@ def test_problem_parse_says_what_is_wrong(text: str, problem: str) -> None:
         Problem.parse(text)
 
 
+def test_what_stands_for_a_window_and_a_cap() -> None:
+    assert (PROBLEM.window, PROBLEM.softcap) == (None, 0.0)
+    long, short = (Problem.parse(f"s{seq} d64 fp16 window softcap") for seq in (4096, 1000))
+    assert (long.window, short.window) == ((1024, 0), (500, 0))
+    assert long.softcap == 30.0
+
+
+@given(st.integers(0, 70), st.integers(0, 70))
+def test_the_flop_of_a_window_are_those_of_the_keys_in_it(seq_q: int, seq_k: int) -> None:
+    problem = Problem(1, seq_q, seq_k, 1, 1, 8, DType.FP16, Semantics("window"))
+    assert problem.window is not None
+    left, _ = problem.window
+    positions = range(seq_k - seq_q, seq_k)
+    seen = sum(key in range(p - left, p + 1) for p in positions for key in range(seq_k))
+    assert problem.attn_flop() == 4 * 8 * seen
+
+
 # --- devices -------------------------------------------------------------------------------------
 
 SMEM = {80: (166912, 167936), 86: (101376, 102400), 90: (232448, 233472)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from config_samples import LADDER_TOP
@@ -12,6 +13,7 @@ from config_samples import LADDER_TOP
 from flashsmith.configs import (
     DType,
     FlashForwardKernelConfig,
+    HopperForwardKernelConfig,
     device_spec,
     get_autotuning_kernel_configs,
     get_cover_configs,
@@ -22,6 +24,7 @@ from flashsmith.configs import (
     is_legal,
     should_autotune_config,
 )
+from flashsmith.configs.hopper import search_space as hopper
 from flashsmith.configs.search_space import MOVES, neighbours
 from flashsmith.errors import ConfigParseError, SelectionError
 
@@ -118,6 +121,32 @@ def test_neighbours_are_one_move_away(cfg: FlashForwardKernelConfig) -> None:
         assert is_legal(other, device_spec("H200"))
         moved = {knob for knob in vars(cfg) if getattr(cfg, knob) != getattr(other, knob)}
         assert any(moved <= set(knobs) for knobs in MOVES)
+
+
+HOPPER = [
+    cfg
+    for masked in (False, True)
+    for cfg in hopper.get_hopper_space_configs(list(DType), list(hopper.SHAPES), masked)
+]
+
+
+def test_the_wgmma_space_is_legal_small_and_holds_the_shipped_set() -> None:
+    assert all(is_legal(cfg, device_spec("H200")) and hopper.worth_searching(cfg) for cfg in HOPPER)
+    assert set(get_kernel_configs("hopper")) <= set(HOPPER)
+    per_problem = Counter((cfg.dtype, cfg.d_head) for cfg in set(HOPPER))
+    assert set(per_problem) == set(product(DType, hopper.SHAPES))
+    assert max(per_problem.values()) <= 36
+
+
+@pytest.mark.parametrize("cfg", HOPPER[::13], ids=str)
+def test_wgmma_neighbours_are_one_move_away(cfg: HopperForwardKernelConfig) -> None:
+    found = neighbours(cfg)
+    assert 5 < len(set(found)) == len(found) < 25
+    for other in found:
+        assert other != cfg
+        assert is_legal(other, device_spec("H200"))
+        moved = {knob for knob in vars(cfg) if getattr(cfg, knob) != getattr(other, knob)}
+        assert moved == {"B_c"} or any(moved <= set(knobs) for knobs in hopper.MOVES)
 
 
 def test_what_is_built_is_tune_sorted() -> None:

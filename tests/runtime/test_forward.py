@@ -12,10 +12,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashsmith.configs import DType, parse_kernel_name_into_config
+from flashsmith.configs import (
+    DeviceSpec,
+    DType,
+    KernelConfig,
+    Problem,
+    parse_kernel_name_into_config,
+)
 from flashsmith.errors import EmulationTooLongError
 from flashsmith.runtime import forward, forward_timed, run_forward
 from flashsmith.runtime import forward_pass as forward_module
+from flashsmith.runtime.forward_pass import run_request
+from flashsmith.runtime.options import ForwardOptions
 from flashsmith.verify import InputSpec, compare, compute_references, make_inputs
 from flashsmith.verify.inputs import default_scale
 
@@ -24,6 +32,7 @@ CONFIGS = {
     dtype: parse_kernel_name_into_config(f"({dtype.name}, 64, 64, 32, 4): {FEATURES}")
     for dtype in DType
 }
+WGMMA = parse_kernel_name_into_config("(FP16, 64, 64, 64, 1wg): tma+stages_2+regs_24_240")
 BATCH, SEQ_Q, SEQ_K, HEADS, D = 2, 128, 64, 2, 64
 
 
@@ -117,6 +126,22 @@ def test_broadcast_keys_and_values() -> None:
     k1, v1 = (np.broadcast_to(array[:, :, :1], array.shape) for array in (k, v))
     o = forward(CONFIGS[DType.FP16], q, k1, v1)
     assert_attention(o, None, [q, k1, v1])
+
+
+def test_broadcast_keys_are_left_to_the_family_that_can_read_them() -> None:
+    """TMA takes no stride of 0, so a chooser that says wgmma is asked again."""
+    asked: list[tuple[Any, ...]] = []
+
+    def choose(problem: Problem, device: DeviceSpec, family: str | None = None) -> KernelConfig:
+        asked.append((device.arch, family))
+        return WGMMA if family is None else CONFIGS[DType.FP16]
+
+    q, k, v = drawn()
+    k, v = (np.broadcast_to(array[:, :, :1], array.shape) for array in (k, v))
+    options = ForwardOptions(return_lse=True)
+    found = run_request(choose, (q, k, v, None), options, emulate=False, arch=90)
+    assert asked == [(90, None), (90, "mma_sync")]
+    assert_attention(found.o, found.lse, [q, k, v])
 
 
 def test_read_only_inputs() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from winner_samples import BIG, H200, MIDDLE, SMALL, TUNED, add, ranked, tuned_table
+from winner_samples import BIG, H200, MIDDLE, SMALL, TUNED, WGMMA, add, ranked, tuned_table
 
 import flashsmith
 from flashsmith.builder import find_library
@@ -241,6 +241,58 @@ def test_what_does_not_fit_on_the_device_is_passed_over() -> None:
     assert "65536 of 51200 bytes" in answer.notes[0]
 
 
+# --- which family ---------------------------------------------------------------------------------
+
+
+def test_without_a_table_hopper_takes_the_wgmma_family_where_it_has_kernels() -> None:
+    for d, family in ((32, "mma_sync"), (64, "wgmma"), (120, "wgmma"), (192, "wgmma")):
+        answer = choose(problem(4096, 4096, d), H200, table=EMPTY)
+        assert answer.family == family
+        (other,) = answer.passed_over
+        assert other != family
+    assert "kernels of d_head 64, 96, 128, 192, 256, and d = 32 runs on 32" in str(
+        choose(problem(4096, 4096, 32), H200, table=EMPTY)
+    )
+    answer = choose(problem(4096, 4096), A100, table=EMPTY)
+    assert answer.passed_over == {
+        "wgmma": "does not serve this: its instructions are of sm_90, and A100 is sm_80"
+    }
+
+
+def test_a_family_that_was_not_measured_gives_way_and_that_is_said() -> None:
+    answer = ask(TUNED, tuned_table())
+    assert (str(answer.config), answer.family) == (BIG, "mma_sync")
+    said = answer.passed_over["wgmma"]
+    assert said.startswith("not measured here, and what was measured goes before")
+    assert "3wg): tma" in said
+    assert "should take 3.4" in said
+    assert said in str(answer)
+    assert answer.to_json()["passed_over"] == {"wgmma": said}
+
+
+def test_of_one_family_where_the_tensors_ask_for_it(own_table: Path) -> None:
+    wanted = Problem.parse(TUNED)
+    record_winners(wanted, H200, [ranked(WGMMA, 3.4, family="wgmma"), ranked(SMALL, 6.0)])
+    forget_choices()
+    assert str(choose_config(wanted, H200)) == WGMMA
+    assert str(choose_config(wanted, H200, "mma_sync")) == SMALL
+    unmeasured = replace(wanted, d=192)
+    assert choose_config(unmeasured, H200).FAMILY == "wgmma"
+    assert choose_config(unmeasured, H200, "mma_sync").FAMILY == "mma_sync"
+
+
+def test_the_table_says_which_family() -> None:
+    table = tuned_table()
+    table.add(Problem.parse(TUNED), H200, [ranked(WGMMA, 3.4, family="wgmma")])
+    answer = ask(TUNED, table)
+    assert (str(answer.config), answer.ms) == (WGMMA, 3.4)
+    assert answer.passed_over == {"mma_sync": f"its best, {BIG}, takes 5.7 ms (+68%)"}
+    few = ask("b1 s512 h16 d128 fp16", table)
+    assert few.family == "wgmma"
+    table.add(Problem.parse(TUNED), H200, [ranked(WGMMA, 9.0, family="wgmma")])
+    assert ask(TUNED, table).family == "mma_sync"
+
+
 # --- what is said --------------------------------------------------------------------------------
 
 
@@ -251,7 +303,7 @@ def test_what_does_not_fit_on_the_device_is_passed_over() -> None:
         ("b1 s1:65536 h32:8 d128 bf16", "seq_q = 1 fills"),
         ("b1 s128 h2 d64 fp16", "of them idle"),
         ("b8 s4096 h16 d72 fp16", "d = 72 runs on d_head 96: 25% of both products"),
-        ("b8 s1024 h16 d64 fp16 window", "a window's limits are no part of a problem"),
+        ("b8 s1024 h16 d64 fp16 window", "the time is that of the last 512 keys"),
         ("b8 s1024 h16 d64 fp16 packed", "as long as the longest"),
         ("b0 s64 h1 d64 fp16", "nothing is launched"),
         ("b1 s34048 h1 d128 fp16", "of the places stay empty"),

@@ -21,6 +21,7 @@ from flashsmith.configs import (
     parse_kernel_name_into_config,
 )
 from flashsmith.errors import ArgumentError
+from flashsmith.tuning.candidates import candidates, wgmma_candidates
 from flashsmith.tuning.cost_model import (
     estimate,
     estimated_registers,
@@ -141,6 +142,80 @@ def test_a_compilers_report_stands_before_the_estimate() -> None:
     assert estimate(SMALL, problem, H200, registers=128, spill_bytes=400).ms > 1.3 * lean.ms
 
 
+# --- the wgmma family ----------------------------------------------------------------------------
+
+
+def wgmma_timings() -> list[tuple[Any, Problem, float]]:
+    """Config, problem, TFLOP/s of the first run; without the order for masks where there is none,
+    which no candidate has."""
+    rows = csv.DictReader((ROWS / "hopper-first-run.csv").open())
+    found = [
+        (parse_kernel_name_into_config(row["config"]), Problem.parse(row["problem"]), row["tflops"])
+        for row in rows
+        if row["config"]
+    ]
+    return [
+        (cfg, problem, float(tflops))
+        for cfg, problem, tflops in found
+        if problem.semantics.mask == "causal" or "longest_first" not in str(cfg)
+    ]
+
+
+def test_wgmma_times_are_within_a_tenth_of_the_measured() -> None:
+    errors = [
+        math.log(problem.attn_flop() / estimate(cfg, problem, H200).ms / 1e9 / tflops)
+        for cfg, problem, tflops in wgmma_timings()
+    ]
+    assert len(errors) == 32
+    assert np.sqrt(np.mean(np.square(errors))) < 0.04
+    assert max(map(abs, errors)) < 0.1
+
+
+@pytest.mark.parametrize("length", [512, 1024, 4096, 16384])
+def test_of_the_wgmma_candidates_one_near_the_measured_best_is_taken(length: int) -> None:
+    rows = [row for row in wgmma_timings() if row[1].seq_q == length]
+    for problem in dict.fromkeys(row[1] for row in rows):
+        tflops = {cfg: rate for cfg, p, rate in rows if p == problem}
+        masked = problem.semantics.mask == "causal"
+        weighed = candidates(problem.dtype, 128, H200, masked)
+        best = min(weighed, key=lambda cfg: estimate(cfg, problem, H200).ms)
+        assert tflops[best] > 0.94 * max(tflops.values()), problem
+
+
+def test_one_warpgroup_wins_where_there_are_few_rows_and_three_where_there_are_many() -> None:
+    three = wgmma_candidates(DType.FP16, 128, H200, masked=False)[0]
+    one = replace(
+        three, B_r=64, n_warpgroups=1, pingpong=0, overlap=True,
+        producer_registers=24, consumer_registers=240,
+    )  # fmt: skip
+    for text, faster, slower in (
+        ("b1 s512 h16 d128 fp16", one, three),
+        ("b16 s4096 h16 d128 fp16", three, one),
+    ):
+        assert ms(faster, text) < 0.8 * ms(slower, text)
+
+
+def test_ctas_that_share_an_sm_take_turns_at_it() -> None:
+    cfg = wgmma_candidates(DType.FP16, 64, H200, masked=False)[0]
+    one = replace(
+        cfg, B_r=64, n_warpgroups=1, B_c=96, pingpong=0, overlap=True,
+        producer_registers=24, consumer_registers=136,
+    )  # fmt: skip
+    many, few = "b16 s4096 h32 d64 fp16", "b1 s512 h16 d64 fp16"
+    three = replace(one, ctas_per_sm=3)
+    assert estimate(three, Problem.parse(many), H200).resident == 3
+    assert ms(three, many) < 0.6 * ms(one, many)
+    assert ms(three, few) == pytest.approx(ms(one, few), rel=0.01)
+    assert ms(replace(one, exp2_fma_share=25), many) <= ms(one, many)
+
+
+def test_wgmma_kernels_run_on_hopper_only() -> None:
+    cfg = wgmma_candidates(DType.FP16, 128, H200, masked=False)[0]
+    guess = estimate(cfg, Problem.parse("s64 d128 fp16"), device_spec("A100"))
+    assert (guess.ms, guess.resident) == (math.inf, 0)
+    assert wgmma_candidates(DType.FP16, 128, device_spec("B200"), masked=False) == ()
+
+
 # --- waves ---------------------------------------------------------------------------------------
 
 
@@ -179,6 +254,15 @@ def test_bottom_right_causal_counts_the_keys_that_are_seen() -> None:
     assert tail > 0.9 * ms(BIG, "b16 s1024:8192 h16 d128 fp16")
     blind = ms(BIG, "b16 s8192:1024 h16 d128 fp16 causal")
     assert blind < 0.2 * ms(BIG, "b16 s8192:1024 h16 d128 fp16")
+
+
+def test_a_window_takes_as_long_as_its_keys() -> None:
+    full, window, causal = (
+        ms(BIG, f"b16 s16384 h16 d128 fp16 {mask}") for mask in ("", "window", "causal")
+    )
+    assert 1 / 16 < window / full < 1 / 11
+    assert ms(BIG, "b16 s512 h16 d128 fp16 window") <= ms(BIG, "b16 s512 h16 d128 fp16")
+    assert window < causal
 
 
 @pytest.mark.parametrize("text", ["b0 s64 d128 fp16", "s0:64 d128 fp16"])

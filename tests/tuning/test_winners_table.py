@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from winner_samples import BIG, H200, MIDDLE, SMALL, TUNED, add, ranked, tuned_table
+from winner_samples import BIG, H200, MIDDLE, SMALL, TUNED, WGMMA, add, ranked, tuned_table
 
 from flashsmith.configs import Problem, device_spec, get_kernel_configs
 from flashsmith.errors import ArgumentError, TableError
@@ -51,6 +51,29 @@ def test_measured_again_it_is_replaced() -> None:
     table = tuned_table()
     add(table, TUNED, {BIG: 5.9})
     assert [one.ms for entry in table for one in entry.ranked] == [5.9]
+
+
+def test_what_one_family_measures_leaves_the_others_figures() -> None:
+    table = tuned_table()
+    wgmma = ranked(WGMMA, 3.4, family="wgmma")
+    entry = table.add(Problem.parse(TUNED), H200, [wgmma])
+    assert [(one.config, one.ms) for one in entry.ranked] == [
+        (WGMMA, 3.4), (BIG, 5.7), (MIDDLE, 6.3), (SMALL, 6.7)
+    ]  # fmt: skip
+    entry = table.add(Problem.parse(TUNED), H200, [ranked(BIG, 5.6)])
+    assert [(one.config, one.ms) for one in entry.ranked] == [(WGMMA, 3.4), (BIG, 5.6)]
+    assert table.validate() == []
+
+
+@pytest.mark.parametrize("prefer", ["newer", "faster"])
+def test_a_merge_keeps_the_family_that_the_winner_lacks(prefer: str) -> None:
+    fast, slow = WinnersTable(), measured(19, 5.0)
+    figures = [ranked(WGMMA, 3.4, family="wgmma", time="2026-11-22")]
+    fast.add(Problem.parse(TUNED), H200, figures)
+    for mine, other in ((fast, slow), (slow, fast)):
+        assert mine.merge(other, prefer) == 1
+        assert [one.config for entry in mine for one in entry.ranked] == [WGMMA, BIG]
+        assert mine.merge(other, prefer) == 0
 
 
 def test_an_empty_ranking() -> None:

@@ -9,6 +9,7 @@ H200 = device_spec("H200")
 BIG = "(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles"
 SMALL = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
 MIDDLE = "(FP16, 128, 128, 32, 4): async+eager+swizzled+load_2_2_2_tiles"
+WGMMA = "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
 TUNED = "b16 s4096 h16 d128 fp16"
 ENVIRONMENT = {"gpu": "NVIDIA H200", "time": "2026-11-21T03:00:00+00:00"}
 

@@ -7,6 +7,7 @@ Needs no GPU: the H200 stands in, with the tables that are in use.
 
 from __future__ import annotations
 
+import argparse
 import time
 import timeit
 
@@ -25,6 +26,9 @@ def milliseconds_of(problem: Problem) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser("chooser_cost.py", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.parse_args()
     forget_choices()
     problem, equal = Problem.parse(TEXT), Problem.parse(TEXT)
     print(f"the first choice, with reading the tables: {milliseconds_of(problem):.2f} ms")

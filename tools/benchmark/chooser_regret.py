@@ -59,7 +59,8 @@ def expected_times(
     """The evidence, and the configs worth timing with their expected times, the choice first."""
     answer = choose(problem, device, table=table)
     expected = {answer.config: answer.ms} | {one.config: one.ms for one in answer.runners_up}
-    for config in candidates(problem.dtype, answer.config.d_head, device):
+    masked = problem.semantics.mask != "none"
+    for config in candidates(problem.dtype, answer.config.d_head, device, masked):
         expected.setdefault(config, estimate(config, problem, device).ms)
     return answer.evidence, expected
 

@@ -21,4 +21,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:], Ours(attention, choose_config)))
     except FlashsmithError as error:
-        sys.exit(f"run_kernels.py: {error}")
+        print(f"run_kernels.py: {error}", file=sys.stderr)
+        sys.exit(2)

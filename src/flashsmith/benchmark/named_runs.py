@@ -122,7 +122,10 @@ def launch_named(
 
 
 def main(arguments: Sequence[str], ours: Ours) -> int:
-    """Runs the script; returns its exit status, 1 when a timed kernel of ours is wrong."""
+    """Runs the script; returns its exit status, 1 when a timed kernel of ours is wrong.
+
+    Raises what ``make_plan``, ``launch_named`` and ``run_bench`` raise.
+    """
     options = parse_arguments(arguments)
     plan = make_plan(options, ours)
     clock = CudaEvents()

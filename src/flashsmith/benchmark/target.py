@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flashsmith.configs import DEFAULT_DEVICE, DeviceSpec, device_spec
+from flashsmith.configs import DEFAULT_DEVICE, DeviceSpec, KernelConfig, device_spec
+from flashsmith.configs.device_spec import default_device
 
 Backend = Literal["gpu", "emulator"]
 
@@ -28,10 +30,13 @@ class Target:
         return f"{self.arch} ({self.device.name}) in the emulator"
 
 
-def choose_target(arch: str | None = None, emulate: bool = False) -> Target:
+def choose_target(
+    arch: str | None = None, emulate: bool = False, configs: Sequence[KernelConfig] = ()
+) -> Target:
     """The target of a command.
 
-    Without `arch` the first GPU of this machine, or the A100 in the emulator when there is none.
+    Without `arch` the first GPU of this machine, or when there is none the first known GPU that all
+    of `configs` are for in the emulator: the A100, unless there are wgmma kernels among them.
     An `arch` ('sm_90', '90', 'H200') that is not the GPU's own goes to the emulator: machine code
     for one architecture does not run on another. `emulate` leaves the GPU alone.
 
@@ -41,7 +46,8 @@ def choose_target(arch: str | None = None, emulate: bool = False) -> Target:
 
     present = query_gpu(0) if gpu_count() > 0 else None
     if arch is None:
-        wanted = present or DEFAULT_DEVICE
+        oldest = max((cfg.OLDEST_ARCH for cfg in configs), default=DEFAULT_DEVICE.arch)
+        wanted = present or default_device(oldest)
     else:
         wanted = device_spec(arch)
         if present is not None and present.arch == wanted.arch:

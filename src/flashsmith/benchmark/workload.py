@@ -13,7 +13,7 @@ from flashsmith.benchmark.places import Place, gpu_place
 from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
 from flashsmith.verify import Comparison, References, compare, compute_references
-from flashsmith.verify.attention import offsets
+from flashsmith.verify.attention import NO_WINDOW, offsets
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.inputs import default_scale
 
@@ -36,11 +36,11 @@ class _Sample(NamedTuple):
 class Workload:
     """q, k and v of ``problem`` with standard normal contents, and an output ``o`` to be filled.
 
-    Packed, all sequences have the problem's lengths, and the tensors are (total, heads, d).
-    ``place`` is where they live: GPU 0 unless a test says otherwise.
+    Packed, all sequences have the problem's lengths, and the tensors are (total, heads, d). A
+    window's limits and a softcap are Problem's typical ones. ``place`` is where the tensors live:
+    GPU 0 unless a test says otherwise.
 
-    Raises ArgumentError for a problem with a window or a softcap, whose values a Problem does not
-    tell, or with nothing to compute.
+    Raises ArgumentError for a problem with nothing to compute.
     """
 
     problem: Problem
@@ -49,11 +49,6 @@ class Workload:
 
     def __post_init__(self) -> None:
         p = self.problem
-        if p.semantics.mask == "window" or p.semantics.softcap:
-            raise ArgumentError(
-                f"problem='{p}': a problem does not say how wide a window or how large a softcap "
-                "is; give one that is full or causal"
-            )
         if not p.attn_flop():
             raise ArgumentError(f"problem='{p}': there is nothing to compute; give sizes above 0")
         shape_q, shape_k = self._shapes()
@@ -82,6 +77,10 @@ class Workload:
     def options(self) -> dict[str, Any]:
         """The keywords that forward() and attention() take for this problem."""
         asked: dict[str, Any] = {"causal": self.causal}
+        if self.problem.window is not None:
+            asked["window"] = self.problem.window
+        if self.problem.softcap:
+            asked["softcap"] = self.problem.softcap
         if self.packed:
             asked |= {
                 "cu_seqlens_q": self.cu_seqlens_q,
@@ -144,13 +143,16 @@ class Workload:
             self._rows(self.v, p.seq_k, of_keys)[None],
             default_scale(p.d),
             causal=self.causal,
+            window=p.window or NO_WINDOW,
+            softcap=p.softcap,
             on_gpu=self._on_gpu,
         )
 
     def _keys(self, rows: slice) -> slice:
         """What keeps the rows at the bottom right of their keys, where masks are aligned."""
         p = self.problem
-        end = rows.stop + p.seq_k - p.seq_q if self.causal else p.seq_k
+        masked = p.semantics.mask != "none"
+        end = rows.stop + p.seq_k - p.seq_q if masked else p.seq_k
         return slice(0, max(0, end))
 
 

@@ -21,9 +21,9 @@ def bench(
             "--kernels",
             "-k",
             metavar="KEY",
-            help="prog, prog-all, tune, cover, all, 'B_r,B_c', a set of yours, or short forms "
-            "separated by ';'; 'ours' alone or among them is attention() with no config. Without "
-            "it: the environment variable KERNELS, else ours.",
+            help="prog, prog-all, tune, space, cover, all, hopper, 'B_r,B_c', a set of yours, or "
+            "short forms separated by ';'; 'ours' alone or among them is attention() with no "
+            "config. Without it: the environment variable KERNELS, else ours.",
         ),
     ] = None,
     d_heads: Annotated[
@@ -54,6 +54,14 @@ def bench(
             "for another, or separate them by ';'.",
         ),
     ] = None,
+    cells: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETS",
+            help="A named set in place of all of these: main, heads, grouped, packed, unseen, "
+            "verdict (all of them), public; or several, separated by commas.",
+        ),
+    ] = None,
     peers: Annotated[
         str,
         typer.Option(
@@ -72,6 +80,9 @@ def bench(
         str,
         typer.Option(help="interleaved: in turn; one_by_one: one after the other, like do_bench."),
     ] = "interleaved",
+    rotation: Annotated[
+        int, typer.Option(min=0, help="Which contender of each problem is measured first.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     csv: Annotated[
         str | None,
@@ -90,7 +101,14 @@ def bench(
     Heads and batch of the shapes: 16 heads (32 for d 64, 8 for d 256); batch 16 up to seq 4096, 8
     up to 8192, 4 up to 16384. Exit status 1 when a kernel of ours is wrong or cannot run.
     """
-    from flashsmith.benchmark.bench import BenchPlan, Ours, RowFiles, print_rows, run_bench
+    from flashsmith.benchmark.bench import (
+        BenchPlan,
+        Ours,
+        RowFiles,
+        cell_problems,
+        print_rows,
+        run_bench,
+    )
     from flashsmith.benchmark.bench.request import make_shapes, parse_problems, select_contenders
     from flashsmith.benchmark.peers import get_peers
     from flashsmith.benchmark.timing import CudaEvents, Environment, Protocol, Telemetry
@@ -109,13 +127,15 @@ def bench(
         gqa=gqa,
         packed=packed,
     )
+    named = (parse_problems(problems) if problems else ()) + (cell_problems(cells) if cells else ())
     plan = BenchPlan(
-        problems=parse_problems(problems) if problems else shapes.problems(),
+        problems=tuple(dict.fromkeys(named)) or shapes.problems(),
         configs=configs,
         ours=Ours(attention, choose_config) if with_ours else None,
         peers=get_peers(peers),
         protocol=Protocol.named(protocol.replace("-", "_"), num_warmups, runs),
         seed=seed,
+        rotation=rotation,
     )
     plan.check()
     files = RowFiles(csv, json, parquet)

@@ -44,7 +44,7 @@ def run(
     with Narrator() as narrator:
         narrator.say("looking up kernels and compiler")
         configs = selected(kernels, default="prog")
-        target = choose_target(arch, emulate)
+        target = choose_target(arch, emulate, configs)
         from flashsmith.benchmark.run import default_size, run_kernels
         from flashsmith.benchmark.run_table import print_report
 
@@ -75,7 +75,7 @@ def explain_config(
     Exit status 1 when the config is illegal or its kernel wrong.
     """
     cfg = parse_kernel_name_into_config(config)
-    target = choose_target(arch)
+    target = choose_target(arch, configs=[cfg])
     with Narrator() as narrator:
         narrator.say(f"looking at {cfg}")
         from flashsmith.benchmark.explain import explain
@@ -107,7 +107,7 @@ def list_configs(kernels: Kernels = None, arch: Arch = None, as_json: Json = Fal
             print_sets(make_console(), sizes)
         return
     configs = get_kernel_configs(kernels)
-    target = choose_target(arch)
+    target = choose_target(arch, configs=configs)
     facts = config_facts(configs, target, cache_entries())
     if as_json:
         print_json(facts)

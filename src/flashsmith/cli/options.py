@@ -28,7 +28,8 @@ Arch = Annotated[
     typer.Option(
         "--arch",
         metavar="ARCH",
-        help="sm_80, 90, A100, ... Without it: the GPU's own, or sm_80 where there is no GPU.",
+        help="sm_80, 90, A100, ... Without it: the GPU's own; where there is no GPU sm_80, or "
+        "sm_90 for wgmma.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -44,7 +44,7 @@ def progression(
     with Narrator() as narrator:
         narrator.say("looking up kernels and compiler")
         configs = selected(kernels, default="prog")
-        target = choose_target(arch, emulate)
+        target = choose_target(arch, emulate, configs)
         from flashsmith.benchmark.progression.climb import climb
 
         timer, environment = None, {}

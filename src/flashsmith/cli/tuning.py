@@ -25,16 +25,18 @@ def tune_kernels(
         typer.Option(
             "--space",
             metavar="KEY",
-            help="Which configs: space, tune, prog-all, cover, a set of yours, or short forms "
-            "separated by ';'. Without it: the environment variable KERNELS, else space.",
+            help="Which configs: space (mma.sync), hopper (wgmma), both, tune, prog-all, cover, a "
+            "set of yours, or short forms separated by ';'. Without it: the environment variable "
+            "KERNELS, else both on sm_90 and space elsewhere.",
         ),
     ] = None,
     problems: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|PROBLEMS",
-            help="'b16 s4096 h16 d128 fp16; ...', or a file with one a line. Default: d 64, 96, "
-            "128 and 256, both dtypes, full and causal, lengths from 512 to 16384.",
+            help="'b16 s4096 h16 d128 fp16; ...', sets of cells as in bench ('main; packed'), or a "
+            "file with one a line. Default: d 64, 96, 128 and 256, both dtypes, full and causal, "
+            "lengths from 512 to 16384.",
         ),
     ] = None,
     budget: Annotated[
@@ -44,8 +46,8 @@ def tune_kernels(
         int | None,
         typer.Option(
             metavar="N",
-            help="Times that neighbours of each problem's best are tried. Default: once for the "
-            "key space, else never.",
+            help="Times that neighbours of each problem's best are tried. Default: once for "
+            "space, hopper and both, else never.",
         ),
     ] = None,
     resume: Annotated[
@@ -64,7 +66,10 @@ def tune_kernels(
         typer.Option(metavar="N", help="Compilers. Default: one less than FLASHSMITH_JOBS."),
     ] = None,
     max_spill: Annotated[
-        int, typer.Option(metavar="BYTES", help="Spilled bytes per thread that may pass.")
+        int,
+        typer.Option(
+            metavar="BYTES", help="Spilled bytes per thread that may pass; of wgmma none."
+        ),
     ] = 256,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be tried. Needs no GPU.")
@@ -91,26 +96,27 @@ def tune_kernels(
     if jobs is not None and jobs < 1:
         raise ArgumentError(f"jobs={jobs}: give at least 1")
     from flashsmith.runtime import gpu_count
-    from flashsmith.tuning.sweep import DEFAULT_SPACE, Settings, read_problems
+    from flashsmith.tuning.sweep import SPACES, Settings, default_space, read_problems
     from flashsmith.tuning.sweep.gpu_runner import NvccCompiler, gpu_runner
     from flashsmith.tuning.sweep.progress import SweepProgress
     from flashsmith.tuning.sweep.ranking import plan_summary, print_plan, print_ranking, summary
     from flashsmith.tuning.sweep.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
 
-    key = space or env.KERNELS.raw() or DEFAULT_SPACE
-    settings = Settings(
-        budget=parse_budget(budget),
-        max_spill=max_spill,
-        refinements=int(key == DEFAULT_SPACE) if refine is None else refine,
-        # Timing needs a core of its own.
-        jobs=jobs or max(1, env.jobs() - 1),
-    )
+    seconds = parse_budget(budget)
     if arch is not None:
         spec = device_spec(arch)
     elif dry_run or build_only:
         spec = check_gpu(device) if gpu_count() else DEFAULT_DEVICE
     else:
         spec = check_gpu(device)
+    key = space or env.KERNELS.raw() or default_space(spec)
+    settings = Settings(
+        budget=seconds,
+        max_spill=max_spill,
+        refinements=int(key in SPACES) if refine is None else refine,
+        # Timing needs a core of its own.
+        jobs=jobs or max(1, env.jobs() - 1),
+    )
     listed = None if problems is None else read_problems(problems)
     races = plan_races(listed, spec, key, settings)
     console = make_console()

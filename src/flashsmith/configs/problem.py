@@ -13,6 +13,9 @@ from flashsmith.errors import ArgumentError
 
 # The smallest value of every size. A batch may be empty, and so may sequences.
 _SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1}
+# A window and a cap as models have them.
+TYPICAL_WINDOW = 1024
+TYPICAL_SOFTCAP = 30.0
 _SEMANTIC_WORDS = (*MASKS, "softcap", "packed", "uneven", "plain")
 
 
@@ -55,13 +58,30 @@ class Problem:
             return self.semantics
         return replace(self.semantics, uneven=True)
 
-    def attn_flop(self) -> int:
-        """FLOP of the two matrix products: 4 b h s_q s_k d; half of it when causal.
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """What stands for a window's (left, right), which are no part of a problem, wherever one is
+        measured: the last TYPICAL_WINDOW keys before a query's own, and half of all keys where
+        these are fewer. None without a window."""
+        if self.semantics.mask != "window":
+            return None
+        return min(TYPICAL_WINDOW, self.seq_k // 2), 0
 
-        A window's limits are no part of a problem, so it counts in full; packed, every sequence
-        counts as the longest.
+    @property
+    def softcap(self) -> float:
+        """What stands for a cap's value in the same way; 0 without one."""
+        return TYPICAL_SOFTCAP if self.semantics.softcap else 0.0
+
+    def attn_flop(self) -> int:
+        """FLOP of the two matrix products: 4 b h s_q s_k d; half of it when causal, and with a
+        window 4 b h d for every key that a query sees.
+
+        Packed, every sequence counts as the longest.
         """
-        flop = 4 * self.batch * self.heads_q * self.seq_q * self.seq_k * self.d
+        scores = self.seq_q * self.seq_k
+        if self.window is not None:
+            scores = _scores_in_window(self.seq_q, self.seq_k, self.window[0])
+        flop = 4 * self.batch * self.heads_q * scores * self.d
         return flop // 2 if self.semantics.mask == "causal" else flop
 
     def __str__(self) -> str:
@@ -109,6 +129,14 @@ class Problem:
             semantics += ["uneven"] * ("uneven" not in semantics)
         kind = Semantics.parse("+".join(semantics) or "plain")
         return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, kind)
+
+
+def _scores_in_window(seq_q: int, seq_k: int, left: int) -> int:
+    """Keys that all queries of a head see, each its own and `left` before it."""
+    first = max(0, seq_k - seq_q)  # the first query's own key, or that of the first with one
+    queries = seq_k - first
+    short = max(0, min(left, seq_k) - first)  # queries with fewer keys before them
+    return short * (2 * first + short + 1) // 2 + (queries - short) * (left + 1)
 
 
 def _pair(letter: str, first: int, second: int) -> str:

@@ -1,5 +1,5 @@
-"""The space that `flashsmith tune` searches: a product of knobs, the neighbours of what did well in
-it, and what is not worth a try.
+"""The space that `flashsmith tune` searches of the mma.sync family: a product of knobs, the
+neighbours of what did well in it, and what is not worth a try. hopper/search_space.py has wgmma's.
 
 The product is wider than 'tune' in every direction: every head dimension, 8 warps, long key tiles.
 It cannot hold every knob: each doubles it. A new knob joins the search as a line of MOVES, and is
@@ -8,7 +8,7 @@ then tried on every problem's best.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -16,6 +16,9 @@ from flashsmith.configs.config import THREADS_PER_WARP, FlashForwardKernelConfig
 from flashsmith.configs.device_spec import KNOWN_DEVICES
 from flashsmith.configs.dtype import DType
 from flashsmith.configs.families import KernelConfig
+from flashsmith.configs.hopper import search_space as hopper
+from flashsmith.configs.hopper.config import HopperForwardKernelConfig
+from flashsmith.configs.hopper.rules import HOPPER_ARCH
 from flashsmith.configs.rules import is_legal
 
 SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
@@ -55,6 +58,10 @@ SEARCH_D_HEADS = (64, 96, 128, 256)
 # fragments of K and V need the rest.
 _MAX_HELD_REGISTERS = 208
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
+_ROOMIEST_HOPPER = max(
+    (device for device in KNOWN_DEVICES if device.arch == HOPPER_ARCH),
+    key=lambda device: device.max_smem_per_block,
+)
 
 
 def held_registers(cfg: FlashForwardKernelConfig) -> int:
@@ -82,17 +89,19 @@ def get_search_space_configs(
     return [cfg for cfg in configs if worth_searching(cfg) and is_legal(cfg, _ROOMIEST)]
 
 
-def neighbours(cfg: KernelConfig) -> list[FlashForwardKernelConfig]:
-    """The configs one of MOVES away that are legal on the roomiest known device, and worth it."""
-    if not isinstance(cfg, FlashForwardKernelConfig):
-        return []
-    moved = (
-        replace(cfg, **dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]
-        for knobs, choices in MOVES.items()
-        for values in choices
-    )
-    return [
-        other
-        for other in dict.fromkeys(moved)
-        if other != cfg and worth_searching(other) and is_legal(other, _ROOMIEST)
-    ]
+def neighbours(cfg: KernelConfig) -> list[KernelConfig]:
+    """The configs one of MOVES away that are legal on the roomiest device of their family, and
+    worth it."""
+    if isinstance(cfg, HopperForwardKernelConfig):
+        found: list[KernelConfig] = [c for c in hopper.moved(cfg) if hopper.worth_searching(c)]
+        device = _ROOMIEST_HOPPER
+    else:
+        found = [c for c in _moved(cfg) if worth_searching(c)]
+        device = _ROOMIEST
+    return [other for other in dict.fromkeys(found) if other != cfg and is_legal(other, device)]
+
+
+def _moved(cfg: FlashForwardKernelConfig) -> Iterator[FlashForwardKernelConfig]:
+    for knobs, choices in MOVES.items():
+        for values in choices:
+            yield replace(cfg, **dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]

@@ -8,6 +8,8 @@ from typing import Any
 
 from flashsmith.configs import (
     DeviceSpec,
+    FlashForwardKernelConfig,
+    HopperForwardKernelConfig,
     KernelConfig,
     Problem,
     Semantics,
@@ -36,8 +38,9 @@ Launch = Callable[..., float | None]
 # What the emulator runs for when nobody says otherwise.
 DEFAULT_EMULATED_ARCH = 80
 
-# Which config is to serve a problem on a device; asked of problems that are new.
-Chooser = Callable[[Problem, DeviceSpec], KernelConfig]
+# Which config is to serve a problem on a device; asked of problems that are new. A family's name
+# follows where a call's tensors lie as only that family's kernels can read them.
+Chooser = Callable[..., KernelConfig]
 
 
 def forward(
@@ -263,7 +266,7 @@ def run_request(
     if arch is None:
         arch = DEFAULT_EMULATED_ARCH if callable(config) else config.OLDEST_ARCH
     device = _device(q, check_flag("emulate", emulate), arch)
-    cfg = config(request.problem, device) if callable(config) else config
+    cfg = _choose(config, request, device) if callable(config) else config
     semantics = _check_server(cfg, request.problem, device)
     on_gpu = q.device.kind == "cuda"
     if not on_gpu and not emulate:
@@ -289,6 +292,14 @@ def run_request(
             outputs = o, lse, row_max
             emulation = _emulate(kernel, call, request, outputs, observers, schedule_seed)
     return ForwardResult(o, lse, row_max, ms, emulation)
+
+
+def _choose(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
+    """The chooser's config for a request. What it knows of are problems, not how tensors lie."""
+    cfg = chooser(request.problem, device)
+    if isinstance(cfg, HopperForwardKernelConfig) and not request.suits_tma:
+        return chooser(request.problem, device, FlashForwardKernelConfig.FAMILY)
+    return cfg
 
 
 @lru_cache(maxsize=1024)

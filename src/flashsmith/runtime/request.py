@@ -52,6 +52,18 @@ class Request(NamedTuple):
         return self.problem.batch, self.problem.heads_q, self.problem.seq_q
 
     @property
+    def suits_tma(self) -> bool:
+        """Whether TMA can copy all tensors, which the wgmma family does: it takes no stride of 0,
+        which broadcast tensors have, and none below."""
+        views = (self.q, self.k, self.v, *([] if self.o is None else [self.o]))
+        return all(
+            stride > 0
+            for view in views
+            for size, stride in zip(view.shape, view.strides, strict=True)
+            if size > 1
+        )
+
+    @property
     def readable(self) -> tuple[TensorView | VectorView, ...]:
         """Everything that the kernel reads."""
         return _readable((self.q, self.k, self.v), self.packing, self.sinks)

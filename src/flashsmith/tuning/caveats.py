@@ -21,8 +21,11 @@ def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
         yield "there is no output: nothing is launched"
         return
     yield from _about_d(config, problem)
-    if problem.semantics.mask == "window":
-        yield "a window's limits are no part of a problem: the time is that of no mask"
+    if problem.window is not None:
+        yield (
+            f"a window's limits are no part of a problem: the time is that of the last "
+            f"{problem.window[0]} keys"
+        )
     if problem.semantics.packed:
         yield "packed: every sequence is taken to be as long as the longest"
     if has_model(config.FAMILY):

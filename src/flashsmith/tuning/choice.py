@@ -14,6 +14,7 @@ from flashsmith.runtime import forget_prepared_calls
 from flashsmith.tuning.caveats import caveats
 from flashsmith.tuning.chosen import Choice, RunnerUp
 from flashsmith.tuning.evidence import Evidence, gather
+from flashsmith.tuning.families import passed_over
 from flashsmith.tuning.winners import WinnersTable
 
 
@@ -51,6 +52,9 @@ def choose(
         why=evidence.why,
         ms=chosen.ms,
         runners_up=tuple(RunnerUp(one.config, one.config.FAMILY, one.ms) for one in others),
+        passed_over=passed_over(
+            problem, device, evidence.expected, measured=evidence.kind != "cost model"
+        ),
         notes=(
             *filter(None, [evidence.fallback]),
             *caveats(chosen.config, problem, device),
@@ -61,8 +65,10 @@ def choose(
 
 
 @lru_cache(maxsize=4096)
-def choose_config(problem: Problem, device: DeviceSpec) -> Any:
+def choose_config(problem: Problem, device: DeviceSpec, family: str | None = None) -> Any:
     """The config of choose(problem, device), remembered; what attention() asks for each problem.
+
+    ``family``: of these kernels only, where a call's tensors lie as the chosen ones cannot read.
 
     Where nothing was measured for a GPU of this machine, and where part of a table had to be
     ignored, that is warned of once.
@@ -71,7 +77,7 @@ def choose_config(problem: Problem, device: DeviceSpec) -> Any:
     """
     _check_d(problem, "q")
     winners = _winners()
-    evidence = gather(problem, device, winners)
+    evidence = gather(problem, device, winners, family)
     _warn(evidence, device, winners)
     return evidence.expected[0].config
 

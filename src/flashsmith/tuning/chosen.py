@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,8 @@ class Choice:
     evidence: 'table' (measured in this bucket), 'nearest' (another bucket), 'related' (another
     mask, layout, dtype or GPU) or 'cost model' (nothing was measured). why: the same as a sentence.
     ms: the expected time; tflops: the problem's attn_flop() over it, 0 where there is none.
-    runners_up: fastest first. notes: what these kernels do badly here, and what was ignored.
+    runners_up: fastest first. passed_over: the families that were not chosen, each with why. notes:
+    what these kernels do badly here, and what was ignored.
     """
 
     problem: Problem
@@ -37,6 +39,7 @@ class Choice:
     why: str
     ms: float
     runners_up: tuple[RunnerUp, ...]
+    passed_over: Mapping[str, str]
     notes: tuple[str, ...]
 
     @property
@@ -60,6 +63,7 @@ class Choice:
         for one in self.runners_up[:_SHOWN]:
             behind = f"{one.ms / self.ms - 1:+.1%}" if self.ms else ""
             lines.append(f"  runner-up   {one.config}  {_milliseconds(one.ms)} ({behind})")
+        lines += [f"  other       {family}: {why}" for family, why in self.passed_over.items()]
         lines += [f"  note        {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -78,6 +82,7 @@ class Choice:
                 {"config": str(one.config), "family": one.family, "ms": one.ms}
                 for one in self.runners_up
             ],
+            "passed_over": dict(self.passed_over),
             "notes": list(self.notes),
         }
 

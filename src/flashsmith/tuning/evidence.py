@@ -64,17 +64,23 @@ class Evidence:
     notes: tuple[str, ...] = ()
 
 
-def gather(problem: Problem, device: DeviceSpec, table: WinnersTable) -> Evidence:
-    """The evidence on a problem on a device.
+def gather(
+    problem: Problem, device: DeviceSpec, table: WinnersTable, family: str | None = None
+) -> Evidence:
+    """The evidence on a problem on a device; ``family``: on these kernels only.
 
     Raises ArgumentError when no kernel serves the problem's d, or none fits on the device.
     """
     notes: list[str] = []
     for found in table.lookup(problem, device):
-        usable = _usable(found.entry, problem, device, notes)
+        usable = [
+            (config, one)
+            for config, one in _usable(found.entry, problem, device, notes)
+            if family in (None, config.FAMILY)
+        ]
         if usable:
             return _measured(found, usable, problem, device, notes)
-    return _estimated(problem, device, table, notes)
+    return _estimated(problem, device, table, notes, family)
 
 
 # --- measured ------------------------------------------------------------------------------------
@@ -192,13 +198,18 @@ def _by_preference(expected: Sequence[Expected], gain: float) -> tuple[list[Expe
 
 
 def _estimated(
-    problem: Problem, device: DeviceSpec, table: WinnersTable, notes: Sequence[str]
+    problem: Problem,
+    device: DeviceSpec,
+    table: WinnersTable,
+    notes: Sequence[str],
+    family: str | None,
 ) -> Evidence:
     d_head = compiled_d_head(problem.d)
     expected = []
-    for config in candidates(problem.dtype, d_head, device):
+    masked = problem.semantics.mask != "none"
+    for config in candidates(problem.dtype, d_head, device, masked):
         guess = estimate(config, problem, device)
-        if guess.resident:
+        if guess.resident and family in (None, config.FAMILY):
             expected.append(Expected(config, guess.ms))
     if not expected:
         raise ArgumentError(

@@ -88,6 +88,13 @@ def test_lengths_of_a_shrinking_batch_are_one_chart() -> None:
     assert lengths(*reversed(default)) == [default]
 
 
+def test_odd_lengths_among_the_default_ones_are_in_their_chart() -> None:
+    """10000 has batch 4: fewer tokens than 8192 with 8."""
+    sizes = [(512, 16), (1536, 16), (3000, 16), (4096, 16), (8192, 8), (10000, 4), (16384, 4)]
+    small = [(4096, 1), (16384, 1)]
+    assert lengths(*sizes, *small) == [sizes, small]
+
+
 def test_a_small_batch_beside_a_large_one_is_a_chart_of_its_own() -> None:
     large, small = [(1024, 16), (4096, 16), (16384, 4)], [(1536, 1), (4096, 1), (10000, 1)]
     assert lengths(*large, *small) == [large, small]

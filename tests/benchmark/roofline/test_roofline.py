@@ -19,7 +19,7 @@ from flashsmith.benchmark.roofline import (
     save_roofline,
     stored_rooflines,
 )
-from flashsmith.configs import Problem
+from flashsmith.configs import DType, Problem, get_hopper_configs
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.errors import ArgumentError
 
@@ -168,11 +168,15 @@ def test_bounds_are_those_of_the_config_tightest_first() -> None:
     assert bounds(ROOFLINE, problem, ROWS_32)[0].ceiling == "mma_shared_32_rows_fp16"
 
 
-def test_a_family_without_known_tiles_is_bounded_by_what_is_known() -> None:
-    class Hopper:
-        FAMILY = "wgmma"
-
+def test_wgmma_kernels_are_bounded_by_their_own_instructions() -> None:
+    (cfg, *_) = get_hopper_configs([DType.FP16])
     problem = Problem.parse("s4096 d128 fp16")
-    assert intensity(problem, Hopper()).l2 is None
-    keys = {bound.ceiling for bound in bounds(ROOFLINE, problem, Hopper())}
-    assert keys == {"wgmma_n256_fp16", "exp2", "dram_read"}
+    keys = {bound.ceiling for bound in bounds(ROOFLINE, problem, cfg)}
+    assert keys == {"wgmma_n256_fp16", "exp2", "l2_read", "dram_read"}
+    assert intensity(problem, cfg).l2 > intensity(problem, ROWS_16).l2
+
+
+def test_a_window_reads_its_keys_only() -> None:
+    window, full = (Problem.parse(f"s16384 d128 fp16 {mask}") for mask in ("window", ""))
+    assert intensity(window, ROWS_32).l2 < intensity(full, ROWS_32).l2
+    assert intensity(window, ROWS_32).l2 > 0.3 * intensity(full, ROWS_32).l2

@@ -9,6 +9,7 @@ import pytest
 from sweep_fakes import CONFIGS, DEVICE, NAMES, PROBLEM
 
 from flashsmith.configs import (
+    DeviceSpec,
     DType,
     Problem,
     Semantics,
@@ -29,10 +30,36 @@ from flashsmith.tuning.sweep.problems import mentor_of
 
 @pytest.mark.parametrize("problem", [default_problems()[n] for n in (0, 30, 50, 70)], ids=str)
 def test_the_space_is_legal_and_for_the_problem(problem: Problem) -> None:
-    configs = search_space(problem, DEVICE)
-    assert len(set(configs)) == len(configs) > 30
-    assert {(cfg.dtype, cfg.d_head) for cfg in configs} == {(problem.dtype, problem.d)}
-    assert all(is_legal(cfg, DEVICE) for cfg in configs)
+    for key, least in (("space", 31), ("hopper", 10), ("both", 15)):
+        configs = search_space(problem, DEVICE, key)
+        assert len(set(configs)) == len(configs) >= least
+        assert {(cfg.dtype, cfg.d_head) for cfg in configs} == {(problem.dtype, problem.d)}
+        assert all(is_legal(cfg, DEVICE) for cfg in configs)
+
+
+def test_each_key_searches_its_families() -> None:
+    def families(key: str | None, device: DeviceSpec = DEVICE) -> set[str]:
+        return {cfg.FAMILY for cfg in search_space(PROBLEM, device, key)}
+
+    assert families("space") == {"mma_sync"}
+    assert families("hopper") == {"wgmma"}
+    assert families("both") == families(None) == {"mma_sync", "wgmma"}
+    assert families(None, device_spec("A100")) == {"mma_sync"}
+
+
+def test_what_the_wgmma_family_has_no_kernels_for() -> None:
+    short = replace(PROBLEM, d=32)
+    with pytest.raises(SelectionError, match=r"no kernels of d_head 32.*take space='space'"):
+        search_space(short, DEVICE, "hopper")
+    assert {cfg.FAMILY for cfg in search_space(short, DEVICE, "both")} == {"mma_sync"}
+
+
+def test_only_masked_problems_try_the_longest_tiles_first() -> None:
+    orders = [
+        {cfg.tile_order for cfg in search_space(replace(PROBLEM, semantics=s), DEVICE, "hopper")}
+        for s in (Semantics(), Semantics("causal"))
+    ]
+    assert [len(found) for found in orders] == [1, 2]
 
 
 def test_a_d_between_two_head_dimensions_takes_the_larger() -> None:
@@ -67,6 +94,12 @@ def test_a_space_without_a_config_for_the_problem() -> None:
 
 
 # ---- problems ----
+
+
+def test_a_set_of_cells_stands_for_its_problems() -> None:
+    assert len(read("main")) == 24
+    assert read(f"{PROBLEM}; packed; main")[0] == PROBLEM
+    assert len(read(f"{PROBLEM}; packed; main")) == 45
 
 
 def test_the_default_problems_are_the_cells_of_the_benchmarks() -> None:
@@ -140,6 +173,13 @@ def test_what_no_sm_can_hold_is_culled() -> None:
     reason = cull_compiled(eight, Compiled(registers=264), DEVICE, 0)
     assert reason is not None
     assert "264 registers each" in reason
+
+
+def test_wgmma_kernels_may_not_spill_at_all() -> None:
+    cfg = search_space(PROBLEM, DEVICE, "hopper")[0]
+    assert cull_compiled(cfg, Compiled(registers=128), DEVICE, 100) is None
+    reason = cull_compiled(cfg, Compiled(registers=128, spill_bytes=8), DEVICE, 100)
+    assert reason == "spills: 8 bytes per thread, allowed are 0"
 
 
 def test_spills_are_culled_beyond_the_threshold() -> None:

@@ -18,10 +18,21 @@ from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 
 from flashsmith.configs import Problem
 from flashsmith.errors import CompileError, LaunchError
-from flashsmith.tuning.sweep import Halving, Journal, Rung, Settings, Sweep, make_race
+from flashsmith.tuning import choose
+from flashsmith.tuning.sweep import (
+    Halving,
+    Journal,
+    Rung,
+    Settings,
+    Sweep,
+    make_race,
+    search_space,
+)
 from flashsmith.tuning.sweep import sweep as sweep_module
 from flashsmith.tuning.sweep.progress import SweepProgress
 from flashsmith.tuning.sweep.race import Race
+from flashsmith.tuning.sweep.ranking import winners
+from flashsmith.tuning.winners import WinnersTable
 
 HALVING = Halving((Rung(3, 0.0, 0.10), Rung(10, 0.0, 0.04)), finalists=3, final_least=15)
 SETTINGS = Settings(HALVING, jobs=2, patience=2.0, compile_patience=2.0)
@@ -382,6 +393,26 @@ def test_neighbours_of_the_best_are_tried_and_their_neighbours(tmp_path: Path) -
         assert [order(race)[0] for race in races] == [names[refinements]] * 2
         tried = [len(race.candidates) for race in races]
         assert tried == [1, 1] if refinements == 0 else min(tried) > 8 * refinements
+
+
+def test_both_families_race_and_the_table_says_which_wins(tmp_path: Path) -> None:
+    """The fastest is a neighbour of the best of the wgmma space."""
+    leader = "(FP16, 128, 192, 96, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+    best = leader.replace("192, 96", "192, 112")
+    slower = {str(cfg): Kernel(ms=3.0) for cfg in search_space(PROBLEM, fakes.DEVICE, "space")}
+    world = World({**slower, leader: Kernel(ms=1.5), best: Kernel(ms=1.0)}, default=Kernel(ms=2.0))
+    folder = tmp_path / "whole"
+    races = refined(folder, world, 1, "both")
+    race = races[0]
+    assert order(race)[:2] == [best, leader]
+    table = WinnersTable()
+    table.add(PROBLEM, fakes.DEVICE, winners(race, fakes.fake_runner(world)))
+    (entry,) = table
+    assert entry.families == {"mma_sync", "wgmma"}
+    answer = choose(PROBLEM, fakes.DEVICE, table=table)
+    assert (str(answer.config), answer.family) == (best, "wgmma")
+    assert "takes" in answer.passed_over["mma_sync"]
+    assert ranking(refined(folder, world, 1, "both")) == ranking(races)
 
 
 def test_neighbours_that_fail_cost_themselves_and_a_refined_sweep_goes_on(tmp_path: Path) -> None:

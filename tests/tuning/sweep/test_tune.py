@@ -176,7 +176,10 @@ def test_a_dry_run_needs_no_gpu() -> None:
     done = flashsmith("tune", "--dry-run", "--arch", "H200", "--problems", problems, "--json")
     facts = json.loads(done.stdout)
     assert [fact["problem"] for fact in facts] == problems.split("; ")
-    assert len(facts[0]["candidates"]) > 30
+    of_wgmma = ["wg): tma" in name for name in facts[0]["candidates"]]
+    assert sum(of_wgmma) >= 10
+    assert of_wgmma == sorted(of_wgmma, reverse=True)
+    assert not all(of_wgmma)
 
 
 def test_the_space_comes_from_the_environment_too() -> None:

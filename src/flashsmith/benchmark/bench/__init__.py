@@ -4,6 +4,7 @@ A cell is one problem. Its contenders get the same tensors, each proves its outp
 those that did are timed together.
 """
 
+from flashsmith.benchmark.bench.cells import CELL_SETS, cell_problems
 from flashsmith.benchmark.bench.files import RowFiles
 from flashsmith.benchmark.bench.plan import BenchPlan, Ours
 from flashsmith.benchmark.bench.problems import Shapes, default_problem
@@ -11,10 +12,12 @@ from flashsmith.benchmark.bench.suite import run_bench
 from flashsmith.benchmark.bench.table import print_rows
 
 __all__ = [
+    "CELL_SETS",
     "BenchPlan",
     "Ours",
     "RowFiles",
     "Shapes",
+    "cell_problems",
     "default_problem",
     "print_rows",
     "run_bench",

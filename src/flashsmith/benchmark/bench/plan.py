@@ -38,7 +38,10 @@ class Entrant:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """A whole benchmark. ``ours`` None: only ``configs`` and ``peers``."""
+    """A whole benchmark. ``ours`` None: only ``configs`` and ``peers``.
+
+    ``rotation``: which contender of a problem is measured first; those before it come last.
+    """
 
     problems: tuple[Problem, ...]
     configs: tuple[KernelConfig, ...] = ()
@@ -46,6 +49,7 @@ class BenchPlan:
     peers: tuple[Peer, ...] = ()
     protocol: Protocol = INTERLEAVED
     seed: int = 0
+    rotation: int = 0
 
     def check(self) -> None:
         """Raises ArgumentError when there is nothing to measure, or nobody to measure on it."""

@@ -109,6 +109,8 @@ class _Cell:
             contenders += self._enter_ours(entrant, workload)
         for peer in bench.plan.peers:
             contenders += self._enter_peer(peer, workload)
+        first = bench.plan.rotation % max(1, len(contenders))
+        contenders = [*contenders[first:], *contenders[:first]]
         samples = measure(
             contenders, bench.plan.protocol, clock=bench.clock, telemetry=bench.telemetry
         )

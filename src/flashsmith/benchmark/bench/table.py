@@ -59,9 +59,23 @@ def header(rows: Sequence[BenchRow]) -> list[str]:
     parts += [f"flashsmith {row.flashsmith} ({row.revision})"]
     return [
         ", ".join(parts),
+        *_stand_ins(rows),
         f"timed {row.protocol}; median, and interquartile range over it; TFLOP/s of "
-        "4 b h s_q s_k d, halved if causal; errors against float64",
+        "4 b h s_q s_k d, halved if causal, of what a window shows; errors against float64",
     ]
+
+
+def _stand_ins(rows: Sequence[BenchRow]) -> list[str]:
+    """What was measured where a problem does not say all."""
+    problems = dict.fromkeys(row.problem for row in rows)
+    windows = sorted({problem.window[0] for problem in problems if problem.window is not None})
+    caps = sorted({problem.softcap for problem in problems if problem.softcap})
+    said = []
+    if windows:
+        said.append(f"window: the last {', '.join(map(str, windows))} keys before a query's own")
+    if caps:
+        said.append(f"softcap: {caps[0]:g}")
+    return ["; ".join(said)] if said else []
 
 
 def sort_rows(rows: Sequence[BenchRow]) -> list[BenchRow]:

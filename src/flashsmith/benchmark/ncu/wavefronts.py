@@ -32,7 +32,8 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
     One CTA is emulated over two and over three tiles of keys: all of its steps after the first are
     alike, so that the difference is one step, and a launch is the sum over its CTAs.
     """
-    if cfg.FAMILY not in _TILES or problem.semantics.packed:
+    windowed = problem.semantics.mask == "window"
+    if cfg.FAMILY not in _TILES or problem.semantics.packed or windowed:
         return None
     try:
         first, step = _of_a_cta(cfg, problem.semantics.mask == "causal", arch)

@@ -11,7 +11,11 @@ from typing import Any
 from flashsmith.benchmark.peers.peer import PeerContender, torch_absence
 from flashsmith.benchmark.workload import Workload
 from flashsmith.configs import Problem
+from flashsmith.errors import ArgumentError
 
+_THEIR_NAMES = {"window": "window_size"}
+# Without these it would compute something else.
+_NEEDED = {"causal", "window_size", "softcap"}
 _DENSE, _PACKED = "flash_attn_func", "flash_attn_varlen_func"
 
 
@@ -41,8 +45,11 @@ class FlashAttnPeer:
     def prepare(self, workload: Workload) -> PeerContender:
         function = self._function(_PACKED if workload.packed else _DENSE)
         tensors, options = (workload.q, workload.k, workload.v), workload.options
-        # Which of the keywords of a packed batch there are depends on the version.
+        options = {_THEIR_NAMES.get(name, name): value for name, value in options.items()}
+        # Which of the keywords there are depends on the version.
         known = inspect.signature(function).parameters
+        if lacking := sorted(_NEEDED & options.keys() - known.keys()):
+            raise ArgumentError(f"{function.__name__} has no {' and no '.join(lacking)}")
         options = {name: value for name, value in options.items() if name in known}
 
         def call() -> Any:

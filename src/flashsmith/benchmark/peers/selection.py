@@ -11,7 +11,7 @@ from flashsmith.errors import ArgumentError
 # PyTorch's own FlashAttention-2: what others are compared with.
 YARDSTICK = "fa2"
 _ALL: tuple[Peer, ...] = (
-    SdpaPeer(YARDSTICK, "FLASH_ATTENTION", packs=True),
+    SdpaPeer(YARDSTICK, "FLASH_ATTENTION", direct=True),
     SdpaPeer("cudnn", "CUDNN_ATTENTION"),
     SdpaPeer("mem_efficient", "EFFICIENT_ATTENTION"),
     FlexPeer(),

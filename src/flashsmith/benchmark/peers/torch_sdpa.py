@@ -15,18 +15,21 @@ from flashsmith.configs import Problem
 class SdpaPeer:
     """One backend; ``backend`` is its name in torch.nn.attention.SDPBackend.
 
-    ``packs``: whether packed batches go to the function that lies under the backend.
+    ``direct``: whether packed batches and windows go to the function that lies under the backend.
     """
 
     name: str
     backend: str
-    packs: bool = False
+    direct: bool = False
 
     def absence(self, problem: Problem) -> str | None:
-        packed, causal = problem.semantics.packed, problem.semantics.mask == "causal"
-        if packed and not self.packs:
-            return "PyTorch has no packed batches for it"
-        if causal and not packed and problem.seq_q != problem.seq_k:
+        semantics = problem.semantics
+        direct = semantics.packed or semantics.mask == "window"
+        if semantics.softcap:
+            return "PyTorch has no softcap"
+        if direct and not self.direct:
+            return f"PyTorch has no {'packed batches' if semantics.packed else 'windows'} for it"
+        if semantics.mask == "causal" and not direct and problem.seq_q != problem.seq_k:
             return "PyTorch aligns causal masks to the top left"
         return torch_absence()
 
@@ -38,8 +41,8 @@ class SdpaPeer:
         return f"torch {torch.__version__}"
 
     def prepare(self, workload: Workload) -> PeerContender:
-        if workload.packed:
-            return PeerContender(self.name, _packed_call(workload), lambda returned: returned[0])
+        if workload.packed or workload.problem.window is not None:
+            return PeerContender(self.name, _direct_call(workload), lambda returned: returned[0])
         return PeerContender(
             self.name, self._dense_call(workload), lambda returned: returned.transpose(1, 2)
         )
@@ -63,15 +66,19 @@ class SdpaPeer:
         return call
 
 
-def _packed_call(workload: Workload) -> Callable[[], Any]:
-    """The function under the flash backend; PyTorch itself calls it for nested tensors."""
+def _direct_call(workload: Workload) -> Callable[[], Any]:
+    """The function under the flash backend; PyTorch itself calls it for nested tensors. Its masks
+    are aligned to the bottom right."""
     import torch
 
     w, p = workload, workload.problem
     function = torch.ops.aten._flash_attention_forward
     sequences = (w.cu_seqlens_q, w.cu_seqlens_k, p.seq_q, p.seq_k)
+    options = {}
+    if p.window is not None:
+        options = dict(zip(("window_size_left", "window_size_right"), p.window, strict=True))
 
     def call() -> Any:
-        return function(w.q, w.k, w.v, *sequences, 0.0, w.causal, False)
+        return function(w.q, w.k, w.v, *sequences, 0.0, w.causal, False, **options)
 
     return call

@@ -114,7 +114,10 @@ def _median(rows: Sequence[BenchRow]) -> BenchRow | None:
 
 
 def make_groups(cells: Iterable[Cell]) -> list[Group]:
-    """Cells by what they share; lengths of one batch, or of one that shrinks as lengths grow."""
+    """Cells by what they share; lengths of one batch, or of one that shrinks as lengths grow.
+
+    A batch that is halved where lengths pass a limit leaves more than half of the tokens.
+    """
     chains: dict[Any, list[list[Cell]]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.row.seq_k, -cell.row.batch)):
         found = chains.setdefault(_group_key(cell.row), [])
@@ -128,10 +131,10 @@ def make_groups(cells: Iterable[Cell]) -> list[Group]:
 
 
 def _continues(last: BenchRow, row: BenchRow) -> bool:
-    """Whether a row goes on where a chain of growing lengths ends: no fewer tokens than before."""
+    """Whether a row goes on where a chain of growing lengths ends: about as many tokens or more."""
     longer = row.seq_k > last.seq_k
     tokens, before = row.batch * row.seq_k, last.batch * last.seq_k
-    return longer and row.batch <= last.batch and tokens >= before
+    return longer and row.batch <= last.batch and 2 * tokens > before
 
 
 def _group_key(row: BenchRow) -> tuple[Any, ...]:

@@ -75,8 +75,9 @@ def _map(configs: dict[str, list[BenchRow]]) -> tuple[HeatMap, str]:
     shown = ranked[:MOST_ROWS]
     columns = sorted({column for row, column in {*rates, *failed} if row in shown}, key=_numbers)
     any_row = _any(configs)
+    sizes = f"length {any_row.seq_k}, batch {any_row.batch}"
     heat = HeatMap(
-        heading=f"{describe(any_row)}\nlength {any_row.seq_k}, batch {any_row.batch}",
+        heading=f"{describe(any_row)}, {any_row.family}\n{sizes}",
         rows=tuple(shown),
         columns=tuple(columns),
         rates={place: rate for place, rate in rates.items() if place[0] in shown},

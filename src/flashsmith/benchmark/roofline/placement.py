@@ -7,12 +7,11 @@ figure that every table prints.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flashsmith.benchmark.roofline.ceilings import Roofline
-from flashsmith.configs import Problem
+from flashsmith.configs import Problem, Semantics
 
 _WGMMA = ("wgmma_n128", "wgmma_n256")
 
@@ -22,11 +21,11 @@ class Intensity:
     """FLOP of the products per byte of DRAM and L2 traffic, and per exponential.
 
     dram: q, k, v and o once each, the least there can be. l2: what the CTAs read and write, each
-    its Q block and all of the keys it sees; None for a family whose tiles are not known here.
+    its Q block and all of the keys it sees.
     """
 
     dram: float
-    l2: float | None
+    l2: float
     exp2: float
 
 
@@ -38,20 +37,14 @@ class Bound:
     tflops: float
 
 
-# Rows of Q that a CTA keeps while it passes over the keys, by family.
-_CTA_ROWS: dict[str, Callable[[Any], int]] = {"mma_sync": lambda cfg: cfg.B_r}
-
-
 def intensity(problem: Problem, cfg: Any) -> Intensity:
     """The intensities of `cfg`'s kernel on `problem`, which must not be empty."""
     flop = problem.attn_flop()
     q_bytes, k_bytes = _bytes_once(problem)
-    masked = 2 if problem.semantics.mask == "causal" else 1
-    l2 = None
-    if cfg.FAMILY in _CTA_ROWS:
-        blocks = math.ceil(problem.seq_q / _CTA_ROWS[cfg.FAMILY](cfg))
-        group = problem.heads_q // problem.heads_k
-        l2 = flop / (q_bytes + group * k_bytes * max(1.0, blocks / masked))
+    all_scores = replace(problem, semantics=Semantics()).attn_flop()
+    blocks = math.ceil(problem.seq_q / cfg.B_r)
+    group = problem.heads_q // problem.heads_k
+    l2 = flop / (q_bytes + group * k_bytes * max(1.0, blocks * flop / all_scores))
     return Intensity(dram=flop / (q_bytes + k_bytes), l2=l2, exp2=4.0 * problem.d)
 
 
@@ -72,7 +65,7 @@ def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
     own = intensity(problem, cfg)
     for key, work in (("exp2", own.exp2), ("l2_read", own.l2), ("dram_read", own.dram)):
         rate = roofline.per_second(key)
-        if work is not None and rate is not None:
+        if rate is not None:
             found.append(Bound(key, work * rate / 1e12))
     return tuple(sorted(found, key=lambda bound: bound.tflops))
 

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import ArgumentError
-from flashsmith.tuning.cost_model import mma_sync
-from flashsmith.tuning.cost_model.rates import rates_of
+from flashsmith.tuning.cost_model import mma_sync, wgmma
 from flashsmith.tuning.cost_model.schedule import schedule
 from flashsmith.tuning.cost_model.tile_work import TileWork
 
 # From a family's config on a device, with its registers and spilled bytes as built, to its tile.
 _MODELS: dict[str, Callable[[Any, DeviceSpec, int | None, int | None], TileWork]] = {
     "mma_sync": mma_sync.tile_work,
+    "wgmma": wgmma.tile_work,
 }
 
 
@@ -57,5 +57,5 @@ def estimate(
     if work.resident == 0:
         return Estimate(float("inf"), 0, 0, float("inf"), work.rows)
     whole = schedule(work, problem, device.sm_count)
-    ms = whole.cycles / rates_of(device).clock / 1e6
+    ms = whole.cycles / work.clock / 1e6
     return Estimate(ms, whole.ctas, work.resident, whole.waves, work.rows)

@@ -56,6 +56,7 @@ def tile_work(
         resident=resident,
         cta_cycles=CTA_CYCLES,
         step_cycles=tuple(_step_cycles(cfg, rates, spilled, n) for n in range(resident + 1)),
+        clock=rates.clock,
     )
 
 

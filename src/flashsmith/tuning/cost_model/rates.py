@@ -11,12 +11,15 @@ from flashsmith.configs import DeviceSpec
 class Rates(NamedTuple):
     """Per SM and clock, and the clock under load in GHz.
 
-    mma: FLOP of mma.sync with fp32 accumulators. l2: bytes read from L2 while all SMs read.
+    mma: FLOP of mma.sync with fp32 accumulators. l2: bytes read from L2 while all SMs read. wgmma
+    and wgmma_clock: FLOP of wgmma, and the clock that its power leaves; 0 where there is none.
     """
 
     mma: float
     l2: float
     clock: float
+    wgmma: float = 0.0
+    wgmma_clock: float = 0.0
 
 
 # Alike on all: shared memory gives 128 bytes, the special function units 16 exp2 a clock and SM,
@@ -30,7 +33,7 @@ _OF_ARCH = {
     80: Rates(2048, 40, 1.35),
     86: Rates(1024, 32, 1.6),
     89: Rates(1024, 32, 1.8),
-    90: Rates(2716, 38, 1.75),
+    90: Rates(2716, 38, 1.75, wgmma=4096, wgmma_clock=1.5),
     100: Rates(2048, 38, 1.8),
     120: Rates(512, 32, 2.3),
 }

@@ -10,7 +10,12 @@ class TileWork(NamedTuple):
 
     A CTA computes ``rows`` rows of Q in steps of ``keys`` keys; an SM holds ``resident`` CTAs.
     ``step_cycles[n]`` are the cycles in which each of n CTAs on an SM does one step, for n from 0
-    to resident; ``cta_cycles`` those of a CTA apart from its steps.
+    to resident; ``cta_cycles`` those of a CTA apart from its steps. ``clock`` is the SM's under
+    this work, GHz.
+
+    ``masked_rows``: a mask spares a CTA's work in blocks of so many rows; 0: of all its rows.
+    ``longest_first``: the longest tiles of many heads begin first, so that the short ones fill up
+    the end.
     """
 
     rows: int
@@ -18,3 +23,6 @@ class TileWork(NamedTuple):
     resident: int
     cta_cycles: float
     step_cycles: tuple[float, ...]
+    clock: float
+    masked_rows: int = 0
+    longest_first: bool = False

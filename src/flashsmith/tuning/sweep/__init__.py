@@ -11,12 +11,12 @@ from flashsmith.tuning.sweep.halving import DEFAULT_HALVING, Halving, Rung
 from flashsmith.tuning.sweep.journal import Journal
 from flashsmith.tuning.sweep.problems import default_problems, read_problems
 from flashsmith.tuning.sweep.runner import Build, Compiled, Proof, Runner
-from flashsmith.tuning.sweep.space import DEFAULT_SPACE, search_space
+from flashsmith.tuning.sweep.space import SPACES, default_space, search_space
 from flashsmith.tuning.sweep.sweep import Settings, Sweep
 
 __all__ = [
     "DEFAULT_HALVING",
-    "DEFAULT_SPACE",
+    "SPACES",
     "Build",
     "Compiled",
     "Halving",
@@ -27,6 +27,7 @@ __all__ = [
     "Settings",
     "Sweep",
     "default_problems",
+    "default_space",
     "make_race",
     "read_problems",
     "search_space",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsmith.configs import DeviceSpec, KernelConfig, broken_rules
+from flashsmith.configs import DeviceSpec, HopperForwardKernelConfig, KernelConfig, broken_rules
 from flashsmith.tuning.sweep.runner import Compiled
 
 # ptxas's spill stores and loads per thread, bytes. A handful outside the loop costs nothing.
@@ -23,7 +23,12 @@ def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
 def cull_compiled(
     cfg: KernelConfig, compiled: Compiled, device: DeviceSpec, max_spill: int
 ) -> str | None:
-    """Why a compiled kernel need not be run; None: it is worth a try."""
+    """Why a compiled kernel need not be run; None: it is worth a try.
+
+    A wgmma kernel may not spill at all: what the package ships of that family does not.
+    """
+    if isinstance(cfg, HopperForwardKernelConfig):
+        max_spill = 0
     if compiled.error is not None:
         return f"does not compile: {compiled.error}"
     if compiled.spill_bytes > max_spill:

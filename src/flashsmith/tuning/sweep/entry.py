@@ -8,20 +8,20 @@ from flashsmith.tuning.sweep.cull import cull_unbuilt
 from flashsmith.tuning.sweep.halving import DEFAULT_HALVING, Halving
 from flashsmith.tuning.sweep.race import Race
 from flashsmith.tuning.sweep.runner import Build
-from flashsmith.tuning.sweep.space import DEFAULT_SPACE, search_space
+from flashsmith.tuning.sweep.space import search_space
 
 
 def make_race(
     problem: Problem,
     device: DeviceSpec,
-    key: str = DEFAULT_SPACE,
+    key: str | None = None,
     halving: Halving = DEFAULT_HALVING,
     mentor: Race | None = None,
     refinements: int = 0,
 ) -> Race:
-    """The race between the configs of a space for a problem; those that cannot be tried on the
-    device are culled. `mentor` is the race for a shorter problem like it, if there is one, and
-    `refinements` how many times neighbours of the best join.
+    """The race between the configs of a space (see search_space) for a problem; those that cannot
+    be tried on the device are culled. `mentor` is the race for a shorter problem like it, if there
+    is one, and `refinements` how many times neighbours of the best join.
 
     Raises what ``search_space`` raises.
     """

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from itertools import product
 
+from flashsmith.benchmark.bench import CELL_SETS
 from flashsmith.configs import DeviceSpec, DType, Problem, Semantics
 from flashsmith.errors import ArgumentError
 
@@ -37,7 +38,8 @@ def default_problems() -> list[Problem]:
 
 def read_problems(text: str) -> list[Problem]:
     """The problems of a file (one a line; blank lines and '# ...' do not count), or of a text that
-    separates them by ';'. Doubles count once.
+    separates them by ';'. A part may be one of bench's sets of cells, and stands for all of its
+    problems. Doubles count once.
 
     Raises:
         ArgumentError: the file cannot be read, a problem cannot be parsed (a file's line is named),
@@ -52,10 +54,12 @@ def read_problems(text: str) -> list[Problem]:
         parts = [(f"{text}, line {number}: ", line) for number, line in enumerate(lines, start=1)]
     else:
         parts = [("", part) for part in text.split(";")]
-    problems = []
+    problems: list[Problem] = []
     for where, part in parts:
         words = part.partition("#")[0].strip()
-        if words:
+        if words in CELL_SETS:
+            problems += CELL_SETS[words]()
+        elif words:
             try:
                 problems.append(Problem.parse(words))
             except ArgumentError as error:

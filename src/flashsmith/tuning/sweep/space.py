@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 from flashsmith.configs import (
     DeviceSpec,
@@ -13,30 +14,50 @@ from flashsmith.configs import (
     get_kernel_configs,
     get_search_space_configs,
 )
+from flashsmith.configs.hopper.rules import HOPPER_ARCH
+from flashsmith.configs.hopper.search_space import SHAPES, get_hopper_space_configs
 from flashsmith.errors import SelectionError
+from flashsmith.tuning.evidence import gather
+from flashsmith.tuning.winners import WinnersTable
 
-DEFAULT_SPACE = "space"
+MMA_SYNC, WGMMA, BOTH = "space", "hopper", "both"
+# The keys of search spaces, whose best are worth refining.
+SPACES = (MMA_SYNC, WGMMA, BOTH)
+_FEW = 8
 # Sets that say how to schedule, whatever the dtype and the head dimension; 'B_r,B_c' is of tune.
 _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
 
+def default_space(device: DeviceSpec) -> str:
+    """The key of the space that is searched on a device unless another is asked for."""
+    return BOTH if device.arch == HOPPER_ARCH else MMA_SYNC
+
+
 def search_space(
-    problem: Problem, device: DeviceSpec, key: str = DEFAULT_SPACE
+    problem: Problem, device: DeviceSpec, key: str | None = None
 ) -> list[KernelConfig]:
     """The configs that may serve `problem` on `device`, each once; some may turn out illegal there.
 
-    `key` is a KERNELS key. 'space' is searched at the problem's own dtype and head dimension, and
-    so are tune, its block sizes ('64,32'), prog, prog-all and all, whose configs get them put in.
-    Of any other set those count that have them already.
+    `key` is 'space' (the mma.sync family's), 'hopper' (the wgmma family's), 'both' (the wgmma
+    family's, and of mma.sync the best by the shipped tables, else by the cost model), None for
+    default_space(), or a KERNELS key. A space is searched at the problem's own dtype and head
+    dimension, and so are tune, its block sizes ('64,32'), prog, prog-all and all, whose configs get
+    them put in. Of any other set those count that have them already.
 
     Raises:
         SelectionError: the key is unknown or selects nothing, or none of its configs has the
             problem's dtype and head dimension.
         ArgumentError: no kernel is made for the problem's d.
     """
+    key = key or default_space(device)
     d_head = compiled_d_head(problem.d)
-    if key == DEFAULT_SPACE:
+    if key == MMA_SYNC:
         return list(get_search_space_configs((problem.dtype,), (d_head,)))
+    if key == WGMMA:
+        return _of_wgmma(problem, d_head)
+    if key == BOTH:
+        wgmma = _of_wgmma(problem, d_head) if d_head in SHAPES else []
+        return [*wgmma, *_few_of_mma_sync(problem, device)]
     configs = get_kernel_configs(key)
     if _SCHEDULES.fullmatch(key):
         configs = [replace(cfg, dtype=problem.dtype, d_head=d_head) for cfg in configs]
@@ -47,3 +68,26 @@ def search_space(
             f"d_head {d_head}, which {problem} needs; leave the problem out, or take another space"
         )
     return list(dict.fromkeys(fitting))
+
+
+def _few_of_mma_sync(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
+    """What says how the family stands to the other: its own search is for another sweep."""
+    evidence = gather(problem, device, _shipped(), "mma_sync")
+    return [one.config for one in evidence.expected[:_FEW]]
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> WinnersTable:
+    # The user's own changes while a sweep runs, and what it goes on with must not.
+    return WinnersTable.shipped()
+
+
+def _of_wgmma(problem: Problem, d_head: int) -> list[KernelConfig]:
+    masked = problem.semantics.mask != "none"
+    found = get_hopper_space_configs((problem.dtype,), (d_head,), masked)
+    if not found:
+        raise SelectionError(
+            f"space={WGMMA!r}: the wgmma family has no kernels of d_head {d_head}, which {problem} "
+            f"needs; leave the problem out, or take space={MMA_SYNC!r}"
+        )
+    return list(found)

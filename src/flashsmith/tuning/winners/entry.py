@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flashsmith.configs import Problem
@@ -77,6 +77,21 @@ class Entry:
     def sizes(self) -> tuple[int, int, int]:
         """seq_q, seq_k and batch x heads as measured."""
         return self.problem.seq_q, self.problem.seq_k, self.problem.batch * self.problem.heads_q
+
+    @property
+    def families(self) -> frozenset[str]:
+        """Which kernels were measured."""
+        return frozenset(one.family for one in self.ranked)
+
+    def beside(self, older: Entry | None) -> Entry:
+        """This entry with the figures of another of its place, for the families it lacks itself.
+
+        Whoever measures one family anew says nothing about the other.
+        """
+        if older is None or older.families <= self.families:
+            return self
+        others = [one for one in older.ranked if one.family not in self.families]
+        return replace(self, ranked=tuple(by_time([*self.ranked, *others])))
 
     @property
     def place(self) -> tuple[WinnerKey, tuple[int, int, int]]:

@@ -55,9 +55,14 @@ class WinnersTable:
 
     @classmethod
     def merged(cls) -> WinnersTable:
-        """The shipped tables, with the user's own entries in place of shipped ones."""
-        shipped, own = cls.shipped(), cls.user()
-        return cls([*shipped, *own], [*shipped.notes, *own.notes])
+        """The shipped tables, with the user's own entries in place of shipped ones.
+
+        Of a family that the user did not measure the shipped figures stay.
+        """
+        table, own = cls.shipped(), cls.user()
+        for entry in own:
+            table.put(entry.beside(table._entries.get(entry.place)))
+        return cls(list(table), [*table.notes, *own.notes])
 
     @classmethod
     def from_json(cls, data: Any, source: str = "table") -> WinnersTable:
@@ -122,7 +127,8 @@ class WinnersTable:
         self._index = None
 
     def add(self, problem: Problem, device: DeviceSpec, ranked: Sequence[Ranked]) -> Entry:
-        """Enter what was measured of ``problem`` on ``device``, in place of what was there.
+        """Enter what was measured of ``problem`` on ``device``, in place of what was there of the
+        same families.
 
         Of a long ranking the best are kept, and the best of every tile shape.
 
@@ -132,6 +138,7 @@ class WinnersTable:
             raise ArgumentError("ranked=[]: give at least one measured config")
         key = WinnerKey.of(problem, device)
         entry = Entry(key, problem, tuple(worth_keeping(by_time(ranked))))
+        entry = entry.beside(self._entries.get(entry.place))
         self.put(entry)
         return entry
 
@@ -139,15 +146,20 @@ class WinnersTable:
         """Take over the entries of ``other`` that are new or win their place; how many.
 
         'newer': the entry with the later time of measurement; of two alike, other's. 'faster': the
-        one whose best config reaches more TFLOP/s, whatever the environments.
+        one whose best config reaches more TFLOP/s, whatever the environments. Of a family that
+        only one of the two measured, its figures stay.
         """
         if prefer not in PREFERENCES:
             raise ArgumentError(f"prefer={prefer!r}: allowed are {', '.join(PREFERENCES)}")
         taken = 0
         for entry in other:
             mine = self._entries.get(entry.place)
-            if mine is None or (mine != entry and _wins(entry, mine, prefer)):
-                self.put(entry)
+            if mine is None or _wins(entry, mine, prefer):
+                merged = entry.beside(mine)
+            else:
+                merged = mine.beside(entry)
+            if merged != mine:
+                self.put(merged)
                 taken += 1
         return taken
 
