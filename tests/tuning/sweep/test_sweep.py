@@ -157,9 +157,12 @@ def test_a_kernel_that_breaks_the_final_is_found_and_the_others_run_it(tmp_path:
     kernels = but(times(best=2, count=6, step=0.01), {2: {"fails": "final", "how": "abort"}})
     (race,) = sweep(World(kernels), tmp_path)
     # Nobody fails alone, so the final fails twice and the rungs decide.
-    assert len(race.final_failures) == 2
+    assert sum(race.final_failures.values()) == 2
     assert race.standings()[0].stage == "rung 2"
     assert order(race)[0] == NAMES[2]
+    # What broke it may have been the GPU's fault: another run tries again.
+    (race,) = sweep(World(times(best=2, count=6, step=0.01)), tmp_path)
+    assert race.standings()[0].stage == "final"
 
 
 def test_a_problem_that_cannot_be_set_up_does_not_cost_its_kernels(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -77,7 +78,8 @@ class Race:
         self._records: dict[str, list[dict[str, Any]]] = {}
         self.seconds = 0.0  # of the bench
         self.closed = False
-        self.final_failures: list[str] = []
+        # By who ran: how often their final broke down.
+        self.final_failures: Counter[frozenset[str]] = Counter()
         self.finals: dict[frozenset[str], dict[str, Samples]] = {}
 
     @property
@@ -235,7 +237,7 @@ class Race:
         finalists = self.finalists()
         if not finalists or self._final_is_over() or not all(c.build in ready for c in finalists):
             return None
-        if self.final_failures:
+        if self.final_failures[_names(finalists)]:
             # Who broke it? Timed alone, the culprit fails alone.
             rung = self.halving.rungs[-1]
             for candidate in finalists:
@@ -255,11 +257,12 @@ class Race:
         return Task("final", self, tuple(finalists), least=self.halving.final_least, ms=ms)
 
     def _final_is_over(self) -> bool:
-        return self._final() is not None or len(self.final_failures) >= FINAL_ATTEMPTS
+        failures = self.final_failures[_names(self.finalists())]
+        return self._final() is not None or failures >= FINAL_ATTEMPTS
 
     def _final(self) -> dict[str, Samples] | None:
         """The final's times, if those who are in it now are those who ran it."""
-        return self.finals.get(frozenset(c.name for c in self.finalists()))
+        return self.finals.get(_names(self.finalists()))
 
     def work(self) -> tuple[float, float]:
         """Milliseconds of work done and expected in all, as far as they are for an estimate of the
@@ -285,7 +288,7 @@ class Race:
             self.finals[frozenset(samples)] = samples
             return
         if record["kind"] == "final failed":
-            self.final_failures.append(record["reason"])
+            self.final_failures[frozenset(record["configs"])] += 1
             return
         # Of another space, or a neighbour that will be found again.
         self._records.setdefault(record["config"], []).append(record)
@@ -295,8 +298,9 @@ class Race:
     def standings(self) -> list[Standing]:
         """Everybody with a time, fastest first.
 
-        Times of the final stand as they are. Those of a rung are scaled by what the winner took in
-        the final and on that rung: the GPU's clock was another then.
+        Times of the final, or without one of the last complete rung, stand as they are. Those of
+        another rung are scaled by what the best of these took on both: the GPU's clock was another
+        then.
         """
         final = self._final() or {}
         times = {name: samples.median_ms for name, samples in final.items()}
@@ -304,19 +308,24 @@ class Race:
         if not leaders:
             return []
         best = self.candidates[min(leaders, key=lambda name: (leaders[name], name))]
+        reference = leaders[best.name]
         standings = [
             Standing(self.candidates[name], samples.median_ms, samples, "final")
             for name, samples in final.items()
         ]
         for candidate in self.candidates.values():
-            rung = max(candidate.times, default=ALONE)
-            if candidate.name in final or not candidate.survived or rung == ALONE:
+            rungs = [rung for rung in candidate.times if rung != ALONE]
+            if candidate.name in final or not candidate.survived or not rungs:
                 continue
+            shared = [rung for rung in rungs if rung in best.times]
+            rung = max(shared or rungs)
             samples = candidate.times[rung]
-            scale = 1.0
-            if best.name in final and rung in best.times:
-                scale = times[best.name] / best.times[rung].median_ms
-            standings.append(
-                Standing(candidate, samples.median_ms * scale, samples, f"rung {rung + 1}")
-            )
+            ms = samples.median_ms
+            if shared:
+                ms *= reference / best.times[rung].median_ms
+            standings.append(Standing(candidate, ms, samples, f"rung {rung + 1}"))
         return sorted(standings, key=lambda s: (s.ms, s.candidate.name))
+
+
+def _names(candidates: Sequence[Candidate]) -> frozenset[str]:
+    return frozenset(candidate.name for candidate in candidates)

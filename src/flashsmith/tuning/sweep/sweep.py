@@ -235,7 +235,10 @@ class Sweep:
             for candidate in task.race.field:
                 candidate.drop("not reached", f"the problem cannot be set up: {failure.reason}")
         elif task.kind == "final":
-            self.findings.note("final failed", problem=problem, reason=failure.reason)
+            names = [candidate.name for candidate in task.candidates]
+            self.findings.note(
+                "final failed", problem=problem, configs=names, reason=failure.reason
+            )
         else:
             self._note_failure(task, failure)
 
