@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashsmith.configs import DeviceSpec, Problem
+from flashsmith.configs import DeviceSpec, DType, Problem
 from flashsmith.errors import ArgumentError, TableError
 from flashsmith.tuning.winners import storage, validation
 from flashsmith.tuning.winners.entry import Entry, Ranked, by_time
@@ -89,13 +89,17 @@ class WinnersTable:
     def select(
         self, gpu: str | None = None, dtype: str | None = None, d_head: int | None = None
     ) -> WinnersTable:
-        """The entries of one GPU (however written), dtype and d_head; None is any."""
+        """The entries of one GPU (however written), dtype and d_head; None is any.
+
+        Raises ArgumentError when there is no such dtype.
+        """
+        element = None if dtype is None else DType.parse(dtype)
         return WinnersTable(
             [
                 entry
                 for entry in self
                 if (gpu is None or same_gpu(gpu, entry.key.gpu))
-                and (dtype is None or dtype.lower() == entry.key.dtype)
+                and element in (None, entry.key.element)
                 and d_head in (None, entry.key.d_head)
             ],
             self.notes,
