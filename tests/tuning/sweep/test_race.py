@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sweep_fakes import CONFIGS, DEVICE, PROBLEM
+import pytest
+from sweep_fakes import CONFIGS, DEVICE, PROBLEM, World, fake_runner
 
 from flashsmith.benchmark.timing import Samples
 from flashsmith.configs import Problem
@@ -14,6 +15,7 @@ from flashsmith.tuning.sweep import Build, Halving, Proof, Rung
 from flashsmith.tuning.sweep.candidate import Candidate
 from flashsmith.tuning.sweep.problems import mentor_of
 from flashsmith.tuning.sweep.race import ALONE, Race, Task
+from flashsmith.tuning.sweep.ranking import ranking_rows
 
 HALVING = Halving((Rung(1, 0.0, 0.10), Rung(3, 0.0, 0.04)), finalists=3, final_least=5)
 SHORT = Problem.parse("b16 s2048 h16 d128 fp16")
@@ -93,6 +95,9 @@ def test_standings_scale_the_rungs_to_the_final() -> None:
     assert [stage for _, stage in found] == ["final"] + ["rung 2"] * 2 + ["rung 1"] * 5
     for standing in race.standings():
         assert abs(standing.ms - 2 * ms[standing.candidate.name]) < 1e-12
+    for row in ranking_rows([race], fake_runner(World({}))):  # all samples are alike
+        assert row.ms is not None
+        assert row.best_ms == pytest.approx(row.ms)
 
 
 def test_without_a_final_the_rungs_are_scaled_to_the_last_complete_one() -> None:

@@ -32,8 +32,8 @@ _SHOWN = 3
 def ranking_rows(races: Iterable[Race], runner: Runner) -> list[BenchRow]:
     """Every candidate of every race: per problem those with a time, fastest first, then the others.
 
-    ms is what ranks: the final's median, or a rung's scaled to it (`protocol` says which stage).
-    note: what dropped a candidate.
+    ms is what ranks: the final's median, or a rung's scaled to it (`protocol` says which stage);
+    best_ms is scaled alike. note: what dropped a candidate.
     """
     time = now()
     rows = []
@@ -181,7 +181,7 @@ def _row(
         samples = standing.samples
         measured = {
             "ms": standing.ms,
-            "best_ms": samples.best_ms,
+            "best_ms": samples.best_ms * standing.ms / samples.median_ms,
             "spread": samples.spread,
             "tflops": _tflops(race, standing),
             "sm_clock_mhz": samples.sm_clock_mhz,
