@@ -42,11 +42,10 @@ GAIN_OVER_PREFERRED = 0.03
 
 @dataclass(frozen=True)
 class Expected:
-    """A config and its expected time; ``measured`` of this very problem, else carried over."""
+    """A config and its expected time."""
 
     config: Any
     ms: float
-    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def _measured(
     there = device if same_gpu(entry.key.gpu, device.name) else device_of(entry.key) or device
     very_one = not found.relation and _same_sizes(entry.problem, problem)
     expected = [
-        Expected(config, one.ms, measured=True)
+        Expected(config, one.ms)
         if very_one
         else Expected(config, one.ms * _growth(config, entry.problem, there, problem, device))
         for config, one in usable
