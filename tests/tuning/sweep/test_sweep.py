@@ -18,7 +18,16 @@ from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 
 from flashsmith.configs import Problem
 from flashsmith.errors import CompileError, LaunchError
-from flashsmith.tuning.sweep import Halving, Journal, Rung, Settings, Sweep, make_race
+from flashsmith.tuning.sweep import (
+    Build,
+    Compiled,
+    Halving,
+    Journal,
+    Rung,
+    Settings,
+    Sweep,
+    make_race,
+)
 from flashsmith.tuning.sweep import sweep as sweep_module
 from flashsmith.tuning.sweep.progress import SweepProgress
 from flashsmith.tuning.sweep.race import Race
@@ -163,6 +172,62 @@ def test_a_kernel_that_breaks_the_final_is_found_and_the_others_run_it(tmp_path:
     # What broke it may have been the GPU's fault: another run tries again.
     (race,) = sweep(World(times(best=2, count=6, step=0.01)), tmp_path)
     assert race.standings()[0].stage == "final"
+
+
+def test_a_library_that_is_gone_is_compiled_again(tmp_path: Path) -> None:
+    kernels = times(best=0, count=4)
+    sweep(World(kernels), tmp_path)
+    log, gone = tmp_path / "log", tmp_path / "gone"
+    kernels[NAMES[4]] = Kernel(ms=0.9)
+    world = World(kernels, log=log, gone=gone)
+    settings = replace(SETTINGS, jobs=1)
+
+    races = races_of(world)
+    journal = Journal(tmp_path / "journal.jsonl", "here")
+    run = Sweep(races, fakes.fake_runner(world), journal, settings, SweepProgress(quiet=True))
+    compiled = run._compiled
+
+    def lose(build: Build, found: Compiled) -> None:
+        compiled(build, found)
+        if log.read_text().count("compile") == 1:
+            gone.write_text("\n".join(NAMES[:5]))
+
+    run._compiled = lose  # type: ignore[method-assign]
+    gone.write_text("")
+    run.run()
+    journal.close()
+    assert order(races[0])[0] == NAMES[4]
+    assert races[0].standings()[0].stage == "final"
+    assert log.read_text().count("compile") >= 2
+    assert {c.status for c in races[0].candidates.values()} <= {"racing", "slower"}
+
+
+def test_a_library_that_is_gone_again_costs_its_kernel(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.write_text(NAMES[1])
+    world = World(times(best=1, count=3), gone=gone, heals=False)
+    (race,) = sweep(world, tmp_path)
+    assert statuses(race)[NAMES[1]] == "error"
+    assert order(race) == [NAMES[0], NAMES[2]]
+
+
+@pytest.mark.parametrize(("fails", "how"), [("prove", "raise"), ("compile", "refuse")])
+def test_what_the_machine_may_be_to_blame_for_is_tried_again_when_going_on(
+    tmp_path: Path, fails: str, how: str
+) -> None:
+    kernels = times(best=0, count=4)
+    (race,) = sweep(World(but(kernels, {0: {"fails": fails, "how": how}})), tmp_path)
+    assert order(race)[0] == NAMES[1]
+    (race,) = sweep(World(kernels), tmp_path)
+    assert order(race)[0] == NAMES[0]
+
+
+@pytest.mark.parametrize("how", ["abort", "lie"])
+def test_what_a_kernel_did_is_remembered(tmp_path: Path, how: str) -> None:
+    kernels = times(best=0, count=4)
+    sweep(World(but(kernels, {0: {"fails": "prove", "how": how}})), tmp_path)
+    (race,) = sweep(World(kernels), tmp_path)
+    assert order(race) == NAMES[1:4]
 
 
 def test_a_problem_that_cannot_be_set_up_does_not_cost_its_kernels(tmp_path: Path) -> None:
@@ -321,7 +386,8 @@ def test_a_finished_sweep_measures_nothing_again(
     races = sweep(replace(NOISY, log=log), tmp_path, PROBLEMS, finished=ends.append)
     assert ranking(races) == expected
     assert ends == races
-    assert not log.exists()
+    # Only what did not compile is tried again.
+    assert not any(line.startswith(REQUESTS) for line in log.read_text().splitlines())
 
 
 SWEEP_PROGRAM = """

@@ -133,9 +133,13 @@ class Findings:
 
 
 def _may_pass(record: dict[str, Any]) -> bool:
-    """Whether a record is of a failure that need not be the kernel's fault: whoever goes on later
-    tries again."""
-    return bool(record["kind"] == "final failed")
+    """Whether a record is of a failure that need not be the kernel's fault (a GPU or a machine that
+    was out of memory, a compiler that was killed): whoever goes on later tries again."""
+    return bool(
+        record["kind"] == "final failed"
+        or (record["kind"] == "failed" and record["status"] == "error")
+        or (record["kind"] == "compiled" and record["compiled"]["error"] is not None)
+    )
 
 
 def build_to_json(build: Build) -> list[str]:

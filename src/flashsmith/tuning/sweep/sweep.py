@@ -16,7 +16,7 @@ from flashsmith.tuning.sweep.halving import DEFAULT_HALVING, Halving
 from flashsmith.tuning.sweep.journal import Journal
 from flashsmith.tuning.sweep.progress import SweepProgress
 from flashsmith.tuning.sweep.race import Race, Task
-from flashsmith.tuning.sweep.runner import Build, Compiled, Runner
+from flashsmith.tuning.sweep.runner import Build, Compiled, LibraryGoneError, Runner
 from flashsmith.tuning.sweep.worker import Failure, Outcome, Worker, wait_for_any
 
 # What the search leaves of the budget to the finals, whose figures the table is made of.
@@ -78,6 +78,7 @@ class Sweep:
         self._last_race: Race | None = None
         self._task_began = 0.0
         self._libraries: dict[Build, str] = {}
+        self._recompiled: set[Build] = set()
         self._opened: set[str] = set()  # by the bench's process
         self._prepared: set[str] = set()
         self._startups_failed = 0
@@ -234,6 +235,8 @@ class Sweep:
             self.progress.say(f"{problem}: left out, its tensors cannot be made: {failure.reason}")
             for candidate in task.race.field:
                 candidate.drop("not reached", f"the problem cannot be set up: {failure.reason}")
+        elif failure.raised == LibraryGoneError.__name__ and self._compile_again(task):
+            pass
         elif task.kind == "final":
             names = [candidate.name for candidate in task.candidates]
             self.findings.note(
@@ -241,6 +244,20 @@ class Sweep:
             )
         else:
             self._note_failure(task, failure)
+
+    def _compile_again(self, task: Task) -> bool:
+        """Has the libraries of a task compiled again, with all that is in them; False: they were
+        already, and are gone once more."""
+        builds = {candidate.build for candidate in task.candidates}
+        if builds <= self._recompiled:
+            return False
+        gone = {self._libraries[build] for build in builds}
+        lost = [build for build, library in self._libraries.items() if library in gone]
+        for build in lost:
+            del self._libraries[build]
+        self._recompiled.update(lost)
+        self._compiling.add(lost)
+        return True
 
     def _note_failure(self, task: Task, failure: Failure) -> None:
         build = task.candidates[0].build
