@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,10 @@ class WinnersTable:
     def __init__(self, entries: Sequence[Entry] = (), notes: Sequence[str] = ()) -> None:
         self._entries = {entry.place: entry for entry in entries}
         self.notes = list(notes)
+        # What a file has beside its entries, to be written back as it was: records that cannot be
+        # read, of a later version perhaps, and the environments that they name.
+        self._unread: list[Any] = []
+        self._their_environments: dict[str, Any] = {}
         self._index: Index | None = None  # of the entries as they are now
 
     # --- where tables come from ------------------------------------------------------------------
@@ -76,6 +81,13 @@ class WinnersTable:
             except (ArgumentError, ValueError, TypeError, KeyError, AttributeError) as error:
                 words = f"lacks {error}" if isinstance(error, KeyError) else error
                 table.notes.append(f"{source}: entry {number} is ignored: {words}")
+                table._unread.append(record)
+        named = json.dumps(table._unread)
+        table._their_environments = {
+            name: environment
+            for name, environment in dict(data.get("environments", {})).items()
+            if table._unread and json.dumps(name) in named
+        }
         return table
 
     # --- what is in it ---------------------------------------------------------------------------
@@ -158,8 +170,11 @@ class WinnersTable:
     # --- writing ---------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The table as JSON values; environments, which many figures share, stand there once."""
-        environments: dict[str, Mapping[str, Any]] = {}
+        """The table as JSON values; environments, which many figures share, stand there once.
+
+        Records that from_json() could not read follow as they were.
+        """
+        environments: dict[str, Mapping[str, Any]] = dict(self._their_environments)
         entries = []
         for entry in self:
             ranked = []
@@ -176,7 +191,11 @@ class WinnersTable:
                     }
                 )
             entries.append({**entry.key.to_json(), "problem": str(entry.problem), "ranked": ranked})
-        return {"schema": SCHEMA, "environments": environments, "entries": entries}
+        return {
+            "schema": SCHEMA,
+            "environments": environments,
+            "entries": [*entries, *self._unread],
+        }
 
     def save(self, path: Path | str) -> None:
         """Write the table: beside its place, flushed, renamed.
