@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flashsmith.benchmark.timing import Samples
@@ -41,12 +41,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Standing:
-    """A candidate's time, milliseconds, what it was measured by, and on which stage."""
+    """A candidate's time, milliseconds, what it was measured by, on which stage, where and when."""
 
     candidate: Candidate
     ms: float
     samples: Samples
     stage: str
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Race:
@@ -81,6 +82,7 @@ class Race:
         # By who ran: how often their final broke down.
         self.final_failures: Counter[frozenset[str]] = Counter()
         self.finals: dict[frozenset[str], dict[str, Samples]] = {}
+        self._final_origins: dict[frozenset[str], dict[str, Any]] = {}
 
     @property
     def field(self) -> list[Candidate]:
@@ -256,6 +258,11 @@ class Race:
             return Task("final", self, tuple(finalists), least=least, ms=ms)
         return Task("final", self, tuple(finalists), least=self.halving.final_least, ms=ms)
 
+    @property
+    def decided(self) -> bool:
+        """Whether there was a final between those who can still be the best."""
+        return self._final() is not None
+
     def _final_is_over(self) -> bool:
         failures = self.final_failures[_names(self.finalists())]
         return self._final() is not None or failures >= FINAL_ATTEMPTS
@@ -286,6 +293,7 @@ class Race:
         if record["kind"] == "final":
             samples = {name: samples_from_json(found) for name, found in record["times"].items()}
             self.finals[frozenset(samples)] = samples
+            self._final_origins[frozenset(samples)] = record.get("origin", {})
             return
         if record["kind"] == "final failed":
             self.final_failures[frozenset(record["configs"])] += 1
@@ -309,8 +317,9 @@ class Race:
             return []
         best = self.candidates[min(leaders, key=lambda name: (leaders[name], name))]
         reference = leaders[best.name]
+        origin = self._final_origins.get(frozenset(final), {})
         standings = [
-            Standing(self.candidates[name], samples.median_ms, samples, "final")
+            Standing(self.candidates[name], samples.median_ms, samples, "final", origin)
             for name, samples in final.items()
         ]
         for candidate in self.candidates.values():
@@ -323,7 +332,8 @@ class Race:
             ms = samples.median_ms
             if shared:
                 ms *= reference / best.times[rung].median_ms
-            standings.append(Standing(candidate, ms, samples, f"rung {rung + 1}"))
+            origin = candidate.origins.get(rung, {})
+            standings.append(Standing(candidate, ms, samples, f"rung {rung + 1}", origin))
         return sorted(standings, key=lambda s: (s.ms, s.candidate.name))
 
 

@@ -6,7 +6,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from flashsmith.benchmark.rows import now
 from flashsmith.errors import LaunchError
 from flashsmith.tuning.sweep.candidate import samples_to_json
 from flashsmith.tuning.sweep.compiling import Compiling
@@ -216,11 +218,22 @@ class Sweep:
             )
         elif task.kind == "time":
             times = samples_to_json(outcome.value[0])
-            self.findings.note("times", problem=problem, config=name, rung=task.rung, times=times)
+            self.findings.note(
+                "times",
+                problem=problem,
+                config=name,
+                rung=task.rung,
+                times=times,
+                origin=self._origin(),
+            )
         else:
             found = zip(task.candidates, outcome.value, strict=True)
             times = {candidate.name: samples_to_json(samples) for candidate, samples in found}
-            self.findings.note("final", problem=problem, times=times)
+            self.findings.note("final", problem=problem, times=times, origin=self._origin())
+
+    def _origin(self) -> dict[str, Any]:
+        """Where and when something is measured now."""
+        return {**self.runner.origin, "time": now()}
 
     def _take_failure(self, task: Task, failure: Failure) -> None:
         problem = str(task.race.problem)

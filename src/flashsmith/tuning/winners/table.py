@@ -82,11 +82,13 @@ class WinnersTable:
                 words = f"lacks {error}" if isinstance(error, KeyError) else error
                 table.notes.append(f"{source}: entry {number} is ignored: {words}")
                 table._unread.append(record)
+        environments = data.get("environments") if table._unread else None
+        environments = environments if isinstance(environments, dict) else {}
         named = json.dumps(table._unread)
         table._their_environments = {
             name: environment
-            for name, environment in dict(data.get("environments", {})).items()
-            if table._unread and json.dumps(name) in named
+            for name, environment in environments.items()
+            if json.dumps(name) in named
         }
         return table
 
@@ -135,6 +137,11 @@ class WinnersTable:
     def put(self, entry: Entry) -> None:
         """Set an entry in place of whatever has its place."""
         self._entries[entry.place] = entry
+        self._index = None
+
+    def remove(self, entry: Entry) -> None:
+        """Take out whatever has the place of an entry."""
+        self._entries.pop(entry.place, None)
         self._index = None
 
     def add(self, problem: Problem, device: DeviceSpec, ranked: Sequence[Ranked]) -> Entry:
