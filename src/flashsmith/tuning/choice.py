@@ -14,7 +14,7 @@ from flashsmith.runtime import forget_prepared_calls
 from flashsmith.tuning.caveats import caveats
 from flashsmith.tuning.chosen import Choice, RunnerUp
 from flashsmith.tuning.evidence import Evidence, gather
-from flashsmith.tuning.winners import WinnersTable
+from flashsmith.tuning.winners import WinnersTable, staleness
 
 
 def choose(
@@ -55,6 +55,7 @@ def choose(
             *filter(None, [evidence.fallback]),
             *caveats(chosen.config, problem, device),
             *evidence.notes,
+            *staleness.remarks(filter(None, [evidence.entry])),
             *winners.notes,
         ),
     )

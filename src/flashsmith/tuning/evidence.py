@@ -53,7 +53,7 @@ class Evidence:
     """Configs by preference, the choice first and the others by time; and what speaks for them.
 
     why: one sentence. fallback: what is to be said once where nothing was measured, else ''.
-    notes: what was ignored.
+    notes: what was ignored. entry: what was measured, if anything.
     """
 
     kind: EvidenceKind
@@ -61,6 +61,7 @@ class Evidence:
     why: str
     fallback: str = ""
     notes: tuple[str, ...] = ()
+    entry: Entry | None = None
 
 
 def gather(problem: Problem, device: DeviceSpec, table: WinnersTable) -> Evidence:
@@ -132,7 +133,7 @@ def _measured(
     if ordered[0] is not expected[0]:
         gain = expected[0].ms / ordered[0].ms - 1
         why += f"; {expected[0].config} won there, and would take {gain:.0%} longer here"
-    return Evidence(kind, tuple(ordered), why, notes=tuple(notes))
+    return Evidence(kind, tuple(ordered), why, notes=tuple(notes), entry=entry)
 
 
 def _same_sizes(one: Problem, other: Problem) -> bool:

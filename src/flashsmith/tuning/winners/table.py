@@ -10,7 +10,7 @@ from typing import Any
 
 from flashsmith.configs import DeviceSpec, DType, Problem
 from flashsmith.errors import ArgumentError, TableError
-from flashsmith.tuning.winners import storage, validation
+from flashsmith.tuning.winners import staleness, storage, validation
 from flashsmith.tuning.winners.entry import Entry, Ranked, by_time
 from flashsmith.tuning.winners.key import WinnerKey, gpu_name, parse_class, same_gpu
 from flashsmith.tuning.winners.lookup import Found, Index
@@ -131,6 +131,10 @@ class WinnersTable:
     def validate(self) -> list[str]:
         """What is wrong with the table, one sentence each; empty when nothing is."""
         return [*self.notes, *(text for entry in self for text in validation.problems_of(entry))]
+
+    def remarks(self) -> list[str]:
+        """What is worth knowing of the table though nothing is wrong with it."""
+        return staleness.remarks(self)
 
     # --- changing it -----------------------------------------------------------------------------
 
