@@ -331,6 +331,31 @@ def test_a_budget_is_divided_over_the_problems(tmp_path: Path) -> None:
     assert all(race.standings()[0].stage == "final" for race in races)
 
 
+def test_a_budget_reaches_problems_whose_mentor_never_ends_its_rung(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    world = World(times(best=1, count=30), log=log)
+    key = "; ".join(world.kernels)
+    short = make_race(PROBLEM, fakes.DEVICE, key, HALVING)
+    long = make_race(LONG, fakes.DEVICE, key, HALVING, mentor=short)
+    journal = Journal(tmp_path / "journal.jsonl", "here")
+    Sweep(
+        [short, long],
+        fakes.fake_runner(world),
+        journal,
+        replace(SETTINGS, budget=80.0),
+        SweepProgress(quiet=True),
+        clock=RequestClock(log),
+    ).run()
+    journal.close()
+    assert short.trials < 30
+    assert long.trials >= 10
+    assert long.standings()[0].stage == "final"
+    # What did best on the short problem is tried first.
+    first = next(line for line in log.read_text().splitlines() if f"prove | {LONG}" in line)
+    timed = [c for c in short.candidates.values() if 0 in c.times]
+    assert first.endswith(f" | {min(timed, key=lambda c: c.times[0].median_ms).name}")
+
+
 # ---- stopping and going on ----
 
 

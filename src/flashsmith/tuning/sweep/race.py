@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ class Race:
         self._first = tuple(self.candidates)
         self._first_rung_is_over = False
         self._entered = mentor is None
+        self._early = False
         self._records: dict[str, list[dict[str, Any]]] = {}
         self.seconds = 0.0  # of the bench
         self.closed = False
@@ -127,7 +129,7 @@ class Race:
             return None
         while not self._rungs_are_over:
             pending = [c for c in self.field if c.proof is None or self.rung not in c.times]
-            for candidate in sorted(pending, key=lambda c: c.proof is None):
+            for candidate in sorted(pending, key=lambda c: (c.proof is None, self._promise(c))):
                 if candidate.build in ready and not self.closed:
                     kind: TaskKind = "prove" if candidate.proof is None else "time"
                     rung = self.halving.rungs[self.rung]
@@ -137,12 +139,33 @@ class Race:
             self._end_rung()
         return None
 
+    @property
+    def waiting(self) -> bool:
+        """Whether nobody may enter before the mentor's first rung is complete."""
+        return not (self._entered or self._early)
+
+    @property
+    def trials(self) -> int:
+        """How often something was timed."""
+        return sum(len(candidate.times) for candidate in self.candidates.values())
+
+    def enter_early(self) -> None:
+        """Lets candidates in by what the mentor has timed so far, the best of that first."""
+        self._early = True
+
+    def _promise(self, candidate: Candidate) -> float:
+        """For a place in the order of those who entered early: the mentor's time."""
+        if self.mentor is None or not self._early:
+            return 0.0
+        there = self.mentor.candidates.get(candidate.name)
+        return there.times[0].median_ms if there and 0 in there.times else math.inf
+
     def _enter(self) -> bool:
         """Lets in who did well on the mentor's first rung, as soon as that is complete."""
         mentor = self.mentor
         if mentor is not None:
             mentor.search_task(())  # ends its rung, if nobody else did
-            if not (mentor._first_rung_is_over or mentor.closed):
+            if not (mentor._first_rung_is_over or mentor.closed or self._early):
                 return False
             first = (mentor.candidates[name] for name in mentor._first)
             times = {c.name: c.times[0].median_ms for c in first if c.survived and 0 in c.times}

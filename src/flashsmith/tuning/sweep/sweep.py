@@ -23,6 +23,8 @@ from flashsmith.tuning.sweep.worker import Failure, Outcome, Worker, wait_for_an
 
 # What the search leaves of the budget to the finals, whose figures the table is made of.
 _SEARCH_SHARE = 0.75
+# Trials of a problem before it is another's turn, which costs making that one's tensors again.
+_TURN = 32
 # A GPU that does not come back so many times in a row is not one kernel's fault.
 _STARTUP_ATTEMPTS = 3
 # Slower than this is as good as hanging.
@@ -145,10 +147,9 @@ class Sweep:
         return list(wanted)
 
     def _next_of_search(self) -> Task | None:
-        """Problems in their order, but those that used up their share of the time come last."""
-        share = _SEARCH_SHARE * self.settings.budget / max(1, len(self.races))
-        order = sorted(self.races.values(), key=lambda r: r.seconds if r.seconds > share else 0.0)
-        for race in order:
+        """Of a budget every problem gets its share: those that used it up come last, those with
+        the fewest trials first. Without one they are taken in their order."""
+        for race in self._in_order_of_search():
             task = race.search_task(self._libraries)
             if task is None and race.refinable:
                 self._compiling.add(self.findings.advance(race))
@@ -156,6 +157,21 @@ class Sweep:
             if task is not None:
                 return task
         return None
+
+    def _in_order_of_search(self) -> list[Race]:
+        races = list(self.races.values())
+        time = _SEARCH_SHARE * self.settings.budget
+        if math.isinf(time):
+            return races
+        share = time / max(1, len(races))
+        waiting = [race for race in races if race.waiting]
+        # The last moment at which there is still a share for each of them.
+        if waiting and self._clock() >= self._began + time - share * len(waiting):
+            for race in waiting:
+                race.enter_early()
+        return sorted(
+            races, key=lambda r: (r.seconds if r.seconds > share else 0.0, r.trials // _TURN)
+        )
 
     def _next_of_finals(self, deadline: float) -> Task | None:
         open_races = [race for race in self.races.values() if not race.finished]
