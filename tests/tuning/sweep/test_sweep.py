@@ -18,19 +18,11 @@ from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 
 from flashsmith.configs import Problem
 from flashsmith.errors import CompileError, LaunchError
-from flashsmith.tuning.sweep import (
-    Build,
-    Compiled,
-    Halving,
-    Journal,
-    Rung,
-    Settings,
-    Sweep,
-    make_race,
-)
+from flashsmith.tuning.sweep import Halving, Journal, Rung, Settings, Sweep, make_race
 from flashsmith.tuning.sweep import sweep as sweep_module
 from flashsmith.tuning.sweep.progress import SweepProgress
 from flashsmith.tuning.sweep.race import Race
+from flashsmith.tuning.sweep.runner import Build, Compiled
 
 HALVING = Halving((Rung(3, 0.0, 0.10), Rung(10, 0.0, 0.04)), finalists=3, final_least=15)
 SETTINGS = Settings(HALVING, jobs=2, patience=2.0, compile_patience=2.0)
