@@ -107,6 +107,21 @@ def test_a_file_of_other_columns_is_not_continued(tmp_path: Path) -> None:
     assert path.read_text() == "name,ms\nx,1\n"
 
 
+def test_a_note_of_several_lines_is_one_line_and_costs_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    for _ in range(2):
+        with RowWriter(path) as writer:
+            writer.write(replace(ROW, note="illegal:\n  one\n  two"))
+    assert [row.note for row in read_rows(path)] == ["illegal:; one; two"] * 2
+    assert path.read_bytes().count(b"\n") == 3
+    # What an older version wrote, cut off within its note: the whole line goes, and no other.
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole.splitlines()[1].replace(b"illegal:;", b'"illegal:\n')[:-4])
+    with RowWriter(path) as writer:
+        writer.write(ROW)
+    assert len(read_rows(path)) == 3
+
+
 def test_a_line_that_was_cut_off_is_taken_away(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     with RowWriter(path) as writer:

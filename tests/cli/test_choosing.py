@@ -117,6 +117,14 @@ def test_validating(own: Path, tmp_path: Path) -> None:
     assert f"{bad}: 1 entries, " in told
 
 
+def test_other_sources_are_noted_and_not_wrong(own: Path) -> None:
+    write(own)
+    own.write_text(own.read_text().replace('"time"', '"csrc": "0123456789ab", "time"'))
+    told = run("winners", "validate")
+    assert "yours: note: 1 entry was measured with other CUDA sources (csrc 0123456789ab)" in told
+    assert "yours: 1 entries, 0 problems" in told
+
+
 def test_the_path(own: Path) -> None:
     assert run("winners", "path").strip() == str(own)
 

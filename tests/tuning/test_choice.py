@@ -26,7 +26,7 @@ from flashsmith.configs import (
 )
 from flashsmith.errors import ArgumentError
 from flashsmith.tuning import build_for, choice, choose, choose_config, forget_choices
-from flashsmith.tuning.winners import WinnersTable, record_winners
+from flashsmith.tuning.winners import WinnersTable, record_winners, staleness
 
 A100 = device_spec("A100")
 EMPTY = WinnersTable()
@@ -34,6 +34,30 @@ EMPTY = WinnersTable()
 
 def problem(seq_q: int, seq_k: int, d: int = 128, heads: int = 8) -> Problem:
     return Problem(4, seq_q, seq_k, heads, heads, d, DType.BF16)
+
+
+@pytest.mark.parametrize(
+    ("environment", "noted"),
+    [
+        ({"revision": "csrc 0123456789ab"}, True),
+        ({"revision": "v1-dirty", "csrc": "0123456789ab"}, True),
+        ({"revision": "v1-dirty", "csrc": staleness.sources_here()}, False),
+        ({"revision": "v1-dirty"}, False),
+    ],
+)
+def test_figures_of_other_sources_serve_with_a_note(
+    environment: dict[str, str], noted: bool, own_table: Path
+) -> None:
+    figure = replace(ranked(BIG, 5.7), environment=environment)
+    record_winners(Problem.parse(TUNED), H200, [figure])
+    table = WinnersTable.load(own_table)
+    answer = choose(TUNED, H200, table=table)
+    assert (answer.evidence, str(answer.config)) == ("table", BIG)
+    assert any("with other CUDA sources (csrc 0123" in note for note in answer.notes) is noted
+    assert (len(table.remarks()), table.validate()) == (int(noted), [])
+    with warnings.catch_warnings():  # attention() does not speak of it
+        warnings.simplefilter("error")
+        choose_config(Problem.parse(TUNED), H200)
 
 
 # --- on every device -----------------------------------------------------------------------------

@@ -77,6 +77,25 @@ def test_an_unusable_table_is_noted_and_never_overwritten(own_table: Path, text:
     assert own_table.read_text() == text
 
 
+def test_entries_of_a_later_version_survive_an_update(own_table: Path) -> None:
+    table = tuned_table()
+    later = add(table, "b1 s512 h8 d128 fp16", {BIG: 0.02}, time="2030-01-01")
+    table.save(own_table)
+    data = json.loads(own_table.read_text())
+    (record,) = [entry for entry in data["entries"] if entry["problem"] == str(later.problem)]
+    record["semantics"] = "causal+alibi"
+    own_table.write_text(json.dumps({**data, "entries": [*data["entries"], "a word"]}))
+    for _ in range(2):
+        update_table(own_table, lambda table: add(table, "s1 d128 fp16", {BIG: 1.0}))
+        written = json.loads(own_table.read_text())
+        assert len(written["entries"]) == 4
+        assert record in written["entries"]
+        assert "a word" in written["entries"]
+        environment = record["ranked"][0]["environment"]
+        assert written["environments"][environment]["time"] == "2030-01-01"
+    assert len(WinnersTable.load(own_table)) == 2
+
+
 def test_a_write_that_fails_leaves_the_table_as_it_was(
     own_table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

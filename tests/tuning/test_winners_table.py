@@ -188,6 +188,8 @@ def test_selecting() -> None:
     assert [entry.key.gpu for entry in table.select(gpu="NVIDIA h200")] == ["H200"]
     assert [entry.key.gpu for entry in table.select(dtype="BF16")] == ["A100"]
     assert len(table.select(gpu="H200", d_head=64)) == 0
+    with pytest.raises(ArgumentError, match="dtype='fp8': allowed are FP16"):
+        table.select(gpu="H200", dtype="fp8")
 
 
 # --- JSON ----------------------------------------------------------------------------------------

@@ -49,10 +49,16 @@ class CsvAppender:
         self._file.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One more line, on the disk when the call returns."""
-        self._writer.writerow(record)
+        """One more line, on the disk when the call returns; texts of several lines become one."""
+        self._writer.writerow({name: _one_line(value) for name, value in record.items()})
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def _one_line(value: Any) -> Any:
+    if not isinstance(value, str) or "\n" not in value:
+        return value
+    return "; ".join(filter(None, (line.strip() for line in value.split("\n"))))
 
 
 def _header(path: Path) -> tuple[str, ...]:
@@ -65,5 +71,8 @@ def _drop_unfinished_line(path: Path) -> None:
         return
     content = path.read_bytes()
     complete = content.rfind(b"\n") + 1
+    # An odd number of quotes: the line goes on, within one.
+    while content.count(b'"', 0, complete) % 2:
+        complete = content.rfind(b"\n", 0, complete - 1) + 1
     if complete < len(content):
         os.truncate(path, complete)

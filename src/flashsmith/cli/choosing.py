@@ -135,7 +135,10 @@ def validate_winners(
         list[Path] | None, typer.Argument(help="Without any: the shipped tables and yours.")
     ] = None,
 ) -> None:
-    """Check tables: form, configs, legality, order, figures. Exit status 1 when one is wrong."""
+    """Check tables: form, configs, legality, order, figures. Exit status 1 when one is wrong.
+
+    Entries that were measured with other CUDA sources are noted, and are not wrong.
+    """
     from flashsmith.tuning.winners import WinnersTable
 
     named = [(str(file), WinnersTable.load(file)) for file in files or ()]
@@ -147,6 +150,8 @@ def validate_winners(
         wrong += len(problems)
         for problem in problems:
             print(f"{name}: {problem}")
+        for remark in table.remarks():
+            print(f"{name}: note: {remark}")
         print(f"{name}: {len(table)} entries, {len(problems)} problems")
     if wrong:
         raise typer.Exit(FAILED)

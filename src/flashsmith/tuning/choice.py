@@ -15,7 +15,7 @@ from flashsmith.tuning.caveats import caveats
 from flashsmith.tuning.chosen import Choice, RunnerUp
 from flashsmith.tuning.evidence import Evidence, gather
 from flashsmith.tuning.families import passed_over
-from flashsmith.tuning.winners import WinnersTable
+from flashsmith.tuning.winners import WinnersTable, staleness
 
 
 def choose(
@@ -59,6 +59,7 @@ def choose(
             *filter(None, [evidence.fallback]),
             *caveats(chosen.config, problem, device),
             *evidence.notes,
+            *staleness.remarks(filter(None, [evidence.entry])),
             *winners.notes,
         ),
     )

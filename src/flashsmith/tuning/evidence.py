@@ -42,11 +42,10 @@ GAIN_OVER_PREFERRED = 0.03
 
 @dataclass(frozen=True)
 class Expected:
-    """A config and its expected time; ``measured`` of this very problem, else carried over."""
+    """A config and its expected time."""
 
     config: Any
     ms: float
-    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Evidence:
     """Configs by preference, the choice first and the others by time; and what speaks for them.
 
     why: one sentence. fallback: what is to be said once where nothing was measured, else ''.
-    notes: what was ignored.
+    notes: what was ignored. entry: what was measured, if anything.
     """
 
     kind: EvidenceKind
@@ -62,6 +61,7 @@ class Evidence:
     why: str
     fallback: str = ""
     notes: tuple[str, ...] = ()
+    entry: Entry | None = None
 
 
 def gather(
@@ -128,7 +128,7 @@ def _measured(
     there = device if same_gpu(entry.key.gpu, device.name) else device_of(entry.key) or device
     very_one = not found.relation and _same_sizes(entry.problem, problem)
     expected = [
-        Expected(config, one.ms, measured=True)
+        Expected(config, one.ms)
         if very_one
         else Expected(config, one.ms * _growth(config, entry.problem, there, problem, device))
         for config, one in usable
@@ -139,7 +139,7 @@ def _measured(
     if ordered[0] is not expected[0]:
         gain = expected[0].ms / ordered[0].ms - 1
         why += f"; {expected[0].config} won there, and would take {gain:.0%} longer here"
-    return Evidence(kind, tuple(ordered), why, notes=tuple(notes))
+    return Evidence(kind, tuple(ordered), why, notes=tuple(notes), entry=entry)
 
 
 def _same_sizes(one: Problem, other: Problem) -> bool:

@@ -21,6 +21,7 @@ from flashsmith.configs import (
     get_autotuning_kernel_configs,
 )
 from flashsmith.tuning.sweep import Build, Compiled, Proof, Runner
+from flashsmith.tuning.sweep.runner import LibraryGoneError
 
 DEVICE = device_spec("H200")
 FOREVER = 3600.0
@@ -63,6 +64,9 @@ class World:
     refuses: tuple[str, ...] = ()
     opens: bool = True
     seconds_per_request: float = 0.0
+    # Gone are the libraries of the kernels whose names are in this file; compiling `heals` it.
+    gone: Path | None = None
+    heals: bool = True
 
     def kernel(self, build: Build) -> Kernel:
         return self.kernels.get(str(build.config), self.default)
@@ -82,6 +86,8 @@ class FakeCompiler:
 
     def compile(self, builds: Sequence[Build]) -> list[Compiled]:
         self.world.note("compile", len(builds))
+        if self.world.gone is not None and self.world.heals:
+            self.world.gone.write_text("")
         done = []
         for build in builds:
             kernel = self.world.kernel(build)
@@ -111,7 +117,7 @@ class FakeBench:
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
         time.sleep(self.world.seconds_per_request)
-        assert library == f"library of {build}"
+        self._find(build, library)
         stage = "check" if thorough else "prove"
         self.world.note(stage, problem, build.config)
         kernel = self.world.kernel(build)
@@ -130,9 +136,17 @@ class FakeBench:
         steady: bool,
     ) -> list[Samples]:
         time.sleep(self.world.seconds_per_request)
+        for build, library in kernels:
+            self._find(build, library)
         stage = "final" if steady else "time"
         self.world.note(stage, problem, *(build.config for build, _ in kernels))
         return [self._samples(problem, build, least, stage) for build, _ in kernels]
+
+    def _find(self, build: Build, library: str) -> None:
+        assert library == f"library of {build}"
+        gone = self.world.gone
+        if gone is not None and str(build.config) in gone.read_text().splitlines():
+            raise LibraryGoneError(f"{library}: gone")
 
     def _samples(self, problem: Problem, build: Build, runs: int, stage: str) -> Samples:
         kernel = self.world.kernel(build)

@@ -14,10 +14,11 @@ from flashsmith.benchmark.rows import read_rows
 from flashsmith.benchmark.timing import Telemetry
 from flashsmith.benchmark.workload import Workload
 from flashsmith.configs import Problem, Semantics, parse_kernel_name_into_config
-from flashsmith.errors import ArgumentError, LaunchError
+from flashsmith.errors import ArgumentError
 from flashsmith.tuning.sweep import DEFAULT_HALVING, Build, Compiled, Settings, gpu_runner
 from flashsmith.tuning.sweep.gpu_runner import GpuBench, NvccCompiler
 from flashsmith.tuning.sweep.progress import SweepProgress
+from flashsmith.tuning.sweep.runner import LibraryGoneError
 from flashsmith.tuning.sweep.tune import check_gpu, plan_races, tune
 from flashsmith.tuning.winners import WinnersTable
 
@@ -92,7 +93,7 @@ def test_a_wrong_output_is_looked_at_twice(
 
 
 def test_a_library_that_is_gone_is_an_error(bench: GpuBench) -> None:
-    with pytest.raises(LaunchError, match="gone from the kernel cache"):
+    with pytest.raises(LibraryGoneError, match="gone from the kernel cache"):
         bench.prove(PROBLEM, Build(CONFIG, Semantics()), "no such key", False)
 
 

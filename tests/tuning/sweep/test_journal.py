@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,20 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match=r"^out='.*file': cannot be written"):
         Journal(tmp_path / "file" / "journal.jsonl", "here")
+
+
+def test_a_disk_that_is_really_full_is_said_in_words_and_closing_says_nothing(path: Path) -> None:
+    journal = Journal(path, "here")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # As on a full disk, no byte more is taken.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, limits[1]))
+    try:
+        with pytest.raises(ArgumentError, match="cannot be written"):
+            journal.add(RECORDS)
+        journal.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert facts(read(path)) == [0, 1, 2, 3]
 
 
 def test_a_full_disk_is_said_in_words(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,16 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sweep_fakes import CONFIGS, DEVICE, PROBLEM
+import pytest
+from sweep_fakes import CONFIGS, DEVICE, PROBLEM, World, fake_runner
 
 from flashsmith.benchmark.timing import Samples
 from flashsmith.configs import Problem
 from flashsmith.tuning.sweep import Build, Halving, Proof, Rung
 from flashsmith.tuning.sweep.candidate import Candidate
 from flashsmith.tuning.sweep.problems import mentor_of
-from flashsmith.tuning.sweep.race import Race, Task
+from flashsmith.tuning.sweep.race import ALONE, Race, Task
+from flashsmith.tuning.sweep.ranking import ranking_rows
 
 HALVING = Halving((Rung(1, 0.0, 0.10), Rung(3, 0.0, 0.04)), finalists=3, final_least=5)
 SHORT = Problem.parse("b16 s2048 h16 d128 fp16")
@@ -93,6 +95,38 @@ def test_standings_scale_the_rungs_to_the_final() -> None:
     assert [stage for _, stage in found] == ["final"] + ["rung 2"] * 2 + ["rung 1"] * 5
     for standing in race.standings():
         assert abs(standing.ms - 2 * ms[standing.candidate.name]) < 1e-12
+    for row in ranking_rows([race], fake_runner(World({}))):  # all samples are alike
+        assert row.ms is not None
+        assert row.best_ms == pytest.approx(row.ms)
+
+
+def test_without_a_final_the_rungs_are_scaled_to_the_last_complete_one() -> None:
+    race = race_of(3)
+    first, second, third = race.candidates.values()
+    for candidate, ms in ((first, 1.00), (second, 1.05), (third, 1.02)):
+        candidate.proof = Proof(True)
+        candidate.times[0] = Samples((ms,))
+    race.search_task(())
+    first.times[1] = Samples((1.08,) * 3)  # the clock fell, and the budget ends before the others
+    third.times[ALONE] = Samples((0.5,))
+    race.close_search()
+    found = [(s.candidate, s.stage, round(s.ms, 6)) for s in race.standings()]
+    assert found == [(first, "rung 2", 1.0), (third, "rung 1", 1.02), (second, "rung 1", 1.05)]
+
+
+def test_a_broken_final_is_no_reason_against_another() -> None:
+    race = race_of(3)
+    ms = ladder(race, 0.01)
+    while task := race.search_task(EVERYTHING):
+        race.apply(answer(task, ms))
+    failed = {"kind": "final failed", "configs": list(race.candidates), "reason": "it hung"}
+    for _ in range(2):
+        assert not race.finished
+        race.apply(failed)
+    assert race.finished
+    race.condemn(next(iter(race.candidates.values())).build, "crash", "alone")
+    assert [t.kind for t in drive(race, ms)] == ["check", "check", "final"]
+    assert race.standings()[0].stage == "final"
 
 
 def test_the_same_records_in_any_order_give_the_same_standings() -> None:

@@ -136,6 +136,11 @@ def test_a_problem_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ArgumentError, match="cannot be read"):
         read(str(tmp_path / "binary"))
+    for missing in ("nofile.txt", "some/where", str(tmp_path / "nothing here.txt")):
+        with pytest.raises(ArgumentError, match=f"^problems='{missing}': there is no such file"):
+            read(missing)
+    with pytest.raises(ArgumentError, match=r"^d='x'|^problem="):
+        read("b1 s2")
 
 
 def test_a_long_problem_follows_a_shorter_one_like_it() -> None:

@@ -9,18 +9,36 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sweep_fakes as fakes
 from processes import child_pids, wait_until_gone, with_path
-from sweep_fakes import NAMES, PROBLEM, World, but, times
+from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 
 from flashsmith.benchmark.rows import read_rows
-from flashsmith.errors import ArgumentError, CompileError, LaunchError, SelectionError
+from flashsmith.errors import (
+    ArgumentError,
+    CompileError,
+    LaunchError,
+    SelectionError,
+    TableError,
+)
 from flashsmith.tuning.sweep import Build, Settings, make_race
+from flashsmith.tuning.sweep import sweep as sweep_module
+from flashsmith.tuning.sweep import tune as tune_module
 from flashsmith.tuning.sweep.progress import SweepProgress
-from flashsmith.tuning.sweep.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
+from flashsmith.tuning.sweep.tune import (
+    Tuned,
+    build_ahead,
+    check_gpu,
+    parse_budget,
+    plan_races,
+    tune,
+)
+from flashsmith.tuning.winners import Entry, Ranked, WinnersTable, join_winners, storage
 
 
 @pytest.mark.parametrize(
@@ -121,7 +139,9 @@ def test_ctrl_c_writes_what_was_found_and_takes_all_processes_along(tmp_path: Pa
     rows = read_rows(tmp_path / "ranking.csv")
     assert len(rows) == 30
     assert rows[0].verdict == "pass"
-    assert (tmp_path / "mine.json").exists()
+    # There was no final: its winner is this sweep's alone.
+    assert len(WinnersTable.load(tmp_path / "winners.json")) == 1
+    assert not (tmp_path / "mine.json").exists()
 
 
 def test_an_out_folder_in_use_is_refused(tmp_path: Path) -> None:
@@ -133,6 +153,113 @@ def test_an_out_folder_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="another sweep is writing there"):
         tune([race], fakes.fake_runner(world), Settings(), tmp_path, SweepProgress(quiet=True))
     held.close()
+
+
+# ---- what it leaves in a table of others ----
+
+
+def run_tune(folder: Path, kernels: dict[str, Kernel], table: Path, **settings: Any) -> Tuned:
+    world = World(kernels)
+    race = make_race(PROBLEM, fakes.DEVICE, "; ".join(kernels))
+    return tune([race], fakes.fake_runner(world), Settings(**settings), folder,
+                SweepProgress(quiet=True), table=table)  # fmt: skip
+
+
+def entry_of(table: Path) -> Entry:
+    (entry,) = WinnersTable.load(table)
+    return entry
+
+
+def test_a_smaller_space_leaves_better_winners_of_another_sweep(tmp_path: Path) -> None:
+    table, kernels = tmp_path / "mine.json", times(best=0, count=4)
+    run_tune(tmp_path / "wide", kernels, table)
+    run_tune(tmp_path / "one", {NAMES[3]: kernels[NAMES[3]]}, table)
+    assert {one.config for one in entry_of(table).ranked} == set(NAMES[:4])
+    assert entry_of(table).best.config == NAMES[0]
+    # Of the same config it is the new figure that counts; and what lies goes.
+    run_tune(tmp_path / "slow", {NAMES[0]: Kernel(ms=1.07)}, table)
+    assert entry_of(table).best.config == NAMES[1]
+    liar = {NAMES[1]: Kernel(fails="prove", how="lie"), NAMES[2]: kernels[NAMES[2]]}
+    run_tune(tmp_path / "liar", liar, table)
+    assert NAMES[1] not in [one.config for one in entry_of(table).ranked]
+
+
+def test_a_sweep_without_a_final_leaves_the_table_alone(tmp_path: Path) -> None:
+    table, kernels = tmp_path / "mine.json", times(best=0, count=3)
+    run_tune(tmp_path / "all", kernels, table)
+    before = table.read_bytes()
+    broken = {name: replace(k, fails="final", how="raise") for name, k in kernels.items()}
+    run_tune(tmp_path / "broken", broken, table)
+    assert table.read_bytes() == before
+    assert len(entry_of(tmp_path / "broken" / "winners.json").ranked) == 3
+
+
+def test_going_on_with_a_finished_sweep_makes_its_figures_no_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "mine.json"
+    for day, (folder, kernels) in enumerate(
+        [("old", times(0, 3)), ("new", {NAMES[0]: Kernel(ms=3.0)}), ("old", times(0, 3))], 1
+    ):
+        monkeypatch.setattr(sweep_module, "now", lambda day=day: f"2026-11-{day:02}")
+        run_tune(tmp_path / folder, kernels, table)
+    assert entry_of(tmp_path / "old" / "winners.json").time == "2026-11-01"
+    assert entry_of(table).time == "2026-11-02"
+    assert {one.config: round(one.ms / entry_of(table).best.ms, 2) for one in
+            entry_of(table).ranked}[NAMES[0]] == round(3 / 1.05, 2)  # fmt: skip
+    rows = read_rows(tmp_path / "old" / "ranking.csv")
+    assert {row.time for row in rows} == {"2026-11-01"}
+
+
+def test_the_users_table_does_not_hide_the_shipped_winner(
+    tmp_path: Path, own_table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = times(best=0, count=3)
+    monkeypatch.setattr(storage, "SHIPPED_FOLDER", tmp_path / "shipped")
+    run_tune(tmp_path / "maker", kernels, tmp_path / "shipped" / "fake.json")
+    run_tune(tmp_path / "mine", {NAMES[2]: kernels[NAMES[2]]}, None)  # type: ignore[arg-type]
+    assert entry_of(own_table).best.config == NAMES[0]
+
+
+def test_figures_of_another_environment_give_way_to_their_best_measured_again(
+    own_table: Path,
+) -> None:
+    def join(driver: str, times: dict[str, float]) -> None:
+        flop = PROBLEM.attn_flop()
+        ranked = [
+            Ranked("mma_sync", name, ms, flop / ms / 1e9, {"driver": driver, "time": driver})
+            for name, ms in times.items()
+        ]
+        join_winners(PROBLEM, fakes.DEVICE, ranked, (), own_table)
+
+    join("1", {NAMES[0]: 1.0, NAMES[1]: 1.1})
+    join("2", {NAMES[2]: 1.5})
+    assert [one.config for one in entry_of(own_table).ranked] == [NAMES[0], NAMES[1], NAMES[2]]
+    join("3", {NAMES[0]: 1.2})
+    assert [one.config for one in entry_of(own_table).ranked] == [NAMES[0]]
+
+
+def test_a_table_that_cannot_be_written_is_said_before_the_sweep(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TableError, match=r"mine\.json: cannot be written"):
+        run_tune(tmp_path / "out", times(0, 2), tmp_path / "file" / "mine.json")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_that_breaks_during_the_sweep_costs_neither_sweep_nor_ranking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise TableError("mine.json: No space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tune_module, "record_beside", broken)
+        with pytest.raises(TableError, match="No space left\nThe ranking is in"):
+            run_tune(tmp_path / "out", times(0, 2), tmp_path / "mine.json")
+    assert len(read_rows(tmp_path / "out" / "ranking.csv")) == 2
+    assert len(entry_of(tmp_path / "out" / "winners.json").ranked) == 2
+    run_tune(tmp_path / "out", times(0, 2), tmp_path / "mine.json")
+    assert len(entry_of(tmp_path / "mine.json").ranked) == 2
 
 
 # ---- the command ----

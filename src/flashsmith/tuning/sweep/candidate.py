@@ -18,7 +18,7 @@ class Candidate:
     """What is known of a config on one problem.
 
     `reason` says why it is no longer racing. checked: its output passed the thorough proof; times:
-    what was measured, by rung.
+    what was measured, by rung; origins: where and when, by rung.
     """
 
     build: Build
@@ -28,6 +28,7 @@ class Candidate:
     proof: Proof | None = None
     checked: bool = False
     times: dict[int, Samples] = field(default_factory=dict)
+    origins: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @cached_property
     def name(self) -> str:
@@ -53,6 +54,7 @@ class Candidate:
         """Takes over what a journal's record says about it."""
         if record["kind"] == "times":
             self.times[record["rung"]] = samples_from_json(record["times"])
+            self.origins[record["rung"]] = record.get("origin", {})
         else:
             self.proof = Proof(**record["proof"])
             self.checked |= record["thorough"] and self.proof.ok

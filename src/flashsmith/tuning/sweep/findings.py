@@ -92,6 +92,8 @@ class Findings:
         return reason
 
     def _apply(self, record: dict[str, Any], new: bool) -> None:
+        if not new and _may_pass(record):
+            return
         if record["kind"] == "compiled":
             self._apply_compiled(record, new)
         elif record["kind"] == "failed":
@@ -128,6 +130,16 @@ class Findings:
         self.touched.update(str(race.problem) for race in touched)
         if new:
             self._say(f"{status}: {build} {reason}")
+
+
+def _may_pass(record: dict[str, Any]) -> bool:
+    """Whether a record is of a failure that need not be the kernel's fault (a GPU or a machine that
+    was out of memory, a compiler that was killed): whoever goes on later tries again."""
+    return bool(
+        record["kind"] == "final failed"
+        or (record["kind"] == "failed" and record["status"] == "error")
+        or (record["kind"] == "compiled" and record["compiled"]["error"] is not None)
+    )
 
 
 def build_to_json(build: Build) -> list[str]:

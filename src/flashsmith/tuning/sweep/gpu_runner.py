@@ -24,15 +24,15 @@ from flashsmith.builder.find import find_library_from
 from flashsmith.builder.recipe import package_sources, source_hash
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.configs import DeviceSpec, Problem
-from flashsmith.errors import CompileError, IllegalConfigError, LaunchError
+from flashsmith.errors import CompileError, IllegalConfigError
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning.sweep.halving import Halving
-from flashsmith.tuning.sweep.runner import Build, Compiled, Proof, Runner
+from flashsmith.tuning.sweep.runner import Build, Compiled, LibraryGoneError, Proof, Runner
 
 # Scores of a head that the first proof looks at: a few hundred rows of a long sequence.
 _QUICK_SCORES = 1 << 20
 _WORKLOADS_KEPT = 16
-# The power of a busy GPU settles its clock; 6 kernels that take turns warm it up together.
+# The power of a busy GPU settles its clock; the finalists, who take turns, warm it up together.
 _STEADY_WARMUP_MS = 100.0
 
 
@@ -178,7 +178,7 @@ class GpuBench:
         if library not in self._open_libraries:
             opened = Cache(cache_dir()).open(library)
             if opened is None:
-                raise LaunchError(f"{library}: gone from the kernel cache, or damaged")
+                raise LibraryGoneError(f"{library}: gone from the kernel cache, or damaged")
             self._open_libraries[library] = opened
             loaded_kernels.add(opened)
         return kernel_contender(build.config, self._workload(problem))

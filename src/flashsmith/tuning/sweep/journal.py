@@ -71,7 +71,9 @@ class Journal:
 
     def close(self) -> None:
         """Lets another sweep write."""
-        self._file.close()
+        # What a full disk did not take was said when it was added.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _read(self) -> None:
         self._file.seek(0)

@@ -63,6 +63,8 @@ def read_problems(text: str) -> list[Problem]:
             try:
                 problems.append(Problem.parse(words))
             except ArgumentError as error:
+                if not where and ("/" in words or os.path.splitext(words)[1]):
+                    raise ArgumentError(f"problems={text!r}: there is no such file") from None
                 raise ArgumentError(f"{where}{error}") from None
     if not problems:
         raise ArgumentError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flashsmith.benchmark.timing import Samples
@@ -40,12 +42,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Standing:
-    """A candidate's time, milliseconds, what it was measured by, and on which stage."""
+    """A candidate's time, milliseconds, what it was measured by, on which stage, where and when."""
 
     candidate: Candidate
     ms: float
     samples: Samples
     stage: str
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Race:
@@ -74,11 +77,14 @@ class Race:
         self._first = tuple(self.candidates)
         self._first_rung_is_over = False
         self._entered = mentor is None
+        self._early = False
         self._records: dict[str, list[dict[str, Any]]] = {}
         self.seconds = 0.0  # of the bench
         self.closed = False
-        self.final_failures: list[str] = []
+        # By who ran: how often their final broke down.
+        self.final_failures: Counter[frozenset[str]] = Counter()
         self.finals: dict[frozenset[str], dict[str, Samples]] = {}
+        self._final_origins: dict[frozenset[str], dict[str, Any]] = {}
 
     @property
     def field(self) -> list[Candidate]:
@@ -123,7 +129,7 @@ class Race:
             return None
         while not self._rungs_are_over:
             pending = [c for c in self.field if c.proof is None or self.rung not in c.times]
-            for candidate in sorted(pending, key=lambda c: c.proof is None):
+            for candidate in sorted(pending, key=lambda c: (c.proof is None, self._promise(c))):
                 if candidate.build in ready and not self.closed:
                     kind: TaskKind = "prove" if candidate.proof is None else "time"
                     rung = self.halving.rungs[self.rung]
@@ -133,12 +139,33 @@ class Race:
             self._end_rung()
         return None
 
+    @property
+    def waiting(self) -> bool:
+        """Whether nobody may enter before the mentor's first rung is complete."""
+        return not (self._entered or self._early)
+
+    @property
+    def trials(self) -> int:
+        """How often something was timed."""
+        return sum(len(candidate.times) for candidate in self.candidates.values())
+
+    def enter_early(self) -> None:
+        """Lets candidates in by what the mentor has timed so far, the best of that first."""
+        self._early = True
+
+    def _promise(self, candidate: Candidate) -> float:
+        """For a place in the order of those who entered early: the mentor's time."""
+        if self.mentor is None or not self._early:
+            return 0.0
+        there = self.mentor.candidates.get(candidate.name)
+        return there.times[0].median_ms if there and 0 in there.times else math.inf
+
     def _enter(self) -> bool:
         """Lets in who did well on the mentor's first rung, as soon as that is complete."""
         mentor = self.mentor
         if mentor is not None:
             mentor.search_task(())  # ends its rung, if nobody else did
-            if not (mentor._first_rung_is_over or mentor.closed):
+            if not (mentor._first_rung_is_over or mentor.closed or self._early):
                 return False
             first = (mentor.candidates[name] for name in mentor._first)
             times = {c.name: c.times[0].median_ms for c in first if c.survived and 0 in c.times}
@@ -235,7 +262,7 @@ class Race:
         finalists = self.finalists()
         if not finalists or self._final_is_over() or not all(c.build in ready for c in finalists):
             return None
-        if self.final_failures:
+        if self.final_failures[_names(finalists)]:
             # Who broke it? Timed alone, the culprit fails alone.
             rung = self.halving.rungs[-1]
             for candidate in finalists:
@@ -254,12 +281,18 @@ class Race:
             return Task("final", self, tuple(finalists), least=least, ms=ms)
         return Task("final", self, tuple(finalists), least=self.halving.final_least, ms=ms)
 
+    @property
+    def decided(self) -> bool:
+        """Whether there was a final between those who can still be the best."""
+        return self._final() is not None
+
     def _final_is_over(self) -> bool:
-        return self._final() is not None or len(self.final_failures) >= FINAL_ATTEMPTS
+        failures = self.final_failures[_names(self.finalists())]
+        return self._final() is not None or failures >= FINAL_ATTEMPTS
 
     def _final(self) -> dict[str, Samples] | None:
         """The final's times, if those who are in it now are those who ran it."""
-        return self.finals.get(frozenset(c.name for c in self.finalists()))
+        return self.finals.get(_names(self.finalists()))
 
     def work(self) -> tuple[float, float]:
         """Milliseconds of work done and expected in all, as far as they are for an estimate of the
@@ -283,9 +316,10 @@ class Race:
         if record["kind"] == "final":
             samples = {name: samples_from_json(found) for name, found in record["times"].items()}
             self.finals[frozenset(samples)] = samples
+            self._final_origins[frozenset(samples)] = record.get("origin", {})
             return
         if record["kind"] == "final failed":
-            self.final_failures.append(record["reason"])
+            self.final_failures[frozenset(record["configs"])] += 1
             return
         # Of another space, or a neighbour that will be found again.
         self._records.setdefault(record["config"], []).append(record)
@@ -295,8 +329,9 @@ class Race:
     def standings(self) -> list[Standing]:
         """Everybody with a time, fastest first.
 
-        Times of the final stand as they are. Those of a rung are scaled by what the winner took in
-        the final and on that rung: the GPU's clock was another then.
+        Times of the final, or without one of the last complete rung, stand as they are. Those of
+        another rung are scaled by what the best of these took on both: the GPU's clock was another
+        then.
         """
         final = self._final() or {}
         times = {name: samples.median_ms for name, samples in final.items()}
@@ -304,19 +339,26 @@ class Race:
         if not leaders:
             return []
         best = self.candidates[min(leaders, key=lambda name: (leaders[name], name))]
+        reference = leaders[best.name]
+        origin = self._final_origins.get(frozenset(final), {})
         standings = [
-            Standing(self.candidates[name], samples.median_ms, samples, "final")
+            Standing(self.candidates[name], samples.median_ms, samples, "final", origin)
             for name, samples in final.items()
         ]
         for candidate in self.candidates.values():
-            rung = max(candidate.times, default=ALONE)
-            if candidate.name in final or not candidate.survived or rung == ALONE:
+            rungs = [rung for rung in candidate.times if rung != ALONE]
+            if candidate.name in final or not candidate.survived or not rungs:
                 continue
+            shared = [rung for rung in rungs if rung in best.times]
+            rung = max(shared or rungs)
             samples = candidate.times[rung]
-            scale = 1.0
-            if best.name in final and rung in best.times:
-                scale = times[best.name] / best.times[rung].median_ms
-            standings.append(
-                Standing(candidate, samples.median_ms * scale, samples, f"rung {rung + 1}")
-            )
+            ms = samples.median_ms
+            if shared:
+                ms *= reference / best.times[rung].median_ms
+            origin = candidate.origins.get(rung, {})
+            standings.append(Standing(candidate, ms, samples, f"rung {rung + 1}", origin))
         return sorted(standings, key=lambda s: (s.ms, s.candidate.name))
+
+
+def _names(candidates: Sequence[Candidate]) -> frozenset[str]:
+    return frozenset(candidate.name for candidate in candidates)

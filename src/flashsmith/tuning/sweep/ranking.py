@@ -14,7 +14,8 @@ from flashsmith.benchmark.table import Column, print_table
 from flashsmith.tuning.sweep.candidate import Candidate
 from flashsmith.tuning.sweep.race import Race, Standing
 from flashsmith.tuning.sweep.runner import Runner
-from flashsmith.tuning.winners import Ranked, record_winners
+from flashsmith.tuning.winners import Ranked, WinnersTable, join_winners, record_winners
+from flashsmith.tuning.winners.staleness import DIGITS
 
 _VERDICTS: dict[str, Verdict] = {
     "racing": "absent",
@@ -26,14 +27,16 @@ _VERDICTS: dict[str, Verdict] = {
     "hang": "error",
     "error": "error",
 }
+# What says something about the kernel itself.
+_WRONG = ("wrong", "crash", "hang")
 _SHOWN = 3
 
 
 def ranking_rows(races: Iterable[Race], runner: Runner) -> list[BenchRow]:
     """Every candidate of every race: per problem those with a time, fastest first, then the others.
 
-    ms is what ranks: the final's median, or a rung's scaled to it (`protocol` says which stage).
-    note: what dropped a candidate.
+    ms is what ranks: the final's median, or a rung's scaled to it (`protocol` says which stage);
+    best_ms is scaled alike. note: what dropped a candidate.
     """
     time = now()
     rows = []
@@ -47,8 +50,17 @@ def ranking_rows(races: Iterable[Race], runner: Runner) -> list[BenchRow]:
 
 
 def winners(race: Race, runner: Runner) -> list[Ranked]:
-    """The race's ranking as the table of winners takes it."""
-    environment = {**runner.origin, "time": now()}
+    """The race's ranking as the table of winners takes it: as of its final, or of the last time
+    without one. What was not checked thoroughly does not stand first where something was."""
+    standings = [s for s in race.standings() if s.candidate.proof is not None]
+    checked = [s.ms for s in standings if s.candidate.checked]
+    standings = [s for s in standings if s.candidate.checked or s.ms >= min(checked, default=0.0)]
+    # Who went on in an older journal did not write down when.
+    origins = [{**runner.origin, "time": "", **s.origin} for s in standings if s.stage == "final"]
+    origins = origins or [{**runner.origin, "time": "", **s.origin} for s in standings]
+    environment = max(origins, key=lambda origin: str(origin["time"]), default={})
+    if csrc := runner.environment.get("csrc"):
+        environment["csrc"] = csrc[:DIGITS]
     return [
         Ranked(
             family=standing.candidate.build.config.FAMILY,
@@ -57,8 +69,7 @@ def winners(race: Race, runner: Runner) -> list[Ranked]:
             tflops=_tflops(race, standing),
             environment=environment,
         )
-        for standing in race.standings()
-        if standing.candidate.proof is not None
+        for standing in standings
     ]
 
 
@@ -69,11 +80,25 @@ def write_ranking(folder: Path, races: Sequence[Race], runner: Runner) -> None:
     write_rows(folder / "ranking.json", rows)
 
 
-def record_race(race: Race, runner: Runner, tables: Sequence[Path | None]) -> None:
-    """Enters what a race found into tables of winners; None is the user's own."""
-    ranked = winners(race, runner)
-    for path in tables if ranked else ():
+def record_alone(race: Race, runner: Runner, path: Path) -> None:
+    """Enters what a race found so far into the table of this sweep alone.
+
+    Raises TableError.
+    """
+    if ranked := winners(race, runner):
         record_winners(race.problem, runner.device, ranked, path)
+
+
+def record_beside(race: Race, runner: Runner, path: Path, shipped: WinnersTable | None) -> None:
+    """Enters a race that had its final into a table of other sweeps' winners, beside what they
+    found, and takes out what did wrong here. `shipped` stands behind that table, if any does.
+
+    Raises TableError.
+    """
+    ranked = winners(race, runner) if race.decided else []
+    wrong = [c.name for c in race.candidates.values() if c.status in _WRONG]
+    if ranked or wrong:
+        join_winners(race.problem, runner.device, ranked, wrong, path, shipped)
 
 
 def summary(races: Sequence[Race]) -> list[dict[str, Any]]:
@@ -181,7 +206,7 @@ def _row(
         samples = standing.samples
         measured = {
             "ms": standing.ms,
-            "best_ms": samples.best_ms,
+            "best_ms": samples.best_ms * standing.ms / samples.median_ms,
             "spread": samples.spread,
             "tflops": _tflops(race, standing),
             "sm_clock_mhz": samples.sm_clock_mhz,
@@ -211,6 +236,5 @@ def _row(
         verdict="pass" if standing is not None else _VERDICTS[candidate.status],
         note="" if standing is not None and candidate.racing else note,
         **measured,
-        **runner.origin,
-        time=time,
+        **{**runner.origin, "time": time, **(standing.origin if standing is not None else {})},
     )

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from flashsmith.benchmark.timing import Samples
 from flashsmith.configs import DeviceSpec, KernelConfig, Problem, Semantics
+from flashsmith.errors import LaunchError
 
 
 @dataclass(frozen=True, order=True)
@@ -70,8 +71,13 @@ class Compiler(Protocol):
         """Compiles builds of one semantics; a build that fails is an error of its own."""
 
 
+class LibraryGoneError(LaunchError):
+    """A library is not where its compilation left it: it has to be compiled once more."""
+
+
 class Bench(Protocol):
-    """Lives in the measuring process. Whatever it raises costs the kernel at hand."""
+    """Lives in the measuring process. Whatever it raises costs the kernel at hand, but
+    LibraryGoneError, which is nobody's fault."""
 
     def open(self) -> Any:
         """Called once, in the process: takes hold of the GPU."""

@@ -47,12 +47,14 @@ def serve(descriptor: int, parent: int, gentle: bool) -> None:
 
 
 def _answer(connection: Connection, kind: str, function: Any, *arguments: Any) -> None:
+    answer: tuple[str, Any]
     try:
         answer = (kind, function(*arguments))
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.basename(place.filename)}, line {place.lineno}, in {place.name}"
-        answer = (RAISED, f"{type(error).__name__}: {error} ({where})")
+        name = type(error).__name__
+        answer = (RAISED, (name, f"{name}: {error} ({where})"))
     connection.send(answer)
 
 

@@ -6,7 +6,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from flashsmith.benchmark.rows import now
 from flashsmith.errors import LaunchError
 from flashsmith.tuning.sweep.candidate import samples_to_json
 from flashsmith.tuning.sweep.compiling import Compiling
@@ -16,11 +18,13 @@ from flashsmith.tuning.sweep.halving import DEFAULT_HALVING, Halving
 from flashsmith.tuning.sweep.journal import Journal
 from flashsmith.tuning.sweep.progress import SweepProgress
 from flashsmith.tuning.sweep.race import Race, Task
-from flashsmith.tuning.sweep.runner import Build, Compiled, Runner
+from flashsmith.tuning.sweep.runner import Build, Compiled, LibraryGoneError, Runner
 from flashsmith.tuning.sweep.worker import Failure, Outcome, Worker, wait_for_any
 
 # What the search leaves of the budget to the finals, whose figures the table is made of.
 _SEARCH_SHARE = 0.75
+# Trials of a problem before it is another's turn, which costs making that one's tensors again.
+_TURN = 32
 # A GPU that does not come back so many times in a row is not one kernel's fault.
 _STARTUP_ATTEMPTS = 3
 # Slower than this is as good as hanging.
@@ -78,6 +82,7 @@ class Sweep:
         self._last_race: Race | None = None
         self._task_began = 0.0
         self._libraries: dict[Build, str] = {}
+        self._recompiled: set[Build] = set()
         self._opened: set[str] = set()  # by the bench's process
         self._prepared: set[str] = set()
         self._startups_failed = 0
@@ -142,10 +147,9 @@ class Sweep:
         return list(wanted)
 
     def _next_of_search(self) -> Task | None:
-        """Problems in their order, but those that used up their share of the time come last."""
-        share = _SEARCH_SHARE * self.settings.budget / max(1, len(self.races))
-        order = sorted(self.races.values(), key=lambda r: r.seconds if r.seconds > share else 0.0)
-        for race in order:
+        """Of a budget every problem gets its share: those that used it up come last, those with
+        the fewest trials first. Without one they are taken in their order."""
+        for race in self._in_order_of_search():
             task = race.search_task(self._libraries)
             if task is None and race.refinable:
                 self._compiling.add(self.findings.advance(race))
@@ -153,6 +157,21 @@ class Sweep:
             if task is not None:
                 return task
         return None
+
+    def _in_order_of_search(self) -> list[Race]:
+        races = list(self.races.values())
+        time = _SEARCH_SHARE * self.settings.budget
+        if math.isinf(time):
+            return races
+        share = time / max(1, len(races))
+        waiting = [race for race in races if race.waiting]
+        # The last moment at which there is still a share for each of them.
+        if waiting and self._clock() >= self._began + time - share * len(waiting):
+            for race in waiting:
+                race.enter_early()
+        return sorted(
+            races, key=lambda r: (r.seconds if r.seconds > share else 0.0, r.trials // _TURN)
+        )
 
     def _next_of_finals(self, deadline: float) -> Task | None:
         open_races = [race for race in self.races.values() if not race.finished]
@@ -215,11 +234,22 @@ class Sweep:
             )
         elif task.kind == "time":
             times = samples_to_json(outcome.value[0])
-            self.findings.note("times", problem=problem, config=name, rung=task.rung, times=times)
+            self.findings.note(
+                "times",
+                problem=problem,
+                config=name,
+                rung=task.rung,
+                times=times,
+                origin=self._origin(),
+            )
         else:
             found = zip(task.candidates, outcome.value, strict=True)
             times = {candidate.name: samples_to_json(samples) for candidate, samples in found}
-            self.findings.note("final", problem=problem, times=times)
+            self.findings.note("final", problem=problem, times=times, origin=self._origin())
+
+    def _origin(self) -> dict[str, Any]:
+        """Where and when something is measured now."""
+        return {**self.runner.origin, "time": now()}
 
     def _take_failure(self, task: Task, failure: Failure) -> None:
         problem = str(task.race.problem)
@@ -234,10 +264,29 @@ class Sweep:
             self.progress.say(f"{problem}: left out, its tensors cannot be made: {failure.reason}")
             for candidate in task.race.field:
                 candidate.drop("not reached", f"the problem cannot be set up: {failure.reason}")
+        elif failure.raised == LibraryGoneError.__name__ and self._compile_again(task):
+            pass
         elif task.kind == "final":
-            self.findings.note("final failed", problem=problem, reason=failure.reason)
+            names = [candidate.name for candidate in task.candidates]
+            self.findings.note(
+                "final failed", problem=problem, configs=names, reason=failure.reason
+            )
         else:
             self._note_failure(task, failure)
+
+    def _compile_again(self, task: Task) -> bool:
+        """Has the libraries of a task compiled again, with all that is in them; False: they were
+        already, and are gone once more."""
+        builds = {candidate.build for candidate in task.candidates}
+        if builds <= self._recompiled:
+            return False
+        gone = {self._libraries[build] for build in builds}
+        lost = [build for build, library in self._libraries.items() if library in gone]
+        for build in lost:
+            del self._libraries[build]
+        self._recompiled.update(lost)
+        self._compiling.add(lost)
+        return True
 
     def _note_failure(self, task: Task, failure: Failure) -> None:
         build = task.candidates[0].build

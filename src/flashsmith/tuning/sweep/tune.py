@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashsmith.configs import DeviceSpec, Problem
-from flashsmith.errors import ArgumentError, LaunchError, SelectionError
+from flashsmith.errors import ArgumentError, LaunchError, SelectionError, TableError
 from flashsmith.runtime import gpu_count, query_gpu
 from flashsmith.tuning.choice import forget_choices
 from flashsmith.tuning.sweep.compiling import Compiling
@@ -20,10 +20,11 @@ from flashsmith.tuning.sweep.journal import Journal
 from flashsmith.tuning.sweep.problems import default_problems, mentor_of
 from flashsmith.tuning.sweep.progress import SweepProgress, format_seconds
 from flashsmith.tuning.sweep.race import Race
-from flashsmith.tuning.sweep.ranking import record_race, write_ranking
+from flashsmith.tuning.sweep.ranking import record_alone, record_beside, write_ranking
 from flashsmith.tuning.sweep.runner import Compiler, Runner
 from flashsmith.tuning.sweep.sweep import Settings, Sweep
 from flashsmith.tuning.sweep.worker import wait_for_any
+from flashsmith.tuning.winners import WinnersTable, check_table, require_user_table_path
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)", re.ASCII)
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -109,22 +110,40 @@ def tune(
     table: Path | None = None,
 ) -> Tuned:
     """Runs the races and writes to the folder `out`: journal.jsonl as it goes, winners.json with
-    each problem's end, ranking.csv and ranking.json at last. Winners also go to `table`, by default
-    the user's own.
+    each problem's end, ranking.csv and ranking.json at last. Winners of a final also go to `table`,
+    by default the user's own, beside what it has.
 
     What an earlier run in `out` found out on the same GPU, driver and sources is not measured
     again, unless `fresh`. Ctrl-C ends it early, and what was found so far is written.
 
-    Raises ArgumentError when `out` cannot be written, LaunchError when the GPU does not come back,
-    CompileError when nothing can be compiled.
+    Raises ArgumentError when `out` cannot be written, TableError when a table cannot, LaunchError
+    when the GPU does not come back, CompileError when nothing can be compiled.
     """
+    path = table or require_user_table_path()
+    check_table(path)
+    shipped = WinnersTable.shipped() if table is None else None
     journal = Journal(out / "journal.jsonl", journal_key(runner), fresh=fresh)
 
+    def record(race: Race) -> list[TableError]:
+        failures = []
+        for write in (
+            lambda: record_alone(race, runner, out / "winners.json"),
+            lambda: record_beside(race, runner, path, shipped),
+        ):
+            try:
+                write()
+            except TableError as error:
+                failures.append(error)
+        return failures
+
     def finished(race: Race) -> None:
-        record_race(race, runner, (out / "winners.json", table))
+        # What fails is tried once more in the end; the journal has it all.
+        for failure in record(race):
+            progress.say(str(failure))
         progress.say(f"done {_outcome(race)}")
 
     interrupted = False
+    failures: list[TableError] = []
     began = time.monotonic()
     try:
         _say_what_is_known(journal, progress)
@@ -133,11 +152,18 @@ def tune(
         interrupted = True
     finally:
         journal.close()
-        # Also those that were told: a kernel may have been found out later, on another problem.
-        for race in races:
-            record_race(race, runner, (out / "winners.json", table))
-        write_ranking(out, races, runner)
-        forget_choices()
+        try:
+            write_ranking(out, races, runner)
+        finally:
+            # Also those that were told: a kernel may have been found out later, on another problem.
+            for race in races:
+                failures += record(race)
+            forget_choices()
+    if failures:
+        raise TableError(
+            f"{failures[0]}\nThe ranking is in {out}; mend this, and run again to enter it"
+        )
+    _say_who_had_no_final(races, out, progress)
     won = sum(bool(race.standings()) for race in races)
     took = format_seconds(time.monotonic() - began)
     progress.say(f"{won} of {len(races)} problems have a winner, in {took}")
@@ -196,6 +222,15 @@ def _say_what_is_known(journal: Journal, progress: SweepProgress) -> None:
         )
     if journal.damaged:
         progress.say(f"{journal.damaged} lines of {journal.path} cannot be read and do not count")
+
+
+def _say_who_had_no_final(races: Sequence[Race], out: Path, progress: SweepProgress) -> None:
+    count = sum(bool(race.standings()) and not race.decided for race in races)
+    if count:
+        progress.say(
+            f"{count} problems had no final: their winners are in {out / 'winners.json'} only; run "
+            "again to go on"
+        )
 
 
 def _outcome(race: Race) -> str:

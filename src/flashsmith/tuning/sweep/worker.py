@@ -37,10 +37,11 @@ serve({descriptor}, {parent}, {gentle})
 @dataclass(frozen=True)
 class Failure:
     """Why a call gave nothing: the process died ("crash"), was too slow ("hang"), raised ("error"),
-    or did not come up at all ("startup")."""
+    or did not come up at all ("startup"). raised: the name of the exception's class, if any."""
 
     kind: FailureKind
     reason: str
+    raised: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class Worker:
                 if kind == RETURNED:
                     self._deadline = None
                     return Outcome(value)
-                return self._fail("error" if self._started else "startup", value)
+                raised, reason = value
+                return self._fail("error" if self._started else "startup", reason, raised)
         except (EOFError, ConnectionError):
             return self._fail("crash" if self._started else "startup", self._last_words())
         if time.monotonic() >= self._deadline:
@@ -196,9 +198,9 @@ class Worker:
         said = " ".join(words.split())[-_SHOWN_CHARACTERS:]
         return f"the process {how}" + (f": {said}" if said else "")
 
-    def _fail(self, kind: FailureKind, reason: str) -> Outcome:
+    def _fail(self, kind: FailureKind, reason: str, raised: str = "") -> Outcome:
         self.stop()
-        return Outcome(failure=Failure(kind, reason))
+        return Outcome(failure=Failure(kind, reason, raised))
 
 
 def wait_for_any(workers: Iterable[Worker], seconds: float) -> None:

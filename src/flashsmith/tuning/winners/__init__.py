@@ -9,7 +9,12 @@ from flashsmith.tuning.winners.key import WinnerKey, bucket, gpu_name, semantics
 from flashsmith.tuning.winners.lookup import Found
 from flashsmith.tuning.winners.storage import require_user_table_path, user_table_path
 from flashsmith.tuning.winners.table import PREFERENCES, SCHEMA, WinnersTable
-from flashsmith.tuning.winners.updating import record_winners, update_table
+from flashsmith.tuning.winners.updating import (
+    check_table,
+    join_winners,
+    record_winners,
+    update_table,
+)
 
 __all__ = [
     "PREFERENCES",
@@ -20,7 +25,9 @@ __all__ = [
     "WinnerKey",
     "WinnersTable",
     "bucket",
+    "check_table",
     "gpu_name",
+    "join_winners",
     "record_winners",
     "require_user_table_path",
     "semantics_class",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashsmith.configs import DeviceSpec, Problem
+from flashsmith.configs import DeviceSpec, DType, Problem
 from flashsmith.errors import ArgumentError, TableError
-from flashsmith.tuning.winners import storage, validation
+from flashsmith.tuning.winners import staleness, storage, validation
 from flashsmith.tuning.winners.entry import Entry, Ranked, by_time
 from flashsmith.tuning.winners.key import WinnerKey, gpu_name, parse_class, same_gpu
 from flashsmith.tuning.winners.lookup import Found, Index
@@ -30,6 +31,10 @@ class WinnersTable:
     def __init__(self, entries: Sequence[Entry] = (), notes: Sequence[str] = ()) -> None:
         self._entries = {entry.place: entry for entry in entries}
         self.notes = list(notes)
+        # What a file has beside its entries, to be written back as it was: records that cannot be
+        # read, of a later version perhaps, and the environments that they name.
+        self._unread: list[Any] = []
+        self._their_environments: dict[str, Any] = {}
         self._index: Index | None = None  # of the entries as they are now
 
     # --- where tables come from ------------------------------------------------------------------
@@ -81,6 +86,15 @@ class WinnersTable:
             except (ArgumentError, ValueError, TypeError, KeyError, AttributeError) as error:
                 words = f"lacks {error}" if isinstance(error, KeyError) else error
                 table.notes.append(f"{source}: entry {number} is ignored: {words}")
+                table._unread.append(record)
+        environments = data.get("environments") if table._unread else None
+        environments = environments if isinstance(environments, dict) else {}
+        named = json.dumps(table._unread)
+        table._their_environments = {
+            name: environment
+            for name, environment in environments.items()
+            if json.dumps(name) in named
+        }
         return table
 
     # --- what is in it ---------------------------------------------------------------------------
@@ -94,13 +108,17 @@ class WinnersTable:
     def select(
         self, gpu: str | None = None, dtype: str | None = None, d_head: int | None = None
     ) -> WinnersTable:
-        """The entries of one GPU (however written), dtype and d_head; None is any."""
+        """The entries of one GPU (however written), dtype and d_head; None is any.
+
+        Raises ArgumentError when there is no such dtype.
+        """
+        element = None if dtype is None else DType.parse(dtype)
         return WinnersTable(
             [
                 entry
                 for entry in self
                 if (gpu is None or same_gpu(gpu, entry.key.gpu))
-                and (dtype is None or dtype.lower() == entry.key.dtype)
+                and element in (None, entry.key.element)
                 and d_head in (None, entry.key.d_head)
             ],
             self.notes,
@@ -119,11 +137,20 @@ class WinnersTable:
         """What is wrong with the table, one sentence each; empty when nothing is."""
         return [*self.notes, *(text for entry in self for text in validation.problems_of(entry))]
 
+    def remarks(self) -> list[str]:
+        """What is worth knowing of the table though nothing is wrong with it."""
+        return staleness.remarks(self)
+
     # --- changing it -----------------------------------------------------------------------------
 
     def put(self, entry: Entry) -> None:
         """Set an entry in place of whatever has its place."""
         self._entries[entry.place] = entry
+        self._index = None
+
+    def remove(self, entry: Entry) -> None:
+        """Take out whatever has the place of an entry."""
+        self._entries.pop(entry.place, None)
         self._index = None
 
     def add(self, problem: Problem, device: DeviceSpec, ranked: Sequence[Ranked]) -> Entry:
@@ -166,8 +193,11 @@ class WinnersTable:
     # --- writing ---------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The table as JSON values; environments, which many figures share, stand there once."""
-        environments: dict[str, Mapping[str, Any]] = {}
+        """The table as JSON values; environments, which many figures share, stand there once.
+
+        Records that from_json() could not read follow as they were.
+        """
+        environments: dict[str, Mapping[str, Any]] = dict(self._their_environments)
         entries = []
         for entry in self:
             ranked = []
@@ -184,7 +214,11 @@ class WinnersTable:
                     }
                 )
             entries.append({**entry.key.to_json(), "problem": str(entry.problem), "ranked": ranked})
-        return {"schema": SCHEMA, "environments": environments, "entries": entries}
+        return {
+            "schema": SCHEMA,
+            "environments": environments,
+            "entries": [*entries, *self._unread],
+        }
 
     def save(self, path: Path | str) -> None:
         """Write the table: beside its place, flushed, renamed.

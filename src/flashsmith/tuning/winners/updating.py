@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,6 +13,7 @@ from flashsmith.builder.locks import wait_for_lock
 from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import TableError
 from flashsmith.tuning.winners.entry import Entry, Ranked
+from flashsmith.tuning.winners.key import WinnerKey
 from flashsmith.tuning.winners.storage import require_user_table_path
 from flashsmith.tuning.winners.table import WinnersTable
 
@@ -41,6 +43,79 @@ def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTa
     finally:
         lock.release()
     return table
+
+
+def check_table(path: Path) -> None:
+    """That a table can be read, if there is one, and written.
+
+    Raises TableError when it cannot.
+    """
+    if path.exists():
+        WinnersTable.load(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise TableError(f"{path}: cannot be written: {error}; name another file") from error
+
+
+def join_winners(
+    problem: Problem,
+    device: DeviceSpec,
+    ranked: Sequence[Ranked],
+    wrong: Collection[str],
+    path: Path,
+    shipped: WinnersTable | None = None,
+) -> None:
+    """Enter a measured ranking in the table at ``path``, beside what is there for the problem.
+
+    What was not measured again stays: of the same environment always, of another one until its
+    best is measured again. Where the table has nothing, the same goes for ``shipped``, which it
+    would otherwise hide. The configs in ``wrong`` are taken out. A ranking that is older than what
+    is there changes nothing else.
+
+    Raises TableError, and what WinnersTable.add raises.
+    """
+
+    def join(table: WinnersTable) -> None:
+        own = _standing(table, problem, device)
+        older = own or (_standing(shipped, problem, device) if shipped is not None else None)
+        newest = max((one.time for one in ranked), default="")
+        if own is not None and newest < own.time:
+            joined = [one for one in own.ranked if one.config not in wrong]
+        elif ranked:
+            joined = [*ranked, *(_untried(older, ranked, wrong) if older is not None else ())]
+        else:
+            return
+        if own is not None:
+            table.remove(own)
+        if joined:
+            table.add(problem, device, joined)
+
+    update_table(path, join)
+
+
+def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entry | None:
+    """What a table has at the problem's very place."""
+    key = WinnerKey.of(problem, device)
+    sizes = problem.seq_q, problem.seq_k, problem.batch * problem.heads_q
+    return next((entry for entry in table if entry.place == (key, sizes)), None)
+
+
+def _untried(older: Entry, ranked: Sequence[Ranked], wrong: Collection[str]) -> list[Ranked]:
+    """The figures of an entry that a new ranking leaves standing."""
+    tried = {one.config for one in ranked} | set(wrong)
+    environments = [_undated(one.environment) for one in ranked]
+    return [
+        one
+        for one in older.ranked
+        if one.config not in tried
+        and (older.best.config not in tried or _undated(one.environment) in environments)
+    ]
+
+
+def _undated(environment: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in environment.items() if name != "time"}
 
 
 def record_winners(
