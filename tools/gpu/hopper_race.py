@@ -26,7 +26,7 @@ LENGTHS = {64: (1024, 4096, 16384), 96: (1024, 4096), 128: tuple(BATCH), 192: (1
 LENGTHS[256] = LENGTHS[64]
 
 _THREE = "192, {B_c}, 3wg): tma+stages_2+q_buffers_2+regs_32_160+"
-_TWO = "128, {B_c}, 2wg): tma+stages_2+q_buffers_{q}+regs_24_240+"
+_TWO = "128, {B_c}, 2wg): tma+stages_2+q_buffers_{q}+regs_32_232+"
 _TWO_CLUSTERED = "128, {B_c}, 2wg): tma+stages_2+q_buffers_{q}+regs_40_232+"
 
 

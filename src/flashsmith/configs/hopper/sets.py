@@ -83,6 +83,8 @@ def _two_warpgroups(
         B_c=B_c,
         n_warpgroups=2,
         q_buffers=q_buffers,
+        producer_registers=32,  # 24 spill where sequences are packed
+        consumer_registers=232,
         overlap=True,
         pingpong=PingPong.GEMM,
         schedule=Schedule.DYNAMIC,
