@@ -119,14 +119,6 @@ def title(axes: Axes, text: str, theme: Theme) -> None:
     axes.set_title(text, loc="left", color=theme.ink, fontsize=11, fontweight="bold", pad=10)
 
 
-def axis_label(axes: Axes, theme: Theme, x: str = "", y: str = "") -> None:
-    """What the axes measure; the upright one's is written across its top, to be read level."""
-    if x:
-        axes.set_xlabel(x, color=theme.muted, fontsize=9)
-    if y:
-        axes.set_ylabel(y, color=theme.muted, fontsize=9)
-
-
 def png_bytes(figure: Figure) -> bytes:
     """The figure as a PNG file."""
     buffer = io.BytesIO()
