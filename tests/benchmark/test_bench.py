@@ -142,7 +142,8 @@ def test_contenders_take_turns(stage: Stage) -> None:
     stage.run(ours=stage.attention(), peers=(stage.peer("fa2"), stage.peer("cudnn")))
     after = len(stage.clock.log) - stage.clock.log[::-1].index("events")
     launched = [w for w in stage.clock.log[after:] if w in ("ours", "fa2", "cudnn")]
-    assert launched[:6] == ["ours", "fa2", "cudnn", "fa2", "cudnn", "ours"]
+    assert sorted(launched[:3]) == ["cudnn", "fa2", "ours"]
+    assert launched[3:6] == launched[2::-1]
 
 
 def test_who_is_wrong_is_not_timed(stage: Stage) -> None:

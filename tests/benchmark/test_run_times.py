@@ -68,7 +68,9 @@ def test_kernels_of_one_problem_take_turns(stage: Stage) -> None:
     # One set of tensors a problem.
     assert len(stage.made) == 2
     launched = [word for word in stage.clock.log if word == str(CFG) or word == str(OTHER)]
-    assert launched[-6:] == [*map(str, (CFG, OTHER, OTHER, CFG, CFG, OTHER))]
+    first, second = launched[-6:-4], launched[-4:-2]
+    assert sorted(first) == sorted(map(str, (CFG, OTHER)))
+    assert second == first[::-1]
 
 
 @pytest.mark.parametrize("where", [(0, 17, 0, 3), (1, 17, 2, 3)])
