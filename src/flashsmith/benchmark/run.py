@@ -11,6 +11,8 @@ from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run_times import TIMED, Timing, time_kernels
 from flashsmith.benchmark.target import Target
+from flashsmith.benchmark.timing import CudaEvents
+from flashsmith.benchmark.usable_gpu import require_usable_gpu
 from flashsmith.builder import KernelLibrary, library_for
 from flashsmith.configs import KernelConfig, check_legal
 from flashsmith.emulator import BankConflicts
@@ -126,8 +128,8 @@ def run_kernels(
     size too or, with a GPU, on EMULATED. `checks` turns all of the emulator's checks on. A kernel
     that is wrong, or that does not come to its end, is a row of the report and not an exception.
 
-    Raises ArgumentError for a size that a config's tiles do not divide, IllegalConfigError, and
-    what building raises.
+    Raises ArgumentError for a size that a config's tiles do not divide, IllegalConfigError,
+    LaunchError when a kernel has left the GPU unusable to this process, and what building raises.
     """
     on_gpu = target.backend == "gpu"
     emulated = EMULATED if on_gpu else size
@@ -227,6 +229,8 @@ class _Job:
                 seed=self.seed,
             )
         except (EmulatorError, LaunchError) as error:
+            if backend == "gpu":
+                require_usable_gpu(CudaEvents(), str(self.config))
             problems.append(f"did not come to its end: {error}")
             return None
         if not verdict.ok:
