@@ -169,6 +169,23 @@ def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
     assert report.to_json()["kernels"][1]["timing"]["ms"] == 1.5
 
 
+def test_on_a_gpu_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) -> None:
+    asked = []
+
+    def prove(cfg, **options):
+        asked.append((options["backend"], options["seq"]))
+        raise EmulatorError("not today")
+
+    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(run_module, "CudaEvents", PretendedClock)
+    monkeypatch.setattr(run_module, "time_kernels", lambda configs, seed: {})
+    wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
+    target = replace(TARGET, backend="gpu")
+    report = run_kernels([wide], target, size=Size(1, 192, 1), narrator=Narrator(quiet=True))
+    assert asked == [("emulator", 384), ("gpu", 192)]
+    assert report.emulated.seq == 384
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_the_kernel_is_proven_there_and_timed() -> None:
     report = run_kernels(

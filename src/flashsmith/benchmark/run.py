@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ from flashsmith.benchmark.run_times import TIMED, Timing, time_kernels
 from flashsmith.benchmark.target import Target
 from flashsmith.benchmark.timing import CudaEvents
 from flashsmith.benchmark.usable_gpu import require_usable_gpu
+from flashsmith.benchmark.whole_tiles import whole_tiles
 from flashsmith.builder import KernelLibrary, library_for
 from flashsmith.configs import KernelConfig, check_legal
 from flashsmith.emulator import BankConflicts
@@ -109,8 +109,7 @@ class Report:
 def default_size(target: Target, configs: Sequence[KernelConfig] = ()) -> Size:
     """What is proven when nobody says otherwise: as long as every config's tiles divide it."""
     size = PROVEN_ON_GPU if target.backend == "gpu" else EMULATED
-    whole = math.lcm(*(tile for cfg in configs for tile in (cfg.B_r, cfg.B_c)))
-    return replace(size, seq=-(-size.seq // whole) * whole)
+    return replace(size, seq=whole_tiles(size.seq, configs))
 
 
 def run_kernels(
@@ -125,14 +124,15 @@ def run_kernels(
     """Builds, runs, proves and, on a GPU, times every config.
 
     `size` is what is proven. Instructions and conflicts are always counted in the emulator: on that
-    size too or, with a GPU, on EMULATED. `checks` turns all of the emulator's checks on. A kernel
-    that is wrong, or that does not come to its end, is a row of the report and not an exception.
+    size too or, with a GPU, on EMULATED, as long as tiles divide it. `checks` turns all of the
+    emulator's checks on. A kernel that is wrong, or that does not come to its end, is a row of the
+    report and not an exception.
 
     Raises ArgumentError for a size that a config's tiles do not divide, IllegalConfigError,
     LaunchError when a kernel has left the GPU unusable to this process, and what building raises.
     """
     on_gpu = target.backend == "gpu"
-    emulated = EMULATED if on_gpu else size
+    emulated = replace(EMULATED, seq=whole_tiles(EMULATED.seq, configs)) if on_gpu else size
     for cfg in configs:
         check_legal(cfg, target.device)
         _check_size(cfg, size)
