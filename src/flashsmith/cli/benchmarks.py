@@ -72,7 +72,7 @@ def bench(
         str,
         typer.Option(help="interleaved: in turn; one_by_one: one after the other, like do_bench."),
     ] = "interleaved",
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     csv: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Append rows as they come; '-': print them instead."),
