@@ -6,10 +6,13 @@ from dataclasses import fields
 
 import pytest
 
-from flashsmith.benchmark.explain import intensity, occupancy, smem_map
+from flashsmith.benchmark.explain import explain, intensity, occupancy, smem_map
 from flashsmith.benchmark.knobs import knob_effects
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.target import choose_target
 from flashsmith.configs import FlashForwardKernelConfig, device_spec, get_kernel_configs
 from flashsmith.configs import parse_kernel_name_into_config as parse
+from flashsmith.errors import EmulatorError
 
 STREAMED = parse("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles")
 KEPT = parse("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles")
@@ -93,3 +96,25 @@ def test_the_places_exist_in_the_sources() -> None:
     for effect in knob_effects(KEPT):
         for name in effect.where.split("::"):
             assert f" {name}" in sources, f"{effect.knob}: no {name} in csrc"
+
+
+@pytest.mark.parametrize("tiles", ["64, 96, 4", "128, 48, 4", "64, 64, 4", "128, 32, 8"])
+def test_the_plain_kernel_is_counted_whatever_its_tiles(tiles: str, monkeypatch) -> None:
+    from flashsmith.benchmark import explain as module
+
+    cfg = parse(f"(FP16, 128, {tiles}): async+swizzled+load_2_2_2_tiles")
+    asked = {}
+
+    class Library:
+        def entry(self, cfg) -> None: ...
+
+    def prove(cfg, **options):
+        asked.update(options)
+        raise EmulatorError("not today")
+
+    monkeypatch.setattr(module, "library_for", lambda *_, **__: Library())
+    monkeypatch.setattr(module, "prove", prove)
+    with pytest.raises(EmulatorError, match="not today"):
+        explain(cfg, choose_target("sm_80", emulate=True), Narrator(quiet=True))
+    assert cfg.fills_tiles(asked["seq"], asked["seq_k"], cfg.d_head)
+    assert asked["seq_k"] == 2 * cfg.B_c

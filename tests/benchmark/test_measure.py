@@ -37,11 +37,36 @@ def timed_part(clock: PretendedClock) -> list[str]:
     return clock.log[after:]
 
 
-def test_every_round_begins_with_the_next_contender() -> None:
+def rounds(runs: int) -> list[str]:
+    """The orders in which three contenders were timed, as 'bca'."""
     clock = PretendedClock()
-    run(clock, {"a": 1, "b": 1, "c": 1}, EXACT)
-    launched = [word for word in timed_part(clock) if word in "abc"]
-    assert launched == [*"abc", *"bca", *"cab"]
+    run(clock, dict.fromkeys("abc", 1.0), Protocol.named("interleaved", 2, runs))
+    launched = "".join(word for word in timed_part(clock) if word in "abc")
+    return [launched[begin : begin + 3] for begin in range(0, len(launched), 3)]
+
+
+def test_a_round_launches_each_once_and_the_next_reverses_it() -> None:
+    orders = rounds(40)
+    assert len(orders) == 40
+    assert {frozenset(order) for order in orders} == {frozenset("abc")}
+    assert len(set(orders)) == 6
+    assert all(
+        second == first[::-1] for first, second in zip(orders[::2], orders[1::2], strict=True)
+    )
+    assert orders == rounds(40)
+
+
+def test_no_contender_always_follows_the_same_one() -> None:
+    clock = PretendedClock()
+
+    def lower(now: float) -> float:
+        """What runs behind the hot one finds a lower clock."""
+        launched = [word for word in clock.log if word in "abc"]
+        return 1.05 if launched[-2:-1] == ["a"] else 1.0
+
+    clock.slowdown = lower
+    samples = run(clock, dict.fromkeys("abc", 1.0), Protocol.named("interleaved", 1, 30))
+    assert [s.median_ms for s in samples.values()] == pytest.approx([1.0] * 3)
 
 
 def test_a_launch_stands_between_its_marks_and_behind_a_flush() -> None:

@@ -14,6 +14,7 @@ from flashsmith.benchmark.bench import Ours
 from flashsmith.benchmark.named_runs import launch_named, make_plan, parse_arguments
 from flashsmith.benchmark.peers import PEERS, PeerContender
 from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.timing import INTERLEAVED, Protocol
 from flashsmith.benchmark.workload import Workload
 from flashsmith.configs import device_spec
 from flashsmith.configs import parse_kernel_name_into_config as parse
@@ -113,6 +114,17 @@ def test_kernels_come_from_the_environment(monkeypatch) -> None:
     assert len(plan.configs) == 7
     assert [str(problem) for problem in plan.problems] == ["b16 s4096 h16 d128 fp16 causal"]
     assert plan.ours is None
+
+
+def test_only_what_is_timed_is_launched_as_often_as_the_protocol_says() -> None:
+    def protocol(*options: str) -> Protocol:
+        return make_plan(parse_arguments(["--kernels", str(CFG), *options]), NOBODY).protocol
+
+    assert protocol("--time") == INTERLEAVED
+    assert protocol("--time", "--runs", "7").runs == 7
+    assert protocol("--time", "--num_warmups", "0").num_warmups == 0
+    plain = protocol()
+    assert (plain.runs, plain.num_warmups) == (1, 0)
 
 
 def test_nobody_named_is_an_error_that_lists_the_keys() -> None:

@@ -6,6 +6,7 @@ import io
 from dataclasses import replace
 
 import pytest
+from stand_ins import PretendedClock
 
 from flashsmith.benchmark import run as run_module
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
@@ -18,7 +19,7 @@ from flashsmith.benchmark.target import choose_target
 from flashsmith.configs import get_kernel_configs
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.emulator import BankConflicts
-from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError
+from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError, LaunchError
 
 STEP_1 = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 STEP_2 = parse("(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
@@ -103,6 +104,31 @@ def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> Non
     assert "0 of 1 kernels passed" in text
 
 
+def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(monkeypatch) -> None:
+    """Or every kernel after it would be called wrong. The emulator stands for a GPU."""
+    right = run_module.prove
+    clock = PretendedClock()
+
+    def prove(cfg, **options):
+        if options["backend"] == "gpu" and cfg == STEP_2:
+            raise LaunchError("an illegal memory access")
+        return right(cfg, **{**options, "backend": "emulator"})
+
+    def gone() -> None:
+        raise LaunchError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(run_module, "CudaEvents", lambda: clock)
+    monkeypatch.setattr(run_module, "time_kernels", lambda configs, seed: {})
+    target = replace(TARGET, backend="gpu")
+    (row,) = run_kernels([STEP_2], target, size=SMALL, narrator=Narrator(quiet=True)).rows
+    assert row.problems == ("did not come to its end: an illegal memory access",)
+    clock.synchronize = gone  # type: ignore[method-assign]
+    with pytest.raises(LaunchError) as raised:
+        run_kernels([STEP_2, STEP_1], target, size=SMALL, narrator=Narrator(quiet=True))
+    assert str(raised.value).startswith(f"{STEP_2} left the GPU unusable to this process")
+
+
 def test_conflict_factors_are_grouped_by_use() -> None:
     measured = BankConflicts()
     run_module.prove(STEP_1, seq=64, observers=[measured])
@@ -141,6 +167,23 @@ def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
     assert "| 1.500 |" in text
     assert "the timed launch: wrong" in text
     assert report.to_json()["kernels"][1]["timing"]["ms"] == 1.5
+
+
+def test_on_a_gpu_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) -> None:
+    asked = []
+
+    def prove(cfg, **options):
+        asked.append((options["backend"], options["seq"]))
+        raise EmulatorError("not today")
+
+    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(run_module, "CudaEvents", PretendedClock)
+    monkeypatch.setattr(run_module, "time_kernels", lambda configs, seed: {})
+    wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
+    target = replace(TARGET, backend="gpu")
+    report = run_kernels([wide], target, size=Size(1, 192, 1), narrator=Narrator(quiet=True))
+    assert asked == [("emulator", 384), ("gpu", 192)]
+    assert report.emulated.seq == 384
 
 
 @pytest.mark.gpu

@@ -207,3 +207,8 @@ def test_on_a_gpu_both_places_judge_alike(text: str) -> None:
         assert w.judge(kernel_contender(cfg, w).output()).ok
         place.poison(w.o)
         assert not w.judge(w.o).ok
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="seed=-1"):
+        Workload(Problem.parse("s64 d64 fp16"), seed=-1, place=HostPlace())

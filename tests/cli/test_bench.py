@@ -179,12 +179,26 @@ def test_the_protocol(bench: Bench, monkeypatch) -> None:
         (["--csv", "-", "--json", "-"], "standard output takes one of them"),
         (["--kernels", "prog", "--d_heads", "64"], "none of the 7 serves"),
         (["--problems", "s512"], "problem='s512'"),
+        (["--csv", "/dev/null/rows.csv"], "csv='/dev/null/rows.csv': cannot be written"),
+        (["--json", "/dev/null/rows.json"], "json='/dev/null/rows.json': cannot be written"),
+        (["--parquet", "/dev/null/rows.parquet"], "parquet='/dev/null/rows.parquet': cannot be"),
     ],
 )
 def test_what_makes_no_sense_is_refused(monkeypatch, capsys, options: list, named: str) -> None:
     """Before anybody asks for a GPU."""
     assert start(monkeypatch, *options) == 2
     assert named in capsys.readouterr().err
+
+
+def test_an_error_of_the_system_is_a_message(bench: Bench, monkeypatch, capsys) -> None:
+    bench.error = OSError(28, "No space left on device")
+    assert start(monkeypatch) == 2
+    assert capsys.readouterr().err == "flashsmith: [Errno 28] No space left on device\n"
+
+
+def test_a_negative_seed_is_refused(bench: Bench, monkeypatch, capsys) -> None:
+    assert start(monkeypatch, "--seed", "-1") == 2
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_without_a_gpu_it_says_what_there_is_instead(monkeypatch, capsys) -> None:

@@ -90,7 +90,8 @@ def test_a_file_is_continued(fake, tmp_path) -> None:
     run("--kernels", BEST, "--seq_lens", "512", "--csv", str(path))
     run("--kernels", BEST, "--seq_lens", "512,1024", "--causal", "--csv", str(path))
     result = run("--kernels", BEST, "--seq_lens", "1024,512", "--causal", "--csv", str(path))
-    assert result.stdout == ""
+    # Nothing is left to profile, and all is shown.
+    assert result.stdout.count(BEST) == 2
     assert [(row.seq_q, row.semantics) for row in read_profile(path)] == [
         *((512, "plain"), (512, "causal"), (1024, "causal")),
     ]
@@ -108,6 +109,19 @@ def test_a_wrong_kernel_is_exit_status_1(fake) -> None:
     result = run("--kernels", BEST, "--seq_lens", "512")
     assert result.exit_code == 1
     assert "FAIL: row 0 is wrong" in result.stdout
+
+
+def test_a_wrong_kernel_is_tried_again(fake, tmp_path) -> None:
+    words = ("--kernels", BEST, "--seq_lens", "512", "--csv", str(tmp_path / "profile.csv"))
+    fake.plan(wrong=[BEST])
+    assert run(*words).exit_code == 1
+    assert run(*words).exit_code == 1
+    fake.plan()
+    assert run(*words).exit_code == 0
+    assert len(fake.profiles) == 3
+    again = run(*words)
+    assert (again.exit_code, len(fake.profiles)) == (0, 3)
+    assert again.stdout.count(BEST) == 1
 
 
 def test_a_failure_keeps_and_prints_what_was_profiled(fake, tmp_path, capsys) -> None:

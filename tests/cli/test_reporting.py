@@ -45,6 +45,17 @@ def test_a_bad_picture_is_refused_before_anything_is_built(monkeypatch) -> None:
         run("progression", "--plot", "ladder.gif")
 
 
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_built(
+    monkeypatch, tmp_path: Path
+) -> None:
+    from flashsmith.benchmark.progression import climb
+
+    monkeypatch.setattr(climb, "climb", lambda *_, **__: pytest.fail("climbed"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match=r"plot='.*ladder\.png': cannot be written"):
+        run("progression", "--emulate", "--plot", tmp_path / "file" / "ladder.png")
+
+
 def test_a_report_of_measured_files(tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     ladder = tmp_path / "ladder.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -90,3 +91,19 @@ def test_without_a_gpu_it_says_so(monkeypatch) -> None:
     monkeypatch.setattr(measuring.driver, "gpu_count", lambda: 0)
     with pytest.raises(LaunchError, match="NVIDIA GPU"):
         run()
+
+
+def test_a_ceiling_of_another_version_is_shown_by_its_name() -> None:
+    later = Ceiling("tmem_read_fp16", "TFLOP/s", 700.0), Ceiling("tmem_read", "TB/s", 9.0)
+    save_roofline(replace(ROOFLINE, ceilings=later))
+    out = run("--show", "--gpu", ROOFLINE.gpu).stdout
+    assert "tmem_read, fp16 " in out
+    assert "| tmem_read " in out
+
+
+def test_what_json_lacks_comes_back_too() -> None:
+    wrong = replace(ROOFLINE, ceilings=(Ceiling("l2_read", "TB/s", error=math.inf, wrong=True),))
+    save_roofline(wrong)
+    text = run("--show", "--gpu", ROOFLINE.gpu, "--json").stdout
+    found = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert Roofline.from_json(found) == wrong

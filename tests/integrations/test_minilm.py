@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -109,7 +110,14 @@ def test_a_report_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize(
     "changes",
-    [{"launches": 11}, {"launches": 13}, {"fallbacks": 1}, {"cosine": (1.0, 0.9994)}],
+    [
+        {"launches": 11},
+        {"launches": 13},
+        {"fallbacks": 1},
+        {"cosine": (1.0, 0.9994)},
+        {"cosine": (1.0, math.nan)},
+        {"cosine": (math.nan, 1.0)},
+    ],
 )
 def test_a_report_fails(changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     from flashsmith.benchmark.table import make_console
@@ -118,6 +126,8 @@ def test_a_report_fails(changes: dict[str, Any], capsys: pytest.CaptureFixture[s
     report = replace(REPORT, **changes)
     assert not report.ok
     assert report.to_json()["ok"] is False
+    known = report.to_json()["least_cosine"]
+    assert known == min(report.cosine) or math.isnan(known)
     print_minilm(make_console(), report)
     assert capsys.readouterr().out.endswith("FAILED\n")
 

@@ -206,6 +206,11 @@ def test_problems_that_cannot_be_proven_are_refused(problem: dict[str, Any], mes
         prove(BEST, **problem)
 
 
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="seed=-1: give a whole number, at least 0"):
+        prove(BEST, seed=-1)
+
+
 def test_a_finding_fails_a_verdict_whose_numbers_are_right(
     progression: list[FlashForwardKernelConfig],
 ) -> None:

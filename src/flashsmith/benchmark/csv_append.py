@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from flashsmith.benchmark.writable import require_writable
 from flashsmith.errors import ArgumentError
 
 _Self = TypeVar("_Self", bound="CsvAppender")
@@ -20,12 +21,12 @@ class CsvAppender:
     A last line that was cut off, by a crash or a full disk, is taken away first. Use as a context
     manager.
 
-    Raises ArgumentError when the file has other columns.
+    Raises ArgumentError when the file has other columns or cannot be written.
     """
 
     def __init__(self, path: str | Path, columns: tuple[str, ...]) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        require_writable("csv", self.path)
         _drop_unfinished_line(self.path)
         begun = self.path.exists() and self.path.stat().st_size > 0
         if begun and _header(self.path) != columns:

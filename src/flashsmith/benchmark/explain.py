@@ -154,8 +154,9 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     cfg, device = known.config, known.target.device
     kernel = library.entry(cfg)
     conflicts = BankConflicts()
-    # Two K/V steps: the peeled first one, if there is one, and the loop's.
-    verdict = prove(cfg, seq=max(cfg.B_r, 2 * cfg.B_c), arch=device.arch, observers=[conflicts])
+    # Two K/V steps: the peeled first one, if there is one, and the loop's. Whole tiles, because the
+    # kernel of others is another than the one whose registers are shown.
+    verdict = prove(cfg, seq=cfg.B_r, seq_k=2 * cfg.B_c, arch=device.arch, observers=[conflicts])
     return Explanation(
         **{name: getattr(known, name) for name in _BEFORE},
         kernel=kernel,

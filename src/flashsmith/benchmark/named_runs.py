@@ -37,8 +37,15 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "--kernels", "-k", help="a key or short forms, or ours; without it: env KERNELS"
     )
     parser.add_argument("--ref", metavar="PEER", help="peers to launch the same way, as fa2,cudnn")
-    parser.add_argument("--runs", type=int, default=1, help="launches each (default: 1)")
-    parser.add_argument("--num_warmups", "--num-warmups", type=int, default=0)
+    parser.add_argument(
+        "--runs", type=int, help="launches each (default: 1; timed, the protocol's)"
+    )
+    parser.add_argument(
+        "--num_warmups",
+        "--num-warmups",
+        type=int,
+        help="launches before those (default: 0; timed, the protocol's)",
+    )
     parser.add_argument("--d_heads", "--d-heads")
     parser.add_argument("--seq_lens", "--seq-lens", help="default: 4096", default="4096")
     parser.add_argument("--dtypes")
@@ -52,7 +59,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def make_plan(options: argparse.Namespace, ours: Ours) -> BenchPlan:
-    """What is launched. Without --kernels and KERNELS only the peers of --ref are.
+    """What is launched. Without --kernels and KERNELS only the peers of --ref are. What is not
+    timed is launched once unless --runs and --num_warmups say more.
 
     Raises ArgumentError or SelectionError for what cannot be launched, or when nothing is named.
     """
@@ -69,12 +77,15 @@ def make_plan(options: argparse.Namespace, ours: Ours) -> BenchPlan:
         gqa=options.gqa,
         packed=options.packed,
     )
+    runs, num_warmups = options.runs, options.num_warmups
+    if not options.time:
+        runs, num_warmups = 1 if runs is None else runs, num_warmups or 0
     plan = BenchPlan(
         problems=parse_problems(options.problems) if options.problems else shapes.problems(),
         configs=configs,
         ours=ours if with_ours else None,
         peers=get_peers(options.ref) if options.ref else (),
-        protocol=Protocol.named("interleaved", options.num_warmups, options.runs),
+        protocol=Protocol.named("interleaved", num_warmups, runs),
         seed=options.seed,
     )
     plan.check()

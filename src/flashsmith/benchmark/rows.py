@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, get_args, get_type_hints
 
 from flashsmith.benchmark.csv_append import CsvAppender
+from flashsmith.benchmark.json_numbers import for_json
 from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError, DependencyError
 
@@ -156,7 +156,7 @@ def rows_as_csv(rows: Iterable[BenchRow], file: TextIO) -> None:
 
 def rows_as_json(rows: Iterable[BenchRow]) -> list[dict[str, Any]]:
     """The rows as JSON takes them: infinities and NaN, which it lacks, as words."""
-    return [{name: _json_value(value) for name, value in asdict(row).items()} for row in rows]
+    return [for_json(asdict(row)) for row in rows]
 
 
 def require_parquet() -> None:
@@ -184,10 +184,6 @@ def _csv_writer(file: TextIO) -> csv.DictWriter[str]:
 def _write_csv(path: Path, rows: Iterable[BenchRow]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         rows_as_csv(rows, file)
-
-
-def _json_value(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write_json(path: Path, rows: Iterable[BenchRow]) -> None:
@@ -272,5 +268,4 @@ def _column_types() -> dict[str, tuple[type, bool]]:
 
 _TYPES = _column_types()
 _REQUIRED = tuple(column.name for column in fields(BenchRow) if column.default is MISSING)
-_WRITERS = {".csv": _write_csv, ".json": _write_json, ".parquet": _write_parquet}
 _READERS = {".csv": _read_csv, ".json": _read_json, ".parquet": _read_parquet}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,8 +10,11 @@ from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run_times import TIMED, Timing, time_kernels
 from flashsmith.benchmark.target import Target
+from flashsmith.benchmark.timing import CudaEvents
+from flashsmith.benchmark.usable_gpu import require_usable_gpu
+from flashsmith.benchmark.whole_tiles import tiles_of, whole_tiles
 from flashsmith.builder import KernelLibrary, libraries_for
-from flashsmith.configs import HopperForwardKernelConfig, KernelConfig, check_legal
+from flashsmith.configs import KernelConfig, check_legal
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.verify import Verdict, prove
@@ -107,8 +109,7 @@ class Report:
 def default_size(target: Target, configs: Sequence[KernelConfig] = ()) -> Size:
     """What is proven when nobody says otherwise: as long as every config's tiles divide it."""
     size = PROVEN_ON_GPU if target.backend == "gpu" else EMULATED
-    whole = math.lcm(*(tile for cfg in configs for tile in _tiles(cfg).values()))
-    return replace(size, seq=-(-size.seq // whole) * whole)
+    return replace(size, seq=whole_tiles(size.seq, configs))
 
 
 def run_kernels(
@@ -123,14 +124,15 @@ def run_kernels(
     """Builds, runs, proves and, on a GPU, times every config.
 
     `size` is what is proven. Instructions and conflicts are always counted in the emulator: on that
-    size too or, with a GPU, on EMULATED. `checks` turns all of the emulator's checks on. A kernel
-    that is wrong, or that does not come to its end, is a row of the report and not an exception.
+    size too or, with a GPU, on EMULATED, as long as tiles divide it. `checks` turns all of the
+    emulator's checks on. A kernel that is wrong, or that does not come to its end, is a row of the
+    report and not an exception.
 
-    Raises ArgumentError for a size that a config's tiles do not divide, IllegalConfigError, and
-    what building raises.
+    Raises ArgumentError for a size that a config's tiles do not divide, IllegalConfigError,
+    LaunchError when a kernel has left the GPU unusable to this process, and what building raises.
     """
     on_gpu = target.backend == "gpu"
-    emulated = EMULATED if on_gpu else size
+    emulated = replace(EMULATED, seq=whole_tiles(EMULATED.seq, configs)) if on_gpu else size
     for cfg in configs:
         check_legal(cfg, target.device)
         _check_size(cfg, size)
@@ -158,20 +160,11 @@ def _timed(rows: Sequence[KernelRow], seed: int) -> list[KernelRow]:
     return timed
 
 
-def _tiles(cfg: KernelConfig) -> dict[str, int]:
-    """The tiles that must divide a length, by their knobs.
-
-    Of a wgmma kernel's queries TMA leaves out the rows that are not there.
-    """
-    keys = {"B_c": cfg.B_c}
-    return keys if isinstance(cfg, HopperForwardKernelConfig) else {"B_r": cfg.B_r} | keys
-
-
 def _check_size(cfg: KernelConfig, size: Size) -> None:
     for name, value in (("batch", size.batch), ("heads", size.heads), ("seq", size.seq)):
         if value < 1:
             raise ArgumentError(f"{name}={value}: give a whole number above 0")
-    for name, tile in _tiles(cfg).items():
+    for name, tile in tiles_of(cfg).items():
         if size.seq % tile:
             raise ArgumentError(
                 f"seq={size.seq}: must be a multiple of {name}={tile} of {cfg}; "
@@ -240,6 +233,8 @@ class _Job:
                 seed=self.seed,
             )
         except (EmulatorError, LaunchError) as error:
+            if backend == "gpu":
+                require_usable_gpu(CudaEvents(), str(self.config))
             problems.append(f"did not come to its end: {error}")
             return None
         if not verdict.ok:

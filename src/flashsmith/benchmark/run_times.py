@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from flashsmith.benchmark.contenders import KernelContender, kernel_contender
 from flashsmith.benchmark.timing import INTERLEAVED, Clock, CudaEvents, Samples, measure
+from flashsmith.benchmark.usable_gpu import require_usable_gpu
 from flashsmith.benchmark.workload import Workload
 from flashsmith.configs import KernelConfig, Problem
 from flashsmith.errors import LaunchError
@@ -57,7 +58,7 @@ def time_kernels(
     A kernel that is wrong, or does not come to its end, has problems in place of a timing. Kernels
     of one dtype and head dimension take turns. `clock` None is GPU 0's.
 
-    Raises LaunchError where there is no GPU.
+    Raises LaunchError where there is no GPU, or a kernel has left it unusable to this process.
     """
     clock = clock or CudaEvents()
     timings: dict[KernelConfig, Timing | Problems] = {}
@@ -67,7 +68,7 @@ def time_kernels(
         contenders = []
         for cfg in group:
             contender = kernel_contender(cfg, workload)
-            if problems := _problems(contender):
+            if problems := _problems(contender, clock):
                 timings[cfg] = problems
             else:
                 contenders.append(contender)
@@ -75,10 +76,11 @@ def time_kernels(
     return timings
 
 
-def _problems(contender: KernelContender) -> Problems:
+def _problems(contender: KernelContender, clock: Clock) -> Problems:
     try:
         verdict = contender.workload.judge(contender.output())
     except LaunchError as error:
+        require_usable_gpu(clock, contender.name)
         return (f"the timed launch: {error}",)
     return tuple(f"the timed launch: {reason}" for reason in verdict.reasons)
 
@@ -89,6 +91,7 @@ def _times(
     try:
         measured = measure(contenders, INTERLEAVED, clock=clock)
     except LaunchError as error:
+        require_usable_gpu(clock, f"one of {', '.join(c.name for c in contenders)}")
         return {contender.config: (f"the timed launches: {error}",) for contender in contenders}
     return {
         contender.config: _timing(measured[contender.name], problem) for contender in contenders

@@ -15,7 +15,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.verify import Comparison, References, compare, compute_references
 from flashsmith.verify.attention import NO_WINDOW, offsets
 from flashsmith.verify.engine import gpu_engine_pays
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.inputs import check_seed, default_scale
 
 # Scores of a head that the references are computed of: more only costs time. Above, the first, the
 # middle and the last rows stand for all.
@@ -52,6 +52,7 @@ class Workload:
         if not p.attn_flop():
             raise ArgumentError(f"problem='{p}': there is nothing to compute; give sizes above 0")
         shape_q, shape_k = self._shapes()
+        check_seed(self.seed)
         self.q, self.k, self.v, self.o = (
             self.place.draw(shape, p.dtype, 4 * self.seed + number)
             for number, shape in enumerate((shape_q, shape_k, shape_k, shape_q))

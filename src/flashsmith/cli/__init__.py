@@ -60,10 +60,11 @@ def root(
 
 
 def main() -> None:
-    """Entry point: a deliberate error becomes one message on standard error and exit status 2."""
+    """Entry point: a deliberate error, or one of the operating system, becomes one message on
+    standard error and exit status 2."""
     try:
         require_supported_host()
         app()
-    except FlashsmithError as error:
+    except (FlashsmithError, OSError) as error:
         make_console(sys.stderr).print(f"flashsmith: {error}", style="red", markup=False)
         raise SystemExit(ERROR) from None

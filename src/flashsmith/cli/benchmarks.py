@@ -83,7 +83,7 @@ def bench(
     rotation: Annotated[
         int, typer.Option(min=0, help="Which contender of each problem is measured first.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     csv: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Append rows as they come; '-': print them instead."),

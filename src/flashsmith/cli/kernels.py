@@ -34,7 +34,7 @@ def run(
     emulate: Annotated[
         bool, typer.Option("--emulate", help="Use the emulator although there is a GPU.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Build kernels, run and prove each, and say what each costs and does; on a GPU time them too.

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flashsmith import env
+from flashsmith.benchmark.json_numbers import for_json
 from flashsmith.configs import KernelConfig, get_kernel_configs
 
 FAILED = 1
@@ -36,8 +37,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 def print_json(value: Any) -> None:
-    """A table's facts on standard output, as JSON."""
-    print(json.dumps(value, indent=2))
+    """A table's facts on standard output, as JSON; infinities and NaN, which it lacks, as words."""
+    print(json.dumps(for_json(value), indent=2, allow_nan=False))
 
 
 def selected(kernels: str | None, default: str) -> list[KernelConfig]:

@@ -90,7 +90,8 @@ def ncu(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Append rows as they come and leave out those it has; '-': print them instead.",
+            help="Append rows, a length's at a time; what it holds as right is not profiled "
+            "again. '-': print them instead.",
         ),
     ] = None,
     as_json: Json = False,
@@ -106,6 +107,7 @@ def ncu(
         ProfilePlan,
         ProfileRow,
         run_profile,
+        settled,
         write_profile,
     )
     from flashsmith.benchmark.ncu.executable import find_ncu
@@ -129,6 +131,7 @@ def ncu(
         narrator = stack.enter_context(Narrator())
         ledger = stack.enter_context(Ledger(csv)) if csv not in (None, "-") else None
         known = tuple(ledger.rows) if ledger else ()
+        rows += settled(plan, query_gpu(0), known)
 
         def write(row: ProfileRow) -> None:
             rows.append(row)

@@ -29,7 +29,7 @@ def progression(
         Path | None,
         typer.Option(metavar="FILE", help="Draw the ladder into FILE, a .png or .svg."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     as_json: Json = False,
 ) -> None:
     """The ladder: each step's time and share of FlashAttention-2, and what it changed.

@@ -19,6 +19,12 @@ LARGE_SCORE = 990.0
 TILE_GAP = 200.0
 
 
+def check_seed(seed: int) -> None:
+    """Raises ArgumentError unless random numbers can be drawn from `seed`."""
+    if seed < 0:
+        raise ArgumentError(f"seed={seed!r}: give a whole number, at least 0")
+
+
 @dataclass(frozen=True)
 class InputSpec:
     """Everything that determines a set of inputs; equal specs give equal bits.

@@ -17,7 +17,7 @@ from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.runtime.options import check_mask, check_scale
 from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, Window, offsets
 from flashsmith.verify.engine import gpu_engine_pays
-from flashsmith.verify.inputs import TILE_KINDS, Inputs, InputSpec
+from flashsmith.verify.inputs import TILE_KINDS, Inputs, InputSpec, check_seed
 from flashsmith.verify.reference import inputs_and_references
 from flashsmith.verify.rule import Comparison, compare, heads_for_enough_outputs
 
@@ -123,11 +123,13 @@ def prove(
         sm_count: plan as for a device with so many SMs; None is what the device has.
 
     Raises:
-        ArgumentError: an unknown backend or kind of inputs, or a problem the config cannot serve.
+        ArgumentError: an unknown backend or kind of inputs, a negative seed, or a problem the
+            config cannot serve.
         EmulatorError, LaunchError: the kernel did not come to its end.
     """
     if backend not in BACKENDS:
         raise ArgumentError(f"backend={backend!r}: allowed are {', '.join(BACKENDS)}")
+    check_seed(seed)
     d = cfg.d_head if d is None else d
     if lens_q is not None:
         lens_k = lens_q if lens_k is None else lens_k

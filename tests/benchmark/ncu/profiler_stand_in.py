@@ -22,6 +22,7 @@ NOTHING_WRONG: dict[str, Any] = {
     "cut_off": 0,
     "tail": "",
     "listing_error": "",
+    "hangs": False,
 }
 
 

@@ -206,6 +206,12 @@ def test_the_extrapolated_count_is_the_emulated_one(cfg, text: str) -> None:
     assert (found.actual > 2 * found.ideal) == (cfg is PLAIN)
 
 
+def test_a_trimmed_diagonal_over_many_tiles_is_extrapolated_too() -> None:
+    cfg = parse("(FP16, 32, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+opt_softmax+trim")
+    problem = Problem.parse("s384 d32 fp16 causal")
+    assert emulated_wavefronts(cfg, problem, 80) == counted(cfg, problem)
+
+
 def test_what_the_emulator_cannot_tell_is_left_out(monkeypatch) -> None:
     from flashsmith.benchmark.ncu import wavefronts
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 from fake_ncu import mangled
 from profiler_stand_in import FakeNcu
 
-from flashsmith.benchmark.ncu import Ledger, ProfilePlan, profiling, read_profile, run_profile
+from flashsmith.benchmark.ncu import (
+    Ledger,
+    ProfilePlan,
+    profiler,
+    profiling,
+    read_profile,
+    run_profile,
+    settled,
+)
 from flashsmith.benchmark.ncu.profiler import Profiler
 from flashsmith.benchmark.ncu.rows import ProfileRow
+from flashsmith.benchmark.ncu.target import Use
 from flashsmith.benchmark.ncu.wavefronts import WavefrontCount
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.configs import Problem, device_spec
@@ -143,6 +153,19 @@ def test_another_gpus_rows_do_not_count(fake) -> None:
     assert profile(fake, [PLAIN], [SHORT], known=[replace(row, gpu="NVIDIA H100")])
 
 
+def test_another_revisions_rows_and_failures_do_not_count(fake) -> None:
+    (row,) = profile(fake, [PLAIN], [SHORT])
+    assert profile(fake, [PLAIN], [SHORT], known=[replace(row, revision="older")])
+    failed = replace(row, verdict="fail", note="row 0 is wrong")
+    assert profile(fake, [PLAIN], [SHORT], known=[failed])
+    # The last row of a kernel is what counts.
+    assert profile(fake, [PLAIN], [SHORT], known=[row, failed])
+    assert profile(fake, [PLAIN], [SHORT], known=[failed, row]) == []
+    plan = ProfilePlan((PLAIN, BEST), (SHORT, LONG))
+    other = replace(row, gpu="NVIDIA H100")
+    assert settled(plan, DEVICE, [failed, row, other]) == [row]
+
+
 def test_a_wrong_kernel_is_a_row_without_figures(fake) -> None:
     fake.plan(wrong=[str(PLAIN)])
     wrong, right = profile(fake, [PLAIN, BEST], [SHORT], runs=2)
@@ -211,6 +234,25 @@ def test_no_kernels_is_a_failure_even_with_exit_status_0(fake) -> None:
     fake.plan(error="==WARNING== No kernels were profiled.")
     with pytest.raises(ProfilerError, match="No kernels were profiled"):
         profile(fake, [BEST], [SHORT])
+
+
+def test_a_profiler_that_hangs_is_stopped(fake, monkeypatch) -> None:
+    monkeypatch.setattr(profiler, "_SECONDS_TO_BEGIN", 3.0)
+    monkeypatch.setattr(profiler, "_SECONDS_A_USE", 0.0)
+    monkeypatch.setattr(profiler, "_REPLAYS", 0)
+    fake.plan(hangs=True, application_says="waiting for the GPU")
+    begin = time.monotonic()
+    with pytest.raises(ProfilerError, match="did not end within 3 s") as raised:
+        profile(fake, [BEST], [SHORT])
+    assert time.monotonic() - begin < 30
+    assert "waiting for the GPU" in str(raised.value)
+
+
+def test_the_limit_grows_with_the_work() -> None:
+    one = profiler.time_limit((Use(str(SHORT), str(BEST)),), 1)
+    assert one > profiler.time_limit((), 1) + 60
+    assert profiler.time_limit((Use(str(LONG), str(BEST)),), 1) > one
+    assert profiler.time_limit((Use(str(SHORT), str(BEST)),), 100) > one
 
 
 def rows_before(fake, *configs) -> tuple[list[ProfileRow], str]:

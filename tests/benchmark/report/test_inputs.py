@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,16 @@ def test_a_run_without_a_gpu_has_its_failures_and_no_rates(tmp_path: Path) -> No
     value["kernels"][2] |= {"verdict": "FAIL", "problems": ["o is NaN"]}
     (row,) = read(written(tmp_path / "run.json", value)).rows
     assert (row.verdict, row.note, row.gpu, row.ms) == ("fail", "o is NaN", "", None)
+
+
+def test_a_runs_spread_and_an_error_that_is_no_number_are_kept(tmp_path: Path) -> None:
+    value = json.loads((RAW / "factory-run-prog.json").read_text())
+    first, second = value["kernels"][:2]
+    first |= {"verdict": "FAIL", "max_error": "inf"}
+    second["timing"]["spread"] = 0.02
+    rows = read(written(tmp_path / "run.json", value)).rows
+    assert rows[0].max_error == math.inf
+    assert [row.spread for row in rows[:3]] == [None, 0.02, None]
 
 
 # --- errors --------------------------------------------------------------------------------------

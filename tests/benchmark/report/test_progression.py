@@ -214,3 +214,17 @@ def test_an_illegal_config_is_refused_before_anything_is_built(monkeypatch) -> N
     monkeypatch.setattr(climb, "libraries_for", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(IllegalConfigError):
         up(configs=[replace(CONFIGS[0], B_r=16)])
+
+
+def test_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) -> None:
+    asked = []
+
+    def prove(cfg, **options):
+        asked.append(options["seq"])
+        raise EmulatorError("not today")
+
+    monkeypatch.setattr(climb, "prove", prove)
+    wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
+    ladder = up(configs=[CONFIGS[1], wide])
+    assert asked == [384, 384]
+    assert ladder.counted == "batch 1, seq 384, heads 2"

@@ -16,6 +16,7 @@ from flashsmith.benchmark.rows import (
     rows_as_json,
     write_rows,
 )
+from flashsmith.benchmark.writable import require_writable
 from flashsmith.errors import ArgumentError
 
 STDOUT = "-"
@@ -26,8 +27,8 @@ class RowFiles:
 
     '-' as CSV or JSON is standard output, at the end. A run that breaks off leaves the rows it has.
 
-    Raises ArgumentError for a wrong ending or two things for standard output, DependencyError for
-    Parquet without pyarrow.
+    Raises ArgumentError for a wrong ending, a file that cannot be written or two things for
+    standard output, DependencyError for Parquet without pyarrow.
     """
 
     def __init__(
@@ -39,6 +40,8 @@ class RowFiles:
             to_stdout = path == STDOUT and name != "parquet"
             if path is not None and not to_stdout and Path(path).suffix != f".{name}":
                 raise ArgumentError(f"{name}={path!r}: give a file that ends in .{name}")
+            if path is not None and not to_stdout:
+                require_writable(name, path)
         if parquet is not None:
             require_parquet()
         self._csv, self._json, self._parquet = csv, json, parquet

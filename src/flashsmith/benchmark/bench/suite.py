@@ -18,9 +18,10 @@ from flashsmith.benchmark.peers import Peer
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.rows import BenchRow, now, problem_columns
 from flashsmith.benchmark.timing import Clock, Environment, Samples, Telemetry, measure
+from flashsmith.benchmark.usable_gpu import require_usable_gpu
 from flashsmith.benchmark.workload import Workload
 from flashsmith.configs import DeviceSpec, Problem
-from flashsmith.errors import LaunchError
+from flashsmith.errors import ArgumentError
 
 MakeWorkload = Callable[[Problem, int], Workload]
 
@@ -103,7 +104,12 @@ class _Cell:
 
     def run(self) -> list[BenchRow]:
         bench = self.bench
-        workload = bench.make_workload(self.problem, bench.plan.seed)
+        try:
+            workload = bench.make_workload(self.problem, bench.plan.seed)
+        except ArgumentError:
+            raise
+        except Exception as error:  # PyTorch says with errors of its own that memory ran out
+            return self._nobody(f"the tensors cannot be made: {_first_line(error)}")
         contenders: list[JudgedContender] = []
         for entrant in bench.plan.entrants(self.problem, bench.device):
             contenders += self._enter_ours(entrant, workload)
@@ -111,11 +117,42 @@ class _Cell:
             contenders += self._enter_peer(peer, workload)
         first = bench.plan.rotation % max(1, len(contenders))
         contenders = [*contenders[first:], *contenders[:first]]
-        samples = measure(
-            contenders, bench.plan.protocol, clock=bench.clock, telemetry=bench.telemetry
-        )
+        try:
+            samples = measure(
+                contenders, bench.plan.protocol, clock=bench.clock, telemetry=bench.telemetry
+            )
+        except Exception as error:  # PyTorch's own errors too
+            return self._untimed([c.name for c in contenders], _first_line(error))
         self.rows = [
             self._timed(row, samples[row.contender]) if row.contender in samples else row
+            for row in self.rows
+        ]
+        return self.rows
+
+    def _nobody(self, why: str) -> list[BenchRow]:
+        """A row for each who would have taken part."""
+        for entrant in self.bench.plan.entrants(self.problem, self.bench.device):
+            columns: dict[str, Any] = {"family": "", "config": ""}
+            if entrant.config is not None:
+                columns = self.bench.kernels.columns(entrant.config, self.problem)
+            self._add(entrant.name, "ours", "error", **columns, note=why)
+        for peer in self.bench.plan.peers:
+            self._add(peer.name, "peer", "absent", family="", config="", note=why)
+        self._check_gpu("making the tensors")
+        return self.rows
+
+    def _untimed(self, names: list[str], why: str) -> list[BenchRow]:
+        """The rows of contenders whose outputs are right and whose timing failed: who it was that
+        failed is not known."""
+        self._check_gpu(f"one of {', '.join(names)}")
+        self.rows = [
+            replace(
+                row,
+                verdict="error" if row.kind == "ours" else "absent",
+                note=f"timed together: {why}",
+            )
+            if row.contender in names
+            else row
             for row in self.rows
         ]
         return self.rows
@@ -197,14 +234,7 @@ class _Cell:
 
     def _check_gpu(self, culprit: str) -> None:
         """Raises LaunchError when what failed has taken the GPU with it."""
-        try:
-            with self.bench.clock.running():
-                self.bench.clock.synchronize()
-        except LaunchError as error:
-            raise LaunchError(
-                f"{culprit} on '{self.problem}' left the GPU unusable to this process ({error}); "
-                "leave it out and start again"
-            ) from None
+        require_usable_gpu(self.bench.clock, f"{culprit} on '{self.problem}'")
 
 
 def _first_line(error: Exception) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from flashsmith.benchmark.writable import require_writable
 from flashsmith.errors import ArgumentError, DependencyError
 
 if TYPE_CHECKING:
@@ -70,13 +71,17 @@ def place_of(name: str, position: int) -> int:
 
 
 def check_picture_path(path: Path) -> None:
-    """Raises ArgumentError unless `path` names a kind of picture that can be written."""
+    """Raises ArgumentError unless `path` names a kind of picture, in a place that can be written.
+
+    Makes its folder. Raises DependencyError where matplotlib is not installed.
+    """
     if path.suffix.lower() not in SUFFIXES:
         raise ArgumentError(
             f"plot={str(path)!r}: a picture ends in {' or '.join(SUFFIXES)}; "
             f"for example {path.stem or 'ladder'}.png"
         )
     require_matplotlib()
+    require_writable("plot", path)
 
 
 def require_matplotlib() -> None:
@@ -119,14 +124,6 @@ def title(axes: Axes, text: str, theme: Theme) -> None:
     axes.set_title(text, loc="left", color=theme.ink, fontsize=11, fontweight="bold", pad=10)
 
 
-def axis_label(axes: Axes, theme: Theme, x: str = "", y: str = "") -> None:
-    """What the axes measure; the upright one's is written across its top, to be read level."""
-    if x:
-        axes.set_xlabel(x, color=theme.muted, fontsize=9)
-    if y:
-        axes.set_ylabel(y, color=theme.muted, fontsize=9)
-
-
 def png_bytes(figure: Figure) -> bytes:
     """The figure as a PNG file."""
     buffer = io.BytesIO()
@@ -137,7 +134,7 @@ def png_bytes(figure: Figure) -> bytes:
 def save_chart(figure: Figure, path: Path) -> None:
     """Write the figure as what `path` ends in; the same figure gives the same bytes.
 
-    Raises ArgumentError for another ending, OSError where the file cannot be written.
+    Raises ArgumentError for another ending or where the file cannot be written.
     """
     check_picture_path(path)
     from matplotlib import rc_context

@@ -6,7 +6,7 @@ a CSV file keeps from run to run.
 
 from __future__ import annotations
 
-from flashsmith.benchmark.ncu.profiling import ProfilePlan, run_profile
+from flashsmith.benchmark.ncu.profiling import ProfilePlan, run_profile, settled
 from flashsmith.benchmark.ncu.rows import Ledger, ProfileRow, read_profile, write_profile
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "ProfileRow",
     "read_profile",
     "run_profile",
+    "settled",
     "write_profile",
 ]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +18,18 @@ from flashsmith.benchmark.ncu.counters import Selection, parse_listing, unknown_
 from flashsmith.benchmark.ncu.raw_page import CutOff, ProfiledLaunch, parse_raw_page
 from flashsmith.benchmark.ncu.target import Job, Use
 from flashsmith.builder.demangle import demangle
-from flashsmith.configs import KernelConfig, parse_kernel_name_into_config
+from flashsmith.configs import KernelConfig, Problem, parse_kernel_name_into_config
 from flashsmith.errors import ConfigParseError, ProfilerError
 
 _TARGET = "flashsmith.benchmark.ncu.target"
 # An unknown metric ends a run before it has begun; every column has a few names at most.
 _MOST_ATTEMPTS = 12
 _WORDS = 4000
+# Generous, and still an end: a kernel's proof, and its launches replayed for every few counters.
+_SECONDS_TO_BEGIN = 300.0
+_SECONDS_A_USE = 60.0
+_REPLAYS = 50
+_LEAST_FLOP_PER_SECOND = 5e12
 
 
 @dataclass(frozen=True)
@@ -60,14 +68,14 @@ class Profiler:
     def profile(self, uses: tuple[Use, ...], runs: int) -> tuple[list[ProfiledUse], str]:
         """The uses in order, one process for all; and '' or why there are not all of them.
 
-        Raises ProfilerError with the profiler's words when it fails.
+        Raises ProfilerError with the profiler's words when it fails, or does not end in time.
         """
         with tempfile.TemporaryDirectory(prefix="flashsmith-ncu-") as folder:
             scratch = Path(folder)
             job = Job(uses, runs, str(scratch / "verdicts.json"))
             (scratch / "job.json").write_text(job.to_json())
             for _ in range(_MOST_ATTEMPTS):
-                ended = self._run(self._options(scratch), scratch)
+                ended = self._run(self._options(scratch), scratch, time_limit(uses, runs))
                 unknown = unknown_metrics(ended.log + ended.words) - self.selection.missing
                 if not unknown:
                     return _assigned(ended, job)
@@ -88,10 +96,11 @@ class Profiler:
             *(sys.executable, "-m", _TARGET, str(scratch / "job.json")),
         ]
 
-    def _run(self, options: list[str], scratch: Path) -> _Ended:
+    def _run(self, options: list[str], scratch: Path, seconds: float = _SECONDS_TO_BEGIN) -> _Ended:
         log = scratch / "log"
         try:
-            done = subprocess.run(
+            # Its own session: the process under the profiler dies with it.
+            process = subprocess.Popen(
                 [str(self.ncu), *options],
                 env=env.profiled_environment(),
                 stdin=subprocess.DEVNULL,
@@ -99,14 +108,27 @@ class Profiler:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                check=False,
+                start_new_session=True,
             )
         except OSError as error:
             raise ProfilerError(f"ncu: {self.ncu} does not run: {error}") from error
+        late = False
+        try:
+            said, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            late = True
+            _kill(process)
+            said, _ = process.communicate()
+        except BaseException:
+            _kill(process)
+            raise
         written = (
             log.read_text(errors="replace") if "--log-file" in options and log.exists() else ""
         )
-        return _Ended(done.returncode, written, done.stdout)
+        ended = _Ended(process.returncode, written, said)
+        if late:
+            raise _failure(f"did not end within {seconds:.0f} s and was stopped", ended)
+        return ended
 
     def _version(self) -> str:
         ended = self._run(["--version"], Path.cwd())
@@ -114,6 +136,19 @@ class Profiler:
         if ended.code or match is None:
             raise _failure("does not tell its version", ended)
         return match[1]
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def time_limit(uses: tuple[Use, ...], runs: int) -> float:
+    """Seconds after which a process that profiles the uses must be hanging."""
+    flop = sum(Problem.parse(use.problem).attn_flop() for use in uses)
+    replayed = _REPLAYS * runs * flop / _LEAST_FLOP_PER_SECOND
+    return _SECONDS_TO_BEGIN + _SECONDS_A_USE * len(uses) + replayed
 
 
 def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:

@@ -58,21 +58,19 @@ def run_profile(
     write: Callable[[ProfileRow], None],
     narrator: Narrator,
 ) -> None:
-    """Hands a row for every use of the plan that is not among the `known` to `write`, as it comes.
+    """Hands a row for every use of the plan that the `known` rows do not settle to `write`, a
+    length's at a time.
 
     Kernels are built first. A config that is illegal on this device gets a row that says so.
 
     Raises ProfilerError when the profiler fails, after the rows before that have been written; and
     what building raises.
     """
-    done = {row.key for row in known}
-    uses = [
-        (problem, cfg)
-        for problem, cfg in plan.uses()
-        if (str(cfg), str(problem), device.name) not in done
-    ]
-    if already := len(plan.uses()) - len(uses):
-        narrator.say(f"{already} of {len(plan.uses())} rows are there already")
+    done = {row.key for row in settled(plan, device, known)}
+    wanted = plan.uses()
+    uses = [use for use in wanted if _key(*use, device) not in done]
+    if already := len(wanted) - len(uses):
+        narrator.say(f"{already} of {len(wanted)} rows are there already")
     built = BuiltKernels(device)
     built.build(((cfg, problem) for problem, cfg in uses), narrator.build)
     rows = _Rows(device, profiler, Environment.collect())
@@ -91,6 +89,19 @@ def run_profile(
             write(rows.of(problem, cfg, profiled))
         if failure:
             raise ProfilerError(failure)
+
+
+def settled(plan: ProfilePlan, device: DeviceSpec, known: Iterable[ProfileRow]) -> list[ProfileRow]:
+    """The rows that need not be made again: each use's last by this revision of flashsmith on this
+    GPU, where its kernel was right."""
+    revision = Environment.collect().revision
+    wanted = {_key(*use, device) for use in plan.uses()}
+    last = {row.key: row for row in known if row.key in wanted and row.revision == revision}
+    return [row for row in last.values() if row.verdict == "pass"]
+
+
+def _key(problem: Problem, cfg: KernelConfig, device: DeviceSpec) -> tuple[str, str, str]:
+    return str(cfg), str(problem), device.name
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,14 @@ class WavefrontCount(NamedTuple):
 
 # Rows of Q that a CTA owns, and keys that it takes at a time.
 _TILES: dict[str, Callable[[Any], tuple[int, int]]] = {"mma_sync": lambda cfg: (cfg.B_r, cfg.B_c)}
-# Beyond the first step, which may be another than the rest.
-_STEPS = (2, 3)
 
 
 def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount | None:
     """What the emulator counts for `cfg`'s kernel on `problem`; None where it cannot tell.
 
-    One CTA is emulated over two and over three tiles of keys: all of its steps after the first are
-    alike, so that the difference is one step, and a launch is the sum over its CTAs.
+    One CTA is emulated over a few tiles of keys and over one more: the steps that a mask cuts and
+    the first are in both, so that the difference is one ordinary step, and a launch is the sum over
+    its CTAs.
     """
     windowed = problem.semantics.mask == "window"
     if cfg.FAMILY not in _TILES or problem.semantics.packed or windowed:
@@ -62,9 +61,12 @@ def _steps(cfg: Any, problem: Problem, begin: int) -> int:
 @lru_cache(maxsize=512)
 def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, WavefrontCount]:
     """Of a CTA that takes one tile of keys, and what every further tile adds."""
-    few, more = (_count(cfg, n, causal, arch) for n in _STEPS)
+    rows, keys = _TILES[cfg.FAMILY](cfg)
+    # As many as the diagonal crosses, or a kernel that trims them would count fewer.
+    n_few = max(2, -(-rows // keys))
+    few, more = (_count(cfg, n, causal, arch) for n in (n_few, n_few + 1))
     step = WavefrontCount(more.actual - few.actual, more.ideal - few.ideal)
-    before = _STEPS[0] - 1
+    before = n_few - 1
     first = WavefrontCount(few.actual - before * step.actual, few.ideal - before * step.ideal)
     return first, step
 

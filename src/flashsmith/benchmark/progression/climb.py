@@ -9,6 +9,7 @@ from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.progression.ladder import Ladder, Step, StepTime
 from flashsmith.benchmark.target import Target
+from flashsmith.benchmark.whole_tiles import whole_tiles
 from flashsmith.builder import KernelLibrary, libraries_for
 from flashsmith.configs import KernelConfig, check_legal
 from flashsmith.emulator import BankConflicts
@@ -16,7 +17,7 @@ from flashsmith.emulator.observers import instruction_mix
 from flashsmith.errors import EmulatorError
 from flashsmith.verify import Verdict, prove
 
-# Four K/V steps of 64 keys: the loop's weight shows, at a second or two per kernel.
+# At least; four K/V steps of 64 keys: the loop's weight shows, at a second or two per kernel.
 COUNTED_SEQ = 256
 COUNTED_HEADS = 2
 
@@ -55,10 +56,11 @@ def climb(
     for cfg in configs:
         check_legal(cfg, target.device)
     libraries = libraries_for(configs, arch=target.device.arch, progress=narrator.build)
+    seq = whole_tiles(COUNTED_SEQ, configs)
     counted = []
     for done, cfg in enumerate(configs):
         narrator.step(f"counting {cfg}", done, len(configs))
-        counted.append(_count(cfg, target, seed))
+        counted.append(_count(cfg, target, seq, seed))
     times = None
     if timer is not None:
         narrator.say(f"timing {len(configs)} kernels")
@@ -70,7 +72,7 @@ def climb(
     return Ladder(
         arch=target.arch,
         device=target.device.name,
-        counted=f"batch 1, seq {COUNTED_SEQ}, heads {COUNTED_HEADS}",
+        counted=f"batch 1, seq {seq}, heads {COUNTED_HEADS}",
         timed=times.problem if times else None,
         peer=times.peer if times else "",
         peer_note=times.peer_note if times else NO_TIMES,
@@ -87,12 +89,12 @@ class _Count:
     problems: list[str]
 
 
-def _count(cfg: KernelConfig, target: Target, seed: int) -> _Count:
+def _count(cfg: KernelConfig, target: Target, seq: int, seed: int) -> _Count:
     observer = BankConflicts()
     try:
         verdict = prove(
             cfg,
-            seq=COUNTED_SEQ,
+            seq=seq,
             heads=COUNTED_HEADS,
             arch=target.device.arch,
             observers=[observer],

@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from flashsmith.benchmark.json_numbers import from_json
 from flashsmith.benchmark.report.cells import OURS
 from flashsmith.benchmark.rows import BenchRow
 from flashsmith.configs import parse_kernel_name_into_config
@@ -73,7 +74,7 @@ def rows_of_run(value: dict[str, Any]) -> list[BenchRow]:
     for number, kernel in enumerate(value["kernels"], 1):
         try:
             rows.append(_run_row(value, kernel))
-        except (KeyError, TypeError, ConfigParseError) as error:
+        except (KeyError, TypeError, ValueError, ConfigParseError) as error:
             raise ArgumentError(f"kernel {number}: {error!r} is of no use here") from error
     return [row for row in rows if row.ms is not None or row.verdict == "fail"]
 
@@ -99,10 +100,11 @@ def _run_row(value: dict[str, Any], kernel: dict[str, Any]) -> BenchRow:
         note="; ".join(kernel["problems"]),
         ms=timing.get("ms"),
         best_ms=timing.get("best_ms"),
+        spread=timing.get("spread"),
         tflops=timing.get("tflops"),
-        max_error=kernel["max_error"],
-        error_bound=kernel["bound"],
-        rel_l2=kernel["rel_l2"],
+        max_error=from_json(kernel["max_error"]),
+        error_bound=from_json(kernel["bound"]),
+        rel_l2=from_json(kernel["rel_l2"]),
         protocol="flashsmith run",
         registers=kernel["registers"],
         spill_bytes=kernel["spill_store_bytes"] + kernel["spill_load_bytes"],

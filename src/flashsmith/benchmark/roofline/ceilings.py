@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from flashsmith.benchmark.json_numbers import from_json
 from flashsmith.errors import ArgumentError
 
 Unit = Literal["TFLOP/s", "Gop/s", "TB/s"]
@@ -85,10 +86,7 @@ class Roofline:
                     f"roofline: schema {value['schema']!r} is not this version's ({SCHEMA}); "
                     "measure again with 'flashsmith roofline'"
                 )
-            known = {field.name for field in fields(Ceiling)}
-            ceilings = tuple(
-                Ceiling(**{name: c[name] for name in known & set(c)}) for c in value["ceilings"]
-            )
+            ceilings = tuple(_ceiling(found) for found in value["ceilings"])
             if unknown := [c.unit for c in ceilings if c.unit not in get_args(Unit)]:
                 raise ArgumentError(
                     f"roofline: unit {unknown[0]!r} is none of {', '.join(get_args(Unit))}"
@@ -98,7 +96,18 @@ class Roofline:
                 environment=dict(value["environment"]),
                 ceilings=ceilings,
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
                 f"roofline: not what 'flashsmith roofline' wrote: {error!r}"
             ) from error
+
+
+_WORDS = ("key", "unit", "wrong", "note")
+
+
+def _ceiling(found: dict[str, Any]) -> Ceiling:
+    known = {field.name for field in fields(Ceiling)} & set(found)
+    values: dict[str, Any] = {
+        name: found[name] if name in _WORDS else from_json(found[name]) for name in known
+    }
+    return Ceiling(**values)

@@ -34,11 +34,11 @@ _WHAT = {
 
 
 def describe(key: str) -> str:
-    """What a ceiling is, in words."""
+    """What a ceiling is, in words; its own name for one that this version does not know."""
     name, _, dtype = key.rpartition("_")
     if dtype in ("fp16", "bf16"):
-        return f"{_WHAT[name]}, {dtype}"
-    return _WHAT[key]
+        return f"{_WHAT.get(name, name)}, {dtype}"
+    return _WHAT.get(key, key)
 
 
 def print_roofline(console: Console, roofline: Roofline) -> None:

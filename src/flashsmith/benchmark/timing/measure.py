@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -110,7 +111,16 @@ class _Bench:
 
 
 def _turns(group: Sequence[Contender], rounds: int) -> Iterator[Contender]:
-    """Each once a round; every round begins one further."""
+    """Each once a round: a shuffled order, then its reverse, then another.
+
+    The same orders every time. What runs before a kernel leaves it a warmer or a cooler GPU, so
+    that nobody may have one neighbour throughout.
+    """
+    orders = random.Random(0)
+    order = list(group)
     for turn in range(rounds):
-        first = turn % len(group)
-        yield from (*group[first:], *group[:first])
+        if turn % 2:
+            order.reverse()
+        else:
+            orders.shuffle(order)
+        yield from order

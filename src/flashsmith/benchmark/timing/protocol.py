@@ -14,8 +14,9 @@ Order = Literal["interleaved", "one_by_one"]
 class Protocol:
     """How contenders are timed.
 
-    order: 'interleaved' launches each once a round, and the next round begins with the next one, so
-    that a drifting clock hits all alike; 'one_by_one' finishes a contender before the next.
+    order: 'interleaved' launches each once a round, in an order that changes from round to round,
+    so that a drifting clock hits all alike and nobody always follows the same one; 'one_by_one'
+    finishes a contender before the next.
     flush_l2: whether the L2 is overwritten before every timed launch.
     num_warmups, runs: how many launches a contender gets untimed and timed, at least.
     warmup_ms, measure_ms: how long, at least, those take together; short kernels are launched more
