@@ -31,7 +31,7 @@ SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
     "mma_double_buffer_loads": (False,),
     "optimized_softmax": (False, True),
     "kv_stages": (0, 2, 3),
-    "lazy_rescale": (False,),
+    "lazy_rescale": (True,),
     "ping_pong": (False, True),
 }
 # What makes a config another one's neighbour: new values for one knob, or for two that depend on
@@ -45,6 +45,7 @@ MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
     ("mma_double_buffer_loads",): ((False,), (True,)),
     ("optimized_softmax",): ((False,), (True,)),
     ("kv_stages",): ((0,), (2,), (3,)),
+    ("lazy_rescale",): ((False,), (True,)),
     ("min_ctas_per_sm",): ((0,), (2,), (3,), (4,)),
     ("trim_masks",): ((False,), (True,)),
     ("l2_group_mib",): ((0,), (16,)),
