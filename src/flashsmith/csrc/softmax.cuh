@@ -26,9 +26,9 @@ FS_DEVICE float quad_sum(float x) {
 //
 // The largest probability is no longer exactly 1 then but rounded to 16 bits: most of the row's
 // error where it has much of the row's weight. With a bound on growth alone (2^8: P stays far below
-// fp16's 65,504) 2 small problems of 1,000 err more than twice what a textbook kernel does, with
+// fp16's 65,504) 3 small problems of 1,000 err more than twice what a textbook kernel does, with
 // one on the weight too no more than without laziness. Adding up rounded probabilities instead
-// leaves a quarter of them. What is added to 1 is room for a maximum that has not grown.
+// leaves a fifth of them. What is added to 1 is room for a maximum that has not grown.
 constexpr float kMaxGrowth = 8.0f;
 constexpr float kMaxShare = 0.125f;
 FS_DEVICE float room_to_grow(float sum) {
