@@ -38,7 +38,7 @@ SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
 # each other.
 MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
     ("B_r", "n_warps"): ((64, 4), (128, 4), (128, 8), (256, 8)),
-    ("B_c",): ((32,), (64,), (128,)),
+    ("B_c",): ((32,), (48,), (64,), (96,), (128,)),
     ("eager_load_blocks",): ((False,), (True,)),
     ("Q_mma_load_K_tiles", "K_mma_load_K_tiles"): ((0, 0), (0, 2), (2, 2), (0, 4), (4, 4)),
     ("V_mma_load_K_tiles",): ((0,), (2,), (4,)),
