@@ -127,7 +127,8 @@ _EFFECTS: dict[str, tuple[Effect, str]] = {
     "kv_stages": (_ring, "PairRing"),
     "lazy_rescale": (
         lambda cfg: (
-            "O is rescaled only once some row's maximum has grown by a factor of 2^8"
+            "O is rescaled only once some row's new maximum has much of its weight, or is 2^8 "
+            "times the old one"
             if cfg.lazy_rescale
             else "O is rescaled for every K/V block"
         ),

@@ -94,7 +94,7 @@ class FlashForwardKernelConfig:
     )
     lazy_rescale: bool = field(
         default=False,
-        metadata=_feature("O is rescaled only once a maximum has grown by 2^8", "lazy_rescale"),
+        metadata=_feature("O is rescaled only for a new maximum of some weight", "lazy_rescale"),
     )
     ping_pong: bool = field(
         default=False,

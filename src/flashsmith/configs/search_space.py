@@ -34,20 +34,21 @@ SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
     "mma_double_buffer_loads": (False,),
     "optimized_softmax": (False, True),
     "kv_stages": (0, 2, 3),
-    "lazy_rescale": (False,),
+    "lazy_rescale": (True,),
     "ping_pong": (False, True),
 }
 # What makes a config another one's neighbour: new values for one knob, or for two that depend on
 # each other.
 MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
     ("B_r", "n_warps"): ((64, 4), (128, 4), (128, 8), (256, 8)),
-    ("B_c",): ((32,), (64,), (128,)),
+    ("B_c",): ((32,), (48,), (64,), (96,), (128,)),
     ("eager_load_blocks",): ((False,), (True,)),
     ("Q_mma_load_K_tiles", "K_mma_load_K_tiles"): ((0, 0), (0, 2), (2, 2), (0, 4), (4, 4)),
     ("V_mma_load_K_tiles",): ((0,), (2,), (4,)),
     ("mma_double_buffer_loads",): ((False,), (True,)),
     ("optimized_softmax",): ((False,), (True,)),
     ("kv_stages",): ((0,), (2,), (3,)),
+    ("lazy_rescale",): ((False,), (True,)),
     ("min_ctas_per_sm",): ((0,), (2,), (3,), (4,)),
     ("trim_masks",): ((False,), (True,)),
     ("l2_group_mib",): ((0,), (16,)),

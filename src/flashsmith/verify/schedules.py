@@ -1,8 +1,7 @@
 """The kernels that the grid's problems are proven with: a few schedules of each family.
 
-None of the first family rescales lazily: that rounds a row's largest probability, and breaks the
-bound in a problem of a thousand. In the second one proofs ask for the row maxima, and kernels that
-are asked for them rescale always.
+Of the second family, kernels that are asked for the row maxima rescale always; proofs ask for them
+unless told not to.
 """
 
 from __future__ import annotations
@@ -21,11 +20,12 @@ from flashsmith.configs import (
 MMA_SYNC, WGMMA = FlashForwardKernelConfig.FAMILY, HopperForwardKernelConfig.FAMILY
 
 # Between them both softmaxes, both copies, both layouts, 16 and 32 rows a warp, tiles of every
-# size, the ring of K and V, halves that take turns.
+# size, the ring of K and V, halves that take turns, lazy rescaling.
 _MMA_SYNC = (
     "({dtype}, {d_head}, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
-    "({dtype}, {d_head}, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+stages_3+ping_pong",
-    "({dtype}, {d_head}, 64, 32, 4): load_4_4_2_tiles+opt_softmax+trim",
+    "({dtype}, {d_head}, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+stages_3"
+    "+lazy_rescale+ping_pong",
+    "({dtype}, {d_head}, 64, 32, 4): load_4_4_2_tiles+opt_softmax+lazy_rescale+trim",
     "({dtype}, {d_head}, 128, {B_c}, 4): async+eager+swizzled+load_2_2_4_tiles+opt_softmax"
     "+stages_2+trim+l2_16",
 )

@@ -119,7 +119,7 @@ class HopperForwardKernelConfig:
     )
     rescale_threshold: int = field(
         default=0,
-        metadata=_knob("O is rescaled when a maximum grew by more than 2^this", "rescale"),
+        metadata=_knob("O is rescaled for a new maximum of some weight or above 2^this", "rescale"),
     )
     section_mib: int = field(
         default=32,

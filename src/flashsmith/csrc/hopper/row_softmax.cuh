@@ -8,8 +8,8 @@
 namespace flashsmith {
 
 // kLazy: exponents stay relative to an older maximum, `row_max`, until some row of the warp has
-// outgrown it by more than `threshold` (log2). Powers of two up to 2^threshold are as exact as
-// those up to 1. A threshold of 0 keeps row_max the maximum.
+// outgrown it further than room_to_grow() or by more than `threshold` (log2). A threshold of 0
+// keeps row_max the maximum.
 // kFmaShare: percent of the exponentials that the FMA pipe computes.
 template <bool kMasked, bool kLazy, int kFmaShare = 0>
 struct RowSoftmax : OnlineSoftmax<1, true, kMasked, false> {
@@ -43,8 +43,12 @@ struct RowSoftmax : OnlineSoftmax<1, true, kMasked, false> {
             return false;
         } else {
             if constexpr (kLazy) {
-                const float growth = fmaxf(seen[0] - row_max[0][0], seen[1] - row_max[0][1]);
-                if (!__any_sync(0xffffffffu, growth * scale_log2 > threshold)) return false;
+                bool outgrown = false;
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+                    outgrown |= (seen[r] - row_max[0][r]) * scale_log2 >
+                                fminf(room_to_grow(row_sum[0][r]), threshold);
+                if (!any_lane(outgrown)) return false;
             }
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
