@@ -21,7 +21,7 @@ from flashsmith.configs import (
 from flashsmith.configs.shipped import shipped_hopper_kernels
 from flashsmith.errors import CompileError
 
-SHIPPED = get_hopper_configs()[0]
+SHIPPED = next(cfg for cfg in get_hopper_configs() if cfg.B_c == FAULTY_B_C)
 UNSHIPPED = replace(SHIPPED, kv_stages=1)
 WELL = replace(UNSHIPPED, B_c=96)
 

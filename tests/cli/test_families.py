@@ -15,7 +15,10 @@ from flashsmith.configs import Semantics, get_hopper_configs
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.errors import FlashsmithError, IllegalConfigError
 
-HOPPER = get_hopper_configs()[0]
+HOPPER = parse(
+    "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+    "+rescale_8"
+)
 MMA_SYNC = parse("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles")
 BOTH = f"{HOPPER}; {MMA_SYNC}"
 
@@ -90,8 +93,8 @@ def test_the_set_is_listed_and_its_configs_are_legal_on_hopper_only() -> None:
         facts = json.loads(run("configs", "-k", "hopper", "--arch", arch, "--json"))
         assert [parse(fact["short_form"]) for fact in facts] == get_hopper_configs()
         assert {fact["legal"] for fact in facts} == {legal}
-        assert facts[0]["threads"] == 512
-        assert facts[0]["smem_bytes"] == 230_400
+        for fact, cfg in zip(facts, get_hopper_configs(), strict=True):
+            assert (fact["threads"], fact["smem_bytes"]) == (cfg.n_threads, cfg.smem_bytes())
 
 
 def test_the_environment_names_the_set_too(monkeypatch: pytest.MonkeyPatch) -> None:

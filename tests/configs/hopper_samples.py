@@ -7,10 +7,28 @@ from dataclasses import fields
 
 from hypothesis import strategies as st
 
-from flashsmith.configs import HOPPER_KNOB_VALUES, HopperForwardKernelConfig, get_hopper_configs
+from flashsmith.configs import (
+    HOPPER_KNOB_VALUES,
+    DType,
+    HopperForwardKernelConfig,
+    PingPong,
+    Schedule,
+)
 from flashsmith.errors import ArgumentError
 
-SHIPPED = get_hopper_configs()[0]
+SHIPPED = HopperForwardKernelConfig(
+    DType.FP16,
+    d_head=128,
+    B_r=192,
+    B_c=128,
+    n_warpgroups=3,
+    q_buffers=2,
+    producer_registers=32,
+    consumer_registers=160,
+    pingpong=PingPong.GEMM,
+    schedule=Schedule.DYNAMIC,
+    rescale_threshold=8,
+)
 
 _INT_MAX = 2**31 - 1
 

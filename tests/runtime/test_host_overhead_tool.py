@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from flashsmith.configs import get_hopper_configs
-
 TOOL = Path(__file__).parents[2] / "tools" / "gpu" / "host_overhead.py"
 
 pytestmark = pytest.mark.torch
 
 
-HOPPER = str(get_hopper_configs()[0])
+HOPPER = (
+    "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+    "+rescale_8"
+)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ _SETTLING_ORDER = (
 # Shared memory before registers: a device that is too small for any tile is then left at once.
 _HOPPER_SETTLING_ORDER = (
     "dtype", "d_head", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O",
+    "overlap", "consumer_registers", "producer_registers",
 )  # fmt: skip
 
 
