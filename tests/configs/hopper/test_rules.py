@@ -53,6 +53,18 @@ BROKEN = [
     (f"(FP16, 64, 64, 64, 1wg): tma+{TWO}+pingpong_exp", {"pingpong_needs_two"}),
     (f"(FP16, 128, 128, 64, 2wg): tma+{TWO}+cluster_4", {"cluster_size_supported"}),
     (f"(FP16, 128, 128, 64, 2wg): tma+{TWO}+rescale_9", {"rescale_threshold_supported"}),
+    (
+        f"(FP16, 128, 128, 64, 2wg): tma+{TWO}+longest_first+section_3",
+        {"section_mib_supported"},
+    ),
+    (f"(FP16, 128, 128, 64, 2wg): tma+{TWO}+section_8", {"section_needs_longest_first"}),
+    (
+        "(FP16, 64, 64, 32, 1wg): tma+regs_24_80+ctas_5",
+        {"ctas_per_sm_supported", "registers_within_file"},
+    ),
+    ("(FP16, 128, 64, 128, 1wg): tma+regs_24_160+ctas_2", {"ctas_fit_shared_memory"}),
+    (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+exp2_fma_51", {"exp2_fma_share_supported"}),
+    (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+early_exp", {"early_exp_needs_overlap"}),
 ]
 
 

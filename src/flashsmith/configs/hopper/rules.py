@@ -153,8 +153,8 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "rescale_threshold_supported",
-        f"rescale_threshold must be 0 to {MAX_RESCALE_THRESHOLD}: probabilities up to two to the "
-        "power of it stay exact in fp16, and their sums far from its limit",
+        f"rescale_threshold must be 0 to {MAX_RESCALE_THRESHOLD}: probabilities grow to two to "
+        "the power of it, and stay far from fp16's limit",
         lambda cfg, device: 0 <= cfg.rescale_threshold <= MAX_RESCALE_THRESHOLD,
         ("rescale_threshold",),
     ),
@@ -181,10 +181,11 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "ctas_fit_shared_memory",
-        "ctas_per_sm CTAs must fit in the shared memory of an SM, each with "
+        "several CTAs, ctas_per_sm, must fit in the shared memory of an SM, each with "
         f"{RESERVED_SMEM_PER_CTA} bytes of the driver's",
         lambda cfg, device: (
-            cfg.ctas_per_sm * (cfg.smem_bytes() + RESERVED_SMEM_PER_CTA)
+            cfg.ctas_per_sm == 1  # smem_within_limit's own
+            or cfg.ctas_per_sm * (cfg.smem_bytes() + RESERVED_SMEM_PER_CTA)
             <= device.max_smem_per_block + RESERVED_SMEM_PER_CTA
         ),
         ("ctas_per_sm", "d_head", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),

@@ -130,6 +130,7 @@ constexpr bool ctas_per_sm_supported(const Config& cfg, const Limits&) {
 }
 
 constexpr bool ctas_fit_shared_memory(const Config& cfg, const Limits& limits) {
+    if (cfg.ctas_per_sm == 1) return true;  // smem_within_limit's own
     if (cfg.ctas_per_sm < 1) return false;
     const int64_t each =
         (int64_t{limits.max_smem_per_block} + kReservedSmem) / cfg.ctas_per_sm - kReservedSmem;
