@@ -14,6 +14,7 @@ from flashsmith.configs.families import KernelConfig
 from flashsmith.configs.hopper.config import HopperForwardKernelConfig
 from flashsmith.configs.hopper.knob_values import HOPPER_KNOB_VALUES
 from flashsmith.configs.rules import (
+    DEFAULT_SECTION_MIB,
     HOPPER_RULES,
     RULES,
     SUPPORTED_B_C,
@@ -53,7 +54,12 @@ KNOB_VALUES: dict[str, tuple[object, ...]] = {
 }
 
 # Of the producer's registers only fewer can help, and it cannot do with less than the first.
-_HOPPER_REPAIRS = {"producer_registers": HOPPER_KNOB_VALUES["producer_registers"][:3]}
+_HOPPER_REPAIRS: dict[str, tuple[object, ...]] = {
+    "producer_registers": HOPPER_KNOB_VALUES["producer_registers"][:3],
+    # What can be wrong with them, these values mend; others only make the search long.
+    "section_mib": (DEFAULT_SECTION_MIB,),
+    "ctas_per_sm": (1,),
+}
 # How many values are tried of a knob that no other knob has to do with.
 _LONE_REPAIRS = 3
 
@@ -65,7 +71,7 @@ _SETTLING_ORDER = (
 # Shared memory before registers: a device that is too small for any tile is then left at once.
 _HOPPER_SETTLING_ORDER = (
     "dtype", "d_head", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O",
-    "overlap", "consumer_registers", "producer_registers",
+    "ctas_per_sm", "overlap", "consumer_registers", "producer_registers",
 )  # fmt: skip
 
 
