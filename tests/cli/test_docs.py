@@ -5,13 +5,19 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import typer
 
 from flashsmith.cli import app
-from flashsmith.configs import parse_kernel_name_into_config
+from flashsmith.configs import (
+    FlashForwardKernelConfig,
+    kernel_set_sizes,
+    parse_kernel_name_into_config,
+)
+from flashsmith.configs.legal_space import KNOB_VALUES
 from flashsmith.env import VARIABLES
 
 ROOT = Path(__file__).parents[2]
@@ -106,3 +112,20 @@ def test_python_examples_run(path: Path) -> None:
         exec(compile(block, path.name, "exec"), names)
         if "o" in names:
             assert names["o"].shape == names["q"].shape
+
+
+def test_the_page_on_architecture_has_every_knob_with_its_values() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("### Appending a knob")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", text, re.MULTILINE))
+    knobs = [field.name for field in fields(FlashForwardKernelConfig)]
+    assert [name for name in rows if name in knobs] == knobs
+    for name, values in KNOB_VALUES.items():
+        if name != "dtype" and "load_K_tiles" not in name and values != (False, True):
+            assert rows[name] == ", ".join(map(str, values))
+
+
+def test_the_page_on_architecture_has_every_key() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for key in kernel_set_sizes():
+        assert f"`{key}`" in text
+        assert f"|{key}| " in text or re.fullmatch(r"\d+,\d+", key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from flashsmith.benchmark.roofline import save_roofline
 from flashsmith.benchmark.rows import write_rows
 from flashsmith.errors import ArgumentError
 
-RAW = Path(__file__).parents[3] / "benchmarks" / "h200"
+ROOT = Path(__file__).parents[3]
+RAW = ROOT / "benchmarks" / "h200"
+SHIPPED = ROOT / "src" / "flashsmith" / "tuning" / "tables" / "h200.json"
 ENDINGS = [".csv", ".json", *([".parquet"] if importlib.util.find_spec("pyarrow") else [])]
 
 
@@ -61,6 +64,30 @@ def test_several_files_are_one_result(tmp_path: Path) -> None:
     results = read(tmp_path / "a.csv", ladder, tmp_path / "b.json")
     assert results.rows == tuple(bench_rows())
     assert [source.path.name for source in results.sources] == ["a.csv", "l.json", "b.json"]
+
+
+def test_rows_that_are_in_two_files_count_once(tmp_path: Path) -> None:
+    rows = [replace(row, max_error=math.nan) for row in bench_rows()]
+    write_rows(tmp_path / "ranking.csv", rows[:5])
+    write_rows(tmp_path / "ranking.json", rows)
+    results = read(tmp_path / "ranking.csv", tmp_path / "ranking.json")
+    assert len(results.rows) == 24
+    assert [source.what for source in results.sources] == [
+        "benchmark rows",
+        "benchmark rows, 5 of them in files before it",
+    ]
+
+
+def test_rows_of_one_file_are_all_kept(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.csv", bench_rows()[:1] * 2)
+    assert len(read(tmp_path / "a.csv").rows) == 2
+
+
+def test_a_table_of_winners_is_passed_over(tmp_path: Path) -> None:
+    write_rows(tmp_path / "ranking.csv", bench_rows())
+    results = read(tmp_path / "ranking.csv", SHIPPED)
+    assert results.rows == tuple(bench_rows())
+    assert results.sources[1].what == "a table of winners, which is no measurement: passed over"
 
 
 # --- older files ---------------------------------------------------------------------------------
@@ -171,6 +198,17 @@ def test_the_rooflines_of_the_rows_gpus_are_found(tmp_path: Path, monkeypatch) -
     # One that was given wins.
     given = Results(rows=results.rows, rooflines=(ROOFLINE,))
     assert with_stored_rooflines(given).rooflines == (ROOFLINE,)
+
+
+def test_a_stored_roofline_that_is_damaged_is_no_absent_one(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    path = save_roofline(ROOFLINE)
+    path.write_text("{")
+    with pytest.raises(ArgumentError, match=f"{path.name} cannot be read"):
+        with_stored_rooflines(Results(rows=tuple(bench_rows())))
+    path.write_text('{"schema": 99}')
+    with pytest.raises(ArgumentError, match=f"{path.name}: .*schema 99"):
+        with_stored_rooflines(Results(rows=tuple(bench_rows())))
 
 
 def test_without_a_home_there_are_none(monkeypatch) -> None:

@@ -264,3 +264,13 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match="cannot be written"):
         write_page(make_page(Results()), tmp_path / "file" / "page.html")
+
+
+def test_charts_of_an_earlier_page_go(full: Results, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    charts = tmp_path / "page-charts"
+    write_page(make_page(full), out)
+    (charts / "99-of-an-earlier-page.png").touch()
+    (charts / "mine.png").touch()
+    written = write_page(make_page(full), out)
+    assert set(charts.iterdir()) == {*written[1:], charts / "mine.png"}

@@ -39,8 +39,27 @@ def read_results(paths: Sequence[Path]) -> Results:
 
 
 def _joined(one: Results, other: Results) -> Results:
+    """Both; of rows that an earlier file has too, as the CSV and the JSON of one run, only that
+    file's."""
+    other, dropped = _without(other, one)
+    if dropped:
+        (source,) = other.sources
+        what = f"{source.what}, {dropped:,} of them in files before it"
+        other = replace(other, sources=(replace(source, what=what),))
     parts = {name: getattr(one, name) + getattr(other, name) for name in vars(one)}
     return Results(**parts)
+
+
+def _without(results: Results, known: Results) -> tuple[Results, int]:
+    left: dict[str, Any] = {}
+    dropped = 0
+    for name in ("rows", "profiles"):
+        # Not by ==, for which a NaN is another each time.
+        there = set(map(repr, getattr(known, name)))
+        found = getattr(results, name)
+        left[name] = tuple(row for row in found if repr(row) not in there)
+        dropped += len(found) - len(left[name])
+    return replace(results, **left), dropped
 
 
 def _read(path: Path) -> Results:
@@ -119,20 +138,28 @@ def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
         roofline = Roofline.from_json(value)
         source = Source(path, "the roofline", len(roofline.ceilings))
         return Results(rooflines=(roofline,), sources=(source,))
+    if "entries" in value and "environments" in value:
+        what = "a table of winners, which is no measurement: passed over"
+        return Results(sources=(Source(path, what, 0),))
     if "kernels" in value and "backend" in value:
         return _rows(path, "kernels of 'flashsmith run'", older.rows_of_run(value))
     return None
 
 
 def with_stored_rooflines(results: Results) -> Results:
-    """Also the rooflines that this machine keeps, of the GPUs that the rows are from."""
-    from flashsmith.benchmark.roofline import load_roofline
+    """Also the rooflines that this machine keeps, of the GPUs that the rows are from.
+
+    Raises ArgumentError when one of these is damaged.
+    """
+    from flashsmith.benchmark.roofline import load_roofline, roofline_path
 
     known = {roofline.gpu for roofline in results.rooflines}
     wanted = dict.fromkeys(row.gpu for row in results.rows if row.gpu and row.gpu not in known)
     try:
-        stored = [found for gpu in wanted if (found := load_roofline(gpu)) is not None]
+        for gpu in wanted:
+            roofline_path(gpu)
     except ArgumentError:
         # Without a home folder nothing is kept.
         return results
+    stored = [found for gpu in wanted if (found := load_roofline(gpu)) is not None]
     return replace(results, rooflines=(*results.rooflines, *stored))

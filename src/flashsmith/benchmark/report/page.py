@@ -126,7 +126,8 @@ def _navigation(body: Sequence[Section]) -> Html:
 
 
 def write_page(page: Page, out: Path) -> list[Path]:
-    """Writes the page and, in the folder '<name>-charts' beside it, its charts; returns all paths.
+    """Writes the page and, in the folder '<name>-charts' beside it, its charts in place of those
+    of an earlier page; returns all paths.
 
     Raises ArgumentError when a file cannot be written.
     """
@@ -135,6 +136,8 @@ def write_page(page: Page, out: Path) -> list[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page.html, encoding="utf-8")
         written = [out]
+        for old in folder.glob("[0-9][0-9]-*.png"):
+            old.unlink()
         for number, picture in enumerate(page.pictures, 1):
             folder.mkdir(exist_ok=True)
             path = folder / f"{number:02}-{picture.slug}.png"

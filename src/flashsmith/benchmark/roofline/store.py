@@ -42,7 +42,10 @@ def read_roofline(path: str | Path) -> Roofline:
         value = json.loads(Path(path).read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ArgumentError(f"roofline: {path} cannot be read: {error}") from error
-    return Roofline.from_json(value)
+    try:
+        return Roofline.from_json(value)
+    except ArgumentError as error:
+        raise ArgumentError(f"{path}: {error}") from error
 
 
 def stored_rooflines() -> list[Roofline]:
