@@ -13,8 +13,8 @@ from flashsmith.configs.dtype import DType
 from flashsmith.configs.families import KernelConfig
 from flashsmith.configs.hopper.config import HopperForwardKernelConfig
 from flashsmith.configs.hopper.knob_values import HOPPER_KNOB_VALUES
+from flashsmith.configs.hopper.rules import DEFAULT_SECTION_MIB
 from flashsmith.configs.rules import (
-    DEFAULT_SECTION_MIB,
     HOPPER_RULES,
     RULES,
     SUPPORTED_B_C,
