@@ -35,7 +35,7 @@ def nearest_legal(
     space = space_of(cfg)
     if not all(rule.predicate(cfg, device) for rule in space.rules if not rule.knobs):
         return []  # no knob has a part in it
-    fixed = _fixed_knobs(cfg, space)
+    fixed = _fixed_knobs(cfg, space, device)
     search = _Search(space, device)
     found: list[tuple[Changes, AnyConfig]] = []
     for n_changes in range(len(space.values) - len(fixed) + 1):
@@ -130,11 +130,17 @@ def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
     return f"; the {other.FAMILY} family has kernels for it"
 
 
-def _fixed_knobs(cfg: KernelConfig, space: LegalSpace) -> list[str]:
-    """Knobs that no repair touches: those no rule reads, and a d_head that has kernels."""
-    read = {knob for rule in space.rules for knob in rule.knobs}
-    fixed = [knob for knob in space.values if knob not in read]
-    return fixed + ["d_head"] * (cfg.d_head in space.values["d_head"])
+def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> list[str]:
+    """Knobs that no repair touches: those that no broken rule has to do with, be it by way of other
+    rules, and a d_head that has kernels."""
+    touched: set[str] = set()
+    grown = {knob for rule in space.rules if not rule.predicate(cfg, device) for knob in rule.knobs}
+    while grown - touched:
+        touched |= grown
+        grown = {k for rule in space.rules if touched & set(rule.knobs) for k in rule.knobs}
+    fixed = [knob for knob in space.values if knob not in touched]
+    has_kernels = cfg.d_head in space.values["d_head"] and "d_head" in touched
+    return fixed + ["d_head"] * has_kernels
 
 
 def _distance(cfg: KernelConfig, other: KernelConfig) -> tuple[object, ...]:
