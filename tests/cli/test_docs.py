@@ -14,6 +14,7 @@ import typer
 from flashsmith.cli import app
 from flashsmith.configs import (
     FlashForwardKernelConfig,
+    HopperForwardKernelConfig,
     kernel_set_sizes,
     parse_kernel_name_into_config,
 )
@@ -122,6 +123,11 @@ def test_the_page_on_architecture_has_every_knob_with_its_values() -> None:
     for name, values in KNOB_VALUES.items():
         if name != "dtype" and "load_K_tiles" not in name and values != (False, True):
             assert rows[name] == ", ".join(map(str, values))
+
+
+def test_the_page_on_wgmma_has_every_knob() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "wgmma.md").read_text(), re.MULTILINE)
+    assert rows == [field.name for field in fields(HopperForwardKernelConfig)]
 
 
 def test_the_page_on_architecture_has_every_key() -> None:
