@@ -150,8 +150,8 @@ def test_a_shipped_config_is_explained_from_its_build_and_a_run() -> None:
     assert explanation.kernel is not None
     assert explanation.static_mix is not None
     assert explanation.dynamic_mix is not None
-    # Q K^T and P V of two blocks by twelve warps, 8 steps each; on 256 rows of 192 a CTA.
-    assert explanation.dynamic_mix["mma"] == 16 * 2 * 4 * (256 // 64)
+    # Q K^T and P V of two blocks by twelve warps, 8 steps each.
+    assert explanation.dynamic_mix["mma"] == 12 * 2 * 2 * 8
     assert explanation.dynamic_mix["TMA"] > 0
     assert explanation.conflicts is not None
     assert explanation.conflicts["O st"] == 1.0

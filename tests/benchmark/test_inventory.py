@@ -11,7 +11,12 @@ from flashsmith.benchmark.inventory import config_facts, entry_facts, print_entr
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import Target
 from flashsmith.builder import CacheEntry, KernelEntry, Manifest
-from flashsmith.builder.recipe import package_sources, package_version, source_hash
+from flashsmith.builder.recipe import (
+    kernel_flags,
+    package_sources,
+    package_version,
+    source_hash,
+)
 from flashsmith.builder.toolchain import tvm_ffi_version
 from flashsmith.configs import DEFAULT_DEVICE, Semantics, get_kernel_configs
 
@@ -32,7 +37,7 @@ def library() -> Manifest:
         nvcc_version="13.0",
         gxx_version="12",
         tvm_ffi_version=tvm_ffi_version(),
-        flags=(),
+        flags=kernel_flags("mma_sync", DEFAULT_DEVICE.arch),
         created="2026-01-01T00:00:00+00:00",
         build_seconds=1.0,
         kernels=(kernel,),
@@ -44,7 +49,12 @@ def cached(manifest: Manifest | None) -> CacheEntry:
     return CacheEntry("k" * 32, Path("k"), 1, 0.0, manifest, None if manifest else "is gone")
 
 
-OUTDATED = [{"source_hash": "0" * 32}, {"package_version": "0.0.1"}, {"tvm_ffi_version": "0.0.1"}]
+OUTDATED = [
+    {"source_hash": "0" * 32},
+    {"package_version": "0.0.1"},
+    {"tvm_ffi_version": "0.0.1"},
+    {"flags": ("-O0",)},
+]
 OTHERS = [*OUTDATED, {"arch": 90}, {"semantics": Semantics("causal")}]
 
 

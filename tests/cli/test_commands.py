@@ -203,8 +203,8 @@ def test_explain_a_legal_config() -> None:
     assert [region["end"] for region in facts["smem"]] == [16384, 32768, 49152]
     assert facts["occupancy"]["limited_by"]
     assert facts["static_instructions"]["mma"] == 128
-    # 4 warps, 2 Q blocks and 2 steps of 8 x 8 mma for S and 16 x 4 for O.
-    assert facts["dynamic_instructions"]["mma"] == 4 * 2 * 2 * 128
+    # 4 warps of one Q block, and 2 steps of 8 x 8 mma for S and 16 x 4 for O.
+    assert facts["dynamic_instructions"]["mma"] == 4 * 2 * 128
     assert facts["bank_conflicts"]["ldmatrix"] == 1.0
     text = flashsmith("explain", STEP_2, "--arch", "sm_80").stdout
     for section in ("Rules: legal", "Knobs", "Shared memory", "Compiler", "Occupancy"):
