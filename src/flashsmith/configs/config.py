@@ -6,27 +6,14 @@ The C++ struct of the same name (csrc/flash_attention.cuh) has the same fields i
 from __future__ import annotations
 
 import operator
-import re
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar
 
 from flashsmith.configs.dtype import DType
+from flashsmith.configs.family_config import INT_MAX, THREADS_PER_WARP, FamilyConfig, is_flag
 from flashsmith.errors import ArgumentError
 
-THREADS_PER_WARP = 32
 K_TILE_COLUMNS = 8
-
-# One SM (CUDA occupancy rules). Some GPUs allow fewer threads or CTAs; there shared memory or the
-# registers are the tighter limit for every config, but for one tile shape of d_head 32 that would
-# have to do with 32 registers a thread.
-RESERVED_SMEM_PER_CTA = 1024
-REGISTERS_PER_SM = 65536
-REGISTERS_PER_THREAD_UNIT = 8
-MAX_THREADS_PER_SM = 2048
-MAX_CTAS_PER_SM = 32
-
-# The widest value a C++ int field holds.
-_INT_MAX = 2**31 - 1
 
 
 def _feature(meaning: str, word: str | None) -> dict[str, str | None]:
@@ -35,7 +22,7 @@ def _feature(meaning: str, word: str | None) -> dict[str, str | None]:
 
 
 @dataclass(frozen=True, order=True)
-class FlashForwardKernelConfig:
+class FlashForwardKernelConfig(FamilyConfig):
     """One forward kernel of the mma.sync family (sm_80 and later), ordered field by field.
 
     Any positive tile sizes and non-negative load counts can be written down; whether a kernel can
@@ -113,31 +100,15 @@ class FlashForwardKernelConfig:
         metadata=_feature("MiB of K and V whose heads run side by side; 0: a head's", "l2"),
     )
 
-    def __post_init__(self) -> None:
-        for knob in fields(self):
-            value = getattr(self, knob.name)
-            checked = _checked(knob, value)
-            if checked is not value:
-                object.__setattr__(self, knob.name, checked)
+    @staticmethod
+    def _checked(knob: Field[Any], value: object) -> object:
+        return _checked(knob, value)
 
     # --- names -----------------------------------------------------------------------------------
 
-    def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
-        """For example '(FP16, 128, 64, 64, 4): async+swizzled+load_0_2_2_tiles+opt_softmax'.
-
-        Args:
-            include_d_head: whether the tuple names the head dimension.
-            include_tup: whether the tuple stands there at all.
-        """
-        features = "+".join(self._feature_words())
-        if not include_tup:
-            return features
+    def _shape(self, include_d_head: bool) -> str:
         d_head = f"{self.d_head}, " if include_d_head else ""
-        shape = f"{self.dtype.name}, {d_head}{self.B_r}, {self.B_c}, {self.n_warps}"
-        return f"({shape}): {features}"
-
-    def __str__(self) -> str:
-        return self.short_form()
+        return f"{self.dtype.name}, {d_head}{self.B_r}, {self.B_c}, {self.n_warps}"
 
     def _feature_words(self) -> list[str]:
         words = []
@@ -149,21 +120,6 @@ class FlashForwardKernelConfig:
             elif word is not None and value:
                 words.append(word if is_flag(knob) else f"{word}_{value}")
         return words
-
-    def kernel_name(self) -> str:
-        """The short form as a C identifier, for files and functions; unique per config."""
-        return re.sub(r"[^a-z0-9]+", "_", self.short_form().lower()).strip("_")
-
-    def to_cpp_struct(self) -> str:
-        """A C++20 expression for this config, with designated initialisers."""
-        values = ", ".join(
-            f".{knob.name} = {_cpp_literal(getattr(self, knob.name))}" for knob in fields(self)
-        )
-        return f"{type(self).__name__}{{{values}}}"
-
-    def to_ints(self) -> tuple[int, ...]:
-        """The fields in order as ints; the class called with them gives the config back."""
-        return tuple(int(getattr(self, knob.name)) for knob in fields(self))
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -190,37 +146,6 @@ class FlashForwardKernelConfig:
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of one CTA, bytes: a Q tile, the K and V tiles. O reuses Q's."""
         return (self.B_r + 2 * self.B_c * self.kv_tiles) * self.d_head * elem_size
-
-    def cta_limits(
-        self,
-        max_smem_bytes: int,
-        registers: int | None = None,
-        *,
-        max_threads: int = MAX_THREADS_PER_SM,
-        max_ctas: int = MAX_CTAS_PER_SM,
-    ) -> dict[str, int]:
-        """How many CTAs each resource of one SM has room for, by the resource's name.
-
-        Args:
-            max_smem_bytes: shared memory of one SM, bytes.
-            registers: the compiler's count per thread; None (or 0) leaves registers out.
-            max_threads, max_ctas: what one SM runs at once.
-        """
-        limits = {
-            "shared memory": max_smem_bytes // (self.smem_bytes() + RESERVED_SMEM_PER_CTA),
-            "threads": max_threads // self.n_threads,
-            "CTAs": max_ctas,
-        }
-        if registers:
-            # A warp's registers are handed out 8 per thread at a time: 256 per warp.
-            per_thread = -(-registers // REGISTERS_PER_THREAD_UNIT) * REGISTERS_PER_THREAD_UNIT
-            warps = REGISTERS_PER_SM // (per_thread * THREADS_PER_WARP)
-            limits["registers"] = warps // self.n_warps
-        return limits
-
-    def num_ctas_per_sm(self, max_smem_bytes: int, registers: int | None = None) -> int:
-        """CTAs resident on one SM; the arguments are cta_limits' first. 0: it does not fit."""
-        return min(self.cta_limits(max_smem_bytes, registers).values())
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether a kernel for whole tiles serves these sizes."""
@@ -277,11 +202,6 @@ def feature_fields(config_class: type[FlashForwardKernelConfig]) -> tuple[Field[
     return tuple(knob for knob in fields(config_class) if "word" in knob.metadata)
 
 
-def is_flag(knob: Field[Any]) -> bool:
-    """Whether the knob is on or off rather than a number."""
-    return knob.type in ("bool", bool)
-
-
 def _checked(knob: Field[Any], value: object) -> object:
     """`value` as the field's own type, or ArgumentError."""
     if knob.name == "dtype":
@@ -292,8 +212,8 @@ def _checked(knob: Field[Any], value: object) -> object:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ArgumentError(f"{knob.name}={value!r}: give a whole number")
     number = value if type(value) is int else operator.index(value)
-    if not lowest <= number <= _INT_MAX:
-        raise ArgumentError(f"{knob.name}={number}: allowed is {lowest} to {_INT_MAX}")
+    if not lowest <= number <= INT_MAX:
+        raise ArgumentError(f"{knob.name}={number}: allowed is {lowest} to {INT_MAX}")
     return number
 
 
@@ -301,9 +221,3 @@ def _checked_flag(name: str, value: object) -> bool:
     if hasattr(value, "__index__") and operator.index(value) in (0, 1):
         return bool(operator.index(value))
     raise ArgumentError(f"{name}={value!r}: allowed are True and False")
-
-
-def _cpp_literal(value: object) -> str:
-    if isinstance(value, DType):
-        return f"DType::{value.name}"
-    return str(value).lower()

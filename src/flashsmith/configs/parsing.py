@@ -10,10 +10,10 @@ from flashsmith.configs.config import (
     LOAD_FIELDS,
     FlashForwardKernelConfig,
     feature_fields,
-    is_flag,
 )
 from flashsmith.configs.dtype import DType
 from flashsmith.configs.families import KernelConfig
+from flashsmith.configs.family_config import is_flag
 from flashsmith.configs.hopper.config import ENUMERATIONS, HopperForwardKernelConfig
 from flashsmith.configs.hopper.parsing import (
     SHAPE_FIELDS,

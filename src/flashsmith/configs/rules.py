@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from flashsmith.configs.config import (
     K_TILE_COLUMNS,
-    REGISTERS_PER_SM,
-    RESERVED_SMEM_PER_CTA,
 )
 from flashsmith.configs.device_spec import DeviceSpec, default_device
 from flashsmith.configs.families import KernelConfig
+from flashsmith.configs.family_config import REGISTERS_PER_SM, RESERVED_SMEM_PER_CTA
 from flashsmith.configs.hopper.config import HopperForwardKernelConfig
 from flashsmith.configs.hopper.rules import HOPPER_RULES
 from flashsmith.configs.rule import BrokenRule, Rule

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from flashsmith.configs.config import THREADS_PER_WARP, FlashForwardKernelConfig
+from flashsmith.configs.config import FlashForwardKernelConfig
 from flashsmith.configs.device_spec import KNOWN_DEVICES
 from flashsmith.configs.dtype import DType
 from flashsmith.configs.families import KernelConfig
+from flashsmith.configs.family_config import THREADS_PER_WARP
 from flashsmith.configs.hopper import search_space as hopper
 from flashsmith.configs.hopper.config import HopperForwardKernelConfig
 from flashsmith.configs.hopper.rules import HOPPER_ARCH

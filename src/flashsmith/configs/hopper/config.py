@@ -7,30 +7,19 @@ order.
 from __future__ import annotations
 
 import operator
-import re
 from dataclasses import Field, dataclass, field, fields
 from enum import IntEnum
 from typing import Any, ClassVar
 
-from flashsmith.configs.config import (
-    MAX_CTAS_PER_SM,
-    MAX_THREADS_PER_SM,
-    REGISTERS_PER_SM,
-    REGISTERS_PER_THREAD_UNIT,
-    RESERVED_SMEM_PER_CTA,
-    THREADS_PER_WARP,
-    attn_flop,
-    total_flop,
-)
+from flashsmith.configs.config import attn_flop, total_flop
 from flashsmith.configs.dtype import DType
+from flashsmith.configs.family_config import INT_MAX, THREADS_PER_WARP, FamilyConfig, is_flag
 from flashsmith.errors import ArgumentError
 
 WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
 # What barriers and the producer's notices take beside the tiles, bytes.
 BARRIER_PAGE = 1024
-
-_INT_MAX = 2**31 - 1
 
 
 class PingPong(IntEnum):
@@ -65,7 +54,7 @@ def _knob(meaning: str, word: str | None = None) -> dict[str, str | None]:
 
 
 @dataclass(frozen=True, order=True)
-class HopperForwardKernelConfig:
+class HopperForwardKernelConfig(FamilyConfig):
     """One forward kernel of the wgmma family (sm_90a), ordered field by field.
 
     Any positive sizes can be written down; whether a kernel can be built for them is for
@@ -137,31 +126,15 @@ class HopperForwardKernelConfig:
         metadata=_knob("with overlap: no exponential waits for the product beside it", "early_exp"),
     )
 
-    def __post_init__(self) -> None:
-        for knob in fields(self):
-            value = getattr(self, knob.name)
-            checked = _checked(knob, value)
-            if checked is not value:
-                object.__setattr__(self, knob.name, checked)
+    @staticmethod
+    def _checked(knob: Field[Any], value: object) -> object:
+        return _checked(knob, value)
 
     # --- names -----------------------------------------------------------------------------------
 
-    def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
-        """For example '(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+dynamic'.
-
-        Args:
-            include_d_head: whether the tuple names the head dimension.
-            include_tup: whether the tuple stands there at all.
-        """
-        features = "+".join(self._feature_words())
-        if not include_tup:
-            return features
+    def _shape(self, include_d_head: bool) -> str:
         d_head = f"{self.d_head}, " if include_d_head else ""
-        shape = f"{self.dtype.name}, {d_head}{self.B_r}, {self.B_c}, {self.n_warpgroups}wg"
-        return f"({shape}): {features}"
-
-    def __str__(self) -> str:
-        return self.short_form()
+        return f"{self.dtype.name}, {d_head}{self.B_r}, {self.B_c}, {self.n_warpgroups}wg"
 
     def _feature_words(self) -> list[str]:
         words = ["tma"]
@@ -176,21 +149,6 @@ class HopperForwardKernelConfig:
             else:
                 words.append(word if value is True else f"{word}_{value}")
         return words
-
-    def kernel_name(self) -> str:
-        """The short form as a C identifier, for files and functions; unique per config."""
-        return re.sub(r"[^a-z0-9]+", "_", self.short_form().lower()).strip("_")
-
-    def to_cpp_struct(self) -> str:
-        """A C++20 expression for this config, with designated initialisers."""
-        values = ", ".join(
-            f".{knob.name} = {_cpp_literal(getattr(self, knob.name))}" for knob in fields(self)
-        )
-        return f"{type(self).__name__}{{{values}}}"
-
-    def to_ints(self) -> tuple[int, ...]:
-        """The fields in order as ints; the class called with them gives the config back."""
-        return tuple(int(getattr(self, knob.name)) for knob in fields(self))
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -217,37 +175,6 @@ class HopperForwardKernelConfig:
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of one CTA, bytes: the tiles, and a page for barriers."""
         return self.tile_bytes(elem_size) + BARRIER_PAGE
-
-    def cta_limits(
-        self,
-        max_smem_bytes: int,
-        registers: int | None = None,
-        *,
-        max_threads: int = MAX_THREADS_PER_SM,
-        max_ctas: int = MAX_CTAS_PER_SM,
-    ) -> dict[str, int]:
-        """How many CTAs each resource of one SM has room for, by the resource's name.
-
-        Args:
-            max_smem_bytes: shared memory of one SM, bytes.
-            registers: the compiler's count per thread; None (or 0) leaves registers out.
-            max_threads, max_ctas: what one SM runs at once.
-        """
-        limits = {
-            "shared memory": max_smem_bytes // (self.smem_bytes() + RESERVED_SMEM_PER_CTA),
-            "threads": max_threads // self.n_threads,
-            "CTAs": max_ctas,
-        }
-        if registers:
-            unit = REGISTERS_PER_THREAD_UNIT
-            limits["registers"] = REGISTERS_PER_SM // (
-                -(-registers // unit) * unit * self.n_threads
-            )
-        return limits
-
-    def num_ctas_per_sm(self, max_smem_bytes: int, registers: int | None = None) -> int:
-        """CTAs resident on one SM; the arguments are cta_limits' first. 0: it does not fit."""
-        return min(self.cta_limits(max_smem_bytes, registers).values())
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether a kernel for whole tiles serves these sizes.
@@ -290,8 +217,8 @@ def _checked(knob: Field[Any], value: object) -> object:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ArgumentError(f"{knob.name}={value!r}: give a whole number")
     number = operator.index(value)
-    if not lowest <= number <= _INT_MAX:
-        raise ArgumentError(f"{knob.name}={number}: allowed is {lowest} to {_INT_MAX}")
+    if not lowest <= number <= INT_MAX:
+        raise ArgumentError(f"{knob.name}={number}: allowed is {lowest} to {INT_MAX}")
     return number
 
 
@@ -310,16 +237,3 @@ ENUMERATIONS: dict[str, type[IntEnum]] = {
     "schedule": Schedule,
     "tile_order": TileOrder,
 }
-
-
-def is_flag(knob: Field[Any]) -> bool:
-    """Whether the knob is on or off rather than a number."""
-    return knob.type in ("bool", bool)
-
-
-def _cpp_literal(value: object) -> str:
-    if isinstance(value, DType):
-        return f"DType::{value.name}"
-    if isinstance(value, IntEnum):
-        return f"{type(value).__name__}::{value.name.lower()}"
-    return str(value).lower()

@@ -6,11 +6,11 @@ from dataclasses import Field, fields
 from typing import Any
 
 from flashsmith.configs.dtype import DType
+from flashsmith.configs.family_config import is_flag
 from flashsmith.configs.hopper.config import (
     ENUMERATIONS,
     WARPGROUP_ROWS,
     HopperForwardKernelConfig,
-    is_flag,
 )
 from flashsmith.configs.hopper.rules import (
     B_C_STEP,

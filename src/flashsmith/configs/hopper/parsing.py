@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
-from flashsmith.configs.hopper.config import ENUMERATIONS, HopperForwardKernelConfig, is_flag
+from flashsmith.configs.family_config import is_flag
+from flashsmith.configs.hopper.config import ENUMERATIONS, HopperForwardKernelConfig
 
 SHAPE_FIELDS = ("d_head", "B_r", "B_c", "n_warpgroups")
 _REGISTERS = re.compile(r"regs_(\d+)_(\d+)", re.ASCII)

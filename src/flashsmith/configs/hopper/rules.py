@@ -5,8 +5,8 @@ csrc/hopper/hopper_rules.cuh has the same rules in the same order; rule i is bit
 
 from __future__ import annotations
 
-from flashsmith.configs.config import RESERVED_SMEM_PER_CTA
 from flashsmith.configs.device_spec import DeviceSpec
+from flashsmith.configs.family_config import RESERVED_SMEM_PER_CTA
 from flashsmith.configs.hopper.config import (
     BARRIER_PAGE,
     WARPGROUP_ROWS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig
-from flashsmith.configs.config import (
+from flashsmith.configs.family_config import (
     REGISTERS_PER_THREAD_UNIT,
     RESERVED_SMEM_PER_CTA,
     THREADS_PER_WARP,
