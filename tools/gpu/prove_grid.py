@@ -62,7 +62,7 @@ def build(cases: Iterable[Case], arch: int) -> None:
     wanted: dict[Any, set[Any]] = {}
     for case in cases:
         wanted.setdefault(case.semantics, set()).add(case.config)
-    jobs = max(1, (os.cpu_count() or 1) // BUILDS_AT_ONCE)
+    jobs = max(1, len(os.sched_getaffinity(0)) // BUILDS_AT_ONCE)
     start = time.monotonic()
     with ThreadPoolExecutor(BUILDS_AT_ONCE) as pool:
         pending = {
@@ -184,7 +184,7 @@ class Run:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="the CSV file to write, or to go on with")
-    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="threads")
+    parser.add_argument("--workers", type=int, default=min(8, len(os.sched_getaffinity(0))), help="threads")
     parser.add_argument("--seconds", type=float, default=900.0, help="stop cleanly after so long")
     parser.add_argument("--match", default="", help="only cases whose text holds this")
     parser.add_argument("--handful", action="store_true", help="few small cases, for a sanitizer")
