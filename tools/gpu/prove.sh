@@ -12,7 +12,8 @@ cd "$(dirname "$0")/../.."
 out=${1:?"usage: tools/gpu/prove.sh OUT [tests|sets|sanitizer|figures|hopper]..."}
 shift
 parts=${*:-tests sets sanitizer figures}
-# The suite in parts that each end within minutes on 16 cores; one that passed is not run again.
+# The suite in parts that each end within minutes on 16 cores (WORKERS: 15 unless said otherwise);
+# one that passed is not run again.
 parts=" $parts "
 parts=${parts/ tests / tests-emulator tests-semantics tests-verify tests-rest }
 mkdir -p "$out"
@@ -37,7 +38,7 @@ suite() { # part, path or option of pytest...
     # Verbose: when the time is up, the log still says what was running. Four compilers a build:
     # several workers build at once.
     step "$name" env FLASHSMITH_JOBS="${FLASHSMITH_JOBS:-4}" \
-        python3 -m pytest "$@" -v -m full -n 15 --dist worksteal -p no:cacheprovider \
+        python3 -m pytest "$@" -v -m full -n "${WORKERS:-15}" --dist worksteal -p no:cacheprovider \
         -o faulthandler_timeout=120 --junitxml="$out/$name.xml"
     tail -n 1 "$out/$name.log"
 }
