@@ -4,6 +4,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -111,9 +112,10 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
     if (const auto status = called<CUresult>("cuTensorMapEncodeTiled")) return status;
     const auto at = reinterpret_cast<uint64_t>(address);
     constexpr uint32_t kSwizzleBytes[] = {0, 32, 64, 128};
-    bool ok = reinterpret_cast<uint64_t>(map) % 64 == 0 && at % 16 == 0 && rank == 4 &&
-              interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && swizzle <= 3 &&
-              box[0] * 2 <= kSwizzleBytes[swizzle] && fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
+    bool ok = reinterpret_cast<uint64_t>(map) % 64 == 0 && at % 16 == 0 &&
+              (rank == 4 || rank == 5) && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE &&
+              swizzle <= 3 && box[0] * 2 <= kSwizzleBytes[swizzle] &&
+              fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
     for (cuuint32_t i = 0; i < rank && ok; ++i)
         ok = sizes[i] >= 1 && sizes[i] <= uint64_t{1} << 32 && box[i] >= 1 && box[i] <= 256 &&
              element_strides[i] == 1;
@@ -123,10 +125,12 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
     auto* words = reinterpret_cast<uint64_t*>(map);
     std::memset(map, 0, sizeof *map);
     words[0] = at;
-    words[1] = type | uint64_t{kSwizzleBytes[swizzle]} << 16 | uint64_t(promotion) << 32;
-    for (int i = 0; i < 4; ++i) words[2 + i] = sizes[i];
-    for (int i = 0; i < 3; ++i) words[6 + i] = strides[i];
-    for (int i = 0; i < 4; ++i) words[9 + i] = box[i];
+    words[1] = type | uint64_t{kSwizzleBytes[swizzle]} << 16 | uint64_t(promotion) << 32 |
+               uint64_t(rank) << 48;
+    uint64_t* next = words + 2;
+    next = std::copy_n(sizes, rank, next);
+    next = std::copy_n(strides, rank - 1, next);
+    std::copy_n(box, rank, next);
     return CUDA_SUCCESS;
 }
 

@@ -75,10 +75,13 @@ class TensorMap:
         """The map at `offset` of a launch's arguments."""
         words = [
             int.from_bytes(arguments[offset + 8 * i : offset + 8 * i + 8], "little")
-            for i in range(13)
+            for i in range(16)
         ]
-        swizzle = words[1] >> 16 & 0xFFFF
-        return cls(words[0], swizzle, tuple(words[2:6]), tuple(words[6:9]), tuple(words[9:13]))
+        swizzle, rank = words[1] >> 16 & 0xFFFF, words[1] >> 48
+        sizes, strides, box = words[2:], words[2 + rank :], words[1 + 2 * rank :]
+        return cls(
+            words[0], swizzle, tuple(sizes[:rank]), tuple(strides[: rank - 1]), tuple(box[:rank])
+        )
 
 
 class PretendedLibrary:

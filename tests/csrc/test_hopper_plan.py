@@ -205,18 +205,34 @@ def test_strides_that_tma_does_not_take(
 
 
 def test_packed_sequences(library: PretendedLibrary) -> None:
-    """Rows twice: where in a box, and where the box ends; the address a box early."""
+    """Rows twice, and a dimension that takes away what was counted twice, modulo 2^64."""
     a_call = call("b3 s500:700 h8:2 d128 fp16 packed")
     assert a_call.totals == (1500, 2100)
     maps = plan(library, DYNAMIC, a_call).tensor_maps
     totals, heads, box_rows = (1500, 2100, 2100, 1500), (8, 2, 2, 8), (Q_ROWS, 128, 128, O_ROWS)
     for i, found in enumerate(maps):
         row = heads[i] * 256
-        assert found.address == (Q, K, V, O)[i] - row * box_rows[i]
-        assert found.sizes == (128, box_rows[i], totals[i] + 1, heads[i])
-        assert found.strides_bytes == (row, row, 256)
-        assert found.box == (64, box_rows[i], 1, 1)
+        assert found.address == (Q, K, V, O)[i]
+        assert found.sizes == (128, 2**30, totals[i] + 1, heads[i], 2**30 + 1)
+        assert found.strides_bytes == (row, row, 256, 2**34 - row)
+        assert found.box == (64, box_rows[i], 1, 1, 1)
         assert found.argument_offset == MAPS_AT[i]
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "o"])
+def test_a_packed_row_stride_that_does_not_wrap(library: PretendedLibrary, name: str) -> None:
+    """The fifth dimension's stride is what it lacks to 2^34 bytes."""
+    a_call = call("b3 s500:700 h8:2 d128 fp16 packed")
+    ints = list(a_call.tensors["qkvo".index(name)])
+    ints[2] = 2**33 - 8
+    longest = plan(library, DYNAMIC, replaced(a_call, **{name: tuple(ints)}))
+    assert longest.tensor_maps["qkvo".index(name)].strides_bytes[3] == 16
+    ints[2] = 2**33
+    with pytest.raises(
+        ValueError,
+        match=rf"{name}: its row stride is {2**33} elements; packed sequences take less than 2\^33",
+    ):
+        plan(library, DYNAMIC, replaced(a_call, **{name: tuple(ints)}))
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,7 @@ const void* address_of(Operand operand, const Addresses& at);
 struct TensorMapSpec {
     size_t argument_offset;  // bytes from the start of the kernel's arguments
     Operand operand;
-    int64_t data_offset;  // bytes from the operand's address to the map's; may be negative
-    int element_type;     // a DType
+    int element_type;  // a DType
     std::vector<uint64_t> sizes;
     std::vector<uint64_t> strides_bytes;  // of dimensions 1 and up
     std::vector<uint32_t> box;
@@ -42,7 +41,7 @@ struct TensorMapSpec {
         const void* operand_at = address_of(operand, at);
         // K and V without rows may be nowhere. Nobody looks there, but a map must point somewhere.
         if (operand_at == nullptr) operand_at = at.q;
-        return reinterpret_cast<uintptr_t>(operand_at) + data_offset;
+        return reinterpret_cast<uintptr_t>(operand_at);
     }
 };
 

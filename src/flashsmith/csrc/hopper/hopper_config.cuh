@@ -62,6 +62,9 @@ struct alignas(64) TensorMap {
     uint8_t bytes[128];
 };
 
+// Packed sequences end at this row of their tensor maps, see hopper/coordinates.cuh.
+inline constexpr int kRowsOfMap = 1 << 30;
+
 // A divisor that the host knows, for a multiplication in place of the some twenty instructions that
 // the GPU divides in. n / divisor is (high half of n multiplier + n) >> shift, for n below 2^31.
 struct Divisor {

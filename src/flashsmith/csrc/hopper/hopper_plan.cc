@@ -15,6 +15,7 @@ constexpr int kWarpgroupRows = 64;
 constexpr int kStoreRows = 16;  // of a warp
 constexpr int64_t kStrideUnit = 16;
 constexpr int64_t kStrideLimit = int64_t{1} << 40;
+constexpr uint64_t kWrap = uint64_t{1} << 34;
 
 struct Tensor {
     const char* name;
@@ -50,7 +51,10 @@ Tensor single_row(Tensor tensor) {
     return tensor;
 }
 
-// Columns, rows, heads, batch; packed, columns, rows twice, heads: see hopper/coordinates.cuh.
+// Columns, rows, heads, batch; packed, columns, rows twice, heads, and a step that makes good for
+// rows having been counted twice: see hopper/coordinates.cuh. kRowsOfMap times kWrap is 2^64, which
+// to an address is nothing. A map that began some rows before the tensor would do with fewer
+// dimensions, but TMA faults where no memory is, though no box touches it.
 TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardProblem& p,
                          bool packed, const Tensor& tensor) {
     const uint32_t columns = config.d_head % 64 == 0 ? 64 : 32;
@@ -60,7 +64,6 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
     TensorMapSpec map{
         .argument_offset = tensor.argument_offset,
         .operand = tensor.operand,
-        .data_offset = 0,
         .element_type = static_cast<int>(config.dtype),
         .sizes = {},
         .strides_bytes = {},
@@ -69,10 +72,12 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
     };
     if (packed) {
         const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, tensor.total);
-        map.data_offset = -static_cast<int64_t>(row) * tensor.box_rows;
-        map.sizes = {d, box_rows, static_cast<uint64_t>(tensor.total) + 1, heads};
-        map.strides_bytes = {row, row, head};
-        map.box = {columns, box_rows, 1, 1};
+        require(row < kWrap, std::string(tensor.name) + ": its row stride is " +
+                                 std::to_string(tensor.strides.seq) +
+                                 " elements; packed sequences take less than 2^33");
+        map.sizes = {d, kRowsOfMap, static_cast<uint64_t>(tensor.total) + 1, heads, kRowsOfMap + 1};
+        map.strides_bytes = {row, row, head, kWrap - row};
+        map.box = {columns, box_rows, 1, 1, 1};
     } else {
         const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, tensor.rows);
         map.sizes = {d, rows, heads, batch};

@@ -81,8 +81,8 @@ struct OutputStore {
     }
 
     FS_DEVICE void store_panels(uint32_t tile, const WorkTile& work, int row) const {
-        TmaBox box = box_of_rows<Kernel::SEMANTICS.packed>(row, kWarpRows, work.q_first,
-                                                           work.q_count, work.head, work.batch);
+        auto box = box_of_rows<Kernel::SEMANTICS.packed>(row, work.q_first, work.q_count, work.head,
+                                                         work.batch);
 #pragma unroll
         for (int p = 0; p < Kernel::n_panels; ++p) {
             box.column = p * Panel::kColumns;

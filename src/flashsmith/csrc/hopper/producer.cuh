@@ -55,8 +55,8 @@ struct Producer {
             mbarrier_wait(Q.barriers.empty(Q.place.stage()), Q.place.parity() ^ 1);
             tile.store(notice());
             mbarrier_arrive_expect(Q.full(), Kernel::Q_tile_bytes);
-            TmaBox box = box_of_rows<kPacked>(tile.first_row + w * kWarpgroupRows, kWarpgroupRows,
-                                              tile.q_first, tile.q_count, tile.head, tile.batch);
+            const auto box = box_of_rows<kPacked>(tile.first_row + w * kWarpgroupRows, tile.q_first,
+                                                  tile.q_count, tile.head, tile.batch);
             load_panels<Kernel::Q_panel_bytes>(Q.tile(), &args.q, box, Q.full());
             Q.place.advance();
         }
@@ -67,8 +67,8 @@ struct Producer {
     FS_DEVICE void load(Ring& ring, const TensorMap* map, const WorkTile& tile, int block) {
         constexpr int kRows = Kernel::B_c / CFG.cluster_size;
         const int first = CFG.cluster_size == 1 ? 0 : cluster_rank() * kRows;
-        const TmaBox box = box_of_rows<kPacked>(block * Kernel::B_c + first, kRows, tile.k_first,
-                                                tile.k_count, tile.head_k, tile.batch);
+        const auto box = box_of_rows<kPacked>(block * Kernel::B_c + first, tile.k_first,
+                                              tile.k_count, tile.head_k, tile.batch);
         ring.begin_fill();
         load_panels<Kernel::KV_panel_bytes, CFG.cluster_size>(
             ring.tile() + first * Kernel::Panel::kRowBytes, map, box, ring.full());
@@ -76,7 +76,8 @@ struct Producer {
     }
 
     template <int kPanelBytes, int kCtas = 1>
-    FS_DEVICE void load_panels(uint32_t tile, const TensorMap* map, TmaBox box, uint32_t full) {
+    FS_DEVICE void load_panels(uint32_t tile, const TensorMap* map, TmaBox<kPacked> box,
+                               uint32_t full) {
 #pragma unroll
         for (int p = 0; p < Kernel::n_panels; ++p) {
             box.column = p * Kernel::Panel::kColumns;

@@ -1,6 +1,6 @@
 // Tiles between global and shared memory by the tensor memory accelerator: one thread asks for a
 // whole panel. Coordinates count elements, (column, row, head, batch); packed tensors have their
-// rows in two dimensions, see PackedRows.
+// rows in three dimensions, see coordinates.cuh.
 #pragma once
 
 #include "../ptx_functions.cuh"
@@ -8,7 +8,9 @@
 
 namespace flashsmith {
 
-// Where a box begins in the four dimensions of a tensor map.
+// Where a box begins in the dimensions of a tensor map. Packed there is a fifth, of which every box
+// is at the same place.
+template <bool kPacked>
 struct TmaBox {
     int column;
     int first, second, third;
@@ -19,32 +21,60 @@ FS_DEVICE void tma_prefetch_map(const TensorMap* map) {
 }
 
 // What lies outside of the tensor arrives as zeros, and counts towards the barrier all the same.
-FS_DEVICE void tma_load(uint32_t smem, const TensorMap* map, const TmaBox& box, uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(smem),
-        "l"(map), "r"(box.column), "r"(box.first), "r"(box.second), "r"(box.third), "r"(barrier)
-        : "memory");
+template <bool kPacked>
+FS_DEVICE void tma_load(uint32_t smem, const TensorMap* map, const TmaBox<kPacked>& box,
+                        uint32_t barrier) {
+    if constexpr (kPacked)
+        asm volatile(
+            "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(smem),
+            "l"(map), "r"(box.column), "r"(box.first), "r"(box.second), "r"(box.third),
+            "r"(kRowsOfMap), "r"(barrier)
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(smem),
+            "l"(map), "r"(box.column), "r"(box.first), "r"(box.second), "r"(box.third), "r"(barrier)
+            : "memory");
 }
 
 // The same to this place in every CTA of the cluster whose bit is set, and to its barrier there.
-FS_DEVICE void tma_load_multicast(uint32_t smem, const TensorMap* map, const TmaBox& box,
+template <bool kPacked>
+FS_DEVICE void tma_load_multicast(uint32_t smem, const TensorMap* map, const TmaBox<kPacked>& box,
                                   uint32_t barrier, uint16_t ctas) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(smem),
-        "l"(map), "r"(box.column), "r"(box.first), "r"(box.second), "r"(box.third), "r"(barrier),
-        "h"(ctas)
-        : "memory");
+    if constexpr (kPacked)
+        asm volatile(
+            "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            ".multicast::cluster [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(smem),
+            "l"(map), "r"(box.column), "r"(box.first), "r"(box.second), "r"(box.third),
+            "r"(kRowsOfMap), "r"(barrier), "h"(ctas)
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(smem),
+            "l"(map), "r"(box.column), "r"(box.first), "r"(box.second), "r"(box.third),
+            "r"(barrier), "h"(ctas)
+            : "memory");
 }
 
 // What lies outside of the tensor is not written.
-FS_DEVICE void tma_store(const TensorMap* map, const TmaBox& box, uint32_t smem) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], "
-        "[%1];" ::"l"(map),
-        "r"(smem), "r"(box.column), "r"(box.first), "r"(box.second), "r"(box.third)
-        : "memory");
+template <bool kPacked>
+FS_DEVICE void tma_store(const TensorMap* map, const TmaBox<kPacked>& box, uint32_t smem) {
+    if constexpr (kPacked)
+        asm volatile(
+            "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group "
+            "[%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+            "r"(smem), "r"(box.column), "r"(box.first), "r"(box.second), "r"(box.third),
+            "r"(kRowsOfMap)
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+            "[%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+            "r"(smem), "r"(box.column), "r"(box.first), "r"(box.second), "r"(box.third)
+            : "memory");
 }
 FS_DEVICE void tma_store_commit() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
