@@ -48,6 +48,7 @@ Machine& machine() {
     return the_machine;
 }
 thread_local int current_device = 0;
+thread_local bool has_context = true;
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
 using Lock = std::lock_guard<std::recursive_mutex>;
@@ -110,6 +111,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
                 CUtensorMapFloatOOBfill fill) {
     const Lock lock(machine().mutex);
     if (const auto status = called<CUresult>("cuTensorMapEncodeTiled")) return status;
+    if (!has_context) return CUDA_ERROR_INVALID_CONTEXT;
     const auto at = reinterpret_cast<uint64_t>(address);
     constexpr uint32_t kSwizzleBytes[] = {0, 32, 64, 128};
     bool ok = reinterpret_cast<uint64_t>(map) % 64 == 0 && at % 16 == 0 &&
@@ -137,6 +139,11 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
 CUresult error_name(CUresult status, const char** name) {
     if (status != CUDA_ERROR_INVALID_VALUE) return CUDA_ERROR_INVALID_VALUE;
     *name = "CUDA_ERROR_INVALID_VALUE";
+    return CUDA_SUCCESS;
+}
+
+CUresult current_context(CUcontext* context) {
+    *context = has_context ? reinterpret_cast<CUcontext>(uintptr_t{1}) : nullptr;
     return CUDA_SUCCESS;
 }
 
@@ -176,6 +183,7 @@ cudaError_t cudaSetDevice(int device) {
     FLASHSMITH_CALLED;
     if (device < 0 || device >= machine().devices) return cudaErrorInvalidDevice;
     current_device = device;
+    has_context = true;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
@@ -208,9 +216,11 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, uns
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
     FLASHSMITH_CALLED;
+    if (const auto status = called((std::string("finding ") + name).c_str())) return status;
     const std::map<std::string, void*> functions = {
         {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode)},
         {"cuGetErrorName", reinterpret_cast<void*>(&error_name)},
+        {"cuCtxGetCurrent", reinterpret_cast<void*>(&current_context)},
         {"cuCtxGetId", reinterpret_cast<void*>(&context_id)},
     };
     *found = functions.at(name);
@@ -340,6 +350,11 @@ void pretended_reset(int devices) {
     m.launches.clear();
     m.memory.clear();
     current_device = 0;
+    has_context = true;
+}
+// This thread, as if it had not called CUDA yet.
+void pretended_leave_context() {
+    has_context = false;
 }
 void pretended_lose_context(int device) {
     machine().contexts[device] += 100;

@@ -108,6 +108,10 @@ class PretendedLibrary:
         """As if the process had just begun."""
         self.cuda.pretended_reset(devices)
 
+    def leave_context(self) -> None:
+        """Has this thread be one that has not called CUDA yet."""
+        self.cuda.pretended_leave_context()
+
     def count(self, name: str) -> int:
         """How often a function of CUDA's was called since the reset."""
         return int(self.cuda.pretended_count(name.encode()))

@@ -52,6 +52,15 @@ def test_a_launch_is_what_was_planned(library: PretendedLibrary, text: str) -> N
         )
 
 
+def test_a_thread_that_has_not_called_cuda_yet(library: PretendedLibrary) -> None:
+    """The driver encodes no map without a context, where a runtime call would get one."""
+    launch = prepare(library, call())
+    library.leave_context()
+    launch(STREAM, *PLACES)
+    assert [found.address for found in last_maps(library)] == list(PLACES)
+    assert library.count("cudaSetDevice") == 1
+
+
 def test_maps_are_of_the_tensors_of_each_launch(library: PretendedLibrary) -> None:
     launch = prepare(library, call())
     for moved in range(5):
@@ -161,7 +170,7 @@ def test_a_driver_without_tensor_maps(fresh_library: Callable[[], PretendedLibra
     """It may be asked again: a failure is not remembered."""
     library = fresh_library()
     launch = prepare(library, call())
-    library.fail("cudaGetDriverEntryPointByVersion", NOT_FOUND)
+    library.fail("finding cuTensorMapEncodeTiled", NOT_FOUND)
     with pytest.raises(RuntimeError, match="cuTensorMapEncodeTiled: the driver does not have it"):
         launch(STREAM, *PLACES)
     launch(STREAM, *PLACES)

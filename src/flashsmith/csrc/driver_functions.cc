@@ -1,5 +1,6 @@
 #include "driver_functions.h"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 namespace flashsmith {
@@ -16,6 +17,13 @@ void* driver_function(const char* name, [[maybe_unused]] unsigned version) {
     if (status == cudaSuccess && result == cudaDriverEntryPointSuccess) return found;
     cudaGetLastError();  // it must not surface in somebody else's next call
     return nullptr;
+}
+
+bool has_context() {
+    static const auto get_current =
+        reinterpret_cast<decltype(&cuCtxGetCurrent)>(driver_function("cuCtxGetCurrent", 4000));
+    CUcontext context = nullptr;
+    return get_current != nullptr && get_current(&context) == CUDA_SUCCESS && context != nullptr;
 }
 
 }  // namespace flashsmith

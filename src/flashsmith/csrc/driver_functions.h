@@ -8,4 +8,8 @@ namespace flashsmith {
 // where the driver is too old, or there is none.
 void* driver_function(const char* name, unsigned version);
 
+// Whether this thread has a CUDA context. Runtime calls make the device's own current where there
+// is none, the driver's functions fail then.
+bool has_context();
+
 }  // namespace flashsmith

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "config_rules.cuh"
+#include "driver_functions.h"
 #include "launch_plan.cuh"
 #include "workspaces.h"
 
@@ -30,13 +31,14 @@ void check(cudaError_t status, const char* what) {
                              cudaGetErrorString(status));
 }
 
-// Makes a device current and, at the end, the one that was.
+// Makes a device current and, at the end, the one that was. A thread that has not called CUDA yet
+// gets the device's context: encoding a tensor map needs one.
 class CurrentDevice {
   public:
     explicit CurrentDevice(int device) {
         check(cudaGetDevice(&previous_), "cudaGetDevice");
         changed_ = previous_ != device;
-        if (changed_) check(cudaSetDevice(device), "cudaSetDevice");
+        if (changed_ || !has_context()) check(cudaSetDevice(device), "cudaSetDevice");
     }
     ~CurrentDevice() {
         if (changed_) cudaSetDevice(previous_);
