@@ -30,7 +30,7 @@ TWO, THREE = "regs_24_240", "regs_32_160"
 BROKEN = [
     (f"(FP16, 32, 128, 128, 2wg): tma+{TWO}", {"d_head_supported"}),
     (f"(FP16, 112, 128, 128, 2wg): tma+{TWO}", {"d_head_supported"}),
-    ("(FP16, 64, 256, 64, 4wg): tma+regs_24_96", {"n_warpgroups_supported"}),
+    ("(FP16, 64, 320, 32, 5wg): tma+regs_24_80", {"n_warpgroups_supported"}),
     (f"(FP16, 128, 192, 128, 2wg): tma+{TWO}", {"B_r_is_warpgroups"}),
     (f"(FP16, 128, 128, 16, 2wg): tma+{TWO}", {"B_c_supported"}),
     (f"(FP16, 128, 128, 120, 2wg): tma+{TWO}", {"B_c_supported"}),

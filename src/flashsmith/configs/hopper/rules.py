@@ -18,7 +18,7 @@ from flashsmith.configs.rule import Rule
 
 HOPPER_ARCH = 90
 HOPPER_D_HEADS = (64, 96, 128, 192, 256)
-MAX_WARPGROUPS = 3
+MAX_WARPGROUPS = 4
 MAX_KV_STAGES = 8
 Q_BUFFERS = (1, 2)
 B_C_STEP, MIN_B_C, MAX_B_C = 16, 32, 256
@@ -79,8 +79,8 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "n_warpgroups_supported",
-        f"n_warpgroups must be 1 to {MAX_WARPGROUPS}: with one more that copies, a fifth of the "
-        "register file would not hold a warpgroup's tiles",
+        f"n_warpgroups must be 1 to {MAX_WARPGROUPS}: with one more that copies, more than these "
+        "have too few registers for their tiles",
         lambda cfg, device: 1 <= cfg.n_warpgroups <= MAX_WARPGROUPS,
         ("n_warpgroups",),
     ),

@@ -46,7 +46,7 @@ constexpr bool d_head_supported(const Config& cfg, const Limits&) {
 }
 
 constexpr bool n_warpgroups_supported(const Config& cfg, const Limits&) {
-    return cfg.n_warpgroups >= 1 && cfg.n_warpgroups <= 3;
+    return cfg.n_warpgroups >= 1 && cfg.n_warpgroups <= 4;
 }
 
 constexpr bool B_r_is_warpgroups(const Config& cfg, const Limits&) {
