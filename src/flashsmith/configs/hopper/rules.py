@@ -27,6 +27,9 @@ REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
 REGISTERS_TO_SHARE = 512
 # What a thread needs beside its shares of O, S and P: addresses, row statistics, loop state.
 REGISTERS_BESIDE_TILES = 24
+# What ptxas wants beside the accumulators of one wgmma, of the registers that a thread starts with;
+# what setmaxnreg gives later does not count (C7602).
+REGISTERS_BESIDE_PRODUCT = 26
 MAX_RESCALE_THRESHOLD = 8
 CLUSTER_SIZES = (1, 2)
 DEFAULT_SECTION_MIB = 32
@@ -137,6 +140,17 @@ HOPPER_RULES: tuple[Rule, ...] = (
         lambda cfg, device: tile_registers(cfg) + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
         ("d_head", "B_c", "overlap", "consumer_registers"),
         lambda cfg, device: f"the tiles take {tile_registers(cfg)}",
+    ),
+    Rule(
+        "product_fits_registers",
+        "the accumulators of a product, max(d_head, B_c) / 2 a thread, and "
+        f"{REGISTERS_BESIDE_PRODUCT} more must be within what a thread starts with, 512 / "
+        "(ctas_per_sm (n_warpgroups + 1)) rounded down to a multiple of 8: ptxas refuses others",
+        lambda cfg, device: (
+            max(cfg.d_head, cfg.B_c) // 2 + REGISTERS_BESIDE_PRODUCT
+            <= registers_each(cfg.n_warpgroups, cfg.ctas_per_sm)
+        ),
+        ("d_head", "B_c", "n_warpgroups", "ctas_per_sm"),
     ),
     Rule(
         "pingpong_needs_two",

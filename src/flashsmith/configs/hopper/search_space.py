@@ -20,7 +20,7 @@ from flashsmith.configs.hopper.config import (
     Schedule,
     TileOrder,
 )
-from flashsmith.configs.hopper.rules import B_C_STEP, MAX_RESCALE_THRESHOLD, registers_each
+from flashsmith.configs.hopper.rules import B_C_STEP, MAX_RESCALE_THRESHOLD
 from flashsmith.configs.hopper.sets import get_hopper_configs
 
 
@@ -109,9 +109,6 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
 # Key tiles longer and shorter by these.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
 _SHORTEST_B_C = 48
-# ptxas refuses an instruction whose accumulators leave less than this of the registers that a
-# thread starts with, whatever it gets later (64 of 80 for 128 columns: C7602).
-_BESIDE_ONE_PRODUCT = 26
 
 
 def worth_searching(cfg: HopperForwardKernelConfig) -> bool:
@@ -122,8 +119,6 @@ def worth_searching(cfg: HopperForwardKernelConfig) -> bool:
         and cfg.kv_stages >= 2
         # A second Q is the next tile's, and one that is alone in its CTA has no next.
         and not (cfg.schedule == Schedule.ONE_TILE and cfg.q_buffers == 2)
-        and max(cfg.B_c, cfg.d_head) // 2 + _BESIDE_ONE_PRODUCT
-        <= registers_each(cfg.n_warpgroups, cfg.ctas_per_sm)
     )
 
 

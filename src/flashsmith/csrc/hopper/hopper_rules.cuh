@@ -27,6 +27,7 @@ constexpr int kArch = 90;
 constexpr int kMinRegisters = 24, kMaxRegisters = 240, kRegisterUnit = 8;
 constexpr int kRegistersPerThreadAndWarpgroup = 512;  // 65,536 over a warpgroup's 128 threads
 constexpr int kRegistersBesideTiles = 24;
+constexpr int kRegistersBesideProduct = 26;
 constexpr int kDefaultSectionMib = 32, kMaxSectionMib = 64;
 constexpr int kMaxCtasPerSm = 4;
 constexpr int kReservedSmem = 1024;  // of a CTA, beside its own
@@ -104,6 +105,13 @@ constexpr bool tiles_fit_registers(const Config& cfg, const Limits&) {
     return O + S + P + kRegistersBesideTiles <= cfg.consumer_registers;
 }
 
+constexpr bool product_fits_registers(const Config& cfg, const Limits&) {
+    const int64_t warpgroups = (int64_t{cfg.n_warpgroups} + 1) * cfg.ctas_per_sm;
+    if (warpgroups < 1) return false;
+    const int64_t accumulators = (cfg.d_head > cfg.B_c ? cfg.d_head : cfg.B_c) / 2;
+    return accumulators + kRegistersBesideProduct <= registers_each(warpgroups);
+}
+
 constexpr bool pingpong_needs_two(const Config& cfg, const Limits&) {
     return cfg.pingpong == PingPong::none || cfg.n_warpgroups >= 2;
 }
@@ -163,6 +171,7 @@ inline constexpr Rule kRules[] = {
     {"consumer_registers_supported", consumer_registers_supported},
     {"registers_within_file", registers_within_file},
     {"tiles_fit_registers", tiles_fit_registers},
+    {"product_fits_registers", product_fits_registers},
     {"pingpong_needs_two", pingpong_needs_two},
     {"cluster_size_supported", cluster_size_supported},
     {"rescale_threshold_supported", rescale_threshold_supported},
