@@ -72,6 +72,12 @@ def test_what_is_masked_is_nothing_at_all(ptx: str) -> None:
     assert (run(ptx, "exponentials", near) < 2.4e-38).all()
 
 
+def test_nan_is_passed_on(ptx: str) -> None:
+    """Whatever its sign and its bits."""
+    bits = np.array([0x7FC00000, 0xFFC00000, 0x7FFFFFFF, 0x7F800001, 0xFFBFFFFF], np.uint32)
+    assert np.isnan(run(ptx, "exponentials", np.resize(bits, THREADS).view(np.float32))).all()
+
+
 def test_the_share_is_spread_evenly(ptx: str) -> None:
     """At half-way points the cubic is off and the unit is not: who computed what can be told."""
     y = run(ptx, "shares", np.full(100, 0.5, np.float32), threads=1)

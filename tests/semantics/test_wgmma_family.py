@@ -22,6 +22,7 @@ from flashsmith.configs import (
     Semantics,
     device_spec,
     get_kernel_configs,
+    parse_kernel_name_into_config,
 )
 from flashsmith.emulator.observers import Bounds, all_checks
 from flashsmith.errors import ArgumentError
@@ -34,7 +35,7 @@ ARCH = 90
 # So few that a CTA computes several tiles, and all its rings go round.
 FEW_SMS = replace(device_spec(ARCH), sm_count=2)
 SHIPPED = get_kernel_configs("hopper")
-LENS_Q, LENS_K = (70, 0, 200, 30), (140, 20, 150, 0)
+LENS_K = (140, 20, 150, 0)
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,12 @@ class Kernel:
     def problem(self) -> dict[str, Any]:
         """Keywords of prove() for a problem with several tiles and K/V blocks a head."""
         call = options_for(self.semantics) | {"heads": 2, "heads_k": 1, "sinks": True}
+        B_r = self.config.B_r
         if self.semantics.packed:
-            return call | {"lens_q": LENS_Q, "lens_k": LENS_K, "d": self.config.d_head - 8}
-        if self.semantics.uneven:
-            return call | {"seq": 230, "seq_k": 300}
-        return call | {"seq": 230, "seq_k": 3 * self.config.B_c}
+            lens_q = (70, 0, max(200, B_r + 8), 30)
+            return call | {"lens_q": lens_q, "lens_k": LENS_K, "d": self.config.d_head - 8}
+        seq_k = 300 if self.semantics.uneven else 3 * self.config.B_c
+        return call | {"seq": max(230, B_r + 38), "seq_k": seq_k}
 
 
 def shown(dtype: DType, d_head: int, place: int, semantics: str) -> Kernel:
@@ -87,11 +89,18 @@ SHIPPED_KERNELS = [
     Kernel(config, SEMANTICS[(5 * place + place // len(SEMANTICS)) % len(SEMANTICS)])
     for place, config in enumerate(SHIPPED)
 ]
-# Between them all knobs' values, 1 to 3 warpgroups, every mask.
+# Between them all knobs' values, 1 to 4 warpgroups, every mask.
 WINDOW = shown(DType.BF16, 128, 0, "window+uneven")
 CAUSAL = shown(DType.FP16, 128, 1, "causal+uneven")
 PLAIN = shown(DType.BF16, 128, 1, "plain")
 PACKED = shown(DType.FP16, 128, 0, "packed+uneven")
+FOUR = Kernel(
+    parse_kernel_name_into_config(
+        "(FP16, 64, 256, 48, 4wg): tma+stages_2+q_buffers_2+regs_24_112+overlap+pingpong_gemm"
+        "+dynamic+longest_first+rescale_8+exp2_fma_25"
+    ),
+    Semantics.parse("causal+packed+uneven"),
+)
 KERNELS = [
     WINDOW,
     CAUSAL,
@@ -101,6 +110,7 @@ KERNELS = [
     shown(DType.BF16, 96, 2, "causal+packed+uneven"),
     shown(DType.FP16, 192, 2, "causal"),
     shown(DType.BF16, 256, 1, "window+packed+uneven"),
+    FOUR,
 ]
 UNEVEN = [known for known in KERNELS if known.semantics.uneven]
 
@@ -191,6 +201,29 @@ def test_lazy_rescaling(known: Kernel, inputs: str) -> None:
         known.config, **known.problem(), inputs=inputs, row_max=False, checks=True, sm_count=2
     )
     assert verdict.ok, str(verdict)
+
+
+def test_a_nan_score_is_passed_on() -> None:
+    """Whichever way its exponential is computed: each sequence has a NaN in another key, between
+    them in all that a thread looks at."""
+    config = FOUR.config
+    assert config.exp2_fma_share
+    FOUR.load()
+    columns = [8 * pair + key for pair in range(config.B_c // 8) for key in range(2)]
+    rng = np.random.default_rng(2)
+    q, k, v = (
+        rng.standard_normal((len(columns) * rows, 1, config.d_head)).astype(np.float16)
+        for rows in (1, config.B_c, config.B_c)
+    )
+    for sequence, column in enumerate(columns):
+        k[sequence * config.B_c + column] = math.nan
+    ends = np.arange(len(columns) + 1, dtype=np.int32)
+    result = run_forward(
+        config, q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends * config.B_c, causal=True,
+        return_lse=True, emulate=True, arch=FEW_SMS,
+    )  # fmt: skip
+    assert np.isnan(result.o).all()
+    assert np.isnan(result.lse).all()
 
 
 BROADCAST = {
