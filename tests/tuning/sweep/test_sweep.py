@@ -483,7 +483,10 @@ def test_neighbours_of_the_best_are_tried_and_their_neighbours(tmp_path: Path) -
 
 def test_both_families_race_and_the_table_says_which_wins(tmp_path: Path) -> None:
     """The fastest is a neighbour of the best of the wgmma space."""
-    leader = "(FP16, 128, 192, 96, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+    leader = (
+        "(FP16, 128, 192, 96, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+        "+rescale_8"
+    )
     best = leader.replace("192, 96", "192, 112")
     slower = {str(cfg): Kernel(ms=3.0) for cfg in search_space(PROBLEM, fakes.DEVICE, "space")}
     world = World({**slower, leader: Kernel(ms=1.5), best: Kernel(ms=1.0)}, default=Kernel(ms=2.0))

@@ -38,17 +38,21 @@ class Shape(NamedTuple):
 # Of warpgroups in a CTA and CTAs on an SM: the registers of a thread that copies, and of one that
 # computes, which are all that the file has.
 REGISTERS = {
-    (1, 1): (24, 240), (2, 1): (24, 240), (3, 1): (32, 160), (1, 2): (24, 232), (1, 3): (24, 136)
+    (1, 1): (24, 240), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (24, 112),
+    (1, 2): (24, 232), (2, 2): (24, 104), (1, 3): (24, 136),
 }  # fmt: skip
-# Three warpgroups read K and V least often, and have no registers for overlap beyond d_head 96. Two
-# have, and one is for problems with few rows, or two or three times on an SM at short heads. The
-# longest key tiles are what registers (three warpgroups) or shared memory (d_head 192, 256, several
-# CTAs) still hold.
+# Three warpgroups read K and V least often, and have no registers for overlap beyond d_head 96.
+# Four fit short heads only. Two have more registers, and one is for problems with few rows, or two
+# or three times on an SM at short heads. The longest key tiles are what registers (three
+# warpgroups) or shared memory (d_head 192, 256, several CTAs) still hold.
 SHAPES: dict[int, tuple[Shape, ...]] = {
     64: (
         Shape(3, 128),
         Shape(3, 128, overlap=True),
         Shape(3, 192),
+        Shape(4, 96),
+        Shape(4, 64, overlap=True),
+        Shape(2, 80, ctas_per_sm=2),
         Shape(2, 128, overlap=True),
         Shape(2, 192, overlap=True),
         Shape(1, 128, overlap=True),
@@ -89,10 +93,9 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
 }
 # From here on products take so much longer than a softmax that taking turns may only cost.
 _WITHOUT_TURNS = 192
-RESCALES = (0, MAX_RESCALE_THRESHOLD)
 
 # What makes a config another one's neighbour: new values for one knob, or for those that depend on
-# each other. Tile orders and rescaling are no moves: the space has all of them, at every shape.
+# each other. Tile orders are no moves: the space has all of them, at every shape.
 MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("B_r", "n_warpgroups", "ctas_per_sm", "producer_registers", "consumer_registers"): tuple(
         (WARPGROUP_ROWS * n, n, ctas, *registers) for (n, ctas), registers in REGISTERS.items()
@@ -103,8 +106,10 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("kv_stages",): ((2,), (3,), (4,)),
     ("q_buffers", "separate_O"): ((1, False), (1, True), (2, False), (2, True)),
     ("cluster_size",): ((1,), (2,)),
-    ("section_mib",): ((16,), (32,), (48,)),
+    ("section_mib",): ((8,), (16,), (32,)),
+    ("rescale_threshold",): ((0,), (MAX_RESCALE_THRESHOLD,)),
     ("exp2_fma_share",): ((0,), (10,), (25,)),
+    ("early_exp",): ((False,), (True,)),
 }
 # Key tiles longer and shorter by these.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
@@ -147,7 +152,7 @@ def _of_shape(
 ) -> Iterator[HopperForwardKernelConfig]:
     alone = shape.n_warpgroups == 1 or d_head >= _WITHOUT_TURNS
     producer, consumer = REGISTERS[shape.n_warpgroups, shape.ctas_per_sm]
-    for order, threshold in product(orders, RESCALES):
+    for order in orders:
         yield HopperForwardKernelConfig(
             dtype,
             d_head,
@@ -162,7 +167,7 @@ def _of_shape(
             pingpong=PingPong.NONE if alone else PingPong.GEMM,
             schedule=Schedule.DYNAMIC,
             tile_order=order,
-            rescale_threshold=threshold,
+            rescale_threshold=MAX_RESCALE_THRESHOLD,
             ctas_per_sm=shape.ctas_per_sm,
         )
 

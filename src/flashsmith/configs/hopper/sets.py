@@ -11,6 +11,7 @@ from flashsmith.configs.hopper.config import (
     Schedule,
     TileOrder,
 )
+from flashsmith.configs.hopper.rules import DEFAULT_SECTION_MIB
 
 
 def get_hopper_configs(
@@ -22,22 +23,31 @@ def get_hopper_configs(
         cfg
         for dtype in dtypes
         for cfg in (
-            # The SFU is as busy as the tensor cores: the next product runs under the softmax.
-            _three_warpgroups(dtype, 64, 128, by_head, overlap=True),
+            # Up to some thousand keys four warpgroups hide the most of each other's waits; beyond
+            # that longer tiles and a product under the softmax win.
+            _four_warpgroups(dtype, 64, 96, by_head),
+            _four_warpgroups(dtype, 64, 96, longest_first),
+            _three_warpgroups(
+                dtype, 64, 128, by_head, overlap=True, pingpong=PingPong.NONE, early_exp=True
+            ),
             _three_warpgroups(dtype, 64, 128, longest_first, overlap=True),
-            _three_warpgroups(dtype, 64, 128, by_head, exp2_fma_share=10),
-            _three_warpgroups(dtype, 96, 144, by_head),
+            _three_warpgroups(dtype, 96, 128, by_head),
             _three_warpgroups(dtype, 96, 128, longest_first),
+            _three_warpgroups(dtype, 96, 112, longest_first, overlap=True),
             _three_warpgroups(dtype, 128, 128, by_head),
             _three_warpgroups(dtype, 128, 128, longest_first),
-            # Long sequences, which power limits: two CTAs read K and V once.
+            # Two CTAs read K and V once: within 1% of one alone, with less traffic.
             _three_warpgroups(dtype, 128, 128, by_head, cluster_size=2),
             # Short causal sequences, where the diagonal wastes less of 128 rows.
-            _two_warpgroups(dtype, 128, 128, longest_first, q_buffers=2),
+            _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM),
+            _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM, section_mib=8),
+            # Two buffers of Q for fewer than some thousand keys, longer key tiles for more.
+            _two_warpgroups(dtype, 192, 80, by_head),
+            _two_warpgroups(dtype, 192, 80, longest_first),
             _two_warpgroups(dtype, 192, 112, by_head, q_buffers=1),
-            _two_warpgroups(dtype, 192, 96, longest_first, q_buffers=1),
-            _two_warpgroups(dtype, 256, 80, by_head, q_buffers=1),
+            _two_warpgroups(dtype, 256, 80, by_head, q_buffers=1, early_exp=True),
             _two_warpgroups(dtype, 256, 80, longest_first, q_buffers=1),
+            _two_warpgroups(dtype, 256, 64, longest_first, q_buffers=1, pingpong=PingPong.GEMM),
         )
     ]
 
@@ -49,8 +59,9 @@ def _three_warpgroups(
     tile_order: TileOrder,
     *,
     overlap: bool = False,
+    pingpong: PingPong = PingPong.GEMM,
     cluster_size: int = 1,
-    exp2_fma_share: int = 0,
+    early_exp: bool = False,
 ) -> HopperForwardKernelConfig:
     """192 rows a CTA: two warpgroups' softmax hides behind the third's products."""
     return HopperForwardKernelConfig(
@@ -63,17 +74,45 @@ def _three_warpgroups(
         producer_registers=32,
         consumer_registers=160,
         overlap=overlap,
-        pingpong=PingPong.GEMM,
+        pingpong=pingpong,
         cluster_size=cluster_size,
         schedule=Schedule.DYNAMIC,
         tile_order=tile_order,
         rescale_threshold=8,
-        exp2_fma_share=exp2_fma_share,
+        early_exp=early_exp,
+    )
+
+
+def _four_warpgroups(
+    dtype: DType, d_head: int, B_c: int, tile_order: TileOrder
+) -> HopperForwardKernelConfig:
+    """256 rows a CTA, for short heads: what one warpgroup waits for three others fill."""
+    return HopperForwardKernelConfig(
+        dtype,
+        d_head=d_head,
+        B_r=256,
+        B_c=B_c,
+        n_warpgroups=4,
+        q_buffers=2,
+        producer_registers=24,
+        consumer_registers=112,
+        pingpong=PingPong.GEMM,
+        schedule=Schedule.DYNAMIC,
+        tile_order=tile_order,
+        rescale_threshold=8,
     )
 
 
 def _two_warpgroups(
-    dtype: DType, d_head: int, B_c: int, tile_order: TileOrder, *, q_buffers: int
+    dtype: DType,
+    d_head: int,
+    B_c: int,
+    tile_order: TileOrder,
+    *,
+    q_buffers: int = 2,
+    pingpong: PingPong = PingPong.NONE,
+    section_mib: int = DEFAULT_SECTION_MIB,
+    early_exp: bool = False,
 ) -> HopperForwardKernelConfig:
     """128 rows a CTA: registers for wide heads, or for a product under the softmax."""
     return HopperForwardKernelConfig(
@@ -86,8 +125,10 @@ def _two_warpgroups(
         producer_registers=32,  # 24 spill where sequences are packed
         consumer_registers=232,
         overlap=True,
-        pingpong=PingPong.GEMM,
+        pingpong=pingpong,
         schedule=Schedule.DYNAMIC,
         tile_order=tile_order,
         rescale_threshold=8,
+        section_mib=section_mib,
+        early_exp=early_exp,
     )
