@@ -184,7 +184,9 @@ class Run:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="the CSV file to write, or to go on with")
-    parser.add_argument("--workers", type=int, default=min(8, len(os.sched_getaffinity(0))), help="threads")
+    parser.add_argument(
+        "--workers", type=int, default=min(8, len(os.sched_getaffinity(0))), help="threads"
+    )
     parser.add_argument("--seconds", type=float, default=900.0, help="stop cleanly after so long")
     parser.add_argument("--match", default="", help="only cases whose text holds this")
     parser.add_argument("--handful", action="store_true", help="few small cases, for a sanitizer")
