@@ -138,7 +138,7 @@ class FakeBench:
         time.sleep(self.world.seconds_per_request)
         for build, library in kernels:
             self._find(build, library)
-        stage = "final" if steady else "time"
+        stage = "final" if steady and len(kernels) > 1 else "time"
         self.world.note(stage, problem, *(build.config for build, _ in kernels))
         return [self._samples(problem, build, least, stage) for build, _ in kernels]
 

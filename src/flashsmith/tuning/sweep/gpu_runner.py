@@ -26,14 +26,12 @@ from flashsmith.builder.user_cache import cache_dir
 from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import CompileError, IllegalConfigError
 from flashsmith.runtime.libraries import loaded_kernels
-from flashsmith.tuning.sweep.halving import Halving
+from flashsmith.tuning.sweep.halving import STEADY_WARMUP_MS, Halving
 from flashsmith.tuning.sweep.runner import Build, Compiled, LibraryGoneError, Proof, Runner
 
 # Scores of a head that the first proof looks at: a few hundred rows of a long sequence.
 _QUICK_SCORES = 1 << 20
 _WORKLOADS_KEPT = 16
-# The power of a busy GPU settles its clock; the finalists, who take turns, warm it up together.
-_STEADY_WARMUP_MS = 100.0
 
 
 def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
@@ -160,7 +158,7 @@ class GpuBench:
         protocol = Protocol(
             num_warmups=1 if steady else 0,
             runs=least,
-            warmup_ms=_STEADY_WARMUP_MS if steady else 0.0,
+            warmup_ms=STEADY_WARMUP_MS if steady else 0.0,
             measure_ms=ms,
             num_estimates=1,
         )

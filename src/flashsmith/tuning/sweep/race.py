@@ -11,7 +11,7 @@ from typing import Any, Literal
 from flashsmith.benchmark.timing import Samples
 from flashsmith.configs import Problem
 from flashsmith.tuning.sweep.candidate import Candidate, Status, samples_from_json
-from flashsmith.tuning.sweep.halving import Halving
+from flashsmith.tuning.sweep.halving import STEADY_WARMUP_MS, Halving
 from flashsmith.tuning.sweep.runner import Build
 
 TaskKind = Literal["prove", "check", "time", "final"]
@@ -38,6 +38,7 @@ class Task:
     rung: int = 0
     least: int = 1
     ms: float = 0.0
+    steady: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ class Race:
                 if candidate.build in ready and not self.closed:
                     kind: TaskKind = "prove" if candidate.proof is None else "time"
                     rung = self.halving.rungs[self.rung]
-                    return Task(kind, self, (candidate,), self.rung, rung.least, rung.ms)
+                    figures = (rung.least, rung.ms, rung.steady)
+                    return Task(kind, self, (candidate,), self.rung, *figures)
             if pending:
                 return None
             self._end_rung()
@@ -267,7 +269,7 @@ class Race:
             rung = self.halving.rungs[-1]
             for candidate in finalists:
                 if ALONE not in candidate.times:
-                    return Task("time", self, (candidate,), ALONE, rung.least, rung.ms)
+                    return Task("time", self, (candidate,), ALONE, rung.least, rung.ms, rung.steady)
         unchecked = [c for c in finalists if not c.checked]
         if unchecked:
             return Task("check", self, (unchecked[0],))
@@ -278,8 +280,9 @@ class Race:
         if ms < self.halving.final_ms:
             if least < MIN_FINAL_LAUNCHES:
                 return None
-            return Task("final", self, tuple(finalists), least=least, ms=ms)
-        return Task("final", self, tuple(finalists), least=self.halving.final_least, ms=ms)
+        else:
+            least = self.halving.final_least
+        return Task("final", self, tuple(finalists), least=least, ms=ms, steady=True)
 
     @property
     def decided(self) -> bool:
@@ -302,6 +305,7 @@ class Race:
         field, total, done = len(running), 0.0, 0.0
         for number, rung in enumerate(self.halving.rungs):
             each = max(rung.ms, rung.least * launch) + _OTHER_LAUNCHES * launch + _OVERHEAD_MS
+            each += STEADY_WARMUP_MS if rung.steady else 0.0
             total += field * each
             done += each * sum(number in c.times for c in running)
             field = min(field, max(-(-field // self.halving.eta), self.halving.finalists))

@@ -209,10 +209,8 @@ class Sweep:
             thorough = task.kind == "check"
             self._bench.request("prove", problem, *kernels[0], thorough, seconds=seconds)
         else:
-            steady = task.kind == "final"
-            self._bench.request(
-                "time", problem, kernels, task.least, task.ms, steady, seconds=seconds
-            )
+            how = (task.least, task.ms, task.steady)
+            self._bench.request("time", problem, kernels, *how, seconds=seconds)
 
     def _take(self, outcome: Outcome) -> None:
         """Takes over what became of the request."""
