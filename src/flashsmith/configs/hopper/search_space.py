@@ -38,8 +38,8 @@ class Shape(NamedTuple):
 # Of warpgroups in a CTA and CTAs on an SM: the registers of a thread that copies, and of one that
 # computes, which are all that the file has.
 REGISTERS = {
-    (1, 1): (24, 240), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (24, 112),
-    (1, 2): (24, 232), (2, 2): (24, 104), (1, 3): (24, 136),
+    (1, 1): (24, 240), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (32, 112),
+    (1, 2): (24, 232), (2, 2): (32, 104), (1, 3): (24, 136),
 }  # fmt: skip
 # Three warpgroups read K and V least often, and have no registers for overlap beyond d_head 96.
 # Four fit short heads only. Two have more registers, and one is for problems with few rows, or two

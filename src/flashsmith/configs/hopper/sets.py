@@ -94,7 +94,7 @@ def _four_warpgroups(
         B_c=B_c,
         n_warpgroups=4,
         q_buffers=2,
-        producer_registers=24,
+        producer_registers=32,
         consumer_registers=112,
         pingpong=PingPong.GEMM,
         schedule=Schedule.DYNAMIC,
