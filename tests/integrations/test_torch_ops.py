@@ -12,9 +12,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list  # noqa: E402
+
 import flashsmith  # noqa: E402
 from flashsmith import tuning  # noqa: E402
 from flashsmith.configs import KernelConfig, parse_kernel_name_into_config  # noqa: E402
+from flashsmith.integrations import traceable  # noqa: E402
 from flashsmith.runtime.launches import count_launches  # noqa: E402
 
 CONFIG = parse_kernel_name_into_config(
@@ -198,6 +201,19 @@ def test_exported(strict: bool, tmp_path: Any) -> None:
         for length_q in (20, 41):
             q, k, v = dense(length_q)
             torch.testing.assert_close(loaded(q, k, v), layer(q, k, v))
+
+
+def test_tracing_does_not_walk_the_loaded_modules() -> None:
+    """Dynamo goes through every dictionary that it meets, and another thread may be importing."""
+
+    def asks(x: Any) -> Any:
+        return x + 1 if traceable.is_tracing() else x
+
+    assert torch.compile(asks, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1
+    (entry,) = _debug_get_cache_entry_list(asks.__code__)
+    guards = str(entry.guard_manager)
+    assert "_torch" in guards
+    assert "modules" not in guards
 
 
 def test_eager_calls_bypass_the_op(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,21 @@ from typing import Any
 
 from flashsmith import tuning
 
+# PyTorch once the process has it. A name of this module and no look at sys.modules at every call:
+# Dynamo goes through all of a dictionary that it meets, and another thread may be importing.
+_torch: Any = sys.modules.get("torch")
+
 
 def is_tracing() -> bool:
     """Whether torch.compile or torch.export is running the caller; never imports torch."""
-    torch = sys.modules.get("torch")
+    torch = _torch or _find_torch()
     return torch is not None and bool(torch.compiler.is_compiling())
+
+
+def _find_torch() -> Any:
+    global _torch
+    _torch = sys.modules.get("torch")
+    return _torch
 
 
 @functools.wraps(tuning.attention)
