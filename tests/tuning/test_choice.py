@@ -26,7 +26,7 @@ from flashsmith.configs import (
 )
 from flashsmith.errors import ArgumentError
 from flashsmith.tuning import build_for, choice, choose, choose_config, forget_choices
-from flashsmith.tuning.winners import WinnersTable, record_winners, staleness
+from flashsmith.tuning.winners import WinnersTable, record_winners, staleness, storage
 
 A100 = device_spec("A100")
 EMPTY = WinnersTable()
@@ -370,7 +370,11 @@ def test_asked_again_nothing_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None
     assert choose_config(Problem.parse(TUNED), H200) is first
 
 
-def test_the_users_table_decides(own_table: Path) -> None:
+def test_the_users_table_decides(
+    own_table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is shipped of the other family would stand beside what the user measured of this one.
+    monkeypatch.setattr(storage, "SHIPPED_FOLDER", tmp_path / "nothing")
     record_winners(Problem.parse(TUNED), H200, [ranked(SMALL, 5.0)])
     forget_choices()
     assert str(choose_config(Problem.parse(TUNED), H200)) == SMALL
