@@ -326,28 +326,32 @@ def test_a_copy_that_nobody_waits_for() -> None:
     assert found == {"bulk-unfinished"}
 
 
-def rows_twice(tensor: np.ndarray, box_rows: int) -> MapSpec:
-    """A map that begins ``box_rows`` rows before the tensor and has its rows in two dimensions: as
-    the row in the box, and as the row where a box ends."""
+ROWS_OF_MAP = 1 << 30
+
+
+def rows_twice(tensor: np.ndarray, box_rows: int, early: int = 0) -> MapSpec:
+    """A map with its rows in two dimensions, ROWS_OF_MAP rows too far in all, and a third that
+    takes those back modulo 2^64; `early` moves its address so many rows before the tensor."""
     row = tensor.strides[0]
-    sizes = (tensor.shape[1], box_rows, len(tensor) + 1)
-    address = tensor.ctypes.data - row * box_rows
-    return MapSpec(0, address, DType.FP16, sizes, (row, row), (64, box_rows, 1), 128)
+    sizes = (tensor.shape[1], ROWS_OF_MAP, len(tensor) + 1, ROWS_OF_MAP + 1)
+    strides = (row, row, (1 << 34) - row)
+    address = tensor.ctypes.data - row * early
+    return MapSpec(0, address, DType.FP16, sizes, strides, (64, box_rows, 1, 1), 128)
 
 
 def load_rows(spec: MapSpec, tensor: np.ndarray, where: Sequence[int], **options: Any) -> Any:
     """The box, and what the checks find."""
     out = aligned((64 * 16,))
-    text = map_program(load_text(3, where, 2048), 1, 1, SHARED.format(size=BARRIER + 16))
+    text = map_program(load_text(4, where, 2048), 1, 1, SHARED.format(size=BARRIER + 16))
     result = run(text, [(out, True), (tensor, False)], threads=64, maps=[spec], **options)
     return out, result.findings
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 16), (5, 16), (24, 16), (33, 7), (39, 1), (9, 0)])
-def test_a_map_may_begin_before_its_tensor(first: int, count: int) -> None:
-    """A box of ``count`` rows: those before them in the box are outside of one dimension."""
+def test_addresses_wrap(first: int, count: int) -> None:
+    """A box of ``count`` rows up to where the map ends in its second dimension; zeros behind."""
     tensor = numbered(40, 64)
-    where = (0, 16 - count, first + count)
+    where = (0, ROWS_OF_MAP - count, first + count, ROWS_OF_MAP)
     out, findings = load_rows(rows_twice(tensor, 16), tensor, where, observers=all_checks())
     assert not findings
     padded = numbered(56, 64)
@@ -358,12 +362,22 @@ def test_a_map_may_begin_before_its_tensor(first: int, count: int) -> None:
 @pytest.mark.parametrize("end", [15, 0])
 def test_a_box_may_touch_nothing_outside(end: int) -> None:
     tensor = numbered(40, 64)
-    spec = rows_twice(tensor, 16)
-    out, findings = load_rows(spec, tensor, (0, 0, end), observers=all_checks())
+    where = (0, ROWS_OF_MAP - 16, end, ROWS_OF_MAP)
+    out, findings = load_rows(rows_twice(tensor, 16), tensor, where, observers=all_checks())
     assert {finding.kind for finding in findings} == {"out-of-bounds"}
+    beyond = 16 - end
     assert np.count_nonzero(out) == 64 * end
+    assert not out[: 64 * beyond].any()
     with pytest.raises(EmulatorError, match="outside every tensor"):
-        load_rows(spec, tensor, (0, 0, end))
+        load_rows(rows_twice(tensor, 16), tensor, where)
+
+
+def test_a_map_begins_in_memory() -> None:
+    """A GPU faults on a map whose address is no memory, whatever the boxes touch."""
+    tensor = numbered(40, 64)
+    spec = rows_twice(tensor, 16, early=16)
+    with pytest.raises(EmulatorError, match="argument offset 0 begins at global address 0x"):
+        load_rows(spec, tensor, (0, ROWS_OF_MAP - 16, 32, ROWS_OF_MAP))
 
 
 def test_a_misaligned_box() -> None:

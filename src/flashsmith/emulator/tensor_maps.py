@@ -11,7 +11,7 @@ import numpy as np
 from flashsmith.configs import DType
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.swizzle import swizzled
-from flashsmith.errors import ArgumentError
+from flashsmith.errors import ArgumentError, EmulatorError
 
 _MOST_IN_A_BOX = 256
 _PIECE = 16
@@ -58,11 +58,17 @@ class Clip:
 class TensorMap:
     """A spec that was checked, and the memory it stands for.
 
-    A map may cover more than the tensor has: what counts is what boxes touch.
+    A map may cover more than the tensor has: what counts is what boxes touch. It may not begin
+    where no memory is: a GPU faults then, though no box touches it. Addresses wrap at 2^64.
     """
 
     def __init__(self, spec: TensorMapSpec, memory: GlobalMemory) -> None:
         _check(spec)
+        if memory.find(spec.address, spec.address + 1, write=False) is None:
+            raise EmulatorError(
+                f"tensor map at argument offset {spec.argument_offset} begins at global address "
+                f"{spec.address:#x}, outside every tensor"
+            )
         self.memory = memory
         self.sizes, self.box, self.swizzle = spec.sizes, spec.box, spec.swizzle_bytes
         self.address, self.element = spec.address, spec.element_type.element_size
