@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from flashsmith.configs import (
@@ -13,6 +14,7 @@ from flashsmith.configs import (
     is_legal,
 )
 from flashsmith.configs.hopper import TileOrder, get_hopper_configs
+from flashsmith.configs.hopper.rules import DEFAULT_SECTION_MIB
 
 # Per family, an earlier shape is preferred, so that a small gain on paper does not make another
 # kernel, which may have to be built first. Of mma.sync: B_r, B_c, n_warps.
@@ -51,14 +53,19 @@ def wgmma_candidates(
     dtype: DType, d_head: int, device: DeviceSpec, masked: bool
 ) -> tuple[HopperForwardKernelConfig, ...]:
     """Those of the wgmma family that the package ships, none on a device or for a d_head that it
-    does not serve. Under a mask those that begin with the longest tiles: 607 against 585 TFLOP/s
-    causal, and 637 against 687 without a mask (d 128 on an H200)."""
+    does not serve; first those of the order that suits, then the shapes of the others in it. Under
+    a mask the longest tiles begin: 607 against 585 TFLOP/s causal, and 637 against 687 without a
+    mask (d 128 on an H200)."""
     order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
-    return tuple(
+    shipped = [config for config in get_hopper_configs((dtype,)) if config.d_head == d_head]
+    ordered = sorted(shipped, key=lambda config: config.tile_order != order)
+    found = (
         config
-        for config in get_hopper_configs((dtype,))
-        if (config.d_head, config.tile_order) == (d_head, order) and is_legal(config, device)
+        if config.tile_order == order
+        else replace(config, tile_order=order, section_mib=DEFAULT_SECTION_MIB)
+        for config in ordered
     )
+    return tuple(dict.fromkeys(config for config in found if is_legal(config, device)))
 
 
 def _mma_sync(

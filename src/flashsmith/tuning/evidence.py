@@ -7,7 +7,8 @@ of another problem as a rule, so each config's is carried over:
 
 The estimates' own error cancels as far as it is the same on both sides. What is left is what the
 cost model is sure of: how much work there is, and how it divides into waves. So a config that won
-with thousands of CTAs gives way where its large tiles would leave SMs idle.
+with thousands of CTAs gives way where its large tiles would leave SMs idle; to one that was not
+among the fastest there, too, which is taken to have been as slow as the slowest that is named.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ EvidenceKind = Literal["table", "nearest", "related", "cost model"]
 # fastest, or of one that is preferred. Less is within its error, and a new kernel must be built.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
+# And for one that was not among the fastest where they were measured.
+GAIN_UNMEASURED = 0.10
 
 
 @dataclass(frozen=True)
@@ -136,10 +139,37 @@ def _measured(
     ordered, slower = _by_preference(expected, GAIN_OVER_MEASURED)
     kind: EvidenceKind = "related" if found.relation else "table" if found.exact else "nearest"
     why = _why(found, len(usable), very_one) + slower
+    if not very_one:
+        ordered = _with_others(ordered, usable, entry.problem, there, problem, device)
     if ordered[0] is not expected[0]:
         gain = expected[0].ms / ordered[0].ms - 1
         why += f"; {expected[0].config} won there, and would take {gain:.0%} longer here"
     return Evidence(kind, tuple(ordered), why, notes=tuple(notes), entry=entry)
+
+
+def _with_others(
+    ordered: list[Expected],
+    usable: Sequence[tuple[Any, Ranked]],
+    measured: Problem,
+    there: DeviceSpec,
+    problem: Problem,
+    device: DeviceSpec,
+) -> list[Expected]:
+    """The same, and first of all the best of those that were not named there, where that promises
+    enough: of the choice's family, since that is what was measured with it."""
+    family = ordered[0].config.FAMILY
+    if not has_model(family):
+        return ordered
+    slowest = max(one.ms for config, one in usable if family == config.FAMILY)
+    named = {config for config, _ in usable}
+    masked = problem.semantics.mask != "none"
+    others = [
+        Expected(config, slowest * _growth(config, measured, there, problem, device))
+        for config in candidates(problem.dtype, ordered[0].config.d_head, device, masked)
+        if family == config.FAMILY and config not in named
+    ]
+    best = min(others, key=lambda one: one.ms, default=ordered[0])
+    return [best, *ordered] if best.ms * (1 + GAIN_UNMEASURED) < ordered[0].ms else ordered
 
 
 def _same_sizes(one: Problem, other: Problem) -> bool:

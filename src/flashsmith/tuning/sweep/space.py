@@ -17,6 +17,7 @@ from flashsmith.configs import (
 from flashsmith.configs.hopper.rules import HOPPER_ARCH
 from flashsmith.configs.hopper.search_space import SHAPES, get_hopper_space_configs
 from flashsmith.errors import SelectionError
+from flashsmith.tuning.candidates import mma_sync_candidates
 from flashsmith.tuning.evidence import gather
 from flashsmith.tuning.winners import WinnersTable
 
@@ -39,7 +40,7 @@ def search_space(
     """The configs that may serve `problem` on `device`, each once; some may turn out illegal there.
 
     `key` is 'space' (the mma.sync family's), 'hopper' (the wgmma family's), 'both' (the wgmma
-    family's, and of mma.sync the best by the shipped tables, else by the cost model), None for
+    family's, and of mma.sync a few, those of the shipped tables first), None for
     default_space(), or a KERNELS key. A space is searched at the problem's own dtype and head
     dimension, and so are tune, its block sizes ('64,32'), prog, prog-all and all, whose configs get
     them put in. Of any other set those count that have them already.
@@ -73,7 +74,9 @@ def search_space(
 def _few_of_mma_sync(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
     """What says how the family stands to the other: its own search is for another sweep."""
     evidence = gather(problem, device, _shipped(), "mma_sync")
-    return [one.config for one in evidence.expected[:_FEW]]
+    measured = [one.config for one in evidence.expected]
+    sound = mma_sync_candidates(problem.dtype, compiled_d_head(problem.d), device)
+    return list(dict.fromkeys([*measured, *sound]))[:_FEW]
 
 
 @lru_cache(maxsize=1)
