@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
@@ -52,12 +52,14 @@ def source_lines(instruction: Instruction) -> str:
 class KernelVictim:
     """A kernel, and keywords of prove() for a problem in which all of its code runs: several tiles
     for one CTA, each of several K/V blocks, so that every ring goes round. In the ``short`` one
-    tiles have hardly any blocks, and nothing keeps the producer from running ahead."""
+    tiles have hardly any blocks, and nothing keeps the producer from running ahead. In the
+    ``ragged`` ones warpgroups pass by blocks of tiles of few, again and again."""
 
     config: KernelConfig
     semantics: Semantics
     problem: Mapping[str, Any]
     short: Mapping[str, Any]
+    ragged: tuple[Mapping[str, Any], ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.config, self.semantics))
@@ -88,29 +90,33 @@ class KernelVictim:
 
     @cached_property
     def waits_by_arrival(self) -> dict[int, str]:
-        """PTX line of a wait at an mbarrier, and the source of what comes next, if that arrives."""
-        found, wait = {}, None
+        """PTX line of a wait at an mbarrier, and the source of what comes next, if that arrives:
+        of the arrival itself and of what leads to it."""
+        found: dict[int, str] = {}
+        wait, between = None, ""
         for instruction in self.instructions:
+            between += source_lines(instruction) + "\n"
             if instruction.mnemonic.startswith("mbarrier.try_wait"):
-                wait = instruction.ptx_line
-            elif instruction.mnemonic.startswith(("wgmma", "mbarrier", "cp.async", "bar")):
+                wait, between = instruction.ptx_line, ""
+            elif instruction.mnemonic.startswith(("wgmma", "mbarrier", "cp.async", "bar.")):
                 if wait and instruction.mnemonic.startswith("mbarrier.arrive"):
-                    found[wait] = source_lines(instruction)
+                    found[wait] = between
                 wait = None
         return found
 
-    @cached_property
-    def passing_waits(self) -> list[int]:
-        """PTX lines of the waits of warpgroups that pass blocks by, K's and V's by turns: what
+    def passing_waits(self, tile: str) -> list[int]:
+        """PTX lines of the waits for tiles of 'K' or 'V' of warpgroups that pass blocks by: what
         such a warpgroup does next is to release the tile."""
         waits = self.waits_by_arrival.items()
-        return [line for line, then in waits if "barriers.empty(place.stage)" in then]
+        return [line for line, then in waits if f"{tile}.release(warp, lane);" in then]
 
     @cached_property
-    def last_wait(self) -> int:
-        """PTX line of the producer's wait for a slot in which to say that there is no more."""
+    def next_V_wait(self) -> int:
+        """PTX line of the producer's wait for a place for V, after it has loaded the next K."""
         waits = self.waits_by_arrival.items()
-        return next(line for line, then in waits if "mbarrier_arrive(Q.full())" in then)
+        fills = [line for line, then in waits if "mbarrier_arrive_expect(full()," in then]
+        assert len(fills) == 4, "K of a tile's first block, K and V in the loop, V of the last"
+        return fills[2]
 
     def step(self, mutant: Mutant) -> tuple[str, int]:
         """Of a product: 'QK' or 'PV', and its number among the steps that make up one of them."""
@@ -127,8 +133,12 @@ class KernelVictim:
     def run(self, mutant: Mutant | None) -> Noticed:
         """Proofs of the kernel, or of a mutant of it, under all checks: with the fixed schedule,
         and while nothing is noticed of the short problem, and with random schedules."""
-        runs = [(self.problem, None), (self.short, None)]
-        runs += [(self.problem, seed) for seed in range(RANDOM_SCHEDULES)]
+        runs: list[tuple[Mapping[str, Any], int | None]] = [
+            (self.problem, None),
+            (self.short, None),
+        ]
+        for problem in (self.problem, *self.ragged):
+            runs += [(problem, seed) for seed in range(RANDOM_SCHEDULES)]
         for problem, seed in runs:
             noticed = self._run(mutant, problem, seed)
             if noticed.caught:
@@ -151,10 +161,15 @@ class KernelVictim:
 
 
 def victim(
-    config: KernelConfig, semantics: str, short: Mapping[str, Any], **problem: Any
+    config: KernelConfig,
+    semantics: str,
+    short: Mapping[str, Any],
+    ragged: Sequence[Mapping[str, Any]] = (),
+    **problem: Any,
 ) -> KernelVictim:
-    """``short`` says what differs in the short problem."""
-    return KernelVictim(config, Semantics.parse(semantics), problem, problem | short)
+    """``short`` and ``ragged`` say what differs in these problems."""
+    others = tuple(problem | other for other in ragged)
+    return KernelVictim(config, Semantics.parse(semantics), problem, problem | short, others)
 
 
 @cache
@@ -174,7 +189,7 @@ def shipped() -> dict[str, KernelVictim]:
     return {
         "three": victim(three, "plain", {"seq_k": 128}, seq=250, heads=2, seq_k=384),
         "two": victim(
-            two, "causal+uneven", {"seq_k": 20}, seq=250, heads=3, seq_k=380, causal=True
+            two, "causal+uneven", {"seq_k": 20}, seq=190, heads=3, seq_k=380, causal=True
         ),
     }
 
@@ -188,9 +203,14 @@ def small() -> dict[str, KernelVictim]:
         "+static_persistent+separate_O"
     )
     return {
-        "small three": victim(three, "plain", {"seq_k": 32}, seq=250, heads=2, seq_k=96),
+        "small three": victim(
+            three, "plain", {"seq_k": 32}, [{"seq": 210, "heads": 7, "seq_k": 64}],
+            seq=250, heads=2, seq_k=96,
+        ),
         "small two": victim(
-            two, "causal+uneven", {"seq_k": 20}, seq=150, heads=3, seq_k=150, causal=True
+            two, "causal+uneven", {"seq_k": 20},
+            [{"seq": 90, "seq_k": 90, "heads": 5}, {"seq_k": 70}],
+            seq=150, heads=3, seq_k=150, causal=True,
         ),
         "separate": victim(
             other, "window+packed+uneven", {"lens_k": (10, 0, 0, 0)}, lens_q=(130, 0, 70, 128),

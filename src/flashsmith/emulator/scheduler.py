@@ -40,6 +40,13 @@ _PATIENCE = 16
 
 #: One chance in so many, at each turn of a random schedule, that something happens out of turn.
 _SURPRISE = 6
+_WARPGROUP = 128
+#: For so many turns of a random schedule a laggard stays the same.
+_LAGS = (20, 60, 200)
+
+
+def _warpgroup(task: _Task) -> int:
+    return int(task.group.threads[0]) // _WARPGROUP
 
 
 class Scheduler:
@@ -53,7 +60,9 @@ class Scheduler:
     (two others take its place), or None (it spins in a loop and lets others have a turn).
 
     Without ``random`` the schedule is fixed: groups take turns, and what is asynchronous happens
-    when nothing else can. With it turns, arrivals and refusals come in random order.
+    when nothing else can. With it turns, arrivals and refusals come in random order, and for a
+    while one warpgroup has no turn but when nobody else can go on: what is wrong only if someone
+    gets far ahead does not come of turns that are all alike.
     """
 
     def __init__(
@@ -71,6 +80,9 @@ class Scheduler:
         #: How often something happened that a group may wait for; and whether nobody looked yet.
         self.news_count = 0
         self.news = False
+        #: A random schedule's laggard, and how many turns it stays the one.
+        self.laggard = -1
+        self.lag = 0
 
     def tell(self) -> None:
         """Something has happened that groups may be waiting for."""
@@ -95,8 +107,21 @@ class Scheduler:
                 self._unstick()
             if self.ready:
                 if self.random is not None:
-                    self.ready.rotate(self.random.randrange(len(self.ready)))
+                    self._shuffle(self.random)
                 self._step(*self.ready.popleft())
+
+    def _shuffle(self, random: Random) -> None:
+        """Somebody comes first, but not the laggard if there is anybody else."""
+        ready = self.ready
+        if self.lag == 0:
+            self.lag = random.choice(_LAGS)
+            self.laggard = _warpgroup(random.choice(ready)[0])
+        self.lag -= 1
+        ready.rotate(random.randrange(len(ready)))
+        for _ in range(len(ready) - 1):
+            if _warpgroup(ready[0][0]) != self.laggard:
+                break
+            ready.rotate()
 
     def _step(self, task: _Task, message: Any) -> None:
         try:
