@@ -9,16 +9,20 @@ from pathlib import Path
 
 import pytest
 from config_samples import LADDER_TOP, LaterConfig, any_config
+from hopper_samples import any_config as any_hopper_config
 from hypothesis import given
+from hypothesis import strategies as st
 
 from flashsmith.configs import (
     DType,
     FlashForwardKernelConfig,
+    KernelConfig,
     get_cover_configs,
     parse_kernel_name_into_config,
 )
 from flashsmith.errors import ConfigParseError
 
+FAMILIES = [pytest.param(any_config, id="mma_sync"), pytest.param(any_hopper_config, id="wgmma")]
 CSRC = Path(__file__).parents[2] / "src" / "flashsmith" / "csrc"
 # Places of the fields that are on or off.
 FLAGS = (5, 6, 7, 11, 12, 14, 15, 17)
@@ -29,13 +33,21 @@ def demangled(values: str, struct: str = "flashsmith::FlashForwardKernelConfig")
     return KERNEL.format(f"{struct}{{{values}}}", "flashsmith::ForwardKernelArgs")
 
 
-@given(any_config)
-def test_short_form_and_parse_are_inverses(cfg: FlashForwardKernelConfig) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+@given(data=st.data())
+def test_short_form_and_parse_are_inverses(
+    family: st.SearchStrategy[KernelConfig], data: st.DataObject
+) -> None:
+    cfg = data.draw(family)
     assert parse_kernel_name_into_config(cfg.short_form()) == cfg
 
 
-@given(any_config)
-def test_every_table_row_gives_its_config_back(cfg: FlashForwardKernelConfig) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+@given(data=st.data())
+def test_every_table_row_gives_its_config_back(
+    family: st.SearchStrategy[KernelConfig], data: st.DataObject
+) -> None:
+    cfg = data.draw(family)
     assert parse_kernel_name_into_config(f"| {cfg} | pass | 2.7e-04 (of 1e-03) |") == cfg
     assert parse_kernel_name_into_config(f"│ 1 │ `{cfg}` │ pass │") == cfg
 

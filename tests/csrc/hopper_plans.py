@@ -9,7 +9,6 @@ from pretended_library import H200
 from flashsmith.configs import (
     DType,
     HopperForwardKernelConfig,
-    PingPong,
     Problem,
     Schedule,
     Semantics,
@@ -18,17 +17,8 @@ from flashsmith.configs import (
 )
 from flashsmith.runtime.call import ForwardCall, unplaced_call
 
-DYNAMIC = HopperForwardKernelConfig(
-    DType.FP16,
-    d_head=128,
-    B_r=192,
-    B_c=128,
-    n_warpgroups=3,
-    q_buffers=2,
-    producer_registers=32,
-    consumer_registers=160,
-    pingpong=PingPong.GEMM,
-    schedule=Schedule.DYNAMIC,
+DYNAMIC = parse_kernel_name_into_config(
+    "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
 )
 LONGEST_FIRST = replace(DYNAMIC, tile_order=TileOrder.LONGEST_FIRST)
 PERSISTENT = replace(DYNAMIC, schedule=Schedule.STATIC_PERSISTENT)

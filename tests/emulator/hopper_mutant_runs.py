@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,6 +30,16 @@ class Noticed:
     @property
     def caught(self) -> bool:
         return bool(self.kinds or self.error or self.wrong)
+
+
+def places(mutants: Iterable[Mutant]) -> dict[str, int]:
+    """Number of each mutant among those of its operator, in text order."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for mutant in mutants:
+        found[mutant.id] = seen[mutant.operator]
+        seen[mutant.operator] += 1
+    return found
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ The default run takes every mutant of what synchronises and a few of each other 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hopper_mutant_runs import HopperVictim
+from hopper_mutant_runs import HopperVictim, places
 from hopper_probes import probes
 
 from flashsmith.emulator.mutants import Mutant
@@ -79,18 +79,8 @@ EQUIVALENT = (
 )
 
 
-def places(victim: HopperVictim) -> dict[str, int]:
-    """Number of each mutant among those of its operator, in text order."""
-    seen: Counter[str] = Counter()
-    found = {}
-    for mutant in victim.mutants:
-        found[mutant.id] = seen[mutant.operator]
-        seen[mutant.operator] += 1
-    return found
-
-
 def equivalents(victim: HopperVictim) -> set[str]:
-    number = places(victim)
+    number = places(victim.mutants)
     return {
         mutant.id
         for mutant in victim.mutants

@@ -7,12 +7,13 @@ those of the shipped kernels too.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pytest
 from _pytest.mark import ParameterSet
+from hopper_mutant_runs import places
 from wgmma_victims import KernelVictim, shipped, small
 
 from flashsmith.emulator.mutants import Mutant, Operator, mutants_by
@@ -166,19 +167,9 @@ UNREACHED = (
 )
 
 
-def places(victim: KernelVictim) -> dict[str, int]:
-    """Number of each mutant among those of its operator, in text order."""
-    seen: Counter[str] = Counter()
-    found = {}
-    for mutant in victim.mutants:
-        found[mutant.id] = seen[mutant.operator]
-        seen[mutant.operator] += 1
-    return found
-
-
 def named(exceptions: Iterable[Equivalent], victim: KernelVictim) -> set[str]:
     """Mutants that are among these exceptions."""
-    number = places(victim)
+    number = places(victim.mutants)
     return {
         mutant.id
         for mutant in victim.mutants
