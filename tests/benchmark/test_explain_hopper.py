@@ -28,6 +28,7 @@ from flashsmith.configs import (
     nearest_legal,
 )
 from flashsmith.configs import parse_kernel_name_into_config as parse
+from flashsmith.configs.family_config import is_flag
 from flashsmith.emulator import BankConflicts
 from flashsmith.emulator.observers.bank_conflicts import Wavefronts
 
@@ -36,6 +37,7 @@ SHIPPED = parse(
     "+rescale_8"
 )
 TWO = parse("(BF16, 128, 128, 160, 2wg): tma+stages_2+q_buffers_1+regs_24_240+separate_O")
+FLAGS = [knob.name for knob in fields(HopperForwardKernelConfig) if is_flag(knob)]
 H200 = device_spec("H200")
 TARGET = choose_target("sm_90", emulate=True)
 
@@ -84,8 +86,8 @@ def test_every_knob_is_explained(cfg: HopperForwardKernelConfig) -> None:
     assert all(effect.effect for effect in effects)
 
 
-def test_what_is_explained_is_a_knob_and_has_a_place_in_the_sources() -> None:
-    assert set(HOPPER_EFFECTS) <= {knob.name for knob in fields(HopperForwardKernelConfig)}
+def test_every_knob_has_words_of_its_own_and_a_place_in_the_sources() -> None:
+    assert list(HOPPER_EFFECTS) == [knob.name for knob in fields(HopperForwardKernelConfig)]
     folder = package_sources() / "hopper"
     sources = "\n".join(path.read_text() for path in folder.glob("*.cuh"))
     for knob, (_, where) in HOPPER_EFFECTS.items():
@@ -98,18 +100,35 @@ def test_a_knob_is_explained_by_its_value() -> None:
         effects = knob_effects(replace(SHIPPED, **changes))  # type: ignore[arg-type]
         return {effect.knob: effect.effect for effect in effects}
 
-    changes: list[dict[str, object]] = [
-        *({"pingpong": turn} for turn in PingPong if turn != SHIPPED.pingpong),
-        *({"schedule": how} for how in Schedule if how != SHIPPED.schedule),
-        *({"tile_order": order} for order in TileOrder if order != SHIPPED.tile_order),
-        *({name: not getattr(SHIPPED, name)} for name in ("overlap", "separate_O")),
-        *({"kv_stages": 1}, {"q_buffers": 1}, {"rescale_threshold": 0}, {"B_c": 96}),
+    changes: list[tuple[str, object]] = [
+        *(("pingpong", turn) for turn in PingPong),
+        *(("schedule", how) for how in Schedule),
+        *(("tile_order", order) for order in TileOrder),
+        *((flag, not getattr(SHIPPED, flag)) for flag in FLAGS),
+        *(("kv_stages", 1), ("q_buffers", 1), ("rescale_threshold", 0), ("B_c", 96)),
+        *(("ctas_per_sm", 2), ("exp2_fma_share", 10)),
     ]
-    for change in changes:
-        (knob,) = change
-        assert words(**change)[knob] != words()[knob]
+    for knob, value in changes:
+        as_shipped = value == getattr(SHIPPED, knob)
+        assert (words(**{knob: value})[knob] == words()[knob]) is as_shipped, knob
     values = {effect.knob: effect.value for effect in knob_effects(SHIPPED)}
     assert (values["pingpong"], values["overlap"], values["B_r"]) == ("GEMM", "off", "192")
+
+
+def test_a_knob_is_explained_by_what_it_works_with() -> None:
+    def words(knob: str, **changes: object) -> str:
+        effect, _ = HOPPER_EFFECTS[knob]
+        return effect(replace(SHIPPED, **changes))  # type: ignore[arg-type]
+
+    section = words("section_mib", section_mib=8, tile_order=TileOrder.LONGEST_FIRST)
+    assert "8 MiB" in section
+    assert words("section_mib") != section
+    assert words("early_exp") != words("early_exp", overlap=True)
+    assert words("separate_O") != words("separate_O", direct_O=True)
+    # What Q's only place waits for.
+    for_O = words("q_buffers", q_buffers=1)
+    for_product = words("q_buffers", q_buffers=1, direct_O=True)
+    assert for_O != for_product == words("q_buffers", q_buffers=1, separate_O=True)
 
 
 def test_conflicts_are_of_what_warps_store() -> None:

@@ -55,6 +55,9 @@ def test_shipped_kernels_multiply_by_warpgroups_and_keep_to_registers(semantics)
         assert code["HGMMA"] >= cfg.d_head // 16 + cfg.B_c // 16
         assert code["USETMAXREG"] == 2
         assert code["UTMALDG"] >= 3
-        assert code["UTMASTG"] >= 1
-        for unwanted in ("HMMA", "STL", "LDL", "LDSM"):
+        assert (code["UTMASTG"] == 0) is cfg.direct_O
+        # A warp by itself, for scores that were lost.
+        for by_warp in ("HMMA", "LDSM"):
+            assert (code[by_warp] > 0) is cfg.stale_max, f"{cfg}: {by_warp}"
+        for unwanted in ("STL", "LDL"):
             assert code[unwanted] == 0, f"{cfg}: {unwanted}"

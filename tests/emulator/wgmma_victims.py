@@ -29,7 +29,7 @@ from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.verify import prove
 
 ARCH = 90
-RANDOM_SCHEDULES = 3
+RANDOM_SCHEDULES = 4
 
 
 @cache

@@ -363,7 +363,8 @@ def test_devices_by_name_arch_and_default() -> None:
 
 def test_one_that_was_not_among_the_fastest_may_fit_better(own_table: Path) -> None:
     """192 rows a tile are 192 tiles for 132 SMs here, and 128 rows 256."""
-    record_winners(Problem.parse("b16 s1024 h16 d128 fp16"), H200, [ranked(WGMMA, 0.235)])
+    won = ranked(WGMMA, 0.235, family="wgmma")
+    record_winners(Problem.parse("b16 s1024 h16 d128 fp16"), H200, [won])
     forget_choices()
     answer = choose("b1 s1024 h32 d128 fp16", H200)
     assert (answer.config.FAMILY, answer.config.B_r, answer.evidence) == ("wgmma", 128, "nearest")

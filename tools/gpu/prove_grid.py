@@ -118,7 +118,8 @@ def prove_case(case: Case) -> Row:
         raise
     except FlashsmithError as error:
         return row | {"ok": False, "said": str(error)}
-    figures = {name: f"{getattr(verdict, name):.4g}" for name in FIGURES}
+    values = {name: getattr(verdict, name) for name in FIGURES}
+    figures = {name: "" if value is None else f"{value:.4g}" for name, value in values.items()}
     return row | figures | {"ok": verdict.ok, "said": "right" if verdict.ok else str(verdict)}
 
 

@@ -183,9 +183,10 @@ def _numbered(tile: str, count: int, rows: int) -> list[tuple[str, int]]:
 
 
 def smem_map(cfg: KernelConfig) -> tuple[SmemRegion, ...]:
-    """Where the tiles lie in a CTA's dynamic shared memory; O takes Q's place at the end."""
+    """Where the tiles lie in a CTA's dynamic shared memory; O mostly takes Q's place."""
     if isinstance(cfg, HopperForwardKernelConfig):
-        tiles = _numbered("Q" if cfg.separate_O else "Q, then O", cfg.q_buffers, cfg.B_r)
+        shared = not (cfg.separate_O or cfg.direct_O)
+        tiles = _numbered("Q, then O" if shared else "Q", cfg.q_buffers, cfg.B_r)
         tiles += _numbered("O", cfg.separate_O, cfg.B_r)
         ring = cfg.kv_stages
     else:

@@ -20,8 +20,8 @@ _TURNS = {
 }
 _SCHEDULES = {
     Schedule.ONE_TILE: "a CTA computes one tile",
-    Schedule.STATIC_PERSISTENT: "as many CTAs as SMs; each takes every so manyth tile",
-    Schedule.DYNAMIC: "as many CTAs as SMs; each takes the next tile that nobody has begun",
+    Schedule.STATIC_PERSISTENT: "as many CTAs as run at once; each takes every so manyth tile",
+    Schedule.DYNAMIC: "as many CTAs as run at once; each takes the next tile that nobody has begun",
 }
 _ORDERS = {
     TileOrder.BY_HEAD: "tiles begin head by head, first rows first",
@@ -40,6 +40,8 @@ def _ring(cfg: HopperForwardKernelConfig) -> str:
 
 
 def _q(cfg: HopperForwardKernelConfig) -> str:
+    if cfg.q_buffers == 1 and (cfg.separate_O or cfg.direct_O):
+        return "the next tile's Q is copied once this one's last Q K^T is over"
     if cfg.q_buffers == 1:
         return "the next tile's Q is copied once this one's O has left its place"
     return "the next tile's Q is copied during this tile's work"
@@ -73,6 +75,60 @@ def _rescale(cfg: HopperForwardKernelConfig) -> str:
     )
 
 
+def _way_of_O(cfg: HopperForwardKernelConfig) -> str:
+    if cfg.separate_O:
+        return "O leaves through shared memory of its own, by TMA"
+    if cfg.direct_O:
+        return "O does not leave through shared memory"
+    return "O leaves through the place of its Q, by TMA"
+
+
+def _section(cfg: HopperForwardKernelConfig) -> str:
+    if cfg.tile_order == TileOrder.LONGEST_FIRST:
+        return f"heads whose K and V take {cfg.section_mib} MiB together run side by side"
+    return "nothing: tiles begin head by head"
+
+
+def _ctas(cfg: HopperForwardKernelConfig) -> str:
+    if cfg.ctas_per_sm == 1:
+        return "a CTA has an SM to itself: its threads start with all registers"
+    return f"{cfg.ctas_per_sm} CTAs share an SM, and its registers"
+
+
+def _exp2(cfg: HopperForwardKernelConfig) -> str:
+    if cfg.exp2_fma_share == 0:
+        return "all exponentials are the special function unit's"
+    return (
+        f"of 100 exponentials {cfg.exp2_fma_share} are a cubic on the FMA pipe, the others the "
+        "special function unit's"
+    )
+
+
+def _early(cfg: HopperForwardKernelConfig) -> str:
+    if cfg.early_exp:
+        return "a block's exponentials end before the wait for the P V beside them"
+    if cfg.overlap:
+        return "the compiler may put exponentials off until the P V beside them is over"
+    return "nothing: no product runs beside the exponentials"
+
+
+def _stale(cfg: HopperForwardKernelConfig) -> str:
+    if not cfg.stale_max:
+        return "every block's maximum is found before its exponentials"
+    return (
+        "from the third block that all rows see on, exponents are relative to the maximum so far; "
+        "a warp whose sums show that some row has outgrown it scales its P down, or computes the "
+        "block's scores again"
+    )
+
+
+def _direct(cfg: HopperForwardKernelConfig) -> str:
+    if cfg.direct_O:
+        return "O goes from registers to global memory, and Q's place is free after the last Q K^T"
+    return "O goes to global memory by TMA, through shared memory"
+
+
+# In the order of the fields.
 HOPPER_EFFECTS: dict[str, tuple[Effect, str]] = {
     "dtype": (lambda cfg: "element type of q, k, v and o; sums are fp32", "Wgmma"),
     "d_head": (
@@ -100,13 +156,12 @@ HOPPER_EFFECTS: dict[str, tuple[Effect, str]] = {
     "cluster_size": (_cluster, "Producer::load"),
     "schedule": (lambda cfg: _SCHEDULES[cfg.schedule], "TileScheduler"),
     "tile_order": (lambda cfg: _ORDERS[cfg.tile_order], "TileScheduler::work_of"),
-    "separate_O": (
-        lambda cfg: (
-            "O leaves through shared memory of its own"
-            if cfg.separate_O
-            else "O leaves through the place of its Q"
-        ),
-        "OutputStore",
-    ),
+    "separate_O": (_way_of_O, "OutputStore::start"),
     "rescale_threshold": (_rescale, "RowSoftmax::raise_maximum"),
+    "section_mib": (_section, "TileScheduler::work_of"),
+    "ctas_per_sm": (_ctas, "hopper_forward_kernel"),
+    "exp2_fma_share": (_exp2, "exp2_shared_out"),
+    "early_exp": (_early, "Consumer::end_block_after"),
+    "stale_max": (_stale, "Consumer::settle"),
+    "direct_O": (_direct, "OutputStore::store_directly"),
 }

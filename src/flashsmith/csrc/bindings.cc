@@ -165,7 +165,9 @@ ffi::Array<Int> to_ints(const HopperForwardKernelConfig& c) {
             c.section_mib,
             c.ctas_per_sm,
             c.exp2_fma_share,
-            c.early_exp};
+            c.early_exp,
+            c.stale_max,
+            c.direct_O};
 }
 
 ffi::Array<ffi::Any> describe(const TensorMapSpec& map, const Addresses& at) {

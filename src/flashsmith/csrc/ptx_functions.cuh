@@ -69,6 +69,10 @@ FS_DEVICE void store_global_16B(void* gmem, uint4 x) {
                  : "memory");
 }
 
+FS_DEVICE void store_global_8B(void* gmem, uint2 x) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(gmem), "r"(x.x), "r"(x.y) : "memory");
+}
+
 FS_DEVICE uint4 load_shared_16B(uint32_t smem) {
     uint4 x;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

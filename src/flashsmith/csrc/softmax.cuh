@@ -30,7 +30,7 @@ FS_DEVICE float quad_sum(float x) {
 // one on the weight too no more than without laziness. Adding up rounded probabilities instead
 // leaves a fifth of them. What is added to 1 is room for a maximum that has not grown.
 constexpr float kMaxGrowth = 8.0f;
-constexpr float kMaxShare = 0.125f;
+constexpr float kMaxShare = 0.25f;
 FS_DEVICE float room_to_grow(float sum) {
     return fminf(log2_approx(fmaf(sum, kMaxShare, 1.00001f)), kMaxGrowth);
 }
@@ -141,6 +141,17 @@ struct OnlineSoftmax {
     // gives 0, and -inf or the sink alone.
     template <int kONTiles>
     FS_DEVICE void finish(float (&o)[kMTiles][kONTiles][4], const float* sink) {
+        float factors[kMTiles][2];
+        conclude(factors, sink);
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) multiply(o, m, r, factors[m][r]);
+    }
+
+    // finish(), but for O: it is to be multiplied by `factors`.
+    FS_DEVICE void conclude(float (&factors)[kMTiles][2], const float* sink) {
+        const float sink_log2 = sink == nullptr ? 0.0f : *sink * kLog2E;
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
@@ -151,14 +162,14 @@ struct OnlineSoftmax {
                 float base = accumulated;
                 float weight = 1.0f;  // of what was accumulated, in terms of `base`
                 if (sink != nullptr) {
-                    const float sink_log2 = *sink * kLog2E;
                     base = fmaxf(accumulated, sink_log2);
                     // A sink of -inf and nothing seen: exponents need something finite, as above.
                     if (base == -INFINITY) base = 0.0f;
                     weight = exp2_approx(accumulated - base);
                     total = total * weight + exp2_approx(sink_log2 - base);
                 }
-                rescale(o, m, r, total == 0.0f ? 0.0f : weight / total);
+                // A division proper would branch, and its wait is everybody's.
+                factors[m][r] = total == 0.0f ? 0.0f : weight * reciprocal_approx(total);
                 row_sum[m][r] = (base + log2_approx(total)) * kLn2;
                 row_max[m][r] = max_log2 * kLn2;
             }
@@ -183,6 +194,11 @@ struct OnlineSoftmax {
     template <int kONTiles>
     FS_DEVICE void rescale(float (&o)[kMTiles][kONTiles][4], int m, int r, float factor) {
         row_sum[m][r] *= factor;
+        multiply(o, m, r, factor);
+    }
+
+    template <int kONTiles>
+    FS_DEVICE static void multiply(float (&o)[kMTiles][kONTiles][4], int m, int r, float factor) {
 #pragma unroll
         for (int n = 0; n < kONTiles; ++n) {
             o[m][n][2 * r] *= factor;

@@ -1,7 +1,7 @@
 """The kernels that the grid's problems are proven with: a few schedules of each family.
 
-Of the second family, kernels that are asked for the row maxima rescale always; proofs ask for them
-unless told not to.
+Of the second family, kernels that are asked for the row maxima rescale always, and always know the
+maximum: the grid asks for them in half of its problems.
 """
 
 from __future__ import annotations
@@ -31,45 +31,48 @@ _MMA_SYNC = (
 )
 
 # Between them 1 to 3 warpgroups, every turn-taking, schedule and order of tiles, one and two Q
-# buffers, an O of its own, overlap, 1 to 4 stages, and key tiles from 32 to what fits.
+# buffers, an O of its own or straight out of registers, overlap, 1 to 4 stages, maxima that may be
+# out of date, and key tiles from 32 to what fits.
 _WGMMA = {
     64: (
         "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
-        "+longest_first+rescale_8",
+        "+longest_first+rescale_8+stale_max",
         "128, 80, 2wg): tma+stages_3+q_buffers_1+regs_24_240+overlap+pingpong_exp"
         "+static_persistent+separate_O",
-        "64, 48, 1wg): tma+stages_1+q_buffers_2+regs_24_240+longest_first",
+        "64, 48, 1wg): tma+stages_1+q_buffers_2+regs_24_240+longest_first+direct_O",
         "128, 176, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm+dynamic"
-        "+rescale_4",
+        "+rescale_4+stale_max",
     ),
     96: (
         "192, 112, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_exp+dynamic"
-        "+longest_first+rescale_8",
+        "+longest_first+rescale_8+stale_max",
         "128, 144, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm"
         "+static_persistent+separate_O",
-        "64, 32, 1wg): tma+stages_4+q_buffers_1+regs_24_240+overlap+dynamic",
+        "64, 32, 1wg): tma+stages_4+q_buffers_1+regs_24_240+overlap+dynamic+direct_O",
         "128, 64, 2wg): tma+stages_1+q_buffers_2+regs_24_240+rescale_8",
     ),
     128: (
-        "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic+rescale_8",
+        "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic+rescale_8"
+        "+stale_max",
         "128, 128, 2wg): tma+stages_2+q_buffers_2+regs_24_240+overlap+pingpong_gemm+dynamic"
-        "+longest_first+rescale_8",
+        "+longest_first+rescale_8+direct_O",
         "64, 64, 1wg): tma+stages_1+q_buffers_1+regs_24_240+static_persistent+separate_O",
         "128, 96, 2wg): tma+stages_3+q_buffers_1+regs_24_240+overlap+pingpong_exp",
     ),
     192: (
-        "192, 64, 3wg): tma+stages_2+q_buffers_1+regs_32_160+pingpong_gemm+dynamic+rescale_8",
+        "192, 64, 3wg): tma+stages_2+q_buffers_1+regs_32_160+pingpong_gemm+dynamic+rescale_8"
+        "+stale_max",
         "128, 112, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm+dynamic"
-        "+longest_first",
+        "+longest_first+direct_O",
         "64, 32, 1wg): tma+stages_3+q_buffers_2+regs_24_240+static_persistent+separate_O",
         "128, 80, 2wg): tma+stages_1+q_buffers_2+regs_24_240+pingpong_exp",
     ),
     256: (
         "128, 80, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm+dynamic"
-        "+longest_first+rescale_8",
+        "+longest_first+rescale_8+stale_max+direct_O",
         "64, 64, 1wg): tma+stages_1+q_buffers_1+regs_24_240+overlap+separate_O",
         "128, 32, 2wg): tma+stages_3+q_buffers_2+regs_24_240+pingpong_exp+static_persistent",
-        "128, 64, 2wg): tma+stages_2+q_buffers_1+regs_24_240+dynamic",
+        "128, 64, 2wg): tma+stages_2+q_buffers_1+regs_24_240+dynamic+direct_O",
     ),
 }
 

@@ -67,6 +67,16 @@ BROKEN = [
     ("(FP16, 128, 64, 128, 1wg): tma+regs_24_160+ctas_2", {"ctas_fit_shared_memory"}),
     (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+exp2_fma_51", {"exp2_fma_share_supported"}),
     (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+early_exp", {"early_exp_needs_overlap"}),
+    (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+stale_max", {"stale_max_needs_rescale"}),
+    (
+        f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+rescale_8+exp2_fma_10+stale_max",
+        {"stale_max_needs_sfu"},
+    ),
+    (
+        f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+cluster_2+rescale_8+stale_max",
+        {"stale_max_needs_no_cluster"},
+    ),
+    (f"(FP16, 64, 128, 64, 2wg): tma+{TWO}+separate_O+direct_O", {"direct_O_is_not_separate"}),
 ]
 
 

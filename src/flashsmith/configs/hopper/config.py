@@ -125,6 +125,18 @@ class HopperForwardKernelConfig(FamilyConfig):
         default=False,
         metadata=_knob("with overlap: no exponential waits for the product beside it", "early_exp"),
     )
+    stale_max: bool = field(
+        default=False,
+        metadata=_knob(
+            "later blocks look for no maximum: their sums tell when it is out of date", "stale_max"
+        ),
+    )
+    direct_O: bool = field(
+        default=False,
+        metadata=_knob(
+            "O leaves from registers, so that Q's place is free before O is done", "direct_O"
+        ),
+    )
 
     @staticmethod
     def _checked(knob: Field[Any], value: object) -> object:

@@ -218,4 +218,32 @@ HOPPER_RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.overlap or not cfg.early_exp,
         ("early_exp", "overlap"),
     ),
+    Rule(
+        "stale_max_needs_rescale",
+        "stale_max needs rescale_threshold of 1 or more: exponents relative to an older maximum "
+        "are what that allows",
+        lambda cfg, device: cfg.rescale_threshold > 0 or not cfg.stale_max,
+        ("stale_max", "rescale_threshold"),
+    ),
+    Rule(
+        "stale_max_needs_sfu",
+        "stale_max needs exp2_fma_share 0: scores far above a maximum out of date must come out "
+        "infinite, and the FMA pipe's exponential wraps around",
+        lambda cfg, device: cfg.exp2_fma_share == 0 or not cfg.stale_max,
+        ("stale_max", "exp2_fma_share"),
+    ),
+    Rule(
+        "stale_max_needs_no_cluster",
+        "stale_max needs cluster_size 1: a warp may read a K tile by itself, and the other CTA "
+        "hears of its release from one warp of each warpgroup",
+        lambda cfg, device: cfg.cluster_size == 1 or not cfg.stale_max,
+        ("stale_max", "cluster_size"),
+    ),
+    Rule(
+        "direct_O_is_not_separate",
+        "direct_O and separate_O exclude each other: O leaves from registers or through shared "
+        "memory",
+        lambda cfg, device: not (cfg.direct_O and cfg.separate_O),
+        ("direct_O", "separate_O"),
+    ),
 )

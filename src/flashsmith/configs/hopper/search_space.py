@@ -110,6 +110,8 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("rescale_threshold",): ((0,), (MAX_RESCALE_THRESHOLD,)),
     ("exp2_fma_share",): ((0,), (10,), (25,)),
     ("early_exp",): ((False,), (True,)),
+    ("stale_max",): ((False,), (True,)),
+    ("direct_O",): ((False,), (True,)),
 }
 # Key tiles longer and shorter by these.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)

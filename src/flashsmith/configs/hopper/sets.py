@@ -24,18 +24,18 @@ def get_hopper_configs(
         for dtype in dtypes
         for cfg in (
             # Up to some thousand keys four warpgroups hide the most of each other's waits; beyond
-            # that longer tiles and a product under the softmax win.
+            # that longer tiles win, with a product under the softmax or without a maximum in it.
             _four_warpgroups(dtype, 64, 96, by_head),
             _four_warpgroups(dtype, 64, 96, longest_first),
-            _three_warpgroups(
-                dtype, 64, 128, by_head, overlap=True, pingpong=PingPong.NONE, early_exp=True
-            ),
+            _three_warpgroups(dtype, 64, 128, by_head, stale_max=True),
             _three_warpgroups(dtype, 64, 128, longest_first, overlap=True),
+            _three_warpgroups(dtype, 64, 160, longest_first, stale_max=True),
             _three_warpgroups(dtype, 96, 128, by_head),
             _three_warpgroups(dtype, 96, 128, longest_first),
             _three_warpgroups(dtype, 96, 112, longest_first, overlap=True),
             _three_warpgroups(dtype, 128, 128, by_head),
             _three_warpgroups(dtype, 128, 128, longest_first),
+            _three_warpgroups(dtype, 128, 128, longest_first, stale_max=True),
             # Two CTAs read K and V once: within 1% of one alone, with less traffic.
             _three_warpgroups(dtype, 128, 128, by_head, cluster_size=2),
             # Short causal sequences, where the diagonal wastes less of 128 rows.
@@ -45,9 +45,10 @@ def get_hopper_configs(
             _two_warpgroups(dtype, 192, 80, by_head),
             _two_warpgroups(dtype, 192, 80, longest_first),
             _two_warpgroups(dtype, 192, 112, by_head, q_buffers=1),
-            _two_warpgroups(dtype, 256, 80, by_head, q_buffers=1, early_exp=True),
-            _two_warpgroups(dtype, 256, 80, longest_first, q_buffers=1),
-            _two_warpgroups(dtype, 256, 64, longest_first, q_buffers=1, pingpong=PingPong.GEMM),
+            # One buffer of Q is all that fits: O does not wait in it.
+            _two_warpgroups(dtype, 256, 80, by_head, q_buffers=1, early_exp=True, direct_O=True),
+            _two_warpgroups(dtype, 256, 80, longest_first, q_buffers=1, direct_O=True),
+            _two_warpgroups(dtype, 256, 64, longest_first, q_buffers=1, direct_O=True),
         )
     ]
 
@@ -61,7 +62,7 @@ def _three_warpgroups(
     overlap: bool = False,
     pingpong: PingPong = PingPong.GEMM,
     cluster_size: int = 1,
-    early_exp: bool = False,
+    stale_max: bool = False,
 ) -> HopperForwardKernelConfig:
     """192 rows a CTA: two warpgroups' softmax hides behind the third's products."""
     return HopperForwardKernelConfig(
@@ -79,7 +80,7 @@ def _three_warpgroups(
         schedule=Schedule.DYNAMIC,
         tile_order=tile_order,
         rescale_threshold=8,
-        early_exp=early_exp,
+        stale_max=stale_max,
     )
 
 
@@ -113,6 +114,7 @@ def _two_warpgroups(
     pingpong: PingPong = PingPong.NONE,
     section_mib: int = DEFAULT_SECTION_MIB,
     early_exp: bool = False,
+    direct_O: bool = False,
 ) -> HopperForwardKernelConfig:
     """128 rows a CTA: registers for wide heads, or for a product under the softmax."""
     return HopperForwardKernelConfig(
@@ -131,4 +133,5 @@ def _two_warpgroups(
         rescale_threshold=8,
         section_mib=section_mib,
         early_exp=early_exp,
+        direct_O=direct_O,
     )

@@ -23,7 +23,8 @@ struct Consumer {
     OutputStore<Kernel> output;
     WorkTile tile;
 
-    RowSoftmax<Kernel::masked, CFG.rescale_threshold != 0, CFG.exp2_fma_share> softmax;
+    RowSoftmax<Kernel::masked, CFG.rescale_threshold != 0, CFG.exp2_fma_share, CFG.stale_max>
+        softmax;
     typename Kernel::S_t S;
     typename Kernel::P_t P;
     typename Kernel::O_t O;
@@ -67,6 +68,7 @@ struct Consumer {
         K.wait_full();
         start_QK();
         finish_QK<0>();
+        K.release(warp, lane);
         output.drain();
         score<true>(block, blocks);
         pack_P();
@@ -81,6 +83,7 @@ struct Consumer {
                 start_PV();
                 turns.template pass_on<PingPong::gemm>();
                 finish_QK<1>();
+                if constexpr (!CFG.stale_max) K.release(warp, lane);
                 score<false>(block, blocks);
                 if constexpr (CFG.early_exp) end_block_after(S);
                 finish_PV();
@@ -90,13 +93,18 @@ struct Consumer {
                 start_QK();
                 turns.template pass_on<PingPong::gemm>();
                 finish_QK<0>();
+                if constexpr (!CFG.stale_max) K.release(warp, lane);
                 score<false>(block, blocks);
             }
+            if constexpr (CFG.stale_max)
+                settle();
+            else
+                pack_P();
             if (O_is_stale) softmax.rescale(O, factors);
-            pack_P();
         }
         V.wait_full();
         start_PV();
+        conclude();
         finish_PV();
     }
 
@@ -116,7 +124,6 @@ struct Consumer {
     template <int kPending>
     FS_DEVICE void finish_QK() {
         wgmma_wait<kPending>(S);
-        K.release(warp, lane);
     }
 
     // O += P V.
@@ -156,10 +163,88 @@ struct Consumer {
             if (blocks.needs_mask(block)) mask(block);
         // Whoever wants the maxima gets every row's.
         const float threshold = problem.row_max == nullptr ? CFG.rescale_threshold : 0;
-        O_is_stale = softmax.template raise_maximum<kFirst>(S, factors, threshold);
+        const bool up_to_date = kFirst || !CFG.stale_max || wants_maximum(block, blocks);
+        if (up_to_date)
+            O_is_stale = softmax.template raise_maximum<kFirst>(S, factors, threshold);
+        else
+            O_is_stale = false;
         turns.template wait<kFirst ? PingPong::none : PingPong::exp>();
-        softmax.template exponentiate<kFirst>(S);
+        added = softmax.exponentiate(S, up_to_date);
         turns.template pass_on<kFirst ? PingPong::none : PingPong::exp>();
+        if constexpr (CFG.stale_max && !kFirst)
+            holds = up_to_date || softmax.holds(added, 1 << CFG.rescale_threshold);
+        else
+            softmax.template add<kFirst>(added);
+    }
+
+    // Whether row_max is to be brought up to date before this block's scores are exponentiated: as
+    // long as rows may have met nothing yet, and for the first two blocks that all rows see, where
+    // maxima still grow too much.
+    FS_DEVICE bool wants_maximum(int block, const BlockRange& blocks) const {
+        if (problem.row_max != nullptr) return true;  // every row's own
+        if constexpr (!Kernel::masked) return block + 2 >= problem.n_KV_blocks;
+        return blocks.needs_mask(block) || blocks.needs_mask(block + 2);
+    }
+
+    bool holds;  // the maximum, whether it was brought up to date or not
+    typename decltype(softmax)::Added added;
+
+    // stale_max: P, from probabilities whose maximum may be out of date.
+    FS_DEVICE void settle() {
+        if (!any_lane(!holds)) {
+            pack_P();
+        } else if (!softmax.overflown(added)) {
+            O_is_stale = softmax.catch_up(S, added, factors, CFG.rescale_threshold);
+            pack_P();
+        } else {
+            score_again();
+        }
+        softmax.template add<false>(added);
+        K.release(warp, lane);
+    }
+
+    // Scores too far above row_max are lost: P from Q and K once more, by this warp alone, the
+    // maximum first. 16 keys at a time take fewer registers than S did.
+    FS_DEVICE void score_again() {
+        float scores[1][2][4];
+        float seen[2] = {-INFINITY, -INFINITY};
+#pragma unroll 1
+        for (int step = 0; step < Kernel::PV_steps; ++step) {
+            score_step(scores, step);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) seen[r] = fmaxf(seen[r], softmax.largest(scores, r));
+        }
+        O_is_stale = softmax.template raise_to<false>(seen, factors, 0);
+        added = {};
+#pragma unroll
+        for (int step = 0; step < Kernel::PV_steps; ++step) {
+            score_step(scores, step);
+            const auto more = softmax.exponentiate(scores);
+            added.sum[0] += more.sum[0];
+            added.sum[1] += more.sum[1];
+            pack_step(P[step], scores[0][0], scores[0][1]);
+        }
+        __syncwarp();  // every lane has read K, which one releases
+    }
+    FS_DEVICE void score_step(float (&scores)[1][2][4], int step) const {
+        using Panel = typename Kernel::Panel;
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) scores[0][n][e] = 0.0f;
+        const int row = warp * kWarpRows + lane % 16, key = step * 16 + lane / 16 * 8 + lane % 8;
+#pragma unroll 1
+        for (int column = 0; column < Kernel::d_head; column += 16) {
+            const int panel = column / Panel::kColumns, chunk = column % Panel::kColumns / 8;
+            uint32_t q[4], k[4];
+            ldmatrix_x4(q, Q_tile() + panel * Kernel::Q_panel_bytes +
+                               Panel::offset(row, chunk + lane / 16));
+            ldmatrix_x4(k, K.tile() + panel * Kernel::KV_panel_bytes +
+                               Panel::offset(key, chunk + lane / 8 % 2));
+            mma_m16n8k16<typename Kernel::value_t>(scores[0][0], q, {k[0], k[1]});
+            mma_m16n8k16<typename Kernel::value_t>(scores[0][1], q, {k[2], k[3]});
+        }
+        if constexpr (SEMANTICS.softcap) tanh_scaled(scores, problem.softcap_scale_2log2e);
     }
 
     // The accumulator of two neighbouring 16x8 tiles is, rounded and packed, the A operand of a
@@ -167,12 +252,15 @@ struct Consumer {
     FS_DEVICE void pack_P() {
 #pragma unroll
         for (int step = 0; step < Kernel::PV_steps; ++step)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float (&scores)[4] = S[0][2 * step + i / 2];
-                P[step][i] =
-                    pack_16bit<typename Kernel::value_t>(scores[i % 2 * 2], scores[i % 2 * 2 + 1]);
-            }
+            pack_step(P[step], S[0][2 * step], S[0][2 * step + 1]);
+    }
+    FS_DEVICE static void pack_step(uint32_t (&p)[4], const float (&left)[4],
+                                    const float (&right)[4]) {
+        using value_t = typename Kernel::value_t;
+        p[0] = pack_16bit<value_t>(left[0], left[1]);
+        p[1] = pack_16bit<value_t>(left[2], left[3]);
+        p[2] = pack_16bit<value_t>(right[0], right[1]);
+        p[3] = pack_16bit<value_t>(right[2], right[3]);
     }
 
     // Scores of keys that a row may not see become -inf.
@@ -234,16 +322,29 @@ struct Consumer {
         }
     }
 
-    FS_DEVICE void finish_tile() {
+    // What is left to do once all scores are known, but for O itself: the last product with V runs
+    // beside it.
+    FS_DEVICE void conclude() {
         read_notice();  // again, instead of holding it in registers all the while
-        output.drain();
-        const float* sinks = problem.sinks;
-        softmax.finish(O, sinks == nullptr ? nullptr : sinks + tile.head);
-        store_statistics();
-        const uint32_t slot_empty = Q_barriers().empty(slot());
-        if constexpr (CFG.separate_O) {
+        if constexpr (kFreesQ) {
             __syncwarp();  // every lane has read the tile's notice
-            if (lane == 0) mbarrier_arrive(slot_empty);
+            if (lane == 0) mbarrier_arrive(Q_barriers().empty(slot()));
+        }
+        const float* sinks = problem.sinks;
+        softmax.conclude(weights, sinks == nullptr ? nullptr : sinks + tile.head);
+        store_statistics();
+    }
+    // Whether O does not need Q's place.
+    static constexpr bool kFreesQ = CFG.separate_O || CFG.direct_O;
+    float weights[1][2];  // that O's rows are multiplied by in the end
+
+    FS_DEVICE void finish_tile() {
+        output.drain();
+        softmax.rescale(O, weights[0]);
+        const uint32_t slot_empty = Q_barriers().empty(slot());
+        if constexpr (CFG.direct_O) {
+            output.store_directly(O, tile, first_row());
+        } else if constexpr (CFG.separate_O) {
             output.start(O, smem + Kernel::O_offset + warpgroup * Kernel::Q_tile_bytes, slot_empty,
                          tile, first_row());
         } else {
@@ -260,6 +361,7 @@ struct Consumer {
 #pragma unroll
             for (int e = 0; e < 4; ++e) O[0][n][e] = 0.0f;
         softmax = decltype(softmax)(problem.scale_log2);
+        conclude();
     }
 
     FS_DEVICE void store_statistics() const {

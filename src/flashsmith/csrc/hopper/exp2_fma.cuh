@@ -12,10 +12,10 @@ FS_DEVICE float max_or_nan(float a, float b) {
     return y;
 }
 
-// For x <= 128. 2^x = 2^n 2^f with n the whole number nearest to x (Cody and Waite), 2^f by a cubic
-// that is off by at most 1.02e-4 of it (least maximum of the relative error on [-1/2, 1/2] with
-// p(0) = 1): less than half of what rounding to 16 bits does. -127 and below, -inf too, are 0, as
-// masked scores must be. NaN is NaN.
+// For x < 127.5. 2^x = 2^n 2^f with n the whole number nearest to x (Cody and Waite), 2^f by a
+// cubic that is off by at most 1.02e-4 of it (least maximum of the relative error on [-1/2, 1/2]
+// with p(0) = 1): less than half of what rounding to 16 bits does. -127 and below, -inf too, are 0,
+// as masked scores must be. NaN is NaN.
 FS_DEVICE float exp2_fma(float x) {
     // Whole numbers are neighbours from 1.5 x 2^23 on. The low bits of the sum are n + 127, the
     // exponent of 2^n; those of a NaN make it -inf, and NaN times that is NaN.

@@ -41,6 +41,8 @@ struct HopperForwardKernelConfig {
     int ctas_per_sm;
     int exp2_fma_share;  // percent of the exponentials that the FMA pipe computes
     bool early_exp;      // overlap: no exponential is put off until the product beside it is done
+    bool stale_max;      // later blocks look for no maximum: their sums tell when it is out of date
+    bool direct_O;       // O leaves from registers, so that Q's place is free before O is done
 
     constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
 

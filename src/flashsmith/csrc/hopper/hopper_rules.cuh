@@ -153,6 +153,24 @@ constexpr bool early_exp_needs_overlap(const Config& cfg, const Limits&) {
     return cfg.overlap || !cfg.early_exp;
 }
 
+constexpr bool stale_max_needs_rescale(const Config& cfg, const Limits&) {
+    return cfg.rescale_threshold > 0 || !cfg.stale_max;
+}
+
+// Scores above a maximum out of date must come out infinite, not wrapped around.
+constexpr bool stale_max_needs_sfu(const Config& cfg, const Limits&) {
+    return cfg.exp2_fma_share == 0 || !cfg.stale_max;
+}
+
+// A warp may read K by itself, and the other CTA hears from one warp of each warpgroup.
+constexpr bool stale_max_needs_no_cluster(const Config& cfg, const Limits&) {
+    return cfg.cluster_size == 1 || !cfg.stale_max;
+}
+
+constexpr bool direct_O_is_not_separate(const Config& cfg, const Limits&) {
+    return !(cfg.direct_O && cfg.separate_O);
+}
+
 struct Rule {
     const char* name;
     bool (*holds)(const Config& cfg, const Limits& limits);
@@ -181,6 +199,10 @@ inline constexpr Rule kRules[] = {
     {"ctas_fit_shared_memory", ctas_fit_shared_memory},
     {"exp2_fma_share_supported", exp2_fma_share_supported},
     {"early_exp_needs_overlap", early_exp_needs_overlap},
+    {"stale_max_needs_rescale", stale_max_needs_rescale},
+    {"stale_max_needs_sfu", stale_max_needs_sfu},
+    {"stale_max_needs_no_cluster", stale_max_needs_no_cluster},
+    {"direct_O_is_not_separate", direct_O_is_not_separate},
 };
 static_assert(std::size(kRules) <= 32, "broken_rules() has a bit for 32 rules");
 

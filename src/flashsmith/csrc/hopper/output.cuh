@@ -45,6 +45,30 @@ struct OutputStore {
         if (lane == 0 && row < work.q_count) store_panels(tile, work, row);
     }
 
+    // Straight to global memory. Lanes in pairs swap halves of two neighbouring 16x8 tiles, so that
+    // four lanes write 32 bytes of a row, a whole sector.
+    FS_DEVICE void store_directly(const typename Kernel::O_t& O, const WorkTile& work,
+                                  int first_row) const {
+        const int lane = lane_index();  // as in write_rows()
+        const ForwardKernelArgs& problem = args.problem;
+        const int row = first_row + warp * kWarpRows + lane / 4, odd = lane % 2;
+        auto* o = static_cast<uint16_t*>(problem.o) + work.batch * problem.o_batch_stride +
+                  (work.q_first + row) * problem.o_seq_stride + work.head * problem.o_head_stride +
+                  8 * odd + lane % 4 / 2 * 4;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const bool exists = row + 8 * r < work.q_count;
+#pragma unroll
+            for (int n = 0; n < Kernel::d_head / 8; n += 2) {
+                const uint32_t left = packed(O, n, r), right = packed(O, n + 1, r);
+                const uint32_t swapped = __shfl_xor_sync(0xffffffffu, odd ? left : right, 1);
+                if (exists && (!Kernel::SEMANTICS.uneven || 8 * (n + odd) < problem.d))
+                    store_global_8B(o + 8 * n, odd ? uint2{swapped, right} : uint2{left, swapped});
+            }
+            o += 8 * problem.o_seq_stride;
+        }
+    }
+
     // The last store has been read; Q's slot is free.
     FS_DEVICE void drain() {
         if (kSeparate || slot_in_use == kNoBarrier) return;
@@ -61,6 +85,11 @@ struct OutputStore {
     }
 
   private:
+    // What a lane has of tile n in its row r.
+    FS_DEVICE static uint32_t packed(const typename Kernel::O_t& O, int n, int r) {
+        return pack_16bit<typename Kernel::value_t>(O[0][n][2 * r], O[0][n][2 * r + 1]);
+    }
+
     // Two 16x8 tiles of the accumulator are four matrices: lanes 0-15 point at rows of the left
     // one, lanes 16-31 of the right one.
     FS_DEVICE void write_rows(const typename Kernel::O_t& O, uint32_t tile) const {
@@ -71,9 +100,7 @@ struct OutputStore {
         for (int n = 0; n < Kernel::d_head / 8; n += 2) {
             uint32_t rows[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                rows[i] = pack_16bit<typename Kernel::value_t>(O[0][n + i / 2][i % 2 * 2],
-                                                               O[0][n + i / 2][i % 2 * 2 + 1]);
+            for (int i = 0; i < 4; ++i) rows[i] = packed(O, n + i / 2, i % 2);
             const uint32_t panel = n / Panel::kChunks * Kernel::Q_panel_bytes;
             const int chunk = n % Panel::kChunks + lane / 16;
             stmatrix_x4(tile + panel + Panel::offset(lane % 16, chunk), rows);
