@@ -159,13 +159,19 @@ def test_capturing_again_and_again_takes_no_memory() -> None:
 
     for _ in range(5):
         round_trip()
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
-    # 4,000 captured launches: 4 chunks of 1,024 counters if none came back.
-    for _ in range(100):
-        round_trip()
-    torch.cuda.empty_cache()
-    assert torch.cuda.mem_get_info()[0] >= free - (2 << 20)
+    lost = []
+    # Free memory is the whole GPU's: who else is at work there takes some at times, not always.
+    for _ in range(3):
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        # 4,000 captured launches: 4 chunks of 1,024 counters if none came back.
+        for _ in range(100):
+            round_trip()
+        torch.cuda.empty_cache()
+        lost.append(free - torch.cuda.mem_get_info()[0])
+        if lost[-1] <= 2 << 20:
+            return
+    pytest.fail(f"captured graphs keep memory: {lost} bytes")
 
 
 def test_a_stream_for_every_launch() -> None:
