@@ -23,6 +23,7 @@ DYNAMIC = parse_kernel_name_into_config(
 LONGEST_FIRST = replace(DYNAMIC, tile_order=TileOrder.LONGEST_FIRST)
 PERSISTENT = replace(DYNAMIC, schedule=Schedule.STATIC_PERSISTENT)
 ONE_TILE = replace(DYNAMIC, schedule=Schedule.ONE_TILE)
+CLUSTERS = replace(DYNAMIC, cluster_size=2)
 BF16 = replace(DYNAMIC, dtype=DType.BF16)
 # Two warpgroups of every other head dimension, of as many keys as two stages have room for.
 OF_D_HEAD = {
@@ -32,7 +33,7 @@ OF_D_HEAD = {
 OF_D_HEAD[128] = DYNAMIC
 MMA_SYNC = parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 CONFIGS = (
-    *(DYNAMIC, LONGEST_FIRST, PERSISTENT, ONE_TILE, BF16, MMA_SYNC),
+    *(DYNAMIC, LONGEST_FIRST, PERSISTENT, ONE_TILE, CLUSTERS, BF16, MMA_SYNC),
     *(cfg for d_head, cfg in OF_D_HEAD.items() if d_head != 128),
 )
 

@@ -138,7 +138,7 @@ def test_Q_is_released_before_the_last_product_is_over(cfg: HopperForwardKernelC
     loaded_kernels.add(library_for([through_Q], arch=90))
     for one in (cfg, through_Q):
         seen = Releases(one)
-        prove(one, seq=one.B_r, seq_k=3 * one.B_c, row_max=False, observers=[seen])
+        prove(one, seq=one.B_r, seq_k=3 * one.B_c, row_max=False, observers=[seen], sm_count=1)
         early = [w for w, clock in seen.released.items() if clock < seen.products_over[w]]
         assert len(seen.products_over) == 4 * one.n_warpgroups
         assert len(early) == (4 * one.n_warpgroups if one.direct_O else 0)

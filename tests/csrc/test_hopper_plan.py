@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hopper_plans import (
     BF16,
+    CLUSTERS,
     DYNAMIC,
     LONGEST_FIRST,
     MMA_SYNC,
@@ -49,10 +50,16 @@ def plan(
         (DYNAMIC, "b8 s1536 h16 d128 fp16", 132),
         (PERSISTENT, "b8 s1536 h16 d128 fp16", 132),
         (ONE_TILE, "b8 s1536 h16 d128 fp16", 1024),
-        (DYNAMIC, "b1 s1536 h2 d128 fp16", 16),
-        (PERSISTENT, "b1 s1537 h2 d128 fp16", 18),
+        # Up to 44 tiles are split into parts for one of the three warpgroups each.
+        (DYNAMIC, "b1 s1536 h2 d128 fp16", 3 * 16),
+        (PERSISTENT, "b1 s1537 h2 d128 fp16", 3 * 18),
+        (ONE_TILE, "b1 s8448 h1 d128 fp16", 3 * 44),
+        (ONE_TILE, "b1 s8640 h1 d128 fp16", 45),
         (ONE_TILE, "b1 s1:1024 h3 d128 fp16", 3),
-        (OF_D_HEAD[256], "b2 s1000 h4 d256 fp16", 64),
+        (ONE_TILE, "b1 s65:1024 h3 d128 fp16", 6),
+        (ONE_TILE, "b8 s1568 h16 d128 fp16", 8 * 16 * 9),
+        (DYNAMIC, "b1 s1536 h2 d128 fp16 causal", 16),
+        (OF_D_HEAD[256], "b2 s1000 h4 d256 fp16", 2 * 64),
     ],
 )
 def test_the_grid(
@@ -82,11 +89,30 @@ def test_only_a_dynamic_schedule_has_a_counter(library: PretendedLibrary) -> Non
             assert address == bytes(8), "the launcher fills it in"
 
 
-def test_the_arguments_say_how_many_tiles_there_are(library: PretendedLibrary) -> None:
-    for cfg in (DYNAMIC, LONGEST_FIRST):
-        planned = library.plan_problem(cfg, problem("b2 s1000 h16 d128 fp16 causal"))
-        at = planned.workspace_offset + 8
-        assert int.from_bytes(planned.argument_bytes[at : at + 4], "little") == 2 * 16 * 6
+@pytest.mark.parametrize(
+    ("cfg", "text", "whole", "parts"),
+    [
+        (DYNAMIC, "b2 s1000 h16 d128 fp16 causal", 2 * 16 * 6, 0),
+        (LONGEST_FIRST, "b2 s1000 h16 d128 fp16 causal", 2 * 16 * 6, 0),
+        # 176 tiles are a round of 132 and 44 more; with one head more, 187, they are 55.
+        (DYNAMIC, "b1 s2112 h16 d128 fp16", 132, 3 * 44),
+        (LONGEST_FIRST, "b1 s2112 h16 d128 fp16", 132, 3 * 44),
+        (DYNAMIC, "b1 s2112 h17 d128 fp16", 187, 0),
+        (DYNAMIC, "b1 s1584 h16 d128 fp16", 144 - 12, 3 * 12),
+        (DYNAMIC, "b1 s192 h44 d128 fp16", 0, 132),
+        (DYNAMIC, "b1 s64 h44 d128 fp16", 44, 0),  # one warpgroup's rows as it is
+        (CLUSTERS, "b1 s2112 h16 d128 fp16", 96, 0),
+    ],
+)
+def test_the_arguments_say_how_many_tiles_there_are(
+    library: PretendedLibrary, cfg: HopperForwardKernelConfig, text: str, whole: int, parts: int
+) -> None:
+    planned = library.plan_problem(cfg, problem(text))
+    at = planned.workspace_offset + 8
+    n_tiles, n_whole = (
+        int.from_bytes(planned.argument_bytes[at + i : at + i + 4], "little") for i in (0, 4)
+    )
+    assert (n_whole, n_tiles) == (whole, whole + parts)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +132,7 @@ def test_sections_hold_as_many_heads_as_l2_does(
     library: PretendedLibrary, text: str, heads: int
 ) -> None:
     planned = library.plan_problem(LONGEST_FIRST, problem(text))
-    at = planned.workspace_offset + 12 + 3 * 12  # behind three other divisors
+    at = planned.workspace_offset + 28 + 4 * 12  # behind four other divisors
     assert int.from_bytes(planned.argument_bytes[at : at + 4], "little") == heads
 
 
@@ -306,4 +332,5 @@ def test_more_tiles_than_a_grid_has(library: PretendedLibrary) -> None:
 
 def test_rows_of_queries_need_no_whole_tiles(library: PretendedLibrary) -> None:
     library.compute(Semantics())
-    assert library.plan(DYNAMIC, call("b1 s100:256 h1 d128 fp16")).grid == (1, 1, 1)
+    assert library.plan(DYNAMIC, call("b1 s60:256 h1 d128 fp16")).grid == (1, 1, 1)
+    assert library.plan(DYNAMIC, call("b1 s100:256 h1 d128 fp16")).grid == (2, 1, 1)

@@ -187,7 +187,7 @@ def shipped() -> dict[str, KernelVictim]:
     three = next(config for config in known if config.n_warpgroups == 3 and not config.overlap)
     two = next(config for config in known if config.n_warpgroups == 2 and config.overlap)
     return {
-        "three": victim(three, "plain", {"seq_k": 128}, seq=250, heads=2, seq_k=384),
+        "three": victim(three, "plain", {"seq_k": 128}, seq=310, heads=2, seq_k=384),
         "two": victim(
             two, "causal+uneven", {"seq_k": 20}, seq=190, heads=3, seq_k=380, causal=True
         ),
@@ -204,8 +204,8 @@ def small() -> dict[str, KernelVictim]:
     )
     return {
         "small three": victim(
-            three, "plain", {"seq_k": 32}, [{"seq": 210, "heads": 7, "seq_k": 64}],
-            seq=250, heads=2, seq_k=96,
+            three, "plain", {"seq_k": 32}, [{"seq": 290, "heads": 5, "seq_k": 64}],
+            seq=310, heads=2, seq_k=96,
         ),
         "small two": victim(
             two, "causal+uneven", {"seq_k": 20},

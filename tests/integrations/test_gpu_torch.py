@@ -163,7 +163,7 @@ class TestStreams:
         torch.cuda.synchronize()
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
-            torch.cuda._sleep(200_000_000)
+            torch.cuda._sleep(2_000_000_000)  # a second: hosts may be busy
             for tensor, value in zip(tensors, ready, strict=True):
                 tensor.copy_(value)
             output = compiled(*tensors)

@@ -6,7 +6,7 @@
 #   tools/gpu/prove.sh OUT hopper        what the wgmma kernels must show on a GPU of 9.0
 #
 # Parts of `tests`, for where a visit ends early: tests-emulator tests-semantics tests-verify
-# tests-rest.
+# tests-rest. TOOLS: some of the sanitizer's four tools.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:?"usage: tools/gpu/prove.sh OUT [tests|sets|sanitizer|figures|hopper]..."}
@@ -39,7 +39,7 @@ suite() { # part, path or option of pytest...
     # several workers build at once.
     step "$name" env FLASHSMITH_JOBS="${FLASHSMITH_JOBS:-4}" \
         python3 -m pytest "$@" -v -m full -n "${WORKERS:-15}" --dist worksteal -p no:cacheprovider \
-        -o faulthandler_timeout=120 --junitxml="$out/$name.xml"
+        --junitxml="$out/$name.xml"
     tail -n 1 "$out/$name.log"
 }
 
@@ -67,7 +67,7 @@ for part in $parts; do
         ;;
     sanitizer)
         kernels=$(python3 tools/gpu/sanitized_configs.py) || exit 1
-        for tool in memcheck racecheck initcheck synccheck; do
+        for tool in ${TOOLS:-memcheck racecheck initcheck synccheck}; do
             sanitized "$tool" configs prove_sets.py "$out/sanitizer-$tool.csv" \
                 --kernels "$kernels" --seqs 256 --batch 1 --heads 2
             sanitized "$tool" semantics prove_grid.py "$out/sanitizer-$tool-semantics.csv" \

@@ -61,8 +61,8 @@ class PreparedCall:
         self._is_plain = not (self._has_vectors or self._lse or self._row_max)
         if request.o is not None:
             offsets = (None, None) if packing is None else packing[:2]
-            self._reach_of_o = _reach(request.o)
-            self._reaches = [_reach(view) for view in (q, request.k, request.v, sinks, *offsets)]
+            inputs = (q, request.k, request.v, sinks, *offsets)
+            self._overlaps = [_overlap(request.o, view) for view in inputs]
 
     def run(self, tensors: Tensors, options: Options) -> Any:
         """Launches on these tensors; the outputs, or None when it takes the checks to judge where
@@ -71,52 +71,58 @@ class PreparedCall:
         Raises LaunchError when the launch is refused.
         """
         q, k, v, o = tensors
-        inputs = q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
         if (q_at | k_at | v_at) & _UNALIGNED or not q_at:
             return None
         if self._has_keys and not (k_at and v_at):
             return None
-        vectors: list[int] = []
+        sinks_at = cu_q_at = cu_k_at = 0
         if self._has_vectors:
-            vectors = sinks, cu_q, cu_k = _places(options[4:7])
-            if (sinks | cu_q | cu_k) & _UNALIGNED_VECTOR:
+            sinks, cu_q, cu_k = options[4:7]
+            if sinks is not None:
+                sinks_at = sinks.data_ptr()
+            if cu_q is not None:
+                cu_q_at = cu_q.data_ptr()
+                cu_k_at = cu_q_at if cu_k is cu_q else cu_k.data_ptr()
+            if (sinks_at | cu_q_at | cu_k_at) & _UNALIGNED_VECTOR:
                 return None
         if o is None:
             o = self._new_o(q)
             o_at = o.data_ptr()
         else:
             o_at = o.data_ptr()
-            if o_at & _UNALIGNED or self._may_overlap(o_at, (*inputs, *vectors)):
+            if o_at & _UNALIGNED:
                 return None
+            addresses = (q_at, k_at, v_at, sinks_at, cu_q_at, cu_k_at)
+            for at, (low, high) in zip(addresses, self._overlaps, strict=True):
+                if low < at - o_at < high:
+                    return None
         stream = self._stream_of(self._ordinal)
         if self._is_plain:
             self._launch(stream, q_at, k_at, v_at, o_at)
             return o
-        lse = self._new_statistic() if self._lse else None
-        row_max = self._new_statistic() if self._row_max else None
-        self._launch(stream, *inputs, o_at, *_places((lse, row_max)), *vectors)
+        lse = row_max = None
+        lse_at = row_max_at = 0
+        if self._lse:
+            lse = self._new_statistic()
+            lse_at = lse.data_ptr()
+        if self._row_max:
+            row_max = self._new_statistic()
+            row_max_at = row_max.data_ptr()
+        inputs = q_at, k_at, v_at
+        self._launch(stream, *inputs, o_at, lse_at, row_max_at, sinks_at, cu_q_at, cu_k_at)
         return outputs_of(o, lse, row_max)
 
-    def _may_overlap(self, o_at: int, addresses: tuple[int, ...]) -> bool:
-        """Whether o's outer bounds meet those of an input."""
-        o_first, o_end = o_at + self._reach_of_o[0], o_at + self._reach_of_o[1]
-        for at, (first, end) in zip(addresses, self._reaches, strict=False):
-            if at + first < o_end and o_first < at + end:
-                return True
-        return False
 
-
-def _places(tensors: tuple[Any, ...]) -> list[int]:
-    """The tensors' addresses, 0 for None."""
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
-def _reach(view: Memory | None) -> tuple[int, int]:
-    """First byte and one past the last byte that a tensor can touch, from its address."""
+def _overlap(o: Memory, view: Memory | None) -> tuple[int, int]:
+    """Between which differences of address, an input's less o's, their outer bounds meet."""
     if view is None:
         return 0, 0
     first, end = byte_range(view)
-    return first - view.address, end - view.address
+    o_first, o_end = byte_range(o)
+    return (o_first - o.address) - (end - view.address), (o_end - o.address) - (
+        first - view.address
+    )
 
 
 PreparedCalls = dict[Likeness, PreparedCall]
@@ -200,14 +206,14 @@ def _likeness(chosen: Any, tensors: Tensors, options: Options, emulate: Any) -> 
     elif o is None and sinks is None and max_q is None and max_k is None:
         return alike
     alike += (max_q, max_k, type(max_q), type(max_k))
-    for tensor in (o, sinks, cu_q, cu_k):
+    for tensor in (o, sinks, cu_q, None if cu_k is cu_q else cu_k):
         if tensor is None:
             alike += (None,)
             continue
         if type(tensor) is not _tensor_type or tensor.requires_grad:
             return None
         alike += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
-    return alike
+    return (*alike, cu_k is cu_q)
 
 
 def _find_tensor_type() -> Any:

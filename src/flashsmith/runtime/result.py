@@ -27,6 +27,6 @@ class ForwardResult(NamedTuple):
 
 def outputs_of(o: Any, lse: Any, row_max: Any) -> Any:
     """o, or o and those of the statistics that are not None."""
-    if lse is None and row_max is None:
-        return o
-    return (o, *(statistic for statistic in (lse, row_max) if statistic is not None))
+    if row_max is None:
+        return o if lse is None else (o, lse)
+    return (o, row_max) if lse is None else (o, lse, row_max)

@@ -297,12 +297,13 @@ struct Consumer {
         return tile.exists();
     }
     FS_DEVICE void read_notice() {
-        tile = WorkTile::load(smem + Kernel::notices + slot() * Kernel::notice_bytes);
+        tile = WorkTile::load<Kernel::tells_q_count>(
+            smem + Kernel::notices + slot() * Kernel::notice_bytes, problem.seq_q);
     }
 
     // Of the tile's blocks those that this warpgroup's rows see.
     FS_DEVICE BlockRange blocks_of_warpgroup() const {
-        if (first_row() >= tile.q_count) return {tile.block_end, tile.block_end, 0, 0};
+        if (first_row() >= tile.row_end) return {tile.block_end, tile.block_end, 0, 0};
         if constexpr (!Kernel::masked) return {tile.block_begin, tile.block_end, 0, 0};
         BlockRange blocks = VisibleKeys<SEMANTICS>(problem, tile.q_count, tile.k_count)
                                 .blocks(first_row(), kWarpgroupRows, Kernel::B_c);
@@ -371,7 +372,7 @@ struct Consumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = first_row() + warp * kWarpRows + 8 * r + lane / 4;
-            if (row >= tile.q_count) continue;
+            if (row >= tile.row_end) continue;
             if (problem.lse != nullptr) problem.lse[head + row] = softmax.row_sum[0][r];
             if (problem.row_max != nullptr) problem.row_max[head + row] = softmax.row_max[0][r];
         }

@@ -59,6 +59,24 @@ struct HopperForwardKernelConfig {
     constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage; }
 };
 
+// Whether the tiles of a last round that leaves most SMs idle are split into parts, one warpgroup's
+// rows each, and spread: 4,096 tiles on 132 SMs are 31 rounds and four tiles more. A warpgroup by
+// itself is slower than beside others, so only parts that all fit one round gain anything. Masks
+// want the whole sequence's length, which parts give up.
+constexpr bool splits_last_tiles(const HopperForwardKernelConfig& config,
+                                 const Semantics& semantics) {
+    return semantics.mask == MaskKind::none && config.n_warpgroups > 1 && config.cluster_size == 1;
+}
+
+// Whether the tiles that are short of rows come last of all, as far as the heads that SMs end with
+// go: the less the last tiles take, the sooner all SMs are done. Elsewhere they stay beside the
+// other tiles of their head, which read the same K and V at the same time.
+constexpr bool keeps_short_tiles_back(const HopperForwardKernelConfig& config,
+                                      const Semantics& semantics) {
+    return semantics.mask == MaskKind::none && !semantics.packed && config.n_warpgroups > 1 &&
+           config.cluster_size == 1 && config.tile_order == TileOrder::by_head;
+}
+
 // What cuTensorMapEncodeTiled writes.
 struct alignas(64) TensorMap {
     uint8_t bytes[128];
@@ -81,9 +99,14 @@ struct HopperForwardKernelArgs {
     // last CTA to ask resets it.
     uint32_t* tile_counter;
     int32_t n_tiles;  // of the whole problem; clusters: groups of cluster_size tiles of one head
-    // Where a tile lies: tiles of a head, query heads of a sequence, query heads that share a key
-    // head; longest first also query heads (of all sequences) and tiles of a section.
-    Divisor head_tiles, heads_q, group, section_heads, section_tiles;
+    int32_t n_whole_tiles;  // those from here on are parts of tiles: see splits_last_tiles()
+    // Those of the last heads: first the long ones of all, then the short ones. See
+    // keeps_short_tiles_back().
+    int32_t first_of_last_heads, first_short_tile, long_tiles;  // long_tiles: of a head
+    // Where a tile lies: parts of a split tile, tiles of a head, query heads of a sequence, query
+    // heads that share a key head; longest first also query heads (of all sequences) and tiles of a
+    // section.
+    Divisor tile_parts, head_tiles, heads_q, group, section_heads, section_tiles;
 };
 
 using hopper_forward_kernel_fn = void (*)(const HopperForwardKernelArgs);

@@ -106,14 +106,41 @@ int64_t section_heads(const HopperForwardKernelConfig& config, const ForwardProb
     return std::max<int64_t>(1, heads);
 }
 
-// A tile is what a cluster computes together.
+// How many of a head's tiles have fewer rows than the others: see TileScheduler::rows_of().
+int64_t short_tiles(const HopperForwardKernelConfig& config, int64_t seq_q) {
+    const int64_t rest = (seq_q + kWarpgroupRows - 1) / kWarpgroupRows % config.n_warpgroups;
+    if (rest == 0) return 0;
+    return rest == config.n_warpgroups - 1 ? 1 : 2;
+}
+
+// A third of the SMs' number of heads end with their short tiles.
+void set_last_heads(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
+                    const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
+    const int64_t of_head = args.head_tiles.divisor, all_heads = p.batch * p.heads_q;
+    const int64_t shorts = short_tiles(config, p.seq_q), longs = of_head - shorts;
+    const bool keeps_back = keeps_short_tiles_back(config, semantics) && shorts > 0 && longs > 0;
+    const int64_t heads = keeps_back ? std::min(all_heads, at_once / 3) : 0;
+    args.long_tiles = static_cast<int32_t>(longs);
+    args.first_of_last_heads = static_cast<int32_t>((all_heads - heads) * of_head);
+    args.first_short_tile = static_cast<int32_t>(args.first_of_last_heads + heads * longs);
+}
+
+// A tile is what a cluster computes together, `at_once` of them at a time.
 void set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
-               const ForwardProblem& p) {
+               const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
     const int64_t of_head =
         (args.problem.n_Q_blocks + config.cluster_size - 1) / config.cluster_size;
     const int64_t heads = section_heads(config, p);
-    args.n_tiles = static_cast<int32_t>(p.batch * p.heads_q * of_head);
+    const int64_t tiles = p.batch * p.heads_q * of_head;
+    const int64_t parts =
+        std::min<int64_t>(config.n_warpgroups, (p.seq_q + kWarpgroupRows - 1) / kWarpgroupRows);
+    int64_t split = splits_last_tiles(config, semantics) ? tiles % at_once : 0;
+    if (parts == 1 || split * parts > at_once) split = 0;
+    args.n_whole_tiles = static_cast<int32_t>(tiles - split);
+    args.tile_parts = divide_by(parts);
+    args.n_tiles = static_cast<int32_t>(tiles - split + split * parts);
     args.head_tiles = divide_by(of_head);
+    set_last_heads(args, config, p, semantics, at_once);
     args.heads_q = divide_by(p.heads_q);
     args.group = divide_by(p.heads_q / p.heads_k);
     args.section_heads = divide_by(heads);
@@ -137,10 +164,10 @@ LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardPro
     HopperForwardKernelArgs args;
     std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
     args.problem = forward_arguments(p, config.B_r, config.B_c);
-    set_tiles(args, config, p);
+    const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm / config.cluster_size;
+    set_tiles(args, config, p, semantics, at_once);
 
     LaunchPlan plan{};
-    const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm / config.cluster_size;
     const int64_t clusters = config.schedule == Schedule::one_tile
                                  ? args.n_tiles
                                  : std::min<int64_t>(args.n_tiles, at_once);

@@ -42,7 +42,7 @@ struct OutputStore {
         tma_store_fence();
         __syncwarp();
         const int row = first_row + warp * kWarpRows;
-        if (lane == 0 && row < work.q_count) store_panels(tile, work, row);
+        if (lane == 0 && row < work.row_end) store_panels(tile, work, row);
     }
 
     // Straight to global memory. Lanes in pairs swap halves of two neighbouring 16x8 tiles, so that
@@ -57,7 +57,7 @@ struct OutputStore {
                   8 * odd + lane % 4 / 2 * 4;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const bool exists = row + 8 * r < work.q_count;
+            const bool exists = row + 8 * r < work.row_end;
 #pragma unroll
             for (int n = 0; n < Kernel::d_head / 8; n += 2) {
                 const uint32_t left = packed(O, n, r), right = packed(O, n + 1, r);
@@ -108,7 +108,7 @@ struct OutputStore {
     }
 
     FS_DEVICE void store_panels(uint32_t tile, const WorkTile& work, int row) const {
-        auto box = box_of_rows<Kernel::SEMANTICS.packed>(row, work.q_first, work.q_count, work.head,
+        auto box = box_of_rows<Kernel::SEMANTICS.packed>(row, work.q_first, work.row_end, work.head,
                                                          work.batch);
 #pragma unroll
         for (int p = 0; p < Kernel::n_panels; ++p) {

@@ -53,10 +53,10 @@ struct Producer {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
             mbarrier_wait(Q.barriers.empty(Q.place.stage()), Q.place.parity() ^ 1);
-            tile.store(notice());
+            tile.template store<Kernel::tells_q_count>(notice());
             mbarrier_arrive_expect(Q.full(), Kernel::Q_tile_bytes);
             const auto box = box_of_rows<kPacked>(tile.first_row + w * kWarpgroupRows, tile.q_first,
-                                                  tile.q_count, tile.head, tile.batch);
+                                                  tile.row_end, tile.head, tile.batch);
             load_panels<Kernel::Q_panel_bytes>(Q.tile(), &args.q, box, Q.full());
             Q.place.advance();
         }
@@ -99,7 +99,7 @@ struct Producer {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
             mbarrier_wait(Q.barriers.empty(Q.place.stage()), Q.place.parity() ^ 1);
-            WorkTile::none().store(notice());
+            WorkTile::none().template store<Kernel::tells_q_count>(notice());
             mbarrier_arrive(Q.full());
             Q.place.advance();
         }

@@ -10,45 +10,54 @@ FS_DEVICE uint32_t quotient(uint32_t n, const Divisor& by) {
     return (__umulhi(n, by.multiplier) + n) >> by.shift;
 }
 
-// B_r rows of one head's queries and the K/V blocks they see.
+// Up to B_r rows of one head's queries and the K/V blocks they see.
 struct WorkTile {
-    int first_row;  // in its sequence
+    int first_row, row_end;  // in its sequence
     int head, batch;
     int block_begin, block_end;
     int q_first, q_count;  // rows of the sequence: its first in the tensor, and how many
     int k_count;
     int k_first, head_k;  // the producer's own
 
-    FS_DEVICE static WorkTile none() { return {0, 0, -1, 0, 0, 0, 0, 0, 0, 0}; }
+    FS_DEVICE static WorkTile none() { return {0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0}; }
     FS_DEVICE bool exists() const { return batch >= 0; }
     FS_DEVICE int n_blocks() const { return block_end - block_begin; }
 
+    // What warpgroups are told; of q_count only where sequences differ (kCounts).
+    template <bool kCounts>
     FS_DEVICE void store(uint32_t smem) const {
         store_shared_16B(
             smem, {unsigned(first_row), unsigned(head), unsigned(batch), unsigned(block_begin)});
-        store_shared_16B(smem + 16, {unsigned(block_end), unsigned(q_first), unsigned(q_count),
+        store_shared_16B(smem + 16, {unsigned(block_end), unsigned(q_first), unsigned(row_end),
                                      unsigned(k_count)});
+        if constexpr (kCounts) store_shared_16B(smem + 32, {unsigned(q_count), 0, 0, 0});
     }
     // The same in every lane, and the compiler is told so.
-    FS_DEVICE static WorkTile load(uint32_t smem) {
+    template <bool kCounts>
+    FS_DEVICE static WorkTile load(uint32_t smem, int q_count) {
         const uint4 a = load_shared_16B(smem), b = load_shared_16B(smem + 16);
         const auto uniform = [](uint32_t x) { return int(__shfl_sync(0xffffffffu, x, 0)); };
-        return {uniform(a.x),
-                uniform(a.y),
-                uniform(a.z),
-                uniform(a.w),
-                uniform(b.x),
-                uniform(b.y),
-                uniform(b.z),
-                uniform(b.w),
-                0,
-                0};
+        if constexpr (kCounts) q_count = uniform(load_shared_16B(smem + 32).x);
+        return {
+            .first_row = uniform(a.x),
+            .row_end = uniform(b.z),
+            .head = uniform(a.y),
+            .batch = uniform(a.z),
+            .block_begin = uniform(a.w),
+            .block_end = uniform(b.x),
+            .q_first = uniform(b.y),
+            .q_count = q_count,
+            .k_count = uniform(b.w),
+            .k_first = 0,
+            .head_k = 0,
+        };
     }
 };
 
 // Hands out the tiles of one CTA, one after the other. The CTAs of a cluster have neighbouring
 // tiles of one head, a group, and go through the same K/V blocks: those that any of them sees. The
-// first of them asks for the next group, and tells the other.
+// first of them asks for the next group, and tells the other. Tiles that would keep a few SMs busy
+// for one more round come in parts, see splits_last_tiles().
 template <class Kernel>
 struct TileScheduler {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
@@ -56,6 +65,8 @@ struct TileScheduler {
 
     static constexpr int kCtas = CFG.cluster_size;
     static constexpr bool kTold = CFG.schedule == Schedule::dynamic && kCtas > 1;
+    static constexpr bool kSplits = splits_last_tiles(CFG, SEMANTICS);
+    static constexpr bool kKeepsShortTilesBack = keeps_short_tiles_back(CFG, SEMANTICS);
 
     const HopperForwardKernelArgs& args;
     const uint32_t smem;
@@ -72,7 +83,7 @@ struct TileScheduler {
         for (; tile < args.n_tiles; take()) {
             const WorkTile work = work_of(tile);
             // A packed batch has as many tiles per sequence as its longest one needs.
-            if (!SEMANTICS.packed || work.first_row - int(rank) * Kernel::B_r < work.q_count)
+            if (!SEMANTICS.packed || work.first_row - int(rank) * Kernel::B_r < work.row_end)
                 return work;
             ask();
         }
@@ -116,6 +127,13 @@ struct TileScheduler {
 
     FS_DEVICE WorkTile work_of(uint32_t tile) const {
         const ForwardKernelArgs& p = args.problem;
+        int part = -1;
+        if (kSplits && tile >= args.n_whole_tiles) {
+            const uint32_t of_tiles = tile - args.n_whole_tiles;
+            const uint32_t split = quotient(of_tiles, args.tile_parts);
+            part = of_tiles - split * args.tile_parts.divisor;
+            tile = args.n_whole_tiles + split;
+        }
         uint32_t sequence, group;
         if constexpr (CFG.tile_order == TileOrder::longest_first) {
             const uint32_t section = quotient(tile, args.section_tiles);
@@ -129,6 +147,15 @@ struct TileScheduler {
                                      : place / heads;
             sequence = first_head + place - row * heads;
             group = args.head_tiles.divisor - 1 - row;
+        } else if (kKeepsShortTilesBack && tile >= args.first_of_last_heads) {
+            const uint32_t longs = args.long_tiles;
+            const bool is_short = tile >= args.first_short_tile;
+            const uint32_t of_head = is_short ? args.head_tiles.divisor - longs : longs;
+            const uint32_t place =
+                tile - (is_short ? args.first_short_tile : args.first_of_last_heads);
+            sequence = place / of_head;
+            group = place - sequence * of_head + (is_short ? longs : 0);
+            sequence += quotient(args.first_of_last_heads, args.head_tiles);
         } else {
             sequence = quotient(tile, args.head_tiles);
             group = tile - sequence * args.head_tiles.divisor;
@@ -140,21 +167,50 @@ struct TileScheduler {
         const SequenceRows k =
             sequence_rows<SEMANTICS.packed>(p.cu_seqlens_k, batch, p.seq_k, p.total_k);
         constexpr int kRows = kCtas * Kernel::B_r;
-        const int first_row = group * kRows;
+        const auto [first_row, row_end] = rows_of(group, part, q.count);
+        const int rows = kCtas > 1 ? kRows : row_end - first_row;
         const BlockRange blocks =
-            VisibleKeys<SEMANTICS>(p, q.count, k.count).blocks(first_row, kRows, Kernel::B_c);
+            VisibleKeys<SEMANTICS>(p, q.count, k.count).blocks(first_row, rows, Kernel::B_c);
         return {
             .first_row = first_row + int(rank) * Kernel::B_r,
+            .row_end = row_end,
             .head = head,
             .batch = batch,
             .block_begin = blocks.begin,
-            .block_end = max(blocks.begin, blocks.end),
+            // Not every tile has rows for all its parts.
+            .block_end =
+                !kSplits || first_row < row_end ? max(blocks.begin, blocks.end) : blocks.begin,
             .q_first = int(q.first),
             .q_count = q.count,
             .k_count = k.count,
             .k_first = int(k.first),
             .head_k = int(quotient(head, args.group)),
         };
+    }
+
+    // Of a head's tile number `group`, or of one part of it, in a sequence of `count` rows. The
+    // last two tiles share their rows: one warpgroup by itself would take hardly less time than
+    // two beside each other.
+    struct Rows {
+        int first, end;
+    };
+    FS_DEVICE static Rows rows_of(int group, int part, int count) {
+        if constexpr (kCtas > 1) return {group * kCtas * Kernel::B_r, count};
+        constexpr int kWarpgroups = Kernel::n_warpgroups;
+        int first = group * kWarpgroups, end = first + kWarpgroups;  // in warpgroups' rows
+        if constexpr (kWarpgroups > 2) {
+            const int all = (count + kWarpgroupRows - 1) / kWarpgroupRows;
+            const int last = (all + kWarpgroups - 1) / kWarpgroups - 1;  // tile
+            const int before = (last - 1) * kWarpgroups;
+            const int middle = before + (all - before + 1) / 2;
+            if (last > 0 && group == last - 1) end = middle;
+            if (last > 0 && group == last) first = middle;
+        }
+        if (part >= 0) {
+            first += part;
+            end = min(end, first + 1);
+        }
+        return {first * kWarpgroupRows, min(end * kWarpgroupRows, count)};
     }
 };
 

@@ -75,7 +75,9 @@ struct StaticHopperKernelConfig {
     static constexpr int K_barriers = Q_barriers + 16 * Q_slots;
     static constexpr int V_barriers = K_barriers + 16 * CFG.kv_stages;
     static constexpr int notices = (V_barriers + 16 * CFG.kv_stages + 31) / 32 * 32;
-    static constexpr int notice_bytes = 32;
+    // Masks stand at the end of a sequence, and packed ones differ.
+    static constexpr bool tells_q_count = SEMANTICS.packed && SEMANTICS.mask != MaskKind::none;
+    static constexpr int notice_bytes = tells_q_count ? 48 : 32;
     // What the first CTA of a cluster tells the other of the tile counter, and its barriers.
     static constexpr int answer = notices + notice_bytes * Q_slots;
     static constexpr int answer_barriers = answer + 16;

@@ -1,0 +1,228 @@
+"""Which rows each tile of a wgmma kernel has: whole tiles, the last two of a head, and parts.
+
+One tile a CTA, and O from registers, so that who wrote a row says which tile it was in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsmith.builder import library_for
+from flashsmith.configs import (
+    HopperForwardKernelConfig,
+    Schedule,
+    Semantics,
+    TileOrder,
+    device_spec,
+    parse_kernel_name_into_config,
+)
+from flashsmith.emulator import Observer
+from flashsmith.emulator.interface import MemoryAccess
+from flashsmith.runtime import run_forward
+from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.verify import prove
+from flashsmith.verify.attention import offsets
+from flashsmith.verify.inputs import numpy_dtype
+
+
+def config(text: str) -> HopperForwardKernelConfig:
+    cfg = parse_kernel_name_into_config(text)
+    assert isinstance(cfg, HopperForwardKernelConfig)
+    return cfg
+
+
+TWO = config("(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_1+regs_32_232+direct_O")
+THREE = config("(FP16, 64, 192, 32, 3wg): tma+stages_2+q_buffers_1+regs_32_160+direct_O")
+FOUR = config(
+    "(BF16, 64, 256, 32, 4wg): tma+stages_2+q_buffers_1+regs_32_112+pingpong_gemm+direct_O"
+)
+CONFIGS = (TWO, THREE, FOUR)
+UNEVEN = Semantics(uneven=True)
+CAUSAL = Semantics(mask="causal", uneven=True)
+PACKED = Semantics(packed=True, uneven=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    in_turn = [replace(cfg, schedule=Schedule.DYNAMIC) for cfg in CONFIGS]
+    for semantics in (UNEVEN, CAUSAL, PACKED):
+        configs = [*CONFIGS, *in_turn]
+        if semantics == CAUSAL:
+            configs += [replace(cfg, tile_order=TileOrder.LONGEST_FIRST) for cfg in in_turn]
+        loaded_kernels.add(library_for(configs, arch=90, semantics=semantics))
+
+
+class Writers(Observer):
+    """By CTA, the rows of o, counted over all sequences and heads, that it wrote."""
+
+    def __init__(self, cfg: HopperForwardKernelConfig, o: np.ndarray) -> None:
+        super().__init__()
+        self.threads = cfg.n_threads
+        self.begins, self.row_bytes = o.ctypes.data, o.shape[-1] * o.itemsize
+        self.ends = self.begins + o.nbytes
+        self.rows: dict[int, set[int]] = {}
+
+    def memory(self, event: MemoryAccess) -> None:
+        if event.space != "global" or event.kind != "write":
+            return
+        for thread, address in zip(event.threads, event.addresses, strict=True):
+            if self.begins <= address < self.ends:
+                rows = self.rows.setdefault(int(thread) // self.threads, set())
+                rows.add((int(address) - self.begins) // self.row_bytes)
+
+
+def tiles(
+    cfg: HopperForwardKernelConfig, lens: tuple[int, ...], sm_count: int, **options: Any
+) -> list[tuple[int, int]]:
+    """Of one head, the rows [first, end) of every tile that has any, in the order of the grid."""
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        rng.standard_normal((sum(lens), 1, cfg.d_head)).astype(numpy_dtype(cfg.dtype))
+        for _ in "qkv"
+    )
+    if len(lens) == 1:
+        q, k, v = (x[None] for x in (q, k, v))
+    else:
+        options |= {"cu_seqlens_q": offsets(lens), "cu_seqlens_k": offsets(lens)}
+    o = np.empty_like(q)
+    seen = Writers(cfg, o)
+    device = replace(device_spec(90), sm_count=sm_count)
+    run_forward(cfg, q, k, v, o, **options, emulate=True, arch=device, observers=[seen])
+    found = []
+    for _, rows in sorted(seen.rows.items()):
+        assert rows == set(range(min(rows), max(rows) + 1))
+        found.append((min(rows), max(rows) + 1))
+    return found
+
+
+def in_rows(*ends: int) -> list[tuple[int, int]]:
+    return list(zip((0, *ends), ends, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("cfg", "seq", "ends"),
+    [
+        (TWO, 300, (128, 256, 300)),
+        (THREE, 100, (100,)),
+        (THREE, 192, (192,)),
+        (THREE, 200, (128, 200)),
+        (THREE, 256, (128, 256)),
+        (THREE, 257, (192, 257)),
+        (THREE, 384, (192, 384)),
+        (THREE, 440, (192, 320, 440)),
+        (FOUR, 256, (256,)),
+        (FOUR, 260, (192, 260)),
+        (FOUR, 330, (192, 330)),
+        (FOUR, 400, (256, 400)),
+        (FOUR, 570, (256, 448, 570)),
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_last_two_tiles_share_their_rows(
+    cfg: HopperForwardKernelConfig, seq: int, ends: tuple[int, ...], causal: bool
+) -> None:
+    # As many SMs as tiles: no last round to split.
+    assert tiles(cfg, (seq,), len(ends), causal=causal) == in_rows(*ends)
+
+
+def test_every_sequence_has_its_own_last_two() -> None:
+    assert tiles(THREE, (256, 0, 70, 440), 12) == in_rows(
+        *(128, 256), 256 + 70, *(326 + end for end in (192, 320, 440))
+    )
+
+
+@pytest.mark.parametrize(
+    ("cfg", "seq", "sm_count", "ends"),
+    [
+        (TWO, 256, 4, (64, 128, 192, 256)),
+        (TWO, 300, 6, (64, 128, 192, 256, 300)),
+        (TWO, 300, 5, (128, 256, 300)),  # six parts for five SMs
+        (THREE, 100, 2, (64, 100)),
+        (THREE, 256, 132, (64, 128, 192, 256)),
+        (FOUR, 330, 132, (64, 128, 192, 256, 320, 330)),
+        # Four tiles on three SMs: the last round is one.
+        (THREE, 700, 3, (192, 384, 576, 640, 700)),
+    ],
+)
+def test_tiles_of_a_round_that_few_sms_take_part_in_are_split(
+    cfg: HopperForwardKernelConfig, seq: int, sm_count: int, ends: tuple[int, ...]
+) -> None:
+    assert tiles(cfg, (seq,), sm_count) == in_rows(*ends)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "seq", "heads", "sm_count", "longs", "shorts"),
+    [
+        # One short tile a head, and a third of the SMs' number of heads.
+        (TWO, 300, 3, 4, "0.0 0.1 0.2 1.0 1.1 1.2 2.0 2.1", "2.2"),
+        (TWO, 300, 3, 8, "0.0 0.1 0.2 1.0 1.1 2.0 2.1", "1.2 2.2"),
+        (THREE, 500, 2, 4, "0.0 0.1 0.2 1.0 1.1", "1.2"),
+        # The last two share four or six warpgroups' rows.
+        (THREE, 420, 3, 6, "0.0 0.1 0.2 1.0 2.0", "1.1 1.2 2.1 2.2"),
+        (FOUR, 630, 2, 4, "0.0 0.1 0.2 1.0", "1.1 1.2"),
+        # No tile is short, or all are.
+        (THREE, 384, 3, 4, "0.0 0.1 1.0 1.1 2.0 2.1", ""),
+        (TWO, 60, 3, 4, "0.0 1.0 2.0", ""),
+        (THREE, 200, 2, 5, "0.0 0.1 1.0 1.1", ""),
+    ],
+)
+def test_the_last_heads_short_tiles_come_last(
+    cfg: HopperForwardKernelConfig, seq: int, heads: int, sm_count: int, longs: str, shorts: str
+) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        rng.standard_normal((1, seq, heads, 64)).astype(numpy_dtype(cfg.dtype)) for _ in "qkv"
+    )
+    o = np.empty_like(q)
+    seen = Writers(cfg, o)
+    device = replace(device_spec(90), sm_count=sm_count)
+    run_forward(cfg, q, k, v, o, emulate=True, arch=device, observers=[seen])
+    order, number = [], dict.fromkeys(range(heads), 0)
+    for cta in sorted(seen.rows):
+        (head,) = {row % heads for row in seen.rows[cta]}
+        order.append((head, min(seen.rows[cta]) // heads))
+    # A head's tiles begin in the order of their rows.
+    assert all(rows == sorted(rows) for head in range(heads) for rows in [_rows_of(order, head)])
+    names = []
+    for head, _ in order:
+        names.append(f"{head}.{number[head]}")
+        number[head] += 1
+    assert " ".join(names) == f"{longs} {shorts}".strip()
+
+
+def _rows_of(order: list[tuple[int, int]], head: int) -> list[int]:
+    return [first for h, first in order if h == head]
+
+
+def test_tiles_with_a_mask_are_not_split() -> None:
+    assert tiles(THREE, (384,), 132, causal=True) == in_rows(192, 384)
+
+
+@pytest.mark.parametrize("cfg", CONFIGS, ids=["two", "three", "four"])
+@pytest.mark.parametrize("sm_count", [1, 3, 132])
+def test_all_ways_are_right(cfg: HopperForwardKernelConfig, sm_count: int) -> None:
+    one = replace(cfg, schedule=Schedule.DYNAMIC)
+    longest_first = replace(one, tile_order=TileOrder.LONGEST_FIRST)
+    options: dict[str, Any] = {"checks": True, "sm_count": sm_count, "row_max": False}
+    for verdict in (
+        prove(one, seq=330, seq_k=70, heads=2, heads_k=1, **options),
+        prove(cfg, seq=450, seq_k=40, **options),
+        prove(one, lens_q=(260, 0, 1, 70), lens_k=(40, 9, 0, 70), heads=2, **options),
+        prove(longest_first, seq=450, seq_k=330, causal=True, **options),
+    ):
+        assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("cfg", CONFIGS, ids=["two", "three", "four"])
+def test_parts_compute_the_same_bits(cfg: HopperForwardKernelConfig) -> None:
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1, 300, 2, 64)).astype(numpy_dtype(cfg.dtype)) for _ in "qkv")
+    outputs = [
+        run_forward(cfg, q, k, v, emulate=True, arch=replace(device_spec(90), sm_count=n)).o
+        for n in (1, 7, 132)
+    ]
+    assert all(output.tobytes() == outputs[0].tobytes() for output in outputs)
