@@ -181,21 +181,14 @@ def test_the_last_heads_short_tiles_come_last(
     seen = Writers(cfg, o)
     device = replace(device_spec(90), sm_count=sm_count)
     run_forward(cfg, q, k, v, o, emulate=True, arch=device, observers=[seen])
-    order, number = [], dict.fromkeys(range(heads), 0)
-    for cta in sorted(seen.rows):
-        (head,) = {row % heads for row in seen.rows[cta]}
-        order.append((head, min(seen.rows[cta]) // heads))
-    # A head's tiles begin in the order of their rows.
-    assert all(rows == sorted(rows) for head in range(heads) for rows in [_rows_of(order, head)])
+    firsts: dict[int, list[int]] = {head: [] for head in range(heads)}
     names = []
-    for head, _ in order:
-        names.append(f"{head}.{number[head]}")
-        number[head] += 1
+    for _, rows in sorted(seen.rows.items()):
+        (head,) = {row % heads for row in rows}
+        names.append(f"{head}.{len(firsts[head])}")
+        firsts[head].append(min(rows) // heads)
     assert " ".join(names) == f"{longs} {shorts}".strip()
-
-
-def _rows_of(order: list[tuple[int, int]], head: int) -> list[int]:
-    return [first for h, first in order if h == head]
+    assert all(found == sorted(found) for found in firsts.values()), "a head's rows in their order"
 
 
 def test_tiles_with_a_mask_are_not_split() -> None:
