@@ -17,7 +17,15 @@ from flashsmith.configs import (
 )
 from flashsmith.runtime.call import ForwardCall, unplaced_call
 
-DYNAMIC = parse_kernel_name_into_config(
+
+def wgmma_config(text: str) -> HopperForwardKernelConfig:
+    """The config of a short form of the wgmma family."""
+    cfg = parse_kernel_name_into_config(text)
+    assert isinstance(cfg, HopperForwardKernelConfig)
+    return cfg
+
+
+DYNAMIC = wgmma_config(
     "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
 )
 LONGEST_FIRST = replace(DYNAMIC, tile_order=TileOrder.LONGEST_FIRST)

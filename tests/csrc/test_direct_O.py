@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hopper_plans import wgmma_config
 
 from flashsmith.builder import KernelLibrary, library_for
 from flashsmith.configs import (
     HopperForwardKernelConfig,
     Semantics,
     device_spec,
-    parse_kernel_name_into_config,
 )
 from flashsmith.emulator import Observer
 from flashsmith.emulator.interface import EngineDone, MbarrierEvent
@@ -31,9 +31,7 @@ from flashsmith.verify.inputs import numpy_dtype
 
 
 def direct(text: str) -> HopperForwardKernelConfig:
-    cfg = parse_kernel_name_into_config(f"{text}+direct_O")
-    assert isinstance(cfg, HopperForwardKernelConfig)
-    return cfg
+    return wgmma_config(f"{text}+direct_O")
 
 
 WIDE = direct(

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hopper_plans import wgmma_config
 
 from flashsmith.builder import library_for
 from flashsmith.configs import (
     HopperForwardKernelConfig,
     Semantics,
-    parse_kernel_name_into_config,
 )
 from flashsmith.emulator import execute
 from flashsmith.emulator.opcodes_float import transcendental
@@ -34,9 +34,7 @@ from flashsmith.verify.rule import compare
 
 
 def stale(text: str) -> HopperForwardKernelConfig:
-    cfg = parse_kernel_name_into_config(f"{text}+stale_max")
-    assert isinstance(cfg, HopperForwardKernelConfig)
-    return cfg
+    return wgmma_config(f"{text}+stale_max")
 
 
 ALONE = stale("(FP16, 64, 64, 64, 1wg): tma+stages_2+q_buffers_1+regs_24_240+rescale_8")

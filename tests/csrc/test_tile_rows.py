@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hopper_plans import wgmma_config
 
 from flashsmith.builder import library_for
 from flashsmith.configs import (
@@ -18,7 +19,6 @@ from flashsmith.configs import (
     Semantics,
     TileOrder,
     device_spec,
-    parse_kernel_name_into_config,
 )
 from flashsmith.emulator import Observer
 from flashsmith.emulator.interface import MemoryAccess
@@ -28,16 +28,9 @@ from flashsmith.verify import prove
 from flashsmith.verify.attention import offsets
 from flashsmith.verify.inputs import numpy_dtype
 
-
-def config(text: str) -> HopperForwardKernelConfig:
-    cfg = parse_kernel_name_into_config(text)
-    assert isinstance(cfg, HopperForwardKernelConfig)
-    return cfg
-
-
-TWO = config("(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_1+regs_32_232+direct_O")
-THREE = config("(FP16, 64, 192, 32, 3wg): tma+stages_2+q_buffers_1+regs_32_160+direct_O")
-FOUR = config(
+TWO = wgmma_config("(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_1+regs_32_232+direct_O")
+THREE = wgmma_config("(FP16, 64, 192, 32, 3wg): tma+stages_2+q_buffers_1+regs_32_160+direct_O")
+FOUR = wgmma_config(
     "(BF16, 64, 256, 32, 4wg): tma+stages_2+q_buffers_1+regs_32_112+pingpong_gemm+direct_O"
 )
 CONFIGS = (TWO, THREE, FOUR)

@@ -118,11 +118,9 @@ def _overlap(o: Memory, view: Memory | None) -> tuple[int, int]:
     """Between which differences of address, an input's less o's, their outer bounds meet."""
     if view is None:
         return 0, 0
-    first, end = byte_range(view)
-    o_first, o_end = byte_range(o)
-    return (o_first - o.address) - (end - view.address), (o_end - o.address) - (
-        first - view.address
-    )
+    (first, end), (o_first, o_end) = byte_range(view), byte_range(o)
+    apart = view.address - o.address
+    return apart + o_first - end, apart + o_end - first
 
 
 PreparedCalls = dict[Likeness, PreparedCall]
