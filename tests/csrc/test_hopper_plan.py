@@ -123,6 +123,10 @@ def test_the_arguments_say_how_many_tiles_there_are(
         ("b4 s2048 h16 d128 fp16 causal", 32),
         ("b4 s4096 h16:4 d128 fp16 causal", 64),
         ("b1 s512 h16 d128 fp16 causal", 16),
+        # No more sections than that takes, all as large.
+        ("b3 s2048 h16 d128 fp16 causal", 24),
+        ("b9 s4096 h16:4 d128 fp16 causal", 48),
+        ("b7 s4096 h7 d128 fp16 causal", 13),
         # A head that is larger than a section is one by itself.
         ("b1 s1048576 h16 d128 fp16 causal", 1),
         ("b1 s1048576 h16:4 d128 fp16 causal", 4),

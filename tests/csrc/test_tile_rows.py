@@ -34,6 +34,10 @@ FOUR = wgmma_config(
     "(BF16, 64, 256, 32, 4wg): tma+stages_2+q_buffers_1+regs_32_112+pingpong_gemm+direct_O"
 )
 CONFIGS = (TWO, THREE, FOUR)
+CLUSTERS = wgmma_config(
+    "(FP16, 64, 192, 32, 3wg): tma+stages_2+q_buffers_1+regs_32_160+pingpong_gemm+cluster_2+dynamic"
+)
+LONG_HEAD = wgmma_config("(FP16, 128, 192, 32, 3wg): tma+stages_2+q_buffers_1+regs_32_160+direct_O")
 UNEVEN = Semantics(uneven=True)
 CAUSAL = Semantics(mask="causal", uneven=True)
 PACKED = Semantics(packed=True, uneven=True)
@@ -46,11 +50,13 @@ def built() -> None:
         configs = [*CONFIGS, *in_turn]
         if semantics == CAUSAL:
             configs += [replace(cfg, tile_order=TileOrder.LONGEST_FIRST) for cfg in in_turn]
+            configs += [LONG_HEAD, CLUSTERS]
         loaded_kernels.add(library_for(configs, arch=90, semantics=semantics))
 
 
 class Writers(Observer):
-    """By CTA, the rows of o, counted over all sequences and heads, that it wrote."""
+    """By CTA, and by its warpgroups, the rows of o that they wrote, counted over all sequences and
+    heads."""
 
     def __init__(self, cfg: HopperForwardKernelConfig, o: np.ndarray) -> None:
         super().__init__()
@@ -58,20 +64,25 @@ class Writers(Observer):
         self.begins, self.row_bytes = o.ctypes.data, o.shape[-1] * o.itemsize
         self.ends = self.begins + o.nbytes
         self.rows: dict[int, set[int]] = {}
+        self.warpgroups: dict[tuple[int, int], set[int]] = {}
 
     def memory(self, event: MemoryAccess) -> None:
         if event.space != "global" or event.kind != "write":
             return
         for thread, address in zip(event.threads, event.addresses, strict=True):
             if self.begins <= address < self.ends:
-                rows = self.rows.setdefault(int(thread) // self.threads, set())
-                rows.add((int(address) - self.begins) // self.row_bytes)
+                cta, thread_of_cta = divmod(int(thread), self.threads)
+                row = (int(address) - self.begins) // self.row_bytes
+                self.rows.setdefault(cta, set()).add(row)
+                # The first of a CTA's warpgroups copies.
+                who = cta, thread_of_cta // 128 - 1
+                self.warpgroups.setdefault(who, set()).add(row)
 
 
-def tiles(
+def writers(
     cfg: HopperForwardKernelConfig, lens: tuple[int, ...], sm_count: int, **options: Any
-) -> list[tuple[int, int]]:
-    """Of one head, the rows [first, end) of every tile that has any, in the order of the grid."""
+) -> Writers:
+    """Who wrote which rows of one head."""
     rng = np.random.default_rng(0)
     q, k, v = (
         rng.standard_normal((sum(lens), 1, cfg.d_head)).astype(numpy_dtype(cfg.dtype))
@@ -85,8 +96,15 @@ def tiles(
     seen = Writers(cfg, o)
     device = replace(device_spec(90), sm_count=sm_count)
     run_forward(cfg, q, k, v, o, **options, emulate=True, arch=device, observers=[seen])
+    return seen
+
+
+def tiles(
+    cfg: HopperForwardKernelConfig, lens: tuple[int, ...], sm_count: int, **options: Any
+) -> list[tuple[int, int]]:
+    """Of one head, the rows [first, end) of every tile that has any, in the order of the grid."""
     found = []
-    for _, rows in sorted(seen.rows.items()):
+    for _, rows in sorted(writers(cfg, lens, sm_count, **options).rows.items()):
         assert rows == set(range(min(rows), max(rows) + 1))
         found.append((min(rows), max(rows) + 1))
     return found
@@ -114,12 +132,61 @@ def in_rows(*ends: int) -> list[tuple[int, int]]:
         (FOUR, 570, (256, 448, 570)),
     ],
 )
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_the_last_two_tiles_share_their_rows(
-    cfg: HopperForwardKernelConfig, seq: int, ends: tuple[int, ...], causal: bool
+    cfg: HopperForwardKernelConfig, seq: int, ends: tuple[int, ...]
 ) -> None:
     # As many SMs as tiles: no last round to split.
-    assert tiles(cfg, (seq,), len(ends), causal=causal) == in_rows(*ends)
+    assert tiles(cfg, (seq,), len(ends)) == in_rows(*ends)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "seq", "ends"),
+    [
+        (TWO, 300, (64, 192, 300)),
+        (THREE, 100, (100,)),
+        (THREE, 192, (192,)),
+        (THREE, 200, (64, 200)),
+        (THREE, 257, (128, 257)),
+        (THREE, 384, (192, 384)),
+        (THREE, 440, (64, 256, 440)),
+        (FOUR, 260, (64, 260)),
+        (FOUR, 330, (128, 330)),
+        (FOUR, 400, (192, 400)),
+        (FOUR, 570, (64, 320, 570)),
+        (LONG_HEAD, 440, (64, 256, 440)),
+    ],
+)
+def test_under_a_mask_the_first_tile_is_the_short_one(
+    cfg: HopperForwardKernelConfig, seq: int, ends: tuple[int, ...]
+) -> None:
+    assert tiles(cfg, (seq,), 132, causal=True) == in_rows(*ends)
+
+
+def test_under_a_mask_every_sequence_has_its_own_first() -> None:
+    assert tiles(THREE, (256, 0, 70, 440), 12, causal=True) == in_rows(
+        *(64, 256), 256 + 70, *(326 + end for end in (64, 256, 440))
+    )
+
+
+@pytest.mark.parametrize(
+    ("cfg", "causal", "firsts"),
+    [
+        (THREE, False, {0: (0, 64, 128), 1: (192, 256), 2: (320, 384)}),
+        (THREE, True, {0: (0,), 1: (192, 128, 64), 2: (384, 320, 256)}),
+        (FOUR, True, {0: (128, 64, 0), 1: (384, 320, 256, 192)}),
+        (LONG_HEAD, True, {0: (0,), 1: (64, 128, 192), 2: (256, 320, 384)}),
+    ],
+    ids=["full", "causal-three", "causal-four", "causal-d128"],
+)
+def test_the_first_warpgroup_has_the_last_rows_of_short_heads_under_a_mask(
+    cfg: HopperForwardKernelConfig, causal: bool, firsts: dict[int, tuple[int, ...]]
+) -> None:
+    seen = writers(cfg, (440,), 3 if len(firsts) == 3 else 2, causal=causal).warpgroups
+    assert {who: min(rows) for who, rows in seen.items()} == {
+        (cta, warpgroup): first
+        for cta, warpgroups in firsts.items()
+        for warpgroup, first in enumerate(warpgroups)
+    }
 
 
 def test_every_sequence_has_its_own_last_two() -> None:
@@ -199,6 +266,8 @@ def test_all_ways_are_right(cfg: HopperForwardKernelConfig, sm_count: int) -> No
         prove(cfg, seq=450, seq_k=40, **options),
         prove(one, lens_q=(260, 0, 1, 70), lens_k=(40, 9, 0, 70), heads=2, **options),
         prove(longest_first, seq=450, seq_k=330, causal=True, **options),
+        prove(longest_first, seq=450, seq_k=330, window=(90, 40), **options),
+        prove(one, lens_q=(260, 0, 1, 70), lens_k=(290, 9, 0, 40), causal=True, **options),
     ):
         assert verdict.ok, str(verdict)
 
@@ -212,3 +281,9 @@ def test_parts_compute_the_same_bits(cfg: HopperForwardKernelConfig) -> None:
         for n in (1, 7, 132)
     ]
     assert all(output.tobytes() == outputs[0].tobytes() for output in outputs)
+
+
+@pytest.mark.parametrize("sm_count", [2, 4])
+def test_clusters_with_the_last_rows_first_are_right(sm_count: int) -> None:
+    verdict = prove(CLUSTERS, seq=700, causal=True, checks=True, sm_count=sm_count, row_max=False)
+    assert verdict.ok, str(verdict)

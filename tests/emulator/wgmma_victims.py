@@ -189,7 +189,7 @@ def shipped() -> dict[str, KernelVictim]:
     return {
         "three": victim(three, "plain", {"seq_k": 128}, seq=310, heads=2, seq_k=384),
         "two": victim(
-            two, "causal+uneven", {"seq_k": 20}, seq=190, heads=3, seq_k=380, causal=True
+            two, "causal+uneven", {"seq_k": 20}, seq=190, heads=3, seq_k=318, causal=True
         ),
     }
 
@@ -210,10 +210,11 @@ def small() -> dict[str, KernelVictim]:
         "small two": victim(
             two, "causal+uneven", {"seq_k": 20},
             [{"seq": 90, "seq_k": 90, "heads": 5}, {"seq_k": 70}],
-            seq=150, heads=3, seq_k=150, causal=True,
+            seq=190, heads=3, seq_k=190, causal=True,
         ),
         "separate": victim(
-            other, "window+packed+uneven", {"lens_k": (10, 0, 0, 0)}, lens_q=(130, 0, 70, 128),
-            lens_k=(150, 40, 250, 90), heads=1, d=56, window=(60, 10),
+            other, "window+packed+uneven", {"lens_k": (10, 0, 0, 0, 0)},
+            lens_q=(128, 30, 0, 20, 128), lens_k=(193, 200, 40, 145, 145),
+            heads=1, d=56, window=(60, 10),
         ),
     }  # fmt: skip

@@ -3,19 +3,21 @@
 # sets over several lengths, the four sanitizer tools, and the rows for docs/results.md.
 #
 #   tools/gpu/prove.sh OUT [part...]     parts: tests sets sanitizer figures (default: these four)
-#   tools/gpu/prove.sh OUT hopper        what the wgmma kernels must show on a GPU of 9.0
+#   tools/gpu/prove.sh OUT hopper sanitizer-wgmma    of the wgmma kernels, on a GPU of 9.0
 #
 # Parts of `tests`, for where a visit ends early: tests-emulator tests-semantics tests-verify
 # tests-rest. TOOLS: some of the sanitizer's four tools.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-out=${1:?"usage: tools/gpu/prove.sh OUT [tests|sets|sanitizer|figures|hopper]..."}
+out=${1:?"usage: tools/gpu/prove.sh OUT [tests|sets|sanitizer|figures|hopper|sanitizer-wgmma]..."}
 shift
 parts=${*:-tests sets sanitizer figures}
 # The suite in parts that each end within minutes on 16 cores (WORKERS: 15 unless said otherwise);
 # one that passed is not run again.
 parts=" $parts "
 parts=${parts/ tests / tests-emulator tests-semantics tests-verify tests-rest }
+# Without a tool first: kernels are built then, and no compiler runs under one.
+tools=${TOOLS:-memcheck racecheck initcheck synccheck}
 mkdir -p "$out"
 failed=0
 
@@ -45,10 +47,11 @@ suite() { # part, path or option of pytest...
 
 sanitized() { # tool, what, script of this folder, argument...
     local tool=$1 name=sanitizer-$1-$2 script=tools/gpu/$3
+    local under=(compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9
+        --kernel-name kernel_substring=forward_kernel)
     shift 3
-    step "$name" compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
-        --kernel-name kernel_substring=flash_forward_kernel \
-        python3 tools/gpu/without_torch.py "$script" "$@"
+    [ "$tool" = none ] && under=()
+    step "$name" "${under[@]}" python3 tools/gpu/without_torch.py "$script" "$@"
     grep -E "ERROR SUMMARY|RACECHECK SUMMARY" "$out/$name.log"
 }
 
@@ -67,11 +70,17 @@ for part in $parts; do
         ;;
     sanitizer)
         kernels=$(python3 tools/gpu/sanitized_configs.py) || exit 1
-        for tool in ${TOOLS:-memcheck racecheck initcheck synccheck}; do
+        for tool in none $tools; do
             sanitized "$tool" configs prove_sets.py "$out/sanitizer-$tool.csv" \
                 --kernels "$kernels" --seqs 256 --batch 1 --heads 2
             sanitized "$tool" semantics prove_grid.py "$out/sanitizer-$tool-semantics.csv" \
                 --handful --workers 1
+        done
+        ;;
+    sanitizer-wgmma)
+        for tool in none $tools; do
+            sanitized "$tool" wgmma prove_grid.py "$out/sanitizer-$tool-wgmma.csv" \
+                --family wgmma --handful --workers 1
         done
         ;;
     hopper)
@@ -88,7 +97,7 @@ for part in $parts; do
         done
         ;;
     *)
-        echo "unknown part '$part': tests, sets, sanitizer, figures or hopper" >&2
+        echo "unknown part '$part': tests, sets, sanitizer, figures, hopper or sanitizer-wgmma" >&2
         exit 2
         ;;
     esac

@@ -49,10 +49,12 @@ struct Consumer {
         turns.open();
         while (receive_tile()) {
             const BlockRange mine = blocks_of_warpgroup();
+            const int later = tile.block_end - mine.end;  // blocks that only others see
+            const bool owes_turn = Kernel::last_rows_first && later > 0;
             // Every warpgroup takes as many turns as the tile has blocks after the first.
-            pass_by(tile.block_end - mine.end, tile.n_blocks() - 1);
+            pass_by(later, later - owes_turn);
             if (mine.begin < mine.end)
-                attend(mine);
+                attend(mine, owes_turn);
             else
                 see_nothing();
             pass_by(mine.begin - tile.block_begin, tile.n_blocks() - 1);
@@ -61,8 +63,10 @@ struct Consumer {
         output.finish();
     }
 
-    // Last block first: masks and ragged ends mostly concern the last blocks of a row.
-    FS_DEVICE void attend(const BlockRange& blocks) {
+    // Last block first: masks and ragged ends mostly concern the last blocks of a row. A turn that
+    // is owed is skipped when the first scores are done, not before: who is next does not need it
+    // sooner.
+    FS_DEVICE void attend(const BlockRange& blocks, bool owes_turn) {
         int block = blocks.end - 1;
         O_is_begun = false;
         K.wait_full();
@@ -72,6 +76,7 @@ struct Consumer {
         output.drain();
         score<true>(block, blocks);
         pack_P();
+        if (owes_turn) turns.skip();
 
 #pragma unroll 1
         while (--block >= blocks.begin) {
@@ -269,7 +274,8 @@ struct Consumer {
         const int first_column = block * Kernel::B_c + lane % 4 * 2;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const KeyRange keys = visible.keys(first_row() + warp * kWarpRows + 8 * r + lane / 4);
+            const KeyRange keys =
+                visible.keys(tile.first_row + warp * kWarpRows + 8 * r + lane / 4);
             const KeyRange columns{keys.first - first_column, keys.last - first_column};
 #pragma unroll
             for (int n = 0; n < Kernel::B_c / 8; ++n)
@@ -288,7 +294,6 @@ struct Consumer {
         return smem + Kernel::Q_offset + slot() * Kernel::Q_tile_bytes;
     }
     FS_DEVICE RingBarriers Q_barriers() const { return {smem + Kernel::Q_barriers}; }
-    FS_DEVICE int first_row() const { return tile.first_row + warpgroup * kWarpgroupRows; }
 
     // Waits for the next tile's Q; false after the last.
     FS_DEVICE bool receive_tile() {
@@ -303,10 +308,10 @@ struct Consumer {
 
     // Of the tile's blocks those that this warpgroup's rows see.
     FS_DEVICE BlockRange blocks_of_warpgroup() const {
-        if (first_row() >= tile.row_end) return {tile.block_end, tile.block_end, 0, 0};
+        if (tile.first_row >= tile.row_end) return {tile.block_end, tile.block_end, 0, 0};
         if constexpr (!Kernel::masked) return {tile.block_begin, tile.block_end, 0, 0};
         BlockRange blocks = VisibleKeys<SEMANTICS>(problem, tile.q_count, tile.k_count)
-                                .blocks(first_row(), kWarpgroupRows, Kernel::B_c);
+                                .blocks(tile.first_row, kWarpgroupRows, Kernel::B_c);
         if (blocks.begin >= blocks.end) return {tile.block_end, tile.block_end, 0, 0};
         return blocks;
     }
@@ -344,13 +349,13 @@ struct Consumer {
         softmax.rescale(O, weights[0]);
         const uint32_t slot_empty = Q_barriers().empty(slot());
         if constexpr (CFG.direct_O) {
-            output.store_directly(O, tile, first_row());
+            output.store_directly(O, tile, tile.first_row);
         } else if constexpr (CFG.separate_O) {
             output.start(O, smem + Kernel::O_offset + warpgroup * Kernel::Q_tile_bytes, slot_empty,
-                         tile, first_row());
+                         tile, tile.first_row);
         } else {
             turns.gather_warpgroup();  // no warp's products read Q any more
-            output.start(O, Q_tile(), slot_empty, tile, first_row());
+            output.start(O, Q_tile(), slot_empty, tile, tile.first_row);
             if constexpr (CFG.q_buffers == 1) output.drain();
         }
         buffer.advance();
@@ -371,7 +376,7 @@ struct Consumer {
                              tile.head * problem.lse_head_stride + tile.q_first;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int row = first_row() + warp * kWarpRows + 8 * r + lane / 4;
+            const int row = tile.first_row + warp * kWarpRows + 8 * r + lane / 4;
             if (row >= tile.row_end) continue;
             if (problem.lse != nullptr) problem.lse[head + row] = softmax.row_sum[0][r];
             if (problem.row_max != nullptr) problem.row_max[head + row] = softmax.row_max[0][r];

@@ -99,11 +99,14 @@ Divisor divide_by(int64_t divisor) {
     return {static_cast<uint32_t>(divisor), multiplier, shift};
 }
 
+// Sections are as even as can be: beside the longest tiles of a last one of few heads most SMs
+// would have nothing to do.
 int64_t section_heads(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
     const int64_t bytes = 2 * std::max<int64_t>(1, p.seq_k) * config.d_head * kElementBytes;
-    const int64_t kv_heads = std::max<int64_t>(1, (int64_t{config.section_mib} << 20) / bytes);
-    const int64_t heads = std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q);
-    return std::max<int64_t>(1, heads);
+    const int64_t at_most = std::max<int64_t>(1, (int64_t{config.section_mib} << 20) / bytes);
+    const int64_t kv_heads = std::max<int64_t>(1, p.batch * p.heads_k);
+    const int64_t sections = (kv_heads + at_most - 1) / at_most;
+    return (kv_heads + sections - 1) / sections * (p.heads_q / p.heads_k);
 }
 
 // How many of a head's tiles have fewer rows than the others: see TileScheduler::rows_of().

@@ -53,10 +53,11 @@ struct Producer {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
             mbarrier_wait(Q.barriers.empty(Q.place.stage()), Q.place.parity() ^ 1);
-            tile.template store<Kernel::tells_q_count>(notice());
+            const WorkTile mine = tile.of_warpgroup<Kernel>(w);
+            mine.template store<Kernel::tells_q_count>(notice());
             mbarrier_arrive_expect(Q.full(), Kernel::Q_tile_bytes);
-            const auto box = box_of_rows<kPacked>(tile.first_row + w * kWarpgroupRows, tile.q_first,
-                                                  tile.row_end, tile.head, tile.batch);
+            const auto box = box_of_rows<kPacked>(mine.first_row, mine.q_first, mine.row_end,
+                                                  mine.head, mine.batch);
             load_panels<Kernel::Q_panel_bytes>(Q.tile(), &args.q, box, Q.full());
             Q.place.advance();
         }

@@ -23,6 +23,21 @@ struct WorkTile {
     FS_DEVICE bool exists() const { return batch >= 0; }
     FS_DEVICE int n_blocks() const { return block_end - block_begin; }
 
+    // As one warpgroup is told: first_row is that of its own rows, at row_end or later where it has
+    // none.
+    template <class Kernel>
+    FS_DEVICE WorkTile of_warpgroup(int warpgroup) const {
+        int place = warpgroup;
+        if constexpr (Kernel::last_rows_first) {
+            const int all = (row_end - first_row + kWarpgroupRows - 1) / kWarpgroupRows;
+            const int last = min(all, Kernel::n_warpgroups) - 1;
+            if (warpgroup <= last) place = last - warpgroup;
+        }
+        WorkTile told = *this;
+        told.first_row += place * kWarpgroupRows;
+        return told;
+    }
+
     // What warpgroups are told; of q_count only where sequences differ (kCounts).
     template <bool kCounts>
     FS_DEVICE void store(uint32_t smem) const {
@@ -188,9 +203,10 @@ struct TileScheduler {
         };
     }
 
-    // Of a head's tile number `group`, or of one part of it, in a sequence of `count` rows. The
-    // last two tiles share their rows: one warpgroup by itself would take hardly less time than
-    // two beside each other.
+    // Of a head's tile number `group`, or of one part of it, in a sequence of `count` rows. Under a
+    // mask the first tile is the short one: its rows see the fewest keys. Without one the last two
+    // tiles share their rows: one warpgroup by itself would take hardly less time than two beside
+    // each other.
     struct Rows {
         int first, end;
     };
@@ -198,9 +214,15 @@ struct TileScheduler {
         if constexpr (kCtas > 1) return {group * kCtas * Kernel::B_r, count};
         constexpr int kWarpgroups = Kernel::n_warpgroups;
         int first = group * kWarpgroups, end = first + kWarpgroups;  // in warpgroups' rows
-        if constexpr (kWarpgroups > 2) {
-            const int all = (count + kWarpgroupRows - 1) / kWarpgroupRows;
-            const int last = (all + kWarpgroups - 1) / kWarpgroups - 1;  // tile
+        const int all = (count + kWarpgroupRows - 1) / kWarpgroupRows;
+        const int last = (all + kWarpgroups - 1) / kWarpgroups - 1;  // tile
+        if constexpr (SEMANTICS.mask != MaskKind::none) {
+            const int missing = (last + 1) * kWarpgroups - all;
+            if (group <= last) {
+                first = max(first - missing, 0);
+                end -= missing;
+            }
+        } else if constexpr (kWarpgroups > 2) {
             const int before = (last - 1) * kWarpgroups;
             const int middle = before + (all - before + 1) / 2;
             if (last > 0 && group == last - 1) end = middle;

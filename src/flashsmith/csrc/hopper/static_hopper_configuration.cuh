@@ -42,6 +42,11 @@ struct StaticHopperKernelConfig {
     static constexpr int registers_at_start =
         hopper_rules::registers_each((n_warpgroups + 1) * CFG.ctas_per_sm);
 
+    // Under a mask a tile's last rows see the most keys. Where a softmax takes longer than the
+    // other warpgroups' products, they are the first warpgroup's, which was the first to be done
+    // with the tile before.
+    static constexpr bool last_rows_first = SEMANTICS.mask != MaskKind::none && d_head < 128;
+
     // Tiles as panels of 64 columns, or of 32 where 64 do not divide the head.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     static constexpr int n_panels = d_head / Panel::kColumns;
