@@ -81,6 +81,14 @@ def _before(passing: Where) -> Where:
     )
 
 
+def _after(passing: Where) -> Where:
+    """Of such waits the one for blocks after those that the warpgroup uses."""
+    return lambda victim, mutant, place: (
+        passing(victim, mutant, place)
+        and mutant.ptx_line in (victim.passing_waits("K")[-1], victim.passing_waits("V")[-1])
+    )
+
+
 def _step(kinds: str, first: bool) -> Where:
     def where(victim: KernelVictim, mutant: Mutant, place: int) -> bool:
         kind, step = victim.step(mutant)
@@ -166,6 +174,14 @@ EQUIVALENT = (
     ),
     Equivalent(
         ("do not wait",),
+        _after(_passing("K", lambda v: _last_rows_first(v) and v.semantics.mask == "causal")),
+        "This warpgroup has no rows, and passes a block by after the turn in which the first one "
+        "issued the product with its K. A tile's first block is in nobody's turn: this one meets "
+        "the barrier again in a turn that comes after the first one's, which waits for K of all "
+        "blocks, or two tiles later, when the first one has freed Q.",
+    ),
+    Equivalent(
+        ("do not wait",),
         _before(_passing("V", _one_stage)),
         "It is not the tile's last block, so that the producer asks for this V after the next "
         "block's K, whose place the others give back when they are done with V of the block "
@@ -197,13 +213,14 @@ UNREACHED = (
     Equivalent(
         ("do not wait",),
         lambda victim, mutant, place: (
-            not (_one_stage(victim) or _all_or_nothing(victim))
-            and mutant.ptx_line in victim.passing_waits("K")[victim.config.d_head == 64 :]
+            victim.config.d_head == 128
+            and not _all_or_nothing(victim)
+            and mutant.ptx_line in victim.passing_waits("K")
         ),
         "The wait for K two blocks later takes the round before for its own if this K, not waited "
         "for, is still under way: a copy that two later ones overtook, and a whole product and its "
-        "scores. Before a warpgroup's own blocks that is caught on small tiles, of which a run has "
-        "more; after them it takes a short tile in front of a longer one besides.",
+        "scores. After a warpgroup's own blocks it takes a short tile in front of a longer one "
+        "besides.",
     ),
     Equivalent(
         ("do not wait",),
