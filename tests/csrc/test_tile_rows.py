@@ -115,51 +115,29 @@ def in_rows(*ends: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("cfg", "seq", "ends"),
+    ("cfg", "seq", "full", "causal"),
     [
-        (TWO, 300, (128, 256, 300)),
-        (THREE, 100, (100,)),
-        (THREE, 192, (192,)),
-        (THREE, 200, (128, 200)),
-        (THREE, 256, (128, 256)),
-        (THREE, 257, (192, 257)),
-        (THREE, 384, (192, 384)),
-        (THREE, 440, (192, 320, 440)),
-        (FOUR, 256, (256,)),
-        (FOUR, 260, (192, 260)),
-        (FOUR, 330, (192, 330)),
-        (FOUR, 400, (256, 400)),
-        (FOUR, 570, (256, 448, 570)),
+        (TWO, 300, (128, 256, 300), (64, 192, 300)),
+        (THREE, 100, (100,), (100,)),
+        (THREE, 192, (192,), (192,)),
+        (THREE, 200, (128, 200), (64, 200)),
+        (THREE, 256, (128, 256), (64, 256)),
+        (THREE, 257, (192, 257), (128, 257)),
+        (THREE, 384, (192, 384), (192, 384)),
+        (THREE, 440, (192, 320, 440), (64, 256, 440)),
+        (FOUR, 256, (256,), (256,)),
+        (FOUR, 260, (192, 260), (64, 260)),
+        (FOUR, 330, (192, 330), (128, 330)),
+        (FOUR, 400, (256, 400), (192, 400)),
+        (FOUR, 570, (256, 448, 570), (64, 320, 570)),
     ],
 )
-def test_the_last_two_tiles_share_their_rows(
-    cfg: HopperForwardKernelConfig, seq: int, ends: tuple[int, ...]
+def test_the_last_two_tiles_share_their_rows_or_the_first_is_short(
+    cfg: HopperForwardKernelConfig, seq: int, full: tuple[int, ...], causal: tuple[int, ...]
 ) -> None:
     # As many SMs as tiles: no last round to split.
-    assert tiles(cfg, (seq,), len(ends)) == in_rows(*ends)
-
-
-@pytest.mark.parametrize(
-    ("cfg", "seq", "ends"),
-    [
-        (TWO, 300, (64, 192, 300)),
-        (THREE, 100, (100,)),
-        (THREE, 192, (192,)),
-        (THREE, 200, (64, 200)),
-        (THREE, 257, (128, 257)),
-        (THREE, 384, (192, 384)),
-        (THREE, 440, (64, 256, 440)),
-        (FOUR, 260, (64, 260)),
-        (FOUR, 330, (128, 330)),
-        (FOUR, 400, (192, 400)),
-        (FOUR, 570, (64, 320, 570)),
-        (LONG_HEAD, 440, (64, 256, 440)),
-    ],
-)
-def test_under_a_mask_the_first_tile_is_the_short_one(
-    cfg: HopperForwardKernelConfig, seq: int, ends: tuple[int, ...]
-) -> None:
-    assert tiles(cfg, (seq,), 132, causal=True) == in_rows(*ends)
+    assert tiles(cfg, (seq,), len(full)) == in_rows(*full)
+    assert tiles(cfg, (seq,), 132, causal=True) == in_rows(*causal)
 
 
 def test_under_a_mask_every_sequence_has_its_own_first() -> None:
@@ -249,10 +227,6 @@ def test_the_last_heads_short_tiles_come_last(
         firsts[head].append(min(rows) // heads)
     assert " ".join(names) == f"{longs} {shorts}".strip()
     assert all(found == sorted(found) for found in firsts.values()), "a head's rows in their order"
-
-
-def test_tiles_with_a_mask_are_not_split() -> None:
-    assert tiles(THREE, (384,), 132, causal=True) == in_rows(192, 384)
 
 
 @pytest.mark.parametrize("cfg", CONFIGS, ids=["two", "three", "four"])

@@ -73,19 +73,14 @@ def _last_rows_first(victim: KernelVictim) -> bool:
     return masked and victim.config.d_head < 128 and victim.config.pingpong is PingPong.GEMM
 
 
-def _before(passing: Where) -> Where:
-    """Of such waits the one for blocks before those that the warpgroup uses."""
-    return lambda victim, mutant, place: (
-        passing(victim, mutant, place)
-        and mutant.ptx_line in (victim.passing_waits("K")[0], victim.passing_waits("V")[0])
-    )
+BEFORE, AFTER = 0, -1
 
 
-def _after(passing: Where) -> Where:
-    """Of such waits the one for blocks after those that the warpgroup uses."""
-    return lambda victim, mutant, place: (
-        passing(victim, mutant, place)
-        and mutant.ptx_line in (victim.passing_waits("K")[-1], victim.passing_waits("V")[-1])
+def _only(place: int, passing: Where) -> Where:
+    """Of such waits the one for blocks BEFORE or AFTER those that the warpgroup uses."""
+    return lambda victim, mutant, number: (
+        passing(victim, mutant, number)
+        and mutant.ptx_line in (victim.passing_waits("K")[place], victim.passing_waits("V")[place])
     )
 
 
@@ -166,7 +161,7 @@ EQUIVALENT = (
     ),
     Equivalent(
         ("do not wait",),
-        _before(_passing("K", _last_rows_first)),
+        _only(BEFORE, _passing("K", _last_rows_first)),
         "Releases count for the right round, as above. The first warpgroup has the last rows, and "
         "uses the blocks that this one passes by. This one waits at the same barrier again two "
         "blocks later, when it has taken its turn after the first warpgroup's that issued the "
@@ -174,7 +169,7 @@ EQUIVALENT = (
     ),
     Equivalent(
         ("do not wait",),
-        _after(_passing("K", lambda v: _last_rows_first(v) and v.semantics.mask == "causal")),
+        _only(AFTER, _passing("K", lambda v: _last_rows_first(v) and v.semantics.mask == "causal")),
         "This warpgroup has no rows, and passes a block by after the turn in which the first one "
         "issued the product with its K. A tile's first block is in nobody's turn: this one meets "
         "the barrier again in a turn that comes after the first one's, which waits for K of all "
@@ -182,7 +177,7 @@ EQUIVALENT = (
     ),
     Equivalent(
         ("do not wait",),
-        _before(_passing("V", _one_stage)),
+        _only(BEFORE, _passing("V", _one_stage)),
         "It is not the tile's last block, so that the producer asks for this V after the next "
         "block's K, whose place the others give back when they are done with V of the block "
         "before: a release too early is one of the right number by the time it is looked at. The "

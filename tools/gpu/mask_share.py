@@ -13,25 +13,21 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import flashsmith
+from flashsmith.benchmark.bench.problems import default_problem
 from flashsmith.benchmark.contenders import KernelContender, attention_contender
 from flashsmith.benchmark.timing import Environment, measure
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import DType, Problem, Semantics
+from flashsmith.configs import DType, Problem
 from flashsmith.runtime import query_gpu
 from flashsmith.tuning.choice import choose_config
 
-HEADS = {64: 32, 96: 16, 128: 16, 256: 8}
-TOKENS = 65536  # of a batch, which is 16 at most
-
-
-def problem(seq: int, d: int, dtype: DType, mask: str) -> Problem:
-    batch = min(16, TOKENS // seq)
-    heads = HEADS[d]
-    return Problem(batch, seq, seq, heads, heads, d, dtype, Semantics(mask=mask))
+HEAD_DIMS = (64, 96, 128, 256)
 
 
 def contender(name: str, of: Problem) -> KernelContender:
@@ -39,27 +35,26 @@ def contender(name: str, of: Problem) -> KernelContender:
     return replace(attention_contender(flashsmith.attention, config, Workload(of)), name=name)
 
 
-def shares(seqs: list[int]) -> Any:
+def shares(seqs: list[int]) -> Iterator[dict[str, Any]]:
     revision = Environment.collect(0).revision
-    for seq in seqs:
-        for d in HEADS:
-            for dtype in (DType.FP16, DType.BF16):
-                both = [
-                    contender(name, problem(seq, d, dtype, mask))
-                    for name, mask in (("full", "none"), ("causal", "causal"))
-                ]
-                right = all(one.workload.judge(one.output()).ok for one in both)
-                full, causal = (samples.median_ms for samples in measure(both).values())
-                yield {
-                    "problem": str(both[0].workload.problem),
-                    "full_ms": f"{full:.4f}",
-                    "causal_ms": f"{causal:.4f}",
-                    "share": f"{causal / full:.4f}",
-                    "right": right,
-                    "full_config": str(both[0].config),
-                    "causal_config": str(both[1].config),
-                    "revision": revision,
-                }
+    for seq, d, dtype in product(seqs, HEAD_DIMS, DType):
+        full, causal = (
+            contender(name, default_problem(d, seq, dtype, causal=name == "causal"))
+            for name in ("full", "causal")
+        )
+        right = all(one.workload.judge(one.output()).ok for one in (full, causal))
+        samples = measure((full, causal))
+        full_ms, causal_ms = samples["full"].median_ms, samples["causal"].median_ms
+        yield {
+            "problem": str(full.workload.problem),
+            "full_ms": f"{full_ms:.4f}",
+            "causal_ms": f"{causal_ms:.4f}",
+            "share": f"{causal_ms / full_ms:.4f}",
+            "right": right,
+            "full_config": str(full.config),
+            "causal_config": str(causal.config),
+            "revision": revision,
+        }
 
 
 def main() -> int:
