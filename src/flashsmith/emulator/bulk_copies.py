@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -29,6 +28,7 @@ from flashsmith.emulator.tensor_maps import TensorMap
 from flashsmith.errors import EmulatorError
 
 if TYPE_CHECKING:
+    from flashsmith.emulator.scheduler import RandomSchedule
     from flashsmith.emulator.wave import Wave
 
 _PIECE = 16
@@ -132,6 +132,8 @@ class BulkCopies:
         self.maps: dict[int, TensorMap] = {}
         #: Loads under way: those that one instruction issued together arrive together.
         self.loads: deque[list[_Load]] = deque()
+        #: Those that a hesitant schedule holds back for as long as anything else can happen.
+        self.held: list[_Load] | None = None
         #: By wave thread: stores not committed, and committed groups, oldest first.
         self.open: dict[int, list[_Store]] = {}
         self.groups: dict[int, list[list[_Store]]] = {}
@@ -322,18 +324,26 @@ class BulkCopies:
 
     # Arrivals
 
-    def deliver(self, random: Random | None) -> bool:
+    def deliver(self, random: RandomSchedule | None) -> bool:
         """Let the oldest loads arrive, or a random one; whether there were any."""
         if not self.loads:
             return False
         if random is None:
+            if self.loads[0] is self.held and len(self.loads) > 1:
+                self.loads.rotate(-1)
+            if self.loads[0] is self.held:
+                self.held = None
             # One by one: what has not arrived when a phase ends is not known to who waited for it.
             while self.loads[0]:
                 self._arrive(self.loads[0].pop(0))
             self.loads.popleft()
             return True
+        if random.hesitant and self.held is None:
+            self.held = random.choice(self.loads)
         which = random.randrange(len(self.loads))
         together = self.loads[which]
+        if together is self.held:
+            return False
         load = together.pop(random.randrange(len(together)))
         if not together:
             del self.loads[which]

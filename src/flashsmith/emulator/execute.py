@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from random import Random
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from flashsmith.emulator.group import Group
 from flashsmith.emulator.interface import EmulationResult, Launch, Observer, Site
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.ptx import Module, parse
-from flashsmith.emulator.scheduler import Scheduler
+from flashsmith.emulator.scheduler import RandomSchedule, Scheduler
 from flashsmith.emulator.syntax import Variable
 from flashsmith.emulator.tensor_maps import TensorMap, TensorMapSpec
 from flashsmith.emulator.translate import Handler, Translated, Translator
@@ -123,7 +122,7 @@ def emulate(
     step = _ctas_per_wave(launch)
     loops_left = loop_limit
     clock = 0
-    random = None if seed is None else Random(seed)
+    random = None if seed is None else RandomSchedule(seed)
     for first in range(0, launch.cta_count, step):
         ctas = min(step, launch.cta_count - first)
         for observer in observers:
@@ -217,7 +216,7 @@ def _make_wave(
     return wave
 
 
-def _run_wave(translated: Translated, wave: Wave, random: Random | None) -> None:
+def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None) -> None:
     geometry = wave.geometry
 
     def start(group: Group, node: int, stop: int, values: object) -> object:
@@ -235,7 +234,7 @@ def _run_wave(translated: Translated, wave: Wave, random: Random | None) -> None
             raise _located(translated, error) from error
 
 
-def _groups(geometry: Geometry, random: Random | None, unit: int) -> list[Group]:
+def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> list[Group]:
     """All threads as one group; for a random schedule cut between units of threads."""
     everyone = np.arange(geometry.threads, dtype=np.int64)
     if random is None:

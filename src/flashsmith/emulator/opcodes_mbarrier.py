@@ -61,6 +61,7 @@ def _wait(t: Emitter, i: Instruction) -> None:
     by_parity = "parity" in i.modifiers
     method = "wait_parity" if by_parity else "wait_state"
     given = t.use(token, "u32" if by_parity else "u64")
+    t.emit("if W.interrupted(): yield None")
     t.emit(
         f"{t.barrier_result} = W.mbarriers.{method}({_who(t)}, {t.address(address)[0]}, {given}, "
         f"{_on(t)})"

@@ -86,6 +86,7 @@ def _wait(t: Emitter, i: Instruction) -> None:
     registers = t.flow.hazards.waits.get(i.index, ()) if t.flow.hazards else ()
     left = "".join(f"{t.name(register)}, " for register in registers)
     target = f"({left}) = " if left else ""
+    t.emit("if W.interrupted(): yield None")
     t.emit(f"{target}W.products.wait(G, {t.site()}, {int(count.value)}, ({left}))")
     for register in registers:
         if t.storage_of(register) == "u4":

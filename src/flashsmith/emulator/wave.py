@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.named_barriers import BarrierWait, NamedBarriers
 from flashsmith.emulator.numeric import select
 from flashsmith.emulator.register_pool import RegisterPool
-from flashsmith.emulator.scheduler import Scheduler
+from flashsmith.emulator.scheduler import RandomSchedule, Scheduler
 from flashsmith.emulator.waits import Wait
 from flashsmith.emulator.warpgroup_mma import Products
 from flashsmith.emulator.wave_memory import WaveMemory
@@ -153,6 +152,11 @@ class Wave(WaveMemory):
         random = self.scheduler.random
         return self.loops_left % _TURN == 0 or (random is not None and random.random() < 0.5)
 
+    def interrupted(self) -> bool:
+        """Whether a group that comes to a wait lets others have a turn before it looks."""
+        random = self.scheduler.random
+        return random is not None and random.interrupts_a_wait()
+
     def trapped(self, group: Group) -> None:
         """trap."""
         raise EmulatorError(f"trap reached by thread {int(group.threads[0])}")
@@ -213,7 +217,7 @@ class Wave(WaveMemory):
         for observer in self.observers:
             observer.proxy_fence(event)
 
-    def deliver(self, random: Random | None) -> bool:
+    def deliver(self, random: RandomSchedule | None) -> bool:
         """One asynchronous transfer arrives; whether there was one."""
         return self.bulk.deliver(random)
 
