@@ -23,7 +23,8 @@ struct Consumer {
     OutputStore<Kernel> output;
     WorkTile tile;
 
-    RowSoftmax<Kernel::masked, CFG.rescale_threshold != 0, CFG.exp2_fma_share, CFG.stale_max>
+    RowSoftmax<Kernel::masked, SEMANTICS.mask != MaskKind::none, CFG.rescale_threshold != 0,
+               CFG.exp2_fma_share, CFG.stale_max>
         softmax;
     typename Kernel::S_t S;
     typename Kernel::P_t P;
@@ -164,7 +165,8 @@ struct Consumer {
     template <bool kFirst>
     FS_DEVICE void score(int block, const BlockRange& blocks) {
         if constexpr (SEMANTICS.softcap) tanh_scaled(S, problem.softcap_scale_2log2e);
-        if constexpr (Kernel::masked)
+        // Without a mask a row sees all keys: only the last, in the first block, may be missing.
+        if constexpr (Kernel::masked && (kFirst || SEMANTICS.mask != MaskKind::none))
             if (blocks.needs_mask(block)) mask(block);
         // Whoever wants the maxima gets every row's.
         const float threshold = problem.row_max == nullptr ? CFG.rescale_threshold : 0;

@@ -10,9 +10,10 @@ namespace flashsmith {
 // kLazy: exponents stay relative to an older maximum, `row_max`, until some row of the warp has
 // outgrown it further than room_to_grow() or by more than `threshold` (log2). A threshold of 0
 // keeps row_max the maximum.
+// kBlind: rows may have seen no key yet though their tile has met some.
 // kFmaShare: percent of the exponentials that the FMA pipe computes.
 // kStale: row_max may be out of date when exponentiate() is called.
-template <bool kMasked, bool kLazy, int kFmaShare = 0, bool kStale = false>
+template <bool kMasked, bool kBlind, bool kLazy, int kFmaShare = 0, bool kStale = false>
 struct RowSoftmax : OnlineSoftmax<1, true, kMasked, false> {
     using Base = OnlineSoftmax<1, true, kMasked, false>;
     using Base::row_max, Base::row_sum, Base::scale_log2;
@@ -170,7 +171,7 @@ struct RowSoftmax : OnlineSoftmax<1, true, kMasked, false> {
 
     // -inf - (-inf) must not be asked for.
     FS_DEVICE static float finite(float maximum) {
-        return kMasked && maximum == -INFINITY ? 0.0f : maximum;
+        return kBlind && maximum == -INFINITY ? 0.0f : maximum;
     }
 };
 

@@ -1,0 +1,49 @@
+"""What a length that is no whole number of tiles costs: one block's mask, and nothing in others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hopper_plans import wgmma_config
+
+from flashsmith.configs import HopperForwardKernelConfig
+from flashsmith.verify import prove
+
+CONFIGS = [
+    wgmma_config(text)
+    for text in (
+        "(FP16, 64, 64, 32, 1wg): tma+stages_2+q_buffers_1+regs_24_240+dynamic",
+        "(BF16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_2+regs_32_232+overlap+pingpong_gemm"
+        "+dynamic+rescale_8",
+        "(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_2+regs_32_232+pingpong_gemm+dynamic"
+        "+rescale_8+stale_max",
+    )
+]
+FEW, MANY = 4, 7
+
+
+def of_more_blocks(config: HopperForwardKernelConfig, missing: int) -> Counter[str]:
+    """Instructions of warps, by mnemonic, that MANY blocks take and FEW do not; the last block
+    lacks some keys."""
+    few, many = (
+        prove(config, seq=config.B_r, seq_k=blocks * config.B_c - missing, heads=1, sm_count=1)
+        for blocks in (FEW, MANY)
+    )
+    assert few.ok
+    assert many.ok
+    assert few.problem.semantics.uneven == bool(missing)
+    assert few.emulation is not None
+    assert many.emulation is not None
+    counts = Counter(many.emulation.instructions)
+    counts.subtract(few.emulation.instructions)
+    return counts
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_only_one_block_is_masked(config: HopperForwardKernelConfig) -> None:
+    whole, ragged = of_more_blocks(config, 0), of_more_blocks(config, 1)
+    floats = {mnemonic for mnemonic in whole | ragged if "f32" in mnemonic}
+    assert len(floats) > 8
+    assert {m: whole[m] for m in floats} == {m: ragged[m] for m in floats}
+    assert ragged.total() <= 1.01 * whole.total()

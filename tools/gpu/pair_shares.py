@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""attention() on pairs of problems that should be about as fast; a CSV row each pair.
+
+    python tools/gpu/pair_shares.py rows.csv
+    python tools/gpu/pair_shares.py rows.csv --kinds odd --seqs 1024 --dims 64
+
+causal: a causal mask beside none, from 4096 keys on, which may take 0.56 of its time (half the
+FLOP, and a little). odd: length n - 1 beside n, from 1024 on, at 0.95 of its TFLOP/s at least.
+
+Both of a pair take turns, so that they share one clock and one temperature: one after the other,
+the GPU's power limit moves their ratio by several percent. Outputs are checked against float64 in
+the same run. The exit status is 1 if one is wrong, or one of a pair too slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import flashsmith
+from flashsmith.benchmark.bench.problems import default_problem
+from flashsmith.benchmark.contenders import KernelContender, attention_contender
+from flashsmith.benchmark.timing import Environment, measure
+from flashsmith.benchmark.workload import Workload
+from flashsmith.configs import DType, Problem
+from flashsmith.runtime import query_gpu
+from flashsmith.tuning.choice import choose_config
+
+# Of TFLOP/s.
+LEAST_SHARES = {"causal": 0.5 / 0.56, "odd": 0.95}
+LENGTHS = {"causal": (4096, 8192, 16384), "odd": (1024, 4096)}
+HEAD_DIMS = {"causal": (64, 96, 128, 256), "odd": (64, 128)}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``problem``, and the ``other`` that stands beside it."""
+
+    kind: str
+    problem: Problem
+    other: Problem
+
+
+def pairs(kinds: Iterable[str], seqs: list[int] | None, dims: list[int] | None) -> Iterator[Pair]:
+    for kind in kinds:
+        sizes = product(seqs or LENGTHS[kind], dims or HEAD_DIMS[kind], DType)
+        for seq, d, dtype in sizes:
+            problem = default_problem(d, seq, dtype)
+            if kind == "causal":
+                yield Pair(kind, problem, default_problem(d, seq, dtype, causal=True))
+            else:
+                for whole in (problem, default_problem(d, seq, dtype, causal=True)):
+                    yield Pair(kind, whole, replace(whole, seq_q=seq - 1, seq_k=seq - 1))
+
+
+def contender(name: str, of: Problem) -> KernelContender:
+    config = choose_config(of, query_gpu(0))
+    return replace(attention_contender(flashsmith.attention, config, Workload(of)), name=name)
+
+
+def measured(pair: Pair) -> dict[str, Any]:
+    problem, other = contender("problem", pair.problem), contender("other", pair.other)
+    right = all(one.workload.judge(one.output()).ok for one in (problem, other))
+    samples = measure((problem, other))
+    ms, other_ms = samples["problem"].median_ms, samples["other"].median_ms
+    work = pair.other.attn_flop() / pair.problem.attn_flop()
+    return {
+        "kind": pair.kind,
+        "problem": str(pair.problem),
+        "other": str(pair.other),
+        "ms": f"{ms:.4f}",
+        "other_ms": f"{other_ms:.4f}",
+        "time_share": f"{other_ms / ms:.4f}",
+        "speed_share": f"{work * ms / other_ms:.4f}",
+        "right": right,
+        "config": str(problem.config),
+        "other_config": str(other.config),
+        "revision": Environment.collect(0).revision,
+    }
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("csv", help="where the rows go; written anew")
+    parser.add_argument("--kinds", default="causal,odd", help="of causal,odd")
+    parser.add_argument("--seqs", type=numbers, help="lengths, instead of each kind's own")
+    parser.add_argument("--dims", type=numbers, help="head dimensions, instead of each kind's own")
+    options = parser.parse_args()
+    kinds = options.kinds.split(",")
+    if not set(kinds) <= set(LEAST_SHARES):
+        parser.error(f"--kinds: {options.kinds}; some of {','.join(LEAST_SHARES)}")
+    bad = 0
+    with open(options.csv, "w", newline="") as file:
+        writer = None
+        for pair in pairs(kinds, options.seqs, options.dims):
+            row = measured(pair)
+            if writer is None:
+                writer = csv.DictWriter(file, list(row))
+                writer.writeheader()
+            writer.writerow(row)
+            file.flush()
+            slow = float(row["speed_share"]) < LEAST_SHARES[pair.kind]
+            said = "WRONG" if not row["right"] else "SLOW" if slow else ""
+            print(row["other"], row["time_share"], row["speed_share"], said, flush=True)
+            bad += slow or not row["right"]
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
