@@ -12,7 +12,11 @@ import functools
 import importlib.util
 import os
 import re
+import sys
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -30,6 +34,24 @@ ALLOWED_SKIPS = (
 )
 
 _refused_skips: Counter[str] = Counter()
+
+
+@pytest.fixture
+def load_tool(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a script of tools/ anew, whose names a test may then replace."""
+
+    def load(path: str) -> ModuleType:
+        tool = Path(__file__).parents[1] / "tools" / path
+        spec = importlib.util.spec_from_file_location(tool.stem, tool)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        # Dataclasses look their module up there.
+        monkeypatch.setitem(sys.modules, tool.stem, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @functools.cache

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,18 +13,11 @@ import pytest
 
 from flashsmith.configs import Problem
 
-TOOL = Path(__file__).parents[2] / "tools" / "gpu" / "pair_shares.py"
-
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The tool, with kernels that need as many ms as a problem has TFLOP, and are right."""
-    spec = importlib.util.spec_from_file_location("pair_shares", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "pair_shares", module)
-    spec.loader.exec_module(module)
+    module = load_tool("gpu/pair_shares.py")
     module.slowdown, module.right = 1.0, True
 
     def contender(name: str, of: Problem) -> SimpleNamespace:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -16,20 +15,13 @@ from flashsmith.benchmark.rows import BenchRow, problem_columns, write_rows
 from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
 
-TOOL = Path(__file__).parents[2] / "tools" / "benchmark" / "verdict.py"
 KNOWN = "b16 s1024 h16 d128 fp16"  # best / cuDNN 1.05
 UNKNOWN = "b1 s4096 h32:8 d128 bf16 causal"
 
 
 @pytest.fixture
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("verdict", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["verdict"] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
+def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
+    return load_tool("benchmark/verdict.py")
 
 
 def rows(problem: str, **tflops: float | None) -> list[BenchRow]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 import sys
@@ -157,11 +156,8 @@ def test_bad_lists_are_refused(fake) -> None:
         run("--kernels", BEST, "--d_heads", "64")
 
 
-def test_the_script_takes_a_csv_without_a_name() -> None:
-    path = Path(__file__).parents[2] / "tools" / "benchmark" / "ncu_bench.py"
-    spec = importlib.util.spec_from_file_location("ncu_bench", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_the_script_takes_a_csv_without_a_name(load_tool) -> None:
+    module = load_tool("benchmark/ncu_bench.py")
     given = ["--seq_lens=1024", "--csv", "--runs=1"]
     assert module.with_csv_value(given) == ["--seq_lens=1024", "--csv=-", "--runs=1"]
     assert module.with_csv_value(["--csv"]) == ["--csv=-"]

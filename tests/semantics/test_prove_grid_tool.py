@@ -4,7 +4,6 @@ and the build are stand-ins."""
 from __future__ import annotations
 
 import csv
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,19 +15,14 @@ import pytest
 from flashsmith.errors import EmulatorError, LaunchError
 from flashsmith.verify.grid import proof_grid
 
-TOOL = Path(__file__).parents[2] / "tools" / "gpu" / "prove_grid.py"
 MATCH = "fp16, d40, s113:203, dense, gqa"
 CASES = [str(case) for case in proof_grid() if MATCH in str(case)]
 REFUSED = 4
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prove_grid", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = load_tool("gpu/prove_grid.py")
     monkeypatch.setattr(module, "query_gpu", lambda ordinal: SimpleNamespace(arch=90))
     monkeypatch.setattr(module, "build", lambda cases, arch: None)
     return module
@@ -38,7 +32,7 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def run(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def start(prove: Callable[..., Any], *options: str) -> int:
         monkeypatch.setattr(tool, "prove", prove)
-        arguments = [str(TOOL), str(tmp_path / "rows.csv"), "--match", MATCH, *options]
+        arguments = ["prove_grid.py", str(tmp_path / "rows.csv"), "--match", MATCH, *options]
         monkeypatch.setattr(sys, "argv", arguments)
         return tool.main()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,18 +12,12 @@ import pytest
 
 from flashsmith.configs import Problem, parse_kernel_name_into_config
 
-TOOL = Path(__file__).parents[2] / "tools" / "benchmark" / "chooser_regret.py"
 PROBLEMS = ("b1 s64 h1 d128 fp16", "b16 s3000 h16 d64 bf16 causal")
 
 
 @pytest.fixture
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("chooser_regret", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
+    return load_tool("benchmark/chooser_regret.py")
 
 
 def by_rows(problem: Problem, configs: Sequence[Any]) -> list[float | None]:

@@ -4,8 +4,8 @@ the build are stand-ins."""
 from __future__ import annotations
 
 import csv
-import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,16 +15,10 @@ import pytest
 from flashsmith.configs import get_kernel_configs
 from flashsmith.errors import LaunchError
 
-TOOL = Path(__file__).parents[2] / "tools" / "gpu" / "prove_sets.py"
-
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prove_sets", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = load_tool("gpu/prove_sets.py")
     monkeypatch.setattr(module, "build", lambda configs, seqs, masks: None)
     return module
 
@@ -33,7 +27,7 @@ def run(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, prove: Any, *options: str
 ) -> tuple[int, list[dict[str, str]]]:
     monkeypatch.setattr(tool, "prove", prove)
-    monkeypatch.setattr(sys, "argv", [str(TOOL), str(folder / "rows.csv"), *options])
+    monkeypatch.setattr(sys, "argv", ["prove_sets.py", str(folder / "rows.csv"), *options])
     status = tool.main()
     with (folder / "rows.csv").open(newline="") as file:
         return status, list(csv.DictReader(file))

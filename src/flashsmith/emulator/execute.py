@@ -104,7 +104,7 @@ def emulate(
     - ``observers``: see everything that happens; none of them costs anything when the tuple is
     empty.
     - ``seed``: None for the fixed schedule, in which what is asynchronous happens as late as it
-    may; a number for a random one that this number decides.
+    may; a number for a random one that this number decides, hesitant (RandomSchedule) where odd.
 
     Raises EmulatorError for PTX that is not supported, for a deadlock or an endless loop, for a
     trap, and for an access outside memory unless an observer handles it; ArgumentError for a launch
