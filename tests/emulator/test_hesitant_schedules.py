@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashsmith.emulator.bulk_copies import BulkCopies
-from flashsmith.emulator.scheduler import RandomSchedule
+from flashsmith.emulator.random_schedule import RandomSchedule
 
 WAITS = 2000
 

@@ -24,11 +24,11 @@ from flashsmith.emulator.interface import (
     Site,
 )
 from flashsmith.emulator.mbarriers import Mbarrier
+from flashsmith.emulator.random_schedule import RandomSchedule
 from flashsmith.emulator.tensor_maps import TensorMap
 from flashsmith.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from flashsmith.emulator.scheduler import RandomSchedule
     from flashsmith.emulator.wave import Wave
 
 _PIECE = 16

@@ -23,7 +23,8 @@ from flashsmith.emulator.group import Group
 from flashsmith.emulator.interface import EmulationResult, Launch, Observer, Site
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.ptx import Module, parse
-from flashsmith.emulator.scheduler import RandomSchedule, Scheduler
+from flashsmith.emulator.random_schedule import RandomSchedule
+from flashsmith.emulator.scheduler import Scheduler
 from flashsmith.emulator.syntax import Variable
 from flashsmith.emulator.tensor_maps import TensorMap, TensorMapSpec
 from flashsmith.emulator.translate import Handler, Translated, Translator

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from flashsmith.emulator.fork import Fork, Part, Split, Values, slice_values
 from flashsmith.emulator.geometry import Geometry
 from flashsmith.emulator.group import Group
+from flashsmith.emulator.random_schedule import RandomSchedule
 from flashsmith.emulator.waits import REFUSED, Wait, describe
 from flashsmith.errors import EmulatorError
 
@@ -43,28 +43,6 @@ _SURPRISE = 6
 _WARPGROUP = 128
 #: For so many turns of a random schedule a laggard stays the same.
 _LAGS = (20, 60, 200)
-
-
-#: Share of the waits of a hesitant schedule that are interrupted.
-_INTERRUPTED = 0.25
-
-
-class RandomSchedule(Random):
-    """The chances of a random schedule, which its number decides.
-
-    Odd numbers are hesitant: groups are interrupted before waits too, and one copy after the other
-    is held back for as long as anything else can happen. What is wrong only if someone stalls just
-    there, or if many overtake one, does not come of arrivals and turns that are all alike; and what
-    comes of those does not of these.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.hesitant = number % 2 == 1
-
-    def interrupts_a_wait(self) -> bool:
-        """Whether a group that comes to a wait lets others have a turn before it looks."""
-        return self.hesitant and self.random() < _INTERRUPTED
 
 
 def _warpgroup(task: _Task) -> int:

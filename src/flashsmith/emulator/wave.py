@@ -18,8 +18,9 @@ from flashsmith.emulator.mbarriers import Mbarriers
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.named_barriers import BarrierWait, NamedBarriers
 from flashsmith.emulator.numeric import select
+from flashsmith.emulator.random_schedule import RandomSchedule
 from flashsmith.emulator.register_pool import RegisterPool
-from flashsmith.emulator.scheduler import RandomSchedule, Scheduler
+from flashsmith.emulator.scheduler import Scheduler
 from flashsmith.emulator.waits import Wait
 from flashsmith.emulator.warpgroup_mma import Products
 from flashsmith.emulator.wave_memory import WaveMemory
