@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -52,13 +53,16 @@ def test_byte_range_is_the_hull_of_the_touched_bytes(view: TensorView) -> None:
     assert byte_range(view) == (min(touched), max(touched) + 1)
 
 
+def overlaps_itself(view: TensorView) -> bool:
+    """Whether it touches fewer bytes than its elements have."""
+    return len(touched_bytes(view)) < 2 * math.prod(view.shape)
+
+
 @settings(max_examples=300, deadline=None)
-@given(views)
+@given(views.filter(overlaps_itself))
 def test_an_output_that_overlaps_itself_is_always_refused(view: TensorView) -> None:
-    elements = view.shape[0] * view.shape[1] * view.shape[2] * view.shape[3]
-    if len(touched_bytes(view)) < 2 * elements:
-        with pytest.raises(ArgumentError, match="t: strides"):
-            check_output_distinct(view, ())
+    with pytest.raises(ArgumentError, match="t: strides"):
+        check_output_distinct(view, ())
 
 
 @pytest.mark.parametrize(
