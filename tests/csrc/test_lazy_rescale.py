@@ -51,6 +51,18 @@ def test_a_key_that_outweighs_the_others_has_weight_one(text: str) -> None:
     assert error.max() <= HALF_STEP[cfg.dtype] + FP32_ERROR
 
 
+@pytest.mark.parametrize("text", [MMA_SYNC[0], WGMMA[0]])
+def test_maxima_that_grow_as_fast_as_sums_do_are_caught_up_with(text: str) -> None:
+    """Of the two bounds on what maxima may grow by, the one on growth alone holds here: without it
+    probabilities leave fp16 after 16 octaves."""
+    cfg = loaded(text)
+    for blocks in (2, 24):
+        verdict = prove(
+            cfg, seq=cfg.B_r, seq_k=blocks * cfg.B_c, inputs="growing_maxima", row_max=False
+        )
+        assert verdict.ok, str(verdict)
+
+
 def test_a_problem_whose_largest_weights_were_rounded() -> None:
     """Many keys of some weight: with the growth of a maximum alone for a measure, the largest error
     is 4% above its bound."""

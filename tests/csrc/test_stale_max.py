@@ -177,6 +177,14 @@ def test_whatever_else_is_asked_for(
         assert (executed(result, "mma.sync") > 0) is (jump >= OVERFLOWS), jump
 
 
+@pytest.mark.parametrize("cfg", [ALONE, EARLY], ids=str)
+def test_maxima_that_grow_as_fast_as_sums_do(cfg: HopperForwardKernelConfig) -> None:
+    """Growth alone keeps probabilities within fp16: each block's are too few to outgrow the sum."""
+    load(cfg, PLAIN)
+    verdict = prove(cfg, seq=64, seq_k=24 * cfg.B_c, inputs="growing_maxima", row_max=False)
+    assert verdict.ok, str(verdict)
+
+
 @pytest.fixture
 def flushed_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """ex2.approx.ftz knows no subnormal results; the emulator's does."""

@@ -28,7 +28,7 @@ from flashsmith.emulator.observers import Bounds, all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels
-from flashsmith.verify import prove
+from flashsmith.verify import TILE_KINDS, prove
 from flashsmith.verify.schedules import WGMMA, schedules
 
 ARCH = 90
@@ -191,7 +191,7 @@ def test_hardly_any_keys(known: Kernel, rows: int) -> None:
     assert verdict.ok, str(verdict)
 
 
-@pytest.mark.parametrize("inputs", ["large_scores", "low_first_tile", "high_first_tile"])
+@pytest.mark.parametrize("inputs", ["large_scores", *TILE_KINDS])
 @pytest.mark.parametrize("known", [PLAIN, CAUSAL], ids=str)
 def test_lazy_rescaling(known: Kernel, inputs: str) -> None:
     """Maxima that outgrow the threshold and such that do not; nobody asks for the row maxima."""

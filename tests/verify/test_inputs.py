@@ -13,6 +13,7 @@ from flashsmith.verify.inputs import (
     INPUT_KINDS,
     LARGE_SCORE,
     TILE_GAP,
+    TILE_KINDS,
     Inputs,
     InputSpec,
     default_scale,
@@ -89,6 +90,25 @@ def test_the_first_tile_stands_200_apart(kind: str, sign: int, dtype: DType) -> 
     assert apart.min() > 0.9 * TILE_GAP
 
 
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize(("tile", "octaves"), [(32, 1.0), (64, 2.0), (80, 2.32), (128, 3.0)])
+def test_growing_maxima_grow_from_every_tile_to_the_one_before(
+    tile: int, octaves: float, dtype: DType
+) -> None:
+    """By 1.5 to 2.2 octaves where tiles have about 64 keys; the last tile may be short."""
+    growing = replace(
+        spec("growing_maxima", dtype, scale=0.3), seq_k=12 * tile - 5, first_tile=tile
+    )
+    scores = scaled_scores(make_inputs(growing), 0.3) / np.log(2.0)
+    keys = np.array_split(scores, range(tile, growing.seq_k, tile), axis=-1)
+    maxima = np.stack([of_tile.max(axis=-1) for of_tile in keys])
+    growth = maxima[:-1] - maxima[1:]
+    assert growth.mean() == pytest.approx(0.85 * octaves, rel=0.03)
+    assert 0.6 * octaves - 0.5 < growth.min() < growth.max() < octaves + 0.4
+    # Nearly all keys of a tile weigh as much as its first.
+    assert all(of_tile.std(axis=-1).max() < 0.3 for of_tile in keys)
+
+
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ArgumentError, match="inputs='gaussian': allowed are random, large_scores"):
         make_inputs(spec("gaussian"))
@@ -134,7 +154,7 @@ def test_tile_kinds_need_one_packed_sequence_of_two_tiles() -> None:
     make_inputs(replace(packed, lens_k=(FIRST, FIRST + 1)))
 
 
-@pytest.mark.parametrize("kind", sorted(set(INPUT_KINDS) - {"low_first_tile", "high_first_tile"}))
+@pytest.mark.parametrize("kind", sorted(set(INPUT_KINDS) - set(TILE_KINDS)))
 @pytest.mark.parametrize("lengths", [(0, 7), (7, 0), (0, 0)])
 def test_empty_problems_have_empty_inputs(kind: str, lengths: tuple[int, int]) -> None:
     inputs = make_inputs(InputSpec(kind, DType.FP16, 2, *lengths, 3, 16, 0.25))

@@ -17,6 +17,8 @@ from flashsmith.verify.attention import Lens
 LARGE_SCORE = 990.0
 # How far the first tile's scaled scores lie below (or above) the others'.
 TILE_GAP = 200.0
+# Of 'growing_maxima', standard deviation of the scaled scores within a key tile.
+GROWING_NOISE = 0.1
 
 
 def check_seed(seed: int) -> None:
@@ -30,8 +32,8 @@ class InputSpec:
     """Everything that determines a set of inputs; equal specs give equal bits.
 
     ``heads`` are the query's; ``heads_k`` None means as many. ``first_tile`` is the number of
-    leading keys that the two tile kinds lower or raise: the kernel's B_c, so that the running
-    maximum moves exactly between two tiles. With ``lens_q`` and ``lens_k`` every sequence is drawn
+    leading keys that two tile kinds lower or raise, and of every key tile of the third: the
+    kernel's B_c, so that the running maximum moves exactly between two tiles. With ``lens_q`` and ``lens_k`` every sequence is drawn
     like a batch of one and packed behind the one before; batch, seq_q and seq_k do not matter then.
     """
 
@@ -141,6 +143,25 @@ def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
     return _shifted_first_tile(rng, spec, TILE_GAP)
 
 
+def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """From key tile to key tile, the last first, a row's scores grow by 0.75 to 0.95 of
+    log2(B_c / 16) octaves: just too little for what is summed up so far to ask a kernel that
+    rescales lazily for a new maximum, so that only its bound on growth does.
+    """
+    q, k, v = _normal(rng, spec)
+    tile = spec.first_tile
+    direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
+    direction /= math.sqrt(spec.d)
+    for array in (q, k):
+        array -= (array @ direction)[..., None] * direction
+    q *= GROWING_NOISE / (spec.scale * math.sqrt(spec.d))
+    along = np.float32(math.sqrt(math.log(max(2.0, tile / 16)) / spec.scale))
+    q += rng.uniform(0.75, 0.95, q.shape[:-1]).astype(np.float32)[..., None] * along * direction
+    visited = (spec.seq_k - 1) // tile - np.arange(spec.seq_k) // tile
+    k += (visited.astype(np.float32) * along)[:, None, None] * direction
+    return q, k, v
+
+
 _DRAWS: dict[str, Callable[[np.random.Generator, InputSpec], Draw]] = {
     "random": _normal,
     "large_scores": _large_scores,
@@ -148,11 +169,12 @@ _DRAWS: dict[str, Callable[[np.random.Generator, InputSpec], Draw]] = {
     "one_hot": _one_hot,
     "low_first_tile": _low_first_tile,
     "high_first_tile": _high_first_tile,
+    "growing_maxima": _growing_maxima,
 }
 
 INPUT_KINDS = tuple(_DRAWS)
 # Kinds whose inputs depend on the kernel's B_c.
-TILE_KINDS = ("low_first_tile", "high_first_tile")
+TILE_KINDS = ("low_first_tile", "high_first_tile", "growing_maxima")
 
 
 def make_inputs(spec: InputSpec) -> Inputs:
