@@ -40,8 +40,9 @@ OF_D_HEAD = {
 }
 OF_D_HEAD[128] = DYNAMIC
 MMA_SYNC = parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
+GROUPED = parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): async+load_2_2_2_tiles+l2_16")
 CONFIGS = (
-    *(DYNAMIC, LONGEST_FIRST, PERSISTENT, ONE_TILE, CLUSTERS, BF16, MMA_SYNC),
+    *(DYNAMIC, LONGEST_FIRST, PERSISTENT, ONE_TILE, CLUSTERS, BF16, MMA_SYNC, GROUPED),
     *(cfg for d_head, cfg in OF_D_HEAD.items() if d_head != 128),
 )
 

@@ -16,7 +16,8 @@ from flashsmith.configs import (
     Semantics,
     parse_kernel_name_into_config,
 )
-from flashsmith.runtime import forward
+from flashsmith.emulator.observers import Bounds
+from flashsmith.runtime import forward, run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import INPUT_KINDS, prove
 from flashsmith.verify.inputs import numpy_dtype
@@ -72,6 +73,31 @@ def test_masks_and_ragged_ends(uneven: tuple[FlashForwardKernelConfig, ...], pla
         prove_right(cfg, seq=seq, seq_k=seq_k, heads=2, causal=True)
     prove_right(cfg, seq=300, seq_k=330, heads=2, window=(50, 20))
     prove_right(cfg, seq=130, seq_k=330, heads=2, window=(0, 0))
+
+
+GROUPED = [cfg for cfg in CONFIGS if cfg.l2_group_mib]
+
+
+@pytest.mark.parametrize("cfg", GROUPED, ids=str)
+def test_the_last_group_of_heads_may_be_smaller(
+    uneven: tuple[FlashForwardKernelConfig, ...], cfg: FlashForwardKernelConfig
+) -> None:
+    """Two heads' keys fill the L2 and there is a third; a window leaves few of them to look at."""
+    keys, rows, window = 30_000, 2 * cfg.B_r - 1, (40, 0)
+    assert cfg.l2_group_mib << 20 == 16 << 20
+    assert 2 <= (16 << 20) / (2 * keys * cfg.d_head * 2) < 3
+    rng = np.random.default_rng(4)
+    q, k, v = (
+        rng.standard_normal((1, length, 3, cfg.d_head)).astype(numpy_dtype(cfg.dtype))
+        for length in (rows, keys, keys)
+    )
+    # Keys out of sight change nothing, and without them all heads are one group.
+    last = slice((keys - rows - 40) // cfg.B_c * cfg.B_c, None)
+    expected = forward(cfg, q, k[:, last], v[:, last], window=window)
+    bounds = Bounds()
+    o = run_forward(cfg, q, k, v, window=window, observers=[bounds]).o
+    assert bounds.findings == []
+    np.testing.assert_array_equal(o, expected)
 
 
 @pytest.mark.parametrize("kind", INPUT_KINDS)

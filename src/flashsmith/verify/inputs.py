@@ -33,8 +33,9 @@ class InputSpec:
 
     ``heads`` are the query's; ``heads_k`` None means as many. ``first_tile`` is the number of
     leading keys that two tile kinds lower or raise, and of every key tile of the third: the
-    kernel's B_c, so that the running maximum moves exactly between two tiles. With ``lens_q`` and ``lens_k`` every sequence is drawn
-    like a batch of one and packed behind the one before; batch, seq_q and seq_k do not matter then.
+    kernel's B_c, so that the running maximum moves exactly between two tiles. With ``lens_q`` and
+    ``lens_k`` every sequence is drawn like a batch of one and packed behind the one before; batch,
+    seq_q and seq_k do not matter then.
     """
 
     kind: str
