@@ -14,9 +14,9 @@ from flashsmith.benchmark.explanation_text import print_explanation
 from flashsmith.benchmark.hopper_knobs import HOPPER_EFFECTS
 from flashsmith.benchmark.knobs import knob_effects
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.run import Size, default_size
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import choose_target
+from flashsmith.benchmark.tasks import Size, default_size
 from flashsmith.builder.recipe import package_sources
 from flashsmith.configs import (
     HopperForwardKernelConfig,

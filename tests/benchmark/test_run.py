@@ -11,11 +11,12 @@ from stand_ins import PretendedClock
 from flashsmith.benchmark import run as run_module
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.run import EMULATED, Size, default_size, run_kernels
+from flashsmith.benchmark.run import Options, run_kernels
 from flashsmith.benchmark.run_table import print_report
 from flashsmith.benchmark.run_times import Timing
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import choose_target
+from flashsmith.benchmark.tasks import EMULATED, Size, default_size
 from flashsmith.configs import get_kernel_configs
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.emulator import BankConflicts
@@ -28,8 +29,10 @@ SMALL = Size(batch=1, seq=64, heads=1)
 TARGET = choose_target("sm_80", emulate=True)
 
 
-def run(*configs, size=SMALL, **options):
-    return run_kernels(configs, TARGET, size=size, narrator=Narrator(quiet=True), **options)
+def run(*configs, task=SMALL, **options):
+    return run_kernels(
+        configs, TARGET, task=task, options=Options(**options), narrator=Narrator(quiet=True)
+    )
 
 
 def printed(report) -> str:
@@ -54,7 +57,7 @@ def test_the_default_size_gives_enough_outputs_for_every_block_size() -> None:
 )
 def test_a_bad_size_is_refused(size: Size, named: str) -> None:
     with pytest.raises(ArgumentError, match=named):
-        run(STEP_1, size=size)
+        run(STEP_1, task=size)
 
 
 def test_an_illegal_config_is_refused_before_anything_runs(monkeypatch) -> None:
@@ -119,13 +122,13 @@ def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(monkeypatch) -> None:
 
     monkeypatch.setattr(run_module, "prove", prove)
     monkeypatch.setattr(run_module, "CudaEvents", lambda: clock)
-    monkeypatch.setattr(run_module, "time_kernels", lambda configs, seed: {})
+    monkeypatch.setattr(run_module, "time_kernels", lambda problem_of, seed: {})
     target = replace(TARGET, backend="gpu")
-    (row,) = run_kernels([STEP_2], target, size=SMALL, narrator=Narrator(quiet=True)).rows
+    (row,) = run_kernels([STEP_2], target, task=SMALL, narrator=Narrator(quiet=True)).rows
     assert row.problems == ("did not come to its end: an illegal memory access",)
     clock.synchronize = gone  # type: ignore[method-assign]
     with pytest.raises(LaunchError) as raised:
-        run_kernels([STEP_2, STEP_1], target, size=SMALL, narrator=Narrator(quiet=True))
+        run_kernels([STEP_2, STEP_1], target, task=SMALL, narrator=Narrator(quiet=True))
     assert str(raised.value).startswith(f"{STEP_2} left the GPU unusable to this process")
 
 
@@ -150,15 +153,15 @@ def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
 
     asked = []
 
-    def time_kernels(configs, seed):
-        asked.extend(configs)
+    def time_kernels(problem_of, seed):
+        asked.extend(problem_of)
         return {STEP_2: Timing(1.5, 1.25, 0.01, 300.0), STEP_3: ("the timed launch: wrong",)}
 
     monkeypatch.setattr(run_module, "prove", prove)
     monkeypatch.setattr(run_module, "time_kernels", time_kernels)
     target = replace(TARGET, backend="gpu")
     report = run_kernels(
-        [STEP_1, STEP_2, STEP_3], target, size=SMALL, narrator=Narrator(quiet=True)
+        [STEP_1, STEP_2, STEP_3], target, task=SMALL, narrator=Narrator(quiet=True)
     )
     assert asked == [STEP_2, STEP_3]
     assert [row.ok for row in report.rows] == [False, True, False]
@@ -178,18 +181,18 @@ def test_on_a_gpu_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) ->
 
     monkeypatch.setattr(run_module, "prove", prove)
     monkeypatch.setattr(run_module, "CudaEvents", PretendedClock)
-    monkeypatch.setattr(run_module, "time_kernels", lambda configs, seed: {})
+    monkeypatch.setattr(run_module, "time_kernels", lambda problem_of, seed: {})
     wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
     target = replace(TARGET, backend="gpu")
-    report = run_kernels([wide], target, size=Size(1, 192, 1), narrator=Narrator(quiet=True))
+    report = run_kernels([wide], target, task=Size(1, 192, 1), narrator=Narrator(quiet=True))
     assert asked == [("emulator", 384), ("gpu", 192)]
-    assert report.emulated.seq == 384
+    assert report.rows[0].emulated.seq_q == 384
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_kernel_is_proven_there_and_timed() -> None:
     report = run_kernels(
-        [STEP_2], choose_target(), size=Size(1, 128, 2), narrator=Narrator(quiet=True)
+        [STEP_2], choose_target(), task=Size(1, 128, 2), narrator=Narrator(quiet=True)
     )
     (row,) = report.rows
     assert report.target.backend == "gpu"

@@ -55,6 +55,11 @@ def test_words_stand_in_any_order() -> None:
     assert Semantics.parse("uneven + window") == Semantics("window", uneven=True)
 
 
+def test_packed_implies_uneven() -> None:
+    packed = Semantics("causal", packed=True, uneven=True)
+    assert Semantics.parse("packed+causal") == Semantics.parse("causal+uneven+packed") == packed
+
+
 @pytest.mark.parametrize("text", ["", "caused", "causal+window", "plain+causal", "uneven+uneven"])
 def test_an_unknown_or_doubled_word_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match=f"semantics={re.escape(repr(text))}: allowed are"):

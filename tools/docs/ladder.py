@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.run import default_size, run_kernels
+from flashsmith.benchmark.run import run_kernels
 from flashsmith.benchmark.run_table import print_report
 from flashsmith.benchmark.target import choose_target
+from flashsmith.benchmark.tasks import default_size
 from flashsmith.configs import get_kernel_configs
 
 # Columns of the drawn terminal: the kernels get numbers, and the picture stays legible on a page.
@@ -29,7 +30,7 @@ def draw_ladder(out: Path) -> None:
     target = choose_target("sm_80", emulate=True)
     with Narrator() as narrator:
         report = run_kernels(
-            get_kernel_configs("prog"), target, size=default_size(target), narrator=narrator
+            get_kernel_configs("prog"), target, task=default_size(target), narrator=narrator
         )
     console = Console(
         file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, highlight=False

@@ -2,52 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.run_times import TIMED, Timing, time_kernels
+from flashsmith.benchmark.run_times import Timing, time_kernels
 from flashsmith.benchmark.target import Target
+from flashsmith.benchmark.tasks import EMULATED, Task, size_for
 from flashsmith.benchmark.timing import CudaEvents
 from flashsmith.benchmark.usable_gpu import require_usable_gpu
-from flashsmith.benchmark.whole_tiles import tiles_of, whole_tiles
 from flashsmith.builder import KernelLibrary, libraries_for
-from flashsmith.configs import KernelConfig, check_legal
+from flashsmith.configs import KernelConfig, Problem, Semantics, check_legal
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
-from flashsmith.verify import Verdict, prove
+from flashsmith.verify import Attention, Verdict, prove
+from flashsmith.verify.attention import Window
+from flashsmith.verify.problem_call import problem_call
 
 
 @dataclass(frozen=True)
-class Size:
-    """How large a problem every kernel gets; head dimension and dtype are the config's own."""
+class Options:
+    """What a task's semantics leave open: None is what Problem takes for typical. `checks` turns
+    all of the emulator's checks on; `seed` is of the inputs, and of packed sequences' lengths."""
 
-    batch: int
-    seq: int
-    heads: int
+    window: Window | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    checks: bool = False
+    seed: int = 0
 
-    def __str__(self) -> str:
-        return f"batch {self.batch}, seq {self.seq}, heads {self.heads}"
-
-
-# Four K/V steps of 64 keys: enough for every part of the loop, a second or two per kernel.
-EMULATED = Size(batch=1, seq=256, heads=2)
-# On a GPU: what the float64 reference on the CPU does in seconds.
-PROVEN_ON_GPU = Size(batch=2, seq=1024, heads=4)
+    def call(self, problem: Problem) -> dict[str, Any]:
+        """The keywords with which `prove` proves `problem`."""
+        return problem_call(
+            problem,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            seed=self.seed,
+        )
 
 
 @dataclass(frozen=True)
 class KernelRow:
     """What the run found out about one kernel.
 
-    `problems` says what is wrong, empty for a kernel that passed. Spilled bytes and registers are
-    per thread; `instructions` are warp instructions of the emulated size; a conflict factor is None
-    where the kernel makes no such access; `timing` is None without a GPU.
+    `proven` is what it was proven on, with the semantics that it is compiled for; `problems` says
+    what is wrong, empty for a kernel that passed. Spilled bytes and registers are per thread;
+    `instructions` are warp instructions of what was `emulated`; a conflict factor is None where the
+    kernel makes no such access; `timing` is None without a GPU.
     """
 
     config: KernelConfig
+    proven: Problem
+    emulated: Problem
     problems: tuple[str, ...]
     max_error: float | None
     bound: float | None
@@ -69,7 +79,7 @@ class KernelRow:
     def to_json(self) -> dict[str, Any]:
         """As JSON takes it."""
         facts = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        facts["config"] = str(self.config)
+        facts |= {name: str(facts[name]) for name in ("config", "proven", "emulated")}
         facts["verdict"] = "pass" if self.ok else "FAIL"
         facts["timing"] = asdict(self.timing) if self.timing else None
         return facts
@@ -77,79 +87,128 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run. `emulated` is the size that instructions and conflicts were counted on."""
+    """A whole run. `skipped`: the kernels that cannot compute the task, and why."""
 
     target: Target
-    proven: Size
-    emulated: Size
-    checks: bool
-    seed: int
+    task: Task
+    options: Options
     rows: tuple[KernelRow, ...]
+    skipped: Mapping[KernelConfig, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         """Whether every kernel is right."""
         return all(row.ok for row in self.rows)
 
+    @property
+    def meaning(self) -> str:
+        """What is computed, in the terms of forward(): masks, caps, lengths, sinks."""
+        call = self.options.call(self.rows[0].proven)
+        named = ("causal", "window", "softcap", "lens_q", "lens_k")
+        said = str(Attention(1.0, **{name: call[name] for name in named if name in call}))
+        return f"{said}, sinks" if self.options.sinks else said
+
     def to_json(self) -> dict[str, Any]:
         """As JSON takes it, a kernel an item of `kernels`."""
+        on_gpu = self.target.backend == "gpu"
         return {
             "arch": self.target.arch,
             "device": self.target.device.name,
             "backend": self.target.backend,
-            "proven": asdict(self.proven),
-            "emulated": asdict(self.emulated),
-            "timed": asdict(TIMED) if self.target.backend == "gpu" else None,
-            "checks": self.checks,
-            "seed": self.seed,
+            "proven": self.task.to_json(),
+            "computes": self.meaning,
+            "sinks": self.options.sinks,
+            "timed": self.task.describe_timed() if on_gpu else None,
+            "checks": self.options.checks,
+            "seed": self.options.seed,
             "kernels": [row.to_json() for row in self.rows],
+            "skipped": [
+                {"config": str(cfg), "reason": reason} for cfg, reason in self.skipped.items()
+            ],
         }
-
-
-def default_size(target: Target, configs: Sequence[KernelConfig] = ()) -> Size:
-    """What is proven when nobody says otherwise: as long as every config's tiles divide it."""
-    size = PROVEN_ON_GPU if target.backend == "gpu" else EMULATED
-    return replace(size, seq=whole_tiles(size.seq, configs))
 
 
 def run_kernels(
     configs: Sequence[KernelConfig],
     target: Target,
     *,
-    size: Size,
-    checks: bool = False,
-    seed: int = 0,
+    task: Task,
+    options: Options | None = None,
     narrator: Narrator,
 ) -> Report:
-    """Builds, runs, proves and, on a GPU, times every config.
+    """Builds, runs, proves and, on a GPU, times every config that can compute the task.
 
-    `size` is what is proven. Instructions and conflicts are always counted in the emulator: on that
-    size too or, with a GPU, on EMULATED, as long as tiles divide it. `checks` turns all of the
-    emulator's checks on. A kernel that is wrong, or that does not come to its end, is a row of the
-    report and not an exception.
+    `task` is what is proven. Instructions and conflicts are always counted in the emulator: of the
+    task too or, with a GPU, of EMULATED with the same semantics. A kernel that is wrong, or that
+    does not come to its end, is a row of the report and not an exception.
 
-    Raises ArgumentError for a size that a config's tiles do not divide, IllegalConfigError,
-    LaunchError when a kernel has left the GPU unusable to this process, and what building raises.
+    Raises ArgumentError for a task that none of the configs can compute, or whose lengths want
+    another kernel than its semantics say; IllegalConfigError, LaunchError when a kernel has left
+    the GPU unusable to this process, and what building raises.
     """
-    on_gpu = target.backend == "gpu"
-    emulated = replace(EMULATED, seq=whole_tiles(EMULATED.seq, configs)) if on_gpu else size
+    options = options or Options()
     for cfg in configs:
         check_legal(cfg, target.device)
-        _check_size(cfg, size)
-    libraries = libraries_for(configs, arch=target.device.arch, progress=narrator.build)
+    reasons = {cfg: task.why_not(cfg) for cfg in configs}
+    skipped = {cfg: reason for cfg, reason in reasons.items() if reason}
+    served = [cfg for cfg in configs if cfg not in skipped]
+    if not served:
+        _refuse(task, skipped)
+    for cfg in served:
+        task.check(cfg)
+    jobs = [_job(cfg, served, target, task, options) for cfg in served]
+    libraries = _libraries(jobs, target, narrator)
     rows = []
-    for done, cfg in enumerate(configs):
-        narrator.step(f"proving {cfg}", done, len(configs))
-        rows.append(_Job(cfg, target, libraries[cfg], size, emulated, checks, seed).row())
-    if on_gpu:
-        narrator.step("timing them together", len(configs), len(configs))
-        rows = _timed(rows, seed)
-    return Report(target, size, emulated, checks, seed, tuple(rows))
+    for done, job in enumerate(jobs):
+        narrator.step(f"proving {job.config}", done, len(jobs))
+        rows.append(job.row(libraries[job.config]))
+    if target.backend == "gpu":
+        narrator.step("timing them together", len(jobs), len(jobs))
+        rows = _timed(rows, task, options.seed)
+    return Report(target, task, options, tuple(rows), skipped)
 
 
-def _timed(rows: Sequence[KernelRow], seed: int) -> list[KernelRow]:
+def _refuse(task: Task, skipped: Mapping[KernelConfig, str]) -> None:
+    cfg, reason = next(iter(skipped.items()))
+    raise ArgumentError(
+        f"problem='{task.describe(())}': no selected kernel computes it: {cfg} {reason}; name one "
+        "that does with --kernels, as 'flashsmith choose' does"
+    )
+
+
+def _job(
+    cfg: KernelConfig,
+    configs: Sequence[KernelConfig],
+    target: Target,
+    task: Task,
+    options: Options,
+) -> _Job:
+    """One kernel's part. Raises ArgumentError for options that do not fit the task."""
+    proven = emulated = task.problem(cfg)
+    options.call(proven)
+    if target.backend == "gpu":
+        emulated = size_for(EMULATED, configs, proven.semantics).problem(cfg)
+    return _Job(cfg, target, proven, emulated, options)
+
+
+def _libraries(
+    jobs: Sequence[_Job], target: Target, narrator: Narrator
+) -> dict[KernelConfig, KernelLibrary]:
+    """Each config's library of the semantics that it is proven with."""
+    groups: dict[Semantics, list[KernelConfig]] = {}
+    for job in jobs:
+        groups.setdefault(job.proven.semantics, []).append(job.config)
+    find = partial(libraries_for, arch=target.device.arch, progress=narrator.build)
+    found: dict[KernelConfig, KernelLibrary] = {}
+    for semantics, configs in groups.items():
+        found |= find(configs, semantics=semantics)
+    return found
+
+
+def _timed(rows: Sequence[KernelRow], task: Task, seed: int) -> list[KernelRow]:
     """The rows with the times of the kernels that are right."""
-    found = time_kernels([row.config for row in rows if row.ok], seed)
+    asked = {row.config: task.timed(row.config) for row in rows if row.ok}
+    found = time_kernels({cfg: problem for cfg, problem in asked.items() if problem}, seed)
     timed = []
     for row in rows:
         outcome = found.get(row.config, row.problems)
@@ -160,40 +219,28 @@ def _timed(rows: Sequence[KernelRow], seed: int) -> list[KernelRow]:
     return timed
 
 
-def _check_size(cfg: KernelConfig, size: Size) -> None:
-    for name, value in (("batch", size.batch), ("heads", size.heads), ("seq", size.seq)):
-        if value < 1:
-            raise ArgumentError(f"{name}={value}: give a whole number above 0")
-    for name, tile in tiles_of(cfg).items():
-        if size.seq % tile:
-            raise ArgumentError(
-                f"seq={size.seq}: must be a multiple of {name}={tile} of {cfg}; "
-                f"take {-(-size.seq // tile) * tile}"
-            )
-
-
 @dataclass(frozen=True)
 class _Job:
     """One kernel's part of the run."""
 
     config: KernelConfig
     target: Target
-    library: KernelLibrary
-    proven: Size
-    emulated: Size
-    checks: bool
-    seed: int
+    proven: Problem
+    emulated: Problem
+    options: Options
 
-    def row(self) -> KernelRow:
+    def row(self, library: KernelLibrary) -> KernelRow:
         conflicts = BankConflicts()
         problems: list[str] = []
         emulated = self._prove("emulator", self.emulated, problems, conflicts)
         judged = emulated
         if self.target.backend == "gpu":
             judged = self._prove("gpu", self.proven, problems)
-        entry = self.library.entry(self.config)
+        entry = library.entry(self.config)
         return KernelRow(
             config=self.config,
+            proven=self.proven,
+            emulated=self.emulated,
             problems=tuple(problems),
             max_error=judged.max_error if judged else None,
             bound=judged.bound if judged else None,
@@ -217,20 +264,17 @@ class _Job:
         )
 
     def _prove(
-        self, backend: str, size: Size, problems: list[str], *observers: BankConflicts
+        self, backend: str, problem: Problem, problems: list[str], *observers: BankConflicts
     ) -> Verdict | None:
         """The verdict, or None for a kernel that did not end; what is wrong goes to `problems`."""
         try:
             verdict = prove(
                 self.config,
-                seq=size.seq,
-                batch=size.batch,
-                heads=size.heads,
+                **self.options.call(problem),
                 backend=backend,
                 arch=self.target.device.arch,
-                checks=self.checks and backend == "emulator",
+                checks=self.options.checks and backend == "emulator",
                 observers=observers,
-                seed=self.seed,
             )
         except (EmulatorError, LaunchError) as error:
             if backend == "gpu":

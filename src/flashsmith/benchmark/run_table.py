@@ -7,8 +7,8 @@ from rich.text import Text
 
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS
 from flashsmith.benchmark.run import KernelRow, Report
-from flashsmith.benchmark.run_times import TIMED
 from flashsmith.benchmark.table import Cell, Column, fits, print_table
+from flashsmith.configs import Semantics
 
 _COLUMNS = (
     Column("verdict"),
@@ -32,36 +32,50 @@ def print_report(console: Console, report: Report) -> None:
     for row in report.rows:
         for problem in row.problems:
             console.print(f"{row.config}\n{problem}", style="red", soft_wrap=True, markup=False)
+    for cfg, reason in report.skipped.items():
+        console.print(f"skipped: {cfg} {reason}", soft_wrap=True, markup=False)
     passed = sum(row.ok for row in report.rows)
     console.print(f"{passed} of {len(report.rows)} kernels passed", markup=False)
 
 
 def header(report: Report) -> list[str]:
     """What was run, where, and on how much."""
-    target = report.target
-    dtypes = ", ".join(sorted({row.config.dtype.name.lower() for row in report.rows}))
-    d_heads = ", ".join(map(str, sorted({row.config.d_head for row in report.rows})))
+    target, task = report.target, report.task
+    configs = [row.config for row in report.rows]
     lines = [
-        f"problem: {report.proven}, d_head {d_heads}, {dtypes}, random inputs, seed {report.seed}",
+        f"problem: {task.describe(configs)}, random inputs, seed {report.options.seed}",
         f"arch:    {target.arch} ({target.device.name})",
     ]
+    if report.meaning != "plain":
+        lines.insert(1, f"proven:  {report.meaning}")
     if target.backend == "gpu":
+        emulated = dict.fromkeys(
+            f"batch {p.batch}, seq {p.seq_q}, heads {p.heads_q}"
+            for p in (row.emulated for row in report.rows)
+        )
         lines += [
             "backend: the GPU; instructions and bank conflicts from the emulator at "
-            f"{report.emulated}",
-            "timed:   in turn, "
-            f"batch {TIMED.batch}, seq {TIMED.seq}, heads {TIMED.heads}; the output is judged",
+            f"{' or '.join(emulated)}",
+            f"timed:   in turn, {task.describe_timed()}; the output is judged",
         ]
     else:
-        lines.append("backend: the emulator" + (", every check on" if report.checks else ""))
+        checked = ", every check on" if report.options.checks else ""
+        lines.append(f"backend: the emulator{checked}")
     return lines
 
 
 def _print_rows(console: Console, report: Report) -> None:
     timed = any(row.timing for row in report.rows)
-    columns = [Column("kernel"), *_COLUMNS, *(_TIME_COLUMNS if timed else ())]
+    # Kernels of one problem may differ in whether their tiles fit it.
+    meant = any(row.proven.semantics != Semantics() for row in report.rows)
+    columns = [
+        Column("kernel"),
+        *[Column("semantics")] * meant,
+        *_COLUMNS,
+        *(_TIME_COLUMNS if timed else ()),
+    ]
     names = [str(row.config) for row in report.rows]
-    cells = [_cells(row, timed) for row in report.rows]
+    cells = [(*[str(row.proven.semantics)] * meant, *_cells(row, timed)) for row in report.rows]
     rows: list[tuple[Cell, ...]] = [
         (name, *figures) for name, figures in zip(names, cells, strict=True)
     ]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flashsmith.benchmark.contenders import KernelContender, kernel_contender
 from flashsmith.benchmark.timing import INTERLEAVED, Clock, CudaEvents, Samples, measure
 from flashsmith.benchmark.usable_gpu import require_usable_gpu
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import KernelConfig, Problem
+from flashsmith.configs import KernelConfig, Problem, Semantics
 from flashsmith.errors import LaunchError
 
 
@@ -22,11 +22,15 @@ class TimedSize:
     seq: int = 4096
     heads: int = 16
 
-    def problem(self, cfg: KernelConfig) -> Problem:
-        """It, for a config's dtype and head dimension."""
-        return Problem(
-            self.batch, self.seq, self.seq, self.heads, self.heads, cfg.d_head, cfg.dtype
-        )
+    def length(self, semantics: Semantics) -> int:
+        """The length of its sequences: for an uneven kernel one that fills no tiles."""
+        return self.seq - (semantics.uneven and not semantics.packed)
+
+    def problem(self, cfg: KernelConfig, semantics: Semantics | None = None) -> Problem:
+        """It, for a config's dtype and head dimension; semantics None are plain."""
+        semantics = semantics or Semantics()
+        b, s, h = self.batch, self.length(semantics), self.heads
+        return Problem(b, s, s, h, h, cfg.d_head, cfg.dtype, semantics)
 
 
 TIMED = TimedSize()
@@ -38,7 +42,7 @@ Problems = tuple[str, ...]
 @dataclass(frozen=True)
 class Timing:
     """Median and best time of the launches, and their interquartile range over the median; FLOP are
-    those of the two products, 4 b h s^2 d."""
+    those of the two products, `Problem.attn_flop`."""
 
     ms: float
     best_ms: float
@@ -47,22 +51,24 @@ class Timing:
 
 
 def time_kernels(
-    configs: Iterable[KernelConfig],
+    problem_of: Mapping[KernelConfig, Problem],
     seed: int,
     *,
     clock: Clock | None = None,
     make_workload: Callable[[Problem, int], Workload] = Workload,
 ) -> dict[KernelConfig, Timing | Problems]:
-    """Launches every kernel on TIMED, judges two heads of its output, then times the right ones.
+    """Launches every kernel on its problem, judges two heads of its output, then times the right
+    ones.
 
     A kernel that is wrong, or does not come to its end, has problems in place of a timing. Kernels
-    of one dtype and head dimension take turns. `clock` None is GPU 0's.
+    of one problem take turns. `clock` None is GPU 0's.
 
     Raises LaunchError where there is no GPU, or a kernel has left it unusable to this process.
     """
     clock = clock or CudaEvents()
     timings: dict[KernelConfig, Timing | Problems] = {}
-    groups = itertools.groupby(sorted(configs, key=TIMED.problem), key=TIMED.problem)
+    ordered = sorted(problem_of, key=problem_of.__getitem__)
+    groups = itertools.groupby(ordered, key=problem_of.__getitem__)
     for problem, group in groups:
         workload = make_workload(problem, seed)
         contenders = []

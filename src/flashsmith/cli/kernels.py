@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -13,10 +14,13 @@ from flashsmith.benchmark.table import Column, make_console, print_table
 from flashsmith.benchmark.target import choose_target
 from flashsmith.cli.options import FAILED, Arch, Json, Kernels, print_json, selected
 from flashsmith.configs import (
+    Problem,
+    Semantics,
     get_kernel_configs,
     kernel_set_sizes,
     parse_kernel_name_into_config,
 )
+from flashsmith.errors import ArgumentError
 
 app = typer.Typer()
 
@@ -25,43 +29,105 @@ app = typer.Typer()
 def run(
     kernels: Kernels = None,
     arch: Arch = None,
-    batch: Annotated[int | None, typer.Option(help="Default: 1; on a GPU 2.")] = None,
-    seq: Annotated[int | None, typer.Option(help="Default: 256; on a GPU 1024.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Default: 1; on a GPU 2; packed 4 sequences.")
+    ] = None,
+    seq: Annotated[
+        int | None, typer.Option(help="Default: 256; on a GPU 1024; uneven one less.")
+    ] = None,
     heads: Annotated[int | None, typer.Option(help="Default: 2; on a GPU 4.")] = None,
+    semantics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS",
+            help="What the kernels compute: plain, or causal or window, softcap, packed and "
+            "uneven, joined by '+'. Default: plain.",
+        ),
+    ] = None,
+    problem: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROBLEM",
+            help="In place of these: one problem, as 'b1 s300 h4:2 d128 fp16 causal'.",
+        ),
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LEFT,RIGHT",
+            help="A window's limits, as 40,9; one left out is no limit. Default: half of the keys "
+            "but at most 1024, and 0.",
+        ),
+    ] = None,
+    softcap: Annotated[float | None, typer.Option(help="A cap's value. Default: 30.")] = None,
+    sinks: Annotated[bool, typer.Option("--sinks", help="A sink logit for every head.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Watch every memory access in the emulator.")
     ] = False,
     emulate: Annotated[
         bool, typer.Option("--emulate", help="Use the emulator although there is a GPU.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the random inputs, and of packed lengths.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Build kernels, run and prove each, and say what each costs and does; on a GPU time them too.
 
-    Without --kernels and KERNELS: prog, the seven steps of the ladder.
+    Without --kernels and KERNELS: prog, the seven steps of the ladder. Kernels that --problem's d
+    or dtype is not for are skipped.
     """
     with Narrator() as narrator:
         narrator.say("looking up kernels and compiler")
         configs = selected(kernels, default="prog")
         target = choose_target(arch, emulate, configs)
-        from flashsmith.benchmark.run import default_size, run_kernels
+        from flashsmith.benchmark.run import Options, run_kernels
         from flashsmith.benchmark.run_table import print_report
+        from flashsmith.benchmark.tasks import OneProblem, Task, default_size
 
-        size = default_size(target, configs)
-        size = replace(
-            size,
-            batch=size.batch if batch is None else batch,
-            seq=size.seq if seq is None else seq,
-            heads=size.heads if heads is None else heads,
-        )
-        report = run_kernels(configs, target, size=size, checks=check, seed=seed, narrator=narrator)
+        task: Task
+        if problem is not None:
+            _check_alone(batch=batch, seq=seq, heads=heads, semantics=semantics)
+            task = OneProblem(Problem.parse(problem))
+        else:
+            wanted = Semantics.parse("plain" if semantics is None else semantics)
+            size = default_size(target, configs, wanted)
+            task = replace(
+                size,
+                batch=size.batch if batch is None else batch,
+                seq=size.seq if seq is None else seq,
+                heads=size.heads if heads is None else heads,
+            )
+        limits = None if window is None else _parse_window(window)
+        options = Options(limits, softcap, sinks, check, seed)
+        report = run_kernels(configs, target, task=task, options=options, narrator=narrator)
     if as_json:
         print_json(report.to_json())
     else:
         print_report(make_console(), report)
     if not report.ok:
         raise typer.Exit(FAILED)
+
+
+def _check_alone(**others: object) -> None:
+    """Raises ArgumentError if an option is given that --problem takes the place of."""
+    given = [f"--{name}" for name, value in others.items() if value is not None]
+    if given:
+        raise ArgumentError(
+            f"--problem: says itself what is computed; leave out {' and '.join(given)}"
+        )
+
+
+def _parse_window(text: str) -> tuple[int | None, int | None]:
+    """(left, right); raises ArgumentError unless there are two, each empty or a whole number."""
+    words = [word.strip() for word in text.split(",")]
+    if len(words) != 2 or not all(re.fullmatch(r"\d{0,9}", word, re.ASCII) for word in words):
+        raise ArgumentError(
+            f"window={text!r}: give LEFT,RIGHT, whole numbers below 10^9, as 40,9; '40,' and "
+            "',9' have no limit on the other side"
+        )
+    left, right = (int(word) if word else None for word in words)
+    return left, right
 
 
 @app.command("explain")

@@ -108,12 +108,14 @@ class Problem:
             if set(word.split("+")) <= set(_SEMANTIC_WORDS):
                 semantics += word.split("+")
                 continue
-            match = re.fullmatch(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", word, re.ASCII)
+            match = re.fullmatch(
+                r"(?:([bd])(\d{1,18})|([sh])(\d{1,18})(?::(\d{1,18}))?)", word, re.ASCII
+            )
             key = (match.group(1) or match.group(3)) if match else "dtype"
             if key in found or (key == "dtype" and dtype is not None):
                 raise ArgumentError(f"problem={text!r}: {word!r} says {key} a second time")
             if match is None:
-                dtype = DType.parse(word)
+                dtype = _parse_dtype(word, text)
                 continue
             first = int(match.group(2) or match.group(4))
             found[key] = (first, int(match.group(5) or first))
@@ -125,10 +127,18 @@ class Problem:
             )
         (batch, _), (seq_q, seq_k) = found.get("b", (1, 1)), found["s"]
         (heads_q, heads_k), (d, _) = found.get("h", (1, 1)), found["d"]
-        if "packed" in semantics:
-            semantics += ["uneven"] * ("uneven" not in semantics)
         kind = Semantics.parse("+".join(semantics) or "plain")
         return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, kind)
+
+
+def _parse_dtype(word: str, text: str) -> DType:
+    try:
+        return DType.parse(word)
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"problem={text!r}: {word!r} is neither a size (b, s, h or d and a number) nor a word "
+            f"of semantics, and {error}; write it like 'b1 s128 h1 d128 fp16 causal'"
+        ) from None
 
 
 def _scores_in_window(seq_q: int, seq_k: int, left: int) -> int:

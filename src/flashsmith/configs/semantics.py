@@ -48,7 +48,7 @@ class Semantics:
 
     @classmethod
     def parse(cls, text: str) -> Semantics:
-        """The semantics that str() wrote; words in any order.
+        """The semantics that str() wrote; words in any order, and packed implies uneven.
 
         Raises:
             ArgumentError: a word is unknown, or there are two masks.
@@ -61,6 +61,7 @@ class Semantics:
                 f"semantics={text!r}: allowed are '{_PLAIN}', or a mask (causal or window), "
                 "softcap, packed and uneven joined by '+'"
             )
+        flags["uneven"] = "uneven" in flags or "packed" in flags
         return cls(masks[0] if masks else "none", **flags)
 
     def to_cpp_struct(self) -> str:

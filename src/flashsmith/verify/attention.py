@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -89,3 +90,12 @@ def row_slices(lens: Lens) -> list[slice]:
     """Where each packed sequence's rows lie."""
     cu_seqlens = offsets(lens).tolist()
     return [slice(begin, end) for begin, end in itertools.pairwise(cu_seqlens)]
+
+
+def unequal_lens(count: int, longest: int, draw: random.Random, empty: int = 0) -> Lens:
+    """Lengths of ``count`` packed sequences, the longest somewhere among them, and of ``empty``
+    ones that have no rows."""
+    others = (draw.randint(min(1, longest), longest) for _ in range(count - 1))
+    lens = [longest, *others, *[0] * empty]
+    draw.shuffle(lens)
+    return tuple(lens)

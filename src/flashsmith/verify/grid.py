@@ -16,7 +16,7 @@ from itertools import combinations, product
 from typing import Any
 
 from flashsmith.configs import DType, KernelConfig, Problem, Semantics
-from flashsmith.verify.attention import Attention, Lens, Window
+from flashsmith.verify.attention import Attention, Lens, Window, unequal_lens
 from flashsmith.verify.prove import semantics_of
 from flashsmith.verify.schedules import MMA_SYNC, WGMMA, family_d_head, schedules
 
@@ -133,14 +133,9 @@ def _window(kind: str, lengths: tuple[int, int], draw: random.Random) -> Window:
 
 
 def _lens(kind: str, longest: int, draw: random.Random) -> Lens:
-    """Lengths of packed sequences, the longest somewhere among them."""
     if kind == "full lengths":
         return (longest,) * PACKED_SEQUENCES
-    lens = [longest, *(draw.randint(1, longest) for _ in range(PACKED_SEQUENCES - 1))]
-    if kind == "zero lengths":
-        lens += [0, 0]
-    draw.shuffle(lens)
-    return tuple(lens)
+    return unequal_lens(PACKED_SEQUENCES, longest, draw, empty=2 * (kind == "zero lengths"))
 
 
 def proof_grid(family: str = MMA_SYNC) -> Iterator[Case]:

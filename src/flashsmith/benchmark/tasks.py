@@ -1,0 +1,161 @@
+"""Tasks: what each kernel of a run is to compute, so that it can be proven."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from flashsmith.benchmark.run_times import TIMED
+from flashsmith.benchmark.target import Target
+from flashsmith.benchmark.whole_tiles import tiles_of, whole_tiles
+from flashsmith.configs import KernelConfig, Problem, Semantics
+from flashsmith.errors import ArgumentError
+from flashsmith.verify.grid import PACKED_SEQUENCES
+
+_PLAIN = Semantics()
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a problem every kernel gets; head dimension and dtype are the config's own.
+
+    Packed, ``batch`` is the number of sequences, and ``seq`` the length of the longest.
+    """
+
+    batch: int
+    seq: int
+    heads: int
+    semantics: Semantics = _PLAIN
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, seq {self.seq}, heads {self.heads}"
+
+    def problem(self, cfg: KernelConfig) -> Problem:
+        """What `cfg`'s kernel computes, with the semantics that it is compiled for."""
+        b, s, h = self.batch, self.seq, self.heads
+        return Problem(b, s, s, h, h, cfg.d_head, cfg.dtype, self.semantics)
+
+    def timed(self, cfg: KernelConfig) -> Problem | None:
+        """What it is timed on: a size that fills a GPU, for the same kernel."""
+        return TIMED.problem(cfg, self.semantics)
+
+    def why_not(self, cfg: KernelConfig) -> str | None:
+        """Why `cfg`'s kernel cannot compute it; None if it can."""
+        return None
+
+    def check(self, cfg: KernelConfig) -> None:
+        """Raises ArgumentError where another kernel of `cfg` than the semantics' would run."""
+        for name, value in (("batch", self.batch), ("heads", self.heads), ("seq", self.seq)):
+            if value < 1:
+                raise ArgumentError(f"{name}={value}: give a whole number above 0")
+        if self.semantics.uneven:
+            _check_uneven(f"seq={self.seq}", self.problem(cfg), cfg)
+            return
+        for name, tile in tiles_of(cfg).items():
+            if self.seq % tile:
+                raise ArgumentError(
+                    f"seq={self.seq}: must be a multiple of {name}={tile} of {cfg}; "
+                    f"take {-(-self.seq // tile) * tile}, or uneven semantics"
+                )
+
+    def describe(self, configs: Sequence[KernelConfig]) -> str:
+        """The size, and what the configs add to it."""
+        d_heads = ", ".join(map(str, sorted({cfg.d_head for cfg in configs})))
+        dtypes = ", ".join(sorted({cfg.dtype.name.lower() for cfg in configs}))
+        return f"{self}, d_head {d_heads}, {dtypes}"
+
+    def describe_timed(self) -> str:
+        """The size that is timed."""
+        return f"batch {TIMED.batch}, seq {TIMED.length(self.semantics)}, heads {TIMED.heads}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self) | {"semantics": str(self.semantics)}
+
+
+@dataclass(frozen=True)
+class OneProblem:
+    """The same problem for every kernel that can compute it."""
+
+    given: Problem
+
+    def problem(self, cfg: KernelConfig) -> Problem:
+        """It, with the semantics that `cfg`'s kernel is compiled for."""
+        return replace(self.given, semantics=self.given.required_semantics(cfg))
+
+    def timed(self, cfg: KernelConfig) -> Problem | None:
+        """What it is timed on: itself, unless there is nothing to compute."""
+        return self.problem(cfg) if self.given.attn_flop() else None
+
+    def why_not(self, cfg: KernelConfig) -> str | None:
+        """Why `cfg`'s kernel cannot compute it; None if it can."""
+        if cfg.dtype is not self.given.dtype:
+            return f"is for {cfg.dtype.name.lower()}"
+        if cfg.d_head < self.given.d:
+            return f"has d_head {cfg.d_head}"
+        return None
+
+    def check(self, cfg: KernelConfig) -> None:
+        """Raises ArgumentError for a problem of which nothing would run, a d that no kernel takes,
+        and where another kernel of `cfg` than the one that the problem names would run."""
+        if not self.given.batch * self.given.seq_q:
+            raise ArgumentError(
+                f"problem='{self.given}': has no queries, so that no kernel runs; give b and s of "
+                "at least 1"
+            )
+        if self.given.d % 8:
+            raise ArgumentError(
+                f"problem='{self.given}': d={self.given.d} is no multiple of 8, which all kernels "
+                f"need; take {-(-self.given.d // 8) * 8}"
+            )
+        if self.given.semantics.uneven:
+            _check_uneven(f"problem='{self.given}'", self.given, cfg)
+
+    def describe(self, configs: Sequence[KernelConfig]) -> str:
+        """The problem as it was given."""
+        return str(self.given)
+
+    def describe_timed(self) -> str:
+        """The problem that is timed."""
+        return "the same problem"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        semantics = {"semantics": str(self.given.semantics)}
+        return asdict(self.given) | {"dtype": self.given.dtype.name.lower()} | semantics
+
+
+Task = Size | OneProblem
+
+# Four K/V steps of 64 keys: enough for every part of the loop, a second or two per kernel.
+EMULATED = Size(batch=1, seq=256, heads=2)
+# On a GPU: what the float64 reference on the CPU does in seconds.
+PROVEN_ON_GPU = Size(batch=2, seq=1024, heads=4)
+
+
+def default_size(
+    target: Target, configs: Iterable[KernelConfig] = (), semantics: Semantics = _PLAIN
+) -> Size:
+    """What is proven when nobody says otherwise: as long as every config's tiles divide it or, for
+    uneven semantics, none's."""
+    return size_for(
+        PROVEN_ON_GPU if target.backend == "gpu" else EMULATED, configs, semantics=semantics
+    )
+
+
+def size_for(size: Size, configs: Iterable[KernelConfig], semantics: Semantics) -> Size:
+    """About this size, for the configs' kernels of these semantics; packed, of some sequences."""
+    seq = size.seq - 1 if semantics.uneven else whole_tiles(size.seq, configs)
+    batch = PACKED_SEQUENCES if semantics.packed else size.batch
+    return replace(size, batch=batch, seq=seq, semantics=semantics)
+
+
+def _check_uneven(named: str, problem: Problem, cfg: KernelConfig) -> None:
+    if problem.semantics.packed or not cfg.fills_tiles(problem.seq_q, problem.seq_k, problem.d):
+        return
+    even = replace(problem.semantics, uneven=False)
+    raise ArgumentError(
+        f"{named}: fills whole tiles of {cfg}, for which its kernel '{even}' would run and not "
+        f"the uneven one; give another length, or leave 'uneven' out"
+    )

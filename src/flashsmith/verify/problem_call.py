@@ -1,0 +1,74 @@
+"""A problem in prove()'s own terms: what its semantics leave open becomes values."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from flashsmith.configs import Problem
+from flashsmith.errors import ArgumentError
+from flashsmith.runtime.options import check_mask, check_scale, check_softcap
+from flashsmith.verify.attention import NO_WINDOW, Window, unequal_lens
+
+
+def problem_call(
+    problem: Problem,
+    *,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The keywords with which ``prove`` proves ``problem``, but for where and with which inputs.
+
+    Packed, one sequence has the problem's lengths, and the others shorter ones, drawn from seed.
+
+    Args:
+        problem: what the kernel computes; packed, ``batch`` is how many sequences.
+        window, softcap: None is the problem's typical one, if its semantics have one.
+        sinks: whether every head has a sink logit.
+        seed: of the lengths, and of the inputs.
+
+    Raises:
+        ArgumentError: a window or a softcap where the semantics have none, or one that is none; or
+            packed without a sequence.
+    """
+    p, semantics = problem, problem.semantics
+    if window is not None:
+        _check_window(p, window)
+    if softcap is not None:
+        _check_softcap(p, softcap)
+    call = {
+        "heads": p.heads_q,
+        "heads_k": p.heads_k,
+        "d": p.d,
+        "causal": semantics.mask == "causal",
+        "window": window or p.window or NO_WINDOW,
+        "softcap": p.softcap if softcap is None else softcap,
+        "sinks": sinks,
+        "seed": seed,
+    }
+    if not semantics.packed:
+        return call | {"batch": p.batch, "seq": p.seq_q, "seq_k": p.seq_k}
+    if p.batch < 1:
+        raise ArgumentError(f"problem='{p}': packed, give at least one sequence: b1")
+    draw = random.Random(seed)
+    lens_q, lens_k = (unequal_lens(p.batch, longest, draw) for longest in (p.seq_q, p.seq_k))
+    return call | {"lens_q": lens_q, "lens_k": lens_k}
+
+
+def _check_window(problem: Problem, window: Window) -> None:
+    if problem.semantics.mask != "window":
+        raise ArgumentError(f"window={window}: '{problem}' has none; add the word window to it")
+    kind = check_mask(False, window).kind
+    if kind != "window":
+        raise ArgumentError(
+            f"window={window}: is the mask '{kind}' and no window; give another limit, or that mask"
+        )
+
+
+def _check_softcap(problem: Problem, softcap: float) -> None:
+    if not problem.semantics.softcap:
+        raise ArgumentError(f"softcap={softcap}: '{problem}' has none; add the word softcap to it")
+    if not check_softcap(softcap, check_scale(None, problem.d)):
+        raise ArgumentError(f"softcap={softcap}: caps nothing; give a number above 0")
