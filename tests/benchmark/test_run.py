@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from stand_ins import PretendedClock
@@ -16,8 +17,8 @@ from flashsmith.benchmark.run_table import print_report
 from flashsmith.benchmark.run_times import Timing
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import choose_target
-from flashsmith.benchmark.tasks import EMULATED, Size, default_size
-from flashsmith.configs import get_kernel_configs
+from flashsmith.benchmark.tasks import EMULATED, OneProblem, Size, default_size
+from flashsmith.configs import Problem, Semantics, get_kernel_configs
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError, LaunchError
@@ -187,6 +188,83 @@ def test_on_a_gpu_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) ->
     report = run_kernels([wide], target, task=Size(1, 192, 1), narrator=Narrator(quiet=True))
     assert asked == [("emulator", 384), ("gpu", 192)]
     assert report.rows[0].emulated.seq_q == 384
+
+
+@pytest.mark.parametrize(
+    ("task", "proven", "emulated", "timed", "said"),
+    [
+        (
+            Size(2, 1023, 4, Semantics("causal", uneven=True)),
+            "b2 s1023 h4 d128 fp16 causal uneven",
+            "b1 s255 h2 d128 fp16 causal uneven",
+            "b16 s4095 h16 d128 fp16 causal uneven",
+            "batch 16, seq 4095, heads 16",
+        ),
+        (
+            OneProblem(Problem.parse("b3 s300 h4:2 d128 fp16 window packed")),
+            "b3 s300 h4:2 d128 fp16 window packed uneven",
+            "b4 s255 h2 d128 fp16 window packed uneven",
+            "b3 s300 h4:2 d128 fp16 window packed uneven",
+            "the same problem",
+        ),
+        (
+            OneProblem(Problem.parse("s64 d128 fp16 softcap")),
+            "b1 s64 h1 d128 fp16 softcap",
+            "b1 s256 h2 d128 fp16 softcap",
+            "b1 s64 h1 d128 fp16 softcap",
+            "the same problem",
+        ),
+        (  # Zeros are proven, and there is nothing to time.
+            OneProblem(Problem.parse("s64:0 d128 fp16")),
+            "b1 s64:0 h1 d128 fp16 uneven",
+            "b1 s255 h2 d128 fp16 uneven",
+            None,
+            "the same problem",
+        ),
+    ],
+)
+def test_on_a_gpu_the_same_semantics_are_proven_counted_and_timed(
+    monkeypatch, task, proven: str, emulated: str, timed: str | None, said: str
+) -> None:
+    calls, asked = [], {}
+    verdict = run_module.prove(STEP_2, seq=64)
+
+    def prove(cfg, **call):
+        calls.append((call["backend"], call["causal"], call["window"][0], call["softcap"]))
+        return verdict
+
+    def time_kernels(problem_of, seed):
+        asked.update(problem_of)
+        return dict.fromkeys(problem_of, Timing(1.5, 1.25, 0.01, 300.0))
+
+    entry = SimpleNamespace(registers=99, spill_store_bytes=0, spill_load_bytes=0)
+    library = SimpleNamespace(entry=lambda cfg: entry)
+    built = []
+    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(run_module, "time_kernels", time_kernels)
+    monkeypatch.setattr(run_module, "conflict_factors", lambda *_: dict.fromkeys(CONFLICT_KINDS))
+    monkeypatch.setattr(
+        run_module,
+        "libraries_for",
+        lambda configs, *, semantics, **_: (
+            built.append(semantics) or dict.fromkeys(configs, library)
+        ),
+    )
+    target = replace(TARGET, backend="gpu")
+    report = run_kernels([STEP_2], target, task=task, narrator=Narrator(quiet=True))
+    (row,) = report.rows
+    assert (str(row.proven), str(row.emulated)) == (proven, emulated)
+    assert {cfg: str(problem) for cfg, problem in asked.items()} == (
+        {STEP_2: timed} if timed else {}
+    )
+    assert (row.timing is None) is (timed is None)
+    assert built == [row.proven.semantics]
+    assert [backend for backend, *_ in calls] == ["emulator", "gpu"]
+    assert len({(causal, softcap) for _, causal, _, softcap in calls}) == 1
+    text = printed(report)
+    assert f"timed:   in turn, {said}; the output is judged" in text
+    assert f"| {row.proven.semantics} " in text
+    assert report.to_json()["timed"] == said
 
 
 @pytest.mark.gpu
