@@ -72,3 +72,11 @@ def test_sequences_shorter_than_a_group(cfg: HopperForwardKernelConfig) -> None:
 @pytest.mark.parametrize("cfg", CONFIGS[3:], ids=IDS[3:])
 def test_maxima_that_rise(cfg: HopperForwardKernelConfig) -> None:
     prove_right(cfg, seq=128, heads=1, inputs="low_first_tile")
+
+
+@pytest.mark.parametrize("cfg", [cfg for cfg in CONFIGS if cfg.section_mib == 1], ids=str)
+def test_the_last_section_may_have_fewer_heads(cfg: HopperForwardKernelConfig) -> None:
+    """Two heads' keys fill a section and there is a third head."""
+    keys = 2000
+    assert 2 <= (cfg.section_mib << 20) / (2 * keys * cfg.d_head * 2) < 3
+    prove_right(cfg, seq=130, seq_k=keys, heads=3, causal=True)
