@@ -118,7 +118,7 @@ class Report:
             "proven": self.task.to_json(),
             "computes": self.meaning,
             "sinks": self.options.sinks,
-            "timed": self.task.describe_timed() if on_gpu else None,
+            "timed": self.task.timed_to_json() if on_gpu else None,
             "checks": self.options.checks,
             "seed": self.options.seed,
             "kernels": [row.to_json() for row in self.rows],
@@ -153,7 +153,7 @@ def run_kernels(
     skipped = {cfg: reason for cfg, reason in reasons.items() if reason}
     served = [cfg for cfg in configs if cfg not in skipped]
     if not served:
-        _refuse(task, skipped)
+        raise _not_computed(task, skipped)
     for cfg in served:
         task.check(cfg)
     jobs = [_job(cfg, served, target, task, options) for cfg in served]
@@ -168,9 +168,9 @@ def run_kernels(
     return Report(target, task, options, tuple(rows), skipped)
 
 
-def _refuse(task: Task, skipped: Mapping[KernelConfig, str]) -> None:
+def _not_computed(task: Task, skipped: Mapping[KernelConfig, str]) -> ArgumentError:
     cfg, reason = next(iter(skipped.items()))
-    raise ArgumentError(
+    return ArgumentError(
         f"problem='{task.describe(())}': no selected kernel computes it: {cfg} {reason}; name one "
         "that does with --kernels, as 'flashsmith choose' does"
     )

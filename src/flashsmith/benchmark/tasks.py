@@ -73,6 +73,10 @@ class Size:
         """As JSON takes it."""
         return asdict(self) | {"semantics": str(self.semantics)}
 
+    def timed_to_json(self) -> dict[str, Any]:
+        """The size that is timed, likewise."""
+        return asdict(TIMED) | {"seq": TIMED.length(self.semantics)}
+
 
 @dataclass(frozen=True)
 class OneProblem:
@@ -124,6 +128,10 @@ class OneProblem:
         """As JSON takes it."""
         semantics = {"semantics": str(self.given.semantics)}
         return asdict(self.given) | {"dtype": self.given.dtype.name.lower()} | semantics
+
+    def timed_to_json(self) -> dict[str, Any]:
+        """The problem that is timed, likewise."""
+        return self.to_json()
 
 
 Task = Size | OneProblem
