@@ -124,6 +124,15 @@ def test_causal_loads_what_is_in_sight_and_no_more(lengths: tuple[int, int]) -> 
             assert spared > 0
 
 
+def test_causal_blocks_that_see_most_keys_come_first() -> None:
+    """Or the longest would begin when nothing else is left to do."""
+    for config in configs_for(Semantics("causal", uneven=True)):
+        rows = 3 * config.B_r - 7
+        seen = run(config, (rows, rows), causal=True)
+        first_rows = [min(seen.chunks["q"][cta]) for cta in range(3)]
+        assert first_rows == [2 * config.B_r, config.B_r, 0]
+
+
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 def test_windows_load_what_is_in_sight_and_no_more(window: tuple, causal: bool) -> None:
