@@ -19,6 +19,7 @@ from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.runtime.frameworks import CupyArrays
 from flashsmith.runtime.libraries import LoadedKernels
 from flashsmith.runtime.options import (
+    MAX_UNCAPPED_SCALE,
     UNLIMITED,
     ForwardOptions,
     Mask,
@@ -441,6 +442,16 @@ def test_causal_and_window_make_one_mask(causal: Any, window: Any, mask: Mask) -
 @pytest.mark.parametrize(("softcap", "value"), [(0, 0.0), (0.0, 0.0), (30, 30.0), (0.5, 0.5)])
 def test_softcaps_that_are_fine(softcap: Any, value: float) -> None:
     assert check_softcap(softcap, 0.125) == value
+
+
+def test_a_scale_that_alone_makes_logits_too_large_needs_a_softcap() -> None:
+    assert check_softcap(0.0, MAX_UNCAPPED_SCALE) == 0.0
+    assert check_softcap(30.0, 2.0**100) == 30.0
+    for softcap in (0, 0.0):
+        with pytest.raises(
+            ArgumentError, match=r"^scale=1e\+20: at most 2\*\*27 without a softcap"
+        ):
+            check_softcap(softcap, 1e20)
 
 
 @pytest.mark.parametrize("scale", [1, 0.125, np.float32(0.3), np.float64(2.0)])

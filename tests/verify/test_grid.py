@@ -19,6 +19,7 @@ from flashsmith.configs.hopper import PingPong, Schedule, TileOrder
 from flashsmith.verify.grid import (
     BATCHES,
     COVER_LENGTHS,
+    EXTREME_INPUTS,
     HEADS,
     LENGTHS,
     LONG,
@@ -47,8 +48,13 @@ FACTORS = {
 
 
 @cache
-def grid(family: str = MMA_SYNC) -> tuple[Case, ...]:
+def whole_grid(family: str = MMA_SYNC) -> tuple[Case, ...]:
     return tuple(proof_grid(family))
+
+
+def grid(family: str = MMA_SYNC) -> tuple[Case, ...]:
+    """The cases with random inputs, which come first."""
+    return tuple(case for case in whole_grid(family) if case.inputs == "random")
 
 
 @cache
@@ -71,10 +77,24 @@ def test_the_grid_is_a_full_product() -> None:
 
 def test_equal_cases_are_equal_problems() -> None:
     again = tuple(proof_grid())
-    assert grid() == again
-    for ours, theirs in zip(grid()[::97], again[::97], strict=True):
+    assert whole_grid() == again
+    for ours, theirs in zip(again[::97], whole_grid()[::97], strict=True):
         assert ours.keywords() == theirs.keywords()
         assert (ours.config, ours.semantics) == (theirs.config, theirs.semantics)
+
+
+@pytest.mark.parametrize("family", [MMA_SYNC, WGMMA])
+def test_extreme_inputs_come_last_with_every_mask(family: str) -> None:
+    """Behind the others, whose problems stay what they were."""
+    extreme = whole_grid(family)[len(grid(family)) :]
+    assert grid(family) == whole_grid(family)[: len(grid(family))]
+    assert {(c.dtype, c.d, c.batch, c.inputs, c.causal, c.window) for c in extreme} == set(
+        product(DType, D, BATCHES, EXTREME_INPUTS, (False, True), WINDOWS)
+    )
+    assert len({str(case) for case in whole_grid(family)}) == len(whole_grid(family))
+    assert {case.inputs for case in extreme} == {case.keywords()["inputs"] for case in extreme}
+    for seen in (lambda c: c.heads, lambda c: c.softcap, lambda c: c.sinks):
+        assert len({seen(case) for case in extreme}) > 1
 
 
 def test_every_schedule_is_legal_and_used() -> None:

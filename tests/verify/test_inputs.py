@@ -10,6 +10,7 @@ import pytest
 from flashsmith.configs import DType
 from flashsmith.errors import ArgumentError
 from flashsmith.verify.inputs import (
+    FAR_SCORE,
     INPUT_KINDS,
     LARGE_SCORE,
     TILE_GAP,
@@ -38,18 +39,48 @@ def scaled_scores(inputs: Inputs, scale: float) -> np.ndarray:
     return scale * (q @ k.swapaxes(-1, -2))
 
 
+# Tensors that hold NaN or inf.
+INFINITE = {"nonfinite": "qv", "lost_keys": "k"}
+
+
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("kind", INPUT_KINDS)
-def test_every_kind_is_reproducible_finite_and_shaped(kind: str, dtype: DType) -> None:
+def test_every_kind_is_reproducible_and_shaped(kind: str, dtype: DType) -> None:
     first, again = make_inputs(spec(kind, dtype)), make_inputs(spec(kind, dtype))
     other = make_inputs(spec(kind, dtype, seed=1))
     for name in ("q", "k", "v"):
         array = getattr(first, name)
         assert array.dtype.name == dtype.numpy_name
         assert array.shape == (2, 128 if name == "q" else 96, 3, D)
-        assert np.isfinite(array.astype(np.float32)).all()
+        assert np.isfinite(array.astype(np.float32)).all() == (name not in INFINITE.get(kind, ""))
         assert array.tobytes() == getattr(again, name).tobytes()
     assert first.v.tobytes() != other.v.tobytes()
+
+
+def test_lost_keys_have_scores_of_minus_infinity_where_blocks_are_visited_first() -> None:
+    scores = scaled_scores(make_inputs(spec("lost_keys")), 1.0)
+    lost = scores == -np.inf
+    assert not np.isnan(scores).any()
+    assert (lost == lost[:, :1, :1]).all()
+    assert lost[0, 0, 0, -1]
+    assert lost[0, 0, 0].any()
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("scale", [default_scale(D), 0.01, 2.0])
+def test_far_scores_lie_far_apart_and_below_the_limit(scale: float, dtype: DType) -> None:
+    scores = scaled_scores(make_inputs(spec("far_scores", dtype, scale=scale)), scale)
+    assert FAR_SCORE / 5 < scores.max() <= FAR_SCORE
+    best, second = np.sort(scores, axis=-1)[..., -1], np.sort(scores, axis=-1)[..., -2]
+    assert ((best == second) | (best - second > FAR_SCORE / 500)).all()
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_huge_values_have_scores_that_are_not(dtype: DType) -> None:
+    inputs = make_inputs(spec("huge", dtype))
+    assert np.abs(inputs.q.astype(np.float64)).max() > 2e4
+    assert np.abs(inputs.v.astype(np.float64)).max() > 2e4
+    assert np.abs(scaled_scores(inputs, default_scale(D))).max() < 10
 
 
 @pytest.mark.parametrize("scale", [default_scale(D), 0.5])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flashsmith.configs import DType, FlashForwardKernelConfig
-from flashsmith.verify.inputs import InputSpec, default_scale
+from flashsmith.verify.inputs import InputSpec, default_scale, make_inputs
 from flashsmith.verify.reference import compute_references, inputs_and_references
 from flashsmith.verify.rule import compare, heads_for_enough_outputs
 
@@ -303,3 +303,74 @@ def test_outputs_between_the_smallest_numbers_are_as_near_as_they_can_be() -> No
     assert judged.ok
     two_steps_off = (rounded.astype(np.float64) + 2.0**-23).astype(np.float16)
     assert not compare(case.cfg, two_steps_off, case.lse, references).ok
+
+
+def test_infinities_of_v_count_where_a_row_sees_them() -> None:
+    """Row i of six sees keys up to i: in o of it, and of those behind; before it either will do."""
+    spec = InputSpec("random", DType.FP16, 1, 6, 6, 1, 8, 1.0)
+    drawn = make_inputs(spec)
+    v = np.array(drawn.v)
+    v[0, 3, 0, 2], v[0, 4, 0, 2], v[0, 3, 0, 5] = math.inf, -math.inf, math.nan
+    found = compute_references(drawn.q, drawn.k, v, 1.0, causal=True)
+    expected = np.zeros((6, 8))
+    expected[3, 2], expected[4:, 2], expected[3:, 5] = math.inf, math.nan, math.nan
+    for o in (found.o, found.same_precision):
+        o = o[0, :, 0].astype(float)
+        np.testing.assert_array_equal(np.where(np.isfinite(o), 0.0, o), expected)
+    assert found.tainted is not None
+    tainted = np.zeros((6, 8), bool)
+    tainted[:3, [2, 5]], tainted[3, 2] = True, True
+    np.testing.assert_array_equal(found.tainted[0, :, 0], tainted)
+
+    right = found.same_precision
+    assert compare(DType.FP16, right, None, found).ok
+    for row, column, value, ok in (
+        (0, 2, math.nan, True),
+        (0, 2, math.inf, True),
+        (0, 3, math.nan, False),
+        (3, 2, 0.0, False),
+        (3, 2, -math.inf, True),
+        (4, 5, 1.0, False),
+        (0, 2, 9.0, False),
+    ):
+        changed = np.array(right)
+        changed[0, row, 0, column] = value
+        assert compare(DType.FP16, changed, None, found).ok is ok, (row, column, value)
+
+
+def test_a_weight_that_rounds_to_0_may_make_inf_nan() -> None:
+    """0 x inf in 16 bits, where float64 still has a weight: either is right, a number is not."""
+    q, k, v = (np.zeros((1, 2, 1, 8), np.float16) for _ in range(3))
+    q[..., 0], k[0, 1, 0, 0], v[0, 0, 0, 1] = 40, -1, math.inf
+    k[0, :, 0, 0] = -1, 0
+    found = compute_references(q, k, v, 1.0)
+    assert found.o[0, 0, 0, 1] == math.inf
+    assert np.isnan(found.same_precision[0, 0, 0, 1])
+    for value, ok in ((math.inf, True), (math.nan, True), (-math.inf, False), (0.0, False)):
+        o = found.same_precision.copy()
+        o[0, :, 0, 1] = value
+        assert compare(DType.FP16, o, None, found).ok is ok
+
+
+@pytest.mark.parametrize(
+    ("scores", "row_max"),
+    [((1.0, math.nan), math.nan), ((math.inf, math.nan), math.inf), ((math.inf, 2.0), math.inf)],
+)
+def test_statistics_of_rows_that_are_nan(scores: tuple[float, float], row_max: float) -> None:
+    q, k = np.zeros((1, 1, 1, 8), np.float16), np.zeros((1, 2, 1, 8), np.float16)
+    q[..., 0], k[0, :, 0, 0] = 1, scores
+    found = compute_references(q, k, np.ones_like(k), 1.0)
+    assert np.isnan(found.o).all()
+    assert np.isnan(found.lse).all()
+    np.testing.assert_array_equal(found.row_max.ravel(), row_max)
+
+
+def test_rows_whose_scores_are_all_minus_infinity_are_empty() -> None:
+    q, k = np.ones((1, 3, 1, 8), np.float16), np.full((1, 2, 1, 8), -math.inf, np.float16)
+    v = np.full_like(k, math.nan)
+    for sinks, lse in ((None, -math.inf), (np.array([2.0], np.float32), 2.0)):
+        found = compute_references(q, k, v, 1.0, sinks=sinks)
+        assert not found.o.any()
+        assert not found.same_precision.any()
+        np.testing.assert_array_equal(found.lse.ravel(), np.full(3, lse))
+        assert (found.row_max == -math.inf).all()

@@ -124,7 +124,7 @@ def prove_case(case: Case) -> Row:
 
 
 def same_inputs(case: Case) -> tuple[Any, ...]:
-    return case.dtype, case.d, case.batch, case.heads, case.lengths
+    return case.dtype, case.d, case.batch, case.heads, case.lengths, case.inputs
 
 
 class Run:

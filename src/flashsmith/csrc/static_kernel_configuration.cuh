@@ -71,7 +71,7 @@ struct StaticForwardKernelConfig {
 
     using S_accum_t = accum_t[N::m_tiles][N::QK_n_tiles][4];
     using O_accum_t = accum_t[N::m_tiles][N::PV_n_tiles][4];
-    using Softmax = OnlineSoftmax<N::m_tiles, optimized_softmax, masked, CFG.lazy_rescale>;
+    using Softmax = OnlineSoftmax<N::m_tiles, optimized_softmax, CFG.lazy_rescale>;
 
     using Q_t = StreamedOperand<QLoader<QLayout, N::m_tiles>, N::QK_k_steps, CFG.Q_mma_load_K_tiles,
                                 CFG.mma_double_buffer_loads>;

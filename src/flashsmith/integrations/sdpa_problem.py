@@ -10,7 +10,7 @@ from typing import NamedTuple
 from flashsmith.configs import SUPPORTED_D_HEADS
 from flashsmith.integrations.fallbacks import Reason
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
-from flashsmith.runtime.options import MAX_SCALE, MIN_SCALE
+from flashsmith.runtime.options import MAX_UNCAPPED_SCALE, MIN_SCALE
 
 DTYPES = ("float16", "bfloat16")
 _MAX_D = max(SUPPORTED_D_HEADS)
@@ -130,7 +130,7 @@ def _why_not_heads(query: tuple[int, ...], key: tuple[int, ...], enable_gqa: boo
 
 
 def _why_not_scale(scale: float | None) -> Reason | None:
-    if scale is None or MIN_SCALE <= scale <= MAX_SCALE:
+    if scale is None or MIN_SCALE <= scale <= MAX_UNCAPPED_SCALE:
         return None
     return Reason("scale", f"{scale}; the kernels take a finite one above 0 that fp32 can hold")
 

@@ -13,6 +13,10 @@ from flashsmith.errors import ArgumentError
 
 # The kernel takes scale * log2(e) as fp32; outside of these it would become inf, or lose bits.
 MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
+# Without a softcap a logit is the score times the scale. Exponents are differences of two logits of
+# fp32, in base 2: from 2^28 on rounding alone makes them so wrong that a probability overflows.
+# Above this scale a score of 2 is already there.
+MAX_UNCAPPED_SCALE = 2.0**27
 # A window limit that no sequence reaches: csrc's kUnlimited.
 UNLIMITED = 2**30
 NO_WINDOW = (None, None)
@@ -118,12 +122,16 @@ def check_scale(scale: Any, d: int) -> float:
 def check_softcap(softcap: Any, scale: float) -> float:
     """The cap as a float, 0 for none.
 
-    Raises ArgumentError unless it is finite and >= 0, and scale / softcap a number fp32 can hold.
+    Raises ArgumentError unless it is finite and >= 0, and scale / softcap a number fp32 can hold;
+    without a cap, when the scale is above MAX_UNCAPPED_SCALE.
     """
-    if type(softcap) is float and softcap == 0.0:
-        return 0.0
-    value = _real(softcap)
-    if value == 0:
+    value = softcap if type(softcap) is float else _real(softcap)
+    if value == 0.0:
+        if scale > MAX_UNCAPPED_SCALE:
+            raise ArgumentError(
+                f"scale={scale!r}: at most 2**27 without a softcap, since fp32 cannot hold the "
+                "differences of such logits; scale q or k down, or give a softcap"
+            )
         return 0.0
     if value is None or not MIN_SCALE <= value <= MAX_SCALE:
         raise ArgumentError(

@@ -36,6 +36,8 @@ BATCHES = ("dense", "random lengths", "full lengths", "zero lengths")
 LONG = 1000
 PACKED_SEQUENCES = 4
 SM_COUNTS = (1, 3, None)
+# Kinds of inputs besides random ones.
+EXTREME_INPUTS = ("nonfinite", "lost_keys", "huge", "far_scores")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Case:
     batch: str
     sinks: bool = False
     family: str = MMA_SYNC
+    inputs: str = "random"
     head_counts: dict[str, tuple[int, int]] = field(default_factory=lambda: HEADS, compare=False)
 
     def __str__(self) -> str:
@@ -62,6 +65,7 @@ class Case:
             self.dtype.name.lower(), f"d{self.d}", "s{}:{}".format(*self.lengths), self.batch,
             self.heads, "causal" * self.causal, f"window {self.window}",
             f"softcap {self.softcap:g}", "sinks" * self.sinks,
+            f"{self.inputs} inputs" * (self.inputs != "random"),
         ]  # fmt: skip
         return ", ".join(word for word in said if word)
 
@@ -104,6 +108,7 @@ class Case:
             "window": _window(self.window, self.lengths, draw),
             "softcap": self.softcap,
             "sinks": self.sinks,
+            "inputs": self.inputs,
         }
         if self.family == WGMMA:
             # Few SMs have persistent kernels come round again and again.
@@ -146,6 +151,20 @@ def proof_grid(family: str = MMA_SYNC) -> Iterator[Case]:
             for causal, window, softcap in product((False, True), WINDOWS, SOFTCAPS):
                 case = Case(dtype, d, lengths, causal, window, heads, softcap, batch, False, family)
                 yield replace(case, sinks=bool(zlib.crc32(str(case).encode()) % 2))
+    yield from _extreme_cases(family)
+
+
+def _extreme_cases(family: str) -> Iterator[Case]:
+    """Every kind of extreme inputs with every dtype, d, batch and mask; what is left is drawn."""
+    for dtype, d, batch, kind in product(DType, D, BATCHES, EXTREME_INPUTS):
+        draw = random.Random(f"{dtype.name} {d} {batch} {kind}")
+        lengths = draw.choice(COVER_LENGTHS if batch == "dense" else PACKED_LENGTHS)
+        heads = draw.choice(tuple(HEADS))
+        for causal, window in product((False, True), WINDOWS):
+            softcap, sinks = draw.choice(SOFTCAPS), draw.random() < 0.5
+            yield Case(
+                dtype, d, lengths, causal, window, heads, softcap, batch, sinks, family, kind
+            )
 
 
 # The emulator's part: fewer heads, and no sequence that takes it longer than a few seconds.

@@ -17,6 +17,8 @@ from flashsmith.verify.attention import Lens
 LARGE_SCORE = 990.0
 # How far the first tile's scaled scores lie below (or above) the others'.
 TILE_GAP = 200.0
+# Scaled scores of 'far_scores', below the 2^28 log2(e) from which fp32 cannot tell logits apart.
+FAR_SCORE = 1e8
 # Of 'growing_maxima', standard deviation of the scaled scores within a key tile.
 GROWING_NOISE = 0.1
 
@@ -163,6 +165,43 @@ def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
     return q, k, v
 
 
+def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """A few NaN and infinities in v, in a row of q, and in one problem of three in a key."""
+    q, k, v = _normal(rng, spec)
+    values = np.array([math.nan, math.inf, -math.inf], dtype=np.float32)
+    for array, places in ((v, 4), (q, 1), (k, int(rng.integers(3) == 0))):
+        for _ in range(places):
+            array[tuple(rng.integers(array.shape))] = rng.choice(values)
+    return q, k, v
+
+
+def _lost_keys(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """Scores of -inf: of all keys from one on, which are visited first, and of half the rest."""
+    q, k, v = _normal(rng, spec)
+    q[:] = np.abs(q) + 0.1
+    lost = np.arange(spec.seq_k) >= spec.seq_k - rng.integers(1, spec.seq_k + 1)
+    lost |= rng.integers(2, size=spec.seq_k) == 0
+    k[:, lost] = -math.inf
+    return q, k, v
+
+
+def _huge(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """Values at the end of the dtype's range: q large and k small, so that scores are not, and v
+    as large as fp32 sums of it allow.
+    """
+    q, k, v = _normal(rng, spec)
+    large, largest_v = (1e4, 8e3) if spec.dtype is DType.FP16 else (1e18, 1e30)
+    return q * np.float32(large), k / np.float32(large), v * np.float32(largest_v)
+
+
+def _far_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """'one_hot' with scores up to FAR_SCORE: each row has one key, and fp32 holds every sum."""
+    q, k, v = _one_hot(rng, spec)
+    largest = math.sqrt(FAR_SCORE / (spec.scale * spec.d))
+    size = np.float32(2.0 ** min(14, math.floor(math.log2(largest))))  # fp16 reaches 2^15
+    return np.sign(q) * size, np.sign(k) * size, v
+
+
 _DRAWS: dict[str, Callable[[np.random.Generator, InputSpec], Draw]] = {
     "random": _normal,
     "large_scores": _large_scores,
@@ -171,6 +210,10 @@ _DRAWS: dict[str, Callable[[np.random.Generator, InputSpec], Draw]] = {
     "low_first_tile": _low_first_tile,
     "high_first_tile": _high_first_tile,
     "growing_maxima": _growing_maxima,
+    "nonfinite": _nonfinite,
+    "lost_keys": _lost_keys,
+    "huge": _huge,
+    "far_scores": _far_scores,
 }
 
 INPUT_KINDS = tuple(_DRAWS)

@@ -21,13 +21,16 @@ class References:
 
     ``o`` float64, never rounded, q's shape; ``lse`` float64, natural logarithm, and ``row_max``
     float64, the largest scaled and capped score: (batch, heads, seq_q), packed (heads, total_q);
-    ``same_precision`` o as 16-bit arithmetic gives it, in the dtype.
+    ``same_precision`` o as 16-bit arithmetic gives it, in the dtype. ``tainted`` says which of o a
+    kernel may leave NaN or inf though they are finite here: v holds such a value in a key that the
+    row does not see, and that another row's work may load. None where there are none.
     """
 
     o: np.ndarray
     lse: np.ndarray
     same_precision: np.ndarray
     row_max: np.ndarray
+    tainted: np.ndarray | None = None
 
 
 def compute_references(
@@ -49,14 +52,18 @@ def compute_references(
 
     The same-precision one follows a textbook kernel: fp32 scores and softmax from the 16-bit
     inputs, weights rounded to the dtype before the product with v, fp32 sums, o rounded. A row that
-    sees no key gives 0 and -inf, or its head's sink as LSE. ``on_gpu`` computes with PyTorch on
-    the GPU; the arrays come from and return to the host.
+    sees no key, or scores of -inf alone, gives 0 and -inf, or its head's sink as LSE. Where a score
+    is NaN or +inf, o and the LSE are NaN; the row maximum is +inf if some score is, else NaN.
+    ``on_gpu`` computes with PyTorch on the GPU; the arrays come from and return to the host.
     """
     attention = Attention(scale, causal, window, softcap, lens_q, lens_k)
     rows, heads = q.shape[:-2], q.shape[-2]
     statistics = (*rows[:-1], heads, rows[-1])
+    tainted = None
+    if attention.masked and not np.isfinite(v.astype(np.float32)).all():
+        tainted = np.zeros(q.shape, bool)
     found = References(
-        np.empty(q.shape), np.empty(statistics), np.empty_like(q), np.empty(statistics)
+        np.empty(q.shape), np.empty(statistics), np.empty_like(q), np.empty(statistics), tainted
     )
     engine = engine_for(on_gpu)
     placed = tuple(map(engine.place, (q, k, v)))
@@ -64,9 +71,11 @@ def compute_references(
     with engine.exactly():
         for at in attention.sequences(q.shape[0]):
             blocks = _Sequence(engine, attention, placed[0][at.q], placed[1][at.k], placed[2][at.k])
-            for block, o, same, lse, row_max in blocks.run(logits):
+            for block, o, same, lse, row_max, spoilt in blocks.run(logits):
                 rows_at = _rows(at.q, block)
                 found.o[rows_at], found.same_precision[rows_at] = o, same
+                if tainted is not None and spoilt is not None:
+                    tainted[rows_at] = spoilt
                 found.lse[_statistics(rows_at)], found.row_max[_statistics(rows_at)] = lse, row_max
     return found
 
@@ -99,9 +108,12 @@ class _Sequence:
         self.dtype, self.heads_q = q.dtype, heads_q
         self.q = engine.xp.moveaxis(q.reshape(self.seq_q, heads_k, heads_q // heads_k, d), 0, 2)
         self.k, self.v = (engine.xp.moveaxis(x, 0, 1)[:, None] for x in (k, v))
+        # Products with 0 hide nothing but NaN and inf, and most problems have neither.
+        self.all_finite = bool(engine.xp.isfinite(engine.cast(v, "float32")).all())
 
-    def run(self, sinks: Any) -> Iterator[tuple[slice, Any, Any, Any, Any]]:
-        """Yields (rows, o, same_precision, lse, row_max) on the host; o's are (rows, heads, d)."""
+    def run(self, sinks: Any) -> Iterator[tuple[slice, Any, Any, Any, Any, Any]]:
+        """Yields (rows, o, same_precision, lse, row_max, tainted or None) on the host; o's are
+        (rows, heads, d)."""
         for block in self._blocks():
             first, end = self.attention.visible_keys(
                 np.arange(block.start, block.stop), self.seq_q, self.seq_k
@@ -114,11 +126,15 @@ class _Sequence:
                 seen = self.engine.place((key >= first[:, None]) & (key < end[:, None]))
             part = _Block(self, block, keys, seen, sinks)
             weights, lse, row_max = part.softmax("float64")
-            o = part.heads_last(weights @ part.values("float64"))
+            o = part.heads_last(part.weighted(weights, row_max, "float64"))
+            tainted = None
+            if seen is not None and not self.all_finite:
+                tainted = part.heads_last(part.tainted(row_max))
             weights, _, _ = part.softmax("float32")
             rounded = self.engine.cast(self.engine.cast(weights, self.dtype), "float32")
-            same = self.engine.cast(rounded @ part.values("float32"), self.dtype)
-            yield block, o, part.heads_last(same), part.heads_first(lse), part.heads_first(row_max)
+            same = self.engine.cast(part.weighted(rounded, row_max, "float32"), self.dtype)
+            lse, row_max = part.heads_first(lse), part.heads_first(row_max)
+            yield block, o, part.heads_last(same), lse, row_max, tainted
 
     def _blocks(self) -> Iterator[slice]:
         rows = max(1, self.engine.score_bytes // (8 * self.heads_q * max(1, self.seq_k)))
@@ -136,8 +152,36 @@ class _Block:
     seen: Any
     sinks: Any
 
-    def values(self, precision: str) -> Any:
-        return self.sequence.engine.cast(self.sequence.v[:, :, self.keys], precision)
+    def weighted(self, weights: Any, row_max: Any, precision: str) -> Any:
+        """The rows' sums of v, of which only keys count that a row sees; 0 without a maximum."""
+        engine = self.sequence.engine
+        xp, values = engine.xp, engine.cast(self.sequence.v[:, :, self.keys], precision)
+        if self.sequence.all_finite:
+            return weights @ values
+        if self.seen is None:
+            o = weights @ values
+        else:
+            # A product takes unseen keys in, and 0 x NaN is NaN: what is not finite apart.
+            def some(rows: Any, keys: Any) -> Any:
+                rows = engine.cast(rows & self.seen, precision)
+                return rows @ engine.cast(keys, precision) > 0
+
+            seen = weights == weights  # NaN weights make o NaN by themselves
+            o = weights @ xp.where(xp.isfinite(values), values, xp.zeros_like(values))
+            for sign in (math.inf, -math.inf):
+                o = xp.where(some(seen, values == sign), o + sign, o)
+            lost = some(weights == 0, ~xp.isfinite(values))  # 0 x inf is NaN
+            o = xp.where(lost | some(seen, xp.isnan(values)), o + math.nan, o)
+        return xp.where(row_max == -math.inf, xp.zeros_like(o), o)
+
+    def tainted(self, row_max: Any) -> Any:
+        """Which of o some unseen key of the sequence may spoil: (heads_k, group, rows, d)."""
+        engine = self.sequence.engine
+        bad = engine.cast(self.sequence.v, "float32")
+        bad = engine.cast(~engine.xp.isfinite(bad), "float32")
+        seen = engine.cast(self.seen, "float32") @ bad[:, :, self.keys]
+        unseen = bad.sum(-2)[..., None, :] - seen > 0
+        return unseen & (row_max != -math.inf)
 
     def softmax(self, precision: str) -> tuple[Any, Any, Any]:
         """Weights, LSE and row maximum, computed in ``precision``."""
@@ -154,7 +198,9 @@ class _Block:
         if self.keys.start == self.keys.stop:
             row_max = engine.full_like(q[..., :1], -math.inf)
         else:
-            row_max = xp.amax(scores, axis=-1, keepdims=True)
+            row_max = xp.amax(scores, axis=-1, keepdims=True)  # NaN if any is
+            infinite = xp.any(scores == math.inf, axis=-1, keepdims=True)
+            row_max = xp.where(infinite, engine.full_like(row_max, math.inf), row_max)
         sinks = None
         if self.sinks is not None:
             sinks = engine.cast(self.sinks, precision).reshape(*q.shape[:2], 1, 1)
@@ -176,8 +222,10 @@ def _normalised(engine: Engine, scores: Any, row_max: Any, sinks: Any) -> tuple[
     """exp(scores) over the row's sum, sink included, and that sum's logarithm."""
     xp = engine.xp
     top = row_max if sinks is None else xp.maximum(row_max, sinks)
-    # A row without anything has no maximum to be taken relative to.
-    base = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+    # A row without anything has no maximum to be taken relative to. Scores of +inf, of which one is
+    # as large as another, have no weights: inf - inf is NaN.
+    known = xp.isfinite(row_max) | (row_max == math.inf)
+    base = xp.where(xp.isfinite(top), top, xp.where(known, row_max, xp.zeros_like(row_max)))
     weights = xp.exp(scores - base)
     total = xp.sum(weights, axis=-1, keepdims=True)
     if sinks is not None:

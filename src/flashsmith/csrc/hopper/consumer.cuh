@@ -23,9 +23,7 @@ struct Consumer {
     OutputStore<Kernel> output;
     WorkTile tile;
 
-    RowSoftmax<Kernel::masked, SEMANTICS.mask != MaskKind::none, CFG.rescale_threshold != 0,
-               CFG.exp2_fma_share, CFG.stale_max>
-        softmax;
+    RowSoftmax<CFG.rescale_threshold != 0, CFG.exp2_fma_share, CFG.stale_max> softmax;
     typename Kernel::S_t S;
     typename Kernel::P_t P;
     typename Kernel::O_t O;
@@ -176,7 +174,7 @@ struct Consumer {
         else
             O_is_stale = false;
         turns.template wait<kFirst ? PingPong::none : PingPong::exp>();
-        added = softmax.exponentiate(S, up_to_date);
+        added = softmax.exponentiate(S);
         turns.template pass_on<kFirst ? PingPong::none : PingPong::exp>();
         if constexpr (CFG.stale_max && !kFirst)
             holds = up_to_date || softmax.holds(added, 1 << CFG.rescale_threshold);
@@ -348,7 +346,7 @@ struct Consumer {
 
     FS_DEVICE void finish_tile() {
         output.drain();
-        softmax.rescale(O, weights[0]);
+        softmax.normalise(O, weights);
         const uint32_t slot_empty = Q_barriers().empty(slot());
         if constexpr (CFG.direct_O) {
             output.store_directly(O, tile, tile.first_row);

@@ -10,12 +10,11 @@ namespace flashsmith {
 // kLazy: exponents stay relative to an older maximum, `row_max`, until some row of the warp has
 // outgrown it further than room_to_grow() or by more than `threshold` (log2). A threshold of 0
 // keeps row_max the maximum.
-// kBlind: rows may have seen no key yet though their tile has met some.
 // kFmaShare: percent of the exponentials that the FMA pipe computes.
 // kStale: row_max may be out of date when exponentiate() is called.
-template <bool kMasked, bool kBlind, bool kLazy, int kFmaShare = 0, bool kStale = false>
-struct RowSoftmax : OnlineSoftmax<1, true, kMasked, false> {
-    using Base = OnlineSoftmax<1, true, kMasked, false>;
+template <bool kLazy, int kFmaShare = 0, bool kStale = false>
+struct RowSoftmax : OnlineSoftmax<1, true, false> {
+    using Base = OnlineSoftmax<1, true, false>;
     using Base::row_max, Base::row_sum, Base::scale_log2;
 
     FS_DEVICE explicit RowSoftmax(float scale_log2) : Base(scale_log2) {}
@@ -45,10 +44,8 @@ struct RowSoftmax : OnlineSoftmax<1, true, kMasked, false> {
     template <bool kFirst>
     FS_DEVICE bool raise_to(float (&seen)[2], float (&factors)[2], float threshold) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            seen[r] = quad_max(seen[r]);
-            if constexpr (!kFirst) seen[r] = fmaxf(seen[r], row_max[0][r]);
-        }
+        for (int r = 0; r < 2; ++r)
+            seen[r] = fmaxf(quad_max(seen[r]), kFirst ? Base::floor() : row_max[0][r]);
         if constexpr (kFirst) {
             row_max[0][0] = seen[0];
             row_max[0][1] = seen[1];
@@ -64,7 +61,7 @@ struct RowSoftmax : OnlineSoftmax<1, true, kMasked, false> {
             }
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                factors[r] = exp2_approx((row_max[0][r] - finite(seen[r])) * scale_log2);
+                factors[r] = exp2_approx((row_max[0][r] - seen[r]) * scale_log2);
                 row_max[0][r] = seen[r];
                 row_sum[0][r] *= factors[r];
             }
@@ -79,15 +76,14 @@ struct RowSoftmax : OnlineSoftmax<1, true, kMasked, false> {
         float largest[2];  // of the kSums; nobody reads it unless kStale
     };
 
-    // Turns scores into probabilities relative to row_max and adds them up. Where that may be out
-    // of date, a row without any gives infinities, lest it go unnoticed.
+    // Turns scores into probabilities relative to row_max and adds them up. Where that is out of
+    // date and the floor, they are infinite, which is noticed.
     template <int kTiles>
-    FS_DEVICE Added exponentiate(float (&scores)[1][kTiles][4], bool up_to_date = true) const {
+    FS_DEVICE Added exponentiate(float (&scores)[1][kTiles][4]) const {
         Added added;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float maximum = up_to_date ? finite(row_max[0][r]) : row_max[0][r];
-            const float offset = maximum * scale_log2;
+            const float offset = row_max[0][r] * scale_log2;
             float sums[kSums] = {};
 #pragma unroll
             for (int n = 0; n < kTiles; ++n)
@@ -168,11 +164,6 @@ struct RowSoftmax : OnlineSoftmax<1, true, kMasked, false> {
     // What can be brought back: fp32 holds it, and holds the factor to 1 without being subnormal,
     // which ex2 takes for 0. NaN is not.
     FS_DEVICE static bool in_reach(float sum) { return sum < 0x1p100f; }
-
-    // -inf - (-inf) must not be asked for.
-    FS_DEVICE static float finite(float maximum) {
-        return kBlind && maximum == -INFINITY ? 0.0f : maximum;
-    }
 };
 
 }  // namespace flashsmith
