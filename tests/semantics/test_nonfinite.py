@@ -223,6 +223,42 @@ def test_sinks_at_the_ends_of_fp32(family: str) -> None:
         np.testing.assert_allclose(lse[:, head], expected, rtol=1e-6)
 
 
+# ---- huge scores ----
+
+
+@pytest.mark.parametrize("family", ["mma_sync", "wgmma"])
+@pytest.mark.parametrize("size", [2.0**6, 2.0**10, 2.0**12.5, 2.0**13])
+def test_scores_below_the_limit_have_the_right_key(size: float, family: str) -> None:
+    """Up to 1.7e8: o within two roundings of the key's value, the LSE within fp32's."""
+    config: KernelConfig = smallest(Semantics(uneven=True))
+    if family == "wgmma":
+        PACKED.load()
+        config = PACKED.config
+    rng = np.random.default_rng(3)
+    run = run_for(PACKED.semantics if family == "wgmma" else Semantics(uneven=True), config=config)
+    dtype, d = run.inputs.q.dtype, config.d_head
+    k = (rng.choice([-1.0, 1.0], (150, 1, d)) * size).astype(dtype)
+    v = rng.standard_normal((150, 1, d)).astype(dtype)
+    chosen = rng.integers(150, size=70)
+    scale = 2.5 / d
+    call: dict[str, Any] = {"return_lse": True, "emulate": True, "scale": scale}
+    if family == "wgmma":
+        ends = {
+            f"cu_seqlens_{side}": np.array([0, n], np.int32) for side, n in (("q", 70), ("k", 150))
+        }
+        result = run_forward(config, k[chosen], k, v, **ends, **call)
+    else:
+        result = run_forward(config, k[chosen][None], k[None], v[None], **call)
+    step = 2.0**-8 if dtype.name == "bfloat16" else 2.0**-11
+    expected = v[chosen].astype(float)
+    np.testing.assert_allclose(
+        result.o.astype(float).reshape(expected.shape), expected, rtol=2 * step
+    )
+    logits = scale * (k[chosen].astype(float) ** 2).sum(axis=-1).ravel()
+    assert logits.max() < 1.8e8
+    np.testing.assert_allclose(result.lse.ravel(), logits, rtol=1e-6)
+
+
 # ---- softcaps ----
 
 CAPS = (1e-3, 1.0, 50.0, 1e4, 1e5, 1e7, 1e8, 1e12, 1e30)

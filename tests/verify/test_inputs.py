@@ -70,9 +70,9 @@ def test_lost_keys_have_scores_of_minus_infinity_where_blocks_are_visited_first(
 @pytest.mark.parametrize("scale", [default_scale(D), 0.01, 2.0])
 def test_far_scores_lie_far_apart_and_below_the_limit(scale: float, dtype: DType) -> None:
     scores = scaled_scores(make_inputs(spec("far_scores", dtype, scale=scale)), scale)
-    assert FAR_SCORE / 5 < scores.max() <= FAR_SCORE
+    assert FAR_SCORE / 5 < scores.max() <= FAR_SCORE < 2**14
     best, second = np.sort(scores, axis=-1)[..., -1], np.sort(scores, axis=-1)[..., -2]
-    assert ((best == second) | (best - second > FAR_SCORE / 500)).all()
+    assert ((best == second) | (best - second > 30)).all()
 
 
 @pytest.mark.parametrize("dtype", list(DType))

@@ -17,8 +17,9 @@ from flashsmith.verify.attention import Lens
 LARGE_SCORE = 990.0
 # How far the first tile's scaled scores lie below (or above) the others'.
 TILE_GAP = 200.0
-# Scaled scores of 'far_scores', below the 2^28 log2(e) from which fp32 cannot tell logits apart.
-FAR_SCORE = 1e8
+# Largest scaled score of 'far_scores'. From four times as much on the largest probability, 1, comes
+# out as 2^e with e what rounding the logit left, and is rounded to 16 bits like any other.
+FAR_SCORE = 4e3
 # Of 'growing_maxima', standard deviation of the scaled scores within a key tile.
 GROWING_NOISE = 0.1
 
