@@ -165,8 +165,9 @@ struct OnlineSoftmax {
 
     // finish(), but for O: it is to be normalised by `factors`.
     FS_DEVICE void conclude(float (&factors)[kMTiles][2], const float* sink) {
+        const float sink_ln = sink == nullptr ? 0.0f : *sink;
         // Finite, so that differences are; a NaN stays one.
-        float sink_log2 = sink == nullptr ? 0.0f : *sink * kLog2E;
+        float sink_log2 = sink_ln * kLog2E;
         sink_log2 = sink_log2 > kLargest ? kLargest : sink_log2 < -kLargest ? -kLargest : sink_log2;
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
@@ -188,7 +189,7 @@ struct OnlineSoftmax {
                 factors[m][r] = empty ? kEmptyRow : weight * reciprocal_approx(total);
                 // In base 2 the largest sinks are not what they were.
                 const bool sink_is_base = sink != nullptr && base == sink_log2;
-                const float base_ln = sink_is_base ? *sink : base * kLn2;
+                const float base_ln = sink_is_base ? sink_ln : base * kLn2;
                 row_sum[m][r] = fmaf(log2_approx(total), kLn2, base_ln);
                 // Comparisons pass NaN by: a maximum of what is left would pass for the row's.
                 const bool unknown = is_nan && row_max[m][r] < INFINITY;
