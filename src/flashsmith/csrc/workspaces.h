@@ -9,9 +9,10 @@ namespace flashsmith {
 //
 // It is zero when a kernel on `stream` starts, provided that every kernel leaves it so. Launches on
 // one stream run one after the other and share theirs; streams beyond the first thousand take
-// memory in their own order and give it back. A launch that is captured has its own for as long as
-// the graph, or an executable made of it, exists. Replays of one executable run one after the
-// other; of a graph that is made executable twice the two must not run at once.
+// memory in their own order and give it back. A launch that is captured has its own, the first
+// 16,384 of a context for good, later ones for as long as the graph, or an executable made of it,
+// exists. Replays of one executable run one after the other; of a graph that is made executable
+// twice the two must not run at once.
 class Workspace {
   public:
     static constexpr size_t kMostBytes = 64;
