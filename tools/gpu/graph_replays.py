@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Replays of CUDA graphs beside eager launches: ours, other schedules of ours, and PyTorch's.
+
+    python tools/gpu/graph_replays.py
+
+Launch by launch in turns, between two events, with the L2 overwritten before each: what an eager
+launch takes, what the replay of a graph of it takes, and the difference, in microseconds, medians.
+Each output of a replay must be the eager launch's bit by bit, and ours be right beside float64. The
+exit status is 1 when one is not, or when a replay of attention() takes --limit-us more than its
+launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import flashsmith
+from flashsmith.configs import DType, parse_kernel_name_into_config
+from flashsmith.verify import compare, compute_references
+from flashsmith.verify.inputs import default_scale
+
+OURS = "attention()"
+# batch, length, heads of q and of k, causal.
+SHAPES = ((1, 512, 32, 8, True), (1, 128, 8, 8, False))
+D = 128
+FLUSHED_BYTES = 256_000_000
+_FORM = "(BF16, 128, 128, 128, 2wg): tma+stages_2+q_buffers_2+regs_32_232+overlap+pingpong_gemm"
+SCHEDULES = {"dynamic": "+dynamic", "static": "+static_persistent", "one tile a CTA": ""}
+
+Launch = Callable[[], Any]
+
+
+def launches(
+    shape: tuple[int, int, int, int, bool],
+) -> tuple[dict[str, Launch], Callable[[], bool]]:
+    """Each returns its output, (batch, seq, heads, d); and whether ours is right."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    batch, seq, heads_q, heads_k, causal = shape
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(batch, seq, heads, D, device="cuda", dtype=torch.bfloat16)
+        for heads in (heads_q, heads_k, heads_k)
+    )
+    found: dict[str, Launch] = {OURS: lambda: flashsmith.attention(q, k, v, causal=causal)}
+    for name, words in SCHEDULES.items():
+        order = "+longest_first" if causal and words else ""
+        config = parse_kernel_name_into_config(f"{_FORM}{words}{order}+rescale_8")
+        found[name] = lambda config=config: flashsmith.forward(config, q, k, v, causal=causal)
+    views = [x.transpose(1, 2) for x in (q, k, v)]
+
+    def cudnn() -> Any:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(
+                *views, is_causal=causal, enable_gqa=heads_q != heads_k
+            ).transpose(1, 2)
+
+    found["cudnn"] = cudnn
+
+    def is_right() -> bool:
+        import ml_dtypes
+
+        def host(x: Any) -> Any:
+            return x.contiguous().view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
+
+        references = compute_references(*map(host, (q, k, v)), default_scale(D), causal=causal)
+        return compare(DType.BF16, host(found[OURS]()), None, references).ok
+
+    return found, is_right
+
+
+def captured(launch: Launch) -> tuple[Launch, Any]:
+    """The replay of a graph of one launch, and its output."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        output = launch()
+    return graph.replay, output
+
+
+def times_us(all_launches: dict[tuple[str, str], Launch], rounds: int) -> dict[Any, float]:
+    """Medians, in turns whose order changes from round to round."""
+    import torch
+
+    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device="cuda")
+    marks: dict[tuple[str, str], list[Any]] = {name: [] for name in all_launches}
+    names, orders = list(all_launches), random.Random(0)
+    for number in range(rounds + 5):
+        orders.shuffle(names)
+        for name in names:
+            flushed.zero_()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            all_launches[name]()
+            end.record()
+            if number >= 5:
+                marks[name].append((begin, end))
+        torch.cuda.synchronize()
+    return {
+        name: statistics.median(1e3 * begin.elapsed_time(end) for begin, end in pairs)
+        for name, pairs in marks.items()
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=120)
+    parser.add_argument("--limit-us", type=float, default=1.2)
+    options = parser.parse_args()
+    try:
+        import torch
+    except ModuleNotFoundError:
+        parser.error("needs PyTorch")
+    if not torch.cuda.is_available():
+        parser.error("needs an NVIDIA GPU that PyTorch can use")
+    bad = 0
+    for shape in SHAPES:
+        found, is_right = launches(shape)
+        replays = {name: captured(launch) for name, launch in found.items()}
+        for name, (replay, output) in replays.items():
+            replay()
+            same = torch.equal(output, found[name]())
+            bad += not same
+            if not same:
+                print(f"{name}: WRONG, the replay's output is not the launch's")
+        right = is_right()
+        bad += not right
+        both = {(name, "eager"): launch for name, launch in found.items()}
+        both |= {(name, "replay"): replay for name, (replay, _) in replays.items()}
+        times = times_us(both, options.rounds)
+        print("b{} s{} h{}:{} d128 {}".format(*shape[:4], "causal" if shape[4] else "full"),
+              "" if right else "WRONG")  # fmt: skip
+        for name in found:
+            eager, replay = times[name, "eager"], times[name, "replay"]
+            print(f"  {name:16} eager {eager:6.2f}  replay {replay:6.2f}  {replay - eager:+.2f}")
+        bad += times[OURS, "replay"] - times[OURS, "eager"] > options.limit_us
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
