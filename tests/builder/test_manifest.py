@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_in_sources import CONFIGS
 from synthetic_library import make_manifest
 
 from flashsmith.builder.manifest import FORMAT, FileRecord, Manifest
@@ -16,12 +17,15 @@ from flashsmith.builder.manifest import FORMAT, FileRecord, Manifest
 def manifest(tmp_path_factory) -> Manifest:
     folder = tmp_path_factory.mktemp("library")
     (folder / "library.so").write_bytes(b"code")
-    return make_manifest("k" * 32, folder)
+    (folder / "ptx").mkdir()
+    for cfg in CONFIGS:
+        (folder / "ptx" / f"{cfg.kernel_name()}.ptx").write_text("text")
+    return make_manifest("f" * 32, folder)
 
 
 def test_round_trip(manifest):
     assert Manifest.from_json(manifest.to_json()) == manifest
-    assert manifest.files == {"library.so": FileRecord.of_bytes(b"code")}
+    assert manifest.files["library.so"] == FileRecord.of_bytes(b"code")
 
 
 def test_it_is_json_a_person_can_read(manifest):
