@@ -15,6 +15,10 @@ from flashsmith.errors import CacheError
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
+# A descriptor of each cache's libraries/, by device and inode. They stay open: the dynamic linker
+# takes equal paths for equal libraries, so a number must not come to mean another folder.
+_folders: dict[tuple[int, int], int] = {}
+
 
 def check_owner(path: Path, status: os.stat_result) -> None:
     """Raise CacheError unless this user or root owns ``path`` and nobody else may write it.
@@ -62,13 +66,22 @@ def checked_path(shared_object: Path) -> Iterator[str]:
         libraries = opened(library.parent.name, library.parent, _FOLDER, cache)
         folder = opened(library.name, library, _FOLDER, libraries)
         file = opened(shared_object.name, shared_object, _FILE, folder)
-        # The key stays in the path: the dynamic linker takes equal paths for equal libraries.
-        through = f"/proc/self/fd/{libraries}/{library.name}/{shared_object.name}"
-        seen = contextlib.suppress(OSError)
+        through = f"/proc/self/fd/{_kept(libraries)}/{library.name}/{shared_object.name}"
         same = False
-        with seen:
+        with contextlib.suppress(OSError):  # no /proc
             same = os.path.samestat(os.stat(through), os.fstat(file))
         yield through if same else os.fspath(shared_object)
+
+
+def _kept(fd: int) -> int:
+    """A descriptor of the same folder as ``fd``, the same one every time."""
+    status = os.fstat(fd)
+    place = status.st_dev, status.st_ino
+    with contextlib.suppress(KeyError, OSError):
+        if os.path.samestat(os.fstat(_folders[place]), status):
+            return _folders[place]
+    _folders[place] = os.dup(fd)  # the first, or somebody closed it
+    return _folders[place]
 
 
 def _name(uid: int) -> str:
