@@ -29,7 +29,7 @@ REFUSED = re.compile(r"""[$`"'\\,\n\t]""")
 
 def hostile_name(draw: random.Random) -> str:
     """A folder's name out of pieces that mean something to shells and compilers."""
-    return "".join(draw.choices([*HOSTILE, "x", " ", ".."], k=draw.randrange(1, 5)))[:200]
+    return "".join(draw.choices([*HOSTILE, "x", " ", "..x"], k=draw.randrange(1, 5)))[:200]
 
 
 @pytest.fixture
