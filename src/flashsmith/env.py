@@ -45,6 +45,12 @@ CACHE_LIMIT = Variable(
     "size limit of the cache in MiB; the libraries unused longest go first",
     "4096",
 )
+TRUST_CACHE = Variable(
+    "FLASHSMITH_TRUST_CACHE",
+    "1: load kernels from a cache whoever owns it or may write it; 0: only if you or root own it "
+    "and nobody else may write it",
+    "0",
+)
 TABLE = Variable(
     "FLASHSMITH_TABLE",
     "your own table of winners, a JSON file; `flashsmith winners path` says where it is",
@@ -57,7 +63,7 @@ CUDA_HOME = Variable(
     "unset",
 )
 
-VARIABLES = (KERNELS, JIT, CACHE_DIR, CACHE_LIMIT, TABLE, JOBS, CUDA_HOME)
+VARIABLES = (KERNELS, JIT, CACHE_DIR, CACHE_LIMIT, TRUST_CACHE, TABLE, JOBS, CUDA_HOME)
 
 
 def _boolean(variable: Variable, default: bool) -> bool:
@@ -81,6 +87,11 @@ def _positive_int(variable: Variable, default: int) -> int:
 def jit_enabled() -> bool:
     """Whether a config that is not built may be built on first use."""
     return _boolean(JIT, True)
+
+
+def trusts_cache() -> bool:
+    """Whether kernels are loaded from the cache whoever may have written them."""
+    return _boolean(TRUST_CACHE, False)
 
 
 def cache_limit_mib() -> int:

@@ -46,6 +46,10 @@ class CacheError(FlashsmithError, RuntimeError):
     """The kernel cache cannot be read or written (permissions, space)."""
 
 
+class DamagedLibraryError(CacheError):
+    """A library in the kernel cache cannot be loaded: what is in it is not what it should be."""
+
+
 class TableError(FlashsmithError, RuntimeError):
     """A table of winners cannot be read, understood or written."""
 

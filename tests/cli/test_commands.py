@@ -222,7 +222,7 @@ def test_the_life_of_a_library(small_cache: str) -> None:
     def cache(*arguments: str) -> subprocess.CompletedProcess[str]:
         return flashsmith("cache", *arguments, FLASHSMITH_CACHE_DIR=small_cache)
 
-    assert cache("path").stdout.strip() == small_cache
+    assert cache("path").stdout.strip() == f"{small_cache}/flashsmith-cache-1"
     assert cache().stdout == cache("list").stdout
     (entry,) = json.loads(cache("list", "--json").stdout)
     assert entry["configs"] == [STEP_1]

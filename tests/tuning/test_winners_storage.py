@@ -126,6 +126,15 @@ def test_a_lock_that_is_not_given_up(own_table: Path, monkeypatch: pytest.Monkey
     update_table(own_table, lambda _: None)
 
 
+def test_a_lock_that_is_a_link_is_not_followed(own_table: Path, tmp_path: Path) -> None:
+    lock = own_table.with_name(own_table.name + ".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.symlink_to(tmp_path / "made.by.nobody")
+    with pytest.raises(TableError, match="cannot be locked"):
+        update_table(own_table, lambda _: None)
+    assert not (tmp_path / "made.by.nobody").exists()
+
+
 WRITER = """
 import sys
 from winner_samples import BIG, H200, ranked

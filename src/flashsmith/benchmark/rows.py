@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import datetime, timezone
@@ -17,6 +16,7 @@ from typing import Any, Literal, TextIO, get_args, get_type_hints
 
 from flashsmith.benchmark.csv_append import CsvAppender
 from flashsmith.benchmark.json_numbers import for_json
+from flashsmith.builder.files import written_beside
 from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError, DependencyError
 
@@ -109,12 +109,8 @@ def write_rows(path: str | Path, rows: Sequence[BenchRow]) -> None:
         path, {".csv": _write_csv, ".json": _write_json, ".parquet": _write_parquet}
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with written_beside(path) as unfinished:
         writer(unfinished, rows)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def read_rows(path: str | Path) -> list[BenchRow]:

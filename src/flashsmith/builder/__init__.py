@@ -15,7 +15,17 @@ from flashsmith.builder.library_build import build
 from flashsmith.builder.manifest import KernelEntry, Manifest
 from flashsmith.builder.progress import BuildEvent, Progress
 from flashsmith.builder.toolchain import Toolchain, find_toolchain
-from flashsmith.builder.user_cache import cache_dir, cache_entries, clear, prune, verify
+from flashsmith.builder.trust import checked_path
+from flashsmith.builder.user_cache import (
+    cache_dir,
+    cache_entries,
+    cache_path,
+    clear,
+    discard,
+    older_bytes,
+    prune,
+    verify,
+)
 
 __all__ = [
     "BuildEvent",
@@ -30,12 +40,16 @@ __all__ = [
     "built_configs",
     "cache_dir",
     "cache_entries",
+    "cache_path",
+    "checked_path",
     "clear",
+    "discard",
     "find_library",
     "find_toolchain",
     "is_current",
     "libraries_for",
     "library_for",
+    "older_bytes",
     "prune",
     "verify",
 ]

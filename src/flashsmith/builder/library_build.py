@@ -15,6 +15,7 @@ from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.builder.progress import BuildEvent, Progress, Stage, silent
 from flashsmith.builder.recipe import Recipe, package_sources, package_version, source_hash
+from flashsmith.builder.scratch import require_plain, scratch_folder
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.codegen import sorted_configs
@@ -60,6 +61,8 @@ def build_from(
     jobs = env.jobs() if jobs is None else jobs
     if jobs < 1:
         raise ArgumentError(f"jobs={jobs}: give at least 1")
+    csrc = csrc.absolute()
+    require_plain("csrc", csrc)
     toolchain = find_toolchain()
     toolchain.check_arch(arch)
     cache = Cache(cache_dir())
@@ -107,20 +110,19 @@ class _Build:
 
     def _build(self) -> KernelLibrary | None:
         start = time.monotonic()
-        with self.cache.workspace() as workspace:
+        with scratch_folder() as scratch:
             self._tell("compile", self._plan())
-            with self.cache.errors("write"):
-                compilation = Compilation(self.recipe, workspace, self.jobs)
-                kernels = compilation.compile(self.cache, self._compiled)
-                check_shipped(kernels, self.recipe.semantics, self._compiler())
-                self._tell("link", "linking")
-                compilation.link()
-                if source_hash(self.recipe.csrc) != self.recipe.source_hash:
-                    return None
-                compilation.publish_host_objects(self.cache)
-                self._tell("publish", "publishing")
-                seconds = time.monotonic() - start
-                manifest = self._manifest(compilation.library, kernels, seconds)
+            compilation = Compilation(self.recipe, scratch, self.jobs)
+            kernels = compilation.compile(self.cache, self._compiled)
+            check_shipped(kernels, self.recipe.semantics, self._compiler())
+            self._tell("link", "linking")
+            compilation.link()
+            if not compilation.is_current():
+                return None
+            compilation.publish_host_objects(self.cache)
+            self._tell("publish", "publishing")
+            seconds = time.monotonic() - start
+            manifest = self._manifest(compilation.library, kernels, seconds)
             library = self.cache.publish(compilation.library, manifest)
         self._warn_of_spills(library)
         self._warn_of_losses(library)
@@ -135,7 +137,8 @@ class _Build:
 
     def _manifest(self, folder: Path, kernels: list[KernelEntry], seconds: float) -> Manifest:
         recipe = self.recipe
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        names = [path.relative_to(folder).as_posix() for path in files]
         return Manifest(
             key=recipe.key(),
             family=recipe.family,
@@ -150,7 +153,7 @@ class _Build:
             created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             build_seconds=round(seconds, 2),
             kernels=tuple(kernels),
-            files={str(path.relative_to(folder)): FileRecord.of(path) for path in files},
+            files={name: FileRecord.of(folder, name) for name in names},
         )
 
     # ---- telling ----

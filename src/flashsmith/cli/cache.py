@@ -30,7 +30,7 @@ def cache(context: typer.Context, as_json: Json = False) -> None:
 def list_cache(as_json: Json = False) -> None:
     """Every kernel library in the cache, most recently used first."""
     from flashsmith.benchmark.inventory import entry_facts, print_entries
-    from flashsmith.builder import cache_dir, cache_entries
+    from flashsmith.builder import cache_dir, cache_entries, cache_path, older_bytes
 
     entries = cache_entries()
     if as_json:
@@ -41,9 +41,16 @@ def list_cache(as_json: Json = False) -> None:
     total = sum(entry.bytes for entry in entries) / MIB
     console.print(
         f"{len(entries)} libraries, {total:.1f} of at most {env.cache_limit_mib()} MiB, "
-        f"in {cache_dir()}",
+        f"in {cache_path()}",
         soft_wrap=True,
     )
+    older = older_bytes()
+    if older:
+        console.print(
+            f"{older / MIB:.1f} MiB of an older version's libraries lie in {cache_dir()} itself "
+            "(libraries/, objects/); nothing uses them any more, and you may remove them",
+            soft_wrap=True,
+        )
 
 
 @app.command("prune")
@@ -89,7 +96,7 @@ def verify_cache() -> None:
 
 @app.command("path")
 def show_cache_path() -> None:
-    """Print the cache's folder."""
-    from flashsmith.builder import cache_dir
+    """Print the cache's folder, in which everything is flashsmith's."""
+    from flashsmith.builder import cache_path
 
-    print(cache_dir())
+    print(cache_path())

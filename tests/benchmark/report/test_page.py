@@ -266,6 +266,16 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         write_page(make_page(Results()), tmp_path / "file" / "page.html")
 
 
+def test_charts_are_not_written_where_a_link_leads(full: Results, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "01-holiday.png").write_bytes(b"mine")
+    (tmp_path / "page-charts").symlink_to(photos)
+    with pytest.raises(ArgumentError, match=r"cannot be written: .*symbolic link"):
+        write_page(make_page(full), tmp_path / "page.html")
+    assert [path.read_bytes() for path in photos.iterdir()] == [b"mine"]
+
+
 def test_charts_of_an_earlier_page_go(full: Results, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     charts = tmp_path / "page-charts"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -84,6 +85,14 @@ def test_a_folder_that_cannot_be_written_is_named(home) -> None:
     (home / "flashsmith").write_text("in the way")
     with pytest.raises(ArgumentError, match="cannot be written"):
         save_roofline(ROOFLINE)
+
+
+def test_a_roofline_is_not_written_through_a_link_beside_it(home) -> None:
+    path = home / "my.json"
+    path.with_name(f".my.json.{os.getpid()}").symlink_to(home / "target")
+    save_roofline(ROOFLINE, path)
+    assert read_roofline(path) == ROOFLINE
+    assert not (home / "target").exists()
 
 
 def test_a_file_elsewhere_can_be_read(home) -> None:

@@ -122,3 +122,16 @@ def test_a_full_disk_is_said_in_words(path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ArgumentError, match=r"No space left on device.*make room"):
         journal.add(RECORDS)
     journal.close()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_a_journal_that_is_no_file_of_its_own_is_refused(tmp_path: Path, kind: str) -> None:
+    path, target = tmp_path / "journal.jsonl", tmp_path / "target"
+    target.write_text("mine")
+    if kind == "link":
+        path.symlink_to(target)
+    else:
+        os.mkfifo(path)
+    with pytest.raises(ArgumentError, match="cannot be written"):
+        Journal(path, "here", fresh=True)
+    assert target.read_text() == "mine"

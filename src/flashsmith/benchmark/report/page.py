@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from flashsmith.benchmark.report.placing import place
 from flashsmith.benchmark.report.results import Results, Setting, setting_of
 from flashsmith.benchmark.report.section import Section, figures, note, section
 from flashsmith.benchmark.rows import BenchRow
+from flashsmith.builder.files import no_follow
 from flashsmith.errors import ArgumentError
 
 # Nothing may be fetched, whatever a file's text says.
@@ -136,12 +138,15 @@ def write_page(page: Page, out: Path) -> list[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page.html, encoding="utf-8")
         written = [out]
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(folder))
         for old in folder.glob("[0-9][0-9]-*.png"):
             old.unlink()
         for number, picture in enumerate(page.pictures, 1):
             folder.mkdir(exist_ok=True)
             path = folder / f"{number:02}-{picture.slug}.png"
-            path.write_bytes(picture.light)
+            with open(path, "wb", opener=no_follow) as file:
+                file.write(picture.light)
             written.append(path)
     except OSError as error:
         raise ArgumentError(f"out={str(out)!r}: cannot be written: {error}") from error

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flashsmith.builder.files import no_follow
 from flashsmith.errors import ArgumentError
 
 FORMAT = 1
@@ -32,7 +33,7 @@ class Journal:
         self.records: list[dict[str, Any]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            self._file = open(path, "a+b", opener=no_follow)  # noqa: SIM115
         except OSError as error:
             raise ArgumentError(
                 f"out={str(path.parent)!r}: cannot be written ({error.strerror}); "
