@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "printable": set(),
     "errors": {"printable"},
     "untrusted": {"printable"},
-    "env": {"errors", "untrusted"},
+    "env": {"printable", "errors", "untrusted"},
     "host": {"errors"},
     "configs": {"printable", "errors", "untrusted", "env"},
     "emulator": {"errors", "env", "configs"},

@@ -27,6 +27,18 @@ def test_what_is_printable_stays(text: str) -> None:
 def test_quotes_are_bounded() -> None:
     assert quoted("a\x1b") == r"'a\x1b'"
     assert quoted("x" * 20_000, most=5) == "'xxxxx'... (20,000 characters)"
+    assert quoted([1] * 5000, most=5) == "[1, 1... (15,000 characters)"
+    assert quoted((3, "a\x1b")) == r"(3, 'a\x1b')"
+
+
+def test_no_value_is_beyond_quoting() -> None:
+    class Unspeakable:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    assert quoted(Unspeakable()) == "<Unspeakable>"
+    assert quoted(1 << 50_000) == "<int of 50,001 bits>"
+    assert quoted([1 << 50_000]) == "<list>"
 
 
 ERRORS = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Longer texts say no more about what is wrong with them.
-QUOTED_CHARACTERS = 200
+QUOTED_CHARACTERS = 400
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -20,12 +20,18 @@ def printable(text: str, *, lines: bool = False) -> str:
     )
 
 
-def quoted(text: str, most: int = QUOTED_CHARACTERS) -> str:
-    """``text`` in quotes for an error message, escaped as repr() does, and cut off where it has
-    more than ``most`` characters."""
-    if len(text) <= most:
-        return repr(text)
-    return f"{text[:most]!r}... ({len(text):,} characters)"
+def quoted(value: object, most: int = QUOTED_CHARACTERS) -> str:
+    """repr(value) for an error message: cut off after ``most`` characters, and never failing."""
+    if isinstance(value, str):
+        if len(value) <= most:
+            return repr(value)
+        return f"{value[:most]!r}... ({len(value):,} characters)"
+    try:
+        text = repr(value)
+    except Exception:  # of a class that we do not know, or a number of thousands of digits
+        bits = f" of {value.bit_length():,} bits" if isinstance(value, int) else ""
+        return f"<{type(value).__name__}{bits}>"
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 def _escaped(char: str) -> str:

@@ -131,9 +131,10 @@ def show_environment(as_json: Json = False) -> None:
     ]
     if as_json:
         print_json(facts)
-        return
-    print_table(
-        make_console(),
-        [Column("variable"), Column("now"), Column("default"), Column("meaning")],
-        [(f["name"], f["value"] or "", f["default"], f["meaning"]) for f in facts],
-    )
+    else:
+        print_table(
+            make_console(),
+            [Column("variable"), Column("now"), Column("default"), Column("meaning")],
+            [(f["name"], f["value"] or "", f["default"], f["meaning"]) for f in facts],
+        )
+    env.check_values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 MASKS = ("none", "causal", "window")
 _PLAIN = "plain"
@@ -58,7 +59,7 @@ class Semantics:
         flags = {word: True for word in words if word in ("softcap", "packed", "uneven")}
         if len(masks) > 1 or len(masks) + len(flags) != len(words):
             raise ArgumentError(
-                f"semantics={text!r}: allowed are '{_PLAIN}', or a mask (causal or window), "
+                f"semantics={quoted(text)}: allowed are '{_PLAIN}', or a mask (causal or window), "
                 "softcap, packed and uneven joined by '+'"
             )
         return cls(masks[0] if masks else "none", **flags)
