@@ -19,6 +19,7 @@ from flashsmith.benchmark.csv_append import CsvAppender
 from flashsmith.benchmark.json_numbers import for_json
 from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError, DependencyError
+from flashsmith.printable import quoted
 
 Kind = Literal["ours", "peer"]
 Verdict = Literal["pass", "fail", "absent", "error"]
@@ -252,7 +253,7 @@ def _value(name: str, value: Any, where: str) -> Any:
     try:
         return kind(value)
     except (TypeError, ValueError):
-        raise ArgumentError(f"{where}: {name}={value!r} is no {kind.__name__}") from None
+        raise ArgumentError(f"{where}: {name}={quoted(value)} is no {kind.__name__}") from None
 
 
 def _column_types() -> dict[str, tuple[type, bool]]:

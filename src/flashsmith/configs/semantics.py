@@ -31,10 +31,12 @@ class Semantics:
 
     def __post_init__(self) -> None:
         if self.mask not in MASKS:
-            raise ArgumentError(f"mask={self.mask!r}: allowed are {', '.join(MASKS)}")
+            raise ArgumentError(f"mask={quoted(self.mask)}: allowed are {', '.join(MASKS)}")
         for name in ("softcap", "packed", "uneven"):
             if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(f"{name}={getattr(self, name)!r}: allowed are True and False")
+                raise ArgumentError(
+                    f"{name}={quoted(getattr(self, name))}: allowed are True and False"
+                )
         if self.packed and not self.uneven:
             raise ArgumentError("packed=True: needs uneven=True, since any length may be packed")
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 KIND = "flashsmith progression"
 SCHEMA = 1
@@ -102,7 +103,8 @@ class Ladder:
         """
         if data.get("kind") != KIND or data.get("schema") != SCHEMA:
             raise ArgumentError(
-                f"kind={data.get('kind')!r}, schema={data.get('schema')!r}: this version reads "
+                f"kind={quoted(data.get('kind'))}, schema={quoted(data.get('schema'))}: this "
+                "version reads "
                 f"{KIND!r}, schema {SCHEMA}; run 'flashsmith progression' again"
             )
         try:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from flashsmith.benchmark.json_numbers import from_json
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 Unit = Literal["TFLOP/s", "Gop/s", "TB/s"]
 KIND = "flashsmith roofline"
@@ -83,13 +84,13 @@ class Roofline:
         try:
             if value["schema"] != SCHEMA:
                 raise ArgumentError(
-                    f"roofline: schema {value['schema']!r} is not this version's ({SCHEMA}); "
+                    f"roofline: schema {quoted(value['schema'])} is not this version's ({SCHEMA}); "
                     "measure again with 'flashsmith roofline'"
                 )
             ceilings = tuple(_ceiling(found) for found in value["ceilings"])
             if unknown := [c.unit for c in ceilings if c.unit not in get_args(Unit)]:
                 raise ArgumentError(
-                    f"roofline: unit {unknown[0]!r} is none of {', '.join(get_args(Unit))}"
+                    f"roofline: unit {quoted(unknown[0])} is none of {', '.join(get_args(Unit))}"
                 )
             return cls(
                 **{name: value[name] for name in ("gpu", "arch", "sm_count", "time")},
@@ -98,7 +99,7 @@ class Roofline:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
-                f"roofline: not what 'flashsmith roofline' wrote: {error!r}"
+                f"roofline: not what 'flashsmith roofline' wrote: {quoted(error)}"
             ) from error
 
 

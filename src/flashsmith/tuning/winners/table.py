@@ -10,6 +10,7 @@ from typing import Any
 
 from flashsmith.configs import DeviceSpec, DType, Problem
 from flashsmith.errors import ArgumentError, TableError
+from flashsmith.printable import quoted
 from flashsmith.tuning.winners import staleness, storage, validation
 from flashsmith.tuning.winners.entry import Entry, Ranked, by_time
 from flashsmith.tuning.winners.key import WinnerKey, gpu_name, parse_class, same_gpu
@@ -76,7 +77,8 @@ class WinnersTable:
             raise TableError(f"{source}: no table of winners (it has no 'schema' and 'entries')")
         if data["schema"] != SCHEMA:
             raise TableError(
-                f"{source}: schema {data['schema']!r}; this version reads {SCHEMA}. Tune again "
+                f"{source}: schema {quoted(data['schema'])}; this version reads {SCHEMA}. Tune "
+                "again "
                 "with this version, or use the version that wrote it"
             )
         table = cls()
@@ -177,7 +179,7 @@ class WinnersTable:
         only one of the two measured, its figures stay.
         """
         if prefer not in PREFERENCES:
-            raise ArgumentError(f"prefer={prefer!r}: allowed are {', '.join(PREFERENCES)}")
+            raise ArgumentError(f"prefer={quoted(prefer)}: allowed are {', '.join(PREFERENCES)}")
         taken = 0
         for entry in other:
             mine = self._entries.get(entry.place)
