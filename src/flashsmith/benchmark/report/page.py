@@ -48,7 +48,7 @@ def make_page(results: Results, title: str = "flashsmith report") -> Page:
     placed = [one for placing in placings for one in placing.placed]
     body = [
         section("failures", "Failed", overview.failures(results)),
-        section("throughput", "Throughput", figures(throughput)),
+        section("throughput", "Throughput", _charts_left_out(len(groups)), figures(throughput)),
         section("problems", "Problem by problem", cells_table(cells, settings),
                 overview.gaps(results.rows)),
         section("ladder", "The ladder", figures(ladders),
@@ -64,6 +64,13 @@ def make_page(results: Results, title: str = "flashsmith report") -> Page:
     shown = [part for part in body if part.shown]
     text = _document(title, results, overview.key_figures(results, cells), shown)
     return Page(text, (*throughput, *ladders, *space, *roofline))
+
+
+def _charts_left_out(groups: int) -> Html:
+    more = groups - pictures.MOST_CHARTS
+    if more <= 0:
+        return Html("")
+    return note(f"{more:,} more charts are left out; the table below has their figures.")
 
 
 def _settings(rows: Sequence[BenchRow]) -> dict[Setting, str]:
