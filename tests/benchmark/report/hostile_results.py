@@ -25,9 +25,9 @@ MATH = r"$\frac{1}{$ and $x^$ \$ $$"
 TEXTS: tuple[str, ...] = (
     "", " ", "nan", "NaN", "inf", "-inf", "Infinity", "0", "-1", "1e999", "-1e-320", "1e18",
     "1e300", "9" * 18, "9" * 400, "9" * 5000, "1.5", "1_000", "0x10", "١٢", "²", "True", "None",
-    "null", "[]", "pass", "fail", "error", "absent", "ours", "peer", "fa2", "plain", "causal+packed",
-    "fp8", "rung ²", "rung " + "9" * 5000, "word", HOSTILE, ESCAPE, MATH, "$", "\u202e",
-    "日本語 \U0001f600",
+    "null", "[]", "pass", "fail", "error", "absent", "ours", "peer", "fa2", "plain",
+    "causal+packed", "fp8", "rung ²", "rung " + "9" * 5000, "word", HOSTILE, ESCAPE, MATH, "$",
+    "\u202e", "日本語 \U0001f600",
     "a\nb", "a\r\nb", '"', "x" * 500, "x" * 50_000, "x" * 200_000,
     "(FP16, 128, 128, 64, 4): " + " " * 20_000,
     "\0", "</script>", "=1+1",

@@ -10,6 +10,7 @@ from flashsmith.benchmark.bench import CELL_SETS
 from flashsmith.configs import DeviceSpec, DType, Problem, Semantics
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
+from flashsmith.untrusted import UnusableTextError, read_text
 
 _MASKS = (Semantics(), Semantics("causal"))
 _TOKENS = 65536  # of a batch, where it is not cut to 16
@@ -48,10 +49,11 @@ def read_problems(text: str) -> list[Problem]:
     """
     if os.path.isfile(text):
         try:
-            with open(text, encoding="utf-8") as file:
-                lines = file.read().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ArgumentError(f"problems={quoted(text)}: cannot be read: {error}") from error
+            lines = read_text(text).splitlines()
+        except UnusableTextError as error:
+            raise ArgumentError(
+                f"problems={quoted(text)}{error.place}: cannot be read: {error}"
+            ) from error
         parts = [(f"{text}, line {number}: ", line) for number, line in enumerate(lines, start=1)]
     else:
         parts = [("", part) for part in text.split(";")]
