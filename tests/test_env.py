@@ -95,3 +95,16 @@ def test_the_table_of_variables_shows_bad_values_too(tmp_path) -> None:
     assert r"| yes\x1b[31m" in done.stdout
     assert done.stderr == "flashsmith: FLASHSMITH_JIT='yes\\x1b[31m': allowed are 0 and 1\n"
     assert "\x1b" not in done.stdout
+
+
+def test_a_path_with_control_characters_is_escaped_for_people(tmp_path) -> None:
+    """Another program gets it as it is."""
+    folder = f"{tmp_path}/\x1b[31m"
+    variables = {"PYTHONPATH": ":".join(sys.path), env.CACHE_DIR.name: folder}
+    for words, shown in ((["path"], f"{folder}\n"), ([], None)):
+        done = subprocess.run(
+            [sys.executable, "-m", "flashsmith", "cache", *words],
+            capture_output=True, text=True, env=variables,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == shown if shown else "\x1b" not in done.stdout

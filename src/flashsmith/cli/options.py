@@ -42,7 +42,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 def print_json(value: Any) -> None:
     """A table's facts on standard output, as JSON; infinities and NaN, which it lacks, as words."""
-    print(json.dumps(for_json(value), indent=2, allow_nan=False))
+    # ASCII and escaped, but for the one control character that JSON leaves as it is.
+    print(json.dumps(for_json(value), indent=2, allow_nan=False).replace("\x7f", r"\u007f"))
 
 
 def print_text(text: str) -> None:

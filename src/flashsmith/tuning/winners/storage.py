@@ -84,6 +84,8 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, data: Any) -> None:
     """``data`` in place of the file: written beside it, flushed, renamed."""
     text = json.dumps(data, indent=1) + "\n"
+    if is_there(path) and not os.path.isfile(path):
+        raise TableError(f"{path}: cannot be written: it is no regular file; name another file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
