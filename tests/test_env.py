@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from flashsmith import env
+from flashsmith.cli import main
 from flashsmith.configs import get_kernel_configs
 from flashsmith.errors import FlashsmithError
 
@@ -72,39 +73,45 @@ COMMANDS = {
 }
 
 
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The command line's exit status."""
+    monkeypatch.setattr(sys, "argv", ["flashsmith", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_bad_value_is_one_line_on_the_console(name: str, tmp_path) -> None:
+def test_a_bad_value_is_one_line_on_the_console(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     value, words = COMMANDS[name]
-    variables = {env.CACHE_DIR.name: str(tmp_path), "PYTHONPATH": ":".join(sys.path), name: value}
-    done = subprocess.run(
-        [sys.executable, "-m", "flashsmith", *words],
-        capture_output=True, text=True, env=variables, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if "flashsmith: " in line]
-    assert name in line
-    assert "Traceback" not in done.stderr
+    monkeypatch.setenv(name, value)
+    assert run(monkeypatch, *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"flashsmith: {name}=")
 
 
-def test_the_table_of_variables_shows_bad_values_too(tmp_path) -> None:
-    variables = {"PYTHONPATH": ":".join(sys.path), env.JIT.name: "yes\x1b[31m"}
-    done = subprocess.run(
-        [sys.executable, "-m", "flashsmith", "env"], capture_output=True, text=True, env=variables
-    )
-    assert done.returncode == 2
-    assert r"| yes\x1b[31m" in done.stdout
-    assert done.stderr == "flashsmith: FLASHSMITH_JIT='yes\\x1b[31m': allowed are 0 and 1\n"
-    assert "\x1b" not in done.stdout
+def test_the_table_of_variables_shows_bad_values_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(env.JIT.name, "yes\x1b[31m")
+    assert run(monkeypatch, "env") == 2
+    shown = capsys.readouterr()
+    assert r"| yes\x1b[31m" in shown.out
+    assert "\x1b" not in shown.out
+    assert shown.err == "flashsmith: FLASHSMITH_JIT='yes\\x1b[31m': allowed are 0 and 1\n"
 
 
-def test_a_path_with_control_characters_is_escaped_for_people(tmp_path) -> None:
+def test_a_path_with_control_characters_is_escaped_for_people(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Another program gets it as it is."""
-    folder = f"{tmp_path}/\x1b[31m"
-    variables = {"PYTHONPATH": ":".join(sys.path), env.CACHE_DIR.name: folder}
-    for words, shown in ((["path"], f"{folder}\n"), ([], None)):
-        done = subprocess.run(
-            [sys.executable, "-m", "flashsmith", "cache", *words],
-            capture_output=True, text=True, env=variables,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == shown if shown else "\x1b" not in done.stdout
+    path = tmp_path / "\x1b[31m.json"
+    monkeypatch.setenv(env.TABLE.name, str(path))
+    assert run(monkeypatch, "winners", "path") == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    path.write_text("{")
+    assert run(monkeypatch, "winners", "validate") == 1
+    assert r"\x1b[31m.json" in (shown := capsys.readouterr().out)
+    assert "\x1b" not in shown

@@ -11,12 +11,13 @@ def printable(text: str, *, lines: bool = False) -> str:
 
     That is control and formatting characters (ANSI sequences, carriage returns, bidirectional
     marks), line separators, lone surrogates and unassigned code points: what str.isprintable()
-    says no to. ``lines``: line feeds stay.
+    says no to. ``lines``: line feeds and tabs stay.
     """
     if text.isprintable():
         return text
     return "".join(
-        char if char.isprintable() or (lines and char == "\n") else _escaped(char) for char in text
+        char if char.isprintable() or (lines and char in "\n\t") else _escaped(char)
+        for char in text
     )
 
 

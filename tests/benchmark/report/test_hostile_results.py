@@ -136,7 +136,10 @@ def test_more_than_can_be_drawn_is_left_out_and_said(monkeypatch: pytest.MonkeyP
     rows = [row("ours", 1024, 300.0, d=8 * n) for n in range(1, 141)]
     page = make_page(Results(rows=tuple(rows)))
     assert len(page.pictures) == pictures.MOST_CHARTS
-    assert "40 more charts are left out; the table below has their figures." in page.html
+    assert "40 more charts are left out." in page.html
+    peers = [row(f"peer {n}", 1024, 100.0 + n, kind="peer") for n in range(20)]
+    page = make_page(Results(rows=(row(), *peers)))
+    assert "8 more peers are in the table." in page.html
     tiles = [f"(FP16, 128, {8 * n}, 64, 4): async+load_{n % 2}_0_0_tiles" for n in range(1, 60)]
     searched = [row(tile, 4096, 100.0 + n, protocol="final") for n, tile in enumerate(tiles)]
     assert "19 slower tiles are left out." in make_page(Results(rows=tuple(searched))).html

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flashsmith.printable import printable
 
 # A longer one leaves no room for the chart.
-MOST_CHARACTERS = 100
+MOST_CHARACTERS = 200
 
 
 def label(text: str) -> str:

@@ -10,14 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flashsmith.benchmark.charts import DARK, DPI, LIGHT, Theme, png_bytes
-from flashsmith.benchmark.charts.heat_map import draw_heat_map
+from flashsmith.benchmark.charts.heat_map import HeatMap, draw_heat_map
 from flashsmith.benchmark.charts.roofline import draw_roofline
 from flashsmith.benchmark.charts.throughput import Line, draw_throughput
 from flashsmith.benchmark.progression import Ladder
 from flashsmith.benchmark.progression.plot import draw_ladder
 from flashsmith.benchmark.report.cells import Group, describe, peer_order
 from flashsmith.benchmark.report.placing import Placing
-from flashsmith.benchmark.report.space import make_heat_maps
 from flashsmith.benchmark.rows import BenchRow
 
 if TYPE_CHECKING:
@@ -74,11 +73,13 @@ def throughput_pictures(groups: Sequence[Group], settings: Sequence[str]) -> Ite
         if not lines:
             continue
         lengths = [f"{cell.row.seq_k}\nb {cell.row.batch}" for cell in group.cells]
+        peers = len({name for cell in group.cells for name in cell.peers})
+        more = f" {peers - MOST_PEERS} more peers are in the table." if peers > MOST_PEERS else ""
         yield _picture(
             f"throughput {heading} b{group.first.batch} {setting}",
             partial(draw_throughput, heading, lengths, lines),
             f"TFLOP/s by length, {heading}: {_ends(lines)}",
-            f"TFLOP/s by length and batch (b). {setting}".strip(),
+            f"TFLOP/s by length and batch (b). {setting}".strip() + more,
         )
 
 
@@ -118,9 +119,9 @@ def ladder_pictures(ladders: Sequence[Ladder]) -> Iterator[Picture]:
         )
 
 
-def space_pictures(rows: Sequence[BenchRow]) -> Iterator[Picture]:
-    """A heat map for each kind of problem with configs enough."""
-    for heat, caption in make_heat_maps(rows)[:MOST_CHARTS]:
+def space_pictures(heat_maps: Sequence[tuple[HeatMap, str]]) -> Iterator[Picture]:
+    """One for each heat map and its caption, up to MOST_CHARTS."""
+    for heat, caption in heat_maps[:MOST_CHARTS]:
         best = max(heat.rates, key=heat.rates.__getitem__)
         heading = heat.heading.replace("\n", ", ")
         yield _picture(
@@ -132,7 +133,7 @@ def space_pictures(rows: Sequence[BenchRow]) -> Iterator[Picture]:
 
 
 def roofline_pictures(placings: Sequence[Placing]) -> Iterator[Picture]:
-    """One for each GPU, dtype and head dimension."""
+    """One for each GPU, dtype and head dimension, up to MOST_CHARTS."""
     for placing in placings[:MOST_CHARTS]:
         yield _picture(
             f"roofline {placing.heading}",
