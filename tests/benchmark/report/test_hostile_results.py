@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hostile_results import ESCAPE, HOSTILE, MATH, damaged, good_files
+from ladders import TIMED
 from sample_rows import ROOFLINE, bench_rows, row, search_rows
 from test_page import Reader
 
@@ -108,16 +109,18 @@ def drawn_once(slug: str, draw: Any, alt: str, caption: str) -> Picture:
     ["x" * 3000, ESCAPE + MATH, *(pytest.param(name, marks=pytest.mark.full) for name in NAMES)],
 )
 def test_any_name_can_be_drawn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the two kinds of chart, the heat map and the roofline: as text, not as a formula."""
+    """In every kind of chart: as text, not as a formula."""
     monkeypatch.setattr(pictures, "_picture", drawn_once)
     rows = [replace(one, gpu=name, semantics=name, protocol=name) for one in bench_rows()[:8]]
     rows += [row(f"{name} {n}", 4096, 100.0 + n, dtype=name, d=64) for n in range(6)]
     rows += [replace(one, config=f"{one.config}+{name}") for one in search_rows()[:8]]
+    steps = tuple(replace(step, config=name) for step in TIMED.steps)
+    ladder = replace(TIMED, peer=name, counted=name, device=name, steps=steps)
     rooflines = (replace(ROOFLINE, gpu=name),)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        page = make_page(Results(rows=tuple(rows), rooflines=rooflines))
-    assert len(page.pictures) >= 3
+        page = make_page(Results(rows=tuple(rows), rooflines=rooflines, ladders=(ladder,)))
+    assert len(page.pictures) >= 4
     reader = Reader()
     reader.feed(page.html)
     assert reader.stack == []

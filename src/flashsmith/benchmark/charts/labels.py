@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from flashsmith.printable import printable
 
-# A longer one leaves no room for the chart.
-MOST_CHARACTERS = 200
+# A longer one leaves no room for the chart; the knobs of every config that ships have fewer.
+MOST_CHARACTERS = 105
 
 
 def label(text: str) -> str:

@@ -135,8 +135,9 @@ def png_bytes(figure: Figure) -> bytes:
 
 def _save(figure: Figure, file: io.BytesIO | Path, **options: Any) -> None:
     with warnings.catch_warnings():
-        # A character that the font lacks is drawn as a box, and need not be told on a terminal.
-        warnings.filterwarnings("ignore", r"Glyph \d+", UserWarning)
+        # Whatever names a file has, a terminal need not be told that the font lacks a character,
+        # which is drawn as a box, or that long ones leave the chart little room.
+        warnings.filterwarnings("ignore", r"Glyph \d+|constrained_layout not applied", UserWarning)
         figure.savefig(file, dpi=DPI, **options)
 
 

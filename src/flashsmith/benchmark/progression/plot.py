@@ -22,6 +22,8 @@ _GROUPS = {
     "integer, moves": ("integer", "move", "predicate"),
 }
 _REST = "the rest"
+# Of a step's name.
+_MOST_LINES = 4
 _GROUP_HUES = (0, 1, 2, 3, 4, 6)
 
 
@@ -42,8 +44,9 @@ def draw_ladder(ladder: Ladder, theme: Theme) -> Figure:
 
 def _wrapped(name: str) -> str:
     """A step's name on few short lines: a short form breaks after its tile, changes at commas."""
-    tile, found, knobs = label(name).partition("): ")
-    return f"{tile}):\n{knobs}" if found else label(name).replace(", ", ",\n")
+    tile, found, knobs = name.partition("): ")
+    lines = [f"{tile}):", knobs] if found else name.replace(", ", ",\n").split("\n")
+    return "\n".join(map(label, lines[:_MOST_LINES]))
 
 
 def _draw_times(axes: Axes, ladder: Ladder, theme: Theme) -> None:
