@@ -56,7 +56,7 @@ def _nothing_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def said_wrong(text: str, what: str) -> Iterator[str]:
     if not text.replace("\n", "").isprintable():
         yield f"{what}: has control characters: {text[:200]!r}"
-    if len(text) > 100_000:
+    if len(text) > 50_000:
         yield f"{what}: has {len(text):,} characters"
 
 
@@ -158,7 +158,7 @@ def test_no_table_takes_anything_down(name: str, own_table: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.full)])
 def test_any_value_at_any_place(step: int, own_table: Path) -> None:
     wrong = wrong_with(every(REPLACED_TABLES, step), own_table)
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:20])
@@ -224,16 +224,16 @@ def test_a_note_is_given_once_for_each_version_of_a_file(own_table: Path) -> Non
 
 def test_the_rest_of_a_table_serves(own_table: Path) -> None:
     data = json.loads(GOOD_TEXT)
-    data["entries"] = [{**data["entries"][0], "arch": 10**290}] * 1500 + data["entries"]
+    data["entries"] = [{**data["entries"][0], "arch": 10**290}] * 300 + data["entries"]
     own_table.parent.mkdir()
     own_table.write_text(json.dumps(data))
     answer = choose(TUNED, H200)
     assert answer.evidence == "table"
     assert len([note for note in answer.notes if "ignored" in note]) == 3
-    assert "so are 998 more; `flashsmith winners validate` lists them" in answer.notes
+    assert "so are 198 more; `flashsmith winners validate` lists them" in answer.notes
     table = WinnersTable.load(own_table)
-    assert (len(table), table.ignored, len(table.validate())) == (1, 1500, 1001)
-    assert table.notes[-1] == f"{own_table}: 500 more entries are ignored"
+    assert (len(table), table.ignored, len(table.validate())) == (1, 300, 201)
+    assert table.notes[-1] == f"{own_table}: 100 more entries are ignored"
 
 
 def test_merge_takes_what_it_can_lists_the_rest_and_fails(own_table: Path, tmp_path: Path) -> None:

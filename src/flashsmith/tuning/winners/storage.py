@@ -57,7 +57,7 @@ def is_there(path: Path) -> bool:
     """Whether there is anything at a path: True also where looking fails, as reading then does."""
     try:
         os.lstat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError):
         return True

@@ -29,7 +29,7 @@ SCHEMA = 1
 
 PREFERENCES = ("newer", "faster")
 # Of entries that are ignored; more are counted.
-MOST_NOTES = 1000
+MOST_NOTES = 200
 # Of an entry; the tuner keeps the best of every shape, a few dozen.
 MOST_RANKED = 1000
 
