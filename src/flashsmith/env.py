@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,20 @@ def _boolean(variable: Variable, default: bool) -> bool:
         return default
     if raw in ("0", "1"):
         return raw == "1"
-    raise ArgumentError(f"{variable.name}={raw!r}: allowed are 0 and 1")
+    raise ArgumentError(f"{variable.name}={quoted(raw)}: allowed are 0 and 1")
 
 
 def _positive_int(variable: Variable, default: int) -> int:
     raw = variable.raw()
     if raw is None:
         return default
-    if raw.isdecimal() and int(raw) > 0:
-        return int(raw)
-    raise ArgumentError(f"{variable.name}={raw!r}: give a whole number above 0")
+    number = whole_number(raw)
+    if not number:
+        raise ArgumentError(
+            f"{variable.name}={quoted(raw)}: give a whole number above 0, of the digits 0 to 9 and "
+            f"at most {MOST_DIGITS_OF_COUNTS} of them"
+        )
+    return number
 
 
 def jit_enabled() -> bool:
@@ -102,6 +108,12 @@ def cache_limit_mib() -> int:
 def jobs() -> int:
     """How many compilations run side by side: FLASHSMITH_JOBS, else the usable cores."""
     return _positive_int(JOBS, len(os.sched_getaffinity(0)))
+
+
+def check_values() -> None:
+    """Raises ArgumentError, naming the variable, when one of them has a value it cannot have."""
+    for read in (jit_enabled, cache_limit_mib, jobs):
+        read()
 
 
 def keep_models_offline() -> None:

@@ -5,9 +5,15 @@ Each message names the argument or file, what it was, what is allowed, and what 
 
 from __future__ import annotations
 
+from flashsmith.printable import printable
+
 
 class FlashsmithError(Exception):
     """Base of every deliberate flashsmith error."""
+
+    def __str__(self) -> str:
+        # Messages quote files, paths and names, and are printed by whoever catches them.
+        return printable(super().__str__(), lines=True)
 
 
 class ArgumentError(FlashsmithError, ValueError):

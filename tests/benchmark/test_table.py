@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.text import Text
 
@@ -55,3 +56,19 @@ def test_fits_goes_by_the_terminals_width(monkeypatch) -> None:
     assert not fits(make_console(Terminal()), COLUMNS, ROWS)
     assert fits(make_console(Terminal()), COLUMNS, ROWS[1:])
     assert fits(make_console(io.StringIO()), COLUMNS, ROWS)
+
+
+HOSTILE = "a\x1b[2Jb\x9bc\rd\x07"
+
+
+def test_no_control_character_of_a_text_reaches_a_terminal(monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "200")
+    for out in (Terminal(), io.StringIO()):
+        console = make_console(out)
+        print_table(console, COLUMNS, [(HOSTILE, "2"), ROWS[1]])
+        console.print(f"{HOSTILE}\n{HOSTILE}", markup=False)
+        printed = out.getvalue()
+        assert printed.count(r"a\x1b[2Jb\x9bc\rd\x07") == 3
+        # What is left is the table's own style.
+        assert not set(re.sub(r"\x1b\[[\d;]*m", "", printed)) & set("\x1b\x9b\r\x07")

@@ -115,6 +115,20 @@ def test_a_write_that_fails_leaves_the_table_as_it_was(
     ]
 
 
+@pytest.mark.parametrize("kind", ["a folder", "a pipe", "a link to nowhere"])
+def test_what_is_no_file_is_not_replaced_by_one(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    {
+        "a folder": lambda: path.mkdir(),
+        "a pipe": lambda: os.mkfifo(path),
+        "a link to nowhere": lambda: path.symlink_to(tmp_path / "gone"),
+    }[kind]()
+    with pytest.raises(TableError, match="no regular file"):
+        tuned_table().save(path)
+    assert not path.is_file()
+    assert os.listdir(tmp_path) == ["table.json"]
+
+
 def test_a_lock_that_is_not_given_up(own_table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updating, "LOCK_PATIENCE", 0.0)
 

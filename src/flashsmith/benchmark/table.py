@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+from flashsmith.printable import printable
 
 # Wider than any line here: off a terminal nothing may wrap.
 _UNWRAPPED = 10_000
@@ -33,12 +35,25 @@ class Column:
     right: bool = False
 
 
+class _SafeConsole(Console):
+    """A console that prints others' texts without their control characters."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(
+            *(printable(item, lines=True) if isinstance(item, str) else item for item in objects),
+            **options,
+        )
+
+
 def make_console(file: TextIO | None = None) -> Console:
-    """A console on `file` (standard output by default), plain unless that is a terminal."""
+    """A console on `file` (standard output by default), plain unless that is a terminal.
+
+    Control characters in texts and cells are shown escaped.
+    """
     stream = file if file is not None else sys.stdout
     if stream.isatty():
-        return Console(file=stream, highlight=False)
-    return Console(
+        return _SafeConsole(file=stream, highlight=False)
+    return _SafeConsole(
         file=stream, width=_UNWRAPPED, force_terminal=False, no_color=True, highlight=False
     )
 
@@ -46,7 +61,7 @@ def make_console(file: TextIO | None = None) -> Console:
 def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
     """The rows as an aligned Markdown table."""
     headings = [column.heading.replace("\n", " ") for column in columns]
-    texts = [[str(cell) for cell in row] for row in rows]
+    texts = [[printable(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, texts_below)) for texts_below in zip(headings, *texts, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -79,7 +94,7 @@ def rich_table(
         )
     for row in rows:
         # Short forms would be read as markup, were they plain strings.
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     return table
 
 

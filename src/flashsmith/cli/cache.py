@@ -8,7 +8,7 @@ import typer
 
 from flashsmith import env
 from flashsmith.benchmark.table import make_console
-from flashsmith.cli.options import FAILED, Json, print_json
+from flashsmith.cli.options import FAILED, Json, print_json, print_path, print_text
 from flashsmith.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def verify_cache() -> None:
 
     damaged = verify()
     for entry in damaged:
-        print(f"{entry.path}: {entry.damage}; the next build replaces it")
+        print_text(f"{entry.path}: {entry.damage}; the next build replaces it")
     print(f"{len(cache_entries())} libraries, {len(damaged)} damaged")
     if damaged:
         raise typer.Exit(FAILED)
@@ -99,4 +99,4 @@ def show_cache_path() -> None:
     """Print the cache's folder, in which everything is flashsmith's."""
     from flashsmith.builder import cache_path
 
-    print(cache_path())
+    print_path(cache_path())

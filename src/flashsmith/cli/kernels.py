@@ -21,6 +21,7 @@ from flashsmith.configs import (
     parse_kernel_name_into_config,
 )
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 app = typer.Typer()
 
@@ -123,8 +124,8 @@ def _parse_window(text: str) -> tuple[int | None, int | None]:
     words = [word.strip() for word in text.split(",")]
     if len(words) != 2 or not all(re.fullmatch(r"\d{0,9}", word, re.ASCII) for word in words):
         raise ArgumentError(
-            f"window={text!r}: give LEFT,RIGHT, whole numbers below 10^9, as 40,9; '40,' and "
-            "',9' have no limit on the other side"
+            f"window={quoted(text)}: give LEFT,RIGHT, whole numbers below 10^9, as 40,9; '40,' "
+            "and ',9' have no limit on the other side"
         )
     left, right = (int(word) if word else None for word in words)
     return left, right
@@ -197,9 +198,10 @@ def show_environment(as_json: Json = False) -> None:
     ]
     if as_json:
         print_json(facts)
-        return
-    print_table(
-        make_console(),
-        [Column("variable"), Column("now"), Column("default"), Column("meaning")],
-        [(f["name"], f["value"] or "", f["default"], f["meaning"]) for f in facts],
-    )
+    else:
+        print_table(
+            make_console(),
+            [Column("variable"), Column("now"), Column("default"), Column("meaning")],
+            [(f["name"], f["value"] or "", f["default"], f["meaning"]) for f in facts],
+        )
+    env.check_values()

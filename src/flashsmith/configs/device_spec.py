@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 _MIB = 2**20
 
@@ -82,7 +83,7 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
     arch = _arch_number(wanted)
     if arch is None:
         raise ArgumentError(
-            f"device={name_or_arch!r}: no known GPU is called that; {_known()}. Give the "
+            f"device={quoted(name_or_arch)}: no known GPU is called that; {_known()}. Give the "
             "architecture of another GPU (sm_89, say), or make a flashsmith.configs.DeviceSpec "
             "with its figures."
         )
@@ -91,13 +92,13 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
         nearest = max(related, key=lambda device: device.arch)
         return replace(nearest, name=f"sm_{arch} (as {nearest.name})", arch=arch)
     raise ArgumentError(
-        f"arch={name_or_arch!r}: {_why_unknown(arch)}; {_known()}. Give one of these, or a later "
-        "one of their generations (sm_87, sm_103, sm_121)."
+        f"arch={quoted(name_or_arch)}: {_why_unknown(arch)}; {_known()}. Give one of these, or a "
+        "later one of their generations (sm_87, sm_103, sm_121)."
     )
 
 
 def _arch_number(text: str) -> int | None:
-    match = re.fullmatch(r"(?:sm)?(\d{2,3})", text)
+    match = re.fullmatch(r"(?:sm)?(\d{2,3})", text, re.ASCII)
     return int(match.group(1)) if match else None
 
 

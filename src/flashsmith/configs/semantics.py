@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 MASKS = ("none", "causal", "window")
 _PLAIN = "plain"
@@ -30,10 +31,12 @@ class Semantics:
 
     def __post_init__(self) -> None:
         if self.mask not in MASKS:
-            raise ArgumentError(f"mask={self.mask!r}: allowed are {', '.join(MASKS)}")
+            raise ArgumentError(f"mask={quoted(self.mask)}: allowed are {', '.join(MASKS)}")
         for name in ("softcap", "packed", "uneven"):
             if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(f"{name}={getattr(self, name)!r}: allowed are True and False")
+                raise ArgumentError(
+                    f"{name}={quoted(getattr(self, name))}: allowed are True and False"
+                )
         if self.packed and not self.uneven:
             raise ArgumentError("packed=True: needs uneven=True, since any length may be packed")
 
@@ -58,7 +61,7 @@ class Semantics:
         flags = {word: True for word in words if word in ("softcap", "packed", "uneven")}
         if len(masks) > 1 or len(masks) + len(flags) != len(words):
             raise ArgumentError(
-                f"semantics={text!r}: allowed are '{_PLAIN}', or a mask (causal or window), "
+                f"semantics={quoted(text)}: allowed are '{_PLAIN}', or a mask (causal or window), "
                 "softcap, packed and uneven joined by '+'"
             )
         flags["uneven"] = "uneven" in flags or "packed" in flags

@@ -149,7 +149,11 @@ GOOD = "full,float16,128,1024,16,16,16,FA2,0.4,340.0,0.0002,True\n"
         ("a.csv", HEADER + GOOD + GOOD.replace("340.0", "fast"), r"a\.csv, line 3: .*fast"),
         ("a.csv", HEADER + GOOD + "full,float16\n", r"a\.csv, line 3"),
         ("a.csv", HEADER + GOOD.replace("float16", "int8"), r"a\.csv, line 2: .*int8"),
-        ("a.json", '{\n "kind": ,\n}', r"a\.json, line 2, column 10: is no JSON"),
+        (
+            "a.json",
+            '{\n "kind": ,\n}',
+            r"a\.json, line 2, column 10: cannot be read: it is no JSON",
+        ),
         ("a.json", "{}", r"a\.json: is JSON, but no result"),
         ("a.json", "3", r"a\.json: is JSON, but no result"),
         ("a.json", '[{"contender": "ours"}]', r"a\.json, row 1: lacks kind"),
@@ -176,7 +180,7 @@ def test_a_row_with_a_bad_value_is_named(tmp_path: Path) -> None:
 
 def test_a_file_of_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ArgumentError, match=r"a\.csv: cannot be read"):
+    with pytest.raises(ArgumentError, match=r"a\.csv, line 1: cannot be read"):
         read(tmp_path / "a.csv")
 
 
@@ -204,7 +208,7 @@ def test_a_stored_roofline_that_is_damaged_is_no_absent_one(tmp_path: Path, monk
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     path = save_roofline(ROOFLINE)
     path.write_text("{")
-    with pytest.raises(ArgumentError, match=f"{path.name} cannot be read"):
+    with pytest.raises(ArgumentError, match=f"{path.name}, line 1, column 2 cannot be read"):
         with_stored_rooflines(Results(rows=tuple(bench_rows())))
     path.write_text('{"schema": 99}')
     with pytest.raises(ArgumentError, match=f"{path.name}: .*schema 99"):

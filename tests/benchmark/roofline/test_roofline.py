@@ -63,8 +63,11 @@ def test_this_machines_gpu_is_meant_where_no_name_is_given(monkeypatch) -> None:
         ("{", "cannot be read"),
         ("[]", "not what 'flashsmith roofline' wrote"),
         ('{"schema": 2}', "schema 2 is not this version's"),
-        ('{"schema": 1, "ceilings": [{"key": "exp2", "unit": "furlongs"}]}', "'furlongs' is none"),
-        ('{"schema": 1, "ceilings": []}', "not what 'flashsmith roofline' wrote: KeyError"),
+        (
+            '{"schema": 1, "ceilings": [{"key": "exp2", "unit": "furlongs"}]}',
+            "unit is 'furlongs'; it is one of",
+        ),
+        ('{"schema": 1, "ceilings": []}', "not what 'flashsmith roofline' wrote: 'gpu' is missing"),
     ],
 )
 def test_a_damaged_file_is_named(text: str, named: str) -> None:

@@ -92,6 +92,18 @@ def test_one_writer_at_a_time(path: Path) -> None:
     read(path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b"[" * 100_000, b'{"format": 1, "n": ' + b"9" * 5000 + b"}", b'{"n": "\\ud800"}', b"\xff\xfe"],
+    ids=["deep", "digits", "surrogate", "no text"],
+)
+def test_a_line_that_no_reader_can_take_is_damaged(path: Path, line: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(line + b"\n")
+    journal = read(path)
+    assert (journal.damaged, facts(journal)) == (1, [0, 1, 2, 3])
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match=r"^out='.*file': cannot be written"):

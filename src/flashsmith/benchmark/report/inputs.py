@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flashsmith.benchmark.csv_read import MOST_BYTES, read_csv
 from flashsmith.benchmark.ncu import read_profile
 from flashsmith.benchmark.progression import Ladder
 from flashsmith.benchmark.progression.ladder import KIND
@@ -17,8 +17,14 @@ from flashsmith.benchmark.report.results import Results, Source
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.benchmark.rows import BenchRow, read_rows
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import UnusableTextError, read_json
 
 _ROW_COLUMNS = {"contender", "kind", "seq_q", "verdict"}
+# What is drawn and compared of a row, and the range in which that can be done.
+_FIGURES = ("ms", "best_ms", "spread", "tflops", "sm_clock_mhz", "power_w")
+_MAY_BE_ZERO = ("spread", "sm_clock_mhz", "power_w")
+SMALLEST, LARGEST = 1e-12, 1e12
 _PROFILE_COLUMNS = {"config", "duration_us", "stalls"}
 READS = (
     "rows of 'flashsmith bench' and 'tune' (.csv, .json, .parquet), the JSON of 'flashsmith "
@@ -63,19 +69,31 @@ def _without(results: Results, known: Results) -> tuple[Results, int]:
 
 
 def _read(path: Path) -> Results:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ArgumentError(f"{path}: there is no such file; give result files: {READS}")
     readers = {".csv": _read_csv, ".json": _read_json, ".parquet": _read_rows}
     if path.suffix not in readers:
         raise ArgumentError(f"{path}: the ending must be {', '.join(readers)}; results are {READS}")
-    try:
-        return readers[path.suffix](path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ArgumentError(f"{path}: cannot be read: {error}") from error
+    return readers[path.suffix](path)
 
 
 def _rows(path: Path, what: str, rows: Sequence[BenchRow]) -> Results:
-    return Results(rows=tuple(rows), sources=(Source(path, what, len(rows)),))
+    """The rows, without figures that are none: a rate or a time that is NaN, infinite or below 0
+    cannot be drawn or compared."""
+    kept, left_out = [], []
+    for number, row in enumerate(rows, 1):
+        values = {name: getattr(row, name) for name in _FIGURES}
+        unusable = [name for name, value in values.items() if not _is_figure(name, value)]
+        left_out += [f"row {number}: {name} is {values[name]:g}" for name in unusable]
+        blank: dict[str, Any] = dict.fromkeys(unusable)
+        kept.append(replace(row, **blank) if blank else row)
+    source = Source(path, what, len(rows), tuple(left_out))
+    return Results(rows=tuple(kept), sources=(source,))
+
+
+def _is_figure(name: str, value: float | None) -> bool:
+    least = 0.0 if name in _MAY_BE_ZERO else SMALLEST
+    return value is None or least <= value <= LARGEST
 
 
 def _read_rows(path: Path) -> Results:
@@ -86,17 +104,16 @@ def _read_rows(path: Path) -> Results:
 
 
 def _read_csv(path: Path) -> Results:
-    with path.open(newline="", encoding="utf-8") as file:
-        columns = next(csv.reader(file), [])
+    columns, _ = read_csv(path)
     if set(columns) >= _ROW_COLUMNS:
         return _read_rows(path)
     if set(columns) >= older.SPEED_COLUMNS:
         return _rows(path, "rows of semantics-speed.csv", older.read_speed(path))
     if set(columns) >= _PROFILE_COLUMNS:
         return _read_profile(path)
+    shown = quoted(", ".join(columns), 120)[1:-1] or "(none)"
     raise ArgumentError(
-        f"{path}, line 1: these columns are none of ours: {', '.join(columns) or '(none)'}; "
-        f"results are {READS}"
+        f"{path}, line 1: these columns are none of ours: {shown}; results are {READS}"
     )
 
 
@@ -123,11 +140,9 @@ def _read_json(path: Path) -> Results:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ArgumentError(
-            f"{path}, line {error.lineno}, column {error.colno}: is no JSON: {error.msg}"
-        ) from error
+        return read_json(path, MOST_BYTES)
+    except UnusableTextError as error:
+        raise ArgumentError(f"{path}{error.place}: cannot be read: {error}") from error
 
 
 def _from_object(path: Path, value: dict[str, Any]) -> Results | None:

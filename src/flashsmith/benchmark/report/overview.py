@@ -8,11 +8,19 @@ from collections.abc import Iterable, Sequence
 from flashsmith.benchmark.progression import Step
 from flashsmith.benchmark.report.cells import Cell, peer_order, where
 from flashsmith.benchmark.report.html import Html, element, join
-from flashsmith.benchmark.report.results import ENVIRONMENT, Results, absent_peers, failed
+from flashsmith.benchmark.report.results import (
+    ENVIRONMENT,
+    Results,
+    Source,
+    absent_peers,
+    failed,
+)
 from flashsmith.benchmark.report.section import note
 from flashsmith.benchmark.report.table import Entry, number, table
 from flashsmith.benchmark.rows import BenchRow
 
+# Of the figures of a file that are left out.
+MOST_NAMED = 10
 _NAMES = {"gpu": "GPU", "arch": "arch", "cuda": "CUDA", "torch": "PyTorch", "python": "Python"}
 
 
@@ -133,4 +141,14 @@ def sources(results: Results) -> Html:
          number(source.count))
         for source in results.sources
     ]  # fmt: skip
-    return table("Files", ("file", "what it holds", "rows"), rows)
+    listed = table("Files", ("file", "what it holds", "rows"), rows)
+    return join((*map(_left_out, results.sources), listed))
+
+
+def _left_out(source: Source) -> Html:
+    if not source.left_out:
+        return Html("")
+    named = "; ".join(source.left_out[:MOST_NAMED])
+    more = len(source.left_out) - MOST_NAMED
+    named += f"; and {more:,} more" if more > 0 else ""
+    return note(f"Left out of {source.path.name}, since no figures: {named}.", alarm=True)

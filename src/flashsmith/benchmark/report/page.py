@@ -17,6 +17,7 @@ from flashsmith.benchmark.report.pictures import Picture
 from flashsmith.benchmark.report.placing import place
 from flashsmith.benchmark.report.results import Results, Setting, setting_of
 from flashsmith.benchmark.report.section import Section, figures, note, section
+from flashsmith.benchmark.report.space import make_heat_maps
 from flashsmith.benchmark.rows import BenchRow
 from flashsmith.builder.files import no_follow
 from flashsmith.errors import ArgumentError
@@ -44,20 +45,21 @@ def make_page(results: Results, title: str = "flashsmith report") -> Page:
         )
     )
     ladders = list(pictures.ladder_pictures(results.ladders))
-    space = list(pictures.space_pictures(results.rows))
+    heat_maps = make_heat_maps(results.rows)
+    space = list(pictures.space_pictures(heat_maps))
     placings = place(groups, results.rooflines)
     roofline = list(pictures.roofline_pictures(placings))
     placed = [one for placing in placings for one in placing.placed]
     body = [
         section("failures", "Failed", overview.failures(results)),
-        section("throughput", "Throughput", figures(throughput)),
+        section("throughput", "Throughput", _left_out(groups), figures(throughput)),
         section("problems", "Problem by problem", cells_table(cells, settings),
                 overview.gaps(results.rows)),
-        section("ladder", "The ladder", figures(ladders),
+        section("ladder", "The ladder", _left_out(results.ladders), figures(ladders),
                 *map(kernels.ladder_table, results.ladders)),
         section("space", "The config space", kernels.search_summary(results.rows),
-                figures(space)),
-        section("roofline", "The roofline", figures(roofline),
+                _left_out(heat_maps), figures(space)),
+        section("roofline", "The roofline", _left_out(placings), figures(roofline),
                 kernels.placed_table(placed), _without_roofline(results)),
         section("profiler", "The profiler", kernels.profile_table(results.profiles)),
         section("environment", "Environment", overview.environments(results)),
@@ -66,6 +68,11 @@ def make_page(results: Results, title: str = "flashsmith report") -> Page:
     shown = [part for part in body if part.shown]
     text = _document(title, results, overview.key_figures(results, cells), shown)
     return Page(text, (*throughput, *ladders, *space, *roofline))
+
+
+def _left_out(charts: Sequence[object]) -> Html:
+    more = len(charts) - pictures.MOST_CHARTS
+    return note(f"{more:,} more charts are left out.") if more > 0 else Html("")
 
 
 def _settings(rows: Sequence[BenchRow]) -> dict[Setting, str]:

@@ -12,6 +12,7 @@ from flashsmith.benchmark.progression import Ladder
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.benchmark.rows import BenchRow
 from flashsmith.benchmark.timing import Environment
+from flashsmith.printable import quoted
 
 # What a search measures in its rounds: figures for the map of the space, not for comparisons.
 _SEARCH_PROTOCOLS = ("rung", "final")
@@ -20,11 +21,13 @@ ENVIRONMENT = tuple(field.name for field in fields(Environment))
 
 @dataclass(frozen=True)
 class Source:
-    """One file that was read: what it is, and how many rows (steps, ceilings) it gave."""
+    """One file that was read: what it is, how many rows (steps, ceilings) it gave, and what of them
+    was left out, a sentence each."""
 
     path: Path
     what: str
     count: int
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,11 @@ def environment_of(row: BenchRow) -> tuple[tuple[str, Any], ...]:
 
 
 def _environment(facts: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, facts.get(name, "")) for name in ENVIRONMENT)
+    return tuple((name, _fact(facts.get(name, ""))) for name in ENVIRONMENT)
+
+
+def _fact(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float)) else quoted(value)
 
 
 def failed(rows: Iterable[BenchRow]) -> list[BenchRow]:

@@ -12,6 +12,7 @@ from flashsmith.benchmark.roofline.ceilings import Roofline
 from flashsmith.builder.files import written_beside
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime.driver import gpu_count, query_gpu
+from flashsmith.untrusted import UnusableTextError, read_json
 
 
 def roofline_path(gpu: str) -> Path:
@@ -38,9 +39,9 @@ def load_roofline(gpu: str | None = None) -> Roofline | None:
 def read_roofline(path: str | Path) -> Roofline:
     """The roofline in a file. Raises ArgumentError when there is none."""
     try:
-        value = json.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ArgumentError(f"roofline: {path} cannot be read: {error}") from error
+        value = read_json(path)
+    except UnusableTextError as error:
+        raise ArgumentError(f"roofline: {path}{error.place} cannot be read: {error}") from error
     try:
         return Roofline.from_json(value)
     except ArgumentError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from flashsmith.builder.files import no_follow
 from flashsmith.errors import ArgumentError
+from flashsmith.untrusted import UnusableTextError, parse_json
 
 FORMAT = 1
 
@@ -84,8 +85,8 @@ class Journal:
             self._file.truncate(whole)
         for line in content[:whole].splitlines():
             record = None
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
+            with contextlib.suppress(UnicodeDecodeError, UnusableTextError):
+                record = parse_json(line.decode())
             if not isinstance(record, dict) or record.get("format") != FORMAT:
                 self.damaged += 1
             elif record.get("environment") != self.environment:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import ArgumentError, LaunchError, SelectionError, TableError
+from flashsmith.printable import quoted
 from flashsmith.runtime import gpu_count, query_gpu
 from flashsmith.tuning.choice import forget_choices
 from flashsmith.tuning.sweep.compiling import Compiling
@@ -53,7 +54,9 @@ def parse_budget(text: str) -> float:
         return math.inf
     match = _BUDGET.fullmatch(text)
     if match is None or float(match.group(1)) == 0:
-        raise ArgumentError(f"budget={text!r}: write it like 90s, 10m or 1h, or none for no limit")
+        raise ArgumentError(
+            f"budget={quoted(text)}: write it like 90s, 10m or 1h, or none for no limit"
+        )
     return float(match.group(1)) * _UNITS[match.group(2)]
 
 
