@@ -50,6 +50,18 @@ TABLE = Variable(
     "your own table of winners, a JSON file; `flashsmith winners path` says where it is",
     "winners.json in the user's data folder, flashsmith/",
 )
+EMULATE = Variable(
+    "FLASHSMITH_EMULATE",
+    "1: sdpa() and transformers run host tensors in the emulator, many times slower than PyTorch; "
+    "0: they leave them to PyTorch",
+    "0",
+)
+UNTUNED = Variable(
+    "FLASHSMITH_UNTUNED",
+    "1: sdpa() and transformers use the kernels on sm_100 and later, too, for which no table was "
+    "measured; 0: they leave calls there to PyTorch",
+    "0",
+)
 JOBS = Variable("FLASHSMITH_JOBS", "parallel compilations", "the number of cores")
 CUDA_HOME = Variable(
     "CUDA_HOME",
@@ -57,7 +69,7 @@ CUDA_HOME = Variable(
     "unset",
 )
 
-VARIABLES = (KERNELS, JIT, CACHE_DIR, CACHE_LIMIT, TABLE, JOBS, CUDA_HOME)
+VARIABLES = (KERNELS, JIT, CACHE_DIR, CACHE_LIMIT, TABLE, EMULATE, UNTUNED, JOBS, CUDA_HOME)
 
 
 def _boolean(variable: Variable, default: bool) -> bool:
@@ -81,6 +93,16 @@ def _positive_int(variable: Variable, default: int) -> int:
 def jit_enabled() -> bool:
     """Whether a config that is not built may be built on first use."""
     return _boolean(JIT, True)
+
+
+def emulation_enabled() -> bool:
+    """Whether sdpa() and transformers run host tensors in the emulator where nobody said so."""
+    return _boolean(EMULATE, False)
+
+
+def untuned_enabled() -> bool:
+    """Whether sdpa() and transformers use kernels on architectures without measurements."""
+    return _boolean(UNTUNED, False)
 
 
 def cache_limit_mib() -> int:
