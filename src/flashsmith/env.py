@@ -32,7 +32,8 @@ KERNELS = Variable(
 )
 JIT = Variable(
     "FLASHSMITH_JIT",
-    "1: build a config on first use; 0: a config that is not built is an error",
+    "1: build a config on first use; 0: where it is not built attention() takes another that is, "
+    "and a config that was named is an error",
     "1",
 )
 CACHE_DIR = Variable(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from flashsmith.builder.cache import CacheEntry, Removed
 from flashsmith.builder.find import (
     built_configs,
+    built_kernels,
+    cache_stamp,
     find_library,
     is_current,
     libraries_for,
@@ -28,8 +30,10 @@ __all__ = [
     "Toolchain",
     "build",
     "built_configs",
+    "built_kernels",
     "cache_dir",
     "cache_entries",
+    "cache_stamp",
     "clear",
     "find_library",
     "find_toolchain",
