@@ -386,6 +386,18 @@ def test_architectures(
     assert not kernel_calls
 
 
+def test_a_program_may_be_exported_for_a_gpu_that_is_not_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flashsmith.integrations import pytorch_state
+
+    def query_gpu(ordinal: int) -> Any:
+        raise ArgumentError(f"device: GPU {ordinal} does not exist")
+
+    monkeypatch.setattr(pytorch_state, "query_gpu", query_gpu)
+    assert pytorch_state.why_not_on(torch.device("cuda", 7), None) is None
+
+
 def test_in_the_place_of_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that calls torch.nn.functional's finds ours there, and a fallback does not come back."""
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sdpa)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -96,6 +97,8 @@ def test_how_many_is_said() -> None:
     assert text.startswith(f"{TEXT} of any length on H200: {configs} configs (")
     assert f"chosen for {found.count:,} problems" in text
     assert text.endswith(f"as kernels {configs} causal, {configs} causal+uneven")
+    one = replace(found, configs={CAUSAL: found.configs[CAUSAL][:1]})
+    assert f"on H200: 1 config (1 {one.configs[CAUSAL][0].FAMILY})" in str(one)
 
 
 @pytest.mark.parametrize("word", ["b16", "s4096", "s1:4096"])

@@ -55,8 +55,9 @@ class AnyLength:
             f"{len(configs)} {semantics}" for semantics, configs in self.configs.items()
         )
         words = str(self.problem).partition(" h")[2]
+        plural = "" if len(every) == 1 else "s"
         return (
-            f"h{words} of any length on {self.device.name}: {len(every)} configs "
+            f"h{words} of any length on {self.device.name}: {len(every)} config{plural} "
             f"({of_families}), chosen for {self.count:,} problems; as kernels {kernels}"
         )
 
