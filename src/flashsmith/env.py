@@ -34,7 +34,8 @@ KERNELS = Variable(
 )
 JIT = Variable(
     "FLASHSMITH_JIT",
-    "1: build a config on first use; 0: a config that is not built is an error",
+    "1: build a config on first use; 0: where it is not built attention() takes another that is, "
+    "and a config that was named is an error",
     "1",
 )
 CACHE_DIR = Variable(
@@ -58,6 +59,18 @@ TABLE = Variable(
     "your own table of winners, a JSON file; `flashsmith winners path` says where it is",
     "winners.json in the user's data folder, flashsmith/",
 )
+EMULATE = Variable(
+    "FLASHSMITH_EMULATE",
+    "1: sdpa() and transformers run host tensors in the emulator, many times slower than PyTorch; "
+    "0: they leave them to PyTorch",
+    "0",
+)
+UNTUNED = Variable(
+    "FLASHSMITH_UNTUNED",
+    "1: sdpa() and transformers use the kernels on sm_100 and later, too, for which no table was "
+    "measured; 0: they leave calls there to PyTorch",
+    "0",
+)
 JOBS = Variable("FLASHSMITH_JOBS", "parallel compilations", "the number of cores")
 CUDA_HOME = Variable(
     "CUDA_HOME",
@@ -65,7 +78,18 @@ CUDA_HOME = Variable(
     "unset",
 )
 
-VARIABLES = (KERNELS, JIT, CACHE_DIR, CACHE_LIMIT, TRUST_CACHE, TABLE, JOBS, CUDA_HOME)
+VARIABLES = (
+    KERNELS,
+    JIT,
+    CACHE_DIR,
+    CACHE_LIMIT,
+    TRUST_CACHE,
+    TABLE,
+    EMULATE,
+    UNTUNED,
+    JOBS,
+    CUDA_HOME,
+)
 
 
 def _boolean(variable: Variable, default: bool) -> bool:
@@ -98,6 +122,16 @@ def jit_enabled() -> bool:
 def trusts_cache() -> bool:
     """Whether kernels are loaded from the cache whoever may have written them."""
     return _boolean(TRUST_CACHE, False)
+
+
+def emulation_enabled() -> bool:
+    """Whether sdpa() and transformers run host tensors in the emulator where nobody said so."""
+    return _boolean(EMULATE, False)
+
+
+def untuned_enabled() -> bool:
+    """Whether sdpa() and transformers use kernels on architectures without measurements."""
+    return _boolean(UNTUNED, False)
 
 
 def cache_limit_mib() -> int:

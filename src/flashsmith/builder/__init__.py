@@ -5,6 +5,8 @@ from __future__ import annotations
 from flashsmith.builder.cache import CacheEntry, Removed
 from flashsmith.builder.find import (
     built_configs,
+    built_kernels,
+    cache_stamp,
     find_library,
     is_current,
     libraries_for,
@@ -38,9 +40,11 @@ __all__ = [
     "Toolchain",
     "build",
     "built_configs",
+    "built_kernels",
     "cache_dir",
     "cache_entries",
     "cache_path",
+    "cache_stamp",
     "checked_path",
     "clear",
     "discard",

@@ -192,7 +192,8 @@ class LoadedKernels:
         """The kernel of a legal config: loaded already, from the cache, or built now.
 
         Where it would have to be built, but FLASHSMITH_JIT is 0 or ``may_build`` (asked only then)
-        is false, the same config's kernel for uneven lengths does, which computes the same.
+        is false, the same config's kernel for uneven lengths serves: it computes the same within
+        the same tolerance.
 
         Raises KernelNotBuiltError when there is neither, and what the builder raises.
         """
@@ -264,7 +265,7 @@ class LoadedKernels:
                 raise _not_built(cfg, arch, semantics, forbidden)
             _log.warning(
                 "flashsmith: %s is not built for sm_%d, and %s; its kernel for uneven lengths "
-                "computes the same and serves instead",
+                "computes the same within the same tolerance and serves instead",
                 *(_named(cfg, semantics), arch, forbidden),
             )
             self.stand_ins[key] = self.kernels[uneven]

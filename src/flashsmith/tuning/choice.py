@@ -9,12 +9,20 @@ from typing import Any
 
 from flashsmith.benchmark.target import choose_target
 from flashsmith.builder import KernelLibrary, Progress, library_for
-from flashsmith.configs import KNOWN_DEVICES, DeviceSpec, Problem, compiled_d_head, device_spec
+from flashsmith.configs import (
+    KNOWN_DEVICES,
+    DeviceSpec,
+    KernelConfig,
+    Problem,
+    compiled_d_head,
+    device_spec,
+)
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import printable
 from flashsmith.runtime import forget_prepared_calls
 from flashsmith.tuning.caveats import caveats
 from flashsmith.tuning.chosen import Choice, RunnerUp
+from flashsmith.tuning.cost_model import estimate
 from flashsmith.tuning.evidence import Evidence, gather
 from flashsmith.tuning.families import passed_over
 from flashsmith.tuning.winners import WinnersTable, staleness
@@ -68,10 +76,17 @@ def choose(
 
 
 @lru_cache(maxsize=4096)
-def choose_config(problem: Problem, device: DeviceSpec, family: str | None = None) -> Any:
+def choose_config(
+    problem: Problem,
+    device: DeviceSpec,
+    family: str | None = None,
+    among: tuple[KernelConfig, ...] | None = None,
+) -> Any:
     """The config of choose(problem, device), remembered; what attention() asks for each problem.
 
     ``family``: of these kernels only, where a call's tensors lie as the chosen ones cannot read.
+    ``among``: of these configs only, where no other is built: the first of them by the evidence,
+    else the fastest on paper.
 
     Where nothing was measured for a GPU of this machine, and where part of a table had to be
     ignored, that is warned of once.
@@ -82,7 +97,10 @@ def choose_config(problem: Problem, device: DeviceSpec, family: str | None = Non
     winners = _winners()
     evidence = gather(problem, device, winners, family)
     _warn(evidence, device, winners)
-    return evidence.expected[0].config
+    if among is None:
+        return evidence.expected[0].config
+    named = (one.config for one in evidence.expected if one.config in among)
+    return next(named, None) or min(among, key=lambda cfg: estimate(cfg, problem, device).ms)
 
 
 def forget_choices() -> None:
