@@ -15,7 +15,7 @@ import pytest
 # Every import points to a folder further left; `emulator` stands beside `builder`.
 ORDER = (
     ("errors",),
-    ("env", "host"),
+    ("env", "host", "counted", "time_left"),
     ("configs",),
     ("codegen",),
     ("builder", "emulator"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from stand_ins import PretendedClock
@@ -11,12 +13,13 @@ from stand_ins import PretendedClock
 from flashsmith.benchmark import run as run_module
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.run import EMULATED, Size, default_size, run_kernels
+from flashsmith.benchmark.run import EMULATED, EMULATED_SEQ, Size, default_size, run_kernels
 from flashsmith.benchmark.run_table import print_report
 from flashsmith.benchmark.run_times import Timing
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import choose_target
-from flashsmith.configs import get_kernel_configs
+from flashsmith.benchmark.whole_tiles import tiles_of
+from flashsmith.configs import KernelConfig, get_kernel_configs
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError, LaunchError
@@ -39,8 +42,8 @@ def printed(report) -> str:
 
 
 def test_the_default_size_gives_enough_outputs_for_every_block_size() -> None:
-    assert EMULATED.batch * EMULATED.seq * EMULATED.heads * 64 >= 4096
-    assert EMULATED.seq % 128 == 0
+    assert EMULATED.batch * EMULATED_SEQ * EMULATED.heads * 64 >= 4096
+    assert EMULATED_SEQ % 128 == 0
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,7 @@ def test_a_right_kernel_passes() -> None:
     assert report.ok
     assert row.problems == ()
     assert row.timing is None
-    assert "1 of 1 kernels passed" in printed(report)
+    assert "1 of 1 kernel passed" in printed(report)
 
 
 def test_a_wrong_kernel_fails_and_is_located(monkeypatch) -> None:
@@ -101,7 +104,7 @@ def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> Non
     assert not report.ok
     text = printed(report)
     assert "did not come to its end: deadlock" in text
-    assert "0 of 1 kernels passed" in text
+    assert "0 of 1 kernel passed" in text
 
 
 def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(monkeypatch) -> None:
@@ -183,7 +186,8 @@ def test_on_a_gpu_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) ->
     target = replace(TARGET, backend="gpu")
     report = run_kernels([wide], target, size=Size(1, 192, 1), narrator=Narrator(quiet=True))
     assert asked == [("emulator", 384), ("gpu", 192)]
-    assert report.emulated.seq == 384
+    assert report.to_json()["emulated"] == {"batch": 1, "seq": 384, "heads": 2}
+    assert (report.rows[0].proven_seq, report.rows[0].emulated_seq) == (192, 384)
 
 
 @pytest.mark.gpu
@@ -199,9 +203,68 @@ def test_on_a_gpu_the_kernel_is_proven_there_and_timed() -> None:
     assert "TFLOP/s" in printed(report)
 
 
-@pytest.mark.parametrize("key", ["prog", "tune", "prog-all", "cover"])
-def test_every_sets_tiles_divide_the_default_length(key: str) -> None:
+def asked_lengths(monkeypatch, key: str, backend: str) -> dict[str, dict[KernelConfig, int]]:
+    """At which length a run proves each kernel of a set when none is given, by backend."""
+    asked: dict[str, dict[KernelConfig, int]] = {"emulator": {}, "gpu": {}}
+
+    def prove(cfg, **options):
+        asked[options["backend"]][cfg] = options["seq"]
+        raise EmulatorError("not today")
+
+    class AnyLibrary(dict):
+        def __missing__(self, cfg):
+            entry = SimpleNamespace(registers=168, spill_store_bytes=0, spill_load_bytes=0)
+            return SimpleNamespace(entry=lambda cfg: entry)
+
+    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(run_module, "libraries_for", lambda *_, **__: AnyLibrary())
+    monkeypatch.setattr(run_module, "CudaEvents", PretendedClock)
+    monkeypatch.setattr(run_module, "time_kernels", lambda configs, seed: {})
     configs = get_kernel_configs(key)
-    seq = default_size(choose_target("sm_80", emulate=True), configs).seq
-    assert seq >= 256
-    assert all(seq % cfg.B_r == 0 == seq % cfg.B_c for cfg in configs)
+    target = replace(choose_target("sm_90", emulate=True), backend=backend)
+    narrator = Narrator(quiet=True)
+    report = run_kernels(configs, target, size=default_size(target), narrator=narrator)
+    assert set(asked["emulator"]) == set(configs)
+    if len(set(asked["emulator"].values())) > 1:
+        assert report.to_json()["emulated"]["seq"] is None
+        assert "| seq |" in printed(report)
+    return asked
+
+
+@pytest.mark.parametrize("key", ["prog", "tune", "prog-all", "cover", "space", "hopper"])
+def test_every_kernel_is_proven_at_whole_tiles_of_its_own(monkeypatch, key: str) -> None:
+    """The least common multiple over the wgmma set would be 13,440 keys: hours."""
+    for cfg, seq in asked_lengths(monkeypatch, key, "emulator")["emulator"].items():
+        assert all(seq % tile == 0 for tile in tiles_of(cfg).values())
+        assert 256 <= seq < 256 + math.lcm(*tiles_of(cfg).values())
+
+
+def test_so_it_is_on_a_gpu(monkeypatch) -> None:
+    asked = asked_lengths(monkeypatch, "hopper", "gpu")
+    assert len(set(asked["gpu"].values())) > 1
+    for cfg, seq in asked["gpu"].items():
+        assert seq % cfg.B_c == 0
+        assert 1024 <= seq < 1024 + cfg.B_c
+        assert asked["emulator"][cfg] < 256 + cfg.B_c
+
+
+def test_an_estimate_comes_first_and_what_is_left_with_every_kernel(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(run_module, "estimate_seconds", lambda cfg, problem: problem.seq_q / 8)
+    with Narrator() as narrator:
+        run_kernels([STEP_1, STEP_2], TARGET, size=SMALL, narrator=narrator)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "emulating is estimated to take about 16s"
+    assert f"proving {STEP_1} (1 of 2, about 16s left)" in lines
+    assert lines[-1].startswith(f"proving {STEP_2} (2 of 2")
+
+
+def test_checks_are_in_the_estimate(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(run_module, "libraries_for", lambda *_, **__: {})
+    seconds = []
+    large = Size(batch=1, seq=4096, heads=1)
+    for checks in (False, True):
+        with pytest.raises(KeyError), Narrator() as narrator:
+            run_kernels([STEP_1], TARGET, size=large, checks=checks, narrator=narrator)
+        words = capsys.readouterr().err.splitlines()[0].split()
+        seconds.append(int(words[-1].removesuffix("s")))
+    assert seconds[1] > 3 * seconds[0] > 0

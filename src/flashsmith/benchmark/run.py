@@ -14,40 +14,48 @@ from flashsmith.benchmark.timing import CudaEvents
 from flashsmith.benchmark.usable_gpu import require_usable_gpu
 from flashsmith.benchmark.whole_tiles import tiles_of, whole_tiles
 from flashsmith.builder import KernelLibrary, libraries_for
-from flashsmith.configs import KernelConfig, check_legal
-from flashsmith.emulator import BankConflicts
+from flashsmith.configs import KernelConfig, Problem, check_legal
+from flashsmith.emulator import BankConflicts, estimate_seconds
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.verify import Verdict, prove
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large a problem every kernel gets; head dimension and dtype are the config's own."""
+    """How large a problem every kernel gets; head dimension and dtype are the config's own.
+
+    `seq` None gives each kernel a length of its own: the shortest from the default on that its
+    tiles divide.
+    """
 
     batch: int
-    seq: int
+    seq: int | None
     heads: int
-
-    def __str__(self) -> str:
-        return f"batch {self.batch}, seq {self.seq}, heads {self.heads}"
 
 
 # Four K/V steps of 64 keys: enough for every part of the loop, a second or two per kernel.
-EMULATED = Size(batch=1, seq=256, heads=2)
+EMULATED = Size(batch=1, seq=None, heads=2)
+EMULATED_SEQ = 256
 # On a GPU: what the float64 reference on the CPU does in seconds.
-PROVEN_ON_GPU = Size(batch=2, seq=1024, heads=4)
+PROVEN_ON_GPU = Size(batch=2, seq=None, heads=4)
+PROVEN_SEQ_ON_GPU = 1024
+# What the emulator's checks slow it down by, for the estimate.
+_CHECKS_COST = 4.0
 
 
 @dataclass(frozen=True)
 class KernelRow:
     """What the run found out about one kernel.
 
-    `problems` says what is wrong, empty for a kernel that passed. Spilled bytes and registers are
-    per thread; `instructions` are warp instructions of the emulated size; a conflict factor is None
-    where the kernel makes no such access; `timing` is None without a GPU.
+    `proven_seq` is the length it was proven at, `emulated_seq` the one of the counts. `problems`
+    says what is wrong, empty for a kernel that passed. Spilled bytes and registers are per thread;
+    `instructions` are warp instructions of the emulated size; a conflict factor is None where the
+    kernel makes no such access; `timing` is None without a GPU.
     """
 
     config: KernelConfig
+    proven_seq: int
+    emulated_seq: int
     problems: tuple[str, ...]
     max_error: float | None
     bound: float | None
@@ -92,13 +100,14 @@ class Report:
         return all(row.ok for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it, a kernel an item of `kernels`."""
+        """As JSON takes it, a kernel an item of `kernels`. The sizes' lengths are None where those
+        of the kernels differ."""
         return {
             "arch": self.target.arch,
             "device": self.target.device.name,
             "backend": self.target.backend,
-            "proven": asdict(self.proven),
-            "emulated": asdict(self.emulated),
+            "proven": _shared(self.proven, {row.proven_seq for row in self.rows}),
+            "emulated": _shared(self.emulated, {row.emulated_seq for row in self.rows}),
             "timed": asdict(TIMED) if self.target.backend == "gpu" else None,
             "checks": self.checks,
             "seed": self.seed,
@@ -106,10 +115,13 @@ class Report:
         }
 
 
-def default_size(target: Target, configs: Sequence[KernelConfig] = ()) -> Size:
-    """What is proven when nobody says otherwise: as long as every config's tiles divide it."""
-    size = PROVEN_ON_GPU if target.backend == "gpu" else EMULATED
-    return replace(size, seq=whole_tiles(size.seq, configs))
+def _shared(size: Size, lengths: set[int]) -> dict[str, int | None]:
+    return asdict(replace(size, seq=lengths.pop() if len(lengths) == 1 else None))
+
+
+def default_size(target: Target) -> Size:
+    """What is proven when nobody says otherwise."""
+    return PROVEN_ON_GPU if target.backend == "gpu" else EMULATED
 
 
 def run_kernels(
@@ -124,23 +136,24 @@ def run_kernels(
     """Builds, runs, proves and, on a GPU, times every config.
 
     `size` is what is proven. Instructions and conflicts are always counted in the emulator: on that
-    size too or, with a GPU, on EMULATED, as long as tiles divide it. `checks` turns all of the
-    emulator's checks on. A kernel that is wrong, or that does not come to its end, is a row of the
-    report and not an exception.
+    size too or, with a GPU, on EMULATED. `checks` turns all of the emulator's checks on. A kernel
+    that is wrong, or that does not come to its end, is a row of the report and not an exception.
 
     Raises ArgumentError for a size that a config's tiles do not divide, IllegalConfigError,
     LaunchError when a kernel has left the GPU unusable to this process, and what building raises.
     """
     on_gpu = target.backend == "gpu"
-    emulated = replace(EMULATED, seq=whole_tiles(EMULATED.seq, configs)) if on_gpu else size
-    for cfg in configs:
-        check_legal(cfg, target.device)
-        _check_size(cfg, size)
+    emulated = EMULATED if on_gpu else size
+    jobs = [_Job(cfg, target, size, emulated, checks, seed) for cfg in configs]
+    for job in jobs:
+        check_legal(job.config, target.device)
+        _check_size(job.config, size)
+    narrator.expect("emulating", [job.estimate() for job in jobs])
     libraries = libraries_for(configs, arch=target.device.arch, progress=narrator.build)
     rows = []
-    for done, cfg in enumerate(configs):
-        narrator.step(f"proving {cfg}", done, len(configs))
-        rows.append(_Job(cfg, target, libraries[cfg], size, emulated, checks, seed).row())
+    for done, job in enumerate(jobs):
+        narrator.step(f"proving {job.config}", done, len(jobs))
+        rows.append(job.row(libraries[job.config]))
     if on_gpu:
         narrator.step("timing them together", len(configs), len(configs))
         rows = _timed(rows, seed)
@@ -162,10 +175,10 @@ def _timed(rows: Sequence[KernelRow], seed: int) -> list[KernelRow]:
 
 def _check_size(cfg: KernelConfig, size: Size) -> None:
     for name, value in (("batch", size.batch), ("heads", size.heads), ("seq", size.seq)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ArgumentError(f"{name}={value}: give a whole number above 0")
     for name, tile in tiles_of(cfg).items():
-        if size.seq % tile:
+        if size.seq is not None and size.seq % tile:
             raise ArgumentError(
                 f"seq={size.seq}: must be a multiple of {name}={tile} of {cfg}; "
                 f"take {-(-size.seq // tile) * tile}"
@@ -178,22 +191,41 @@ class _Job:
 
     config: KernelConfig
     target: Target
-    library: KernelLibrary
     proven: Size
     emulated: Size
     checks: bool
     seed: int
 
-    def row(self) -> KernelRow:
+    @property
+    def proven_seq(self) -> int:
+        on_gpu = self.target.backend == "gpu"
+        return self._seq(self.proven, PROVEN_SEQ_ON_GPU if on_gpu else EMULATED_SEQ)
+
+    @property
+    def emulated_seq(self) -> int:
+        return self._seq(self.emulated, EMULATED_SEQ)
+
+    def _seq(self, size: Size, least: int) -> int:
+        return whole_tiles(least, self.config) if size.seq is None else size.seq
+
+    def estimate(self) -> float:
+        """Seconds that the emulation is expected to take."""
+        cfg, size, seq = self.config, self.emulated, self.emulated_seq
+        problem = Problem(size.batch, seq, seq, size.heads, size.heads, cfg.d_head, cfg.dtype)
+        return estimate_seconds(cfg, problem) * (_CHECKS_COST if self.checks else 1.0)
+
+    def row(self, library: KernelLibrary) -> KernelRow:
         conflicts = BankConflicts()
         problems: list[str] = []
-        emulated = self._prove("emulator", self.emulated, problems, conflicts)
+        emulated = self._prove("emulator", self.emulated, self.emulated_seq, problems, conflicts)
         judged = emulated
         if self.target.backend == "gpu":
-            judged = self._prove("gpu", self.proven, problems)
-        entry = self.library.entry(self.config)
+            judged = self._prove("gpu", self.proven, self.proven_seq, problems)
+        entry = library.entry(self.config)
         return KernelRow(
             config=self.config,
+            proven_seq=self.proven_seq,
+            emulated_seq=self.emulated_seq,
             problems=tuple(problems),
             max_error=judged.max_error if judged else None,
             bound=judged.bound if judged else None,
@@ -217,13 +249,13 @@ class _Job:
         )
 
     def _prove(
-        self, backend: str, size: Size, problems: list[str], *observers: BankConflicts
+        self, backend: str, size: Size, seq: int, problems: list[str], *observers: BankConflicts
     ) -> Verdict | None:
         """The verdict, or None for a kernel that did not end; what is wrong goes to `problems`."""
         try:
             verdict = prove(
                 self.config,
-                seq=size.seq,
+                seq=seq,
                 batch=size.batch,
                 heads=size.heads,
                 backend=backend,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS
-from flashsmith.benchmark.run import KernelRow, Report
+from flashsmith.benchmark.run import KernelRow, Report, Size
 from flashsmith.benchmark.run_times import TIMED
 from flashsmith.benchmark.table import Cell, Column, fits, print_table
+from flashsmith.counted import counted
 
 _COLUMNS = (
     Column("verdict"),
@@ -33,7 +36,7 @@ def print_report(console: Console, report: Report) -> None:
         for problem in row.problems:
             console.print(f"{row.config}\n{problem}", style="red", soft_wrap=True, markup=False)
     passed = sum(row.ok for row in report.rows)
-    console.print(f"{passed} of {len(report.rows)} kernels passed", markup=False)
+    console.print(f"{passed} of {counted(len(report.rows), 'kernel')} passed", markup=False)
 
 
 def header(report: Report) -> list[str]:
@@ -42,13 +45,14 @@ def header(report: Report) -> list[str]:
     dtypes = ", ".join(sorted({row.config.dtype.name.lower() for row in report.rows}))
     d_heads = ", ".join(map(str, sorted({row.config.d_head for row in report.rows})))
     lines = [
-        f"problem: {report.proven}, d_head {d_heads}, {dtypes}, random inputs, seed {report.seed}",
+        f"problem: {_size(report.proven, [row.proven_seq for row in report.rows])}, "
+        f"d_head {d_heads}, {dtypes}, random inputs, seed {report.seed}",
         f"arch:    {target.arch} ({target.device.name})",
     ]
     if target.backend == "gpu":
         lines += [
             "backend: the GPU; instructions and bank conflicts from the emulator at "
-            f"{report.emulated}",
+            f"{_size(report.emulated, [row.emulated_seq for row in report.rows])}",
             "timed:   in turn, "
             f"batch {TIMED.batch}, seq {TIMED.seq}, heads {TIMED.heads}; the output is judged",
         ]
@@ -57,11 +61,23 @@ def header(report: Report) -> list[str]:
     return lines
 
 
+def _size(size: Size, lengths: Sequence[int]) -> str:
+    shortest, longest = min(lengths), max(lengths)
+    seq = shortest if shortest == longest else f"{shortest} to {longest} (each kernel its own)"
+    return f"batch {size.batch}, seq {seq}, heads {size.heads}"
+
+
 def _print_rows(console: Console, report: Report) -> None:
     timed = any(row.timing for row in report.rows)
+    lengths = [row.emulated_seq for row in report.rows]
+    differ = len(set(lengths)) > 1
     columns = [Column("kernel"), *_COLUMNS, *(_TIME_COLUMNS if timed else ())]
+    if differ:
+        columns.insert(1, Column("seq", True))
     names = [str(row.config) for row in report.rows]
-    cells = [_cells(row, timed) for row in report.rows]
+    cells = [
+        ((str(row.emulated_seq),) if differ else ()) + _cells(row, timed) for row in report.rows
+    ]
     rows: list[tuple[Cell, ...]] = [
         (name, *figures) for name, figures in zip(names, cells, strict=True)
     ]

@@ -12,6 +12,7 @@ from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import Target, choose_target
 from flashsmith.cli.options import Arch, Json, Kernels, print_json, selected
 from flashsmith.configs import KernelConfig, Problem, Semantics, by_family, check_legal
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def build_kernels(
         print_library(console, library, target)
         computed = library.manifest.semantics
         console.print(
-            f"{len(library)} configs for {target.arch}, {computed}, in {seconds:.1f} s: "
+            f"{counted(len(library), 'config')} for {target.arch}, {computed}, in {seconds:.1f} s: "
             f"{library.path}",
             soft_wrap=True,
         )

@@ -17,6 +17,7 @@ from flashsmith.configs import (
     kernel_set_sizes,
     parse_kernel_name_into_config,
 )
+from flashsmith.counted import counted
 
 app = typer.Typer()
 
@@ -48,7 +49,7 @@ def run(
         from flashsmith.benchmark.run import default_size, run_kernels
         from flashsmith.benchmark.run_table import print_report
 
-        size = default_size(target, configs)
+        size = default_size(target)
         size = replace(
             size,
             batch=size.batch if batch is None else batch,
@@ -114,7 +115,9 @@ def list_configs(kernels: Kernels = None, arch: Arch = None, as_json: Json = Fal
         return
     console = make_console()
     print_configs(console, facts)
-    console.print(f"{len(facts)} configs; legal, CTAs per SM and built are for {target.arch}")
+    console.print(
+        f"{counted(len(facts), 'config')}; legal, CTAs per SM and built are for {target.arch}"
+    )
 
 
 @app.command("env")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from flashsmith.errors import ArgumentError
@@ -36,7 +36,8 @@ class Step:
 
     `problems` says what is wrong, empty for a right kernel. Registers and spilled bytes are per
     thread. `instructions` are executed warp instructions by class; `conflicts` wavefronts over
-    their ideal number by use of shared memory, None where there was no such use.
+    their ideal number by use of shared memory, None where there was no such use; both are of the
+    length `counted_seq` (0 in ladders of before there were several).
     """
 
     config: str
@@ -50,6 +51,7 @@ class Step:
     instructions: dict[str, int] | None
     conflicts: dict[str, float | None]
     time: StepTime | None
+    counted_seq: int = 0
 
     @property
     def ok(self) -> bool:
@@ -133,4 +135,5 @@ _BUILT = ("steps", "problems", "time")
 
 
 def _fields_of(cls: Any, data: dict[str, Any]) -> dict[str, Any]:
-    return {f.name: data[f.name] for f in fields(cls) if f.name not in _BUILT}
+    wanted = [f for f in fields(cls) if f.name not in _BUILT]
+    return {f.name: data[f.name] for f in wanted if f.name in data or f.default is MISSING}
