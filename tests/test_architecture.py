@@ -15,7 +15,7 @@ import pytest
 # Every import points to a folder further left; `emulator` stands beside `builder`.
 ORDER = (
     ("errors",),
-    ("env", "host", "counted", "time_left"),
+    ("env", "host", "counted", "did_you_mean", "time_left"),
     ("configs",),
     ("codegen",),
     ("builder", "emulator"),
@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "errors": set(),
     "env": {"errors"},
     "host": {"errors"},
-    "configs": {"errors", "env"},
+    "configs": {"errors", "env", "did_you_mean"},
     "emulator": {"errors", "env", "configs"},
 }
 

@@ -21,6 +21,7 @@ from flashsmith.configs.hopper.parsing import (
     known_features,
     warpgroups_of,
 )
+from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError, ConfigParseError
 
 EXAMPLES = (
@@ -82,7 +83,8 @@ def _from_hopper_short_form(text: str, shape: str, features: str) -> HopperForwa
     for word in map(str.strip, features.split("+")):
         found = feature_values(word)
         if found is None:
-            _fail(text, f"unknown feature {word!r}; known are {known_features()}")
+            hint = did_you_mean(word, known_features()) or ";"
+            _fail(text, f"unknown feature {word!r}{hint} known are {', '.join(known_features())}")
         if word in words or found.keys() & values.keys():
             _fail(text, f"the feature {word!r} stands there twice, or contradicts another")
         words.add(word)
@@ -134,7 +136,9 @@ def _feature_values(
         for knob in feature_fields(config_class)
         if knob.metadata["word"]
     ]
-    _fail(text, f"unknown feature {word!r}; known are {', '.join(known)}, load_Q_K_V_tiles")
+    known.append("load_Q_K_V_tiles")
+    hint = did_you_mean(word, known) or ";"
+    _fail(text, f"unknown feature {word!r}{hint} known are {', '.join(known)}")
 
 
 def _from_values(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from flashsmith.configs.dtype import DType
 from flashsmith.configs.families import KernelConfig
 from flashsmith.configs.semantics import MASKS, Semantics
+from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
 
 # The smallest value of every size. A batch may be empty, and so may sequences.
@@ -17,6 +18,7 @@ _SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1
 TYPICAL_WINDOW = 1024
 TYPICAL_SOFTCAP = 30.0
 _SEMANTIC_WORDS = (*MASKS, "softcap", "packed", "uneven", "plain")
+_DTYPE_WORDS = {word for dtype in DType for word in (dtype.name.lower(), str(int(dtype)))}
 
 
 @dataclass(frozen=True, order=True)
@@ -109,6 +111,8 @@ class Problem:
                 semantics += word.split("+")
                 continue
             match = re.fullmatch(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", word, re.ASCII)
+            if match is None and word not in _DTYPE_WORDS:
+                raise ArgumentError(f"problem={text!r}: {_unknown(word)}")
             key = (match.group(1) or match.group(3)) if match else "dtype"
             if key in found or (key == "dtype" and dtype is not None):
                 raise ArgumentError(f"problem={text!r}: {word!r} says {key} a second time")
@@ -129,6 +133,17 @@ class Problem:
             semantics += ["uneven"] * ("uneven" not in semantics)
         kind = Semantics.parse("+".join(semantics) or "plain")
         return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, kind)
+
+
+def _unknown(word: str) -> str:
+    """What is wrong with a word of a problem that is neither a size, a dtype nor of semantics."""
+    single = (part for part in word.split("+") if part not in _SEMANTIC_WORDS)
+    wrong = next(single, word)
+    hint = did_you_mean(wrong, (*_SEMANTIC_WORDS, *(dtype.name.lower() for dtype in DType)))
+    return (
+        f"unknown word {wrong!r}{hint or ';'} allowed are sizes (b2, s128 or s128:512, h16 or "
+        f"h32:8, d64), fp16 or bf16, and {', '.join(_SEMANTIC_WORDS)}"
+    )
 
 
 def _scores_in_window(seq_q: int, seq_k: int, left: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -162,7 +163,7 @@ def print_plan(console: Console, races: Sequence[Race]) -> None:
     ]
     print_table(console, columns, rows)
     for reason, count in culls(races).most_common():
-        console.print(f"{count} x {reason}", markup=False, soft_wrap=True)
+        console.print(f"{count:,} x {reason}", markup=False, soft_wrap=True)
 
 
 def plan_summary(races: Sequence[Race]) -> list[dict[str, Any]]:
@@ -178,9 +179,16 @@ def plan_summary(races: Sequence[Race]) -> list[dict[str, Any]]:
 
 
 def culls(races: Sequence[Race]) -> Counter[str]:
-    """The reasons for which candidates were culled."""
+    """The reasons for which candidates were culled; those that differ in numbers alone are one,
+    in the words of the first."""
     dropped = (c for race in races for c in race.candidates.values() if c.status == "culled")
-    return Counter(candidate.reason for candidate in dropped)
+    first: dict[str, str] = {}
+    counted: Counter[str] = Counter()
+    for candidate in dropped:
+        kind = re.sub(r"\d[\d,.]*", "0", candidate.reason)
+        reason = first.setdefault(kind, candidate.reason.replace("(here ", "(for example "))
+        counted[reason] += 1
+    return counted
 
 
 def _fate(candidate: Candidate) -> str:
