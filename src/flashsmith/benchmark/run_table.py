@@ -10,7 +10,7 @@ from rich.text import Text
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS
 from flashsmith.benchmark.run import KernelRow, Report, Size
 from flashsmith.benchmark.run_times import TIMED
-from flashsmith.benchmark.table import Cell, Column, fits, print_table
+from flashsmith.benchmark.table import Cell, Column, print_table, print_text
 from flashsmith.counted import counted
 
 _COLUMNS = (
@@ -30,11 +30,11 @@ _TIME_COLUMNS = (Column("ms", True), Column("TFLOP/s", True))
 def print_report(console: Console, report: Report) -> None:
     """Problem, arch and backend; the table; what is wrong, if anything; what the figures mean."""
     for line in header(report):
-        console.print(line, soft_wrap=True, markup=False)
+        print_text(console, line, indent=9)
     _print_rows(console, report)
     for row in report.rows:
         for problem in row.problems:
-            console.print(f"{row.config}\n{problem}", style="red", soft_wrap=True, markup=False)
+            print_text(console, f"{row.config}\n{problem}", style="red")
     passed = sum(row.ok for row in report.rows)
     console.print(f"{passed} of {counted(len(report.rows), 'kernel')} passed", markup=False)
 
@@ -74,21 +74,10 @@ def _print_rows(console: Console, report: Report) -> None:
     columns = [Column("kernel"), *_COLUMNS, *(_TIME_COLUMNS if timed else ())]
     if differ:
         columns.insert(1, Column("seq", True))
-    names = [str(row.config) for row in report.rows]
-    cells = [
-        ((str(row.emulated_seq),) if differ else ()) + _cells(row, timed) for row in report.rows
+    rows = [
+        (str(row.config), *((str(row.emulated_seq),) if differ else ()), *_cells(row, timed))
+        for row in report.rows
     ]
-    rows: list[tuple[Cell, ...]] = [
-        (name, *figures) for name, figures in zip(names, cells, strict=True)
-    ]
-    if fits(console, columns, rows):
-        print_table(console, columns, rows)
-        return
-    # A terminal too narrow for the short forms: they go above, and numbers into the table.
-    for number, name in enumerate(names, 1):
-        console.print(f"{number:3} {name}", soft_wrap=True, markup=False)
-    columns[0] = Column("#", True)
-    rows = [(str(number), *figures) for number, figures in enumerate(cells, 1)]
     print_table(console, columns, rows)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flashsmith.benchmark.table import make_console
+from flashsmith.benchmark.table import make_console, print_text
 from flashsmith.cli.options import FAILED, Json, print_json
 
 if TYPE_CHECKING:
@@ -47,7 +47,11 @@ def choose_kernels(
     if as_json:
         print_json([choice.to_json() for choice in choices])
         return
-    print("\n\n".join(map(str, choices)))
+    console = make_console()
+    for number, choice in enumerate(choices):
+        if number:
+            console.print()
+        print_text(console, str(choice), indent=14)
 
 
 @winners.command("show")

@@ -137,6 +137,11 @@ def show_environment(as_json: Json = False) -> None:
         return
     print_table(
         make_console(),
-        [Column("variable"), Column("now"), Column("default"), Column("meaning")],
+        [
+            Column("variable"),
+            Column("now"),
+            Column("default", prose=True),
+            Column("meaning", prose=True),
+        ],
         [(f["name"], f["value"] or "", f["default"], f["meaning"]) for f in facts],
     )

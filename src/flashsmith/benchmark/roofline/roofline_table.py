@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.console import Console
 
 from flashsmith.benchmark.roofline.ceilings import Ceiling, Roofline
-from flashsmith.benchmark.table import Column, print_table
+from flashsmith.benchmark.table import Column, print_table, print_text
 
 _COLUMNS = (
     Column("ceiling"),
-    Column("what", right=False),
+    Column("what", prose=True),
     Column("rate", right=True),
     Column("unit"),
     Column("per SM\nand clock", right=True),
@@ -17,7 +17,7 @@ _COLUMNS = (
     Column("W", right=True),
     Column("spread\n%", right=True),
     Column("error", right=True),
-    Column("note"),
+    Column("note", prose=True),
 )
 
 _WHAT = {
@@ -49,7 +49,7 @@ def print_roofline(console: Console, roofline: Roofline) -> None:
     for name in ("driver", "torch", "flashsmith", "revision"):
         if environment.get(name):
             facts.append(f"{name} {environment[name]}")
-    console.print(f"{', '.join(facts)}; {roofline.time}", markup=False, soft_wrap=True)
+    print_text(console, f"{', '.join(facts)}; {roofline.time}")
 
 
 def _row(ceiling: Ceiling) -> tuple[str, ...]:

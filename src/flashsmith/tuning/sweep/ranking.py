@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from flashsmith.benchmark.rows import BenchRow, Verdict, now, problem_columns, write_rows
-from flashsmith.benchmark.table import Column, print_table
+from flashsmith.benchmark.table import Column, print_table, print_text
 from flashsmith.tuning.sweep.candidate import Candidate
 from flashsmith.tuning.sweep.race import Race, Standing
 from flashsmith.tuning.sweep.runner import Runner
@@ -163,7 +163,7 @@ def print_plan(console: Console, races: Sequence[Race]) -> None:
     ]
     print_table(console, columns, rows)
     for reason, count in culls(races).most_common():
-        console.print(f"{count:,} x {reason}", markup=False, soft_wrap=True)
+        print_text(console, f"{count:,} x {reason}", indent=4)
 
 
 def plan_summary(races: Sequence[Race]) -> list[dict[str, Any]]:
