@@ -56,6 +56,23 @@ def test_lines_say_what_is_left(monkeypatch, capsys: pytest.CaptureFixture[str])
     ]
 
 
+def test_lines_that_differ_in_numbers_alone_come_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time_left.time, "monotonic", lambda: now[0])
+    with Narrator() as narrator:
+        for done in range(100):
+            narrator.step("drawing charts", done, 100)
+            now[0] += 1.0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 7
+    assert lines[:2] == [
+        "drawing charts (1 of 100)",
+        "drawing charts (16 of 100, about 1m25s left)",
+    ]
+
+
 def test_a_build_counts_host_code_as_steps(capsys: pytest.CaptureFixture[str]) -> None:
     with Narrator() as narrator:
         narrator.build(BuildEvent("host", "host code: bindings  4.4 s", 8, 15))

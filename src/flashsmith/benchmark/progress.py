@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from flashsmith.builder import BuildEvent
 
 
+# Between two lines that say the same of other numbers.
+_LINE_SECONDS = 15.0
+
+
 class Teller:
     """Writes to standard error: lines, and on a terminal a bar below them.
 
@@ -97,6 +101,7 @@ class Narrator(Teller):
         self._told_of_waiting = False
         self._estimates: Sequence[float] = ()
         self._time_left = TimeLeft(0.0)
+        self._last_line = ("", 0.0)
 
     def __enter__(self) -> Narrator:
         self._begin(MofNCompleteColumn(), TimeElapsedColumn(), _Remaining(), total=None, end=None)
@@ -122,9 +127,18 @@ class Narrator(Teller):
         if self._bar is not None:
             end = time.monotonic() + left if known else None
             self._bar.update(self._task, description=what, completed=done, total=total, end=end)
-        elif done < total:
+        elif done < total and self._is_news(what):
             rest = f", {_about(left)} left" if known and left >= 1 else ""
             self.say(f"{what} ({done + 1} of {total}{rest})")
+
+    def _is_news(self, what: str) -> bool:
+        """Whether a line is worth it: another step than the last line's, or that one is old."""
+        last, since = self._last_line
+        now = time.monotonic()
+        if what == last and now - since < _LINE_SECONDS:
+            return False
+        self._last_line = (what, now)
+        return True
 
     def build(self, event: BuildEvent) -> None:
         """A builder's event; fits the builder's `progress` argument."""

@@ -118,7 +118,7 @@ def report(
                 f"{newest or 'no version named'}; {others} stand beside them"
             )
         narrator.say(f"drawing {counted(len(found.rows), 'row')}")
-        written = write_page(make_page(found, title), out)
+        written = write_page(make_page(found, title, narrator.step), out)
     make_console().print(
         f"{out}, {out.stat().st_size / 1e6:.1f} MB, and {len(written) - 1} charts beside it",
         markup=False,

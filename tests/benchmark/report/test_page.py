@@ -297,3 +297,14 @@ def test_the_key_figures_are_of_one_version_and_say_so() -> None:
     assert "ours / fa2 1.100 " in both
     assert " alone" not in alone
     assert "6 of 6 problems; of v2 alone (older, not in it: v1 0.550 in 6)" in both
+
+
+def test_every_chart_is_a_step() -> None:
+    """Drawing takes a second or so for each: a folder of results has hundreds."""
+    steps: list[tuple[str, int, int]] = []
+    page = make_page(
+        Results(rows=tuple(bench_rows())),
+        step=lambda what, done, total: steps.append((what, done, total)),
+    )
+    assert len(page.pictures) == 2
+    assert steps == [("drawing charts", done, 2) for done in (0, 1, 2)]
