@@ -260,6 +260,7 @@ def test_an_estimate_comes_first_and_what_is_left_with_every_kernel(monkeypatch,
 
 def test_checks_are_in_the_estimate(monkeypatch, capsys) -> None:
     monkeypatch.setattr(run_module, "libraries_for", lambda *_, **__: {})
+    monkeypatch.setattr(run_module, "_REFERENCE_SECONDS", 0.0)
     seconds = []
     large = Size(batch=1, seq=4096, heads=1)
     for checks in (False, True):
@@ -268,3 +269,17 @@ def test_checks_are_in_the_estimate(monkeypatch, capsys) -> None:
         words = capsys.readouterr().err.splitlines()[0].split()
         seconds.append(int(words[-1].removesuffix("s")))
     assert seconds[1] > 3 * seconds[0] > 0
+
+
+def test_the_references_are_in_the_estimate_once_a_problem(monkeypatch) -> None:
+    """They take longer than the emulation of long problems, and are kept for the next kernel."""
+    monkeypatch.setattr(run_module, "estimate_seconds", lambda cfg, problem: 1.0)
+    monkeypatch.setattr(run_module, "libraries_for", lambda *_, **__: {})
+    narrator = Narrator(quiet=True)
+    expected: list[float] = []
+    monkeypatch.setattr(narrator, "expect", lambda what, estimates: expected.extend(estimates))
+    size = Size(batch=1, seq=8192, heads=2)
+    with pytest.raises(KeyError):
+        run_kernels([STEP_1, STEP_2], TARGET, size=size, narrator=narrator)
+    assert expected[0] > 10.0
+    assert expected[1] == 1.0

@@ -12,7 +12,10 @@ from flashsmith.benchmark.report.results import ENVIRONMENT, Results, absent_pee
 from flashsmith.benchmark.report.section import note
 from flashsmith.benchmark.report.table import Entry, number, table
 from flashsmith.benchmark.rows import BenchRow
+from flashsmith.counted import counted
 
+# Versions whose means stand beside the newest one's.
+_MOST_OLDER = 3
 _NAMES = {"gpu": "GPU", "arch": "arch", "cuda": "CUDA", "torch": "PyTorch", "python": "Python"}
 
 
@@ -61,6 +64,8 @@ def _of_versions(newest: str, older: Mapping[str, Sequence[Cell]], peer: str) ->
         ratios = [ratio for cell in cells if (ratio := cell.ratio(peer))]
         if ratios:
             means.append(f"{version or 'no version named'} {_mean(ratios):.3f} in {len(ratios)}")
+    more = len(means) - _MOST_OLDER
+    means = [*means[:_MOST_OLDER], *([f"and {counted(more, 'version')} more"] if more > 0 else ())]
     others = f" (older, not in it: {'; '.join(means)})" if means else ""
     return f"; of {newest or 'rows that name no version'} alone{others}"
 
