@@ -191,9 +191,11 @@ def test_a_printed_roofline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, col
     """`flashsmith roofline > roofline.txt`, whatever the width of the page."""
     monkeypatch.setenv("COLUMNS", columns)
     out = io.StringIO()
-    print_roofline(make_console(out), ROOFLINE)
+    environment = {"driver": "580.159.04", "torch": "2.11.0+cu130", "revision": "csrc 4582d41e43a1"}
+    print_roofline(make_console(out), replace(ROOFLINE, environment=environment))
     (found,) = read(written(tmp_path / "roofline.txt", out.getvalue())).rooflines
     assert (found.gpu, found.arch, found.sm_count) == ("NVIDIA H200", 90, 132)
+    assert (found.time, found.environment) == (ROOFLINE.time, environment)
     assert [(c.key, c.unit, c.rate) for c in found.ceilings] == [
         (c.key, c.unit, c.rate) for c in ROOFLINE.ceilings
     ]

@@ -58,17 +58,18 @@ def print_roofline(console: Console, roofline: Roofline) -> None:
 # The heading of a ceiling's key, by which parse_roofline() knows the table.
 _KEY = _COLUMNS[0].heading
 _MEASURED_ON = re.compile(
-    r"(?P<gpu>.+) \(sm_(?P<arch>\d+), (?P<sms>\d+) SMs\)(?P<rest>.*); (?P<time>\S+)"
+    r"(?P<gpu>\S.*) \(sm_(?P<arch>\d+), (?P<sms>\d+) SMs\)(?P<rest>.*); (?P<time>\S+)"
 )
 
 
 def parse_roofline(text: str) -> Roofline | None:
     """The roofline that print_roofline() printed off a terminal, as precise as it stands there;
     None where the text is something else."""
-    measured = _MEASURED_ON.search(text)
+    lines = text.splitlines()
+    measured = _MEASURED_ON.search(" ".join(line for line in lines if line[:1] != "|"))
     facts: dict[str, dict[str, str]] = {}
     headings: list[str] = []
-    for line in text.splitlines():
+    for line in lines:
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if cells[:1] == [_KEY]:
             headings = cells
