@@ -55,6 +55,12 @@ def load_tool(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     return load
 
 
+@pytest.fixture(autouse=True)
+def wide_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests read whole lines and tables; those about narrow pages say how wide theirs are."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+
 @functools.cache
 def gpu_count() -> int:
     """How many GPUs the CUDA driver offers; 0 without a driver. Needs no CUDA library of ours."""

@@ -16,7 +16,7 @@ import pytest
 ORDER = (
     ("printable",),
     ("errors", "untrusted"),
-    ("env", "host"),
+    ("env", "host", "counted", "did_you_mean", "time_left"),
     ("configs",),
     ("codegen",),
     ("builder", "emulator"),
@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "untrusted": {"printable"},
     "env": {"printable", "errors", "untrusted"},
     "host": {"errors"},
-    "configs": {"printable", "errors", "untrusted", "env"},
+    "configs": {"printable", "errors", "untrusted", "env", "did_you_mean"},
     "emulator": {"errors", "env", "configs"},
 }
 

@@ -47,14 +47,19 @@ def test_a_build_and_what_it_tells(build, cuda_home):
     library = build(progress=events.append)
     check_stand_in_library(library)
     assert [(e.stage, e.done, e.total) for e in events] == [
-        ("compile", 0, 2),
-        ("compile", 1, 2),
-        ("compile", 2, 2),
-        ("host", 2, 2),
-        ("link", 2, 2),
-        ("publish", 2, 2),
-        ("done", 2, 2),
+        ("compile", 0, 6),
+        ("compile", 1, 6),
+        ("compile", 2, 6),
+        ("host", 3, 6),
+        ("host", 4, 6),
+        ("host", 5, 6),
+        ("link", 5, 6),
+        ("publish", 6, 6),
+        ("done", 6, 6),
     ]
+    left = [e.seconds_left for e in events]
+    assert left[0] > left[-1] == 0.0
+    assert "about " in events[0].message
     assert [e.entry for e in events[1:3]] == list(map(library.entry, sorted(CONFIGS)))
     assert "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles" in events[1].message
 

@@ -31,7 +31,10 @@ def test_a_file_may_have_parentheses_in_its_name(tmp_path: Path) -> None:
 def test_a_wrong_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text(f"{OTHER}\n\n(FP16, 128, 64, 64, 4): swizled+load_0_0_0_tiles\n")
-    with pytest.raises(ConfigParseError, match=r"mine\.txt, line 3: .*unknown feature 'swizled'"):
+    with pytest.raises(
+        ConfigParseError,
+        match=r"mine\.txt, line 3: .*unknown feature 'swizled'; did you mean 'swizzled'",
+    ):
         get_kernel_configs(str(path))
 
 

@@ -25,6 +25,12 @@ _EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
 _CONFIGS_PER_SHARD = 10
 
 
+# What g++ and nvcc take for a file of host code on one core, and for linking: estimates.
+_GXX_SECONDS = 2.0
+_NVCC_SECONDS = 9.0
+LINK_SECONDS = 0.2
+
+
 @dataclass(frozen=True)
 class _HostObject:
     """Host code that every library shares: compiled once and kept in the cache."""
@@ -65,22 +71,43 @@ class Compilation:
 
     # ---- compiling ----
 
-    def compile(self, cache: Cache, compiled: Callable[[KernelEntry], None]) -> list[KernelEntry]:
-        """Compile everything; ``compiled`` hears of each kernel as its shard is done."""
+    def compile(
+        self,
+        cache: Cache,
+        compiled: Callable[[KernelEntry], None],
+        *,
+        begin: Callable[[list[float]], None] = lambda estimates: None,
+        host_compiled: Callable[[Finished, float], None] = lambda done, estimate: None,
+    ) -> list[KernelEntry]:
+        """Compile everything that the cache does not hold.
+
+        First ``begin`` is called with estimates, in seconds of one core, of the files of host code;
+        then ``compiled`` with each kernel as its shard is done, and ``host_compiled`` with each
+        file of host code and its estimate.
+        """
         entries: list[KernelEntry] = []
         shards = {self._shard_command(i): i for i in range(len(self.sources.shards))}
-        host = [o for o in self._host_objects() if not self._reuse(cache, o)]
-        commands = [*shards, *(o.command for o in host), self._map_command()]
+        missing = [o for o in self._host_objects() if not self._reuse(cache, o)]
+        host = [*(o.command for o in missing), self._map_command()]
+        # The longest first, so that no compiler works alone at the end.
+        host.sort(key=self._estimate, reverse=True)
+        begin([self._estimate(command) for command in host])
 
         def finished(done: Finished) -> None:
             if done.command in shards:
                 for entry in self._kernels(shards[done.command], done):
                     entries.append(entry)
                     compiled(entry)
+            else:
+                host_compiled(done, self._estimate(done.command))
 
-        run_all(commands, cwd=self.workspace, jobs=self.jobs, finished=finished)
-        self._new_objects = host
+        run_all([*shards, *host], cwd=self.workspace, jobs=self.jobs, finished=finished)
+        self._new_objects = missing
         return sorted(entries, key=lambda entry: entry.config.to_ints())
+
+    def _estimate(self, command: Command) -> float:
+        by_nvcc = command.arguments[0] == str(self.recipe.toolchain.nvcc)
+        return _NVCC_SECONDS if by_nvcc else _GXX_SECONDS
 
     def publish_host_objects(self, cache: Cache) -> None:
         """Keep the host code compiled here, once it is sure which sources it was made of."""

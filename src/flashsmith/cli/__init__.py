@@ -12,7 +12,7 @@ import typer
 
 import flashsmith
 from flashsmith import env
-from flashsmith.benchmark.table import make_console
+from flashsmith.benchmark.table import make_console, print_text
 from flashsmith.cli import (
     benchmarks,
     building,
@@ -71,5 +71,5 @@ def main() -> None:
         require_supported_host()
         app()
     except (FlashsmithError, OSError) as error:
-        make_console(sys.stderr).print(f"flashsmith: {error}", style="red", markup=False)
+        print_text(make_console(sys.stderr), f"flashsmith: {error}", style="red")
         raise SystemExit(ERROR) from None

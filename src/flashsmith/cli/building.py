@@ -21,6 +21,7 @@ from flashsmith.configs import (
     check_legal,
     device_spec,
 )
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def build_kernels(
         print_library(console, library, target)
         computed = library.manifest.semantics
         console.print(
-            f"{len(library)} configs for {target.arch}, {computed}, in {seconds:.1f} s: "
+            f"{counted(len(library), 'config')} for {target.arch}, {computed}, in {seconds:.1f} s: "
             f"{library.path}",
             soft_wrap=True,
         )

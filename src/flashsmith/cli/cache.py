@@ -8,7 +8,8 @@ import typer
 
 from flashsmith import env
 from flashsmith.benchmark.table import make_console
-from flashsmith.cli.options import FAILED, Json, print_json, print_path, print_text
+from flashsmith.cli.options import FAILED, Json, print_json, print_lines, print_path
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def list_cache(as_json: Json = False) -> None:
     print_entries(console, entries)
     total = sum(entry.bytes for entry in entries) / MIB
     console.print(
-        f"{len(entries)} libraries, {total:.1f} of at most {env.cache_limit_mib()} MiB, "
+        f"{_libraries(len(entries))}, {total:.1f} of at most {env.cache_limit_mib()} MiB, "
         f"in {cache_path()}",
         soft_wrap=True,
     )
@@ -76,9 +77,13 @@ def clear_cache() -> None:
     _report_removed(clear())
 
 
+def _libraries(number: int) -> str:
+    return counted(number, "library", "libraries")
+
+
 def _report_removed(removed: Removed) -> None:
     kept = f"; {removed.in_use} in use stayed" if removed.in_use else ""
-    print(f"removed {removed.entries} libraries, {removed.bytes / MIB:.1f} MiB{kept}")
+    print(f"removed {_libraries(removed.entries)}, {removed.bytes / MIB:.1f} MiB{kept}")
 
 
 @app.command("verify")
@@ -88,8 +93,8 @@ def verify_cache() -> None:
 
     damaged = verify()
     for entry in damaged:
-        print_text(f"{entry.path}: {entry.damage}; the next build replaces it")
-    print(f"{len(cache_entries())} libraries, {len(damaged)} damaged")
+        print_lines(f"{entry.path}: {entry.damage}; the next build replaces it")
+    print(f"{_libraries(len(cache_entries()))}, {len(damaged)} damaged")
     if damaged:
         raise typer.Exit(FAILED)
 

@@ -46,7 +46,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(for_json(value), indent=2, allow_nan=False).replace("\x7f", r"\u007f"))
 
 
-def print_text(text: str) -> None:
+def print_lines(text: str) -> None:
     """Lines on standard output, control characters escaped."""
     print(printable(text, lines=True))
 
@@ -54,7 +54,7 @@ def print_text(text: str) -> None:
 def print_path(path: Path) -> None:
     """A path on standard output: as it is for another program, escaped for a terminal."""
     if sys.stdout.isatty():
-        print_text(str(path))
+        print_lines(str(path))
     else:
         typer.echo(os.fsencode(path) + b"\n", nl=False)
 

@@ -21,6 +21,7 @@ from flashsmith.configs.hopper.parsing import (
     known_features,
     warpgroups_of,
 )
+from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.printable import quoted
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
@@ -90,7 +91,9 @@ def _from_hopper_short_form(text: str, shape: str, features: str) -> HopperForwa
     for word in map(str.strip, features.split("+")):
         found = feature_values(word)
         if found is None:
-            _fail(text, f"unknown feature {quoted(word)}; known are {known_features()}")
+            hint = did_you_mean(word, known_features()) or ";"
+            known = ", ".join(known_features())
+            _fail(text, f"unknown feature {quoted(word)}{hint} known are {known}")
         if word in words or found.keys() & values.keys():
             _fail(text, f"the feature {quoted(word)} stands there twice, or contradicts another")
         words.add(word)
@@ -142,7 +145,9 @@ def _feature_values(
         for knob in feature_fields(config_class)
         if knob.metadata["word"]
     ]
-    _fail(text, f"unknown feature {quoted(word)}; known are {', '.join(known)}, load_Q_K_V_tiles")
+    known.append("load_Q_K_V_tiles")
+    hint = did_you_mean(word, known) or ";"
+    _fail(text, f"unknown feature {quoted(word)}{hint} known are {', '.join(known)}")
 
 
 def _from_values(

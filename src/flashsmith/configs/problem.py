@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from flashsmith.configs.dtype import DType
 from flashsmith.configs.families import KernelConfig
 from flashsmith.configs.semantics import MASKS, Semantics
+from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
@@ -20,6 +21,7 @@ TYPICAL_WINDOW = 1024
 TYPICAL_SOFTCAP = 30.0
 _SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
 _SEMANTIC_WORDS = (*MASKS, "softcap", "packed", "uneven", "plain")
+_DTYPE_WORDS = {word for dtype in DType for word in (dtype.name.lower(), str(int(dtype)))}
 
 
 @dataclass(frozen=True, order=True)
@@ -114,13 +116,15 @@ class Problem:
                 semantics += word.split("+")
                 continue
             match = _SIZE.fullmatch(word)
+            if match is None and word not in _DTYPE_WORDS:
+                raise ArgumentError(f"problem={quoted(text)}: {_unknown(word)}")
             key = (match.group(1) or match.group(3)) if match else "dtype"
             if key in found or (key == "dtype" and dtype is not None):
                 raise ArgumentError(
                     f"problem={quoted(text)}: {quoted(word)} says {key} a second time"
                 )
             if match is None:
-                dtype = _parse_dtype(word, text)
+                dtype = DType.parse(word)
                 continue
             first = whole_number(match.group(2) or match.group(4))
             second = whole_number(match.group(5)) if match.group(5) else first
@@ -142,15 +146,15 @@ class Problem:
         return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, kind)
 
 
-def _parse_dtype(word: str, text: str) -> DType:
-    try:
-        return DType.parse(word)
-    except ArgumentError as error:
-        raise ArgumentError(
-            f"problem={quoted(text)}: {quoted(word)} is neither a size (b, s, h or d and a "
-            f"number) nor a word of semantics, and {error}; write it like "
-            "'b1 s128 h1 d128 fp16 causal'"
-        ) from None
+def _unknown(word: str) -> str:
+    """What is wrong with a word of a problem that is neither a size, a dtype nor of semantics."""
+    single = (part for part in word.split("+") if part not in _SEMANTIC_WORDS)
+    wrong = next(single, word)
+    hint = did_you_mean(wrong, (*_SEMANTIC_WORDS, *(dtype.name.lower() for dtype in DType)))
+    return (
+        f"unknown word {quoted(wrong)}{hint or ';'} allowed are sizes (b2, s128 or s128:512, h16 "
+        f"or h32:8, d64), fp16 or bf16, and {', '.join(_SEMANTIC_WORDS)}"
+    )
 
 
 def _scores_in_window(seq_q: int, seq_k: int, left: int) -> int:

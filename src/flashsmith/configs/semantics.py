@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 
@@ -60,9 +61,11 @@ class Semantics:
         masks = [word for word in words if word in MASKS]
         flags = {word: True for word in words if word in ("softcap", "packed", "uneven")}
         if len(masks) > 1 or len(masks) + len(flags) != len(words):
+            known = (*MASKS, "softcap", "packed", "uneven", _PLAIN)
+            hint = "".join(did_you_mean(word, known) for word in words if word not in known)
             raise ArgumentError(
                 f"semantics={quoted(text)}: allowed are '{_PLAIN}', or a mask (causal or window), "
-                "softcap, packed and uneven joined by '+'"
+                f"softcap, packed and uneven joined by '+'{hint}"
             )
         flags["uneven"] = "uneven" in flags or "packed" in flags
         return cls(masks[0] if masks else "none", **flags)

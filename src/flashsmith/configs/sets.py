@@ -17,6 +17,7 @@ from flashsmith.configs.families import KernelConfig
 from flashsmith.configs.hopper.sets import get_hopper_configs
 from flashsmith.configs.parsing import parse_kernel_name_into_config
 from flashsmith.configs.search_space import get_search_space_configs
+from flashsmith.did_you_mean import did_you_mean
 from flashsmith.env import KERNELS
 from flashsmith.errors import SelectionError
 from flashsmith.printable import quoted
@@ -155,7 +156,8 @@ def get_kernel_configs(key: str | None = None) -> list[KernelConfig]:
         raise SelectionError(f"{source} is unset or empty; {_valid_keys()}")
     configs = _select(key)
     if configs is None:
-        raise SelectionError(f"{source}={quoted(key)} is no known key; {_valid_keys()}")
+        hint = did_you_mean(key, kernel_set_sizes()) or ";"
+        raise SelectionError(f"{source}={quoted(key)} is no known key{hint} {_valid_keys()}")
     if not configs:
         raise SelectionError(f"{source}={quoted(key)} selects no config; {_valid_keys()}")
     return list(dict.fromkeys(configs))

@@ -18,6 +18,7 @@ from flashsmith.configs import (
     by_family,
     compiled_d_head,
 )
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.tuning.choice import choose_config
@@ -56,9 +57,8 @@ class AnyLength:
             f"{len(configs)} {semantics}" for semantics, configs in self.configs.items()
         )
         words = str(self.problem).partition(" h")[2]
-        plural = "" if len(every) == 1 else "s"
         return (
-            f"h{words} of any length on {self.device.name}: {len(every)} config{plural} "
+            f"h{words} of any length on {self.device.name}: {counted(len(every), 'config')} "
             f"({of_families}), chosen for {self.count:,} problems; as kernels {kernels}"
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from flashsmith.benchmark.typed_records import checked_fields
@@ -43,7 +43,8 @@ class Step:
 
     `problems` says what is wrong, empty for a right kernel. Registers and spilled bytes are per
     thread. `instructions` are executed warp instructions by class; `conflicts` wavefronts over
-    their ideal number by use of shared memory, None where there was no such use.
+    their ideal number by use of shared memory, None where there was no such use; both are of the
+    length `counted_seq` (0 in ladders of before there were several).
     """
 
     config: str
@@ -57,6 +58,7 @@ class Step:
     instructions: dict[str, int] | None
     conflicts: dict[str, float | None]
     time: StepTime | None
+    counted_seq: int = 0
 
     @property
     def ok(self) -> bool:
@@ -125,6 +127,8 @@ class Ladder:
 
 def _step(number: int, data: Any) -> Step:
     try:
+        if isinstance(data, dict):
+            data = _DEFAULTS_OF_A_STEP | data
         found = checked_fields(Step, data, _PLAIN_FIELDS_OF_A_STEP)
         negative = [name for name, value in found.items() if type(value) is int and value < 0]
         if negative:
@@ -147,3 +151,5 @@ def _time(data: Any) -> StepTime | None:
 
 _PLAIN_FIELDS = tuple(field.name for field in fields(Ladder) if field.name != "steps")
 _PLAIN_FIELDS_OF_A_STEP = tuple(field.name for field in fields(Step) if field.name != "time")
+# What ladders of before did not have.
+_DEFAULTS_OF_A_STEP = {f.name: f.default for f in fields(Step) if f.default is not MISSING}

@@ -84,7 +84,8 @@ def rows_of_run(value: dict[str, Any]) -> list[BenchRow]:
 
 def _of_run(value: dict[str, Any], kernel: dict[str, Any]) -> dict[str, Any]:
     config = parse_kernel_name_into_config(kernel["config"])
-    size = value["timed"] or value["proven"]
+    proven = value["proven"] | {"seq": kernel.get("proven_seq", value["proven"]["seq"])}
+    size = value["timed"] or proven
     timing = kernel["timing"] or {}
     return {
         "contender": kernel["config"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,16 +34,25 @@ class Page:
     pictures: tuple[Picture, ...]
 
 
-def make_page(results: Results, title: str = "flashsmith report") -> Page:
-    """The page of the results."""
+# What is drawn next, how many charts are there, and of how many.
+Step = Callable[[str, int, int], None]
+
+
+def make_page(
+    results: Results,
+    title: str = "flashsmith report",
+    step: Step = lambda what, done, total: None,
+) -> Page:
+    """The page of the results; `step` is called with every chart of a group of problems."""
     cells = make_cells(results.compared)
     groups = make_groups(cells)
     settings = _settings([cell.row for cell in cells])
-    throughput = list(
-        pictures.throughput_pictures(
-            groups, [settings[setting_of(group.first)] for group in groups]
-        )
-    )
+    names = [settings[setting_of(group.first)] for group in groups]
+    throughput: list[Picture] = []
+    step("drawing charts", 0, len(groups))
+    for picture in pictures.throughput_pictures(groups, names):
+        throughput.append(picture)
+        step("drawing charts", len(throughput), len(groups))
     ladders = list(pictures.ladder_pictures(results.ladders))
     heat_maps = make_heat_maps(results.rows)
     space = list(pictures.space_pictures(heat_maps))

@@ -16,6 +16,7 @@ from flashsmith.printable import quoted
 
 # What a search measures in its rounds: figures for the map of the space, not for comparisons.
 _SEARCH_PROTOCOLS = ("rung", "final")
+PASSED_OVER = "passed over"
 ENVIRONMENT = tuple(field.name for field in fields(Environment))
 
 
@@ -44,6 +45,15 @@ class Results:
     def compared(self) -> tuple[BenchRow, ...]:
         """Rows of contenders beside each other; not those of a search."""
         return tuple(row for row in self.rows if not of_search(row))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The revisions whose kernels are compared, the one measured last first, and the time of
+        each one's last row. Rows that name no revision are of one, ''."""
+        last: dict[str, str] = {}
+        for row in self.compared:
+            last[row.revision] = max(last.get(row.revision, ""), row.time)
+        return dict(sorted(last.items(), key=lambda item: item[1], reverse=True))
 
     @property
     def environments(self) -> tuple[tuple[tuple[str, Any], ...], ...]:

@@ -44,7 +44,7 @@ def feature_values(word: str) -> dict[str, object] | None:
     return None
 
 
-def known_features() -> str:
+def known_features() -> list[str]:
     """Every feature, for an error message."""
     words = ["tma"]
     for knob in fields(HopperForwardKernelConfig):
@@ -55,4 +55,4 @@ def known_features() -> str:
             words += [f"{name}{member.name.lower()}" for member in ENUMERATIONS[knob.name]]
         elif name is not None:
             words.append(name if is_flag(knob) else f"{name}_N")
-    return ", ".join(words)
+    return words

@@ -14,7 +14,7 @@ _COLUMNS = [
     Column("GPU"),
     Column("arch"),
     Column("class"),
-    Column("problem"),
+    Column("problem", prose=True),
     Column("rank", right=True),
     Column("config"),
     Column("family"),
