@@ -266,6 +266,26 @@ def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
         read(tmp_path / name)
 
 
+PRINTED = "| ceiling | rate | unit |\n| l2_read | 9.5 | TB/s |\n\nH200 (sm_90, 132 SMs); now\n"
+
+
+def test_damage_to_a_printed_roofline_is_no_roofline(tmp_path: Path) -> None:
+    assert len(read(written(tmp_path / "right.txt", PRINTED)).rooflines) == 1
+    for part, damage in (
+        ("9.5", "nan"),
+        ("9.5", "inf"),
+        ("9.5", "0"),
+        ("9.5", "nine"),
+        ("TB/s", "miles"),
+        ("90", "9" * 5000),
+        ("132", "\u0663\u0663"),
+        ("H200", "x (sm_90, " * 100_000),  # must not take its square in time
+    ):
+        path = written(tmp_path / "roofline.txt", PRINTED.replace(part, damage))
+        with pytest.raises(ArgumentError, match=r"roofline\.txt: the ending must be"):
+            read(path)
+
+
 # --- stored rooflines ----------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from flashsmith.benchmark.roofline.ceilings import SCALE, Ceiling, Roofline
 from flashsmith.benchmark.table import Column, print_table, print_text
+from flashsmith.errors import ArgumentError
 
 _COLUMNS = (
     Column("ceiling"),
@@ -58,15 +59,19 @@ def print_roofline(console: Console, roofline: Roofline) -> None:
 # The heading of a ceiling's key, by which parse_roofline() knows the table.
 _KEY = _COLUMNS[0].heading
 _MEASURED_ON = re.compile(
-    r"(?P<gpu>\S.*) \(sm_(?P<arch>\d+), (?P<sms>\d+) SMs\)(?P<rest>.*); (?P<time>\S+)"
+    r"(?P<gpu>\S.*) \(sm_(?P<arch>\d{1,9}), (?P<sms>\d{1,9}) SMs\)(?P<rest>.*); (?P<time>\S+)",
+    re.ASCII,
 )
+# Far more than print_roofline() prints below the table: a search takes time by its square.
+_MOST_BELOW = 4000
 
 
 def parse_roofline(text: str) -> Roofline | None:
     """The roofline that print_roofline() printed off a terminal, as precise as it stands there;
     None where the text is something else."""
     lines = text.splitlines()
-    measured = _MEASURED_ON.search(" ".join(line for line in lines if line[:1] != "|"))
+    below = " ".join(line for line in lines if line[:1] != "|")
+    measured = _MEASURED_ON.search(below[:_MOST_BELOW])
     facts: dict[str, dict[str, str]] = {}
     headings: list[str] = []
     for line in lines:
@@ -78,19 +83,21 @@ def parse_roofline(text: str) -> Roofline | None:
     if measured is None or not facts:
         return None
     try:
-        ceilings = tuple(_parsed(key, found) for key, found in facts.items())
-    except (KeyError, ValueError):
+        found = Roofline(
+            gpu=measured["gpu"],
+            arch=int(measured["arch"]),
+            sm_count=int(measured["sms"]),
+            time=measured["time"],
+            environment=dict(
+                part.split(" ", 1) for part in measured["rest"].split(", ")[1:] if " " in part
+            ),
+            ceilings=tuple(_parsed(key, cells) for key, cells in facts.items()),
+        )
+        # With the checks that any other file's figures pass.
+        value = found.to_json()
+        return Roofline.from_json(value | {"ceilings": list(value["ceilings"])})
+    except (KeyError, ValueError, ArgumentError):
         return None
-    return Roofline(
-        gpu=measured["gpu"],
-        arch=int(measured["arch"]),
-        sm_count=int(measured["sms"]),
-        time=measured["time"],
-        environment=dict(
-            part.split(" ", 1) for part in measured["rest"].split(", ")[1:] if " " in part
-        ),
-        ceilings=ceilings,
-    )
 
 
 def _parsed(key: str, found: Mapping[str, str]) -> Ceiling:
