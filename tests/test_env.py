@@ -87,6 +87,7 @@ def test_a_bad_value_is_one_line_on_the_console(
 ) -> None:
     value, words = COMMANDS[name]
     monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "2000")  # which is as wide as a line may be
     assert run(monkeypatch, *words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"flashsmith: {name}=")

@@ -165,7 +165,7 @@ CONFLICT = "^--problem: says itself what is computed; leave out "
         (("--semantics", ""), "^semantics='': allowed are 'plain', or a mask"),
         (
             ("--problem", "nonsense"),
-            "^problem='nonsense': unknown word 'nonsense'; allowed are sizes ",
+            "^problem='nonsense': unknown word 'nonsense'; did you mean 'none'. allowed are sizes ",
         ),
         (("--problem", ""), "^problem='': s, d, dtype missing; write it like"),
         (("--problem", "s300 d64 fp16 h4:3"), "^heads_q=4: must be a multiple of heads_k=3"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from functools import lru_cache
 from types import UnionType
@@ -66,7 +67,8 @@ def _plain(hint: Any, value: Any, name: str) -> Any:
         str: isinstance(value, str) and len(value) <= MOST_CHARACTERS,
         bool: isinstance(value, bool),
         int: type(value) is int and abs(value) <= LARGEST,
-        float: type(value) in (int, float) and not abs(value) > LARGEST,  # NaN is a number here
+        # NaN and infinities are numbers here, however they are written.
+        float: type(value) in (int, float) and not LARGEST < abs(value) < math.inf,
     }
     if not fits.get(hint, False):
         raise ValueError(
