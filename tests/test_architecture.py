@@ -14,8 +14,9 @@ import pytest
 
 # Every import points to a folder further left; `emulator` stands beside `builder`.
 ORDER = (
-    ("errors",),
-    ("env", "host"),
+    ("printable",),
+    ("errors", "untrusted"),
+    ("env", "host", "counted", "did_you_mean", "time_left"),
     ("configs",),
     ("codegen",),
     ("builder", "emulator"),
@@ -31,10 +32,12 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # Beyond the order: a narrower rule for the parts that must stand alone.
 MAY_IMPORT = {
-    "errors": set(),
-    "env": {"errors"},
+    "printable": set(),
+    "errors": {"printable"},
+    "untrusted": {"printable"},
+    "env": {"printable", "errors", "untrusted"},
     "host": {"errors"},
-    "configs": {"errors", "env"},
+    "configs": {"printable", "errors", "untrusted", "env", "did_you_mean"},
     "emulator": {"errors", "env", "configs"},
 }
 

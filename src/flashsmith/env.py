@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ KERNELS = Variable(
 )
 JIT = Variable(
     "FLASHSMITH_JIT",
-    "1: build a config on first use; 0: a config that is not built is an error",
+    "1: build a config on first use; 0: where it is not built attention() takes another that is, "
+    "and a config that was named is an error",
     "1",
 )
 CACHE_DIR = Variable(
@@ -45,10 +48,28 @@ CACHE_LIMIT = Variable(
     "size limit of the cache in MiB; the libraries unused longest go first",
     "4096",
 )
+TRUST_CACHE = Variable(
+    "FLASHSMITH_TRUST_CACHE",
+    "1: load kernels from a cache whoever owns it or may write it; 0: only if you or root own it "
+    "and nobody else may write it",
+    "0",
+)
 TABLE = Variable(
     "FLASHSMITH_TABLE",
     "your own table of winners, a JSON file; `flashsmith winners path` says where it is",
     "winners.json in the user's data folder, flashsmith/",
+)
+EMULATE = Variable(
+    "FLASHSMITH_EMULATE",
+    "1: sdpa() and transformers run host tensors in the emulator, many times slower than PyTorch; "
+    "0: they leave them to PyTorch",
+    "0",
+)
+UNTUNED = Variable(
+    "FLASHSMITH_UNTUNED",
+    "1: sdpa() and transformers use the kernels on sm_100 and later, too, for which no table was "
+    "measured; 0: they leave calls there to PyTorch",
+    "0",
 )
 JOBS = Variable("FLASHSMITH_JOBS", "parallel compilations", "the number of cores")
 CUDA_HOME = Variable(
@@ -57,7 +78,18 @@ CUDA_HOME = Variable(
     "unset",
 )
 
-VARIABLES = (KERNELS, JIT, CACHE_DIR, CACHE_LIMIT, TABLE, JOBS, CUDA_HOME)
+VARIABLES = (
+    KERNELS,
+    JIT,
+    CACHE_DIR,
+    CACHE_LIMIT,
+    TRUST_CACHE,
+    TABLE,
+    EMULATE,
+    UNTUNED,
+    JOBS,
+    CUDA_HOME,
+)
 
 
 def _boolean(variable: Variable, default: bool) -> bool:
@@ -66,21 +98,40 @@ def _boolean(variable: Variable, default: bool) -> bool:
         return default
     if raw in ("0", "1"):
         return raw == "1"
-    raise ArgumentError(f"{variable.name}={raw!r}: allowed are 0 and 1")
+    raise ArgumentError(f"{variable.name}={quoted(raw)}: allowed are 0 and 1")
 
 
 def _positive_int(variable: Variable, default: int) -> int:
     raw = variable.raw()
     if raw is None:
         return default
-    if raw.isdecimal() and int(raw) > 0:
-        return int(raw)
-    raise ArgumentError(f"{variable.name}={raw!r}: give a whole number above 0")
+    number = whole_number(raw)
+    if not number:
+        raise ArgumentError(
+            f"{variable.name}={quoted(raw)}: give a whole number above 0, of the digits 0 to 9 and "
+            f"at most {MOST_DIGITS_OF_COUNTS} of them"
+        )
+    return number
 
 
 def jit_enabled() -> bool:
     """Whether a config that is not built may be built on first use."""
     return _boolean(JIT, True)
+
+
+def trusts_cache() -> bool:
+    """Whether kernels are loaded from the cache whoever may have written them."""
+    return _boolean(TRUST_CACHE, False)
+
+
+def emulation_enabled() -> bool:
+    """Whether sdpa() and transformers run host tensors in the emulator where nobody said so."""
+    return _boolean(EMULATE, False)
+
+
+def untuned_enabled() -> bool:
+    """Whether sdpa() and transformers use kernels on architectures without measurements."""
+    return _boolean(UNTUNED, False)
 
 
 def cache_limit_mib() -> int:
@@ -91,6 +142,12 @@ def cache_limit_mib() -> int:
 def jobs() -> int:
     """How many compilations run side by side: FLASHSMITH_JOBS, else the usable cores."""
     return _positive_int(JOBS, len(os.sched_getaffinity(0)))
+
+
+def check_values() -> None:
+    """Raises ArgumentError, naming the variable, when one of them has a value it cannot have."""
+    for read in (jit_enabled, cache_limit_mib, jobs):
+        read()
 
 
 def keep_models_offline() -> None:

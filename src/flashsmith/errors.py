@@ -5,9 +5,15 @@ Each message names the argument or file, what it was, what is allowed, and what 
 
 from __future__ import annotations
 
+from flashsmith.printable import printable
+
 
 class FlashsmithError(Exception):
     """Base of every deliberate flashsmith error."""
+
+    def __str__(self) -> str:
+        # Messages quote files, paths and names, and are printed by whoever catches them.
+        return printable(super().__str__(), lines=True)
 
 
 class ArgumentError(FlashsmithError, ValueError):
@@ -44,6 +50,10 @@ class CompileError(FlashsmithError, RuntimeError):
 
 class CacheError(FlashsmithError, RuntimeError):
     """The kernel cache cannot be read or written (permissions, space)."""
+
+
+class DamagedLibraryError(CacheError):
+    """A library in the kernel cache cannot be loaded: what is in it is not what it should be."""
 
 
 class TableError(FlashsmithError, RuntimeError):

@@ -16,7 +16,7 @@ from flashsmith.benchmark.knobs import knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import choose_target
-from flashsmith.benchmark.tasks import Size, default_size
+from flashsmith.benchmark.whole_tiles import whole_tiles
 from flashsmith.builder.recipe import package_sources
 from flashsmith.configs import (
     HopperForwardKernelConfig,
@@ -144,10 +144,9 @@ def test_conflicts_are_of_what_warps_store() -> None:
 
 
 def test_a_run_asks_for_whole_tiles_of_keys_only() -> None:
-    assert default_size(TARGET, [SHIPPED]) == Size(1, 256, 2)
-    assert default_size(TARGET, [TWO]).seq == 320
-    mma_sync = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
-    assert default_size(TARGET, [SHIPPED, mma_sync]).seq == 256
+    assert whole_tiles(256, SHIPPED) == 256
+    assert whole_tiles(256, TWO) == 320
+    assert whole_tiles(320, parse("(FP16, 128, 64, 96, 4): async+load_0_0_0_tiles")) == 384
 
 
 def test_an_illegal_config_is_explained_with_a_way_out() -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from flashsmith import time_left
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.builder import BuildEvent
 
@@ -31,6 +32,63 @@ def test_a_pipe_gets_plain_lines_as_they_happen(capsys: pytest.CaptureFixture[st
         "proving a (1 of 2)",
         "proving b (2 of 2)",
     ]
+
+
+def test_lines_say_what_is_left(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the estimates, corrected by what the steps took: here ten times as long."""
+    now = [100.0]
+    monkeypatch.setattr(time_left.time, "monotonic", lambda: now[0])
+    with Narrator() as narrator:
+        narrator.expect("emulating", [10.0, 30.0])
+        narrator.step("proving a", 0, 2)
+        now[0] += 100.0
+        narrator.step("proving b", 1, 2)
+        narrator.step("measuring c", 0, 3)
+        now[0] += 20.0
+        narrator.step("measuring d", 1, 3)
+    assert capsys.readouterr().err.splitlines() == [
+        "emulating is estimated to take about 40s",
+        "proving a (1 of 2, about 40s left)",
+        # (100 + 4) / (10 + 4) of 30: a tenth of the estimate weighs as much as what was seen.
+        "proving b (2 of 2, about 3m43s left)",
+        "measuring c (1 of 3)",
+        "measuring d (2 of 3, about 31s left)",
+    ]
+
+
+def test_lines_that_differ_in_numbers_alone_come_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time_left.time, "monotonic", lambda: now[0])
+    with Narrator() as narrator:
+        for done in range(100):
+            narrator.step("drawing charts", done, 100)
+            now[0] += 1.0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 7
+    assert lines[:2] == [
+        "drawing charts (1 of 100)",
+        "drawing charts (16 of 100, about 1m25s left)",
+    ]
+
+
+def test_a_build_counts_host_code_as_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    with Narrator() as narrator:
+        narrator.build(BuildEvent("host", "host code: bindings  4.4 s", 8, 15))
+    assert capsys.readouterr().err == "  [8/15] host code: bindings  4.4 s\n"
+
+
+def test_a_bar_says_what_is_left(monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    out = Terminal()
+    monkeypatch.setattr(sys, "stderr", out)
+    with Narrator() as narrator:
+        narrator.build(BuildEvent("compile", "7 configs", 7, 15, None, 75.4))
+        narrator._bar.refresh()
+    assert "7/15" in out.getvalue()
+    assert "about 1m15s left" in out.getvalue()
 
 
 def test_waiting_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -188,6 +189,16 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch) ->
     with pytest.raises(DependencyError, match=r"flashsmith\[parquet\]"):
         write_rows(tmp_path / "rows.parquet", [ROW])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.json"])
+def test_rows_are_not_written_through_a_link_beside_them(tmp_path: Path, name: str) -> None:
+    """Put where the unfinished file would be, were its name the process's number."""
+    (tmp_path / f".{name}.{os.getpid()}").symlink_to(tmp_path / "target")
+    write_rows(tmp_path / name, [ROW])
+    assert read_rows(tmp_path / name) == [ROW]
+    assert not (tmp_path / "target").exists()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +19,8 @@ from flashsmith.benchmark.run_times import Timing
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import choose_target
 from flashsmith.benchmark.tasks import EMULATED, OneProblem, Size, default_size
-from flashsmith.configs import Problem, Semantics, get_kernel_configs
+from flashsmith.benchmark.whole_tiles import tiles_of
+from flashsmith.configs import KernelConfig, Problem, Semantics, get_kernel_configs
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError, LaunchError
@@ -73,7 +75,7 @@ def test_a_right_kernel_passes() -> None:
     assert report.ok
     assert row.problems == ()
     assert row.timing is None
-    assert "1 of 1 kernels passed" in printed(report)
+    assert "1 of 1 kernel passed" in printed(report)
 
 
 def test_a_wrong_kernel_fails_and_is_located(monkeypatch) -> None:
@@ -105,7 +107,7 @@ def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> Non
     assert not report.ok
     text = printed(report)
     assert "did not come to its end: deadlock" in text
-    assert "0 of 1 kernels passed" in text
+    assert "0 of 1 kernel passed" in text
 
 
 def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(monkeypatch) -> None:
@@ -284,9 +286,85 @@ def test_on_a_gpu_the_kernel_is_proven_there_and_timed() -> None:
     assert "TFLOP/s" in printed(report)
 
 
-@pytest.mark.parametrize("key", ["prog", "tune", "prog-all", "cover"])
-def test_every_sets_tiles_divide_the_default_length(key: str) -> None:
+def asked_lengths(monkeypatch, key: str, backend: str) -> dict[str, dict[KernelConfig, int]]:
+    """At which length a run proves each kernel of a set when none is given, by backend."""
+    asked: dict[str, dict[KernelConfig, int]] = {"emulator": {}, "gpu": {}}
+
+    def prove(cfg, **options):
+        asked[options["backend"]][cfg] = options["seq"]
+        raise EmulatorError("not today")
+
+    entry = SimpleNamespace(registers=168, spill_store_bytes=0, spill_load_bytes=0)
+    library = SimpleNamespace(entry=lambda cfg: entry)
+    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(
+        run_module, "libraries_for", lambda configs, **_: dict.fromkeys(configs, library)
+    )
+    monkeypatch.setattr(run_module, "CudaEvents", PretendedClock)
+    monkeypatch.setattr(run_module, "time_kernels", lambda problem_of, seed: {})
     configs = get_kernel_configs(key)
-    seq = default_size(choose_target("sm_80", emulate=True), configs).seq
-    assert seq >= 256
-    assert all(seq % cfg.B_r == 0 == seq % cfg.B_c for cfg in configs)
+    target = replace(choose_target("sm_90", emulate=True), backend=backend)
+    narrator = Narrator(quiet=True)
+    report = run_kernels(configs, target, task=default_size(target), narrator=narrator)
+    assert set(asked["emulator"]) == set(configs)
+    if len(set(asked["emulator"].values())) > 1:
+        assert report.to_json()["proven"]["seq"] is None
+        assert "| seq |" in printed(report)
+        assert "(each kernel its own)" in printed(report)
+    return asked
+
+
+@pytest.mark.parametrize("key", ["prog", "tune", "prog-all", "cover", "space", "hopper"])
+def test_every_kernel_is_proven_at_whole_tiles_of_its_own(monkeypatch, key: str) -> None:
+    """The least common multiple over the wgmma set would be 13,440 keys: hours."""
+    for cfg, seq in asked_lengths(monkeypatch, key, "emulator")["emulator"].items():
+        assert all(seq % tile == 0 for tile in tiles_of(cfg).values())
+        assert 256 <= seq < 256 + math.lcm(*tiles_of(cfg).values())
+
+
+def test_so_it_is_on_a_gpu(monkeypatch) -> None:
+    asked = asked_lengths(monkeypatch, "hopper", "gpu")
+    assert len(set(asked["gpu"].values())) > 1
+    for cfg, seq in asked["gpu"].items():
+        assert seq % cfg.B_c == 0
+        assert 1024 <= seq < 1024 + cfg.B_c
+        assert asked["emulator"][cfg] < 256 + cfg.B_c
+
+
+def test_an_estimate_comes_first_and_what_is_left_with_every_kernel(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(run_module, "estimate_seconds", lambda cfg, problem: problem.seq_q / 8)
+    with Narrator() as narrator:
+        run_kernels([STEP_1, STEP_2], TARGET, task=SMALL, narrator=narrator)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "emulating is estimated to take about 16s"
+    assert f"proving {STEP_1} (1 of 2, about 16s left)" in lines
+    assert lines[-1].startswith(f"proving {STEP_2} (2 of 2")
+
+
+def test_checks_are_in_the_estimate(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(run_module, "libraries_for", lambda *_, **__: {})
+    monkeypatch.setattr(run_module, "_REFERENCE_SECONDS", 0.0)
+    seconds = []
+    large = Size(batch=1, seq=4096, heads=1)
+    for checks in (False, True):
+        with pytest.raises(KeyError), Narrator() as narrator:
+            run_kernels(
+                [STEP_1], TARGET, task=large, options=Options(checks=checks), narrator=narrator
+            )
+        words = capsys.readouterr().err.splitlines()[0].split()
+        seconds.append(int(words[-1].removesuffix("s")))
+    assert seconds[1] > 3 * seconds[0] > 0
+
+
+def test_the_references_are_in_the_estimate_once_a_problem(monkeypatch) -> None:
+    """They take longer than the emulation of long problems, and are kept for the next kernel."""
+    monkeypatch.setattr(run_module, "estimate_seconds", lambda cfg, problem: 1.0)
+    monkeypatch.setattr(run_module, "libraries_for", lambda *_, **__: {})
+    narrator = Narrator(quiet=True)
+    expected: list[float] = []
+    monkeypatch.setattr(narrator, "expect", lambda what, estimates: expected.extend(estimates))
+    size = Size(batch=1, seq=8192, heads=2)
+    with pytest.raises(KeyError):
+        run_kernels([STEP_1, STEP_2], TARGET, task=size, narrator=narrator)
+    assert expected[0] > 10.0
+    assert expected[1] == 1.0

@@ -31,7 +31,7 @@ BF16 = replace(CFG, dtype=15)
 def test_the_default_size_runs_the_kernel_of_the_semantics(target, key: str) -> None:
     configs = get_kernel_configs(key)
     for semantics in SEMANTICS:
-        size = default_size(target, configs, semantics)
+        size = default_size(target, semantics)
         assert size.batch > 1 or not semantics.packed
         even = replace(semantics, uneven=semantics.packed)
         for cfg in configs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -11,6 +12,12 @@ from flashsmith.builder.cache import Cache
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.configs import Semantics
+
+
+def key_of(name: str) -> str:
+    """The key that stands for ``name`` in a test."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
 
 PTX = "// not PTX, but a file like any other\n" * 100
 
@@ -34,7 +41,8 @@ def make_manifest(key: str, folder: Path, source_hash: str = "s" * 32, arch: int
         )
         for i, cfg in enumerate(CONFIGS)
     )
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    files = sorted(str(path.relative_to(folder)) for path in paths)
     return Manifest(
         key=key,
         family="mma_sync",
@@ -49,14 +57,16 @@ def make_manifest(key: str, folder: Path, source_hash: str = "s" * 32, arch: int
         created="2026-01-01T00:00:00+00:00",
         build_seconds=1.5,
         kernels=kernels,
-        files={str(path.relative_to(folder)): FileRecord.of(path) for path in files},
+        files={name: FileRecord.of(folder, name) for name in files},
     )
 
 
 def publish(
-    cache: Cache, key: str, *, size: int = 1000, used: float | None = None
+    cache: Cache, name: str, *, size: int = 1000, used: float | None = None
 ) -> KernelLibrary:
-    """Publish a library of ``size`` bytes and some, last used at ``used`` (epoch seconds)."""
+    """Publish the library ``key_of(name)`` of ``size`` bytes and some, last used at ``used`` (epoch
+    seconds)."""
+    key = key_of(name)
     with cache.building(key, lambda seconds: None), cache.workspace() as workspace:
         folder = workspace / "library"
         (folder / "ptx").mkdir(parents=True)

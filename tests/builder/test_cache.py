@@ -9,38 +9,41 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 from stand_in_sources import CONFIGS
-from synthetic_library import PTX, publish
+from synthetic_library import PTX, key_of, publish
 
 import flashsmith.builder as builder
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.locks import try_lock
 from flashsmith.errors import ArgumentError, CacheError, KernelNotBuiltError
 
+OBJECT = f"{key_of('sources')}-bindings"
+NAMES = {key_of(name): name for name in ("a", "b", "c", "d", "k", "other")}
+
 
 def keys(cache: Cache) -> list[str]:
-    return [entry.key for entry in cache.entries()]
+    """The names whose keys are listed."""
+    return [NAMES[entry.key] for entry in cache.entries()]
 
 
 def test_what_is_published_can_be_opened(cache):
     published = publish(cache, "a")
-    opened = cache.open("a")
+    opened = cache.open(key_of("a"))
     assert opened is not None
-    assert opened.path == published.path == cache.root / "libraries" / "a"
+    assert opened.path == published.path == cache.root / "libraries" / key_of("a")
     assert opened.manifest == published.manifest
     assert opened.configs == CONFIGS
     assert opened.so_path.stat().st_size == 1000
     assert [opened.ptx(cfg) for cfg in CONFIGS] == [PTX, PTX]
-    assert list((cache.root / "tmp").iterdir()) == []
+    assert list((cache.root / "tmp").glob("*")) == []
 
 
 def test_a_missing_library_is_none(cache):
-    assert cache.open("a") is None
+    assert cache.open(key_of("a")) is None
     publish(cache, "b")
-    assert cache.open("a") is None
+    assert cache.open(key_of("a")) is None
 
 
 def test_a_config_that_is_not_in_the_library_is_named(cache):
@@ -70,7 +73,7 @@ def test_a_damaged_file_is_noticed_and_the_library_replaced(cache, index, damage
         content[at] ^= 4
         path.write_bytes(content)
 
-    assert cache.open("a") is None
+    assert cache.open(key_of("a")) is None
     (entry,) = cache.entries(thorough=True)
     assert entry.damage
     assert entry.manifest is None
@@ -91,16 +94,16 @@ def test_ptx_that_is_damaged_after_opening_is_an_error(cache):
 
 
 def test_a_library_under_another_ones_key_is_refused(cache):
-    publish(cache, "a").path.rename(cache.libraries / "b")
-    assert cache.open("b") is None
-    assert [entry.damage for entry in cache.entries()] == ["its manifest is that of a"]
+    publish(cache, "a").path.rename(cache.libraries / key_of("b"))
+    assert cache.open(key_of("b")) is None
+    assert [entry.damage for entry in cache.entries()] == [f"its manifest is that of {key_of('a')}"]
 
 
 def test_verify_names_the_damaged_entry(cache):
     publish(cache, "a")
     (publish(cache, "b").path / "library.so").write_bytes(b"short")
     assert [(entry.key, entry.damage) for entry in builder.verify()] == [
-        ("b", "library.so has 5 bytes, not 1000")
+        (key_of("b"), "library.so has 5 bytes, not 1000")
     ]
     assert len(builder.cache_entries()) == 2
 
@@ -110,7 +113,7 @@ def test_publishing_what_another_process_published_meanwhile_gives_theirs(cache)
     ours = publish(cache, "a", size=50)
     assert ours.so_path.read_bytes() == theirs.so_path.read_bytes()
     assert len(ours.so_path.read_bytes()) == 1000
-    assert list((cache.root / "tmp").iterdir()) == []
+    assert list((cache.root / "tmp").glob("*")) == []
 
 
 # ---- room ----
@@ -120,7 +123,7 @@ def test_the_libraries_unused_longest_go_first(cache):
     for i, key in enumerate("abcd"):
         publish(cache, key, size=2**20, used=1000.0 + i)
     assert keys(cache) == ["d", "c", "b", "a"]
-    assert cache.open("a") is not None  # which makes it the last used
+    assert cache.open(key_of("a")) is not None  # which makes it the last used
     removed = cache.prune(2.5)
     assert (removed.entries, removed.in_use) == (2, 0)
     assert removed.bytes >= 2 * 2**20
@@ -146,9 +149,10 @@ def test_a_library_in_use_by_another_process_is_not_evicted(cache):
             sys.executable,
             "-c",
             "import sys; from pathlib import Path; from flashsmith.builder.cache import Cache\n"
-            "library = Cache(Path(sys.argv[1])).open('a')\n"
+            "library = Cache(Path(sys.argv[1])).open(sys.argv[2])\n"
             "print(library is not None, flush=True); sys.stdin.read()",
-            str(cache.root),
+            str(cache.folder),
+            key_of("a"),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -166,7 +170,7 @@ def test_a_library_in_use_by_another_process_is_not_evicted(cache):
 
 def test_a_library_that_is_being_built_is_not_evicted(cache):
     publish(cache, "a")
-    with cache.building("a", lambda seconds: None):
+    with cache.building(key_of("a"), lambda seconds: None):
         assert cache.prune(0).in_use == 1
     assert keys(cache) == ["a"]
 
@@ -179,7 +183,7 @@ def test_pruning_a_cache_within_its_limit_removes_nothing(cache):
 
 def test_a_damaged_library_can_be_evicted(cache):
     (publish(cache, "a").path / "lock").unlink()
-    assert cache.open("a") is None
+    assert cache.open(key_of("a")) is None
     assert cache.clear().entries == 1
 
 
@@ -187,7 +191,7 @@ def test_host_objects_count_and_go_too(cache, tmp_path):
     publish(cache, "a", used=5000.0)
     built = tmp_path / "built.o"
     built.write_bytes(bytes(2**20))
-    cache.publish_object("bindings", built)
+    cache.publish_object(OBJECT, built)
     os.utime(next(cache.objects.iterdir()), (1000.0, 1000.0))
     assert cache.prune(0.5).bytes == 2**20
     assert list(cache.objects.iterdir()) == []
@@ -198,12 +202,12 @@ def test_a_damaged_host_object_is_not_used_and_is_replaced(cache, tmp_path):
     publish(cache, "a")
     built = tmp_path / "built.o"
     built.write_bytes(b"object code")
-    cache.publish_object("bindings", built)
-    assert cache.object("bindings") == b"object code"
+    cache.publish_object(OBJECT, built)
+    assert cache.object(OBJECT) == b"object code"
     next(cache.objects.iterdir()).write_bytes(b"object c0de")
-    assert cache.object("bindings") is None
-    cache.publish_object("bindings", built)
-    assert cache.object("bindings") == b"object code"
+    assert cache.object(OBJECT) is None
+    cache.publish_object(OBJECT, built)
+    assert cache.object(OBJECT) == b"object code"
     assert len(list(cache.objects.iterdir())) == 1
 
 
@@ -241,13 +245,13 @@ def test_what_is_no_library_is_left_alone(cache):
 
 def test_manifests_are_read_again_when_they_change(cache):
     publish(cache, "a")
-    assert [manifest.key for manifest in cache.manifests()] == ["a"]
-    path = cache.libraries / "a" / "manifest.json"
+    assert [NAMES[manifest.key] for manifest in cache.manifests()] == ["a"]
+    path = cache.libraries / key_of("a") / "manifest.json"
     path.write_text(path.read_text().replace("0.1.0", "0.2.0"))
     assert cache.manifests() == []
     publish(cache, "a")
     publish(cache, "b", used=1000.0)
-    assert [manifest.key for manifest in cache.manifests()] == ["a", "b"]
+    assert [NAMES[manifest.key] for manifest in cache.manifests()] == ["a", "b"]
 
 
 # ---- workspaces of dead processes ----
@@ -255,35 +259,35 @@ def test_manifests_are_read_again_when_they_change(cache):
 
 def test_a_workspace_swept_before_it_was_locked_gets_a_successor(cache, monkeypatch):
     publish(cache, "a")
-    made = []
+    made, really_make = [], Path.mkdir
 
-    def swept_at_once(dir):
-        folder = mkdtemp(dir=dir)
+    def swept_at_once(folder, **options):
+        really_make(folder, **options)
         made.append(folder)
         if len(made) == 1:
-            os.rmdir(folder)
-        return folder
+            folder.rmdir()
 
-    monkeypatch.setattr("tempfile.mkdtemp", swept_at_once)
+    monkeypatch.setattr(Path, "mkdir", swept_at_once)
     with cache.workspace() as workspace:
         assert workspace.is_dir()
-        assert [str(workspace)] == made[1:]
+        assert made == [made[0], workspace]
 
 
 def test_a_dead_processs_workspace_is_swept_and_a_living_ones_stays(cache):
     publish(cache, "a")
     tmp = cache.root / "tmp"
-    for name in ("dead", "alive", "young", "old"):
+    dead, alive, young, old = (f"build-{digit * 16}" for digit in "0123")
+    for name in (dead, alive, young, old):
         (tmp / name / "build").mkdir(parents=True)
-    (tmp / "dead" / "lock").touch()
-    alive = try_lock(tmp / "alive" / "lock", create=True)
+    (tmp / dead / "lock").touch()
+    held = try_lock(tmp / alive / "lock", create=True)
     hours_ago = time.time() - 2 * 3600
-    os.utime(tmp / "old", (hours_ago, hours_ago))
+    os.utime(tmp / old, (hours_ago, hours_ago))
     with cache.workspace() as workspace:
-        assert sorted(p.name for p in tmp.iterdir()) == sorted(["alive", "young", workspace.name])
-    alive.release()
+        assert sorted(p.name for p in tmp.iterdir()) == sorted([alive, young, workspace.name])
+    held.release()
     cache.clear()
-    assert [p.name for p in tmp.iterdir()] == ["young"]
+    assert [p.name for p in tmp.iterdir()] == [young]
 
 
 def test_a_workspace_is_removed_when_its_build_fails(cache):
@@ -296,7 +300,7 @@ def test_a_workspace_is_removed_when_its_build_fails(cache):
 
     with pytest.raises(RuntimeError, match="the build"):
         fail()
-    assert list((cache.root / "tmp").iterdir()) == []
+    assert list((cache.root / "tmp").glob("*")) == []
 
 
 # ---- errors ----
@@ -365,7 +369,7 @@ def test_a_listing_beside_an_eviction(cache, monkeypatch):
 
 
 def test_a_workspace_that_another_process_removes_too(cache, monkeypatch):
-    left = cache.root / "tmp" / "left"
+    left = cache.root / "tmp" / f"build-{16 * '0'}"
     (left / "build").mkdir(parents=True)
     (left / "lock").touch()
     iterdir = Path.iterdir

@@ -9,7 +9,7 @@ import pytest
 import flashsmith.builder as builder
 from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, device_spec, get_cover_configs
 
-ARCHS = (80, 86, 89, 90, 100, 120)
+ARCHS = (80, 86, 89, 90, 100, pytest.param(103, marks=pytest.mark.full), 120)
 
 
 @pytest.fixture(params=ARCHS, ids="sm_{}".format)

@@ -113,14 +113,14 @@ def test_a_table_ships_what_it_ranks(tmp_path) -> None:
         ("spills", "bytes of registers are spilled"),
     ],
 )
-def test_a_shipped_kernel_with_a_fault_is_not_built(fault, words, cache_root, tmp_path) -> None:
+def test_a_shipped_kernel_with_a_fault_is_not_built(fault, words, cache, tmp_path) -> None:
     csrc = write_hopper_sources(tmp_path / "csrc", fault)
     assert SHIPPED.B_c == FAULTY_B_C
     with pytest.raises(CompileError) as caught:
         build_from(csrc, [SHIPPED], arch=90, jobs=1)
     assert f"  {SHIPPED}\n    - " in str(caught.value)
     assert words in str(caught.value)
-    assert not list((cache_root / "libraries").iterdir())
+    assert not list(cache.libraries.iterdir())
 
 
 @pytest.mark.parametrize(

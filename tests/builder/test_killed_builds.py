@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from check_library import check_stand_in_library
 from stand_in_sources import CONFIGS, copy_home
 
 from flashsmith.builder.library_build import build_from
+from flashsmith.builder.scratch import scratch_folder
 
 PROGRAM = Path(__file__).parent / "stand_in_build.py"
 PARTS = 12
@@ -44,21 +46,37 @@ def all_steps(tmp_path_factory, recorded_home, tiny_csrc) -> int:
         return run_build(tiny_csrc, NEVER)[1]
 
 
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch) -> Path:
+    """Where compilers run in this test."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
 def check_recovery(cache, csrc) -> None:
     """The next build works, and nothing of the dead one stays."""
     check_stand_in_library(build_from(csrc, CONFIGS, jobs=1))
     assert [entry.damage for entry in cache.entries(thorough=True)] == [None]
-    leftovers = cache.root / "tmp"
+
+    def leftovers() -> list[Path]:
+        scratch = Path(tempfile.gettempdir()).glob("flashsmith-build-*")
+        return [*scratch, *(cache.root / "tmp").iterdir()]
+
     deadline = time.monotonic() + 20
-    while list(leftovers.iterdir()) and time.monotonic() < deadline:
+    while leftovers() and time.monotonic() < deadline:
         # A compiler that outlived its parent may still write; a folder that its creator did not
         # live to lock is given an hour.
         time.sleep(0.05)
-        for folder in leftovers.iterdir():
+        for folder in leftovers():
             if not (folder / "lock").exists() and not list(folder.iterdir()):
                 folder.rmdir()
         cache.clear()
-    assert list(leftovers.iterdir()) == []
+        with scratch_folder():
+            pass
+    assert leftovers() == []
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -126,3 +126,22 @@ def test_an_exclusive_lock_is_asked_for_as_a_network_file_system_wants_it(tmp_pa
     refused = True
     assert try_lock(path) is not None
     assert modes == [os.O_RDWR, os.O_RDWR, os.O_RDONLY]
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder"])
+def test_what_is_no_file_of_its_own_is_no_lock(tmp_path, kind):
+    path, target = tmp_path / "lock", tmp_path / "target"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(target)
+        if kind == "link":
+            target.write_text("mine")
+    before = sorted(tmp_path.iterdir())
+    assert try_lock(path) is None
+    assert try_lock(path, shared=True) is None
+    with pytest.raises(OSError, match=r"symbolic links|regular file|Is a directory"):
+        try_lock(path, create=True)
+    assert sorted(tmp_path.iterdir()) == before

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +119,86 @@ def test_the_environment_of_a_compiler(tmp_path, monkeypatch):
     (done,) = run([shell("c", 'echo "$NVCC_APPEND_FLAGS|$TMPDIR|$LC_ALL"')], tmp_path)
     assert done.output == f"|{tmp_path}|C\n"
     assert os.environ["TMPDIR"] == "/elsewhere"
+
+
+# ---- when the process that started the compilers ends ----
+
+PARENT = """
+import os, signal, sys
+from pathlib import Path
+from flashsmith.builder.processes import Command, run_all
+
+# As deep as nvcc's: a shell's child, one of another session, one that ignores what it can.
+script = (
+    "echo $$ >> pids; (echo $(sh -c 'echo $PPID') >> pids; sleep 60; :) &"
+    "setsid sh -c 'echo $$ >> pids; sleep 60; :' &"
+    "trap '' TERM HUP INT QUIT; echo ready >> pids; while :; do sleep 1; done"
+)
+if sys.argv[2] == "orderly":  # the groups of the compilers are killed then
+    script = script.replace("setsid ", "")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+commands = [Command(name, ("/bin/sh", "-c", script)) for name in ("one", "two")]
+if sys.argv[2] == "fork" and os.fork() == 0:
+    os.setsid()
+    import time
+    time.sleep(20)  # holds all that its parent had open
+    os._exit(0)
+run_all(commands, cwd=Path(sys.argv[1]), jobs=2, finished=print)
+"""
+
+
+def check_compilers_end_with(number, tmp_path, how="plain"):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), how])
+    pids = tmp_path / "pids"
+    words = []
+    while words.count("ready") < 2 or len(words) < 8:
+        assert parent.poll() is None
+        time.sleep(0.02)
+        words = pids.read_text().split() if pids.exists() else []
+    started = [int(word) for word in words if word != "ready"]
+    assert all(map(_alive, started))
+    parent.send_signal(number)
+    parent.wait(timeout=30)
+    deadline = time.monotonic() + 5
+    while any(map(_alive, started)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = list(filter(_alive, started))
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_compilers_end_with_their_parent(number, tmp_path):
+    check_compilers_end_with(number, tmp_path)
+
+
+def test_compilers_end_with_their_parent_though_a_forked_child_lives_on(tmp_path):
+    check_compilers_end_with(signal.SIGKILL, tmp_path, "fork")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name", ["HUP", "INT", "QUIT", "ABRT", "SEGV", "BUS", "USR1", "ALRM", "XCPU", "SYS"]
+)
+def test_compilers_end_with_their_parent_by_any_signal(name, tmp_path):
+    how = "orderly" if name == "INT" else "plain"
+    check_compilers_end_with(getattr(signal, f"SIG{name}"), tmp_path, how)
+
+
+def test_nobody_else_is_killed(tmp_path):
+    """Not even who keeps temporary files in a folder of a name like that."""
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, "TMPDIR": f"{tmp_path}x"})
+    try:
+        check_compilers_end_with(signal.SIGKILL, tmp_path)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_nothing_watches_once_the_compilers_are_done(tmp_path):
+    run([shell("c", "true")], tmp_path)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            assert str(tmp_path) not in path.read_text()

@@ -101,7 +101,7 @@ def test_equal_sources_give_equal_ptx(library, cache_root):
 
 
 def test_a_library_with_more_serves_those_who_want_less(library, monkeypatch):
-    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(library.path.parents[1]))
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(library.path.parents[2]))
     monkeypatch.setenv("CUDA_HOME", "/nowhere")  # nothing may be compiled
     assert builder.library_for([LAST]).path == library.path
     assert builder.find_library(FIRST).path == library.path

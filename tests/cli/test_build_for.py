@@ -57,7 +57,7 @@ def test_several_problems_of_one_kernel_are_one_library(tmp_path: Path) -> None:
     arguments = [word for text in problems for word in ("--for", text)]
     done = flashsmith("build", *arguments, "--arch", "80", cache=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("1 configs for sm_80, uneven, in") == 1
+    assert done.stdout.count("1 config for sm_80, uneven, in") == 1
 
 
 def test_a_set_is_built_for_semantics(tmp_path: Path) -> None:

@@ -222,12 +222,12 @@ def test_the_life_of_a_library(small_cache: str) -> None:
     def cache(*arguments: str) -> subprocess.CompletedProcess[str]:
         return flashsmith("cache", *arguments, FLASHSMITH_CACHE_DIR=small_cache)
 
-    assert cache("path").stdout.strip() == small_cache
+    assert cache("path").stdout.strip() == f"{small_cache}/flashsmith-cache-1"
     assert cache().stdout == cache("list").stdout
     (entry,) = json.loads(cache("list", "--json").stdout)
     assert entry["configs"] == [STEP_1]
     assert entry["damage"] is None
-    assert cache("verify").stdout == "1 libraries, 0 damaged\n"
+    assert cache("verify").stdout == "1 library, 0 damaged\n"
 
     facts = flashsmith("configs", "-k", STEP_1, "--json", FLASHSMITH_CACHE_DIR=small_cache)
     assert json.loads(facts.stdout)[0]["built"] is True
@@ -237,8 +237,8 @@ def test_the_life_of_a_library(small_cache: str) -> None:
     library.write_bytes(library.read_bytes()[:-1] + b"?")
     damaged = cache("verify")
     assert damaged.returncode == 1
-    assert "1 libraries, 1 damaged" in damaged.stdout
+    assert "1 library, 1 damaged" in damaged.stdout
 
     assert cache("prune", "--limit", "-1").returncode == 2
-    assert cache("clear").stdout.startswith("removed 1 libraries")
+    assert cache("clear").stdout.startswith("removed 1 library")
     assert json.loads(cache("list", "--json").stdout) == []

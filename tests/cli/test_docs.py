@@ -1,17 +1,14 @@
-"""The documents: their links lead somewhere, their commands exist, their lists are complete."""
+"""The documents: their links lead somewhere, their examples run, their lists are complete."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-import shlex
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import typer
 
-from flashsmith.cli import app
 from flashsmith.configs import (
     FlashForwardKernelConfig,
     HopperForwardKernelConfig,
@@ -24,20 +21,12 @@ from flashsmith.env import VARIABLES
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 IDS = [path.name for path in DOCUMENTS]
-COMMANDS = typer.main.get_command(app)
 
 
 def anchors(text: str) -> set[str]:
     """What GitHub makes of a document's headings."""
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def shell_lines(text: str) -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
-    inline = re.findall(r"`(flashsmith [^`]+)`", text)
-    lines = [line for block in blocks for line in block.splitlines()]
-    return [line for line in lines + inline if line.strip()]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)
@@ -51,27 +40,6 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert linked.exists(), f"{path.name} links {target}"
         if anchor:
             assert anchor in anchors(linked.read_text()), f"{path.name} links {target}"
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)
-def test_commands_exist_with_their_options(path: Path) -> None:
-    for line in shell_lines(path.read_text()):
-        for part in line.split("&&"):
-            words = shlex.split(part, comments=True)
-            if words[:1] == ["flashsmith"]:
-                check_command(line, words[1:])
-
-
-def check_command(line: str, words: list[str]) -> None:
-    command = COMMANDS
-    while words and words[0] in getattr(command, "commands", {}):
-        command = command.commands[words.pop(0)]
-    known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
-    for word in words:
-        if word.startswith("-"):
-            assert word in known, f"{line!r}: no option {word}"
-    if command is COMMANDS:
-        assert words[0].startswith("-") or words[0] == "...", f"{line!r}: no such command"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)

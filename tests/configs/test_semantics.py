@@ -66,6 +66,11 @@ def test_an_unknown_or_doubled_word_is_refused(text: str) -> None:
         Semantics.parse(text)
 
 
+def test_a_mistyped_word_is_answered_with_the_likely_one() -> None:
+    with pytest.raises(ArgumentError, match=r"joined by '\+'; did you mean 'causal'\?"):
+        Semantics.parse("casual+uneven")
+
+
 def test_cpp_has_the_same_fields_values_and_default(tmp_path: Path) -> None:
     """Compiled and printed by C++: mask kind, softcap, packed, uneven."""
     prints = "".join(

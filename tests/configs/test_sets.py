@@ -199,7 +199,9 @@ VALID_KEYS = (
     [
         ("", "kernels is unset or empty"),
         ("  ", "kernels is unset or empty"),
-        ("progg", "kernels='progg' is no known key"),
+        ("progg", "kernels='progg' is no known key; did you mean 'prog'?"),
+        ("hoper", "kernels='hoper' is no known key; did you mean 'hopper'?"),
+        ("nonsense", "kernels='nonsense' is no known key; valid keys"),
         ("/no/such/file.txt", "is no known key"),
         ("64,128", "kernels='64,128' selects no config"),
         ("64,32,16", "is no known key"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flashsmith.configs import Problem, parse_kernel_name_into_config
+from flashsmith.configs import Problem, get_hopper_configs, parse_kernel_name_into_config
 from flashsmith.emulator import estimate_seconds
 
 CONFIG = parse_kernel_name_into_config(
@@ -31,6 +31,13 @@ def test_orders_of_magnitude() -> None:
 def test_every_dimension_counts(larger: tuple[int, int, int, int]) -> None:
     base = seconds(1, 512, 512, 2)
     assert 1.3 * base < seconds(*larger) < 2.1 * base
+
+
+def test_a_wgmma_kernel_is_translated_longer() -> None:
+    """They are some five times as long in PTX; short problems take little else."""
+    wgmma = get_hopper_configs()[0]
+    problem = Problem(1, 96, 96, 1, 1, wgmma.d_head, wgmma.dtype)
+    assert 0.2 < estimate_seconds(wgmma, problem) < 0.6
 
 
 def test_wider_heads_take_longer() -> None:

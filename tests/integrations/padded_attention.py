@@ -51,6 +51,7 @@ def attention(
     cu_seqlens_k: Any = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    emulate: bool = False,
 ) -> Any:
     """What flashsmith.attention() computes."""
     output = torch.zeros_like(q)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +13,12 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 pytestmark = pytest.mark.torch
 
 from flashsmith import sdpa  # noqa: E402
-from flashsmith.errors import ArgumentError, EmulationTooLongError  # noqa: E402
-from flashsmith.integrations.fallbacks import FallbackWarning, fallback_count  # noqa: E402
+from flashsmith.errors import ArgumentError  # noqa: E402
+from flashsmith.integrations.fallbacks import (  # noqa: E402
+    FallbackWarning,
+    fallback_count,
+    forget_warnings,
+)
 from flashsmith.integrations.sdpa import pytorch_sdpa  # noqa: E402
 from flashsmith.runtime.launches import count_launches  # noqa: E402
 
@@ -51,7 +57,7 @@ def test_served(q: Any, kv: Any, arguments: dict[str, Any], dtype: Any) -> None:
     before = fallback_count()
     with count_launches() as launches, warnings.catch_warnings():
         warnings.simplefilter("error")
-        output = sdpa(query, key, value, **arguments, strict=True)
+        output = sdpa(query, key, value, **arguments, strict=True, emulate=True)
     assert launches.emulator == 1
     assert fallback_count() == before
     assert_same(output, query, key, value, **arguments)
@@ -59,12 +65,12 @@ def test_served(q: Any, kv: Any, arguments: dict[str, Any], dtype: Any) -> None:
 
 def test_the_output_is_laid_out_as_pytorchs() -> None:
     q = drawn(2, 3, 20, 32)
-    assert sdpa(q, q, q).stride() == (20 * 3 * 32, 32, 3 * 32, 1)
+    assert sdpa(q, q, q, emulate=True).stride() == (20 * 3 * 32, 32, 3 * 32, 1)
 
 
 def test_heads_and_lengths_may_be_swapped_in_memory() -> None:
     q, k, v = (drawn(2, 20, 3, 32, seed=seed).transpose(1, 2) for seed in range(3))
-    assert_same(sdpa(q, k, v, strict=True), q, k, v)
+    assert_same(sdpa(q, k, v, strict=True, emulate=True), q, k, v)
 
 
 MASK = torch.ones(20, 20).tril().bool()
@@ -140,7 +146,7 @@ def test_gradients_are_left_to_pytorch() -> None:
     with pytest.raises(ArgumentError, match="key: requires grad"):
         sdpa(*tensors, strict=True)
     with torch.no_grad():
-        assert_same(sdpa(*tensors, strict=True), *tensors)
+        assert_same(sdpa(*tensors, strict=True, emulate=True), *tensors)
 
 
 def test_one_warning_for_one_reason() -> None:
@@ -155,6 +161,243 @@ def test_one_warning_for_one_reason() -> None:
     assert fallback_count() == before + 4
 
 
+def test_one_reason_does_not_silence_another() -> None:
+    """Of one argument, too; and numbers make no other reason of one."""
+    wide = drawn(1, 2, 20, 32, dtype=torch.float32)
+    training = drawn(1, 2, 20, 32).requires_grad_()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for q in (wide, training, drawn(1, 2, 20, 59), wide, training, drawn(1, 2, 21, 61)):
+            sdpa(q, q, q)
+    said = [str(warning.message) for warning in caught]
+    assert [text.partition("query: ")[2].partition(";")[0] for text in said] == [
+        "dtype float32",
+        "requires grad",
+        "d 59",
+    ]
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The keywords of every call that went to a kernel; PyTorch computes it in its place."""
+    from flashsmith.integrations import sdpa as module
+
+    seen: list[dict[str, Any]] = []
+
+    def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+        seen.append(keywords)
+        heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        return pytorch_sdpa(*heads_first, is_causal=keywords["causal"]).transpose(1, 2)
+
+    monkeypatch.setattr(module, "attention", attention)
+    monkeypatch.delenv("FLASHSMITH_EMULATE", raising=False)
+    return seen
+
+
+def test_host_tensors_are_left_to_pytorch(kernel_calls: list[Any]) -> None:
+    q = drawn(1, 2, 20, 32)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert torch.equal(sdpa(q, q, q), pytorch_sdpa(q, q, q))
+    (warning,) = caught
+    assert warning.category is FallbackWarning
+    for way in ("emulate=True", "FLASHSMITH_EMULATE=1"):
+        assert way in str(warning.message)
+    with pytest.raises(ArgumentError, match=r"query: on the host.*emulate=True.*EMULATE=1"):
+        sdpa(q, q, q, strict=True)
+    assert not kernel_calls
+
+
+@pytest.mark.parametrize(
+    ("variable", "emulate", "runs"),
+    [
+        (None, None, False),
+        (None, True, True),
+        ("0", None, False),
+        ("0", True, True),
+        ("1", None, True),
+        ("1", False, False),
+    ],
+)
+def test_who_asks_for_the_emulator_gets_it(
+    variable: str | None,
+    emulate: bool | None,
+    runs: bool,
+    kernel_calls: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("FLASHSMITH_EMULATE", variable)
+    q = drawn(1, 2, 20, 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        sdpa(q, q, q, emulate=emulate)
+    # Whoever asks is not asked once more where it would take longer than a minute.
+    assert [call["emulate"] for call in kernel_calls] == [True] * runs
+
+
+def test_a_wrong_wish_for_the_emulator_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = drawn(1, 2, 20, 32)
+    with pytest.raises(ArgumentError, match="emulate='yes': allowed are True, False and None"):
+        sdpa(q, q, q, emulate="yes")  # type: ignore[arg-type]
+    monkeypatch.setenv("FLASHSMITH_EMULATE", "yes")
+    with pytest.raises(ArgumentError, match="FLASHSMITH_EMULATE='yes': allowed are 0 and 1"):
+        sdpa(q, q, q)
+
+
+def test_what_is_asked_for_by_name_runs_in_the_emulator_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import flashsmith
+
+    monkeypatch.setenv("FLASHSMITH_EMULATE", "0")
+    q = drawn(1, 20, 2, 32)
+    offsets = torch.tensor([0, 20], dtype=torch.int32)
+    with count_launches() as launches:
+        flashsmith.attention(q, q, q)
+        flashsmith.flash_attn_func(q, q, q)
+        flashsmith.flash_attn_varlen_func(*[q[0]] * 3, offsets, offsets, 20, 20)
+    assert launches.emulator == 3
+
+
+# --- what PyTorch is doing around a call ---------------------------------------------------------
+
+
+def causal(q: Any, function: Any = sdpa, **arguments: Any) -> Any:
+    return function(q, q, q, is_causal=True, **arguments)
+
+
+def loss(q: Any, function: Any = sdpa, **arguments: Any) -> Any:
+    return causal(q, function, **arguments).float().sum()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_transforms_of_torch_func_are_left_to_pytorch(
+    compiled: bool, kernel_calls: list[Any]
+) -> None:
+    q = drawn(3, 2, 20, 32)
+
+    def wrapped(function: Any) -> Any:
+        if not compiled:
+            return function
+        return torch.compile(function, fullgraph=True, backend="eager")
+
+    for transform, function in ((torch.vmap, causal), (torch.func.grad, loss)):
+        forget_warnings()
+        with pytest.warns(FallbackWarning, match=r"query: inside a transform of torch\.func"):
+            ours = wrapped(transform(partial(function, emulate=True)))(q)
+        theirs = transform(partial(function, function=pytorch_sdpa))(q)
+        torch.testing.assert_close(ours, theirs)
+    assert not kernel_calls
+    if not compiled:
+        with pytest.raises(ArgumentError, match=r"inside a transform of torch\.func"):
+            torch.vmap(partial(causal, strict=True, emulate=True))(q)
+
+
+def test_forward_mode_differentiation_is_left_to_pytorch(kernel_calls: list[Any]) -> None:
+    """Which refuses it, or computes it: no tangent is lost without a word."""
+    from torch.autograd import forward_ad
+
+    with forward_ad.dual_level():
+        q = forward_ad.make_dual(drawn(1, 2, 20, 32), drawn(1, 2, 20, 32, seed=1))
+        with pytest.raises(ArgumentError, match="query: forward-mode differentiation"):
+            sdpa(q, q, q, strict=True, emulate=True)
+    assert not kernel_calls
+
+
+def test_jit_trace_records_pytorchs_function(kernel_calls: list[Any]) -> None:
+    def traced_function(q: Any) -> Any:
+        return causal(q, emulate=True)
+
+    with pytest.warns(FallbackWarning, match=r"query: traced by torch\.jit\.trace"):
+        traced = torch.jit.trace(traced_function, (drawn(1, 2, 20, 32),), check_trace=False)
+    assert not kernel_calls
+    for length in (20, 33):  # no size was recorded as a constant
+        q = drawn(1, 2, length, 32)
+        torch.testing.assert_close(traced(q), causal(q, pytorch_sdpa))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_backends_that_are_switched_off_are_not_used(
+    compiled: bool, kernel_calls: list[Any]
+) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def under(backends: Any, q: Any, **arguments: Any) -> Any:
+        with sdpa_kernel(backends):
+            return causal(q, **arguments)
+
+    run = torch.compile(under, fullgraph=True, backend="eager") if compiled else under
+    q = drawn(1, 2, 20, 32)
+    with pytest.warns(FallbackWarning, match="sdpa_kernel: PyTorch's flash attention is switched"):
+        output = run(SDPBackend.MATH, q, emulate=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert torch.equal(output, causal(q, pytorch_sdpa))
+    assert not kernel_calls
+    if not compiled:
+        with pytest.raises(ArgumentError, match="sdpa_kernel: "):
+            run(SDPBackend.MATH, q, strict=True, emulate=True)
+        run([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], q, strict=True, emulate=True)
+        assert len(kernel_calls) == 1
+
+
+# --- GPUs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arch", "untuned", "reason"),
+    [
+        (75, "1", "query: on cuda:0, an sm_75; the kernels need sm_80"),
+        (80, "0", None),
+        (90, "0", None),
+        (100, "0", "query: on cuda:0, an sm_100; nothing was measured .*FLASHSMITH_UNTUNED=1"),
+        (120, "0", "query: on cuda:0, an sm_120; nothing was measured .*FLASHSMITH_UNTUNED=1"),
+        (100, "1", None),
+    ],
+)
+def test_architectures(
+    arch: int,
+    untuned: str,
+    reason: str | None,
+    kernel_calls: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flashsmith.configs import device_spec
+    from flashsmith.integrations import pytorch_state
+    from flashsmith.integrations import sdpa as module
+
+    def as_on_a_gpu(device: Any, emulate: bool | None) -> Any:
+        return pytorch_state.why_not_on(torch.device("cuda", 0), emulate)
+
+    device = replace(device_spec("H100"), arch=arch)
+    monkeypatch.setattr(pytorch_state, "query_gpu", lambda ordinal: device)
+    monkeypatch.setattr(module, "why_not_on", as_on_a_gpu)
+    monkeypatch.setenv("FLASHSMITH_UNTUNED", untuned)
+    q = drawn(1, 2, 20, 32)
+    if reason is None:
+        sdpa(q, q, q, strict=True)
+        assert len(kernel_calls) == 1
+        return
+    with pytest.raises(ArgumentError, match=reason):
+        sdpa(q, q, q, strict=True)
+    with pytest.warns(FallbackWarning, match=reason):
+        assert torch.equal(sdpa(q, q, q), pytorch_sdpa(q, q, q))
+    assert not kernel_calls
+
+
+def test_a_program_may_be_exported_for_a_gpu_that_is_not_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flashsmith.integrations import pytorch_state
+
+    def query_gpu(ordinal: int) -> Any:
+        raise ArgumentError(f"device: GPU {ordinal} does not exist")
+
+    monkeypatch.setattr(pytorch_state, "query_gpu", query_gpu)
+    assert pytorch_state.why_not_on(torch.device("cuda", 7), None) is None
+
+
 def test_in_the_place_of_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that calls torch.nn.functional's finds ours there, and a fallback does not come back."""
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sdpa)
@@ -164,26 +407,31 @@ def test_in_the_place_of_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(output, pytorch_sdpa(q, q, q, is_causal=True))
 
 
+def test_multihead_attention_in_eval_does_not_come_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/integrations.md says: its fast path is PyTorch's own kernel."""
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", partial(sdpa, emulate=True)
+    )
+    layer = torch.nn.MultiheadAttention(64, 2, batch_first=True, dtype=torch.float16).eval()
+    x = drawn(1, 20, 64)
+    before = fallback_count()
+    for fast, launched in ((True, 0), (False, 1)):
+        torch.backends.mha.set_fastpath_enabled(fast)
+        try:
+            with torch.no_grad(), count_launches() as launches:
+                layer(x, x, x, need_weights=False)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+        assert launches.total == launched
+    assert fallback_count() == before
+
+
 def test_autocast_means_what_it_means_to_pytorch() -> None:
     q, k, v = (drawn(1, 2, 20, 32, dtype=torch.float32, seed=seed) for seed in range(3))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = sdpa(q, k, v, strict=True)
+        output = sdpa(q, k, v, strict=True, emulate=True)
         assert output.dtype is pytorch_sdpa(q, k, v).dtype is torch.bfloat16
     assert_same(output, q.bfloat16(), k.bfloat16(), v.bfloat16())
-
-
-def test_what_would_take_too_long_in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashsmith.integrations import sdpa as module
-
-    def attention(*_: Any, **__: Any) -> None:
-        raise EmulationTooLongError("emulating it is estimated to take 99 s")
-
-    monkeypatch.setattr(module, "attention", attention)
-    q = drawn(1, 2, 20, 32)
-    with pytest.warns(FallbackWarning, match="query: emulating it is estimated to take 99 s"):
-        assert torch.equal(sdpa(q, q, q), pytorch_sdpa(q, q, q))
-    with pytest.raises(ArgumentError, match="99 s"):
-        sdpa(q, q, q, strict=True)
 
 
 def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,4 +444,4 @@ def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "attention", attention)
     q = drawn(1, 2, 20, 32)
     with pytest.raises(KernelNotBuiltError):
-        sdpa(q, q, q)
+        sdpa(q, q, q, emulate=True)

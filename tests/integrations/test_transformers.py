@@ -100,7 +100,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         return padded_attention.attention(q, k, v, **keywords)
 
     monkeypatch.setattr(ours, "attention", attention)
-    ours.register(float32_as=torch.float16, strict=True)
+    ours.register(float32_as=torch.float16, strict=True, emulate=True)
     yield seen
     ours.register()
 
@@ -306,6 +306,105 @@ def test_a_window_counts_holes_so_they_are_left_to_pytorch() -> None:
     assert "attention_mask: padding between real tokens" in messages[0]
 
 
+def test_host_tensors_are_left_to_pytorch_unless_asked_for(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashsmith.errors import ArgumentError
+    from flashsmith.integrations import transformers as ours
+
+    monkeypatch.delenv("FLASHSMITH_EMULATE", raising=False)
+    ours.register(float32_as=torch.float16)
+    model = tiny("llama")
+    model.set_attn_implementation("flashsmith")
+    with torch.no_grad():
+        _, messages = quietly(model, input_ids=tokens())
+        assert len(messages) == 1
+        assert "emulate=True" in messages[0]
+        assert "FLASHSMITH_EMULATE=1" in messages[0]
+        ours.register(float32_as=torch.float16, strict=True)
+        with pytest.raises(ArgumentError, match=r"query: on the host.*FLASHSMITH_EMULATE=1"):
+            model(input_ids=tokens())
+        assert not calls
+        monkeypatch.setenv("FLASHSMITH_EMULATE", "1")
+        model(input_ids=tokens())
+        assert [call["emulate"] for call in calls] == [True, True]
+        ours.register(float32_as=torch.float16, strict=True, emulate=False)
+        with pytest.raises(ArgumentError, match="query: on the host"):
+            model(input_ids=tokens())
+
+
+def test_an_architecture_without_measurements_is_left_to_pytorch(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashsmith.configs import device_spec
+    from flashsmith.errors import ArgumentError
+    from flashsmith.integrations import pytorch_state
+    from flashsmith.integrations import transformers as ours
+
+    def as_on_a_gpu(device: Any, emulate: bool | None) -> Any:
+        return pytorch_state.why_not_on(torch.device("cuda", 0), emulate)
+
+    monkeypatch.setattr(pytorch_state, "query_gpu", lambda ordinal: device_spec("B200"))
+    monkeypatch.setattr(ours, "why_not_on", as_on_a_gpu)
+    model = tiny("llama")
+    model.set_attn_implementation("flashsmith")
+    with torch.no_grad():
+        with pytest.raises(ArgumentError, match=r"query: on cuda:0, an sm_100; nothing was"):
+            model(input_ids=tokens())
+        monkeypatch.setenv("FLASHSMITH_UNTUNED", "1")
+        model(input_ids=tokens())
+    assert len(calls) == 2
+
+
+class Logits(torch.nn.Module):
+    """A model that torch.jit.trace can take: tensors in, a tensor out."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask)[0]
+
+
+def test_jit_trace_records_pytorchs_attention_and_no_mask_as_a_constant(calls: Calls) -> None:
+    from flashsmith.integrations import transformers as ours
+
+    ours.register(float32_as=torch.float16, emulate=True)
+    model = tiny("mistral")
+    model.config.use_cache = False
+    model.set_attn_implementation("flashsmith")
+    everything = torch.ones(3, LENGTH, dtype=torch.long)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        traced = torch.jit.trace(Logits(model), (tokens(), everything), check_trace=False)
+    assert not calls
+    assert any("query: traced by torch.jit.trace" in str(w.message) for w in caught)
+    model.set_attn_implementation("eager")
+    for mask in (everything, padding([LENGTH, 5, 8], "right")):
+        with torch.no_grad():
+            expected = model(input_ids=tokens(), attention_mask=mask)[0]
+            output = traced(tokens(), mask)
+        torch.testing.assert_close(output[mask.bool()], expected[mask.bool()])
+
+
+def test_vmap_is_left_to_pytorch(calls: Calls) -> None:
+    from flashsmith.integrations import transformers as ours
+    from flashsmith.integrations.fallbacks import FallbackWarning
+    from flashsmith.integrations.transformers import flashsmith_attention_forward
+
+    def layer(q: Any) -> Any:
+        return flashsmith_attention_forward(Sinking(), q, q, q, None)[0]
+
+    ours.register(emulate=True)
+    q = torch.randn(3, 2, 4, 9, 32, generator=torch.manual_seed(0)).half()
+    with pytest.warns(FallbackWarning, match=r"query: inside a transform of torch\.func"):
+        output = torch.vmap(layer)(q)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    torch.testing.assert_close(output, expected.transpose(2, 3), atol=2e-3, rtol=2e-3)
+    assert not calls
+
+
 def test_strict_raises_instead() -> None:
     from flashsmith.errors import ArgumentError
     from flashsmith.integrations import transformers as ours
@@ -329,10 +428,12 @@ def test_what_pytorch_cannot_do_either_is_an_error() -> None:
         model(input_ids=tokens())
 
 
-def test_register_refuses_other_dtypes() -> None:
+def test_register_refuses_what_is_not_allowed() -> None:
     from flashsmith.errors import ArgumentError
     from flashsmith.integrations import transformers as ours
 
+    with pytest.raises(ArgumentError, match=r"emulate='yes': allowed are True, False and None"):
+        ours.register(emulate="yes")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"float32_as=torch\.float64: give torch\.float16"):
         ours.register(float32_as=torch.float64)
 
@@ -404,7 +505,7 @@ def test_the_kernels_take_over(name: str) -> None:
     from flashsmith.integrations import transformers as ours
     from flashsmith.runtime import count_launches
 
-    ours.register(float32_as=torch.float16, strict=True)
+    ours.register(float32_as=torch.float16, strict=True, emulate=True)
     mask = padding([LENGTH, 5, 8], "left")
     with count_launches() as launches:
         expected, output = both(tiny(name), input_ids=tokens(), attention_mask=mask)

@@ -74,6 +74,19 @@ def test_not_a_tensor(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_what_jax_traces_is_told_apart_from_its_arrays(name: str) -> None:
+    """Advice to give a JAX array would be none: it is one to whoever wrote the jitted function."""
+    module = "jax._src.interpreters.partial_eval"
+    base = type("Tracer", (), {"__module__": "jax._src.core"})
+    tracer = type("DynamicJaxprTracer", (base,), {"__module__": module})()
+    refused(
+        rf"^{name}: is a tracer of a JAX transformation \(DynamicJaxprTracer\), which has no "
+        r"values;.* outside of jax\.jit, jax\.grad and jax\.vmap",
+        **{name: tracer},
+    )
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("shape", [(64,), (64, 3, 64), (1, 2, 64, 3, 64)])
 def test_rank(name: str, shape: tuple[int, ...]) -> None:
     refused(rf"{name}: rank {len(shape)} \(shape .*must be 4: \(batch", **{name: tensor(shape)})

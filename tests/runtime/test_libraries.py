@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import numpy as np
 import pytest
 
 from flashsmith.builder import KernelLibrary, library_for
+from flashsmith.builder.cache import Cache
+from flashsmith.builder.manifest import FileRecord
 from flashsmith.configs import (
     DType,
     FlashForwardKernelConfig,
@@ -25,7 +28,13 @@ from flashsmith.configs import (
     device_spec,
     parse_kernel_name_into_config,
 )
-from flashsmith.errors import ArgumentError, KernelNotBuiltError, LaunchError
+from flashsmith.errors import (
+    ArgumentError,
+    CacheError,
+    DamagedLibraryError,
+    KernelNotBuiltError,
+    LaunchError,
+)
 from flashsmith.runtime import forward, forward_pass, libraries, plan_forward
 from flashsmith.runtime.call import unplaced_call
 from flashsmith.runtime.libraries import NEUTRAL, LoadedKernels, load_library
@@ -406,3 +415,94 @@ assert plan.cluster == (1, 1, 1) and not plan.tensor_maps and plan.workspace_byt
 """
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
+NAMES_ALONE = """
+extern "C" const char names[] = "\\0__tvm_ffi_plan\\0__tvm_ffi_prepare\\0__tvm_ffi_configs\\0"
+    "__tvm_ffi_semantics\\0";
+"""
+
+
+def shared_object(folder: Path, source: str) -> bytes:
+    (folder / "source.cc").write_text(source)
+    command = ["g++", "-shared", "-fPIC", "source.cc", "-o", "made.so"]
+    subprocess.run(command, cwd=folder, check=True)
+    return (folder / "made.so").read_bytes()
+
+
+@pytest.fixture
+def plant(
+    library: KernelLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[bytes], Cache]:
+    """Puts the library into a cache of the test's own, with another library.so and its checksum."""
+
+    def put(content: bytes) -> Cache:
+        cache = Cache(tmp_path / "cache")
+        monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(cache.folder))
+        copy = tmp_path / "copy"
+        shutil.copytree(library.path, copy, ignore=shutil.ignore_patterns("manifest.json", "lock"))
+        (copy / "library.so").write_bytes(content)
+        files = {**library.manifest.files, "library.so": FileRecord.of_bytes(content)}
+        manifest = replace(library.manifest, files=files)
+        with cache.building(manifest.key, lambda _: None):
+            cache.publish(copy, manifest)
+        return cache
+
+    return put
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "cut off", "no functions", "names alone"])
+def test_a_library_that_cannot_be_loaded_is_built_again(
+    library: KernelLibrary,
+    plant: Callable[[bytes], Cache],
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    content = {
+        "empty": lambda: b"",
+        "text": lambda: b"what is this?",
+        "cut off": lambda: library.so_path.read_bytes()[:2000],
+        "no functions": lambda: shared_object(tmp_path, "int f() { return 1; }"),
+        "names alone": lambda: shared_object(tmp_path, NAMES_ALONE),
+    }[kind]()
+    cache = plant(content)
+    assert len(cache.entries(thorough=True)) == 1  # its manifest and checksums are in order
+    monkeypatch.setattr(libraries, "build", lambda *args, **options: library)
+    assert LoadedKernels().get(CONFIGS[0], 80).library is library
+    assert "library.so: damaged: " in caplog.text
+    assert cache.entries() == []
+
+
+def test_a_library_that_cannot_be_loaded_nor_built_is_not_built(
+    library: KernelLibrary, plant: Callable[[bytes], Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(b"what is this?")
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    with pytest.raises(KernelNotBuiltError, match="not built for sm_80"):
+        LoadedKernels().get(CONFIGS[0], 80)
+
+
+def test_a_library_that_cannot_be_loaded_says_why(
+    library: KernelLibrary, plant: Callable[[bytes], Cache]
+) -> None:
+    opened = plant(b"what is this?").open(library.manifest.key)
+    assert opened is not None
+    with pytest.raises(DamagedLibraryError, match=r"so: damaged: it has no function 'plan'.*clear"):
+        load_library(opened)
+
+
+def test_a_library_that_others_may_write_is_not_loaded(
+    library: KernelLibrary, plant: Callable[[bytes], Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it became so after it was opened."""
+    opened = plant(library.so_path.read_bytes()).open(library.manifest.key)
+    assert opened is not None
+    opened.so_path.chmod(0o666)
+    with pytest.raises(CacheError, match=r"library\.so: owner .*, mode 0666: .*TRUST_CACHE=1"):
+        load_library(opened)
+    with pytest.raises(CacheError, match="mode 0666"):
+        LoadedKernels().get(CONFIGS[0], 80)
+    monkeypatch.setenv("FLASHSMITH_TRUST_CACHE", "1")
+    assert set(load_library(opened)) == set(library.configs)

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from flashsmith.configs import DType, FlashForwardKernelConfig
+from flashsmith.printable import quoted
 from flashsmith.verify.grid import schedules
 
 NUMPY = {DType.FP16: np.dtype(np.float16), DType.BF16: np.dtype(ml_dtypes.bfloat16)}
@@ -122,6 +123,9 @@ TENSOR_DAMAGES: dict[str, Damage] = {
     "None for a tensor": lambda array: None,
     "a number": lambda array: 3,
     "a string": lambda array: "q",
+    "hostile text": lambda array: HOSTILE[0],
+    "5,000 digits": lambda array: HOSTILE[1],
+    "no repr": lambda array: HOSTILE[-1],
     "a list": lambda array: array.astype(float).tolist(),
     "bytes": lambda array: array.tobytes(),
     "a NumPy scalar": lambda array: array.ravel()[0],
@@ -191,11 +195,32 @@ def _tensor_calls(call: Arguments) -> Iterator[InvalidCall]:
 
 # ---- what can be wrong with the rest ----
 
-NO_FLAGS = (1, 0, None, "yes", 0.0, [True], np.zeros(2, bool))
-NO_NUMBERS = ("30", [1.0], (2,), {}, object(), True, np.bool_(True), 1j, np.ones(2), math.nan)
-NO_COUNTS = (-1, 2.0, 7.5, "7", [7], True, np.float32(9), np.array([7, 7]), math.nan, 1j)
-NO_LIMITS = (-1, -(2**40), 1.0, "3", (), [3], False, np.float64(2), math.inf, 1j, np.array([3, 2]))
-NO_WINDOWS = (None, 3, "ab", (), (3,), (3, 2, 1), {3, 2}, {"left": 3}, np.array([3, 2]), True)
+
+class Unspeakable:
+    """Of a class of somebody's whose repr() fails."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+# What cannot be quoted as it is: control characters, 5,000 digits, far too long, no repr at all.
+HOSTILE = ("\x1b[31m", 10**5000, -(10**5000), "x" * 20_000, [0] * 20_000, Unspeakable())
+# 10**5000 is more than enough of anything that is counted.
+NO_SIZES = (HOSTILE[0], *HOSTILE[2:])
+NO_FLAGS = (*HOSTILE, 1, 0, None, "yes", 0.0, [True], np.zeros(2, bool))
+NO_NUMBERS = (
+    *HOSTILE, "30", [1.0], (2,), {}, object(), True, np.bool_(True), 1j, np.ones(2), math.nan,
+)  # fmt: skip
+NO_COUNTS = (
+    *NO_SIZES, -1, 2.0, 7.5, "7", [7], True, np.float32(9), np.array([7, 7]), math.nan, 1j,
+)  # fmt: skip
+NO_LIMITS = (
+    *NO_SIZES, -1, -(2**40), 1.0, "3", (), [3], False, np.float64(2), math.inf, 1j,
+    np.array([3, 2]),
+)  # fmt: skip
+NO_WINDOWS = (
+    *HOSTILE, None, 3, "ab", (), (3,), (3, 2, 1), {3, 2}, {"left": 3}, np.array([3, 2]), True,
+)  # fmt: skip
 
 BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "causal": NO_FLAGS,
@@ -210,7 +235,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
         *((3, limit) for limit in NO_LIMITS),
     ),
     "sinks": (
-        3.0, "sinks", [0.0] * 4, np.zeros(3, np.float32), np.zeros(5, np.float32),
+        *HOSTILE, 3.0, "sinks", [0.0] * 4, np.zeros(3, np.float32), np.zeros(5, np.float32),
         np.zeros((1, 4), np.float32), np.zeros((), np.float32), np.zeros(4),
         np.zeros(4, np.float16), np.zeros(4, np.int32), np.zeros(8, np.float32)[::2],
         np.zeros(4, np.float32)[::-1], np.zeros(0, np.float32),
@@ -218,6 +243,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     ),
 }  # fmt: skip
 BAD_OFFSETS: tuple[Any, ...] = (
+    *HOSTILE,
     None, 3, "0 5 12", [0, 5, 5, 12], np.array([0, 5, 5, 12]), np.array([0, 5, 5, 12], np.uint32),
     np.array([0, 5, 5, 12], np.float32), np.array([[0, 5, 5, 12]], np.int32),
     np.array(12, np.int32), np.zeros(0, np.int32), np.array([0], np.int32),
@@ -249,7 +275,7 @@ def _option_calls(call: Arguments) -> Iterator[InvalidCall]:
 
 
 def shown(value: Any) -> str:
-    return f"{type(value).__name__} {str(value)[:40]}"
+    return f"{type(value).__name__} {quoted(value, 40)}"
 
 
 def _config_calls(call: Arguments, dtype: DType) -> Iterator[InvalidCall]:
@@ -262,6 +288,8 @@ def _config_calls(call: Arguments, dtype: DType) -> Iterator[InvalidCall]:
         "its class": FlashForwardKernelConfig,
         "a dict": {"d_head": 32},
         "of the other dtype": config_for(other),
+        "no repr": HOSTILE[-1],
+        "hostile text": HOSTILE[0],
         "an illegal one": replace(good, B_c=40),
         "one for no GPU": replace(good, n_warps=3),
     }

@@ -83,6 +83,9 @@ def complaints(entry: str, bad: InvalidCall, launches: list[str]) -> Iterator[st
     try:
         call(bad.arguments)
     except FlashsmithError as error:
+        said = str(error)
+        if not said.replace("\n", "").isprintable() or len(said) > 2000:
+            yield f"{place}: says {said[:200]!r}"
         # A config's error is named by what it is, or by the tensors it does not fit.
         if bad.argument != "cfg" and not re.search(rf"\b{named}\b", str(error)):
             yield f"{place}: does not name {named}: {error}"

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from flashsmith.configs import Problem, parse_kernel_name_into_config
+from flashsmith.configs import (
+    KernelConfig,
+    Problem,
+    device_spec,
+    parse_kernel_name_into_config,
+)
 
 PROBLEMS = ("b1 s64 h1 d128 fp16", "b16 s3000 h16 d64 bf16 causal")
 
@@ -56,6 +61,17 @@ def test_a_wrong_kernel_is_told_and_fails(
     assert tool.main([str(out), PROBLEMS[0]], timer=first_is_wrong) == 1
     assert "WRONG" in capsys.readouterr().out
     assert next(csv.DictReader(out.open()))["right"] == "False"
+
+
+def test_each_library_is_of_one_family(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On sm_90 the candidates are of both, and the builder makes a library of one."""
+    built: list[list[KernelConfig]] = []
+    monkeypatch.setattr(tool, "build", lambda configs, **_: built.append(list(configs)))
+    tool.build_ahead([Problem.parse("b16 s3000 h16 d128 fp16")], device_spec("H200"), None)
+    assert {cfg.FAMILY for configs in built for cfg in configs} == {"mma_sync", "wgmma"}
+    assert all(len({cfg.FAMILY for cfg in configs}) == 1 for configs in built)
 
 
 def test_its_own_problems_are_problems(tool: ModuleType) -> None:

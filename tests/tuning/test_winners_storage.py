@@ -115,6 +115,20 @@ def test_a_write_that_fails_leaves_the_table_as_it_was(
     ]
 
 
+@pytest.mark.parametrize("kind", ["a folder", "a pipe", "a link to nowhere"])
+def test_what_is_no_file_is_not_replaced_by_one(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    {
+        "a folder": lambda: path.mkdir(),
+        "a pipe": lambda: os.mkfifo(path),
+        "a link to nowhere": lambda: path.symlink_to(tmp_path / "gone"),
+    }[kind]()
+    with pytest.raises(TableError, match="no regular file"):
+        tuned_table().save(path)
+    assert not path.is_file()
+    assert os.listdir(tmp_path) == ["table.json"]
+
+
 def test_a_lock_that_is_not_given_up(own_table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updating, "LOCK_PATIENCE", 0.0)
 
@@ -124,6 +138,15 @@ def test_a_lock_that_is_not_given_up(own_table: Path, monkeypatch: pytest.Monkey
 
     update_table(own_table, locked_out)
     update_table(own_table, lambda _: None)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(own_table: Path, tmp_path: Path) -> None:
+    lock = own_table.with_name(own_table.name + ".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.symlink_to(tmp_path / "made.by.nobody")
+    with pytest.raises(TableError, match="cannot be locked"):
+        update_table(own_table, lambda _: None)
+    assert not (tmp_path / "made.by.nobody").exists()
 
 
 WRITER = """

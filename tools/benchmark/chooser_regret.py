@@ -23,7 +23,8 @@ from flashsmith.benchmark.target import choose_target
 from flashsmith.benchmark.timing import measure
 from flashsmith.benchmark.workload import Workload
 from flashsmith.builder import build
-from flashsmith.configs import DeviceSpec, Problem
+from flashsmith.configs import DeviceSpec, Problem, by_family
+from flashsmith.counted import counted
 from flashsmith.tuning import choose
 from flashsmith.tuning.candidates import candidates
 from flashsmith.tuning.cost_model import estimate
@@ -74,8 +75,9 @@ def build_ahead(
         for config in expected_times(problem, device, table)[1]:
             wanted[problem.required_semantics(config)][config] = None
     for semantics, configs in wanted.items():
-        print(f"building {len(configs)} kernels, {semantics}", flush=True)
-        build(list(configs), arch=device.arch, semantics=semantics)
+        print(f"building {counted(len(configs), 'kernel')}, {semantics}", flush=True)
+        for group in by_family(configs):
+            build(group, arch=device.arch, semantics=semantics)
 
 
 def reviewed(

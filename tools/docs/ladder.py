@@ -2,7 +2,8 @@
 
 Usage: python tools/docs/ladder.py [--out docs/ladder.svg]
 
-It runs the main job as on a machine without a GPU, so that everybody draws the same picture.
+It runs the main job as on a machine without a GPU, so that everybody draws the same picture;
+tests/cli/test_ladder_picture.py fails while the picture is another than a run's.
 """
 
 from __future__ import annotations

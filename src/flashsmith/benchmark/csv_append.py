@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from flashsmith.benchmark.csv_read import read_csv
 from flashsmith.benchmark.writable import require_writable
 from flashsmith.errors import ArgumentError
 
@@ -27,6 +28,8 @@ class CsvAppender:
     def __init__(self, path: str | Path, columns: tuple[str, ...]) -> None:
         self.path = Path(path)
         require_writable("csv", self.path)
+        if self.path.exists() and not self.path.is_file():
+            raise ArgumentError(f"csv: {self.path} is no regular file; give another file")
         _drop_unfinished_line(self.path)
         begun = self.path.exists() and self.path.stat().st_size > 0
         if begun and _header(self.path) != columns:
@@ -63,8 +66,10 @@ def _one_line(value: Any) -> Any:
 
 
 def _header(path: Path) -> tuple[str, ...]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return tuple(next(csv.reader(file), []))
+    try:
+        return read_csv(path)[0]
+    except ArgumentError as error:
+        raise ArgumentError(f"csv: {error}; give another file") from error
 
 
 def _drop_unfinished_line(path: Path) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flashsmith.benchmark.explain import Explanation
-from flashsmith.benchmark.table import Column, print_table
+from flashsmith.benchmark.table import Column, print_table, print_text
 from flashsmith.builder import KernelEntry
 from flashsmith.configs import HopperForwardKernelConfig
 
@@ -16,8 +16,8 @@ from flashsmith.configs import HopperForwardKernelConfig
 def print_explanation(console: Console, explanation: Explanation) -> None:
     """Everything `explain` found out, most general first."""
     cfg = explanation.config
-    console.print(str(cfg), style="bold", soft_wrap=True, markup=False)
-    console.print(f"on {explanation.target}", soft_wrap=True, markup=False)
+    print_text(console, str(cfg), style="bold")
+    print_text(console, f"on {explanation.target}")
     _rules(console, explanation)
     _knobs(console, explanation)
     _shared_memory(console, explanation)
@@ -29,7 +29,8 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
 
 
 def _section(console: Console, title: str) -> None:
-    console.print(f"\n{title}", style="bold", markup=False)
+    console.print()
+    print_text(console, title, style="bold")
 
 
 def _rules(console: Console, explanation: Explanation) -> None:
@@ -37,7 +38,12 @@ def _rules(console: Console, explanation: Explanation) -> None:
     _section(console, f"Rules: {verdict}")
     print_table(
         console,
-        [Column("holds"), Column("rule"), Column("here"), Column("what it asks")],
+        [
+            Column("holds"),
+            Column("rule"),
+            Column("here", prose=True),
+            Column("what it asks", prose=True),
+        ],
         [
             (
                 Text("yes", "green") if rule.holds else Text("NO", "bold red"),
@@ -51,14 +57,19 @@ def _rules(console: Console, explanation: Explanation) -> None:
     if explanation.nearest:
         console.print("nearest legal configs:")
         for cfg in explanation.nearest:
-            console.print(f"  {cfg}", soft_wrap=True, markup=False)
+            print_text(console, f"  {cfg}", indent=4)
 
 
 def _knobs(console: Console, explanation: Explanation) -> None:
     _section(console, "Knobs")
     print_table(
         console,
-        [Column("knob"), Column("value"), Column("what it does"), Column("where in csrc/")],
+        [
+            Column("knob"),
+            Column("value"),
+            Column("what it does", prose=True),
+            Column("where in csrc/"),
+        ],
         [(k.knob, k.value, k.effect, k.where) for k in explanation.knobs],
     )
 
@@ -94,7 +105,7 @@ def _compiler(console: Console, explanation: Explanation) -> None:
         f"compile time          {kernel.compile_seconds:.1f} s",
         *(f"ptxas warns           {warning}" for warning in kernel.warnings),
     ]
-    console.print("\n".join(lines), markup=False)
+    print_text(console, "\n".join(lines), indent=22)
 
 
 def _registers(kernel: KernelEntry) -> str:
@@ -172,4 +183,5 @@ def _conflicts(console: Console, explanation: Explanation) -> None:
         [Column("access"), Column("factor", True)],
         [(use, "-" if factor is None else f"{factor:.2f}") for use, factor in conflicts.items()],
     )
-    console.print(f"\nProof: {verdict}", soft_wrap=True, markup=False)
+    console.print()
+    print_text(console, f"Proof: {verdict}")

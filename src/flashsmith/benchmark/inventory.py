@@ -32,7 +32,7 @@ _SETS = {
 
 def print_sets(console: Console, sizes: Mapping[str, int | None]) -> None:
     """A table of kernel_set_sizes()."""
-    columns = [Column("key"), Column("configs", True), Column("what it is")]
+    columns = [Column("key"), Column("configs", True), Column("what it is", prose=True)]
     rows = [
         (key, "cannot be loaded" if n is None else str(n), _meaning(key))
         for key, n in sizes.items()
@@ -165,7 +165,7 @@ def print_entries(console: Console, entries: Sequence[CacheEntry]) -> None:
         Column("configs", True),
         Column("MiB", True),
         Column("last used"),
-        Column("state"),
+        Column("state", prose=True),
     ]
     rows = [
         (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +14,22 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
 from rich.table import Column
+from rich.text import Text
 
 from flashsmith.benchmark.table import make_console
+from flashsmith.time_left import TimeLeft, format_seconds
 
 if TYPE_CHECKING:
     from flashsmith.builder import BuildEvent
+
+
+# Between two lines that say the same of other numbers.
+_LINE_SECONDS = 15.0
 
 
 class Teller:
@@ -71,30 +80,80 @@ class Teller:
             self._console.print(text, markup=False, soft_wrap=True)
 
 
+class _Remaining(ProgressColumn):
+    """What is left until the task's `end`, on the monotonic clock; nothing where that is None."""
+
+    def render(self, task: Task) -> Text:
+        end = task.fields["end"]
+        left = 0.0 if end is None else end - time.monotonic()
+        return Text(f"{_about(left)} left" if left >= 1 else "")
+
+
+def _about(seconds: float) -> str:
+    return f"about {format_seconds(max(1.0, seconds))}"
+
+
 class Narrator(Teller):
     """Tells on standard error what is going on, at once, and how far it is."""
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(quiet)
         self._told_of_waiting = False
+        self._estimates: Sequence[float] = ()
+        self._time_left = TimeLeft(0.0)
+        self._last_line = ("", 0.0)
 
     def __enter__(self) -> Narrator:
-        self._begin(MofNCompleteColumn(), TimeElapsedColumn(), total=None)
+        self._begin(MofNCompleteColumn(), TimeElapsedColumn(), _Remaining(), total=None, end=None)
         return self
 
+    def expect(self, what: str, estimates: Sequence[float]) -> None:
+        """Says how long `what` is estimated to take; `estimates` are the seconds of each of the
+        steps that follow."""
+        self._estimates = estimates
+        self.say(f"{what} is estimated to take {_about(sum(estimates))}")
+
     def step(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` are through and `what` is next: the bar's text, or a line."""
+        """`done` of `total` are through and `what` is next: the bar's text, or a line.
+
+        Both say how long the rest will take: by the estimates that `expect` was given, and without
+        any by the time that the steps before it took.
+        """
+        estimates = self._estimates if len(self._estimates) == total else [1.0] * total
+        if done == 0:
+            self._time_left = TimeLeft(sum(estimates))
+        left = self._time_left.after(sum(estimates[:done]))
+        known = done > 0 or estimates is self._estimates
         if self._bar is not None:
-            self._bar.update(self._task, description=what, completed=done, total=total)
-        elif done < total:
-            self.say(f"{what} ({done + 1} of {total})")
+            end = time.monotonic() + left if known else None
+            self._bar.update(self._task, description=what, completed=done, total=total, end=end)
+        elif done < total and self._is_news(what):
+            rest = f", {_about(left)} left" if known and left >= 1 else ""
+            self.say(f"{what} ({done + 1} of {total}{rest})")
+
+    def _is_news(self, what: str) -> bool:
+        """Whether a line is worth it: another step than the last line's, or that one is old."""
+        last, since = self._last_line
+        now = time.monotonic()
+        if what == last and now - since < _LINE_SECONDS:
+            return False
+        self._last_line = (what, now)
+        return True
 
     def build(self, event: BuildEvent) -> None:
         """A builder's event; fits the builder's `progress` argument."""
         if self._bar is not None:
-            what = {"compile": "compiling"}.get(event.stage, event.message)
-            self._bar.update(self._task, description=what, completed=event.done, total=event.total)
-        if event.stage == "compile" and event.entry is not None:
+            what = {"compile": "compiling", "host": "compiling host code"}.get(
+                event.stage, event.message
+            )
+            self._bar.update(
+                self._task,
+                description=what,
+                completed=event.done,
+                total=event.total,
+                end=time.monotonic() + event.seconds_left,
+            )
+        if event.stage == "host" or (event.stage == "compile" and event.entry is not None):
             self.say(f"  [{event.done}/{event.total}] {event.message}")
         elif event.stage == "compile":
             self.say(f"building {event.message}")

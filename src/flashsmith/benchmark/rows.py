@@ -6,19 +6,26 @@ columns, those of BenchRow, and read back as they were.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_args, get_type_hints
 
 from flashsmith.benchmark.csv_append import CsvAppender
+from flashsmith.benchmark.csv_read import MOST_BYTES, read_csv
 from flashsmith.benchmark.json_numbers import for_json
+from flashsmith.benchmark.typed_records import LARGEST, MOST_CHARACTERS
+from flashsmith.builder.files import written_beside
 from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError, DependencyError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import UnusableTextError, read_json
 
 Kind = Literal["ours", "peer"]
 Verdict = Literal["pass", "fail", "absent", "error"]
@@ -109,12 +116,8 @@ def write_rows(path: str | Path, rows: Sequence[BenchRow]) -> None:
         path, {".csv": _write_csv, ".json": _write_json, ".parquet": _write_parquet}
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with written_beside(path) as unfinished:
         writer(unfinished, rows)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def read_rows(path: str | Path) -> list[BenchRow]:
@@ -125,11 +128,8 @@ def read_rows(path: str | Path) -> list[BenchRow]:
     """
     path = Path(path)
     reader = _by_ending(path, _READERS)
-    try:
-        records = reader(path)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ArgumentError(f"{path}: cannot be read as {path.suffix[1:]}: {error}") from error
-    return [_row(record, f"{path}, row {number}") for number, record in enumerate(records, 1)]
+    records = reader(path)
+    return [row_of(record, f"{path}, row {number}") for number, record in enumerate(records, 1)]
 
 
 class RowWriter(CsvAppender):
@@ -213,12 +213,14 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return [dict(record) for _, record in read_csv(path)[1]]
 
 
 def _read_json(path: Path) -> list[dict[str, Any]]:
-    records = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        records = read_json(path, MOST_BYTES)
+    except UnusableTextError as error:
+        raise ArgumentError(f"{path}{error.place}: cannot be read as json: {error}") from error
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise ArgumentError(f"{path}: must hold a list of objects, one a row")
     return records
@@ -226,14 +228,23 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
     pyarrow, parquet = _pyarrow()
+    if not os.path.isfile(path):
+        raise ArgumentError(f"{path}: cannot be read as parquet: it is no file")
     try:
         records: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise ArgumentError(f"{path}: cannot be read as parquet: {error}") from error
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        # Their messages go on for lines.
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError(f"{path}: cannot be read as parquet: {reason}") from error
     return records
 
 
-def _row(record: dict[str, Any], where: str) -> BenchRow:
+def row_of(record: Mapping[str, Any], where: str) -> BenchRow:
+    """The row of a record, whose values may be texts; ``where`` begins the errors' messages.
+
+    Raises ArgumentError when it lacks a column without which a row means nothing, or has a value
+    that its column cannot hold.
+    """
     missing = [name for name in _REQUIRED if record.get(name) is None]
     if missing:
         raise ArgumentError(
@@ -245,14 +256,46 @@ def _row(record: dict[str, Any], where: str) -> BenchRow:
 
 def _value(name: str, value: Any, where: str) -> Any:
     kind, optional = _TYPES[name]
-    if kind is str:
-        return str(value)
     if value == "" and optional:
         return None
-    try:
-        return kind(value)
-    except (TypeError, ValueError):
-        raise ArgumentError(f"{where}: {name}={value!r} is no {kind.__name__}") from None
+    found = _READ[kind](value)
+    if found is None:
+        raise ArgumentError(f"{where}: {name}={quoted(value, 80)} is no {kind.__name__}")
+    if name in _CHOICES and found not in _CHOICES[name]:
+        allowed = ", ".join(_CHOICES[name])
+        raise ArgumentError(f"{where}: {name}={quoted(value, 80)}: allowed are {allowed}")
+    return found
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, str) and len(value) <= MOST_CHARACTERS:
+        with contextlib.suppress(UnicodeEncodeError):  # Parquet does not look
+            value.encode()
+            return value
+    return None
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and abs(value) <= LARGEST else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str) and len(value) <= _LONGEST_NUMBER and value.isascii():
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if type(value) is int and abs(value) <= LARGEST:
+        return float(value)
+    return value if isinstance(value, float) else None
+
+
+_READ: dict[type, Callable[[Any], Any]] = {str: _text, int: _whole, float: _number}
+_WHOLE = re.compile(r"-?\d{1,19}", re.ASCII)
+_LONGEST_NUMBER = 100
+_CHOICES = {"kind": get_args(Kind), "verdict": get_args(Verdict)}
 
 
 def _column_types() -> dict[str, tuple[type, bool]]:

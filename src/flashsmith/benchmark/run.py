@@ -16,11 +16,16 @@ from flashsmith.benchmark.timing import CudaEvents
 from flashsmith.benchmark.usable_gpu import require_usable_gpu
 from flashsmith.builder import KernelLibrary, libraries_for
 from flashsmith.configs import KernelConfig, Problem, Semantics, check_legal
-from flashsmith.emulator import BankConflicts
+from flashsmith.emulator import BankConflicts, estimate_seconds
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.verify import Attention, Verdict, prove
 from flashsmith.verify.attention import Window
 from flashsmith.verify.problem_call import problem_call
+
+# What the emulator's checks slow it down by, for the estimate.
+_CHECKS_COST = 4.0
+# What both references take for a score and a column on one core.
+_REFERENCE_SECONDS = 0.8e-9
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class Report:
             "arch": self.target.arch,
             "device": self.target.device.name,
             "backend": self.target.backend,
-            "proven": self.task.to_json(),
+            "proven": self.task.to_json([row.config for row in self.rows]),
             "computes": self.meaning,
             "sinks": self.options.sinks,
             "timed": self.task.timed_to_json() if on_gpu else None,
@@ -156,7 +161,8 @@ def run_kernels(
         raise _not_computed(task, skipped)
     for cfg in served:
         task.check(cfg)
-    jobs = [_job(cfg, served, target, task, options) for cfg in served]
+    jobs = [_job(cfg, target, task, options) for cfg in served]
+    narrator.expect("emulating", _estimates(jobs))
     libraries = _libraries(jobs, target, narrator)
     rows = []
     for done, job in enumerate(jobs):
@@ -176,18 +182,26 @@ def _not_computed(task: Task, skipped: Mapping[KernelConfig, str]) -> ArgumentEr
     )
 
 
-def _job(
-    cfg: KernelConfig,
-    configs: Sequence[KernelConfig],
-    target: Target,
-    task: Task,
-    options: Options,
-) -> _Job:
+def _estimates(jobs: Sequence[_Job]) -> list[float]:
+    """Seconds that each kernel is expected to take; the first of a problem has its references
+    computed, too."""
+    estimates, known = [], set[Problem]()
+    for job in jobs:
+        problem, seconds = job.emulated, job.estimate()
+        if problem not in known:
+            known.add(problem)
+            # 4 FLOP a score and column, in either reference.
+            seconds += _REFERENCE_SECONDS * problem.attn_flop() / 4
+        estimates.append(seconds)
+    return estimates
+
+
+def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Job:
     """One kernel's part. Raises ArgumentError for options that do not fit the task."""
     proven = emulated = task.problem(cfg)
     options.call(proven)
     if target.backend == "gpu":
-        emulated = size_for(EMULATED, configs, proven.semantics).problem(cfg)
+        emulated = size_for(EMULATED, proven.semantics).problem(cfg)
     return _Job(cfg, target, proven, emulated, options)
 
 
@@ -228,6 +242,11 @@ class _Job:
     proven: Problem
     emulated: Problem
     options: Options
+
+    def estimate(self) -> float:
+        """Seconds that the emulation is expected to take."""
+        seconds = estimate_seconds(self.config, self.emulated)
+        return seconds * (_CHECKS_COST if self.options.checks else 1.0)
 
     def row(self, library: KernelLibrary) -> KernelRow:
         conflicts = BankConflicts()

@@ -7,8 +7,10 @@ from rich.text import Text
 
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS
 from flashsmith.benchmark.run import KernelRow, Report
-from flashsmith.benchmark.table import Cell, Column, fits, print_table
+from flashsmith.benchmark.table import Cell, Column, print_table, print_text
+from flashsmith.benchmark.tasks import describe_lengths
 from flashsmith.configs import Semantics
+from flashsmith.counted import counted
 
 _COLUMNS = (
     Column("verdict"),
@@ -27,15 +29,15 @@ _TIME_COLUMNS = (Column("ms", True), Column("TFLOP/s", True))
 def print_report(console: Console, report: Report) -> None:
     """Problem, arch and backend; the table; what is wrong, if anything; what the figures mean."""
     for line in header(report):
-        console.print(line, soft_wrap=True, markup=False)
+        print_text(console, line, indent=9)
     _print_rows(console, report)
     for row in report.rows:
         for problem in row.problems:
-            console.print(f"{row.config}\n{problem}", style="red", soft_wrap=True, markup=False)
+            print_text(console, f"{row.config}\n{problem}", style="red")
     for cfg, reason in report.skipped.items():
-        console.print(f"skipped: {cfg} {reason}", soft_wrap=True, markup=False)
+        print_text(console, f"skipped: {cfg} {reason}", indent=9)
     passed = sum(row.ok for row in report.rows)
-    console.print(f"{passed} of {len(report.rows)} kernels passed", markup=False)
+    console.print(f"{passed} of {counted(len(report.rows), 'kernel')} passed", markup=False)
 
 
 def header(report: Report) -> list[str]:
@@ -49,13 +51,11 @@ def header(report: Report) -> list[str]:
     if report.meaning != "plain":
         lines.insert(1, f"proven:  {report.meaning}")
     if target.backend == "gpu":
-        emulated = dict.fromkeys(
-            f"batch {p.batch}, seq {p.seq_q}, heads {p.heads_q}"
-            for p in (row.emulated for row in report.rows)
-        )
+        emulated = report.rows[0].emulated
+        lengths = describe_lengths([row.emulated.seq_q for row in report.rows])
         lines += [
             "backend: the GPU; instructions and bank conflicts from the emulator at "
-            f"{' or '.join(emulated)}",
+            f"batch {emulated.batch}, seq {lengths}, heads {emulated.heads_q}",
             f"timed:   in turn, {task.describe_timed()}; the output is judged",
         ]
     else:
@@ -68,25 +68,23 @@ def _print_rows(console: Console, report: Report) -> None:
     timed = any(row.timing for row in report.rows)
     # Kernels of one problem may differ in whether their tiles fit it.
     meant = any(row.proven.semantics != Semantics() for row in report.rows)
+    differ = len({row.emulated.seq_q for row in report.rows}) > 1
     columns = [
         Column("kernel"),
+        *[Column("seq", True)] * differ,
         *[Column("semantics")] * meant,
         *_COLUMNS,
         *(_TIME_COLUMNS if timed else ()),
     ]
-    names = [str(row.config) for row in report.rows]
-    cells = [(*[str(row.proven.semantics)] * meant, *_cells(row, timed)) for row in report.rows]
     rows: list[tuple[Cell, ...]] = [
-        (name, *figures) for name, figures in zip(names, cells, strict=True)
+        (
+            str(row.config),
+            *[str(row.emulated.seq_q)] * differ,
+            *[str(row.proven.semantics)] * meant,
+            *_cells(row, timed),
+        )
+        for row in report.rows
     ]
-    if fits(console, columns, rows):
-        print_table(console, columns, rows)
-        return
-    # A terminal too narrow for the short forms: they go above, and numbers into the table.
-    for number, name in enumerate(names, 1):
-        console.print(f"{number:3} {name}", soft_wrap=True, markup=False)
-    columns[0] = Column("#", True)
-    rows = [(str(number), *figures) for number, figures in enumerate(cells, 1)]
     print_table(console, columns, rows)
 
 

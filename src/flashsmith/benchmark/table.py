@@ -1,15 +1,20 @@
-"""Tables and consoles: boxes and colour on a terminal, a plain Markdown table anywhere else.
+"""Tables and consoles: boxes and colour on a terminal, plain Markdown tables anywhere else.
 
-Piped output is never wrapped, cut or coloured, so that a short form can be copied out of it; the
+Neither is wider than the terminal, or than COLUMNS or 120 columns where there is none, and no word
+is broken: prose is wrapped, long texts become a numbered list above their table, and what is still
+too wide becomes several tables. Piped short forms stay whole, so that they can be copied; the
 parser of short forms also reads the `| ... |` rows.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
+import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TextIO
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
@@ -17,36 +22,107 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-# Wider than any line here: off a terminal nothing may wrap.
-_UNWRAPPED = 10_000
+from flashsmith.printable import printable
 
+# Wider than any line here: what is printed is laid out before, and rich may not wrap it again.
+_UNWRAPPED = 10_000
+# Off a terminal, where COLUMNS does not say otherwise.
+_PIPED_WIDTH = 120
+# The least a column of prose is wrapped to, and the least that is worth a list of its own.
+_LEAST_PROSE = 16
+_LONG = 30
 
 # A Text carries a style, for terminals.
 Cell = str | Text
+_Rows = Sequence[Sequence[Cell]]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading ('\\n' stacks it on a terminal) and whether it aligns right."""
+    """One column: its heading ('\\n' stacks it on a terminal), whether it aligns right, and whether
+    its texts are prose, which may be wrapped at spaces."""
 
     heading: str
     right: bool = False
+    prose: bool = False
+
+
+@dataclass(frozen=True)
+class _Table:
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+class _SafeConsole(Console):
+    """A console that prints others' texts without their control characters."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(
+            *(printable(item, lines=True) if isinstance(item, str) else item for item in objects),
+            **options,
+        )
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """A console on `file` (standard output by default), plain unless that is a terminal."""
+    """A console on `file` (standard output by default), plain unless that is a terminal.
+
+    Control characters in texts and cells are shown escaped.
+    """
     stream = file if file is not None else sys.stdout
     if stream.isatty():
-        return Console(file=stream, highlight=False)
-    return Console(
+        return _SafeConsole(file=stream, highlight=False)
+    return _SafeConsole(
         file=stream, width=_UNWRAPPED, force_terminal=False, no_color=True, highlight=False
     )
 
 
-def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
-    """The rows as an aligned Markdown table."""
+def page_width(console: Console) -> int:
+    """How many columns what is printed may take."""
+    if console.is_terminal:
+        return console.width
+    return shutil.get_terminal_size((_PIPED_WIDTH, 24)).columns
+
+
+def print_table(console: Console, columns: Sequence[Column], rows: _Rows) -> None:
+    """Print a table the way `console` can show it; a row has one cell per column."""
+    table = _Table(tuple(columns), tuple(tuple(map(_escaped, row)) for row in rows))
+    measure = _boxed_width if console.is_terminal else _plain_width
+    width = page_width(console)
+    listed, tables = _laid_out(table, width, measure)
+    for number, (heading, texts) in enumerate(listed):
+        if number and not console.is_terminal:
+            console.print()
+        _print_list(console, heading, texts, named=len(listed) > 1)
+    for number, part in enumerate(tables):
+        if console.is_terminal:
+            narrow = _boxed_width(part, narrow=False) > width
+            console.print(rich_table(part.columns, part.rows, narrow), soft_wrap=True)
+        else:
+            if number or listed:
+                console.print()
+            console.print(plain_table(part.columns, part.rows), markup=False, soft_wrap=True)
+
+
+def print_text(console: Console, text: str, style: str = "", indent: int = 0) -> None:
+    """Print text, each of its lines wrapped at spaces, what follows the first line of it indented.
+
+    A short form that is too long for a terminal's line continues behind a '+'; off a terminal
+    short forms stay whole.
+    """
+    width = page_width(console)
+    for line in printable(text, lines=True).splitlines():
+        wrapped = _wrapped(line, width, indent, whole_forms=not console.is_terminal)
+        console.print("\n".join(wrapped), style=style, markup=False, soft_wrap=True)
+
+
+def plain_table(columns: Sequence[Column], rows: _Rows) -> str:
+    """The rows as an aligned Markdown table; a cell of several lines continues in rows below."""
     headings = [column.heading.replace("\n", " ") for column in columns]
-    texts = [[str(cell) for cell in row] for row in rows]
+    texts = [
+        list(line)
+        for row in rows
+        for line in itertools.zip_longest(*map(_lines_of, row), fillvalue="")
+    ]
     widths = [max(map(len, texts_below)) for texts_below in zip(headings, *texts, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -63,9 +139,16 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> st
     return "\n".join([line(headings), f"|{rule}|", *map(line, texts)])
 
 
-def rich_table(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], narrow: bool = False
-) -> Table:
+def _escaped(cell: Cell) -> Cell:
+    """The cell on one line, without control characters: line feeds from here on are ours."""
+    return cell if isinstance(cell, Text) else printable(cell)
+
+
+def _lines_of(cell: Cell) -> list[str]:
+    return printable(str(cell), lines=True).split("\n")
+
+
+def rich_table(columns: Sequence[Column], rows: _Rows, narrow: bool = False) -> Table:
     """The rows as a rich table; `narrow` keeps a single space between columns."""
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -74,28 +157,172 @@ def rich_table(
         pad_edge=False,
     )
     for column in columns:
-        table.add_column(
-            column.heading, justify="right" if column.right else "left", overflow="fold"
-        )
+        table.add_column(column.heading, justify="right" if column.right else "left", no_wrap=True)
     for row in rows:
         # Short forms would be read as markup, were they plain strings.
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        table.add_row(
+            *(cell if isinstance(cell, Text) else Text(printable(cell, lines=True)) for cell in row)
+        )
     return table
 
 
-def fits(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> bool:
-    """Whether the rows can be printed without folding a cell."""
+# ---- layout ----
+
+
+def _boxed_width(table: _Table, narrow: bool = True) -> int:
+    console = Console(width=_UNWRAPPED)
+    drawn = rich_table(table.columns, table.rows, narrow)
+    return Measurement.get(console, console.options, drawn).maximum
+
+
+def _plain_width(table: _Table) -> int:
+    return len(plain_table(table.columns, table.rows).partition("\n")[0])
+
+
+def _laid_out(
+    table: _Table, width: int, measure: Callable[[_Table], int]
+) -> tuple[list[tuple[str, list[str]]], list[_Table]]:
+    """Lists of long texts, each with its heading, and tables that fit, in which their numbers stand
+    for them."""
+    listed: list[tuple[str, list[str]]] = []
+    while measure(wrapped := _with_wrapped_prose(table, width, measure)) > width:
+        place = _longest_column(table)
+        if place is None:
+            return listed, _in_blocks(table, width, measure)
+        heading = table.columns[place].heading.replace("\n", " ")
+        table, texts = _numbered(table, place)
+        listed.append((heading, texts))
+    return listed, [wrapped]
+
+
+def _with_wrapped_prose(table: _Table, width: int, measure: Callable[[_Table], int]) -> _Table:
+    """The table with its prose wrapped as far as that helps, the widest column first."""
+    prose = [n for n, column in enumerate(table.columns) if column.prose]
+    while (excess := measure(table) - width) > 0:
+        lengths = {n: _column_width(table, n) for n in prose}
+        for n in sorted(prose, key=lambda n: -lengths[n]):
+            # Down to the next one at most, so that what is to be wrapped is shared.
+            next_one = max((other for other in lengths.values() if other < lengths[n]), default=0)
+            target = max(lengths[n] - excess, next_one - 1, _LEAST_PROSE)
+            folded = _with_column(table, n, [_fold(row[n], target) for row in table.rows])
+            if _column_width(folded, n) < lengths[n]:
+                table = folded
+                break
+        else:
+            return table
+    return table
+
+
+def _fold(cell: Cell, width: int) -> Cell:
+    lines = _wrapped(" ".join(str(cell).split("\n")), width, 0, whole_forms=True)
+    folded = "\n".join(lines)
+    return Text(folded, cell.style) if isinstance(cell, Text) else folded
+
+
+def _column_width(table: _Table, place: int) -> int:
+    return max((len(line) for row in table.rows for line in str(row[place]).split("\n")), default=0)
+
+
+def _with_column(table: _Table, place: int, cells: Sequence[Cell]) -> _Table:
+    rows = tuple(
+        (*row[:place], cell, *row[place + 1 :]) for row, cell in zip(table.rows, cells, strict=True)
+    )
+    return replace(table, rows=rows)
+
+
+def _longest_column(table: _Table) -> int | None:
+    """The column whose texts are long and may not be wrapped; None if there is none."""
+    lengths = {
+        n: _column_width(table, n)
+        for n, column in enumerate(table.columns)
+        if not (column.right or column.prose)
+    }
+    place = max(lengths, key=lambda n: lengths[n], default=None)
+    return place if place is not None and lengths[place] > _LONG else None
+
+
+def _numbered(table: _Table, place: int) -> tuple[_Table, list[str]]:
+    """The table with numbers in place of a column's texts, and these, each once."""
+    texts = list(dict.fromkeys(str(row[place]) for row in table.rows))
+    numbers = [str(texts.index(str(row[place])) + 1) for row in table.rows]
+    column = Column("#" if place == 0 else table.columns[place].heading, right=True)
+    columns = (*table.columns[:place], column, *table.columns[place + 1 :])
+    table = _with_column(replace(table, columns=columns), place, numbers)
+    if place and table.columns[0].heading == "#" and numbers == [str(r[0]) for r in table.rows]:
+        return _without(table, place), texts  # the rows have these numbers already
+    return table, texts
+
+
+def _without(table: _Table, place: int) -> _Table:
+    return _Table(
+        table.columns[:place] + table.columns[place + 1 :],
+        tuple(row[:place] + row[place + 1 :] for row in table.rows),
+    )
+
+
+def _in_blocks(table: _Table, width: int, measure: Callable[[_Table], int]) -> list[_Table]:
+    """Several tables, each with the first column, or with numbers where that repeats itself."""
+    if len({str(row[0]) for row in table.rows}) < len(table.rows):
+        rows = tuple((str(number), *row) for number, row in enumerate(table.rows, 1))
+        table = _Table((Column("#", right=True), *table.columns), rows)
+    blocks = [_chosen(table, [0])]
+    for place in range(1, len(table.columns)):
+        wider = _joined(blocks[-1], _chosen(table, [place]))
+        if measure(_with_wrapped_prose(wider, width, measure)) > width:
+            blocks.append(_chosen(table, [0, place]))
+        else:
+            blocks[-1] = wider
+    return [_with_wrapped_prose(block, width, measure) for block in blocks]
+
+
+def _joined(left: _Table, right: _Table) -> _Table:
+    rows = zip(left.rows, right.rows, strict=True)
+    return _Table(left.columns + right.columns, tuple(a + b for a, b in rows))
+
+
+def _chosen(table: _Table, places: Sequence[int]) -> _Table:
+    return _Table(
+        tuple(table.columns[n] for n in places),
+        tuple(tuple(row[n] for n in places) for row in table.rows),
+    )
+
+
+def _print_list(console: Console, heading: str, texts: Sequence[str], *, named: bool) -> None:
+    """The texts with their numbers; `named`: their heading is needed to tell them from others."""
     if not console.is_terminal:
-        return True
-    unbounded = console.options.update(max_width=_UNWRAPPED)
-    return Measurement.get(console, unbounded, rich_table(columns, rows)).maximum <= console.width
+        rows = [(str(number), text) for number, text in enumerate(texts, 1)]
+        table = plain_table([Column("#", True), Column(heading)], rows)
+        console.print(table, markup=False, soft_wrap=True)
+        return
+    if named:
+        print_text(console, heading, style="bold")
+    for number, text in enumerate(texts, 1):
+        print_text(console, f"{number:3} {text}", indent=4)
 
 
-def print_table(
-    console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]
-) -> None:
-    """Print a table the way `console` can show it; a row has one cell per column."""
-    if console.is_terminal:
-        console.print(rich_table(columns, rows, narrow=not fits(console, columns, rows)))
-    else:
-        console.print(plain_table(columns, rows), markup=False, soft_wrap=True)
+# ---- wrapping ----
+
+_FORM = re.compile(r"\([A-Z]+\d+(?:, \w+)+\): [\w+]+")
+_FORM_SPACE = "\0"
+
+
+def _wrapped(line: str, width: int, indent: int, *, whole_forms: bool) -> list[str]:
+    """The line in lines of at most `width`, no word of it broken."""
+    kept = _FORM.sub(lambda form: form.group().replace(" ", _FORM_SPACE), line)
+    pieces = re.findall(r"\s*\S+", kept)
+    if not whole_forms:
+        pieces = [part for piece in pieces for part in _parts_of(piece, width - indent)]
+    lines: list[str] = []
+    for piece in pieces:
+        if lines and len(lines[-1] + piece) <= width:
+            lines[-1] += piece
+        else:
+            lines.append(" " * indent + piece.lstrip() if lines else piece)
+    return [text.replace(_FORM_SPACE, " ") for text in lines] or [""]
+
+
+def _parts_of(piece: str, width: int) -> list[str]:
+    """A short form that no line holds, in the parts between its features."""
+    if len(piece.lstrip()) <= width or _FORM_SPACE not in piece:
+        return [piece]
+    return re.findall(r"[^+]+\+?", piece)

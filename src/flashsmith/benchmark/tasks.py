@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,19 +21,23 @@ class Size:
     """How large a problem every kernel gets; head dimension and dtype are the config's own.
 
     Packed, ``batch`` is the number of sequences, and ``seq`` the length of the longest.
+    ``whole_tiles`` gives each kernel a length of its own: the shortest from ``seq`` on that its
+    tiles divide.
     """
 
     batch: int
     seq: int
     heads: int
     semantics: Semantics = _PLAIN
+    whole_tiles: bool = False
 
-    def __str__(self) -> str:
-        return f"batch {self.batch}, seq {self.seq}, heads {self.heads}"
+    def length(self, cfg: KernelConfig) -> int:
+        """Queries and keys that `cfg`'s kernel gets."""
+        return whole_tiles(self.seq, cfg) if self.whole_tiles else self.seq
 
     def problem(self, cfg: KernelConfig) -> Problem:
         """What `cfg`'s kernel computes, with the semantics that it is compiled for."""
-        b, s, h = self.batch, self.seq, self.heads
+        b, s, h = self.batch, self.length(cfg), self.heads
         return Problem(b, s, s, h, h, cfg.d_head, cfg.dtype, self.semantics)
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
@@ -53,7 +57,7 @@ class Size:
             _check_uneven(f"seq={self.seq}", self.problem(cfg), cfg)
             return
         for name, tile in tiles_of(cfg).items():
-            if self.seq % tile:
+            if self.length(cfg) % tile:
                 raise ArgumentError(
                     f"seq={self.seq}: must be a multiple of {name}={tile} of {cfg}; "
                     f"take {-(-self.seq // tile) * tile}, or uneven semantics"
@@ -63,15 +67,20 @@ class Size:
         """The size, and what the configs add to it."""
         d_heads = ", ".join(map(str, sorted({cfg.d_head for cfg in configs})))
         dtypes = ", ".join(sorted({cfg.dtype.name.lower() for cfg in configs}))
-        return f"{self}, d_head {d_heads}, {dtypes}"
+        lengths = describe_lengths([self.length(cfg) for cfg in configs])
+        return f"batch {self.batch}, seq {lengths}, heads {self.heads}, d_head {d_heads}, {dtypes}"
 
     def describe_timed(self) -> str:
         """The size that is timed."""
         return f"batch {TIMED.batch}, seq {TIMED.length(self.semantics)}, heads {TIMED.heads}"
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return asdict(self) | {"semantics": str(self.semantics)}
+    def to_json(self, configs: Sequence[KernelConfig]) -> dict[str, Any]:
+        """As JSON takes it; the length is None where those of the configs differ."""
+        lengths = {self.length(cfg) for cfg in configs}
+        facts = asdict(self) | {"semantics": str(self.semantics)}
+        facts["seq"] = lengths.pop() if len(lengths) == 1 else None
+        del facts["whole_tiles"]
+        return facts
 
     def timed_to_json(self) -> dict[str, Any]:
         """The size that is timed, likewise."""
@@ -124,7 +133,7 @@ class OneProblem:
         """The problem that is timed."""
         return "the same problem"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, configs: Sequence[KernelConfig] = ()) -> dict[str, Any]:
         """As JSON takes it."""
         semantics = {"semantics": str(self.given.semantics)}
         return asdict(self.given) | {"dtype": self.given.dtype.name.lower()} | semantics
@@ -142,21 +151,29 @@ EMULATED = Size(batch=1, seq=256, heads=2)
 PROVEN_ON_GPU = Size(batch=2, seq=1024, heads=4)
 
 
-def default_size(
-    target: Target, configs: Iterable[KernelConfig] = (), semantics: Semantics = _PLAIN
-) -> Size:
-    """What is proven when nobody says otherwise: as long as every config's tiles divide it or, for
-    uneven semantics, none's."""
-    return size_for(
-        PROVEN_ON_GPU if target.backend == "gpu" else EMULATED, configs, semantics=semantics
+def default_size(target: Target, semantics: Semantics = _PLAIN) -> Size:
+    """What is proven when nobody says otherwise: for each kernel of a length that its tiles divide
+    or, for uneven semantics, that none's do."""
+    return size_for(PROVEN_ON_GPU if target.backend == "gpu" else EMULATED, semantics)
+
+
+def size_for(size: Size, semantics: Semantics) -> Size:
+    """About this size, for kernels of these semantics; packed, of some sequences."""
+    return replace(
+        size,
+        batch=PACKED_SEQUENCES if semantics.packed else size.batch,
+        seq=size.seq - 1 if semantics.uneven else size.seq,
+        semantics=semantics,
+        whole_tiles=not semantics.uneven,
     )
 
 
-def size_for(size: Size, configs: Iterable[KernelConfig], semantics: Semantics) -> Size:
-    """About this size, for the configs' kernels of these semantics; packed, of some sequences."""
-    seq = size.seq - 1 if semantics.uneven else whole_tiles(size.seq, configs)
-    batch = PACKED_SEQUENCES if semantics.packed else size.batch
-    return replace(size, batch=batch, seq=seq, semantics=semantics)
+def describe_lengths(lengths: Sequence[int]) -> str:
+    """One length, or from which to which those of the kernels are."""
+    shortest, longest = min(lengths), max(lengths)
+    if shortest == longest:
+        return str(shortest)
+    return f"{shortest} to {longest} (each kernel its own)"
 
 
 def _check_uneven(named: str, problem: Problem, cfg: KernelConfig) -> None:

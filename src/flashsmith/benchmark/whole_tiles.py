@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from flashsmith.configs import HopperForwardKernelConfig, KernelConfig
 
@@ -17,7 +16,11 @@ def tiles_of(cfg: KernelConfig) -> dict[str, int]:
     return keys if isinstance(cfg, HopperForwardKernelConfig) else {"B_r": cfg.B_r} | keys
 
 
-def whole_tiles(seq: int, configs: Iterable[KernelConfig]) -> int:
-    """The least length of at least `seq` that every config's tiles divide, of queries and keys."""
-    whole = math.lcm(*(tile for cfg in configs for tile in tiles_of(cfg).values()))
+def whole_tiles(seq: int, cfg: KernelConfig) -> int:
+    """The least length of at least `seq` that the config's tiles divide, of queries and keys.
+
+    Each config has a length of its own: the least common multiple of a set's tiles has no limit
+    (13,440 for the wgmma kernels that the package ships).
+    """
+    whole = math.lcm(*tiles_of(cfg).values())
     return -(-seq // whole) * whole

@@ -5,6 +5,8 @@ from __future__ import annotations
 from flashsmith.builder.cache import CacheEntry, Removed
 from flashsmith.builder.find import (
     built_configs,
+    built_kernels,
+    cache_stamp,
     find_library,
     is_current,
     libraries_for,
@@ -15,7 +17,17 @@ from flashsmith.builder.library_build import build
 from flashsmith.builder.manifest import KernelEntry, Manifest
 from flashsmith.builder.progress import BuildEvent, Progress
 from flashsmith.builder.toolchain import Toolchain, find_toolchain
-from flashsmith.builder.user_cache import cache_dir, cache_entries, clear, prune, verify
+from flashsmith.builder.trust import checked_path
+from flashsmith.builder.user_cache import (
+    cache_dir,
+    cache_entries,
+    cache_path,
+    clear,
+    discard,
+    older_bytes,
+    prune,
+    verify,
+)
 
 __all__ = [
     "BuildEvent",
@@ -28,14 +40,20 @@ __all__ = [
     "Toolchain",
     "build",
     "built_configs",
+    "built_kernels",
     "cache_dir",
     "cache_entries",
+    "cache_path",
+    "cache_stamp",
+    "checked_path",
     "clear",
+    "discard",
     "find_library",
     "find_toolchain",
     "is_current",
     "libraries_for",
     "library_for",
+    "older_bytes",
     "prune",
     "verify",
 ]

@@ -1,12 +1,15 @@
 """The kernel cache: libraries under the hash of their recipe, published whole or not at all.
 
-    libraries/<key>/   manifest.json, library.so, ptx/, sources/, lock
-    objects/           compiled host code shared by libraries; the name ends in the content's hash
-    locks/<key>.lock   held by whoever builds, replaces or removes that library
-    tmp/               where libraries grow before they are renamed into place
+    <folder>/flashsmith-cache-1/
+        CACHEDIR.TAG       the marker of a folder that is all ours
+        libraries/<key>/   manifest.json, library.so, ptx/, sources/, lock
+        objects/           compiled host code for all libraries; names end in the content's hash
+        locks/<key>.lock   held by whoever builds, replaces or removes that library
+        tmp/               where libraries are copied to before they are renamed into place
 
 Whatever kills a process leaves at most a folder in tmp/, which the next build removes. A library's
-own lock is held shared by its users, so that eviction passes it by.
+own lock is held shared by its users, so that eviction passes it by. What lies here under another
+name or holds other files is not ours: it is neither used nor removed. No link is followed.
 """
 
 from __future__ import annotations
@@ -15,16 +18,39 @@ import contextlib
 import errno
 import hashlib
 import os
-import shutil
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from flashsmith import env
+from flashsmith.builder.files import (
+    Check,
+    any_owner,
+    copy_tree,
+    kind_of,
+    make_folder,
+    read_below,
+    sync,
+    write_new,
+)
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.locks import try_lock, wait_for_lock
 from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord, Manifest
-from flashsmith.builder.workspaces import LOCK, Workspaces, cache_errors, subfolders
+from flashsmith.builder.place import (
+    PLACE,
+    foreign_file,
+    is_key,
+    is_library,
+    is_object,
+    is_place,
+    make_place,
+    older_bytes,
+    tree_bytes,
+)
+from flashsmith.builder.trust import check_folder, check_owner
+from flashsmith.builder.workspaces import LOCK, Workspaces, folder_errors, subfolders
 from flashsmith.errors import CacheError
 
 _MIB = 2**20
@@ -54,48 +80,63 @@ class Removed:
 
 
 class Cache:
-    """One cache folder. Methods raise CacheError when it cannot be read or written."""
+    """The cache in one folder. Methods raise CacheError when it cannot be read or written, or is
+    none of ours."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.libraries = root / "libraries"
-        self.objects = root / "objects"
-        self._locks = root / "locks"
-        self._workspaces = Workspaces(root / "tmp", root)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = folder / PLACE
+        self.libraries = self.root / "libraries"
+        self.objects = self.root / "objects"
+        self._locks = self.root / "locks"
+        self._workspaces = Workspaces(self.root / "tmp", "build-")
 
     # ---- reading ----
 
     def open(self, key: str) -> KernelLibrary | None:
-        """The library ``key`` with every file verified; None when missing or damaged."""
+        """The library ``key`` with every file verified; None when missing or damaged.
+
+        Raises CacheError, too, when others could have written what is in it.
+        """
         path = self.libraries / key
         with self.errors("read"):
-            in_use = try_lock(path / LOCK, shared=True)
+            if not is_place(self.root) or kind_of(path) != stat.S_IFDIR:
+                return None
+            in_use = None
+            with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                for folder in (self.root, self.libraries, path):
+                    check_folder(folder)
+                in_use = try_lock(path / LOCK, shared=True)
             if in_use is None:
                 return None
             try:
-                manifest = _verified_manifest(path)
+                manifest = _verified_manifest(path, check_owner)
             except (OSError, ValueError):
                 in_use.release()
                 return None
             # A cache one may only read has no record of its use.
-            with contextlib.suppress(OSError):
-                os.utime(path / LOCK)
+            in_use.note_use()
             return KernelLibrary(path, manifest, in_use)
 
     def entries(self, *, thorough: bool = False) -> list[CacheEntry]:
         """Every library, most recently used first; ``thorough`` hashes every file."""
         with self.errors("read"):
-            found = [self._entry(path, thorough) for path in subfolders(self.libraries)]
+            found = [self._entry(path, thorough) for path in self._folders() if is_library(path)]
             return sorted(found, key=lambda entry: (-entry.last_used, entry.key))
 
     def manifests(self) -> list[Manifest]:
         """What the readable manifests say, most recently used first; files are not looked at."""
         found = []
         with self.errors("read"):
-            for path in sorted(subfolders(self.libraries), key=_last_used, reverse=True):
+            for path in sorted(self._folders(), key=_last_used, reverse=True):
                 with contextlib.suppress(OSError, ValueError):
                     found.append(_remembered_manifest(path))
         return found
+
+    def _folders(self) -> list[Path]:
+        if not is_place(self.root):
+            return []
+        return [path for path in subfolders(self.libraries) if is_key(path.name)]
 
     def _entry(self, path: Path, thorough: bool) -> CacheEntry:
         manifest, damage = None, None
@@ -103,28 +144,47 @@ class Cache:
             manifest = _verified_manifest(path) if thorough else _remembered_manifest(path)
         except (OSError, ValueError) as error:
             damage = str(error)
-        return CacheEntry(path.name, path, _size(path), _last_used(path), manifest, damage)
+        return CacheEntry(path.name, path, tree_bytes(path), _last_used(path), manifest, damage)
+
+    def older_bytes(self) -> int:
+        """Bytes of what older versions kept right in the folder; nothing reads or removes it."""
+        with self.errors("read"):
+            return older_bytes(self.folder)
 
     def object(self, name: str) -> bytes | None:
-        """The shared object file ``name``, or None when missing or damaged."""
+        """The shared object file ``name``, or None when missing or damaged.
+
+        Raises CacheError, too, when others could have written it.
+        """
         with self.errors("read"):
-            for path in self.objects.glob(f"{name}-*.o"):
+            for path in self._objects(name):
+                check_folder(self.root)
                 with contextlib.suppress(FileNotFoundError):
-                    data = path.read_bytes()
+                    data = read_below(self.objects, path.name, check=check_owner)
                     if path.name == _object_name(name, data):
                         with contextlib.suppress(OSError):
-                            os.utime(path)
+                            os.utime(path, follow_symlinks=False)
                         return data
         return None
+
+    def _objects(self, name: str = "") -> list[Path]:
+        if not is_place(self.root):
+            return []
+        pattern = f"{name}-*.o" if name else "*.o"
+        return [path for path in sorted(self.objects.glob(pattern)) if is_object(path)]
 
     # ---- writing ----
 
     @contextlib.contextmanager
     def building(self, key: str, waiting: Callable[[float], None]) -> Iterator[None]:
-        """Hold the right to build or replace ``key``, waiting for another process that does."""
+        """Hold the right to build or replace ``key``, waiting for another process that does.
+
+        Raises CacheError, too, when others could write into the cache.
+        """
         with self.errors("write"):
-            for folder in (self.libraries, self.objects, self._locks, self._workspaces.folder):
-                folder.mkdir(parents=True, exist_ok=True)
+            make_place(self.root)
+            for folder in (self.root, self.libraries):
+                check_folder(folder)
             lock = wait_for_lock(
                 self._locks / f"{key}.lock", patience=_BUILD_PATIENCE_SECONDS, waiting=waiting
             )
@@ -134,50 +194,71 @@ class Cache:
             if lock is not None:
                 lock.release(everywhere=True)
 
-    def workspace(self) -> contextlib.AbstractContextManager[Path]:
+    @contextlib.contextmanager
+    def workspace(self) -> Iterator[Path]:
         """A new folder in the cache, removed at the end; a dead process's are swept first."""
-        return self._workspaces.new()
+        with contextlib.ExitStack() as stack:
+            with self.errors("write"):
+                workspace = stack.enter_context(self._workspaces.new())
+            yield workspace
 
     def publish(self, folder: Path, manifest: Manifest) -> KernelLibrary:
-        """Move ``folder``, complete but for its manifest, to its place; the caller holds the key.
+        """Copy ``folder``, complete but for its manifest, to its place; the caller holds the key.
 
         Should another process have published the same key, its library is used and ours dropped.
         """
-        with self.errors("write"):
-            (folder / MANIFEST_NAME).write_text(manifest.to_json())
-            in_use = try_lock(folder / LOCK, shared=True, create=True)
-            _sync_tree(folder)
-            target = self.libraries / manifest.key
+        target = self.libraries / manifest.key
+        with self.workspace() as workspace, self.errors("write"):
+            copy = workspace / "library"
+            copy_tree(folder, copy)
+            write_new(copy / MANIFEST_NAME, manifest.to_json().encode())
+            write_new(copy / LOCK, b"")
+            in_use = try_lock(copy / LOCK, shared=True)
+            sync(copy)
             while True:
                 try:
-                    os.rename(folder, target)
+                    os.rename(copy, target)
                     break
                 except OSError as error:
-                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                         raise
                 theirs = self.open(manifest.key)
                 if theirs is not None:
                     return theirs
                 self.discard(manifest.key)
-            _sync(self.libraries)
+            sync(self.libraries)
         if in_use is None:
             raise CacheError(f"{target}: cannot be locked; is it on a network file system?")
         return KernelLibrary(target, manifest, in_use)
 
     def publish_object(self, name: str, built: Path) -> None:
         """Keep a compiled host object for later libraries."""
-        with self.errors("write"):
-            for damaged in self.objects.glob(f"{name}-*.o"):
+        with self.workspace() as workspace, self.errors("write"):
+            data = read_below(built.parent, built.name, check=any_owner)
+            for damaged in self._objects(name):
                 damaged.unlink(missing_ok=True)
-            copy = built.with_suffix(".published")
-            shutil.copyfile(built, copy)
-            _sync(copy)
-            os.replace(copy, self.objects / _object_name(name, built.read_bytes()))
+            write_new(workspace / "object", data)
+            os.replace(workspace / "object", self.objects / _object_name(name, data))
 
     def discard(self, key: str) -> None:
-        """Remove the library ``key``, used or not, if there; the caller holds the key."""
+        """Remove the library ``key``, used or not, if there; the caller holds the key.
+
+        Raises CacheError when it holds what flashsmith did not put there.
+        """
+        path = self.libraries / key
         with self.errors("write"):
-            self._workspaces.bury(self.libraries / key)
+            kind = kind_of(path)
+            if kind == 0 or not is_place(self.root):
+                return
+            if kind != stat.S_IFDIR or not is_key(key):
+                raise CacheError(f"{path}: is no library that flashsmith made; move it away")
+            foreign = foreign_file(path)
+            if foreign is not None:
+                raise CacheError(
+                    f"{foreign}: flashsmith did not put this into its cache, and so does not "
+                    f"replace {path}; move it away"
+                )
+            self._workspaces.bury(path)
 
     # ---- room ----
 
@@ -187,10 +268,10 @@ class Cache:
         Libraries that a process has open, or is building, stay.
         """
         with self.errors("write"):
-            items = [*subfolders(self.libraries), *self.objects.glob("*.o")]
+            items = [*filter(is_library, self._folders()), *self._objects()]
             if items:
-                self._locks.mkdir(exist_ok=True)
-            sizes = {item: _size(item) for item in items}
+                make_folder(self._locks)
+            sizes = {item: tree_bytes(item) for item in items}
             excess = sum(sizes.values()) - limit_mib * _MIB
             entries = freed = in_use = 0
             for item in sorted(items, key=_last_used):
@@ -213,7 +294,7 @@ class Cache:
             return False
         try:
             in_use = try_lock(item / LOCK)
-            if in_use is None and (item / LOCK).exists():
+            if in_use is None and kind_of(item / LOCK) == stat.S_IFREG:
                 return False
             self.discard(item.name)
             if in_use is not None:
@@ -224,41 +305,40 @@ class Cache:
             key_lock.release()
 
     def clear(self) -> Removed:
-        """Remove everything that no process uses."""
+        """Remove everything of ours that no process uses."""
         removed = self.prune(0)
         with self.errors("write"):
-            self._workspaces.sweep()
+            if is_place(self.root):
+                self._workspaces.sweep()
         return removed
 
     def errors(self, action: str) -> contextlib.AbstractContextManager[None]:
         """OSErrors of the block as CacheErrors that say what to do."""
-        return cache_errors(action, self.root)
-
-
-def _read_manifest(path: Path) -> Manifest:
-    """The manifest in ``path``; OSError or ValueError when there is none that can be trusted."""
-    manifest = Manifest.from_json((path / MANIFEST_NAME).read_text())
-    if manifest.key != path.name:
-        raise ValueError(f"its manifest is that of {manifest.key}")
-    return manifest
+        return folder_errors(action, f"the kernel cache {self.root}", env.CACHE_DIR.name)
 
 
 def _remembered_manifest(path: Path) -> Manifest:
-    """_read_manifest, parsed anew only when the file was replaced or changed."""
-    status = (path / MANIFEST_NAME).stat()
+    """The manifest in ``path``, parsed anew only when the file was replaced or changed.
+
+    Raises OSError or ValueError when there is none that can be trusted.
+    """
+    status = (path / MANIFEST_NAME).lstat()
     return _parsed(path, (status.st_ino, status.st_size, status.st_mtime_ns))
 
 
 @lru_cache(maxsize=256)
 def _parsed(path: Path, status: tuple[int, ...]) -> Manifest:
-    return _read_manifest(path)
+    return Manifest.read(path)
 
 
-def _verified_manifest(path: Path) -> Manifest:
-    """The manifest after every file it lists was compared with it; raises as _read_manifest."""
-    manifest = _read_manifest(path)
+def _verified_manifest(path: Path, check: Check = any_owner) -> Manifest:
+    """The manifest after every file it lists was compared with it; raises as _remembered_manifest.
+
+    ``check`` sees each file, and the folders that it is in.
+    """
+    manifest = Manifest.read(path, check)
     for name, record in manifest.files.items():
-        found = FileRecord.of(path / name)
+        found = FileRecord.of(path, name, check)
         if found.size != record.size:
             raise ValueError(f"{name} has {found.size} bytes, not {record.size}")
         if found != record:
@@ -270,35 +350,8 @@ def _object_name(name: str, content: bytes) -> str:
     return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.o"
 
 
-def _size(path: Path) -> int:
-    """Bytes of a file or of all files below a folder; what vanishes meanwhile counts nothing."""
-    files = [path]
-    if path.is_dir():
-        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-    total = 0
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):
-            total += file.lstat().st_size
-    return total
-
-
 def _last_used(path: Path) -> float:
     """When a library or object was last opened; one without a lock file is nobody's: 0."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return ((path / LOCK) if path.is_dir() else path).stat().st_mtime
+        return (path / LOCK if kind_of(path) == stat.S_IFDIR else path).lstat().st_mtime
     return 0.0
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    """Have the disk hold ``path`` before anything points at it."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -14,7 +14,7 @@ from flashsmith.builder.manifest import KernelEntry
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptx_module import split_ptx
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
-from flashsmith.builder.recipe import Recipe, sources_in
+from flashsmith.builder.recipe import Recipe, copy_sources, source_hash, sources_in
 from flashsmith.codegen import GeneratedSources, generate_kernel_instantiations
 from flashsmith.configs import parse_kernel_name_into_config
 from flashsmith.errors import CompileError
@@ -23,6 +23,12 @@ from flashsmith.errors import CompileError
 _EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
 # A shard this large keeps the fixed second of nvcc small and still shows progress.
 _CONFIGS_PER_SHARD = 10
+
+
+# What g++ and nvcc take for a file of host code on one core, and for linking: estimates.
+_GXX_SECONDS = 2.0
+_NVCC_SECONDS = 9.0
+LINK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -35,15 +41,21 @@ class _HostObject:
 
 
 class Compilation:
-    """Compiles ``recipe`` in ``workspace``: intermediates in build/, the product in library/."""
+    """Compiles ``recipe`` in ``workspace``: intermediates in build/, the product in library/.
+
+    Compilers run in the workspace, on copies of the sources in csrc/, and are given relative names.
+    """
 
     def __init__(self, recipe: Recipe, workspace: Path, jobs: int) -> None:
         self.recipe = recipe
         self.jobs = jobs
+        self.workspace = workspace
         self.build = workspace / "build"
         self.library = workspace / "library"
+        self.csrc = workspace / "csrc"
         (self.library / "ptx").mkdir(parents=True)
         self.build.mkdir()
+        self._copied_hash = copy_sources(recipe.csrc, self.csrc)
         self._new_objects: list[_HostObject] = []
         shards = -(-len(recipe.configs) // _CONFIGS_PER_SHARD)
         self.sources: GeneratedSources = generate_kernel_instantiations(
@@ -53,24 +65,49 @@ class Compilation:
             n_shards=-(-max(shards, jobs) // jobs) * jobs,
         )
 
+    def is_current(self) -> bool:
+        """Whether what is compiled is what the recipe names, and the sources still are."""
+        return self._copied_hash == self.recipe.source_hash == source_hash(self.recipe.csrc)
+
     # ---- compiling ----
 
-    def compile(self, cache: Cache, compiled: Callable[[KernelEntry], None]) -> list[KernelEntry]:
-        """Compile everything; ``compiled`` hears of each kernel as its shard is done."""
+    def compile(
+        self,
+        cache: Cache,
+        compiled: Callable[[KernelEntry], None],
+        *,
+        begin: Callable[[list[float]], None] = lambda estimates: None,
+        host_compiled: Callable[[Finished, float], None] = lambda done, estimate: None,
+    ) -> list[KernelEntry]:
+        """Compile everything that the cache does not hold.
+
+        First ``begin`` is called with estimates, in seconds of one core, of the files of host code;
+        then ``compiled`` with each kernel as its shard is done, and ``host_compiled`` with each
+        file of host code and its estimate.
+        """
         entries: list[KernelEntry] = []
         shards = {self._shard_command(i): i for i in range(len(self.sources.shards))}
-        host = [o for o in self._host_objects() if not self._reuse(cache, o)]
-        commands = [*shards, *(o.command for o in host), self._map_command()]
+        missing = [o for o in self._host_objects() if not self._reuse(cache, o)]
+        host = [*(o.command for o in missing), self._map_command()]
+        # The longest first, so that no compiler works alone at the end.
+        host.sort(key=self._estimate, reverse=True)
+        begin([self._estimate(command) for command in host])
 
         def finished(done: Finished) -> None:
             if done.command in shards:
                 for entry in self._kernels(shards[done.command], done):
                     entries.append(entry)
                     compiled(entry)
+            else:
+                host_compiled(done, self._estimate(done.command))
 
-        run_all(commands, cwd=self.build, jobs=self.jobs, finished=finished)
-        self._new_objects = host
+        run_all([*shards, *host], cwd=self.workspace, jobs=self.jobs, finished=finished)
+        self._new_objects = missing
         return sorted(entries, key=lambda entry: entry.config.to_ints())
+
+    def _estimate(self, command: Command) -> float:
+        by_nvcc = command.arguments[0] == str(self.recipe.toolchain.nvcc)
+        return _NVCC_SECONDS if by_nvcc else _GXX_SECONDS
 
     def publish_host_objects(self, cache: Cache) -> None:
         """Keep the host code compiled here, once it is sure which sources it was made of."""
@@ -80,11 +117,11 @@ class Compilation:
     def _shard_command(self, index: int) -> Command:
         keep = self.build / f"keep_{index}"
         keep.mkdir()
-        flags = (*self.recipe.kernel_flags(), "--keep", "--keep-dir", str(keep))
+        flags = (*self.recipe.kernel_flags(), "--keep", "--keep-dir", self._name(keep))
         return self._nvcc(f"shard_{index}", self.sources.shards[index], flags)
 
     def _host_objects(self) -> list[_HostObject]:
-        csrc, key = self.recipe.csrc, self.recipe.common_key()
+        csrc, key = self.csrc, self.recipe.common_key()
         commands = (
             *(self._gxx(path.stem, path) for path in sources_in(csrc) if path.suffix == ".cc"),
             self._nvcc("flash_attention", csrc / "flash_attention.cu", self.recipe.host_cu_flags()),
@@ -107,17 +144,25 @@ class Compilation:
     def _object(self, name: str) -> Path:
         return self.build / f"{name}.o"
 
+    def _name(self, path: Path) -> str:
+        """What compilers are told of a path in the workspace."""
+        return path.relative_to(self.workspace).as_posix()
+
+    def _compile(self, source: Path, name: str) -> tuple[str, ...]:
+        include, made = f"-I{self._name(self.csrc)}", self._name(self._object(name))
+        return (include, "-c", self._name(source), "-o", made)
+
     def _nvcc(self, name: str, source: Path, flags: tuple[str, ...]) -> Command:
         tools = self.recipe.toolchain
-        arguments = [str(tools.nvcc), f"-ccbin={tools.gxx}", *flags, f"-I{self.recipe.csrc}"]
-        return Command(name, (*arguments, "-c", str(source), "-o", str(self._object(name))))
+        compiler = (str(tools.nvcc), f"-ccbin={tools.gxx}")
+        return Command(name, (*compiler, *flags, *self._compile(source, name)))
 
     def _gxx(self, name: str, source: Path) -> Command:
         tools = self.recipe.toolchain
-        arguments = [str(tools.gxx), *self.recipe.host_cc_flags(), f"-I{self.recipe.csrc}"]
+        arguments = [str(tools.gxx), *self.recipe.host_cc_flags()]
         for folder in tools.include_dirs:
             arguments += ["-isystem", str(folder)]
-        return Command(name, (*arguments, "-c", str(source), "-o", str(self._object(name))))
+        return Command(name, (*arguments, *self._compile(source, name)))
 
     # ---- what the compiler made of each kernel ----
 
@@ -186,7 +231,7 @@ class Compilation:
         def finished(done: Finished) -> None:
             found[names[done.command]] = nameless_warnings(done.output)
 
-        run_all(list(names), cwd=self.build, jobs=self.jobs, finished=finished)
+        run_all(list(names), cwd=self.workspace, jobs=self.jobs, finished=finished)
         return found
 
     def _alone(self, place: int, ptx: str) -> Command:
@@ -195,13 +240,14 @@ class Compilation:
         source.write_text(ptx)
         ptxas = self.recipe.toolchain.nvcc.parent / "ptxas"
         flags = (f"-arch={self.recipe.target}", "-v", "-lineinfo")
-        return Command(source.stem, (str(ptxas), *flags, str(source), "-o", f"{source}.cubin"))
+        name = self._name(source)
+        return Command(source.stem, (str(ptxas), *flags, name, "-o", f"{name}.cubin"))
 
     def _source_roots(self) -> list[Path]:
         tools = self.recipe.toolchain
         # A system toolkit's nvcc reads its own headers through targets/, not through include/.
         own = tools.nvcc.parent.parent / "targets" / "x86_64-linux" / "include"
-        folders = (self.recipe.csrc, self.library / "sources", *tools.include_dirs, own)
+        folders = (self.recipe.csrc, self.csrc, self.library / "sources", *tools.include_dirs, own)
         return [root for folder in folders for root in (folder, folder.resolve())]
 
     # ---- linking ----
@@ -213,13 +259,13 @@ class Compilation:
         exports.write_text(_EXPORTS)
         names = [path.stem for path in self.sources.shards]
         names += ["flash_attention", "kernel_library"]
-        names += [path.stem for path in sources_in(self.recipe.csrc) if path.suffix == ".cc"]
+        names += [path.stem for path in sources_in(self.csrc) if path.suffix == ".cc"]
         command = Command(
             "link",
             (
                 str(tools.gxx),
                 "-shared",
-                *(str(self._object(name)) for name in names),
+                *(self._name(self._object(name)) for name in names),
                 # Found through the copy that Python's tvm_ffi has loaded: no path is recorded.
                 f"-L{tools.tvm_ffi_lib_dir}",
                 "-ltvm_ffi",
@@ -230,9 +276,9 @@ class Compilation:
                 "-lpthread",
                 "-Wl,-Bsymbolic",
                 "-Wl,-z,defs",
-                f"-Wl,--version-script={exports}",
+                f"-Wl,--version-script={self._name(exports)}",
                 "-o",
-                str(self.library / SHARED_OBJECT),
+                self._name(self.library / SHARED_OBJECT),
             ),
         )
-        run_all([command], cwd=self.build, jobs=1, finished=lambda done: None)
+        run_all([command], cwd=self.workspace, jobs=1, finished=lambda done: None)

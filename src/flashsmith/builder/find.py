@@ -78,6 +78,22 @@ def built_configs(
     return tuple(sorted(found, key=lambda cfg: (cfg.FAMILY, cfg.to_ints())))
 
 
+def built_kernels(*, arch: int = 80) -> tuple[tuple[KernelConfig, Semantics], ...]:
+    """The same of all semantics: each config with what its kernel was compiled for, sorted."""
+    manifests = _usable_manifests(package_sources(), arch)
+    found = {(kernel.config, m.semantics) for m in manifests for kernel in m.kernels}
+    return tuple(sorted(found, key=lambda one: (one[0].FAMILY, one[0].to_ints(), one[1])))
+
+
+def cache_stamp() -> tuple[Path, int]:
+    """Which cache is in use, and a number that changes when a library is published or removed."""
+    folder = Cache(cache_dir()).libraries
+    try:
+        return folder, folder.stat().st_mtime_ns
+    except OSError:
+        return folder, 0
+
+
 def find_library_from(
     csrc: Path,
     configs: Iterable[KernelConfig],
@@ -105,13 +121,14 @@ def is_current(manifest: Manifest) -> bool:
     return _is_of(manifest, _origin_now(package_sources()))
 
 
-def _usable_manifests(csrc: Path, arch: int, semantics: Semantics) -> list[Manifest]:
-    """The manifests of the cached libraries made from ``csrc``, most recently used first."""
+def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None) -> list[Manifest]:
+    """The manifests of the cached libraries made from ``csrc``, most recently used first; of all
+    semantics where none are given."""
     origin = _origin_now(csrc)
     return [
         m
         for m in Cache(cache_dir()).manifests()
-        if (m.arch, m.semantics) == (arch, semantics) and _is_of(m, origin)
+        if m.arch == arch and semantics in (None, m.semantics) and _is_of(m, origin)
     ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from flashsmith.builder.locks import HeldLock
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.configs import KernelConfig, Semantics
+from flashsmith.counted import counted
 from flashsmith.errors import CacheError, KernelNotBuiltError
 
 SHARED_OBJECT = "library.so"
@@ -26,7 +27,7 @@ class KernelLibrary:
 
     def __repr__(self) -> str:
         made_for = f"{self.manifest.semantics}, sm_{self.manifest.arch}"
-        return f"KernelLibrary({str(self.path)!r}, {len(self)} configs, {made_for})"
+        return f"KernelLibrary({str(self.path)!r}, {counted(len(self), 'config')}, {made_for})"
 
     def __contains__(self, cfg: object) -> bool:
         return cfg in self._entries
@@ -56,8 +57,8 @@ class KernelLibrary:
         except KeyError:
             arch, semantics = self.manifest.arch, self.manifest.semantics
             raise KernelNotBuiltError(
-                f"config: {cfg} is not among the {len(self)} configs of the library {self.path}; "
-                f"build it with: flashsmith build --kernels '{cfg}' --arch sm_{arch}"
+                f"config: {cfg} is not among the {counted(len(self), 'config')} of the library "
+                f"{self.path}; build it with: flashsmith build --kernels '{cfg}' --arch sm_{arch}"
                 + ("" if semantics == Semantics() else f" --semantics {semantics}")
             ) from None
 

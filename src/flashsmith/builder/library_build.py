@@ -9,17 +9,22 @@ from pathlib import Path
 
 from flashsmith import env
 from flashsmith.builder.cache import Cache
-from flashsmith.builder.compilation import Compilation
+from flashsmith.builder.compilation import LINK_SECONDS, Compilation
 from flashsmith.builder.gates import check_shipped, slowing_warnings
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
+from flashsmith.builder.processes import Finished
 from flashsmith.builder.progress import BuildEvent, Progress, Stage, silent
 from flashsmith.builder.recipe import Recipe, package_sources, package_version, source_hash
+from flashsmith.builder.scratch import require_plain, scratch_folder
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.codegen import sorted_configs
+from flashsmith.codegen.cost import expected_seconds
 from flashsmith.configs import KernelConfig, Semantics, check_legal, device_spec
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, CacheError, CompileError
+from flashsmith.time_left import TimeLeft, format_seconds
 
 # Someone editing a source while it compiles must not end up with a library under the wrong key.
 _ATTEMPTS = 3
@@ -60,6 +65,8 @@ def build_from(
     jobs = env.jobs() if jobs is None else jobs
     if jobs < 1:
         raise ArgumentError(f"jobs={jobs}: give at least 1")
+    csrc = csrc.absolute()
+    require_plain("csrc", csrc)
     toolchain = find_toolchain()
     toolchain.check_arch(arch)
     cache = Cache(cache_dir())
@@ -89,7 +96,10 @@ class _Build:
         self.progress = progress
         # Read before anything is built for a limit that is none.
         self.limit_mib = env.cache_limit_mib()
-        self.done = 0
+        self.done, self.total = 0, len(recipe.configs)
+        # By the estimates, seconds of wall time: what is through, and what is left.
+        self.estimate_done = 0.0
+        self.time_left = TimeLeft(0.0)
 
     def run(self) -> KernelLibrary | None:
         """The library; None when the sources changed on the way."""
@@ -101,41 +111,56 @@ class _Build:
                 library = self.cache.open(key)
                 if library is None:
                     return self._build()
-        self.done = len(library)
-        self._tell("reuse", f"{len(library)} configs are built already")
+        self.done = self.total = len(library)
+        self._tell("reuse", f"built already: {counted(len(library), 'config')}")
         return library
 
     def _build(self) -> KernelLibrary | None:
         start = time.monotonic()
-        with self.cache.workspace() as workspace:
-            self._tell("compile", self._plan())
-            with self.cache.errors("write"):
-                compilation = Compilation(self.recipe, workspace, self.jobs)
-                kernels = compilation.compile(self.cache, self._compiled)
-                check_shipped(kernels, self.recipe.semantics, self._compiler())
-                self._tell("link", "linking")
-                compilation.link()
-                if source_hash(self.recipe.csrc) != self.recipe.source_hash:
-                    return None
-                compilation.publish_host_objects(self.cache)
-                self._tell("publish", "publishing")
-                seconds = time.monotonic() - start
-                manifest = self._manifest(compilation.library, kernels, seconds)
+        with scratch_folder() as scratch:
+            compilation = Compilation(self.recipe, scratch, self.jobs)
+            kernels = compilation.compile(
+                self.cache,
+                self._compiled,
+                begin=self._begin,
+                host_compiled=self._host_compiled,
+            )
+            check_shipped(kernels, self.recipe.semantics, self._compiler())
+            self._tell("link", "linking")
+            compilation.link()
+            self._step(LINK_SECONDS)
+            if not compilation.is_current():
+                return None
+            compilation.publish_host_objects(self.cache)
+            self._tell("publish", "publishing")
+            seconds = time.monotonic() - start
+            manifest = self._manifest(compilation.library, kernels, seconds)
             library = self.cache.publish(compilation.library, manifest)
         self._warn_of_spills(library)
         self._warn_of_losses(library)
         self._make_room()
-        self._tell("done", f"{len(library)} configs in {seconds:.1f} s: {library.path}")
+        self._tell("done", f"{counted(len(library), 'config')} in {seconds:.1f} s: {library.path}")
         return library
 
-    def _plan(self) -> str:
-        compilers = f"{self.jobs} compiler{'s' if self.jobs > 1 else ''} side by side"
+    def _begin(self, host_seconds: list[float]) -> None:
+        """Says what is built, how long it may take, and starts to count the steps."""
+        configs = self.recipe.configs
+        work = sum(map(expected_seconds, configs)) + sum(host_seconds)
+        self.time_left = TimeLeft(work / self.jobs + LINK_SECONDS)
+        self.total = len(configs) + len(host_seconds) + 1
+        compilers = f"{counted(self.jobs, 'compiler')} side by side"
         kind = "" if self.recipe.semantics == Semantics() else f"{self.recipe.semantics} "
-        return f"{len(self.recipe.configs)} {kind}configs for sm_{self.recipe.arch}, {compilers}"
+        about = format_seconds(self.time_left.total)
+        self._tell(
+            "compile",
+            f"{counted(len(configs), f'{kind}config')} for sm_{self.recipe.arch}, {compilers}, "
+            f"about {about}",
+        )
 
     def _manifest(self, folder: Path, kernels: list[KernelEntry], seconds: float) -> Manifest:
         recipe = self.recipe
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        names = [path.relative_to(folder).as_posix() for path in files]
         return Manifest(
             key=recipe.key(),
             family=recipe.family,
@@ -150,36 +175,43 @@ class _Build:
             created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             build_seconds=round(seconds, 2),
             kernels=tuple(kernels),
-            files={str(path.relative_to(folder)): FileRecord.of(path) for path in files},
+            files={name: FileRecord.of(folder, name) for name in names},
         )
 
     # ---- telling ----
 
     def _tell(self, stage: Stage, message: str, entry: KernelEntry | None = None) -> None:
-        total = len(self.recipe.configs)
-        self.progress(BuildEvent(stage, message, self.done, total, entry))
+        left = self.time_left.after(self.estimate_done)
+        self.progress(BuildEvent(stage, message, self.done, self.total, entry, left))
+
+    def _step(self, seconds: float) -> None:
+        """One step, estimated at so many seconds of wall time, is through."""
+        self.done += 1
+        self.estimate_done += seconds
 
     def _waiting(self, seconds: float) -> None:
         self._tell("wait", f"another process builds the same library ({seconds:.0f} s)")
 
     def _compiled(self, entry: KernelEntry) -> None:
-        self.done += 1
+        self._step(expected_seconds(entry.config) / self.jobs)
         self._tell(
             "compile",
             f"{entry.short_form}  {entry.compile_seconds:.1f} s, {entry.code_bytes:,} bytes",
             entry,
         )
-        if self.done == len(self.recipe.configs):
-            self._tell("host", "host code (compiled once, kept for every library)")
+
+    def _host_compiled(self, done: Finished, seconds: float) -> None:
+        self._step(seconds / self.jobs)
+        self._tell("host", f"host code: {done.command.name}  {done.seconds:.1f} s")
 
     def _warn_of_spills(self, library: KernelLibrary) -> None:
         if library.spilling:
             worst = max(library.spilling, key=lambda k: k.spill_store_bytes + k.spill_load_bytes)
             self._tell(
                 "warn",
-                f"{len(library.spilling)} of {len(library)} configs spill registers to memory; "
-                f"most does {worst.short_form}: {worst.spill_store_bytes} bytes of stores and "
-                f"{worst.spill_load_bytes} of loads per thread",
+                f"{len(library.spilling)} of {counted(len(library), 'config')} spill registers to "
+                f"memory; most does {worst.short_form}: {worst.spill_store_bytes} bytes of stores "
+                f"and {worst.spill_load_bytes} of loads per thread",
                 worst,
             )
 
@@ -189,8 +221,8 @@ class _Build:
             kernel, words = slow[0]
             self._tell(
                 "warn",
-                f"{len(slow)} of {len(library)} configs lose speed in {self._compiler()}; first is "
-                f"{kernel.short_form}: {words[0]}",
+                f"{len(slow)} of {counted(len(library), 'config')} lose speed in "
+                f"{self._compiler()}; first is {kernel.short_form}: {words[0]}",
                 kernel,
             )
 

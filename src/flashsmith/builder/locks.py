@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+# Without O_NONBLOCK, opening a fifo in a lock's place waits for its other end.
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+# What open() says of a symbolic link, a folder, a socket, a device without a driver.
+_NO_LOCK_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENOTDIR)
 
 
 class HeldLock:
@@ -31,6 +38,11 @@ class HeldLock:
             os.close(self._fd)
             self._fd = -1
 
+    def note_use(self) -> None:
+        """Set the file's time stamp, where this process may."""
+        with contextlib.suppress(OSError):
+            os.utime(self._fd)
+
     def __del__(self) -> None:
         self.release()
 
@@ -39,7 +51,8 @@ def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldL
     """Lock ``path`` at once, or return None when another holder stands in the way.
 
     Also None when the file vanishes (or is replaced) between opening and locking: the lock would
-    protect nothing. Other OSErrors pass through.
+    protect nothing. A symbolic link is not followed: that, a fifo or a device is no lock file, None
+    or, with ``create``, an OSError. Other OSErrors pass through.
     """
     try:
         fd = _open(path, shared, create)
@@ -47,9 +60,18 @@ def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldL
         if create:
             raise
         return None
+    except OSError as error:
+        if create or error.errno not in _NO_LOCK_FILE:
+            raise
+        return None
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            if create:
+                raise OSError(errno.EINVAL, "not a regular file", str(path))
+            os.close(fd)
+            return None
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), os.stat(path)):
+        if os.path.samestat(os.fstat(fd), os.lstat(path)):
             return HeldLock(fd)
     except (BlockingIOError, FileNotFoundError):
         pass
@@ -62,12 +84,12 @@ def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldL
 
 def _open(path: Path, shared: bool, create: bool) -> int:
     if create:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
     if not shared:
         # NFS gives exclusive locks only to those who may write.
         with contextlib.suppress(PermissionError):
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(path, os.O_RDWR | _FLAGS)
+    return os.open(path, os.O_RDONLY | _FLAGS)
 
 
 def wait_for_lock(

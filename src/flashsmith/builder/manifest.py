@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from flashsmith.builder.files import Check, any_owner, read_below
 from flashsmith.configs import (
+    FAMILIES,
     KernelConfig,
     Semantics,
+    device_spec,
     parse_kernel_name_into_config,
 )
+from flashsmith.untrusted import parse_json
 
 MANIFEST_NAME = "manifest.json"
+# The files that a manifest may list.
+LIBRARY_FILE = re.compile(r"library\.so|ptx/\w+\.ptx|sources/\w+\.(?:cu|cuh|cc)", re.ASCII)
+# Some 400 bytes a kernel, of at most a few thousand.
+_MOST_BYTES = 2**26
 # Raised whenever the layout of a library changes: older libraries are then built anew.
 FORMAT = 2
 
@@ -56,10 +67,10 @@ class KernelEntry:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> KernelEntry:
-        """What to_json wrote. Raises ConfigParseError, KeyError or TypeError for anything else."""
+        """What to_json wrote. Raises ValueError, KeyError or TypeError for anything else."""
         warnings = tuple(data["warnings"])
         config = parse_kernel_name_into_config(data["short_form"])
-        return cls(config=config, **{**data, "warnings": warnings})
+        return _checked(cls(config=config, **{**data, "warnings": warnings}))
 
 
 @dataclass(frozen=True)
@@ -70,9 +81,9 @@ class FileRecord:
     sha256: str
 
     @classmethod
-    def of(cls, path: Path) -> FileRecord:
-        """The record of a file as it is now."""
-        return cls.of_bytes(path.read_bytes())
+    def of(cls, folder: Path, name: str, check: Check = any_owner) -> FileRecord:
+        """The record of a file below ``folder`` as it is now; ``check`` as of read_below."""
+        return cls.of_bytes(read_below(folder, name, check=check))
 
     @classmethod
     def of_bytes(cls, data: bytes) -> FileRecord:
@@ -115,18 +126,74 @@ class Manifest:
         head, _, body = text.partition("\n")
         body = body.removesuffix("\n")
         try:
-            if json.loads(head) != {"sha256": _digest(body)}:
+            if parse_json(head) != {"sha256": _digest(body)}:
                 raise ValueError("its checksum does not match")
-            data = json.loads(body)
+            data = parse_json(body)
             if data.pop("format") != FORMAT:
                 raise ValueError("it has another format")
             data["semantics"] = Semantics(**data["semantics"])
             data["flags"] = tuple(data["flags"])
             data["kernels"] = tuple(map(KernelEntry.from_json, data["kernels"]))
-            data["files"] = {name: FileRecord(**record) for name, record in data["files"].items()}
-            return cls(**data)
+            records = data["files"].items()
+            data["files"] = {name: _checked(FileRecord(**record)) for name, record in records}
+            manifest = _checked(cls(**data))
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"it lacks or misspells a field: {error}") from error
+        manifest._check()
+        return manifest
+
+    @classmethod
+    def read(cls, folder: Path, check: Check = any_owner) -> Manifest:
+        """The manifest in a library's folder; ``check`` as of read_below.
+
+        Raises OSError, and ValueError when it is damaged or of another library.
+        """
+        text = read_below(folder, MANIFEST_NAME, most=_MOST_BYTES, check=check)
+        manifest = cls.from_json(text.decode())
+        if manifest.key != folder.name:
+            raise ValueError(f"its manifest is that of {manifest.key}")
+        return manifest
+
+    def _check(self) -> None:
+        """Raise ValueError unless the fields fit one another."""
+        if self.family not in FAMILIES:
+            raise ValueError(f"it is of an unknown family: {self.family!r}")
+        device_spec(self.arch)
+        if not self.kernels:
+            raise ValueError("it lists no kernel")
+        for kernel in self.kernels:
+            if self.family != kernel.config.FAMILY or kernel.ptx_file not in self.files:
+                raise ValueError(f"it lists a kernel that cannot be in it: {kernel.short_form}")
+        for name in self.files:
+            if not LIBRARY_FILE.fullmatch(name):
+                raise ValueError(f"it lists a file that cannot be in it: {name!r}")
+
+
+def _checked(record: Any) -> Any:
+    """A dataclass whose fields are of the types they are declared with, or a ValueError.
+
+    Numbers are finite and not negative, texts printable.
+    """
+    for name, kind in _kinds(record.__class__).items():
+        value = getattr(record, name)
+        if kind is int:
+            right = type(value) is int and 0 <= value < 2**63
+        elif kind is float:
+            right = type(value) in (int, float) and 0 <= value < math.inf
+        elif kind is str:
+            right = isinstance(value, str) and value.isprintable()
+        elif kind == tuple[str, ...]:
+            right = all(isinstance(text, str) and text.isprintable() for text in value)
+        else:
+            right = True  # made of parts that were checked
+        if not right:
+            raise ValueError(f"{name} is not what it should be: {str(value)[:40]!r}")
+    return record
+
+
+@cache
+def _kinds(record: type) -> dict[str, Any]:
+    return get_type_hints(record)
 
 
 def _digest(text: str) -> str:

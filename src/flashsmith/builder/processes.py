@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,19 @@ from flashsmith import env
 from flashsmith.errors import CacheError, CompileError
 
 _POLL_SECONDS = 0.02
+# A process of its own session, which outlives whatever ends $1, its parent. It then kills all whose
+# temporary files go to $2: that is the compilers, however deep, and nobody else. (A death signal by
+# prctl would reach nvcc alone and leave its children.) sh, as nvcc needs that too.
+_WATCHDOG = """
+while read -r _ _ _ parent _ < /proc/$$/stat && [ "$parent" = "$1" ]; do sleep 0.3; done
+for attempt in 1 2 3 4 5 6 7 8; do
+    for found in $(grep -lzxF -e "TMPDIR=$2" /proc/[0-9]*/environ); do
+        found=${found#/proc/}
+        kill -9 "${found%/environ}"
+    done
+    sleep 0.2
+done
+"""
 _SHOWN_CHARACTERS = 6000
 
 
@@ -64,9 +77,7 @@ class _Running:
             ) from error
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        _end(self.process)
         self.words.close()
 
     def finish(self) -> Finished:
@@ -79,6 +90,41 @@ class _Running:
         return Finished(self.command, seconds, output)
 
 
+@contextlib.contextmanager
+def _watched(folder: Path) -> Iterator[None]:
+    """Have the compilers in ``folder`` end with this process, however it ends."""
+    try:
+        # Where /proc is another namespace's, a number names another process.
+        watchable = os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        watchable = False
+    if not watchable:
+        yield
+        return
+    try:
+        watchdog = subprocess.Popen(
+            ("/bin/sh", "-c", _WATCHDOG, "watchdog", str(os.getpid()), str(folder)),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CompileError(f"/bin/sh: does not run, and nvcc needs it: {error}") from error
+    try:
+        yield
+    finally:
+        _end(watchdog)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a session, and its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def run_all(
     commands: Sequence[Command],
     *,
@@ -88,24 +134,27 @@ def run_all(
 ) -> None:
     """Run ``commands`` in order, ``jobs`` at once; ``finished`` hears of each in this thread.
 
+    None outlives this process for long, even if it is killed; ``cwd`` is nobody else's.
+
     The first failure kills the rest and raises CompileError with the compiler's words, or
     CacheError when the words say that the disk is full.
     """
     waiting = list(commands)
     running: list[_Running] = []
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                running.append(_Running(waiting.pop(0), cwd))
-            ended = [run for run in running if run.process.poll() is not None]
-            running = [run for run in running if run not in ended]
-            for run in ended:
-                finished(run.finish())
-            if not ended:
-                time.sleep(_POLL_SECONDS)
-    finally:
-        for run in running:
-            run.kill()
+    with _watched(cwd):
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    running.append(_Running(waiting.pop(0), cwd))
+                ended = [run for run in running if run.process.poll() is not None]
+                running = [run for run in running if run not in ended]
+                for run in ended:
+                    finished(run.finish())
+                if not ended:
+                    time.sleep(_POLL_SECONDS)
+        finally:
+            for run in running:
+                run.kill()
 
 
 def _failure(command: Command, code: int, output: str) -> CompileError | CacheError:
@@ -113,8 +162,7 @@ def _failure(command: Command, code: int, output: str) -> CompileError | CacheEr
     if "No space left on device" in words:
         return CacheError(
             f"{command.name}: the disk is full: {words[-500:]}\n"
-            "Free some space, run 'flashsmith cache clear', "
-            "or set FLASHSMITH_CACHE_DIR to a folder on another disk"
+            "Free some space, or set TMPDIR, where compilers work, to a folder on another disk"
         )
     how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL) or "Killed" in words:

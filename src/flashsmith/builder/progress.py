@@ -18,11 +18,12 @@ Stage = Literal["wait", "reuse", "compile", "host", "link", "publish", "warn", "
 class BuildEvent:
     """One step of a build.
 
-    ``done`` of ``total`` configs are compiled. A "compile" event carries the kernel it tells of
-    (``entry``) except the first one, which says what is about to be compiled. "host": the kernels
-    are compiled, the host code perhaps not yet. "wait": another process builds the same library.
-    "reuse": it was in the cache. "warn": something to look at that does not stop the build, such as
-    spills. "done": it is published.
+    ``done`` of ``total`` steps are through: one for each config, for each file of host code that
+    the cache does not hold, and for linking. A "compile" event carries the kernel it tells of
+    (``entry``) except the first one, which says what is about to be compiled. "host": a file of
+    host code is compiled. "wait": another process builds the same library. "reuse": it was in the
+    cache. "warn": something to look at that does not stop the build, such as spills. "done": it is
+    published. ``seconds_left`` is an estimate of the rest of the build.
     """
 
     stage: Stage
@@ -30,6 +31,7 @@ class BuildEvent:
     done: int
     total: int
     entry: KernelEntry | None = None
+    seconds_left: float = 0.0
 
 
 Progress = Callable[[BuildEvent], None]

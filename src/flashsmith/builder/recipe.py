@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,10 +44,31 @@ def sources_in(csrc: Path) -> list[Path]:
 
 def source_hash(csrc: Path) -> str:
     """One hash over the names and texts of all C++ sources in ``csrc``."""
+    return _hash_of(read_sources(csrc))
+
+
+def read_sources(csrc: Path) -> dict[str, bytes]:
+    """All C++ sources in ``csrc``, by their names relative to it, in order."""
+    return {path.relative_to(csrc).as_posix(): path.read_bytes() for path in sources_in(csrc)}
+
+
+def copy_sources(csrc: Path, target: Path) -> str:
+    """Copy the C++ sources in ``csrc`` to the new folder ``target``; returns their source_hash.
+
+    Compilers call a copy by its original's name: in errors, and in what tells machine code's lines.
+    """
+    sources = read_sources(csrc)
+    for name, text in sources.items():
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(f'#line 1 "{csrc / name}"\n'.encode() + text)
+    return _hash_of(sources)
+
+
+def _hash_of(sources: Mapping[str, bytes]) -> str:
     total = hashlib.sha256()
-    for path in sources_in(csrc):
-        text = path.read_bytes()
-        total.update(f"{path.relative_to(csrc)}\0{len(text)}\0".encode())
+    for name, text in sources.items():
+        total.update(f"{name}\0{len(text)}\0".encode())
         total.update(text)
     return total.hexdigest()[:32]
 

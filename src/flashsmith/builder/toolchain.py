@@ -7,11 +7,11 @@ import importlib.util
 import re
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from flashsmith import env
+from flashsmith.builder.scratch import require_plain
 from flashsmith.errors import ToolchainError
 from flashsmith.host import require_supported_host
 
@@ -65,6 +65,8 @@ def find_toolchain() -> Toolchain:
     root = nvcc.parent.parent
     gxx = _find_gxx()
     tvm_ffi = _find_tvm_ffi()
+    for what, path in (("nvcc", nvcc), ("g++", gxx), ("tvm_ffi", tvm_ffi)):
+        require_plain(what, path)
     return Toolchain(
         nvcc=nvcc,
         nvcc_version=_nvcc_version(nvcc),
@@ -180,7 +182,7 @@ def _output(command: list[str], advice: str) -> str:
             text=True,
             timeout=60,
             check=False,
-            env=env.compiler_environment(tempfile.gettempdir()),
+            env=env.compiler_environment("/tmp"),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"{command[0]}: does not run ({error}); {advice}") from error

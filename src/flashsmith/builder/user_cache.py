@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import platformdirs
 
 from flashsmith import env
 from flashsmith.builder.cache import Cache, CacheEntry, Removed
+from flashsmith.builder.library import KernelLibrary
 from flashsmith.errors import ArgumentError, CacheError
 
 
 def cache_dir() -> Path:
-    """The cache's folder: FLASHSMITH_CACHE_DIR, else 'flashsmith' in the user's cache folder.
+    """The folder that the cache is in: FLASHSMITH_CACHE_DIR, else 'flashsmith' in the user's cache
+    folder. Other things may be in it: the cache itself is ``cache_path()``.
 
-    Raises CacheError when there is no home folder to put it in.
+    Raises CacheError when there is no home folder to put it in, or its name is not UTF-8.
     """
+    folder = _cache_dir()
+    try:
+        os.fspath(folder).encode()
+    except UnicodeEncodeError as error:
+        raise CacheError(
+            f"the kernel cache cannot be in {os.fspath(folder)!r}: the name is not UTF-8; let "
+            "FLASHSMITH_CACHE_DIR name another folder"
+        ) from error
+    return folder
+
+
+def _cache_dir() -> Path:
     chosen = env.CACHE_DIR.raw()
     if chosen is not None:
         try:
@@ -34,6 +49,26 @@ def cache_dir() -> Path:
             "set HOME, or FLASHSMITH_CACHE_DIR to a folder that you may write"
         )
     return folder
+
+
+def cache_path() -> Path:
+    """The cache itself: a folder in ``cache_dir()`` that holds nothing but what flashsmith made."""
+    return Cache(cache_dir()).root
+
+
+def older_bytes() -> int:
+    """Bytes of libraries of older versions right in ``cache_dir()``: neither used nor removed."""
+    return Cache(cache_dir()).older_bytes()
+
+
+def discard(library: KernelLibrary) -> None:
+    """Remove a library that turned out to be damaged, so that the next build replaces it.
+
+    Raises CacheError when it cannot be removed.
+    """
+    cache = Cache(library.path.parents[2])
+    with cache.building(library.manifest.key, lambda seconds: None):
+        cache.discard(library.manifest.key)
 
 
 def cache_entries() -> list[CacheEntry]:

@@ -1,4 +1,4 @@
-"""Where libraries grow, and are taken apart: folders that no dead process leaves behind for long.
+"""Folders that no dead process leaves behind for long: where libraries grow and are taken apart.
 
 Every folder holds a lock file that its process keeps locked. The kernel drops the lock when the
 process dies, however it dies, and the next build removes the folder.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
-import tempfile
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from flashsmith.builder.files import kind_of, make_folder
 from flashsmith.builder.locks import HeldLock, try_lock
 from flashsmith.errors import CacheError
 
@@ -33,8 +35,11 @@ _ADVICE = {
 
 
 @contextlib.contextmanager
-def cache_errors(action: str, root: Path) -> Iterator[None]:
-    """OSErrors of the block as CacheErrors about the cache ``root`` that say what to do."""
+def folder_errors(action: str, folder: str, variable: str) -> Iterator[None]:
+    """OSErrors of the block as CacheErrors about ``folder`` that say what to do.
+
+    ``variable``, of the environment, can name another folder.
+    """
     try:
         yield
     except BrokenPipeError:
@@ -43,31 +48,34 @@ def cache_errors(action: str, root: Path) -> Iterator[None]:
         why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
         where = f" ({error.filename})" if error.filename else ""
         raise CacheError(
-            f"cannot {action} the kernel cache {root}{where}: {why}. "
-            "FLASHSMITH_CACHE_DIR can name a folder elsewhere that you may write"
+            f"cannot {action} {folder}{where}: {why}. "
+            f"{variable} can name a folder elsewhere that you may write"
         ) from error
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in ``folder``, by name; none when it does not exist, or no longer."""
+    """The folders in ``folder``, by name, without links; none when it does not exist."""
     with contextlib.suppress(FileNotFoundError):
-        return sorted(path for path in folder.iterdir() if path.is_dir())
+        return sorted(path for path in folder.iterdir() if kind_of(path) == stat.S_IFDIR)
     return []
 
 
 class Workspaces:
-    """The folders in ``folder``, which is on the same file system as the cache ``root``."""
+    """The folders of ours in ``folder``: those called ``prefix`` and 16 hexadecimal digits.
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    Others are left alone, and so are other users'. Methods raise OSError.
+    """
+
+    def __init__(self, folder: Path, prefix: str) -> None:
         self.folder = folder
-        self._root = root
+        self._prefix = prefix
+        self._name = re.compile(re.escape(prefix) + "[0-9a-f]{16}")
 
     @contextlib.contextmanager
     def new(self) -> Iterator[Path]:
         """A new folder, removed at the end; those of dead processes are removed first."""
-        with cache_errors("write", self._root):
-            self.sweep()
-            workspace, lock = self._create()
+        self.sweep()
+        workspace, lock = self._create()
         try:
             yield workspace
         finally:
@@ -76,26 +84,39 @@ class Workspaces:
 
     def _create(self) -> tuple[Path, HeldLock]:
         while True:
-            workspace = Path(tempfile.mkdtemp(dir=self.folder))
+            workspace = self._new_path()
             # Another process may sweep the folder before it is locked; then it gets a successor.
             with contextlib.suppress(FileNotFoundError):
+                make_folder(workspace)
                 lock = try_lock(workspace / LOCK, create=True)
                 if lock is not None:
                     return workspace, lock
 
+    def _new_path(self) -> Path:
+        return self.folder / f"{self._prefix}{secrets.token_hex(8)}"
+
     def sweep(self) -> None:
         """Remove what dead processes left."""
         for workspace in subfolders(self.folder):
-            lock = try_lock(workspace / LOCK)
-            if lock is not None or _is_unlocked_and_old(workspace):
-                _remove(workspace)
-            if lock is not None:
-                lock.release()
+            if not self._is_ours(workspace):
+                continue
+            with contextlib.suppress(PermissionError):
+                lock = try_lock(workspace / LOCK)
+                if lock is not None or _is_unlocked_and_old(workspace):
+                    _remove(workspace)
+                if lock is not None:
+                    lock.release()
+
+    def _is_ours(self, path: Path) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            named = self._name.fullmatch(path.name) is not None
+            return named and path.lstat().st_uid == os.geteuid()
+        return False
 
     def bury(self, library: Path) -> None:
         """Make ``library`` vanish at once, and then remove it; nothing when it is not there."""
         # Its lock file goes with it: should we be killed here, the next sweep finds it.
-        grave = self.folder / f"{library.name}-{secrets.token_hex(8)}"
+        grave = self._new_path()
         with contextlib.suppress(FileNotFoundError):
             os.rename(library, grave)
         _remove(grave)
@@ -108,7 +129,7 @@ def _remove(workspace: Path) -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         for path in list(workspace.iterdir()):
-            if path.is_dir():
+            if kind_of(path) == stat.S_IFDIR:
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name != LOCK:
                 path.unlink(missing_ok=True)
@@ -118,6 +139,6 @@ def _remove(workspace: Path) -> None:
 
 def _is_unlocked_and_old(workspace: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
-        age = time.time() - workspace.stat().st_mtime
-        return not (workspace / LOCK).exists() and age > _UNLOCKED_GRACE_SECONDS
+        age = time.time() - workspace.lstat().st_mtime
+        return not kind_of(workspace / LOCK) and age > _UNLOCKED_GRACE_SECONDS
     return False

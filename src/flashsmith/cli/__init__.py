@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 import flashsmith
-from flashsmith.benchmark.table import make_console
+from flashsmith import env
+from flashsmith.benchmark.table import make_console, print_text
 from flashsmith.cli import (
     benchmarks,
     building,
@@ -51,12 +52,16 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Flash-attention kernels as configs."""
+    # A command that does not read a variable must not hide that it is wrong; `env` shows all first.
+    if context.invoked_subcommand != "env":
+        env.check_values()
 
 
 def main() -> None:
@@ -66,5 +71,5 @@ def main() -> None:
         require_supported_host()
         app()
     except (FlashsmithError, OSError) as error:
-        make_console(sys.stderr).print(f"flashsmith: {error}", style="red", markup=False)
+        print_text(make_console(sys.stderr), f"flashsmith: {error}", style="red")
         raise SystemExit(ERROR) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,8 +11,17 @@ import typer
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import Target, choose_target
-from flashsmith.cli.options import Arch, Json, Kernels, print_json, selected
-from flashsmith.configs import KernelConfig, Problem, Semantics, by_family, check_legal
+from flashsmith.cli.options import Json, Kernels, print_json, selected
+from flashsmith.configs import (
+    DeviceSpec,
+    KernelConfig,
+    Problem,
+    Semantics,
+    by_family,
+    check_legal,
+    device_spec,
+)
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -23,7 +33,15 @@ app = typer.Typer()
 @app.command("build")
 def build_kernels(
     kernels: Kernels = None,
-    arch: Arch = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            "--arch",
+            "--device",
+            metavar="GPU",
+            help="sm_80, 90, A100, ... Without it: the GPU's own, or sm_80 where there is no GPU.",
+        ),
+    ] = None,
     semantics: Annotated[
         str,
         typer.Option(
@@ -41,6 +59,15 @@ def build_kernels(
             "bf16 causal'. May be given several times.",
         ),
     ] = None,
+    any_length: Annotated[
+        bool,
+        typer.Option(
+            "--any-length",
+            help="With --for, and problems without batch and lengths ('h32:8 d128 bf16 causal'): "
+            "what attention() chooses for any of them, for whole tiles and uneven lengths, and "
+            "where it says packed, for packed sequences too.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compile kernels ahead of time, unless they are in the cache.
@@ -50,6 +77,8 @@ def build_kernels(
     """
     if problems and (kernels is not None or semantics != "plain"):
         raise ArgumentError("--for: says itself which kernels; leave out --kernels and --semantics")
+    if any_length and not problems:
+        raise ArgumentError("--any-length: goes with --for 'h32:8 d128 bf16 causal'; give both")
     with Narrator() as narrator:
         narrator.say("looking up what is to be built")
         target = choose_target(arch)
@@ -57,7 +86,8 @@ def build_kernels(
 
         start = time.monotonic()
         if problems:
-            libraries = _build_for(problems, target, narrator)
+            build = _build_for_any_length if any_length else _build_for
+            libraries = build(problems, _named_device(arch, target), narrator)
         else:
             configs = selected(kernels, default="all")
             libraries = _build_sets(configs, target, Semantics.parse(semantics), narrator)
@@ -71,7 +101,7 @@ def build_kernels(
         print_library(console, library, target)
         computed = library.manifest.semantics
         console.print(
-            f"{len(library)} configs for {target.arch}, {computed}, in {seconds:.1f} s: "
+            f"{counted(len(library), 'config')} for {target.arch}, {computed}, in {seconds:.1f} s: "
             f"{library.path}",
             soft_wrap=True,
         )
@@ -91,14 +121,50 @@ def _build_sets(
     ]
 
 
-def _build_for(texts: list[str], target: Target, narrator: Narrator) -> list[KernelLibrary]:
+def _named_device(arch: str | None, target: Target) -> DeviceSpec:
+    """The very GPU that was named, whose choices another of its architecture would not make; else
+    the target's."""
+    from flashsmith.tuning.winners.key import same_gpu
+
+    if arch is None or same_gpu(arch, target.device.name):
+        return target.device
+    named = device_spec(arch)
+    return named if same_gpu(arch, named.name) else target.device
+
+
+def _build_for(texts: list[str], device: DeviceSpec, narrator: Narrator) -> list[KernelLibrary]:
     """The libraries that attention() will use for the problems, each once."""
     from flashsmith.tuning import build_for
 
     parsed = [Problem.parse(text) for text in texts]
-    libraries = {
-        library.path: library
+    return _each_once(
+        library
         for problem in parsed
-        for library in build_for(problem, device=target.device, progress=narrator.build)
-    }
-    return list(libraries.values())
+        for library in build_for(problem, device=device, progress=narrator.build)
+    )
+
+
+def _build_for_any_length(
+    texts: list[str], device: DeviceSpec, narrator: Narrator
+) -> list[KernelLibrary]:
+    """The same for problems of any batch and length; says first how many kernels that are."""
+    from flashsmith.tuning.any_length import (
+        build_for_any_length,
+        choose_for_any_length,
+        parse_any_length,
+    )
+
+    def searched(done: int, total: int) -> None:
+        narrator.step("choosing kernels", done, total)
+
+    parsed = [parse_any_length(text) for text in texts]
+    found = [choose_for_any_length(problem, device, searched=searched) for problem in parsed]
+    for one in found:
+        narrator.say(str(one))
+    return _each_once(
+        library for one in found for library in build_for_any_length(one, progress=narrator.build)
+    )
+
+
+def _each_once(libraries: Iterable[KernelLibrary]) -> list[KernelLibrary]:
+    return list({library.path: library for library in libraries}.values())

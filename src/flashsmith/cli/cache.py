@@ -8,7 +8,8 @@ import typer
 
 from flashsmith import env
 from flashsmith.benchmark.table import make_console
-from flashsmith.cli.options import FAILED, Json, print_json
+from flashsmith.cli.options import FAILED, Json, print_json, print_lines, print_path
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def cache(context: typer.Context, as_json: Json = False) -> None:
 def list_cache(as_json: Json = False) -> None:
     """Every kernel library in the cache, most recently used first."""
     from flashsmith.benchmark.inventory import entry_facts, print_entries
-    from flashsmith.builder import cache_dir, cache_entries
+    from flashsmith.builder import cache_dir, cache_entries, cache_path, older_bytes
 
     entries = cache_entries()
     if as_json:
@@ -40,10 +41,17 @@ def list_cache(as_json: Json = False) -> None:
     print_entries(console, entries)
     total = sum(entry.bytes for entry in entries) / MIB
     console.print(
-        f"{len(entries)} libraries, {total:.1f} of at most {env.cache_limit_mib()} MiB, "
-        f"in {cache_dir()}",
+        f"{_libraries(len(entries))}, {total:.1f} of at most {env.cache_limit_mib()} MiB, "
+        f"in {cache_path()}",
         soft_wrap=True,
     )
+    older = older_bytes()
+    if older:
+        console.print(
+            f"{older / MIB:.1f} MiB of an older version's libraries lie in {cache_dir()} itself "
+            "(libraries/, objects/); nothing uses them any more, and you may remove them",
+            soft_wrap=True,
+        )
 
 
 @app.command("prune")
@@ -69,9 +77,13 @@ def clear_cache() -> None:
     _report_removed(clear())
 
 
+def _libraries(number: int) -> str:
+    return counted(number, "library", "libraries")
+
+
 def _report_removed(removed: Removed) -> None:
     kept = f"; {removed.in_use} in use stayed" if removed.in_use else ""
-    print(f"removed {removed.entries} libraries, {removed.bytes / MIB:.1f} MiB{kept}")
+    print(f"removed {_libraries(removed.entries)}, {removed.bytes / MIB:.1f} MiB{kept}")
 
 
 @app.command("verify")
@@ -81,15 +93,15 @@ def verify_cache() -> None:
 
     damaged = verify()
     for entry in damaged:
-        print(f"{entry.path}: {entry.damage}; the next build replaces it")
-    print(f"{len(cache_entries())} libraries, {len(damaged)} damaged")
+        print_lines(f"{entry.path}: {entry.damage}; the next build replaces it")
+    print(f"{_libraries(len(cache_entries()))}, {len(damaged)} damaged")
     if damaged:
         raise typer.Exit(FAILED)
 
 
 @app.command("path")
 def show_cache_path() -> None:
-    """Print the cache's folder."""
-    from flashsmith.builder import cache_dir
+    """Print the cache's folder, in which everything is flashsmith's."""
+    from flashsmith.builder import cache_path
 
-    print(cache_dir())
+    print_path(cache_path())

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flashsmith.benchmark.table import make_console
-from flashsmith.cli.options import FAILED, Json, print_json
+from flashsmith.benchmark.table import make_console, print_text
+from flashsmith.cli.options import FAILED, Json, print_json, print_lines, print_path
 
 if TYPE_CHECKING:
     from flashsmith.tuning.winners import WinnersTable
@@ -47,7 +47,11 @@ def choose_kernels(
     if as_json:
         print_json([choice.to_json() for choice in choices])
         return
-    print("\n\n".join(map(str, choices)))
+    console = make_console()
+    for number, choice in enumerate(choices):
+        if number:
+            console.print()
+        print_text(console, str(choice), indent=14)
 
 
 @winners.command("show")
@@ -92,7 +96,10 @@ def merge_winners(
         ),
     ] = "newer",
 ) -> None:
-    """Take over the winners of other tables, into yours."""
+    """Take over the winners of other tables, into yours.
+
+    Entries that cannot be used are listed and left out; exit status 1 when there are any.
+    """
     from flashsmith.tuning.winners import WinnersTable, require_user_table_path, update_table
 
     tables = [WinnersTable.load(file) for file in files]
@@ -104,9 +111,11 @@ def merge_winners(
 
     merged = update_table(path, take_over)
     for file, table, taken in zip(files, tables, counts, strict=True):
-        print(f"{file}: {taken} of {len(table)} entries taken over")
+        print_lines(f"{file}: {taken} of {len(table)} entries taken over")
         _print_notes(table)
-    print(f"{path}: {len(merged)} entries")
+    print_lines(f"{path}: {len(merged)} entries")
+    if any(table.ignored for table in tables):
+        raise typer.Exit(FAILED)
 
 
 @winners.command("export")
@@ -126,7 +135,7 @@ def export_winners(
         known = ", ".join(sorted({entry.key.gpu for entry in table})) or "none at all"
         raise ArgumentError(f"gpu={gpu!r}: no such winners; there are those of {known}")
     chosen.save(output)
-    print(f"{output}: {len(chosen)} entries")
+    print_lines(f"{output}: {len(chosen)} entries")
 
 
 @winners.command("validate")
@@ -149,10 +158,10 @@ def validate_winners(
         problems = table.validate()
         wrong += len(problems)
         for problem in problems:
-            print(f"{name}: {problem}")
+            print_lines(f"{name}: {problem}")
         for remark in table.remarks():
-            print(f"{name}: note: {remark}")
-        print(f"{name}: {len(table)} entries, {len(problems)} problems")
+            print_lines(f"{name}: note: {remark}")
+        print_lines(f"{name}: {len(table)} entries, {len(problems)} problems")
     if wrong:
         raise typer.Exit(FAILED)
 
@@ -162,9 +171,9 @@ def show_table_path() -> None:
     """Print the path of your own table, which need not exist yet."""
     from flashsmith.tuning.winners import require_user_table_path
 
-    print(require_user_table_path())
+    print_path(require_user_table_path())
 
 
 def _print_notes(table: WinnersTable) -> None:
     for note in table.notes:
-        print(f"note: {note}")
+        print_lines(f"note: {note}")

@@ -11,6 +11,7 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import FAILED, Json, print_json
 from flashsmith.errors import ArgumentError
+from flashsmith.untrusted import UnusableTextError, read_text
 
 app = typer.Typer(no_args_is_help=True, help="Real models on flashsmith's kernels.")
 
@@ -56,7 +57,7 @@ def demo_minilm(
 def _lines(file: Path) -> list[str]:
     """The lines of a text file that are not blank."""
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"file={str(file)!r}: {error}") from None
+        text = read_text(file)
+    except UnusableTextError as error:
+        raise ArgumentError(f"file={str(file)!r}{error.place}: {error}") from None
     return [line.strip() for line in text.splitlines() if line.strip()]

@@ -20,7 +20,9 @@ from flashsmith.configs import (
     kernel_set_sizes,
     parse_kernel_name_into_config,
 )
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 app = typer.Typer()
 
@@ -91,11 +93,12 @@ def run(
             task = OneProblem(Problem.parse(problem))
         else:
             wanted = Semantics.parse("plain" if semantics is None else semantics)
-            size = default_size(target, configs, wanted)
+            size = default_size(target, wanted)
             task = replace(
                 size,
                 batch=size.batch if batch is None else batch,
                 seq=size.seq if seq is None else seq,
+                whole_tiles=size.whole_tiles and seq is None,
                 heads=size.heads if heads is None else heads,
             )
         limits = None if window is None else _parse_window(window)
@@ -123,8 +126,8 @@ def _parse_window(text: str) -> tuple[int | None, int | None]:
     words = [word.strip() for word in text.split(",")]
     if len(words) != 2 or not all(re.fullmatch(r"\d{0,9}", word, re.ASCII) for word in words):
         raise ArgumentError(
-            f"window={text!r}: give LEFT,RIGHT, whole numbers below 10^9, as 40,9; '40,' and "
-            "',9' have no limit on the other side"
+            f"window={quoted(text)}: give LEFT,RIGHT, whole numbers below 10^9, as 40,9; '40,' "
+            "and ',9' have no limit on the other side"
         )
     left, right = (int(word) if word else None for word in words)
     return left, right
@@ -180,7 +183,9 @@ def list_configs(kernels: Kernels = None, arch: Arch = None, as_json: Json = Fal
         return
     console = make_console()
     print_configs(console, facts)
-    console.print(f"{len(facts)} configs; legal, CTAs per SM and built are for {target.arch}")
+    console.print(
+        f"{counted(len(facts), 'config')}; legal, CTAs per SM and built are for {target.arch}"
+    )
 
 
 @app.command("env")
@@ -197,9 +202,15 @@ def show_environment(as_json: Json = False) -> None:
     ]
     if as_json:
         print_json(facts)
-        return
-    print_table(
-        make_console(),
-        [Column("variable"), Column("now"), Column("default"), Column("meaning")],
-        [(f["name"], f["value"] or "", f["default"], f["meaning"]) for f in facts],
-    )
+    else:
+        print_table(
+            make_console(),
+            [
+                Column("variable"),
+                Column("now"),
+                Column("default", prose=True),
+                Column("meaning", prose=True),
+            ],
+            [(f["name"], f["value"] or "", f["default"], f["meaning"]) for f in facts],
+        )
+    env.check_values()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +13,7 @@ import typer
 from flashsmith import env
 from flashsmith.benchmark.json_numbers import for_json
 from flashsmith.configs import KernelConfig, get_kernel_configs
+from flashsmith.printable import printable
 
 FAILED = 1
 ERROR = 2
@@ -38,7 +42,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 def print_json(value: Any) -> None:
     """A table's facts on standard output, as JSON; infinities and NaN, which it lacks, as words."""
-    print(json.dumps(for_json(value), indent=2, allow_nan=False))
+    # ASCII and escaped, but for the one control character that JSON leaves as it is.
+    print(json.dumps(for_json(value), indent=2, allow_nan=False).replace("\x7f", r"\u007f"))
+
+
+def print_lines(text: str) -> None:
+    """Lines on standard output, control characters escaped."""
+    print(printable(text, lines=True))
+
+
+def print_path(path: Path) -> None:
+    """A path on standard output: as it is for another program, escaped for a terminal."""
+    if sys.stdout.isatty():
+        print_lines(str(path))
+    else:
+        typer.echo(os.fsencode(path) + b"\n", nl=False)
 
 
 def selected(kernels: str | None, default: str) -> list[KernelConfig]:

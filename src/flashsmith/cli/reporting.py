@@ -12,6 +12,7 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.target import choose_target
 from flashsmith.cli.options import FAILED, Arch, Json, Kernels, print_json, selected
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 
 app = typer.Typer()
@@ -94,6 +95,7 @@ def report(
     """
     from flashsmith.benchmark.charts import require_matplotlib
     from flashsmith.benchmark.report import (
+        PASSED_OVER,
         make_page,
         read_results,
         with_stored_rooflines,
@@ -105,8 +107,18 @@ def report(
     require_matplotlib()
     with Narrator() as narrator:
         found = with_stored_rooflines(read_results(results))
-        narrator.say(f"drawing {len(found.rows):,} rows")
-        written = write_page(make_page(found, title), out)
+        for source in found.sources:
+            if PASSED_OVER in source.what:
+                narrator.say(f"{source.path}: {source.what}")
+        newest, *older = found.versions or {"": ""}
+        if older:
+            others = ", ".join(version or "no version named" for version in older)
+            narrator.say(
+                f"rows of {len(older) + 1} versions: the key figures are of the one measured last, "
+                f"{newest or 'no version named'}; {others} stand beside them"
+            )
+        narrator.say(f"drawing {counted(len(found.rows), 'row')}")
+        written = write_page(make_page(found, title, narrator.step), out)
     make_console().print(
         f"{out}, {out.stat().st_size / 1e6:.1f} MB, and {len(written) - 1} charts beside it",
         markup=False,

@@ -11,6 +11,7 @@ from flashsmith.configs import HopperForwardKernelConfig, KernelConfig
 _FIXED_COST = 180.0
 # A wgmma kernel is short, whatever its tiles: one instruction is a warpgroup's product.
 _WGMMA_COST = 700.0
+_SECONDS_PER_PRODUCT = 1.4e-3
 
 
 def expected_cost(cfg: KernelConfig) -> float:
@@ -25,6 +26,11 @@ def expected_cost(cfg: KernelConfig) -> float:
     products = 2 * (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (cfg.d_head // 16)
     bodies = 2 if cfg.optimized_softmax else 1
     return _FIXED_COST + products * bodies
+
+
+def expected_seconds(cfg: KernelConfig) -> float:
+    """Expected compile time of one config on one core, within a factor of about two."""
+    return _SECONDS_PER_PRODUCT * expected_cost(cfg)
 
 
 def balance(configs: Iterable[KernelConfig], n_shards: int) -> list[list[KernelConfig]]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from flashsmith.configs.dtype import DType
 from flashsmith.configs.family_config import INT_MAX, THREADS_PER_WARP, FamilyConfig, is_flag
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 K_TILE_COLUMNS = 8
 
@@ -210,7 +211,7 @@ def _checked(knob: Field[Any], value: object) -> object:
         return value if isinstance(value, bool) else _checked_flag(knob.name, value)
     lowest = 0 if "word" in knob.metadata else 1
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ArgumentError(f"{knob.name}={value!r}: give a whole number")
+        raise ArgumentError(f"{knob.name}={quoted(value)}: give a whole number")
     number = value if type(value) is int else operator.index(value)
     if not lowest <= number <= INT_MAX:
         raise ArgumentError(f"{knob.name}={number}: allowed is {lowest} to {INT_MAX}")
@@ -220,4 +221,4 @@ def _checked(knob: Field[Any], value: object) -> object:
 def _checked_flag(name: str, value: object) -> bool:
     if hasattr(value, "__index__") and operator.index(value) in (0, 1):
         return bool(operator.index(value))
-    raise ArgumentError(f"{name}={value!r}: allowed are True and False")
+    raise ArgumentError(f"{name}={quoted(value)}: allowed are True and False")

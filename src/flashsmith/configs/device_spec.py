@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 _MIB = 2**20
 
@@ -44,12 +46,18 @@ def _server(name: str, arch: int, sm_count: int, l2_mib: int) -> DeviceSpec:
 KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _ampere("A100", sm_count=108, l2_mib=40),
     _graphics("A10", 86, sm_count=72, max_ctas=16, l2_mib=6),
+    _graphics("A10G", 86, sm_count=80, max_ctas=16, l2_mib=6),
     _graphics("RTX 3090", 86, sm_count=82, max_ctas=16, l2_mib=6),
     _graphics("L4", 89, sm_count=58, max_ctas=24, l2_mib=48),
+    _graphics("L40S", 89, sm_count=142, max_ctas=24, l2_mib=96),
+    _graphics("RTX 6000 Ada", 89, sm_count=142, max_ctas=24, l2_mib=96),
     _graphics("RTX 4090", 89, sm_count=128, max_ctas=24, l2_mib=72),
     _server("H100", 90, sm_count=132, l2_mib=50),
     _server("H200", 90, sm_count=132, l2_mib=60),
+    _server("GH200", 90, sm_count=132, l2_mib=60),
+    _server("H20", 90, sm_count=78, l2_mib=60),
     _server("B200", 100, sm_count=148, l2_mib=126),
+    _server("B300", 103, sm_count=148, l2_mib=126),
     _graphics("RTX 5090", 120, sm_count=170, max_ctas=24, l2_mib=96),
 )
 
@@ -63,17 +71,17 @@ def default_device(oldest_arch: int) -> DeviceSpec:
 
 
 def device_spec(name_or_arch: str | int) -> DeviceSpec:
-    """A known GPU by name ('A100', 'rtx 4090') or architecture (80, '80', 'sm_80').
+    """A known GPU by name ('A100', 'rtx 4090', 'NVIDIA L40S') or architecture (80, '80', 'sm_80').
 
-    Upper and lower case are one, and spaces, '-' and '_' do not count. An architecture gives the
-    first known GPU that has it; one that no known GPU has (87, 103, 121) gets the limits of the
-    newest known one before it of the same generation, whose kernels it runs.
+    Upper and lower case are one; spaces, '-', '_' and a leading NVIDIA do not count. An
+    architecture gives the first known GPU that has it; one that no known GPU has (87, 121) gets the
+    limits of the newest known one before it of the same generation, whose kernels it runs.
 
     Raises:
         ArgumentError: no known GPU is called that, or stands for that architecture; the message
             lists them.
     """
-    wanted = re.sub(r"[\s_-]+", "", str(name_or_arch)).lower()
+    wanted = re.sub(r"[\s_-]+", "", str(name_or_arch)).lower().removeprefix("nvidia")
     wanted = re.sub(r"^(sm\d+)[af]$", r"\1", wanted)  # features of one architecture alone
     for device in KNOWN_DEVICES:
         plain = device.name.replace(" ", "").lower()
@@ -81,9 +89,10 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
             return device
     arch = _arch_number(wanted)
     if arch is None:
+        hint = did_you_mean(str(name_or_arch), (device.name for device in KNOWN_DEVICES)) or ";"
         raise ArgumentError(
-            f"device={name_or_arch!r}: no known GPU is called that; {_known()}. Give the "
-            "architecture of another GPU (sm_89, say), or make a flashsmith.configs.DeviceSpec "
+            f"device={quoted(name_or_arch)}: no known GPU is called that{hint} {_known()}. Give "
+            "the architecture of another GPU (sm_89, say), or make a flashsmith.configs.DeviceSpec "
             "with its figures."
         )
     related = [d for d in KNOWN_DEVICES if d.arch // 10 == arch // 10 and d.arch < arch]
@@ -91,13 +100,13 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
         nearest = max(related, key=lambda device: device.arch)
         return replace(nearest, name=f"sm_{arch} (as {nearest.name})", arch=arch)
     raise ArgumentError(
-        f"arch={name_or_arch!r}: {_why_unknown(arch)}; {_known()}. Give one of these, or a later "
-        "one of their generations (sm_87, sm_103, sm_121)."
+        f"arch={quoted(name_or_arch)}: {_why_unknown(arch)}; {_known()}. Give one of these, or a "
+        "later one of their generations (sm_87, sm_121)."
     )
 
 
 def _arch_number(text: str) -> int | None:
-    match = re.fullmatch(r"(?:sm)?(\d{2,3})", text)
+    match = re.fullmatch(r"(?:sm)?(\d{2,3})", text, re.ASCII)
     return int(match.group(1)) if match else None
 
 

@@ -6,6 +6,7 @@ import operator
 from enum import IntEnum
 
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 
 class DType(IntEnum):
@@ -31,7 +32,7 @@ class DType(IntEnum):
                 if operator.index(value) == dtype:
                     return dtype
         allowed = ", ".join(f"{dtype.name} ({int(dtype)})" for dtype in cls)
-        raise ArgumentError(f"dtype={value!r}: allowed are {allowed}, by name or number")
+        raise ArgumentError(f"dtype={quoted(value)}: allowed are {allowed}, by name or number")
 
     @property
     def numpy_name(self) -> str:

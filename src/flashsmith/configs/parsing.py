@@ -21,16 +21,23 @@ from flashsmith.configs.hopper.parsing import (
     known_features,
     warpgroups_of,
 )
+from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError, ConfigParseError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
 EXAMPLES = (
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
     "(FP16, 128, 128, 128, 2wg): tma+stages_2+q_buffers_1+regs_24_240",
 )
 
+# Far more than any kernel name or row of a table has.
+MOST_CHARACTERS = 10_000
+
 # rich draws its columns with the box characters.
 _TABLE_COLUMNS = re.compile(r"[|│┃]")
-_SHORT_FORM = re.compile(r"\(([^()]*)\)\s*:\s*([\w+\s]*)")
+# No two parts of it can match the same character: a text is read once, however long it is.
+_SHORT_FORM = re.compile(r"\(([^()]*)\)\s*:([\w+\s]*)")
 _LOAD = re.compile(r"load_(\d+)_(\d+)_(\d+)_tiles")
 _COUNT = re.compile(r"(\w+)_(\d+)")
 # Demanglers write a value with or without its type: (flashsmith::DType)5, (bool)1, (int)128, 128.
@@ -52,6 +59,8 @@ def parse_kernel_name_into_config(
     Raises:
         ConfigParseError: neither, or a feature is unknown, doubled or out of range.
     """
+    if len(text) > MOST_CHARACTERS:
+        _fail(text, f"it is longer than {MOST_CHARACTERS:,} characters")
     classes = {cls.__name__: cls for cls in (mma_sync_class, HopperForwardKernelConfig)}
     struct = re.compile(rf"\b({'|'.join(classes)})\s*\{{([^{{}}]*)\}}")
     values = sorted(set(struct.findall(text)))
@@ -82,9 +91,11 @@ def _from_hopper_short_form(text: str, shape: str, features: str) -> HopperForwa
     for word in map(str.strip, features.split("+")):
         found = feature_values(word)
         if found is None:
-            _fail(text, f"unknown feature {word!r}; known are {known_features()}")
+            hint = did_you_mean(word, known_features()) or ";"
+            known = ", ".join(known_features())
+            _fail(text, f"unknown feature {quoted(word)}{hint} known are {known}")
         if word in words or found.keys() & values.keys():
-            _fail(text, f"the feature {word!r} stands there twice, or contradicts another")
+            _fail(text, f"the feature {quoted(word)} stands there twice, or contradicts another")
         words.add(word)
         values.update(found)
     if "producer_registers" not in values:
@@ -92,7 +103,7 @@ def _from_hopper_short_form(text: str, shape: str, features: str) -> HopperForwa
     try:
         return HopperForwardKernelConfig(**values)  # type: ignore[arg-type]
     except ArgumentError as error:
-        raise ConfigParseError(f"cannot parse {text!r}: {error}") from error
+        raise ConfigParseError(f"cannot parse {quoted(text)}: {error}") from error
 
 
 def _from_short_form(
@@ -107,7 +118,7 @@ def _from_short_form(
     for word in features.split("+"):
         for name, value in _feature_values(text, word.strip(), config_class).items():
             if name in values:
-                _fail(text, f"the feature {word.strip()!r} stands there twice")
+                _fail(text, f"the feature {quoted(word.strip())} stands there twice")
             values[name] = value
     if LOAD_FIELDS[0] not in values:
         _fail(
@@ -121,20 +132,22 @@ def _feature_values(
 ) -> dict[str, object]:
     """The fields that one feature of a short form sets."""
     if load := _LOAD.fullmatch(word):
-        counts = (_number(text, word, digits) for digits in load.groups())
+        counts = (_number(text, quoted(word), digits) for digits in load.groups())
         return dict(zip(LOAD_FIELDS, counts, strict=True))
     for knob in feature_fields(config_class):
         if is_flag(knob):
             if knob.metadata["word"] == word:
                 return {knob.name: True}
         elif (count := _COUNT.fullmatch(word)) and knob.metadata["word"] == count.group(1):
-            return {knob.name: _number(text, word, count.group(2))}
+            return {knob.name: _number(text, quoted(word), count.group(2))}
     known = [
         knob.metadata["word"] + ("" if is_flag(knob) else "_N")
         for knob in feature_fields(config_class)
         if knob.metadata["word"]
     ]
-    _fail(text, f"unknown feature {word!r}; known are {', '.join(known)}, load_Q_K_V_tiles")
+    known.append("load_Q_K_V_tiles")
+    hint = did_you_mean(word, known) or ";"
+    _fail(text, f"unknown feature {quoted(word)}{hint} known are {', '.join(known)}")
 
 
 def _from_values(
@@ -150,7 +163,7 @@ def _from_values(
     for knob, part in zip(knobs, parts, strict=False):
         match = _VALUE.fullmatch(part.strip())
         if match is None:
-            _fail(text, f"{part.strip()!r} is no value for {knob.name}")
+            _fail(text, f"{quoted(part.strip())} is no value for {knob.name}")
         value = match.group(1)
         if knob.name == "dtype":
             values[knob.name] = _dtype(text, value)
@@ -173,21 +186,25 @@ def _construct(
     try:
         return config_class(**filled)  # type: ignore[arg-type]
     except ArgumentError as error:
-        raise ConfigParseError(f"cannot parse {text!r}: {error}") from error
+        raise ConfigParseError(f"cannot parse {quoted(text)}: {error}") from error
 
 
 def _dtype(text: str, part: str) -> DType:
     try:
         return DType.parse(part)
     except ArgumentError as error:
-        raise ConfigParseError(f"cannot parse {text!r}: {error}") from error
+        raise ConfigParseError(f"cannot parse {quoted(text)}: {error}") from error
 
 
 def _number(text: str, name: str, part: str) -> int:
-    # isdecimal alone also takes other scripts' digits.
-    if not (part.isascii() and part.isdecimal()):
-        _fail(text, f"{name} is {part!r}, not a whole number")
-    return int(part)
+    number = whole_number(part)
+    if number is None:
+        _fail(
+            text,
+            f"{name} is {quoted(part)}, not a whole number of at most "
+            f"{MOST_DIGITS_OF_COUNTS} digits",
+        )
+    return number
 
 
 def _member(text: str, name: str, part: str) -> int:
@@ -198,12 +215,12 @@ def _member(text: str, name: str, part: str) -> int:
 
 def _flag(text: str, name: str, part: str) -> bool:
     if part not in ("true", "false", "1", "0"):
-        _fail(text, f"{name} is {part!r}; allowed are true, false, 1 and 0")
+        _fail(text, f"{name} is {quoted(part)}; allowed are true, false, 1 and 0")
     return part in ("true", "1")
 
 
 def _fail(text: str, problem: str) -> NoReturn:
     raise ConfigParseError(
-        f"cannot parse {text!r}: {problem}. Write a short form such as "
+        f"cannot parse {quoted(text)}: {problem}. Write a short form such as "
         f"{' or '.join(map(repr, EXAMPLES))}, or give a demangled kernel name."
     )

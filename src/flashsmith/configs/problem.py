@@ -9,14 +9,19 @@ from dataclasses import dataclass, field, replace
 from flashsmith.configs.dtype import DType
 from flashsmith.configs.families import KernelConfig
 from flashsmith.configs.semantics import MASKS, Semantics
+from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
 # The smallest value of every size. A batch may be empty, and so may sequences.
 _SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1}
 # A window and a cap as models have them.
 TYPICAL_WINDOW = 1024
 TYPICAL_SOFTCAP = 30.0
+_SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
 _SEMANTIC_WORDS = (*MASKS, "softcap", "packed", "uneven", "plain")
+_DTYPE_WORDS = {word for dtype in DType for word in (dtype.name.lower(), str(int(dtype)))}
 
 
 @dataclass(frozen=True, order=True)
@@ -45,7 +50,9 @@ class Problem:
         for name, lowest in _SIZES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < lowest:
-                raise ArgumentError(f"{name}={value!r}: give a whole number, at least {lowest}")
+                raise ArgumentError(
+                    f"{name}={quoted(value)}: give a whole number, at least {lowest}"
+                )
             object.__setattr__(self, name, operator.index(value))
         if self.heads_q % self.heads_k:
             raise ArgumentError(
@@ -108,22 +115,30 @@ class Problem:
             if set(word.split("+")) <= set(_SEMANTIC_WORDS):
                 semantics += word.split("+")
                 continue
-            match = re.fullmatch(
-                r"(?:([bd])(\d{1,18})|([sh])(\d{1,18})(?::(\d{1,18}))?)", word, re.ASCII
-            )
+            match = _SIZE.fullmatch(word)
+            if match is None and word not in _DTYPE_WORDS:
+                raise ArgumentError(f"problem={quoted(text)}: {_unknown(word)}")
             key = (match.group(1) or match.group(3)) if match else "dtype"
             if key in found or (key == "dtype" and dtype is not None):
-                raise ArgumentError(f"problem={text!r}: {word!r} says {key} a second time")
+                raise ArgumentError(
+                    f"problem={quoted(text)}: {quoted(word)} says {key} a second time"
+                )
             if match is None:
-                dtype = _parse_dtype(word, text)
+                dtype = DType.parse(word)
                 continue
-            first = int(match.group(2) or match.group(4))
-            found[key] = (first, int(match.group(5) or first))
+            first = whole_number(match.group(2) or match.group(4))
+            second = whole_number(match.group(5)) if match.group(5) else first
+            if first is None or second is None:
+                raise ArgumentError(
+                    f"problem={quoted(text)}: {quoted(word)} has more than "
+                    f"{MOST_DIGITS_OF_COUNTS} digits"
+                )
+            found[key] = (first, second)
         missing = [name for name in ("s", "d") if name not in found]
         if dtype is None or missing:
             lacks = ", ".join(missing + ["dtype"] * (dtype is None))
             raise ArgumentError(
-                f"problem={text!r}: {lacks} missing; write it like 'b1 s128 h1 d128 fp16'"
+                f"problem={quoted(text)}: {lacks} missing; write it like 'b1 s128 h1 d128 fp16'"
             )
         (batch, _), (seq_q, seq_k) = found.get("b", (1, 1)), found["s"]
         (heads_q, heads_k), (d, _) = found.get("h", (1, 1)), found["d"]
@@ -131,14 +146,15 @@ class Problem:
         return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, kind)
 
 
-def _parse_dtype(word: str, text: str) -> DType:
-    try:
-        return DType.parse(word)
-    except ArgumentError as error:
-        raise ArgumentError(
-            f"problem={text!r}: {word!r} is neither a size (b, s, h or d and a number) nor a word "
-            f"of semantics, and {error}; write it like 'b1 s128 h1 d128 fp16 causal'"
-        ) from None
+def _unknown(word: str) -> str:
+    """What is wrong with a word of a problem that is neither a size, a dtype nor of semantics."""
+    single = (part for part in word.split("+") if part not in _SEMANTIC_WORDS)
+    wrong = next(single, word)
+    hint = did_you_mean(wrong, (*_SEMANTIC_WORDS, *(dtype.name.lower() for dtype in DType)))
+    return (
+        f"unknown word {quoted(wrong)}{hint or ';'} allowed are sizes (b2, s128 or s128:512, h16 "
+        f"or h32:8, d64), fp16 or bf16, and {', '.join(_SEMANTIC_WORDS)}"
+    )
 
 
 def _scores_in_window(seq_q: int, seq_k: int, left: int) -> int:

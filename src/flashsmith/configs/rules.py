@@ -201,11 +201,20 @@ def compiled_d_head(d: int) -> int:
     if d < 1 or d % D_STEP or d > largest:
         advice = "there is none for larger heads; PyTorch's attention takes any"
         if d <= largest:
-            advice = "pad q, k and v with zeros up to one, and pass scale=1/sqrt(d) of the true d"
+            advice = padding_advice(d)
         raise ArgumentError(
             f"d={d}: kernels exist for multiples of {D_STEP} from {D_STEP} to {largest} ({advice})"
         )
     return next(d_head for d_head in SUPPORTED_D_HEADS if d <= d_head)
+
+
+def padding_advice(d: int) -> str:
+    """What to do with a head dimension `d` that is not a multiple of D_STEP."""
+    padded = -(-max(d, 1) // D_STEP) * D_STEP
+    return (
+        f"pad q, k and v with zeros to d {padded}, pass scale=1/sqrt({d}) of the d before padding, "
+        f"and keep the output's first {d} columns"
+    )
 
 
 def rules_of(cfg: KernelConfig) -> tuple[Rule, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 MASKS = ("none", "causal", "window")
 _PLAIN = "plain"
@@ -30,10 +32,12 @@ class Semantics:
 
     def __post_init__(self) -> None:
         if self.mask not in MASKS:
-            raise ArgumentError(f"mask={self.mask!r}: allowed are {', '.join(MASKS)}")
+            raise ArgumentError(f"mask={quoted(self.mask)}: allowed are {', '.join(MASKS)}")
         for name in ("softcap", "packed", "uneven"):
             if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(f"{name}={getattr(self, name)!r}: allowed are True and False")
+                raise ArgumentError(
+                    f"{name}={quoted(getattr(self, name))}: allowed are True and False"
+                )
         if self.packed and not self.uneven:
             raise ArgumentError("packed=True: needs uneven=True, since any length may be packed")
 
@@ -57,9 +61,11 @@ class Semantics:
         masks = [word for word in words if word in MASKS]
         flags = {word: True for word in words if word in ("softcap", "packed", "uneven")}
         if len(masks) > 1 or len(masks) + len(flags) != len(words):
+            known = (*MASKS, "softcap", "packed", "uneven", _PLAIN)
+            hint = "".join(did_you_mean(word, known) for word in words if word not in known)
             raise ArgumentError(
-                f"semantics={text!r}: allowed are '{_PLAIN}', or a mask (causal or window), "
-                "softcap, packed and uneven joined by '+'"
+                f"semantics={quoted(text)}: allowed are '{_PLAIN}', or a mask (causal or window), "
+                f"softcap, packed and uneven joined by '+'{hint}"
             )
         flags["uneven"] = "uneven" in flags or "packed" in flags
         return cls(masks[0] if masks else "none", **flags)

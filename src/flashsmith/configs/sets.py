@@ -17,8 +17,11 @@ from flashsmith.configs.families import KernelConfig
 from flashsmith.configs.hopper.sets import get_hopper_configs
 from flashsmith.configs.parsing import parse_kernel_name_into_config
 from flashsmith.configs.search_space import get_search_space_configs
+from flashsmith.did_you_mean import did_you_mean
 from flashsmith.env import KERNELS
 from flashsmith.errors import SelectionError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import whole_number
 
 # --- tune: the space an autotuner searches -------------------------------------------------------
 
@@ -153,9 +156,10 @@ def get_kernel_configs(key: str | None = None) -> list[KernelConfig]:
         raise SelectionError(f"{source} is unset or empty; {_valid_keys()}")
     configs = _select(key)
     if configs is None:
-        raise SelectionError(f"{source}={key!r} is no known key; {_valid_keys()}")
+        hint = did_you_mean(key, kernel_set_sizes()) or ";"
+        raise SelectionError(f"{source}={quoted(key)} is no known key{hint} {_valid_keys()}")
     if not configs:
-        raise SelectionError(f"{source}={key!r} selects no config; {_valid_keys()}")
+        raise SelectionError(f"{source}={quoted(key)} selects no config; {_valid_keys()}")
     return list(dict.fromkeys(configs))
 
 
@@ -163,7 +167,7 @@ def _select(key: str) -> Sequence[KernelConfig] | None:
     if key in _BUILT_IN:
         return _BUILT_IN[key]()
     if block := _BLOCK_SIZE_KEY.fullmatch(key):
-        wanted = (int(block.group(1)), int(block.group(2)))
+        wanted = (whole_number(block.group(1)), whole_number(block.group(2)))
         return [cfg for cfg in get_autotuning_kernel_configs() if (cfg.B_r, cfg.B_c) == wanted]
     if os.path.isfile(key):
         return user_sets.read_set_file(key)

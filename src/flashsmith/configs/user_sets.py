@@ -10,6 +10,8 @@ from flashsmith.configs.families import KernelConfig
 from flashsmith.configs.hopper.config import HopperForwardKernelConfig
 from flashsmith.configs.parsing import parse_kernel_name_into_config
 from flashsmith.errors import ConfigParseError, SelectionError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import UnusableTextError, read_text
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -25,10 +27,11 @@ def read_set_file(path: str) -> list[KernelConfig]:
         SelectionError: the file cannot be read as text.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SelectionError(f"kernel set file {path!r} cannot be read: {error}") from error
+        lines = read_text(path).splitlines()
+    except UnusableTextError as error:
+        raise SelectionError(
+            f"kernel set file {quoted(path)}{error.place} cannot be read: {error}"
+        ) from error
     configs = []
     for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()
@@ -78,7 +81,7 @@ def _as_config(name: str, target: str, item: object) -> KernelConfig:
         except ConfigParseError as error:
             raise SelectionError(f"kernel set {name!r} ({target}): {error}") from error
     raise SelectionError(
-        f"kernel set {name!r} ({target}) returned {item!r}: allowed are "
+        f"kernel set {name!r} ({target}) returned {quoted(item)}: allowed are "
         "FlashForwardKernelConfig, HopperForwardKernelConfig and short forms"
     )
 

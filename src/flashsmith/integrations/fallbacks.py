@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
+from functools import lru_cache
 from typing import NamedTuple
 
 from flashsmith.errors import ArgumentError
@@ -28,23 +30,30 @@ class Reason(NamedTuple):
 
 
 _lock = threading.Lock()
-_warned: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str, str]] = set()
 _count = 0
 
 
 def note_fallback(caller: str, argument: str, facts: str) -> None:
-    """Counts a fallback of ``caller``, and warns of it once per caller and argument at fault.
+    """Counts a fallback of ``caller``, and warns of it once per caller and reason.
 
-    Takes a Reason's two parts, since a tracer can pass on text but no objects.
+    Facts that differ in nothing but numbers, as those of two lengths do, are one reason. Takes a
+    Reason's two parts, since a tracer can pass on text but no objects.
     """
     global _count
+    reason = caller, argument, _without_numbers(facts)
     with _lock:
         _count += 1
-        told = (caller, argument) in _warned
-        _warned.add((caller, argument))
+        told = reason in _warned
+        _warned.add(reason)
     if not told:
         message = f"{caller} leaves this call to PyTorch: {argument}: {facts} (said once)"
         warnings.warn(message, FallbackWarning, stacklevel=3)
+
+
+@lru_cache(maxsize=1024)
+def _without_numbers(facts: str) -> str:
+    return re.sub(r"\d+", "", facts)
 
 
 def fallback_count() -> int:

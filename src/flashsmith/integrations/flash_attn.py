@@ -6,6 +6,7 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations.traceable import attention
+from flashsmith.printable import quoted
 
 _UNLIMITED = -1
 
@@ -101,7 +102,8 @@ def flash_attn_varlen_func(
 def _check_unsupported(dropout_p: float, **tensors: Any) -> None:
     if dropout_p != 0.0:
         raise ArgumentError(
-            f"dropout_p={dropout_p!r}: must be 0; the kernels are for inference (flashsmith.sdpa() "
+            f"dropout_p={quoted(dropout_p)}: must be 0; the kernels are for inference "
+            "(flashsmith.sdpa() "
             "leaves dropout to PyTorch)"
         )
     for name, tensor in tensors.items():
@@ -118,7 +120,8 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
     for limit in (left, right):
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < _UNLIMITED:
             raise ArgumentError(
-                f"window_size={window_size!r}: give (left, right), whole numbers from 0 up or -1 "
+                f"window_size={quoted(window_size)}: give (left, right), whole numbers from 0 up "
+                "or -1 "
                 "for no limit"
             )
     return _limit(left), _limit(right)

@@ -174,7 +174,7 @@ class _Embedder:
         from flashsmith.integrations import transformers as ours
 
         disable_progress_bar()
-        ours.register(float32_as=torch.float16)
+        ours.register(float32_as=torch.float16, emulate=True)
         path = str(get_model_path())
         self.tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model = AutoModel.from_pretrained(path, local_files_only=True, dtype=torch.float32)

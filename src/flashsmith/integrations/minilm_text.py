@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from flashsmith.benchmark.table import Column, print_table
+from flashsmith.benchmark.table import Column, print_table, print_text
 from flashsmith.integrations.minilm import LEAST_COSINE, MinilmReport
 
 _COLUMNS = (
     Column("#", True),
     Column("tokens", True),
-    Column("sentence"),
+    Column("sentence", prose=True),
     Column("nearest", True),
     Column("similarity", True),
     Column("cosine of its\ntwo embeddings", True),
@@ -27,10 +27,10 @@ def print_minilm(console: Console, report: MinilmReport) -> None:
         f"device:  {report.device}; attention in fp16"
         + (", in the emulator" if report.backend == "emulator" else ""),
     ):
-        console.print(line, soft_wrap=True, markup=False)
+        print_text(console, line, indent=9)
     print_table(console, _COLUMNS, [_row(report, index) for index in range(len(report.sentences))])
     for line in _conclusions(report):
-        console.print(line, soft_wrap=True, markup=False)
+        print_text(console, line, indent=9)
 
 
 def _row(report: MinilmReport, index: int) -> tuple[str, ...]:

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention as pytorch_sdpa
 
-from flashsmith.errors import EmulationTooLongError
-from flashsmith.integrations.fallbacks import Reason, note_fallback
+from flashsmith.integrations.fallbacks import note_fallback
+from flashsmith.integrations.pytorch_state import check_emulate, why_not_now, why_not_on
 from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_arguments, why_not
 from flashsmith.integrations.traceable import attention, is_tracing
-from flashsmith.runtime import query_gpu
-from flashsmith.runtime.arguments import ALIGNMENT_BYTES, OLDEST_ARCH
+from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 
 # Said when tracing, not when the traced code runs.
 _note_fallback_when_traced = torch.compiler.assume_constant_result(note_fallback)
@@ -33,12 +32,15 @@ def sdpa(
     enable_gqa: bool = False,
     *,
     strict: bool = False,
+    emulate: bool | None = None,
 ) -> Any:
     """torch.nn.functional.scaled_dot_product_attention, with its signature and meaning.
 
     What flashsmith's kernels cannot compute (gradients, masks given as tensors, dropout, dtypes
     other than fp16 and bf16, d above 256 or no multiple of 8, ...) PyTorch computes, and one
-    FallbackWarning per reason says so. Host tensors run in the emulator.
+    FallbackWarning per reason says so. So it does with host tensors, unless they are to run in the
+    emulator, on sm_100 and later, unless FLASHSMITH_UNTUNED is 1, inside torch.func's transforms
+    and torch.jit.trace, and where torch.nn.attention.sdpa_kernel leaves flash attention out.
 
     Args:
         query: (batch, heads, length_q, d), or without batch or both batch and heads.
@@ -46,35 +48,42 @@ def sdpa(
         attn_mask, dropout_p, is_causal, scale, enable_gqa: PyTorch's; is_causal aligns to the top
             left, as it does there.
         strict: raise instead of leaving the call to PyTorch.
+        emulate: run host tensors in the emulator, however long it takes; tensors on a GPU run
+            there all the same. None reads the variable FLASHSMITH_EMULATE, 0 unless set.
 
     Returns:
         The output, like query.
 
     Raises:
-        ArgumentError: under strict, when the kernels cannot serve the call; names the argument.
+        ArgumentError: under strict, when the kernels cannot serve the call; names the argument. Or
+            emulate is something else.
         Whatever PyTorch raises for a call that it refuses.
         The errors of building and launching a kernel.
     """
+    if emulate is not None:
+        check_emulate(emulate)
     query, key, value = _under_autocast(query, key, value)
-    problem = SdpaProblem(
-        tensor_facts(query),
-        tensor_facts(key),
-        tensor_facts(value),
-        attn_mask is not None,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-    )
-    reason = (why_not if is_tracing() else _known_why_not)(problem) or _why_not_here(query)
+    tracing = is_tracing()
+    reason = why_not_now(tracing)
     if reason is None:
-        try:
-            return _by_kernel(query, key, value, is_causal, scale)
-        except EmulationTooLongError as error:
-            reason = Reason("query", str(error))
+        problem = SdpaProblem(
+            tensor_facts(query, tracing),
+            tensor_facts(key, tracing),
+            tensor_facts(value, tracing),
+            attn_mask is not None,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+        )
+        reason = (why_not if tracing else _known_why_not)(problem)
+    if reason is None:
+        reason = why_not_on(query.device, emulate)
+    if reason is None:
+        return _by_kernel(query, key, value, is_causal, scale)
     if strict:
         raise reason.error()
-    note = _note_fallback_when_traced if is_tracing() else note_fallback
+    note = _note_fallback_when_traced if tracing else note_fallback
     note("sdpa()", *reason)
     return pytorch_sdpa(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -91,9 +100,8 @@ def _under_autocast(*tensors: Any) -> tuple[Any, ...]:
     return tuple(tensor.to(dtype) if tensor.dtype in castable else tensor for tensor in tensors)
 
 
-def tensor_facts(tensor: Any) -> Facts:
+def tensor_facts(tensor: Any, tracing: bool) -> Facts:
     """What there is to know of a tensor before it goes to a kernel."""
-    tracing = is_tracing()
     name = str if tracing else _name
     shape, dtype, device = tuple(tensor.shape), name(tensor.dtype), name(tensor.device)
     dtype = dtype.removeprefix("torch.")
@@ -114,16 +122,6 @@ def _name(dtype_or_device: Any) -> str:
     return str(dtype_or_device)
 
 
-def _why_not_here(query: Any) -> Reason | None:
-    """What depends on the machine: whether the GPU is new enough."""
-    if query.device.type != "cuda" or is_tracing():
-        return None
-    arch = query_gpu(query.device.index).arch
-    if arch >= OLDEST_ARCH:
-        return None
-    return Reason("query", f"on {query.device}, an sm_{arch}; the kernels need sm_{OLDEST_ARCH}")
-
-
 def _by_kernel(query: Any, key: Any, value: Any, is_causal: bool, scale: float | None) -> Any:
     missing = 4 - query.dim()
     for _ in range(missing):
@@ -142,6 +140,8 @@ def _by_kernel(query: Any, key: Any, value: Any, is_causal: bool, scale: float |
         causal=causal,
         window=window,
         scale=scale,
+        # Host tensors come here only to be emulated.
+        emulate=query.device.type == "cpu",
     ).transpose(1, 2)
     for _ in range(missing):
         output = output.squeeze(0)

@@ -132,7 +132,7 @@ def _why_not_heads(query: tuple[int, ...], key: tuple[int, ...], enable_gqa: boo
 def _why_not_scale(scale: float | None) -> Reason | None:
     if scale is None or MIN_SCALE <= scale <= MAX_UNCAPPED_SCALE:
         return None
-    return Reason("scale", f"{scale}; the kernels take a finite one above 0 that fp32 can hold")
+    return Reason("scale", f"{scale}; the kernels take a finite one above 0 and at most 2**27")
 
 
 def _why_not_layouts(problem: SdpaProblem) -> Reason | None:

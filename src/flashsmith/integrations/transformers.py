@@ -18,9 +18,10 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, modeling_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from flashsmith.errors import ArgumentError, EmulationTooLongError
+from flashsmith.errors import ArgumentError
 from flashsmith.integrations.fallbacks import Reason, note_fallback
 from flashsmith.integrations.packing import Packing, packing_of, packing_of_all
+from flashsmith.integrations.pytorch_state import check_emulate, why_not_now, why_not_on
 from flashsmith.integrations.sdpa import tensor_facts
 from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not
 from flashsmith.integrations.traceable import attention, is_tracing
@@ -34,26 +35,30 @@ _CALLER = 'attn_implementation="flashsmith"'
 class _Options:
     float32_as: Any = None
     strict: bool = False
+    emulate: bool | None = None
 
 
 _options = _Options()
 
 
-def register(*, float32_as: Any = None, strict: bool = False) -> None:
+def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | None = None) -> None:
     """Makes attn_implementation="flashsmith" known to transformers; a second call sets anew.
 
     Args:
         float32_as: torch.float16 or torch.bfloat16: compute the attention of float32 models in
             it. None leaves them to PyTorch.
         strict: raise where a layer's attention would be left to PyTorch.
+        emulate: run host tensors in the emulator, however long it takes, instead of leaving them
+            to PyTorch. None reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
 
     Raises:
-        ArgumentError: float32_as is something else.
+        ArgumentError: float32_as or emulate is something else.
     """
     if float32_as not in (None, torch.float16, torch.bfloat16):
         raise ArgumentError(
             f"float32_as={float32_as!r}: give torch.float16, torch.bfloat16 or None"
         )
+    _options.emulate = check_emulate(emulate)
     _options.float32_as, _options.strict = float32_as, strict
     AttentionInterface.register(NAME, flashsmith_attention_forward)
     AttentionMaskInterface.register(NAME, flashsmith_mask)
@@ -90,8 +95,8 @@ class _Call(NamedTuple):
     sinks: Any
     cu_seqlens: tuple[Any, Any, Any, Any]  # q, k, longest q, longest k
 
-    def masks(self) -> dict[str, Any]:
-        """The call's keywords for attention()."""
+    def keywords(self) -> dict[str, Any]:
+        """The call's masks and scores for attention(), and where it runs."""
         limit = None if self.window is None else self.window - 1
         return {
             "causal": self.causal,
@@ -99,6 +104,8 @@ class _Call(NamedTuple):
             "softcap": self.softcap or 0.0,
             "scale": self.scale,
             "sinks": None if self.sinks is None else self.sinks.detach().float().contiguous(),
+            # Host tensors come so far only to be emulated.
+            "emulate": self.query.device.type == "cpu",
         }
 
 
@@ -147,10 +154,7 @@ def flashsmith_attention_forward(
     )
     reason = _why_not(call, dropout, position_bias)
     if reason is None:
-        try:
-            return _by_kernel(call).to(query.dtype), None
-        except EmulationTooLongError as error:
-            reason = Reason("query", str(error))
+        return _by_kernel(call).to(query.dtype), None
     _refuse_or_note(call, reason)
     mask = _as_pytorch_takes_it(call)
     return sdpa_attention_forward(
@@ -175,6 +179,9 @@ def _converted(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
+    tracing = is_tracing()
+    if (reason := why_not_now(tracing)) is not None:
+        return reason
     if position_bias is not None:
         return Reason("position_bias", "the kernels add nothing to the scores")
     if call.mask is not None and call.mask.dim() != 2:
@@ -185,9 +192,9 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
             f"{(call.key.shape[0], call.key.shape[2])}"
         )
     problem = SdpaProblem(
-        tensor_facts(call.query),
-        tensor_facts(call.key),
-        tensor_facts(call.value),
+        tensor_facts(call.query, tracing),
+        tensor_facts(call.key, tracing),
+        tensor_facts(call.value, tracing),
         dropout_p=dropout,
         scale=call.scale,
         enable_gqa=True,
@@ -197,7 +204,7 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
         return Reason(reason.argument, f"{reason.facts} (see register's float32_as)")
     if reason is None and call.window is not None and _has_holes(call.mask):
         return Reason("attention_mask", "padding between real tokens, and a window counts it")
-    return reason
+    return reason or why_not_on(call.query.device, _options.emulate)
 
 
 def _has_holes(mask: Any) -> bool:
@@ -229,10 +236,10 @@ def _by_kernel(call: _Call) -> Any:
     if all(value is not None for value in call.cu_seqlens):
         return _packed_by_the_model(call, q, k, v)
     if call.mask is None:
-        return attention(q, k, v, **call.masks())
+        return attention(q, k, v, **call.keywords())
     real_k = packing_of(call.mask)
     if real_k.whole_lines:
-        return attention(q, k, v, **call.masks())
+        return attention(q, k, v, **call.keywords())
     if call.causal or call.window is not None or call.mask.dtype is not torch.bool:
         # The queries are the last of the keys' tokens, so the keys' padding is theirs too.
         real_q = packing_of(call.mask, last=q.shape[1])
@@ -254,7 +261,7 @@ def _on_packed(call: _Call, q: Any, real_q: Packing, k: Any, v: Any, real_k: Pac
         cu_seqlens_k=real_k.cu_seqlens,
         max_seqlen_q=real_q.longest,
         max_seqlen_k=real_k.longest,
-        **call.masks(),
+        **call.keywords(),
     )
 
 
@@ -266,7 +273,7 @@ def _packed_by_the_model(call: _Call, q: Any, k: Any, v: Any) -> Any:
         cu_seqlens_k=starts_k.to(torch.int32),
         max_seqlen_q=int(longest_q),
         max_seqlen_k=int(longest_k),
-        **call.masks(),
+        **call.keywords(),
     )
     return output.view(q.shape)
 

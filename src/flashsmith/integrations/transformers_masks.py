@@ -19,6 +19,7 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from flashsmith.integrations.pytorch_state import transform
 from flashsmith.integrations.traceable import is_tracing
 
 MaskFunction = Callable[..., Any]
@@ -65,9 +66,14 @@ def flashsmith_mask(
                 return torch.ones(batch_size, filled, dtype=torch.bool, device=device)
             return real[:, :filled]
     # Whether anything is hidden is a question to the GPU; a tracer cannot ask it.
-    if real is None or (not is_tracing() and bool(real.all())):
+    if real is None or (_may_ask() and bool(real.all())):
         return None
     return real
+
+
+def _may_ask() -> bool:
+    tracing = is_tracing()
+    return not tracing and transform(tracing) is None
 
 
 def _closure(function: MaskFunction) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from flashsmith.configs import (
     Semantics,
     check_legal,
 )
+from flashsmith.configs.rules import D_STEP, padding_advice
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime.overlap import check_output_distinct
 from flashsmith.runtime.sequences import Packing
@@ -30,7 +31,6 @@ from flashsmith.runtime.tensors import (
 
 # Kernels move 16 bytes at a time: 8 elements of 2 bytes.
 ALIGNMENT_BYTES = 16
-D_STEP = 8  # elements
 LAYOUT = "(batch, seq_len, n_heads, d_head)"
 PACKED_LAYOUT = "(total_len, n_heads, d_head)"
 OLDEST_ARCH = 80
@@ -63,6 +63,8 @@ def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, .
         if len(view.shape) != (3 if packed else 4):
             raise _wrong_rank(view, packed)
         _check_same_kind(view, q_view)
+        # Before strides, which in a contiguous tensor are multiples of d.
+        _check_d(view, q_view)
         _check_layout(view)
     return views
 
@@ -171,6 +173,21 @@ def _check_same_kind(view: TensorView, q: TensorView) -> None:
         )
 
 
+def _check_d(view: TensorView, q: TensorView) -> None:
+    d = view.shape[-1]
+    if d != q.shape[-1]:
+        raise ArgumentError(
+            f"{view.name}: shape {view.shape}; d_head must be q's (q has shape {q.shape}): pad the "
+            "smaller with zeros, or reorder the dimensions"
+        )
+    if d == 0 or d % D_STEP:
+        advice = padding_advice(d) if d else "give tensors with elements"
+        raise ArgumentError(
+            f"{view.name}: d_head {d} (shape {view.shape}); must be a multiple of {D_STEP}: "
+            f"{advice}"
+        )
+
+
 def _check_layout(view: TensorView) -> None:
     """The last dimension contiguous; address and every step that is taken whole 16-byte chunks."""
     if wrong := _wrong_stride(view.shape, view.strides):
@@ -216,16 +233,6 @@ def _problem(
     *k_rows, heads_k, _ = k
     if v != k:
         raise ArgumentError(f"v: shape {v}; must be k's, {k}: give a value for every key")
-    if k[-1] != d:
-        raise ArgumentError(
-            f"k: shape {k}; d_head must be q's (q has shape {q}): pad the smaller with zeros, or "
-            "reorder the dimensions"
-        )
-    if d == 0 or d % D_STEP:
-        raise ArgumentError(
-            f"q: d_head {d} (shape {q}); must be a multiple of {D_STEP}: pad q, k and v with zeros "
-            "and pass scale=1/sqrt(d_head) of the true d_head"
-        )
     if heads_q == 0:
         raise ArgumentError(
             f"q: shape {q}; must have at least one head: give a tensor with some, or do not call"

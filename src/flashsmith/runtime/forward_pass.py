@@ -30,6 +30,7 @@ from flashsmith.runtime.plan import LaunchPlan
 from flashsmith.runtime.prepared import Options, PreparedCall, Tensors
 from flashsmith.runtime.request import Request, check_request
 from flashsmith.runtime.result import ForwardResult
+from flashsmith.runtime.substitutes import substitutes
 from flashsmith.runtime.tensors import TensorView
 
 # What LoadedKernel.prepare gives.
@@ -39,7 +40,8 @@ Launch = Callable[..., float | None]
 DEFAULT_EMULATED_ARCH = 80
 
 # Which config is to serve a problem on a device; asked of problems that are new. A family's name
-# follows where a call's tensors lie as only that family's kernels can read them.
+# follows where a call's tensors lie as only that family's kernels can read them; as ``among``, a
+# tuple of configs where no other is built and none may be.
 Chooser = Callable[..., KernelConfig]
 
 
@@ -271,7 +273,8 @@ def run_request(
     on_gpu = q.device.kind == "cuda"
     if not on_gpu and not emulate:
         check_estimate(cfg, request)
-    kernel = None if request.is_empty else _kernel(cfg, semantics, q, device)
+    chooser = config if callable(config) else None
+    kernel = None if request.is_empty else _kernel(cfg, semantics, request, device, chooser)
 
     o = request.o.source if request.o else allocate(q, q.shape, poisoned=poisoned)
     lse = row_max = None
@@ -286,7 +289,7 @@ def run_request(
         if on_gpu:
             launch = kernel.prepare(call, q.device.ordinal, timed=timed)
             ms = run_on_gpu(launch, call, q)
-            if launched is not None and kernel.semantics == semantics:
+            if launched is not None and (kernel.config, kernel.semantics) == (cfg, semantics):
                 launched(request, launch)
         else:
             outputs = o, lse, row_max
@@ -325,14 +328,29 @@ def _device(q: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
 
 
 def _kernel(
-    cfg: KernelConfig, semantics: Semantics, q: TensorView, device: DeviceSpec
+    cfg: KernelConfig,
+    semantics: Semantics,
+    request: Request,
+    device: DeviceSpec,
+    chooser: Chooser | None,
 ) -> LoadedKernel:
-    """The kernel for tensors like q; during CUDA graph capture none is built."""
+    """The kernel for a request; during CUDA graph capture none is built. Where it is missing and
+    was chosen, the ``chooser`` may take another."""
+    q = request.q
+    wanted = cfg, device.arch, semantics
 
     def may_build() -> bool:
         return q.device.kind == "cpu" or not is_capturing(q.framework, q.device.ordinal)
 
-    return loaded_kernels.get(cfg, device.arch, semantics, may_build)
+    def choose_among(configs: tuple[KernelConfig, ...]) -> KernelConfig:
+        assert chooser is not None
+        return chooser(request.problem, device, among=configs)
+
+    if chooser is None:
+        return loaded_kernels.get(*wanted, may_build)
+    return substitutes.kernel_or_other(
+        loaded_kernels, wanted, request, device, choose_among, may_build
+    )
 
 
 def _emulate(

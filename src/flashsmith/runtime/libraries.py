@@ -6,15 +6,30 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from flashsmith import env
-from flashsmith.builder import KernelEntry, KernelLibrary, build, built_configs, find_library
+from flashsmith.builder import (
+    KernelEntry,
+    KernelLibrary,
+    build,
+    built_configs,
+    checked_path,
+    discard,
+    find_library,
+)
 from flashsmith.configs import FAMILIES, KernelConfig, Semantics
 from flashsmith.configs.semantics import MASKS
-from flashsmith.errors import ArgumentError, KernelNotBuiltError, LaunchError
+from flashsmith.errors import (
+    ArgumentError,
+    CacheError,
+    DamagedLibraryError,
+    KernelNotBuiltError,
+    LaunchError,
+)
 from flashsmith.runtime.call import ForwardCall
 from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan, plan_from_library
@@ -110,14 +125,10 @@ class LibraryFunctions:
 def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     """Loads a library's .so and returns its kernels.
 
-    Raises LaunchError when what is compiled into it is not what its manifest says.
+    Raises CacheError when others could have written it, DamagedLibraryError when it cannot be
+    loaded, and LaunchError when what is compiled into it is not what its manifest says.
     """
-    import tvm_ffi
-
-    module = tvm_ffi.load_module(str(library.so_path))
-    functions = LibraryFunctions(
-        *(module.get_function(name) for name in LibraryFunctions.__dataclass_fields__)
-    )
+    functions = _load_functions(library.so_path)
     config_class = FAMILIES[library.manifest.family]
     compiled: list[KernelConfig] = [config_class(*ints) for ints in functions.configs()]
     semantics = _semantics(*functions.semantics())
@@ -130,6 +141,27 @@ def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
         config: LoadedKernel(config, library, index, functions)
         for index, config in enumerate(compiled)
     }
+
+
+def _load_functions(so_path: Path) -> LibraryFunctions:
+    import tvm_ffi
+
+    names = tuple(f.name for f in fields(LibraryFunctions))
+    try:
+        with checked_path(so_path) as path:
+            # Before anything of it runs; and once loaded, its path is taken for what is loaded.
+            content = Path(path).read_bytes()
+            missing = [name for name in names if f"\0__tvm_ffi_{name}\0".encode() not in content]
+            if missing:
+                raise AttributeError(f"it has no function {missing[0]!r}")
+            module = tvm_ffi.load_module(path)
+        return LibraryFunctions(*map(module.get_function, names))
+    except CacheError:
+        raise
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise DamagedLibraryError(
+            f"{so_path}: damaged: {error}; 'flashsmith cache clear' and build again"
+        ) from error
 
 
 def _semantics(mask: int, *flags: int) -> Semantics:
@@ -160,7 +192,8 @@ class LoadedKernels:
         """The kernel of a legal config: loaded already, from the cache, or built now.
 
         Where it would have to be built, but FLASHSMITH_JIT is 0 or ``may_build`` (asked only then)
-        is false, the same config's kernel for uneven lengths does, which computes the same.
+        is false, the same config's kernel for uneven lengths serves: it computes the same within
+        the same tolerance.
 
         Raises KernelNotBuiltError when there is neither, and what the builder raises.
         """
@@ -216,7 +249,12 @@ class LoadedKernels:
             library = find_library(cfg, arch=arch, semantics=semantics)
             if library is None:
                 return False
-            self.add(library)
+            try:
+                self.add(library)
+            except DamagedLibraryError as error:
+                _log.warning("flashsmith: %s", error)
+                discard(library)
+                return False
         return True
 
     def _stand_in(self, key: Key, forbidden: str) -> LoadedKernel:
@@ -227,7 +265,7 @@ class LoadedKernels:
                 raise _not_built(cfg, arch, semantics, forbidden)
             _log.warning(
                 "flashsmith: %s is not built for sm_%d, and %s; its kernel for uneven lengths "
-                "computes the same and serves instead",
+                "computes the same within the same tolerance and serves instead",
                 *(_named(cfg, semantics), arch, forbidden),
             )
             self.stand_ins[key] = self.kernels[uneven]

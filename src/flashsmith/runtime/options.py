@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 # The kernel takes scale * log2(e) as fp32; outside of these it would become inf, or lose bits.
 MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
@@ -56,7 +57,7 @@ def check_flag(name: str, value: Any) -> bool:
         return value
     if isinstance(value, np.bool_):
         return bool(value)
-    raise ArgumentError(f"{name}={value!r}: allowed are True and False")
+    raise ArgumentError(f"{name}={quoted(value)}: allowed are True and False")
 
 
 def check_mask(causal: Any, window: Any) -> Mask:
@@ -81,7 +82,8 @@ def check_pair(window: Any) -> tuple[Any, Any]:
     """Both limits, whatever they are. Raises ArgumentError unless there are two."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise ArgumentError(
-            f"window={window!r}: give a pair (left, right), each None (no limit) or a whole number"
+            f"window={quoted(window)}: give a pair (left, right), each None (no limit) or a whole "
+            "number"
         )
     return window[0], window[1]
 
@@ -93,7 +95,8 @@ def _window_limit(window: Any, limit: Any) -> int:
     if value is not None and value >= 0:
         return min(value, UNLIMITED)
     raise ArgumentError(
-        f"window={window!r}: {limit!r} is no limit; give a whole number from 0, or None for none"
+        f"window={quoted(window)}: {quoted(limit)} is no limit; give a whole number from 0, or "
+        "None for none"
     )
 
 
@@ -115,7 +118,8 @@ def check_scale(scale: Any, d: int) -> float:
     if value is not None and MIN_SCALE <= value <= MAX_SCALE:
         return value
     raise ArgumentError(
-        f"scale={scale!r}: give a finite number above 0 that fp32 can hold, or None for 1/sqrt(d)"
+        f"scale={quoted(scale)}: give a finite number above 0 that fp32 can hold, or None for "
+        "1/sqrt(d)"
     )
 
 
@@ -129,17 +133,19 @@ def check_softcap(softcap: Any, scale: float) -> float:
     if value == 0.0:
         if scale > MAX_UNCAPPED_SCALE:
             raise ArgumentError(
-                f"scale={scale!r}: at most 2**27 without a softcap, since fp32 cannot hold the "
-                "differences of such logits; scale q or k down, or give a softcap"
+                f"scale={quoted(scale)}: at most 2**27 without a softcap, since fp32 cannot "
+                "hold the differences of such logits; scale q or k down, or give a softcap"
             )
         return 0.0
     if value is None or not MIN_SCALE <= value <= MAX_SCALE:
         raise ArgumentError(
-            f"softcap={softcap!r}: give a finite number above 0 that fp32 can hold, or 0 for none"
+            f"softcap={quoted(softcap)}: give a finite number above 0 that fp32 can hold, or 0 for "
+            "none"
         )
     if not MIN_SCALE <= scale / value <= MAX_SCALE / 4:
         raise ArgumentError(
-            f"softcap={softcap!r}: scale / softcap is {scale / value}, which fp32 cannot hold; "
+            f"softcap={quoted(softcap)}: scale / softcap is {scale / value}, which fp32 cannot "
+            "hold; "
             "give numbers nearer to each other"
         )
     return value

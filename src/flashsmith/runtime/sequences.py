@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 from flashsmith.runtime import capturing
 from flashsmith.runtime.allocation import host_array
 from flashsmith.runtime.device_array import DeviceArray
@@ -73,7 +74,8 @@ def _refuse_limits(options: ForwardOptions) -> None:
         return
     side = "k" if options.max_seqlen_q is None else "q"
     raise ArgumentError(
-        f"max_seqlen_{side}={getattr(options, f'max_seqlen_{side}')!r}: is of packed sequences "
+        f"max_seqlen_{side}={quoted(getattr(options, f'max_seqlen_{side}'))}: is of packed "
+        "sequences "
         "only; give cu_seqlens_q and cu_seqlens_k too, or leave it out"
     )
 
@@ -94,7 +96,7 @@ def _check_limit(side: str, limit: Any) -> int | None:
     value = whole_number(limit)
     if value is not None and value >= 0:
         return value
-    raise ArgumentError(f"max_seqlen_{side}={limit!r}: give a whole number from 0, or None")
+    raise ArgumentError(f"max_seqlen_{side}={quoted(limit)}: give a whole number from 0, or None")
 
 
 def _longest(

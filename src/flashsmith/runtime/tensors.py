@@ -180,6 +180,13 @@ def _find_viewer(kind: type) -> Viewer:
 
 
 def _refuse(name: str, value: object) -> RawView:
+    kind = type(value)
+    if kind.__module__.partition(".")[0] == "jax" and "Tracer" in str(kind.__mro__):
+        raise ArgumentError(
+            f"{name}: is a tracer of a JAX transformation ({kind.__qualname__}), which has no "
+            "values; flashsmith's calls cannot be traced: make them outside of jax.jit, jax.grad "
+            "and jax.vmap, on arrays"
+        )
     raise ArgumentError(
         f"{name}: got {type(value).__module__}.{type(value).__qualname__}; "
         "give a PyTorch tensor, or a NumPy, CuPy or JAX array"

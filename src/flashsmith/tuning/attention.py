@@ -61,7 +61,8 @@ def attention(
             or (heads_q, total_q); -inf where a row sees nothing and there is no sink.
         return_row_max: also return the maximum of every row's scaled and capped scores, without
             the sink, in the same shape; -inf where a row sees nothing.
-        config: the kernel to use; None chooses one by dtype, d, lengths and device.
+        config: the kernel to use; None chooses one by dtype, d, lengths and device, and where it is
+            not built and may not be (FLASHSMITH_JIT=0, CUDA graph capture) another that is.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:

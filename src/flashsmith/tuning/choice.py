@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from flashsmith.benchmark.target import choose_target
 from flashsmith.builder import KernelLibrary, Progress, library_for
-from flashsmith.configs import KNOWN_DEVICES, DeviceSpec, Problem, compiled_d_head, device_spec
+from flashsmith.configs import (
+    KNOWN_DEVICES,
+    DeviceSpec,
+    KernelConfig,
+    Problem,
+    compiled_d_head,
+    device_spec,
+)
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import printable
 from flashsmith.runtime import forget_prepared_calls
 from flashsmith.tuning.caveats import caveats
 from flashsmith.tuning.chosen import Choice, RunnerUp
+from flashsmith.tuning.cost_model import estimate
 from flashsmith.tuning.evidence import Evidence, gather
 from flashsmith.tuning.families import passed_over
 from flashsmith.tuning.winners import WinnersTable, staleness
@@ -58,18 +68,25 @@ def choose(
         notes=(
             *filter(None, [evidence.fallback]),
             *caveats(chosen.config, problem, device),
-            *evidence.notes,
+            *_shortened(evidence.notes),
             *staleness.remarks(filter(None, [evidence.entry])),
-            *winners.notes,
+            *_shortened(winners.notes),
         ),
     )
 
 
 @lru_cache(maxsize=4096)
-def choose_config(problem: Problem, device: DeviceSpec, family: str | None = None) -> Any:
+def choose_config(
+    problem: Problem,
+    device: DeviceSpec,
+    family: str | None = None,
+    among: tuple[KernelConfig, ...] | None = None,
+) -> Any:
     """The config of choose(problem, device), remembered; what attention() asks for each problem.
 
     ``family``: of these kernels only, where a call's tensors lie as the chosen ones cannot read.
+    ``among``: of these configs only, where no other is built: the first of them by the evidence,
+    else the fastest on paper.
 
     Where nothing was measured for a GPU of this machine, and where part of a table had to be
     ignored, that is warned of once.
@@ -80,7 +97,10 @@ def choose_config(problem: Problem, device: DeviceSpec, family: str | None = Non
     winners = _winners()
     evidence = gather(problem, device, winners, family)
     _warn(evidence, device, winners)
-    return evidence.expected[0].config
+    if among is None:
+        return evidence.expected[0].config
+    named = (one.config for one in evidence.expected if one.config in among)
+    return next(named, None) or min(among, key=lambda cfg: estimate(cfg, problem, device).ms)
 
 
 def forget_choices() -> None:
@@ -121,15 +141,29 @@ def _check_d(problem: Problem, argument: str) -> None:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
-_said: set[str] = set()
+# What is said of a table that has more to be ignored.
+_NOTES = 3
+_said: set[tuple[Hashable, str]] = set()
 
 
 def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None:
-    notes = [*winners.notes, *evidence.notes]
+    for note in (*_shortened(winners.notes), *_shortened(evidence.notes)):
+        _warn_once(note, winners.versions)
     # A spec of our own stands for a GPU that is not here: the emulator's speed concerns nobody.
     if evidence.fallback and device not in KNOWN_DEVICES:
-        notes.append(f"{evidence.fallback} (`flashsmith tune` measures and remembers)")
-    for note in notes:
-        if note not in _said:
-            _said.add(note)
-            warnings.warn(f"flashsmith: {note}", stacklevel=2)
+        _warn_once(f"{evidence.fallback} (`flashsmith tune` measures and remembers)")
+
+
+def _shortened(notes: Sequence[str]) -> list[str]:
+    """The first few of many notes on what a table has that cannot be used."""
+    more = len(notes) - _NOTES
+    if more <= 1:
+        return list(notes)
+    return [*notes[:_NOTES], f"so are {more:,} more; `flashsmith winners validate` lists them"]
+
+
+def _warn_once(note: str, versions: Hashable = None) -> None:
+    """Once in a process; of files, once for each of their versions."""
+    if (versions, note) not in _said:
+        _said.add((versions, note))
+        warnings.warn(f"flashsmith: {printable(note)}", stacklevel=2)

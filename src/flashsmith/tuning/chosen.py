@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashsmith.configs import DeviceSpec, Problem
+from flashsmith.printable import printable
 from flashsmith.tuning.evidence import EvidenceKind
 
 _SHOWN = 4
@@ -65,7 +66,7 @@ class Choice:
             lines.append(f"  runner-up   {one.config}  {_milliseconds(one.ms)} ({behind})")
         lines += [f"  other       {family}: {why}" for family, why in self.passed_over.items()]
         lines += [f"  note        {note}" for note in self.notes]
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -161,7 +161,7 @@ def test_an_empty_file_is_begun(tmp_path) -> None:
     ("change", "named"),
     [
         (lambda text: text.replace("duration_us", "duration_ms"), "other columns"),
-        (lambda text: text.replace("812.345", "soon"), "row 1: could not convert"),
+        (lambda text: text.replace("812.345", "soon"), "row 1: duration_us='soon' is no float"),
         (lambda text: text.replace(",1024,", ",,"), "row 1: seq_q is empty"),
         (lambda text: text.replace("causal", "casual"), "row 1: problem="),
     ],

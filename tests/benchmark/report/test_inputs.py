@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import io
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +19,9 @@ from flashsmith.benchmark.ncu import write_profile
 from flashsmith.benchmark.report import read_results, with_stored_rooflines
 from flashsmith.benchmark.report.results import Results
 from flashsmith.benchmark.roofline import save_roofline
+from flashsmith.benchmark.roofline.roofline_table import print_roofline
 from flashsmith.benchmark.rows import write_rows
+from flashsmith.benchmark.table import make_console
 from flashsmith.errors import ArgumentError
 
 ROOT = Path(__file__).parents[3]
@@ -137,6 +142,77 @@ def test_a_runs_spread_and_an_error_that_is_no_number_are_kept(tmp_path: Path) -
 
 # --- errors --------------------------------------------------------------------------------------
 
+
+def test_files_of_other_kinds_are_passed_over_beside_results(tmp_path: Path) -> None:
+    """`report *.csv *.json` in a folder that also holds other tables; alone they are refused."""
+    write_rows(tmp_path / "rows.csv", bench_rows())
+    other = written(tmp_path / "best-public.csv", "problem,fa2\nb16,286\n")
+    listed = written(tmp_path / "list.json", "{}")
+    results = read(other, tmp_path / "rows.csv", listed)
+    assert results.rows == tuple(bench_rows())
+    assert [s.what for s in results.sources] == [
+        *("passed over: no result of ours", "benchmark rows", "passed over: no result of ours")
+    ]
+    with pytest.raises(ArgumentError, match=r"best-public\.csv, line 1: these columns"):
+        read(other, listed)
+
+
+def test_a_damaged_file_is_refused_beside_results(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", bench_rows())
+    with pytest.raises(ArgumentError, match=r"a\.json, line 1"):
+        read(tmp_path / "rows.csv", written(tmp_path / "a.json", "[{"))
+
+
+def test_compressed_rows(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv", bench_rows())
+    packed = tmp_path / "rows.csv.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "rows.csv").read_bytes()))
+    results = read(packed)
+    assert results.rows == tuple(bench_rows())
+    assert [source.path for source in results.sources] == [packed]
+
+
+@pytest.mark.parametrize("content", [b"plain", gzip.compress(b"x" * 10_000)[:20]])
+def test_what_does_not_decompress_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "rows.csv.gz").write_bytes(content)
+    with pytest.raises(ArgumentError, match=r"rows\.csv\.gz: cannot be decompressed"):
+        read(tmp_path / "rows.csv.gz")
+
+
+def test_an_error_in_a_compressed_file_names_it(tmp_path: Path) -> None:
+    packed = tmp_path / "a.csv.gz"
+    packed.write_bytes(gzip.compress(b"x,y\n"))
+    with pytest.raises(ArgumentError, match=rf"^{re.escape(str(packed))}, line 1: these columns"):
+        read(packed)
+
+
+@pytest.mark.parametrize("columns", ["400", "80"])
+def test_a_printed_roofline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    """`flashsmith roofline > roofline.txt`, whatever the width of the page."""
+    monkeypatch.setenv("COLUMNS", columns)
+    out = io.StringIO()
+    environment = {"driver": "580.159.04", "torch": "2.11.0+cu130", "revision": "csrc 4582d41e43a1"}
+    print_roofline(make_console(out), replace(ROOFLINE, environment=environment))
+    (found,) = read(written(tmp_path / "roofline.txt", out.getvalue())).rooflines
+    assert (found.gpu, found.arch, found.sm_count) == ("NVIDIA H200", 90, 132)
+    assert (found.time, found.environment) == (ROOFLINE.time, environment)
+    assert [(c.key, c.unit, c.rate) for c in found.ceilings] == [
+        (c.key, c.unit, c.rate) for c in ROOFLINE.ceilings
+    ]
+
+
+def test_everything_of_a_measurement_is_read_as_it_lies_in_its_folder() -> None:
+    """The commands of the documents, in benchmarks/h200, once failed at the first odd table."""
+    paths = [path for ending in ("csv", "json", "csv.gz") for path in RAW.glob(f"*.{ending}")]
+    results = read(*sorted(paths), RAW / "roofline.txt")
+    assert {source.path for source in results.sources} >= set(paths)
+    assert len(results.rows) > 1000
+    (roofline,) = results.rooflines
+    assert roofline.rate("mma_registers_fp16") == 619
+    assert roofline.time == "2026-11-21T03:49:43+00:00"
+    assert len(results.versions) > 3
+
+
 HEADER = "kind,dtype,d,seq,batch,heads,heads_k,contender,ms,tflops,relative_l2,right\n"
 GOOD = "full,float16,128,1024,16,16,16,FA2,0.4,340.0,0.0002,True\n"
 
@@ -149,7 +225,11 @@ GOOD = "full,float16,128,1024,16,16,16,FA2,0.4,340.0,0.0002,True\n"
         ("a.csv", HEADER + GOOD + GOOD.replace("340.0", "fast"), r"a\.csv, line 3: .*fast"),
         ("a.csv", HEADER + GOOD + "full,float16\n", r"a\.csv, line 3"),
         ("a.csv", HEADER + GOOD.replace("float16", "int8"), r"a\.csv, line 2: .*int8"),
-        ("a.json", '{\n "kind": ,\n}', r"a\.json, line 2, column 10: is no JSON"),
+        (
+            "a.json",
+            '{\n "kind": ,\n}',
+            r"a\.json, line 2, column 10: cannot be read: it is no JSON",
+        ),
         ("a.json", "{}", r"a\.json: is JSON, but no result"),
         ("a.json", "3", r"a\.json: is JSON, but no result"),
         ("a.json", '[{"contender": "ours"}]', r"a\.json, row 1: lacks kind"),
@@ -176,7 +256,7 @@ def test_a_row_with_a_bad_value_is_named(tmp_path: Path) -> None:
 
 def test_a_file_of_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ArgumentError, match=r"a\.csv: cannot be read"):
+    with pytest.raises(ArgumentError, match=r"a\.csv, line 1: cannot be read"):
         read(tmp_path / "a.csv")
 
 
@@ -184,6 +264,26 @@ def test_a_file_of_no_text_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ArgumentError, match="there is no such file"):
         read(tmp_path / name)
+
+
+PRINTED = "| ceiling | rate | unit |\n| l2_read | 9.5 | TB/s |\n\nH200 (sm_90, 132 SMs); now\n"
+
+
+def test_damage_to_a_printed_roofline_is_no_roofline(tmp_path: Path) -> None:
+    assert len(read(written(tmp_path / "right.txt", PRINTED)).rooflines) == 1
+    for part, damage in (
+        ("9.5", "nan"),
+        ("9.5", "inf"),
+        ("9.5", "0"),
+        ("9.5", "nine"),
+        ("TB/s", "miles"),
+        ("90", "9" * 5000),
+        ("132", "\u0663\u0663"),
+        ("H200", "x (sm_90, " * 100_000),  # must not take its square in time
+    ):
+        path = written(tmp_path / "roofline.txt", PRINTED.replace(part, damage))
+        with pytest.raises(ArgumentError, match=r"roofline\.txt: the ending must be"):
+            read(path)
 
 
 # --- stored rooflines ----------------------------------------------------------------------------
@@ -204,7 +304,7 @@ def test_a_stored_roofline_that_is_damaged_is_no_absent_one(tmp_path: Path, monk
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     path = save_roofline(ROOFLINE)
     path.write_text("{")
-    with pytest.raises(ArgumentError, match=f"{path.name} cannot be read"):
+    with pytest.raises(ArgumentError, match=f"{path.name}, line 1, column 2 cannot be read"):
         with_stored_rooflines(Results(rows=tuple(bench_rows())))
     path.write_text('{"schema": 99}')
     with pytest.raises(ArgumentError, match=f"{path.name}: .*schema 99"):

@@ -26,6 +26,7 @@ from flashsmith.benchmark.report import make_page, write_page
 from flashsmith.benchmark.report.html import Html, element, join
 from flashsmith.benchmark.report.results import Results, Source
 from flashsmith.benchmark.report.table import Entry, number, table
+from flashsmith.benchmark.rows import BenchRow
 from flashsmith.errors import ArgumentError
 
 
@@ -266,6 +267,16 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         write_page(make_page(Results()), tmp_path / "file" / "page.html")
 
 
+def test_charts_are_not_written_where_a_link_leads(full: Results, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "01-holiday.png").write_bytes(b"mine")
+    (tmp_path / "page-charts").symlink_to(photos)
+    with pytest.raises(ArgumentError, match=r"cannot be written: .*symbolic link"):
+        write_page(make_page(full), tmp_path / "page.html")
+    assert [path.read_bytes() for path in photos.iterdir()] == [b"mine"]
+
+
 def test_charts_of_an_earlier_page_go(full: Results, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     charts = tmp_path / "page-charts"
@@ -274,3 +285,36 @@ def test_charts_of_an_earlier_page_go(full: Results, tmp_path: Path) -> None:
     (charts / "mine.png").touch()
     written = write_page(make_page(full), out)
     assert set(charts.iterdir()) == {*written[1:], charts / "mine.png"}
+
+
+def key_figures(rows: list[BenchRow]) -> str:
+    html = make_page(Results(rows=tuple(rows))).html
+    keys = html[html.index('class="key"') : html.index("</dl>")]
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", keys)).split())
+
+
+def test_the_key_figures_are_of_one_version_and_say_so() -> None:
+    """An old file beside a new one once changed the headline, and nobody was told."""
+    new = [replace(one, revision="v2", time="2026-11-22T00:00:00+00:00") for one in bench_rows()]
+    old = [
+        replace(one, ms=2 * one.ms, tflops=one.tflops / 2)
+        if one.contender == "ours" and one.ms and one.tflops
+        else one
+        for one in (replace(one, revision="v1") for one in bench_rows())
+    ]
+    alone, both = key_figures(new), key_figures([*old, *new])
+    assert "ours / fa2 1.100 " in alone
+    assert "ours / fa2 1.100 " in both
+    assert " alone" not in alone
+    assert "6 of 6 problems; of v2 alone (older, not in it: v1 0.550 in 6)" in both
+
+
+def test_every_chart_is_a_step() -> None:
+    """Drawing takes a second or so for each: a folder of results has hundreds."""
+    steps: list[tuple[str, int, int]] = []
+    page = make_page(
+        Results(rows=tuple(bench_rows())),
+        step=lambda what, done, total: steps.append((what, done, total)),
+    )
+    assert len(page.pictures) == 2
+    assert steps == [("drawing charts", done, 2) for done in (0, 1, 2)]

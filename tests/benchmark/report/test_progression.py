@@ -226,5 +226,21 @@ def test_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) -> None:
     monkeypatch.setattr(climb, "prove", prove)
     wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
     ladder = up(configs=[CONFIGS[1], wide])
-    assert asked == [384, 384]
-    assert ladder.counted == "batch 1, seq 384, heads 2"
+    assert asked == [256, 384]
+    assert ladder.counted == "batch 1, seq 256 to 384, heads 2"
+    assert [step.counted_seq for step in ladder.steps] == [256, 384]
+
+
+def test_instructions_of_two_lengths_are_not_compared() -> None:
+    before = replace(PLAIN, counted_seq=256, instructions={"mma": 100})
+    after = replace(SWIZZLED, counted_seq=256, instructions={"mma": 150})
+    assert change_between(before, after).instructions == {"mma": 50}
+    longer = change_between(before, replace(after, counted_seq=384))
+    assert (longer.instructions, longer.instructions_ratio) == ({}, None)
+
+
+def test_a_ladder_of_before_there_were_several_lengths_is_read() -> None:
+    data = json.loads(json.dumps(LADDER.to_json()))
+    for step in data["steps"]:
+        del step["counted_seq"]
+    assert Ladder.from_json(data).steps[0].counted_seq == 0

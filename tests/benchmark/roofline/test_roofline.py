@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -62,8 +63,11 @@ def test_this_machines_gpu_is_meant_where_no_name_is_given(monkeypatch) -> None:
         ("{", "cannot be read"),
         ("[]", "not what 'flashsmith roofline' wrote"),
         ('{"schema": 2}', "schema 2 is not this version's"),
-        ('{"schema": 1, "ceilings": [{"key": "exp2", "unit": "furlongs"}]}', "'furlongs' is none"),
-        ('{"schema": 1, "ceilings": []}', "not what 'flashsmith roofline' wrote: KeyError"),
+        (
+            '{"schema": 1, "ceilings": [{"key": "exp2", "unit": "furlongs"}]}',
+            "unit is 'furlongs'; it is one of",
+        ),
+        ('{"schema": 1, "ceilings": []}', "not what 'flashsmith roofline' wrote: 'gpu' is missing"),
     ],
 )
 def test_a_damaged_file_is_named(text: str, named: str) -> None:
@@ -84,6 +88,14 @@ def test_a_folder_that_cannot_be_written_is_named(home) -> None:
     (home / "flashsmith").write_text("in the way")
     with pytest.raises(ArgumentError, match="cannot be written"):
         save_roofline(ROOFLINE)
+
+
+def test_a_roofline_is_not_written_through_a_link_beside_it(home) -> None:
+    path = home / "my.json"
+    path.with_name(f".my.json.{os.getpid()}").symlink_to(home / "target")
+    save_roofline(ROOFLINE, path)
+    assert read_roofline(path) == ROOFLINE
+    assert not (home / "target").exists()
 
 
 def test_a_file_elsewhere_can_be_read(home) -> None:

@@ -134,7 +134,7 @@ def test_features_come_in_any_order_and_with_any_blanks() -> None:
         (f"{SHORT}+async", "unknown feature 'async'"),
         (f"{SHORT}+pingpong", "unknown feature 'pingpong'"),
         (f"{SHORT}+pingpong_both", "unknown feature 'pingpong_both'"),
-        (f"{SHORT}+overlap_2", "unknown feature 'overlap_2'"),
+        (f"{SHORT}+overlap_2", "unknown feature 'overlap_2'; did you mean 'overlap'?"),
         (f"{SHORT}+stages", "unknown feature 'stages'"),
         (f"{SHORT}+rescale_-1", "no kernel name"),
         (f"{SHORT}+overlap+overlap", "'overlap' stands there twice"),

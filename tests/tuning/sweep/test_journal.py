@@ -92,6 +92,18 @@ def test_one_writer_at_a_time(path: Path) -> None:
     read(path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b"[" * 100_000, b'{"format": 1, "n": ' + b"9" * 5000 + b"}", b'{"n": "\\ud800"}', b"\xff\xfe"],
+    ids=["deep", "digits", "surrogate", "no text"],
+)
+def test_a_line_that_no_reader_can_take_is_damaged(path: Path, line: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(line + b"\n")
+    journal = read(path)
+    assert (journal.damaged, facts(journal)) == (1, [0, 1, 2, 3])
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match=r"^out='.*file': cannot be written"):
@@ -122,3 +134,16 @@ def test_a_full_disk_is_said_in_words(path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ArgumentError, match=r"No space left on device.*make room"):
         journal.add(RECORDS)
     journal.close()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_a_journal_that_is_no_file_of_its_own_is_refused(tmp_path: Path, kind: str) -> None:
+    path, target = tmp_path / "journal.jsonl", tmp_path / "target"
+    target.write_text("mine")
+    if kind == "link":
+        path.symlink_to(target)
+    else:
+        os.mkfifo(path)
+    with pytest.raises(ArgumentError, match="cannot be written"):
+        Journal(path, "here", fresh=True)
+    assert target.read_text() == "mine"

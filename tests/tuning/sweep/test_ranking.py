@@ -12,8 +12,9 @@ from sweep_fakes import NAMES, PROBLEM, World, but, times
 
 from flashsmith.benchmark.rows import BenchRow, read_rows
 from flashsmith.configs import Problem
+from flashsmith.time_left import format_seconds
 from flashsmith.tuning.sweep import Halving, Rung, Settings, make_race
-from flashsmith.tuning.sweep.progress import SweepProgress, format_seconds
+from flashsmith.tuning.sweep.progress import SweepProgress
 from flashsmith.tuning.sweep.race import Race
 from flashsmith.tuning.sweep.ranking import plan_summary, print_plan, print_ranking, summary
 from flashsmith.tuning.sweep.tune import Tuned, tune

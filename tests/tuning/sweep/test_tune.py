@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -19,6 +20,8 @@ from processes import child_pids, wait_until_gone, with_path
 from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 
 from flashsmith.benchmark.rows import read_rows
+from flashsmith.benchmark.table import make_console
+from flashsmith.configs import device_spec
 from flashsmith.errors import (
     ArgumentError,
     CompileError,
@@ -30,6 +33,7 @@ from flashsmith.tuning.sweep import Build, Settings, make_race
 from flashsmith.tuning.sweep import sweep as sweep_module
 from flashsmith.tuning.sweep import tune as tune_module
 from flashsmith.tuning.sweep.progress import SweepProgress
+from flashsmith.tuning.sweep.ranking import print_plan
 from flashsmith.tuning.sweep.tune import (
     Tuned,
     build_ahead,
@@ -62,7 +66,7 @@ def test_the_default_problems_leave_out_what_the_space_has_nothing_for() -> None
     assert len(plan_races(None, fakes.DEVICE, "tune", settings)) == 72
     with pytest.raises(SelectionError, match="is no known key"):
         plan_races(None, fakes.DEVICE, "nonsense", settings)
-    with pytest.raises(SelectionError, match="none of its 1 configs"):
+    with pytest.raises(SelectionError, match=r"none of its configs \(1\)"):
         plan_races(
             [PROBLEM, races[0].problem], fakes.DEVICE, NAMES[0].replace("128", "64"), settings
         )
@@ -74,6 +78,19 @@ def test_long_problems_are_given_a_mentor_in_whatever_order_they_come() -> None:
     assert [race.problem for race in races] == problems[::-1]
     mentors = [race.mentor and race.mentor.problem.seq_q for race in races]
     assert mentors == [2048, 2048, 2048, None, None, None]
+
+
+def test_a_plan_says_each_reason_once() -> None:
+    """Tiles too large for the GPU in dozens of ways: one line, in the words of the first."""
+    races = plan_races(None, device_spec("RTX 4090"), "space", Settings())
+    out = io.StringIO()
+    print_plan(make_console(out), races)
+    reasons = [line for line in out.getvalue().splitlines() if " x " in line]
+    assert len(reasons) == 1
+    assert "must fit in the shared memory" in reasons[0]
+    assert "(for example B_r=" in reasons[0]
+    culled = sum(len(race.candidates) - len(race.field) for race in races)
+    assert reasons[0].startswith(f"{culled:,} x illegal: ")
 
 
 def test_building_ahead_compiles_and_culls() -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from flashsmith.configs import DType, Problem, Semantics
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import whole_number
 
 SEQ_LENS = (512, 1024, 2048, 4096, 8192, 16384)
 # Heads such that heads times d is 2048, as models have them, for the head sizes that divide it.
@@ -64,9 +66,11 @@ class Shapes:
         if self.gqa is None:
             return None
         first, colon, second = self.gqa.partition(":")
-        numbers = (first, second) if colon else (str(default_heads(d)), first)
-        if not all(number.isdecimal() and int(number) > 0 for number in numbers):
+        heads_q = whole_number(first) if colon else default_heads(d)
+        heads_k = whole_number(second if colon else first)
+        if not heads_q or not heads_k:
             raise ArgumentError(
-                f"gqa={self.gqa!r}: give the heads of k and v, as 8, or those of q as well, as 32:8"
+                f"gqa={quoted(self.gqa)}: give the heads of k and v, as 8, or those of q as "
+                "well, as 32:8"
             )
-        return int(numbers[0]), int(numbers[1])
+        return heads_q, heads_k

@@ -9,6 +9,8 @@ from flashsmith.benchmark.bench.problems import SEQ_LENS, Shapes
 from flashsmith.benchmark.contenders import OURS
 from flashsmith.configs import DType, KernelConfig, Problem, get_kernel_configs
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import whole_number
 
 _D_HEADS = (128,)
 _DTYPES = (DType.FP16, DType.BF16)
@@ -79,14 +81,15 @@ def make_shapes(
 def _words(name: str, text: str) -> list[str]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise ArgumentError(f"{name}={text!r}: give at least one, separated by commas")
+        raise ArgumentError(f"{name}={quoted(text)}: give at least one, separated by commas")
     return words
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
     words = _words(name, text)
-    if not all(word.isdecimal() and 0 < int(word) <= _LARGEST for word in words):
+    numbers = [whole_number(word) for word in words]
+    if not all(number and number <= _LARGEST for number in numbers):
         raise ArgumentError(
-            f"{name}={text!r}: give whole numbers from 1 to {_LARGEST}, separated by commas"
+            f"{name}={quoted(text)}: give whole numbers from 1 to {_LARGEST}, separated by commas"
         )
-    return tuple(dict.fromkeys(map(int, words)))
+    return tuple(dict.fromkeys(filter(None, numbers)))

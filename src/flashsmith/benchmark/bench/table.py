@@ -11,7 +11,7 @@ from rich.text import Text
 from flashsmith.benchmark.contenders import OURS
 from flashsmith.benchmark.peers.selection import YARDSTICK
 from flashsmith.benchmark.rows import BenchRow
-from flashsmith.benchmark.table import Cell, Column, print_table
+from flashsmith.benchmark.table import Cell, Column, print_table, print_text
 
 _COLUMNS = (
     Column("problem"),
@@ -30,7 +30,7 @@ _COLUMNS = (
     Column("CTAs\n/SM", True),
     Column("MHz", True),
     Column("W", True),
-    Column("kernel, version, or why not"),
+    Column("kernel, version, or why not", prose=True),
 )
 _STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "absent": "dim"}
 
@@ -38,7 +38,7 @@ _STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "absent": "
 def print_rows(console: Console, rows: Sequence[BenchRow]) -> None:
     """The environment, and one table of all rows; problems in the order they come."""
     for line in header(rows):
-        console.print(line, soft_wrap=True, markup=False)
+        print_text(console, line)
     cells: list[tuple[Cell, ...]] = []
     for _, group in itertools.groupby(rows, key=lambda row: row.problem):
         cells += _cells(sort_rows(list(group)))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flashsmith.benchmark.charts.labels import label
 from flashsmith.benchmark.charts.style import Theme, dress, new_figure
 
 if TYPE_CHECKING:
@@ -28,13 +29,19 @@ def draw_heat_map(heat: HeatMap, theme: Theme) -> Figure:
     """Each cell with its figure, the best one framed."""
     import numpy as np
 
-    width = 0.5 + 0.078 * max(map(len, heat.rows), default=0) + 0.78 * len(heat.columns)
+    longest = max((len(label(row)) for row in heat.rows), default=0)
+    width = 0.5 + 0.078 * longest + 0.78 * len(heat.columns)
     figure = new_figure(max(width, 5.5), 1.1 + 0.28 * len(heat.rows), theme)
     axes = figure.subplots()
     dress(axes, theme, grid=None)
     # Over the row labels too: the map itself may be narrower than its heading.
     figure.suptitle(
-        heat.heading, x=0.02, ha="left", color=theme.ink, fontsize=11, fontweight="bold"
+        "\n".join(map(label, heat.heading.split("\n"))),
+        x=0.02,
+        ha="left",
+        color=theme.ink,
+        fontsize=11,
+        fontweight="bold",
     )
     values = np.full((len(heat.rows), len(heat.columns)), np.nan)
     for (row, column), rate in heat.rates.items():
@@ -44,8 +51,8 @@ def draw_heat_map(heat: HeatMap, theme: Theme) -> Figure:
     image = axes.imshow(
         values, cmap=theme.colour_map, aspect="auto", vmin=lowest, vmax=max(highest, lowest + 1e-9)
     )
-    axes.set_xticks(range(len(heat.columns)), list(heat.columns))
-    axes.set_yticks(range(len(heat.rows)), list(heat.rows))
+    axes.set_xticks(range(len(heat.columns)), list(map(label, heat.columns)))
+    axes.set_yticks(range(len(heat.rows)), list(map(label, heat.rows)))
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, labelcolor=theme.ink)
     _part_cells(axes, values.shape, theme)
     _write_rates(axes, heat, image, theme)

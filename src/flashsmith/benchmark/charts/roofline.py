@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashsmith.benchmark.charts.labels import spread_out
+from flashsmith.benchmark.charts.labels import label, spread_out
 from flashsmith.benchmark.charts.style import MARKERS, Theme, dress, new_figure, title
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def _label(
     theme: Theme,
 ) -> None:
     """Names of lines and ceilings to the right of the axes, none on another."""
-    labels = [(f"{name} {rate:.0f}", rate, theme.muted, right) for name, rate in ceilings]
+    labels = [(f"{label(name)} {rate:.0f}", rate, theme.muted, right) for name, rate in ceilings]
     for number, trace in enumerate(traces):
         x, y = trace.points[-1]
-        labels.append((f"{trace.name} {y:.0f}", y, theme.hues[number % len(theme.hues)], x))
+        labels.append((f"{label(trace.name)} {y:.0f}", y, theme.hues[number % len(theme.hues)], x))
     gap = 0.052 * axes.get_ylim()[1]
     heights = spread_out([y for _, y, _, _ in labels], gap)
     for (text, y, colour, x), height in zip(labels, heights, strict=True):

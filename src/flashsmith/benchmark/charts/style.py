@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from flashsmith.benchmark.charts.labels import label
 from flashsmith.benchmark.writable import require_writable
 from flashsmith.errors import ArgumentError, DependencyError
 
@@ -121,14 +123,22 @@ def dress(axes: Axes, theme: Theme, *, grid: Literal["y", "both"] | None = "y") 
 
 def title(axes: Axes, text: str, theme: Theme) -> None:
     """A heading flush with the left of the axes."""
-    axes.set_title(text, loc="left", color=theme.ink, fontsize=11, fontweight="bold", pad=10)
+    axes.set_title(label(text), loc="left", color=theme.ink, fontsize=11, fontweight="bold", pad=10)
 
 
 def png_bytes(figure: Figure) -> bytes:
     """The figure as a PNG file."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    _save(figure, buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
+
+
+def _save(figure: Figure, file: io.BytesIO | Path, **options: Any) -> None:
+    with warnings.catch_warnings():
+        # Whatever names a file has, a terminal need not be told that the font lacks a character,
+        # which is drawn as a box, or that long ones leave the chart little room.
+        warnings.filterwarnings("ignore", r"Glyph \d+|constrained_layout not applied", UserWarning)
+        figure.savefig(file, dpi=DPI, **options)
 
 
 def save_chart(figure: Figure, path: Path) -> None:
@@ -143,4 +153,4 @@ def save_chart(figure: Figure, path: Path) -> None:
     metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"Date": None}
     # Ids in an SVG are salted at random otherwise.
     with rc_context({"svg.hashsalt": "flashsmith"}):
-        figure.savefig(path, format=kind, dpi=DPI, metadata=metadata)
+        _save(figure, path, format=kind, metadata=metadata)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashsmith.benchmark.charts.labels import spread_out
+from flashsmith.benchmark.charts.labels import label, spread_out
 from flashsmith.benchmark.charts.style import MARKERS, Theme, dress, new_figure, place_of, title
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def _label_ends(
     for number, (line, (place, rate), height) in enumerate(zip(lines, ends, heights, strict=True)):
         ended = place < len(lengths) - 1
         axes.annotate(
-            f"{line.name} {rate:.0f}" + (f" at {lengths[place].split()[0]}" if ended else ""),
+            f"{label(line.name)} {rate:.0f}"
+            + (f" at {lengths[place].split()[0]}" if ended else ""),
             xy=(place, rate),
             xytext=(len(lengths) - 1 + 0.055 * len(lengths), height),
             color=_colour(line, number, theme),
@@ -114,7 +115,7 @@ def _draw_bars(heading: str, length: str, lines: Sequence[Line], theme: Theme) -
     rates = [line.rates[0] or 0.0 for line in lines]
     colours = [_colour(line, number, theme) for number, line in enumerate(lines)]
     axes.barh(range(len(lines)), rates, height=0.6, color=colours)
-    axes.set_yticks(range(len(lines)), [line.name for line in lines])
+    axes.set_yticks(range(len(lines)), [label(line.name) for line in lines])
     axes.tick_params(axis="y", labelcolor=theme.ink)
     axes.set_ylim(max(len(lines), 2) - 0.5, -0.5)
     axes.set_xlim(0, max([*rates, 1.0]) * 1.2)

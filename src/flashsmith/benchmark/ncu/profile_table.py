@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from flashsmith.benchmark.ncu.rows import ProfileRow
-from flashsmith.benchmark.table import Column, print_table
+from flashsmith.benchmark.table import Column, print_table, print_text
 
 _COLUMNS = (
     Column("kernel"),
@@ -24,8 +24,8 @@ _COLUMNS = (
     Column("emulated", right=True),
     Column("L2\nGB", right=True),
     Column("DRAM\nGB", right=True),
-    Column("waits, cycles per issue"),
-    Column("note"),
+    Column("waits, cycles per issue", prose=True),
+    Column("note", prose=True),
 )
 
 
@@ -33,9 +33,10 @@ def print_profile(console: Console, rows: Sequence[ProfileRow]) -> None:
     """The rows as a table, in the order given."""
     print_table(console, _COLUMNS, [_cells(row) for row in rows])
     if any(row.verdict == "pass" for row in rows):
-        console.print(
+        print_text(
+            console,
             "Each kernel alone, caches cold, clocks as they were; TFLOP/s are the profiler's, and "
-            "'flashsmith bench' measures better. wavefronts: trips to shared memory."
+            "'flashsmith bench' measures better. wavefronts: trips to shared memory.",
         )
 
 

@@ -19,6 +19,7 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.rows import now, problem_columns
 from flashsmith.benchmark.timing import Environment
 from flashsmith.configs import DeviceSpec, KernelConfig, Problem
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, ProfilerError
 
 _WHOLE = ("registers", "wavefronts", "wavefronts_ideal", "l2_bytes")
@@ -81,7 +82,9 @@ def run_profile(
     lengths = sorted({problem.seq_q for problem, _ in legal})
     for number, seq in enumerate(lengths):
         own = [(problem, cfg) for problem, cfg in legal if problem.seq_q == seq]
-        narrator.step(f"profiling {len(own)} kernels at length {seq}", number, len(lengths))
+        narrator.step(
+            f"profiling {counted(len(own), 'kernel')} at length {seq}", number, len(lengths)
+        )
         found, failure = profiler.profile(
             tuple(Use(str(problem), str(cfg)) for problem, cfg in own), plan.runs
         )

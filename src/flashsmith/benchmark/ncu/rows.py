@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
-import io
+import math
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TextIO, get_args, get_type_hints
 
 from flashsmith.benchmark.csv_append import CsvAppender
+from flashsmith.benchmark.csv_read import read_csv
+from flashsmith.benchmark.typed_records import LARGEST
 from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class ProfileRow:
 
 
 COLUMNS = tuple(column.name for column in fields(ProfileRow))
+_VERDICTS = ("pass", "fail", "error")
+_LONGEST_NUMBER = 100
 _REQUIRED = tuple(column.name for column in fields(ProfileRow) if column.default is MISSING)
 
 
@@ -111,23 +116,21 @@ def write_profile(rows: Iterable[ProfileRow], file: TextIO) -> None:
 def read_profile(path: str | Path) -> list[ProfileRow]:
     """The rows of a file. Raises ArgumentError when it is no file of ProfileRows."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"csv: {path} cannot be read: {error}") from error
-    reader = csv.DictReader(io.StringIO(text))
-    columns = tuple(reader.fieldnames or ())
+        columns, records = read_csv(path)
+    except ArgumentError as error:
+        raise ArgumentError(f"csv: {error}") from error
     if columns and columns != COLUMNS:
         raise ArgumentError(
             f"csv: {path} has other columns than this version writes; give another file"
         )
-    return [_row(record, f"{path}, row {number}") for number, record in enumerate(reader, 1)]
+    return [_row(record, f"{path}, row {number}") for number, (_, record) in enumerate(records, 1)]
 
 
 def _writer(file: TextIO) -> csv.DictWriter[str]:
     return csv.DictWriter(file, COLUMNS, lineterminator="\n")
 
 
-def _row(record: dict[str, Any], where: str) -> ProfileRow:
+def _row(record: dict[str, str], where: str) -> ProfileRow:
     try:
         row = ProfileRow(**{name: _value(name, text) for name, text in record.items()})
         _ = row.key
@@ -142,7 +145,18 @@ def _value(name: str, text: str) -> Any:
         if name in _REQUIRED:
             raise ValueError(f"{name} is empty")
         return None
-    return kind(text)
+    if kind is str:
+        if name == "verdict" and text not in _VERDICTS:
+            raise ValueError(f"verdict={quoted(text, 80)}: allowed are {', '.join(_VERDICTS)}")
+        return text
+    try:
+        value = kind(text) if text.isascii() and len(text) <= _LONGEST_NUMBER else math.nan
+    except ValueError:
+        value = math.nan
+    # Nothing that a profiler counts is infinite, or more than all that a GPU does in a day.
+    if not abs(value) <= LARGEST:
+        raise ValueError(f"{name}={quoted(text, 80)} is no {kind.__name__} below {LARGEST:.0e}")
+    return value
 
 
 def _column_types() -> dict[str, type]:

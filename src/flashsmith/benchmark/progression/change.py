@@ -36,12 +36,16 @@ COSTS = {
 
 
 def change_between(before: Step, after: Step) -> Change:
-    """The Change that leads from one step to another."""
+    """The Change that leads from one step to another; instructions of two lengths are not
+    compared."""
+    same_length = before.counted_seq == after.counted_seq
     return Change(
-        instructions=_differences(before.instructions or {}, after.instructions or {})
-        if before.instructions and after.instructions
+        instructions=_differences(before.instructions, after.instructions)
+        if before.instructions and after.instructions and same_length
         else {},
-        instructions_ratio=_ratio(after.total_instructions, before.total_instructions),
+        instructions_ratio=_ratio(after.total_instructions, before.total_instructions)
+        if same_length
+        else None,
         conflicts=_pairs(_rounded(before.conflicts), _rounded(after.conflicts)),
         costs=_pairs(
             {text: getattr(before, name) for name, text in COSTS.items()},

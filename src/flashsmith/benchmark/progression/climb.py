@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
@@ -11,8 +11,9 @@ from flashsmith.benchmark.progression.ladder import Ladder, Step, StepTime
 from flashsmith.benchmark.target import Target
 from flashsmith.benchmark.whole_tiles import whole_tiles
 from flashsmith.builder import KernelLibrary, libraries_for
-from flashsmith.configs import KernelConfig, check_legal
-from flashsmith.emulator import BankConflicts
+from flashsmith.configs import KernelConfig, Problem, check_legal
+from flashsmith.counted import counted
+from flashsmith.emulator import BankConflicts, estimate_seconds
 from flashsmith.emulator.observers import instruction_mix
 from flashsmith.errors import EmulatorError
 from flashsmith.verify import Verdict, prove
@@ -55,24 +56,27 @@ def climb(
     """
     for cfg in configs:
         check_legal(cfg, target.device)
+    seq = {cfg: whole_tiles(COUNTED_SEQ, cfg) for cfg in configs}
+    narrator.expect(
+        "emulating", [estimate_seconds(cfg, _problem(cfg, seq[cfg])) for cfg in configs]
+    )
     libraries = libraries_for(configs, arch=target.device.arch, progress=narrator.build)
-    seq = whole_tiles(COUNTED_SEQ, configs)
-    counted = []
+    counts = []
     for done, cfg in enumerate(configs):
         narrator.step(f"counting {cfg}", done, len(configs))
-        counted.append(_count(cfg, target, seq, seed))
+        counts.append(_count(cfg, target, seq[cfg], seed))
     times = None
     if timer is not None:
-        narrator.say(f"timing {len(configs)} kernels")
+        narrator.say(f"timing {counted(len(configs), 'kernel')}")
         times = timer(configs)
     steps = tuple(
-        _step(cfg, target, libraries[cfg], count, times)
-        for cfg, count in zip(configs, counted, strict=True)
+        _step(cfg, seq[cfg], target, libraries[cfg], count, times)
+        for cfg, count in zip(configs, counts, strict=True)
     )
     return Ladder(
         arch=target.arch,
         device=target.device.name,
-        counted=f"batch 1, seq {seq}, heads {COUNTED_HEADS}",
+        counted=f"batch 1, seq {_lengths(seq.values())}, heads {COUNTED_HEADS}",
         timed=times.problem if times else None,
         peer=times.peer if times else "",
         peer_note=times.peer_note if times else NO_TIMES,
@@ -80,6 +84,15 @@ def climb(
         environment=environment,
         steps=steps,
     )
+
+
+def _problem(cfg: KernelConfig, seq: int) -> Problem:
+    return Problem(1, seq, seq, COUNTED_HEADS, COUNTED_HEADS, cfg.d_head, cfg.dtype)
+
+
+def _lengths(lengths: Collection[int]) -> str:
+    shortest, longest = min(lengths), max(lengths)
+    return str(shortest) if shortest == longest else f"{shortest} to {longest}"
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,7 @@ def _count(cfg: KernelConfig, target: Target, seq: int, seed: int) -> _Count:
 
 def _step(
     cfg: KernelConfig,
+    seq: int,
     target: Target,
     library: KernelLibrary,
     count: _Count,
@@ -127,4 +141,5 @@ def _step(
         instructions=instruction_mix(emulation.instructions) if emulation else None,
         conflicts=count.conflicts,
         time=times.by_config.get(name) if times else None,
+        counted_seq=seq,
     )

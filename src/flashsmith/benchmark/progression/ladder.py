@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+import math
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
+from flashsmith.benchmark.typed_records import checked_fields
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 KIND = "flashsmith progression"
 SCHEMA = 1
+# Of a picture that can be looked at.
+MOST_STEPS = 200
+# No launch is shorter, in milliseconds; what is divided by a time stays finite.
+SHORTEST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,8 @@ class Step:
 
     `problems` says what is wrong, empty for a right kernel. Registers and spilled bytes are per
     thread. `instructions` are executed warp instructions by class; `conflicts` wavefronts over
-    their ideal number by use of shared memory, None where there was no such use.
+    their ideal number by use of shared memory, None where there was no such use; both are of the
+    length `counted_seq` (0 in ladders of before there were several).
     """
 
     config: str
@@ -50,6 +58,7 @@ class Step:
     instructions: dict[str, int] | None
     conflicts: dict[str, float | None]
     time: StepTime | None
+    counted_seq: int = 0
 
     @property
     def ok(self) -> bool:
@@ -102,35 +111,45 @@ class Ladder:
         """
         if data.get("kind") != KIND or data.get("schema") != SCHEMA:
             raise ArgumentError(
-                f"kind={data.get('kind')!r}, schema={data.get('schema')!r}: this version reads "
+                f"kind={quoted(data.get('kind'))}, schema={quoted(data.get('schema'))}: this "
+                "version reads "
                 f"{KIND!r}, schema {SCHEMA}; run 'flashsmith progression' again"
             )
+        listed = data.get("steps")
+        if not isinstance(listed, list) or not 0 < len(listed) <= MOST_STEPS:
+            raise ArgumentError(f"the ladder: steps must be a list of 1 to {MOST_STEPS}")
+        steps = tuple(_step(number, step) for number, step in enumerate(listed, 1))
         try:
-            steps = tuple(_step(number, step) for number, step in enumerate(data["steps"], 1))
-            return cls(**_fields_of(cls, data), steps=steps)
-        except (KeyError, TypeError) as error:
-            raise ArgumentError(f"the ladder: {_why(error)}") from error
+            return cls(**checked_fields(cls, data, _PLAIN_FIELDS), steps=steps)
+        except ValueError as error:
+            raise ArgumentError(f"the ladder: {error}") from error
 
 
-def _step(number: int, data: dict[str, Any]) -> Step:
+def _step(number: int, data: Any) -> Step:
     try:
-        time = data["time"]
-        return Step(
-            **_fields_of(Step, data),
-            problems=tuple(data["problems"]),
-            time=None if time is None else StepTime(**_fields_of(StepTime, time)),
-        )
-    except (KeyError, TypeError) as error:
-        raise ArgumentError(f"step {number} of the ladder: {_why(error)}") from error
+        if isinstance(data, dict):
+            data = _DEFAULTS_OF_A_STEP | data
+        found = checked_fields(Step, data, _PLAIN_FIELDS_OF_A_STEP)
+        negative = [name for name, value in found.items() if type(value) is int and value < 0]
+        if negative:
+            raise ValueError(f"{negative[0]} is {found[negative[0]]}, below 0")
+        return Step(**found, time=_time(data.get("time")))
+    except ValueError as error:
+        raise ArgumentError(f"step {number} of the ladder: {error}") from error
 
 
-def _why(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+def _time(data: Any) -> StepTime | None:
+    if data is None:
+        return None
+    found = checked_fields(StepTime, data)
+    for name, value in found.items():
+        least = 0.0 if name == "spread" else SHORTEST
+        if value is not None and not least <= value < math.inf:
+            raise ValueError(f"{name} is {value}, not finite and above 0")
+    return StepTime(**found)
 
 
-# Fields that are built from their JSON, not taken as they are.
-_BUILT = ("steps", "problems", "time")
-
-
-def _fields_of(cls: Any, data: dict[str, Any]) -> dict[str, Any]:
-    return {f.name: data[f.name] for f in fields(cls) if f.name not in _BUILT}
+_PLAIN_FIELDS = tuple(field.name for field in fields(Ladder) if field.name != "steps")
+_PLAIN_FIELDS_OF_A_STEP = tuple(field.name for field in fields(Step) if field.name != "time")
+# What ladders of before did not have.
+_DEFAULTS_OF_A_STEP = {f.name: f.default for f in fields(Step) if f.default is not MISSING}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flashsmith.benchmark.charts.labels import label
 from flashsmith.benchmark.charts.style import Theme, dress, new_figure, title
 from flashsmith.benchmark.progression.ladder import Ladder, Step
 from flashsmith.benchmark.progression.words import conflict_words, step_names
@@ -21,6 +22,8 @@ _GROUPS = {
     "integer, moves": ("integer", "move", "predicate"),
 }
 _REST = "the rest"
+# Of a step's name.
+_MOST_LINES = 4
 _GROUP_HUES = (0, 1, 2, 3, 4, 6)
 
 
@@ -42,13 +45,14 @@ def draw_ladder(ladder: Ladder, theme: Theme) -> Figure:
 def _wrapped(name: str) -> str:
     """A step's name on few short lines: a short form breaks after its tile, changes at commas."""
     tile, found, knobs = name.partition("): ")
-    return f"{tile}):\n{knobs}" if found else name.replace(", ", ",\n")
+    lines = [f"{tile}):", knobs] if found else name.replace(", ", ",\n").split("\n")
+    return "\n".join(map(label, lines[:_MOST_LINES]))
 
 
 def _draw_times(axes: Axes, ladder: Ladder, theme: Theme) -> None:
     dress(axes, theme, grid=None)
     axes.set_xticks([])
-    title(axes, "TFLOP/s" + (f" (share of {ladder.peer})" if ladder.peer else ""), theme)
+    title(axes, "TFLOP/s" + (f" (share of {label(ladder.peer)})" if ladder.peer else ""), theme)
     times = [step.time for step in ladder.steps]
     rates = [time.tflops if time else 0.0 for time in times]
     colours = [theme.hues[0] if step.ok else theme.bad for step in ladder.steps]
@@ -66,7 +70,7 @@ def _draw_times(axes: Axes, ladder: Ladder, theme: Theme) -> None:
         axes.text(
             max(peers),
             -0.52,
-            f"{ladder.peer}: {max(peers):.0f} ",
+            f"{label(ladder.peer)}: {max(peers):.0f} ",
             ha="right",
             va="bottom",
             fontsize=9,
@@ -97,7 +101,7 @@ def _write_rate(axes: Axes, place: int, step: Step, longest: float, theme: Theme
 def _draw_instructions(axes: Axes, ladder: Ladder, theme: Theme) -> None:
     dress(axes, theme, grid=None)
     axes.set_xticks([])
-    title(axes, f"Warp instructions ({ladder.counted})", theme)
+    title(axes, f"Warp instructions ({label(ladder.counted)})", theme)
     left = [0.0] * len(ladder.steps)
     for (group, counts), hue in zip(_grouped(ladder.steps).items(), _GROUP_HUES, strict=True):
         axes.barh(
@@ -143,7 +147,7 @@ def _costs(step: Step) -> str:
         lines[0] += f", {step.spill_store_bytes} B spilled"
     conflicts = conflict_words(step)
     if conflicts != "none":
-        lines.append(f"conflicts: {conflicts}")
+        lines.append(label(f"conflicts: {conflicts}"))
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from rich.text import Text
 from flashsmith.benchmark.progression.change import change_between
 from flashsmith.benchmark.progression.ladder import Ladder, Step
 from flashsmith.benchmark.progression.words import change_words, conflict_words, step_names
-from flashsmith.benchmark.table import Cell, Column, print_table
+from flashsmith.benchmark.table import Cell, Column, print_table, print_text
 
 _COLUMNS = (
     Column("verdict"),
@@ -17,14 +17,14 @@ _COLUMNS = (
     Column("smem\nKiB", True),
     Column("CTAs\n/SM", True),
     Column("instr", True),
-    Column("bank conflicts"),
+    Column("bank conflicts", prose=True),
 )
 
 
 def print_ladder(console: Console, ladder: Ladder) -> None:
     """Where and on what; the table; the changes; what is wrong, if anything."""
     for line in header(ladder):
-        console.print(line, soft_wrap=True, markup=False)
+        print_text(console, line, indent=9)
     columns = [Column("#", True), Column("step"), *_COLUMNS]
     if ladder.has_times:
         columns += [Column("ms", True), Column("TFLOP/s", True)]
@@ -37,7 +37,7 @@ def print_ladder(console: Console, ladder: Ladder) -> None:
     _print_changes(console, ladder)
     for step in ladder.steps:
         for problem in step.problems:
-            console.print(f"{step.config}\n{problem}", style="red", soft_wrap=True, markup=False)
+            print_text(console, f"{step.config}\n{problem}", style="red")
 
 
 def header(ladder: Ladder) -> list[str]:
@@ -59,11 +59,8 @@ def _print_changes(console: Console, ladder: Ladder) -> None:
     pairs = zip(ladder.steps, ladder.steps[1:], strict=False)
     for number, (before, after) in enumerate(pairs, 2):
         words = change_words(change_between(before, after))
-        console.print(
-            f"{number:3} {'; '.join(words) or 'nothing that is counted'}",
-            soft_wrap=True,
-            markup=False,
-        )
+        changed = "; ".join(words) or "nothing that is counted"
+        print_text(console, f"{number:3} {changed}", indent=4)
 
 
 def _has_shares(ladder: Ladder) -> bool:

@@ -9,5 +9,6 @@ from __future__ import annotations
 
 from flashsmith.benchmark.report.inputs import read_results, with_stored_rooflines
 from flashsmith.benchmark.report.page import make_page, write_page
+from flashsmith.benchmark.report.results import PASSED_OVER
 
-__all__ = ["make_page", "read_results", "with_stored_rooflines", "write_page"]
+__all__ = ["PASSED_OVER", "make_page", "read_results", "with_stored_rooflines", "write_page"]

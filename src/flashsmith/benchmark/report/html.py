@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
+from flashsmith.printable import printable
+
 
 class Html(str):
     """Text that is markup."""
@@ -28,11 +30,16 @@ def element(name: str, /, *children: str, **attributes: object) -> Html:
 
 def join(parts: Iterable[str]) -> Html:
     """The parts one after the other."""
-    return Html("".join(part if isinstance(part, Html) else html.escape(part) for part in parts))
+    return Html("".join(part if isinstance(part, Html) else _escaped(part) for part in parts))
+
+
+def _escaped(text: str) -> str:
+    # HTML has no control characters either.
+    return html.escape(printable(text, lines=True))
 
 
 def _attribute(key: str, value: object) -> str:
     if value is None or value is False:
         return ""
     name = key.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{html.escape(str(value))}"'
+    return f" {name}" if value is True else f' {name}="{_escaped(str(value))}"'

@@ -2,39 +2,65 @@
 
 from __future__ import annotations
 
-import csv
-import json
+import gzip
+import os
+import tempfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flashsmith.benchmark.csv_read import MOST_BYTES, read_csv
 from flashsmith.benchmark.ncu import read_profile
 from flashsmith.benchmark.progression import Ladder
 from flashsmith.benchmark.progression.ladder import KIND
 from flashsmith.benchmark.report import older
-from flashsmith.benchmark.report.results import Results, Source
+from flashsmith.benchmark.report.results import PASSED_OVER, Results, Source
 from flashsmith.benchmark.roofline import Roofline
+from flashsmith.benchmark.roofline.roofline_table import parse_roofline
 from flashsmith.benchmark.rows import BenchRow, read_rows
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import UnusableTextError, read_json, read_text
 
 _ROW_COLUMNS = {"contender", "kind", "seq_q", "verdict"}
+# What is drawn and compared of a row, and the range in which that can be done.
+_FIGURES = ("ms", "best_ms", "spread", "tflops", "sm_clock_mhz", "power_w")
+_MAY_BE_ZERO = ("spread", "sm_clock_mhz", "power_w")
+SMALLEST, LARGEST = 1e-12, 1e12
 _PROFILE_COLUMNS = {"config", "duration_us", "stalls"}
 READS = (
     "rows of 'flashsmith bench' and 'tune' (.csv, .json, .parquet), the JSON of 'flashsmith "
-    "progression', 'roofline' and 'run', the CSV of 'flashsmith ncu'"
+    "progression', 'roofline' and 'run', the CSV of 'flashsmith ncu', the table of 'flashsmith "
+    "roofline' (.txt); CSV and JSON also with .gz"
 )
+# Of what a compressed file holds: a small one may decompress to more than a disk.
+_MOST_DECOMPRESSED = 1 << 30
+
+
+class _NoResult(ArgumentError):
+    """A file that is whole, and none of ours."""
 
 
 def read_results(paths: Sequence[Path]) -> Results:
     """Everything in `paths`, together.
 
-    Raises ArgumentError when a file is missing, damaged or of no known kind; the message names
-    the file, and the line or row where there is one.
+    A file of no known kind is passed over, and its Source says so, if others are known.
+
+    Raises ArgumentError when a file is missing or damaged, or none is of a known kind; the message
+    names the file, and the line or row where there is one.
     """
-    results = Results()
+    results, unknown = Results(), list[_NoResult]()
     for path in paths:
-        results = _joined(results, _read(path))
+        try:
+            found = _read(path)
+        except _NoResult as error:
+            unknown.append(error)
+            found = Results(sources=(Source(path, f"{PASSED_OVER}: no result of ours", 0),))
+        results = _joined(results, found)
+    if unknown and len(unknown) == len(paths):
+        raise unknown[0]
     return results
 
 
@@ -63,19 +89,72 @@ def _without(results: Results, known: Results) -> tuple[Results, int]:
 
 
 def _read(path: Path) -> Results:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ArgumentError(f"{path}: there is no such file; give result files: {READS}")
-    readers = {".csv": _read_csv, ".json": _read_json, ".parquet": _read_rows}
+    if path.suffix == ".gz":
+        return _read_compressed(path)
+    readers = {
+        ".csv": _read_csv,
+        ".json": _read_json,
+        ".parquet": _read_rows,
+        ".txt": _read_text,
+    }
     if path.suffix not in readers:
         raise ArgumentError(f"{path}: the ending must be {', '.join(readers)}; results are {READS}")
+    return readers[path.suffix](path)
+
+
+def _read_compressed(path: Path) -> Results:
+    """What the decompressed file holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / path.stem
+        try:
+            with gzip.open(path) as compressed:
+                content = compressed.read(_MOST_DECOMPRESSED + 1)
+            if len(content) > _MOST_DECOMPRESSED:
+                raise ArgumentError(f"{path}: decompresses to more than 1 GiB; split it")
+            plain.write_bytes(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ArgumentError(f"{path}: cannot be decompressed: {error}") from error
+        try:
+            found = _read(plain)
+        except ArgumentError as error:
+            raise type(error)(str(error).replace(str(plain), str(path))) from error
+    return replace(found, sources=tuple(replace(one, path=path) for one in found.sources))
+
+
+def _read_text(path: Path) -> Results:
+    """The table that 'flashsmith roofline' prints."""
     try:
-        return readers[path.suffix](path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ArgumentError(f"{path}: cannot be read: {error}") from error
+        roofline = parse_roofline(read_text(path))
+    except UnusableTextError as error:
+        raise _NoResult(f"{path}{error.place}: {error}; results are {READS}") from error
+    if roofline is None:
+        raise _NoResult(
+            f"{path}: the ending must be .csv, .json, .parquet, or .txt with the table of "
+            f"'flashsmith roofline'; results are {READS}"
+        )
+    source = Source(path, "the roofline, as printed", len(roofline.ceilings))
+    return Results(rooflines=(roofline,), sources=(source,))
 
 
 def _rows(path: Path, what: str, rows: Sequence[BenchRow]) -> Results:
-    return Results(rows=tuple(rows), sources=(Source(path, what, len(rows)),))
+    """The rows, without figures that are none: a rate or a time that is NaN, infinite or below 0
+    cannot be drawn or compared."""
+    kept, left_out = [], []
+    for number, row in enumerate(rows, 1):
+        values = {name: getattr(row, name) for name in _FIGURES}
+        unusable = [name for name, value in values.items() if not _is_figure(name, value)]
+        left_out += [f"row {number}: {name} is {values[name]:g}" for name in unusable]
+        blank: dict[str, Any] = dict.fromkeys(unusable)
+        kept.append(replace(row, **blank) if blank else row)
+    source = Source(path, what, len(rows), tuple(left_out))
+    return Results(rows=tuple(kept), sources=(source,))
+
+
+def _is_figure(name: str, value: float | None) -> bool:
+    least = 0.0 if name in _MAY_BE_ZERO else SMALLEST
+    return value is None or least <= value <= LARGEST
 
 
 def _read_rows(path: Path) -> Results:
@@ -86,18 +165,15 @@ def _read_rows(path: Path) -> Results:
 
 
 def _read_csv(path: Path) -> Results:
-    with path.open(newline="", encoding="utf-8") as file:
-        columns = next(csv.reader(file), [])
+    columns, _ = read_csv(path)
     if set(columns) >= _ROW_COLUMNS:
         return _read_rows(path)
     if set(columns) >= older.SPEED_COLUMNS:
         return _rows(path, "rows of semantics-speed.csv", older.read_speed(path))
     if set(columns) >= _PROFILE_COLUMNS:
         return _read_profile(path)
-    raise ArgumentError(
-        f"{path}, line 1: these columns are none of ours: {', '.join(columns) or '(none)'}; "
-        f"results are {READS}"
-    )
+    shown = quoted(", ".join(columns), 120)[1:-1] or "(none)"
+    raise _NoResult(f"{path}, line 1: these columns are none of ours: {shown}; results are {READS}")
 
 
 def _read_profile(path: Path) -> Results:
@@ -117,17 +193,15 @@ def _read_json(path: Path) -> Results:
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from error
     if found is None:
-        raise ArgumentError(f"{path}: is JSON, but no result; results are {READS}")
+        raise _NoResult(f"{path}: is JSON, but no result; results are {READS}")
     return found
 
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ArgumentError(
-            f"{path}, line {error.lineno}, column {error.colno}: is no JSON: {error.msg}"
-        ) from error
+        return read_json(path, MOST_BYTES)
+    except UnusableTextError as error:
+        raise ArgumentError(f"{path}{error.place}: cannot be read: {error}") from error
 
 
 def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
@@ -139,7 +213,7 @@ def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
         source = Source(path, "the roofline", len(roofline.ceilings))
         return Results(rooflines=(roofline,), sources=(source,))
     if "entries" in value and "environments" in value:
-        what = "a table of winners, which is no measurement: passed over"
+        what = f"a table of winners, which is no measurement: {PASSED_OVER}"
         return Results(sources=(Source(path, what, 0),))
     if "kernels" in value and "backend" in value:
         return _rows(path, "kernels of 'flashsmith run'", older.rows_of_run(value))

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from flashsmith.benchmark.progression import Step
 from flashsmith.benchmark.report.cells import Cell, peer_order, where
 from flashsmith.benchmark.report.html import Html, element, join
-from flashsmith.benchmark.report.results import ENVIRONMENT, Results, absent_peers, failed
+from flashsmith.benchmark.report.results import (
+    ENVIRONMENT,
+    Results,
+    Source,
+    absent_peers,
+    failed,
+)
 from flashsmith.benchmark.report.section import note
 from flashsmith.benchmark.report.table import Entry, number, table
 from flashsmith.benchmark.rows import BenchRow
+from flashsmith.counted import counted
 
+# Of the figures of a file that are left out.
+MOST_NAMED = 10
+# Versions whose means stand beside the newest one's.
+_MOST_OLDER = 3
 _NAMES = {"gpu": "GPU", "arch": "arch", "cuda": "CUDA", "torch": "PyTorch", "python": "Python"}
 
 
 def key_figures(results: Results, cells: Sequence[Cell]) -> Html:
-    """What a reader wants to know first."""
+    """What a reader wants to know first: of the version that was measured last, and what the others
+    had beside it."""
     shown = []
+    newest, *older = results.versions or {"": ""}
+    by_version = {
+        version: [cell for cell in cells if cell.row.revision == version]
+        for version in (newest, *older)
+    }
+    cells = by_version[newest]
     compared = peer_order(name for cell in cells for name in cell.peers)
     for peer in compared[:2]:
         ratios = [ratio for cell in cells if (ratio := cell.ratio(peer))]
@@ -29,7 +47,8 @@ def key_figures(results: Results, cells: Sequence[Cell]) -> Html:
                     f"ours / {peer}",
                     f"{_mean(ratios):.3f}",
                     f"geometric mean; {min(ratios):.2f} to {max(ratios):.2f}; "
-                    f"ahead in {ahead} of {len(ratios)} problems",
+                    f"ahead in {ahead} of {len(ratios)} problems"
+                    + _of_versions(newest, {one: by_version[one] for one in older}, peer),
                 )
             )
     fastest = max((cell.ours for cell in cells if cell.ours), key=_rate, default=None)
@@ -42,6 +61,21 @@ def key_figures(results: Results, cells: Sequence[Cell]) -> Html:
     detail = f"of {judged:,} outputs and kernels judged"
     shown.append(_key("wrong or failed", str(len(wrong)), detail, "bad" if wrong else "good"))
     return element("dl", *shown, class_="key")
+
+
+def _of_versions(newest: str, older: Mapping[str, Sequence[Cell]], peer: str) -> str:
+    """Which version a mean is of, and the means of the others; nothing where there is one."""
+    if not older:
+        return ""
+    means = []
+    for version, cells in older.items():
+        ratios = [ratio for cell in cells if (ratio := cell.ratio(peer))]
+        if ratios:
+            means.append(f"{version or 'no version named'} {_mean(ratios):.3f} in {len(ratios)}")
+    more = len(means) - _MOST_OLDER
+    means = [*means[:_MOST_OLDER], *([f"and {counted(more, 'version')} more"] if more > 0 else ())]
+    others = f" (older, not in it: {'; '.join(means)})" if means else ""
+    return f"; of {newest or 'rows that name no version'} alone{others}"
 
 
 def _key(name: str, value: str, detail: str, kind: str = "") -> Html:
@@ -133,4 +167,14 @@ def sources(results: Results) -> Html:
          number(source.count))
         for source in results.sources
     ]  # fmt: skip
-    return table("Files", ("file", "what it holds", "rows"), rows)
+    listed = table("Files", ("file", "what it holds", "rows"), rows)
+    return join((*map(_left_out, results.sources), listed))
+
+
+def _left_out(source: Source) -> Html:
+    if not source.left_out:
+        return Html("")
+    named = "; ".join(source.left_out[:MOST_NAMED])
+    more = len(source.left_out) - MOST_NAMED
+    named += f"; and {more:,} more" if more > 0 else ""
+    return note(f"Left out of {source.path.name}, since no figures: {named}.", alarm=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from flashsmith.benchmark.report.pictures import Picture
 from flashsmith.benchmark.report.placing import place
 from flashsmith.benchmark.report.results import Results, Setting, setting_of
 from flashsmith.benchmark.report.section import Section, figures, note, section
+from flashsmith.benchmark.report.space import make_heat_maps
 from flashsmith.benchmark.rows import BenchRow
+from flashsmith.builder.files import no_follow
 from flashsmith.errors import ArgumentError
 
 # Nothing may be fetched, whatever a file's text says.
@@ -31,31 +34,41 @@ class Page:
     pictures: tuple[Picture, ...]
 
 
-def make_page(results: Results, title: str = "flashsmith report") -> Page:
-    """The page of the results."""
+# What is drawn next, how many charts are there, and of how many.
+Step = Callable[[str, int, int], None]
+
+
+def make_page(
+    results: Results,
+    title: str = "flashsmith report",
+    step: Step = lambda what, done, total: None,
+) -> Page:
+    """The page of the results; `step` is called with every chart of a group of problems."""
     cells = make_cells(results.compared)
     groups = make_groups(cells)
     settings = _settings([cell.row for cell in cells])
-    throughput = list(
-        pictures.throughput_pictures(
-            groups, [settings[setting_of(group.first)] for group in groups]
-        )
-    )
+    names = [settings[setting_of(group.first)] for group in groups]
+    throughput: list[Picture] = []
+    step("drawing charts", 0, len(groups))
+    for picture in pictures.throughput_pictures(groups, names):
+        throughput.append(picture)
+        step("drawing charts", len(throughput), len(groups))
     ladders = list(pictures.ladder_pictures(results.ladders))
-    space = list(pictures.space_pictures(results.rows))
+    heat_maps = make_heat_maps(results.rows)
+    space = list(pictures.space_pictures(heat_maps))
     placings = place(groups, results.rooflines)
     roofline = list(pictures.roofline_pictures(placings))
     placed = [one for placing in placings for one in placing.placed]
     body = [
         section("failures", "Failed", overview.failures(results)),
-        section("throughput", "Throughput", figures(throughput)),
+        section("throughput", "Throughput", _left_out(groups), figures(throughput)),
         section("problems", "Problem by problem", cells_table(cells, settings),
                 overview.gaps(results.rows)),
-        section("ladder", "The ladder", figures(ladders),
+        section("ladder", "The ladder", _left_out(results.ladders), figures(ladders),
                 *map(kernels.ladder_table, results.ladders)),
         section("space", "The config space", kernels.search_summary(results.rows),
-                figures(space)),
-        section("roofline", "The roofline", figures(roofline),
+                _left_out(heat_maps), figures(space)),
+        section("roofline", "The roofline", _left_out(placings), figures(roofline),
                 kernels.placed_table(placed), _without_roofline(results)),
         section("profiler", "The profiler", kernels.profile_table(results.profiles)),
         section("environment", "Environment", overview.environments(results)),
@@ -64,6 +77,11 @@ def make_page(results: Results, title: str = "flashsmith report") -> Page:
     shown = [part for part in body if part.shown]
     text = _document(title, results, overview.key_figures(results, cells), shown)
     return Page(text, (*throughput, *ladders, *space, *roofline))
+
+
+def _left_out(charts: Sequence[object]) -> Html:
+    more = len(charts) - pictures.MOST_CHARTS
+    return note(f"{more:,} more charts are left out.") if more > 0 else Html("")
 
 
 def _settings(rows: Sequence[BenchRow]) -> dict[Setting, str]:
@@ -136,12 +154,15 @@ def write_page(page: Page, out: Path) -> list[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page.html, encoding="utf-8")
         written = [out]
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(folder))
         for old in folder.glob("[0-9][0-9]-*.png"):
             old.unlink()
         for number, picture in enumerate(page.pictures, 1):
             folder.mkdir(exist_ok=True)
             path = folder / f"{number:02}-{picture.slug}.png"
-            path.write_bytes(picture.light)
+            with open(path, "wb", opener=no_follow) as file:
+                file.write(picture.light)
             written.append(path)
     except OSError as error:
         raise ArgumentError(f"out={str(out)!r}: cannot be written: {error}") from error

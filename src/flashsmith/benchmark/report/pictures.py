@@ -10,20 +10,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flashsmith.benchmark.charts import DARK, DPI, LIGHT, Theme, png_bytes
-from flashsmith.benchmark.charts.heat_map import draw_heat_map
+from flashsmith.benchmark.charts.heat_map import HeatMap, draw_heat_map
 from flashsmith.benchmark.charts.roofline import draw_roofline
 from flashsmith.benchmark.charts.throughput import Line, draw_throughput
 from flashsmith.benchmark.progression import Ladder
 from flashsmith.benchmark.progression.plot import draw_ladder
 from flashsmith.benchmark.report.cells import Group, describe, peer_order
 from flashsmith.benchmark.report.placing import Placing
-from flashsmith.benchmark.report.space import make_heat_maps
 from flashsmith.benchmark.rows import BenchRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# Of a page, and of a chart; the tables have all.
+MOST_CHARTS = 100
+MOST_PEERS = 12
+# Of a file's name.
+MOST_CHARACTERS = 100
 CSS_DPI = 96
 # Wider pictures do not stand beside another.
 HALF_PAGE = 650
@@ -57,22 +61,25 @@ def _picture(slug: str, draw: Callable[[Theme], Figure], alt: str, caption: str)
 
 
 def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:MOST_CHARACTERS]
 
 
 def throughput_pictures(groups: Sequence[Group], settings: Sequence[str]) -> Iterator[Picture]:
-    """One for each group; `settings` say where each was measured, if that differs."""
-    for group, setting in zip(groups, settings, strict=True):
+    """One for each group, up to MOST_CHARTS; `settings` say where each was measured, if that
+    differs."""
+    for group, setting in zip(groups[:MOST_CHARTS], settings, strict=False):
         heading = describe(group.first)
         lines = _lines(group)
         if not lines:
             continue
         lengths = [f"{cell.row.seq_k}\nb {cell.row.batch}" for cell in group.cells]
+        peers = len({name for cell in group.cells for name in cell.peers})
+        more = f" {peers - MOST_PEERS} more peers are in the table." if peers > MOST_PEERS else ""
         yield _picture(
             f"throughput {heading} b{group.first.batch} {setting}",
             partial(draw_throughput, heading, lengths, lines),
             f"TFLOP/s by length, {heading}: {_ends(lines)}",
-            f"TFLOP/s by length and batch (b). {setting}".strip(),
+            f"TFLOP/s by length and batch (b). {setting}".strip() + more,
         )
 
 
@@ -86,7 +93,7 @@ def _lines(group: Group) -> list[Line]:
         name = "ours" if kernels == 1 and not lines else f"best of {kernels}"
         rates = tuple(_rate(cell.best_kernel) for cell in cells)
         lines.append(Line(name, rates, ours=True, dashed=bool(lines)))
-    for peer in peer_order(name for cell in cells for name in cell.peers):
+    for peer in peer_order(name for cell in cells for name in cell.peers)[:MOST_PEERS]:
         lines.append(Line(peer, tuple(_rate(cell.peers.get(peer)) for cell in cells)))
     return lines
 
@@ -101,8 +108,8 @@ def _ends(lines: Sequence[Line]) -> str:
 
 
 def ladder_pictures(ladders: Sequence[Ladder]) -> Iterator[Picture]:
-    """One for each ladder."""
-    for number, ladder in enumerate(ladders, 1):
+    """One for each ladder, up to MOST_CHARTS."""
+    for number, ladder in enumerate(ladders[:MOST_CHARTS], 1):
         yield _picture(
             f"ladder {number}",
             partial(draw_ladder, ladder),
@@ -112,9 +119,9 @@ def ladder_pictures(ladders: Sequence[Ladder]) -> Iterator[Picture]:
         )
 
 
-def space_pictures(rows: Sequence[BenchRow]) -> Iterator[Picture]:
-    """A heat map for each kind of problem with configs enough."""
-    for heat, caption in make_heat_maps(rows):
+def space_pictures(heat_maps: Sequence[tuple[HeatMap, str]]) -> Iterator[Picture]:
+    """One for each heat map and its caption, up to MOST_CHARTS."""
+    for heat, caption in heat_maps[:MOST_CHARTS]:
         best = max(heat.rates, key=heat.rates.__getitem__)
         heading = heat.heading.replace("\n", ", ")
         yield _picture(
@@ -126,8 +133,8 @@ def space_pictures(rows: Sequence[BenchRow]) -> Iterator[Picture]:
 
 
 def roofline_pictures(placings: Sequence[Placing]) -> Iterator[Picture]:
-    """One for each GPU, dtype and head dimension."""
-    for placing in placings:
+    """One for each GPU, dtype and head dimension, up to MOST_CHARTS."""
+    for placing in placings[:MOST_CHARTS]:
         yield _picture(
             f"roofline {placing.heading}",
             partial(

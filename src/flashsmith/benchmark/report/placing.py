@@ -69,6 +69,8 @@ def _placed(group: Group, roofline: Roofline) -> list[Placed]:
         except (ConfigParseError, ArgumentError):
             # A kernel of another version: its figures stand, its ceilings are not known.
             continue
+        if problem.attn_flop() == 0:
+            continue
         allowed = bounds(roofline, problem, cfg)
         placed.append(Placed(row, intensity(problem, cfg).dram, allowed))
     return placed

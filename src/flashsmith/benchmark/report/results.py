@@ -12,19 +12,23 @@ from flashsmith.benchmark.progression import Ladder
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.benchmark.rows import BenchRow
 from flashsmith.benchmark.timing import Environment
+from flashsmith.printable import quoted
 
 # What a search measures in its rounds: figures for the map of the space, not for comparisons.
 _SEARCH_PROTOCOLS = ("rung", "final")
+PASSED_OVER = "passed over"
 ENVIRONMENT = tuple(field.name for field in fields(Environment))
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file that was read: what it is, and how many rows (steps, ceilings) it gave."""
+    """One file that was read: what it is, how many rows (steps, ceilings) it gave, and what of them
+    was left out, a sentence each."""
 
     path: Path
     what: str
     count: int
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,15 @@ class Results:
     def compared(self) -> tuple[BenchRow, ...]:
         """Rows of contenders beside each other; not those of a search."""
         return tuple(row for row in self.rows if not of_search(row))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The revisions whose kernels are compared, the one measured last first, and the time of
+        each one's last row. Rows that name no revision are of one, ''."""
+        last: dict[str, str] = {}
+        for row in self.compared:
+            last[row.revision] = max(last.get(row.revision, ""), row.time)
+        return dict(sorted(last.items(), key=lambda item: item[1], reverse=True))
 
     @property
     def environments(self) -> tuple[tuple[tuple[str, Any], ...], ...]:
@@ -82,7 +95,11 @@ def environment_of(row: BenchRow) -> tuple[tuple[str, Any], ...]:
 
 
 def _environment(facts: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, facts.get(name, "")) for name in ENVIRONMENT)
+    return tuple((name, _fact(facts.get(name, ""))) for name in ENVIRONMENT)
+
+
+def _fact(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float)) else quoted(value)
 
 
 def failed(rows: Iterable[BenchRow]) -> list[BenchRow]:

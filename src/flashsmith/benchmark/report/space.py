@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flashsmith.benchmark.charts.heat_map import HeatMap
 from flashsmith.benchmark.report.cells import describe
 from flashsmith.benchmark.rows import BenchRow
+from flashsmith.untrusted import whole_number
 
-# Fewer make no map, and more rows no page.
+# Fewer make no map, and more rows or tiles no page.
 LEAST_CONFIGS = 4
 MOST_ROWS = 40
+MOST_COLUMNS = 40
+_DIGITS = re.compile(r"\d", re.ASCII)
 
 
 def make_heat_maps(rows: Iterable[BenchRow]) -> list[tuple[HeatMap, str]]:
@@ -54,8 +58,8 @@ def _rate(rows: Sequence[BenchRow]) -> float | None:
 
 
 def _rounds(row: BenchRow) -> tuple[bool, int]:
-    digits = "".join(filter(str.isdigit, row.protocol))
-    return ("rung" not in row.protocol, int(digits or 0))
+    digits = "".join(_DIGITS.findall(row.protocol))
+    return ("rung" not in row.protocol, whole_number(digits) or 0)
 
 
 def _map(configs: dict[str, list[BenchRow]]) -> tuple[HeatMap, str]:
@@ -73,25 +77,34 @@ def _map(configs: dict[str, list[BenchRow]]) -> tuple[HeatMap, str]:
             failed.add(place)
     ranked = list(dict.fromkeys(row for row, _ in sorted(rates, key=lambda at: -rates[at])))
     shown = ranked[:MOST_ROWS]
-    columns = sorted({column for row, column in {*rates, *failed} if row in shown}, key=_numbers)
+    tiles = [column for row, column in sorted(rates, key=lambda at: -rates[at]) if row in shown]
+    tiles += sorted(column for row, column in failed if row in shown)
+    tiles = list(dict.fromkeys(tiles))
+    columns = sorted(tiles[:MOST_COLUMNS], key=_numbers)
     any_row = _any(configs)
     sizes = f"length {any_row.seq_k}, batch {any_row.batch}"
     heat = HeatMap(
         heading=f"{describe(any_row)}, {any_row.family}\n{sizes}",
         rows=tuple(shown),
         columns=tuple(columns),
-        rates={place: rate for place, rate in rates.items() if place[0] in shown},
+        rates={
+            place: rate
+            for place, rate in rates.items()
+            if place[0] in shown and place[1] in columns
+        },
         failed=frozenset(failed),
     )
-    return heat, _caption(len(rates), common, len(ranked) - len(shown))
+    return heat, _caption(len(rates), common, len(ranked) - len(shown), len(tiles) - len(columns))
 
 
-def _caption(timed: int, common: set[str], left_out: int) -> str:
+def _caption(timed: int, common: set[str], rows: int, tiles: int) -> str:
     text = f"TFLOP/s of {timed} kernels: tiles (B_r, B_c, warps) across, the other knobs down."
     if common:
         text += f" All have {'+'.join(sorted(common))}."
-    if left_out:
-        text += f" {left_out} slower rows are left out."
+    if rows:
+        text += f" {rows} slower rows are left out."
+    if tiles:
+        text += f" {tiles} slower tiles are left out."
     return text
 
 
@@ -103,5 +116,5 @@ def _parts(config: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _numbers(tile: str) -> tuple[Any, ...]:
-    digits = ("".join(filter(str.isdigit, part)) for part in tile.split(","))
-    return (*(int(part or 0) for part in digits), tile)
+    digits = ("".join(_DIGITS.findall(part)) for part in tile.split(","))
+    return (*(whole_number(part) or 0 for part in digits), tile)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+import math
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, Literal
 
-from flashsmith.benchmark.json_numbers import from_json
+from flashsmith.benchmark.typed_records import checked_fields
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 Unit = Literal["TFLOP/s", "Gop/s", "TB/s"]
 KIND = "flashsmith roofline"
@@ -80,34 +82,38 @@ class Roofline:
 
         Raises ArgumentError when it is something else.
         """
-        try:
-            if value["schema"] != SCHEMA:
-                raise ArgumentError(
-                    f"roofline: schema {value['schema']!r} is not this version's ({SCHEMA}); "
-                    "measure again with 'flashsmith roofline'"
-                )
-            ceilings = tuple(_ceiling(found) for found in value["ceilings"])
-            if unknown := [c.unit for c in ceilings if c.unit not in get_args(Unit)]:
-                raise ArgumentError(
-                    f"roofline: unit {unknown[0]!r} is none of {', '.join(get_args(Unit))}"
-                )
-            return cls(
-                **{name: value[name] for name in ("gpu", "arch", "sm_count", "time")},
-                environment=dict(value["environment"]),
-                ceilings=ceilings,
-            )
-        except (KeyError, TypeError, ValueError) as error:
+        if not isinstance(value, dict):
+            raise _foreign(f"{quoted(value, 80)} is no object")
+        if value.get("schema") != SCHEMA:
             raise ArgumentError(
-                f"roofline: not what 'flashsmith roofline' wrote: {error!r}"
-            ) from error
+                f"roofline: schema {quoted(value.get('schema'), 80)} is not this version's "
+                f"({SCHEMA}); measure again with 'flashsmith roofline'"
+            )
+        listed = value.get("ceilings")
+        if not isinstance(listed, list):
+            raise _foreign("ceilings must be a list")
+        ceilings = tuple(_ceiling(number, one) for number, one in enumerate(listed, 1))
+        try:
+            return cls(**checked_fields(cls, value, _FACTS), ceilings=ceilings)
+        except ValueError as error:
+            raise _foreign(str(error)) from error
 
 
-_WORDS = ("key", "unit", "wrong", "note")
+_FACTS = tuple(field.name for field in fields(Roofline) if field.name != "ceilings")
+_REQUIRED = {field.name for field in fields(Ceiling) if field.default is MISSING}
 
 
-def _ceiling(found: dict[str, Any]) -> Ceiling:
-    known = {field.name for field in fields(Ceiling)} & set(found)
-    values: dict[str, Any] = {
-        name: found[name] if name in _WORDS else from_json(found[name]) for name in known
-    }
-    return Ceiling(**values)
+def _foreign(reason: str) -> ArgumentError:
+    return ArgumentError(f"roofline: not what 'flashsmith roofline' wrote: {reason}")
+
+
+def _ceiling(number: int, found: Any) -> Ceiling:
+    given = set(found) if isinstance(found, dict) else set()
+    known = tuple(field.name for field in fields(Ceiling) if field.name in _REQUIRED | given)
+    try:
+        ceiling = Ceiling(**checked_fields(Ceiling, found, known))
+        if ceiling.rate is not None and not 0 < ceiling.rate < math.inf:
+            raise ValueError(f"rate is {ceiling.rate}, not finite and above 0")
+    except ValueError as error:
+        raise _foreign(f"ceiling {number}: {error}") from error
+    return ceiling

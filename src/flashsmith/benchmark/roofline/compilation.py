@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 from flashsmith import env
 from flashsmith.builder import find_toolchain
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptxas_report import ResourceReport, parse_ptxas_report
-from flashsmith.builder.recipe import package_sources
+from flashsmith.builder.recipe import copy_sources, package_sources
+from flashsmith.builder.scratch import require_plain, scratch_folder
 from flashsmith.errors import CompileError
 
 # Its instructions exist under this target's name only.
@@ -33,13 +32,16 @@ def compile_sources(sources: Sequence[str], arch: int, kind: Kind = "cubin") -> 
     """
     toolchain = find_toolchain()
     toolchain.check_arch(arch)
-    folder = package_sources() / "roofline"
+    csrc = package_sources()
+    require_plain("csrc", csrc)
     reports: dict[str, str] = {}
 
     def finished(done: Finished) -> None:
         reports[done.command.name] = done.output
 
-    with tempfile.TemporaryDirectory(prefix="flashsmith-roofline-") as scratch:
+    with scratch_folder() as scratch:
+        copy_sources(csrc, scratch / "csrc")
+        copy_sources(csrc / "roofline", scratch / "csrc" / "roofline")
         commands = [
             Command(
                 source,
@@ -48,14 +50,14 @@ def compile_sources(sources: Sequence[str], arch: int, kind: Kind = "cubin") -> 
                     f"-ccbin={toolchain.gxx}",
                     *("-O3", "-std=c++20", f"-{kind}", "-Xptxas=-v"),
                     _gencode(target_of(source, arch), kind),
-                    str(folder / f"{source}.cu"),
+                    f"csrc/roofline/{source}.cu",
                     *("-o", f"{source}.{kind}"),
                 ),
             )
             for source in sources
         ]
-        run_all(commands, cwd=Path(scratch), jobs=env.jobs(), finished=finished)
-        images = {source: (Path(scratch) / f"{source}.{kind}").read_bytes() for source in sources}
+        run_all(commands, cwd=scratch, jobs=env.jobs(), finished=finished)
+        images = {source: (scratch / f"{source}.{kind}").read_bytes() for source in sources}
     if kind == "cubin":
         for source in sources:
             _check_no_spills(source, parse_ptxas_report(reports[source]))

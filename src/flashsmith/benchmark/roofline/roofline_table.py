@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from rich.console import Console
 
-from flashsmith.benchmark.roofline.ceilings import Ceiling, Roofline
-from flashsmith.benchmark.table import Column, print_table
+from flashsmith.benchmark.roofline.ceilings import SCALE, Ceiling, Roofline
+from flashsmith.benchmark.table import Column, print_table, print_text
+from flashsmith.errors import ArgumentError
 
 _COLUMNS = (
     Column("ceiling"),
-    Column("what", right=False),
+    Column("what", prose=True),
     Column("rate", right=True),
     Column("unit"),
     Column("per SM\nand clock", right=True),
@@ -17,7 +21,7 @@ _COLUMNS = (
     Column("W", right=True),
     Column("spread\n%", right=True),
     Column("error", right=True),
-    Column("note"),
+    Column("note", prose=True),
 )
 
 _WHAT = {
@@ -49,7 +53,73 @@ def print_roofline(console: Console, roofline: Roofline) -> None:
     for name in ("driver", "torch", "flashsmith", "revision"):
         if environment.get(name):
             facts.append(f"{name} {environment[name]}")
-    console.print(f"{', '.join(facts)}; {roofline.time}", markup=False, soft_wrap=True)
+    print_text(console, f"{', '.join(facts)}; {roofline.time}")
+
+
+# The heading of a ceiling's key, by which parse_roofline() knows the table.
+_KEY = _COLUMNS[0].heading
+_MEASURED_ON = re.compile(
+    r"(?P<gpu>\S.*) \(sm_(?P<arch>\d{1,9}), (?P<sms>\d{1,9}) SMs\)(?P<rest>.*); (?P<time>\S+)",
+    re.ASCII,
+)
+# Far more than print_roofline() prints below the table: a search takes time by its square.
+_MOST_BELOW = 4000
+
+
+def parse_roofline(text: str) -> Roofline | None:
+    """The roofline that print_roofline() printed off a terminal, as precise as it stands there;
+    None where the text is something else."""
+    lines = text.splitlines()
+    below = " ".join(line for line in lines if line[:1] != "|")
+    measured = _MEASURED_ON.search(below[:_MOST_BELOW])
+    facts: dict[str, dict[str, str]] = {}
+    headings: list[str] = []
+    for line in lines:
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if cells[:1] == [_KEY]:
+            headings = cells
+        elif cells and len(cells) == len(headings) and cells[0] and not set(cells[0]) <= set("-:"):
+            facts.setdefault(cells[0], {}).update(zip(headings, cells, strict=True))
+    if measured is None or not facts:
+        return None
+    try:
+        found = Roofline(
+            gpu=measured["gpu"],
+            arch=int(measured["arch"]),
+            sm_count=int(measured["sms"]),
+            time=measured["time"],
+            environment=dict(
+                part.split(" ", 1) for part in measured["rest"].split(", ")[1:] if " " in part
+            ),
+            ceilings=tuple(_parsed(key, cells) for key, cells in facts.items()),
+        )
+        # With the checks that any other file's figures pass.
+        value = found.to_json()
+        return Roofline.from_json(value | {"ceilings": list(value["ceilings"])})
+    except (KeyError, ValueError, ArgumentError):
+        return None
+
+
+def _parsed(key: str, found: Mapping[str, str]) -> Ceiling:
+    def figure(heading: str, scale: float = 1.0) -> float | None:
+        text = found.get(heading, "")
+        return float(text) * scale if text else None
+
+    if found["unit"] not in SCALE:
+        raise ValueError(found["unit"])
+    error, noted = found.get("error", ""), found.get("note", "")
+    return Ceiling(
+        key=key,
+        unit=found["unit"],
+        rate=figure("rate"),
+        spread=figure("spread %", 0.01),
+        sm_clock_mhz=figure("MHz"),
+        power_w=figure("W"),
+        per_sm_clock=figure("per SM and clock"),
+        error=0.0 if error == "exact" else float(error) if error else None,
+        wrong=noted.startswith("WRONG: "),
+        note=noted.removeprefix("WRONG: "),
+    )
 
 
 def _row(ceiling: Ceiling) -> tuple[str, ...]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
 
 from flashsmith.benchmark.roofline.ceilings import Roofline
+from flashsmith.builder.files import written_beside
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime.driver import gpu_count, query_gpu
+from flashsmith.untrusted import UnusableTextError, read_json
 
 
 def roofline_path(gpu: str) -> Path:
@@ -39,9 +39,9 @@ def load_roofline(gpu: str | None = None) -> Roofline | None:
 def read_roofline(path: str | Path) -> Roofline:
     """The roofline in a file. Raises ArgumentError when there is none."""
     try:
-        value = json.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ArgumentError(f"roofline: {path} cannot be read: {error}") from error
+        value = read_json(path)
+    except UnusableTextError as error:
+        raise ArgumentError(f"roofline: {path}{error.place} cannot be read: {error}") from error
     try:
         return Roofline.from_json(value)
     except ArgumentError as error:
@@ -59,14 +59,11 @@ def save_roofline(roofline: Roofline, path: Path | None = None) -> Path:
     Raises ArgumentError when it cannot be written.
     """
     path = path or roofline_path(roofline.gpu)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(roofline.to_json(), indent=2) + "\n")
-        unfinished.replace(path)
+        with written_beside(path) as unfinished:
+            unfinished.write_text(json.dumps(roofline.to_json(), indent=2) + "\n")
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
         raise ArgumentError(f"roofline: {path} cannot be written: {error}") from error
     return path
 

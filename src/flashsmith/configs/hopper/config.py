@@ -15,6 +15,7 @@ from flashsmith.configs.config import attn_flop, total_flop
 from flashsmith.configs.dtype import DType
 from flashsmith.configs.family_config import INT_MAX, THREADS_PER_WARP, FamilyConfig, is_flag
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
 
 WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
@@ -224,10 +225,10 @@ def _checked(knob: Field[Any], value: object) -> object:
     if is_flag(knob):
         if hasattr(value, "__index__") and operator.index(value) in (0, 1):
             return bool(value)
-        raise ArgumentError(f"{knob.name}={value!r}: allowed are True and False")
+        raise ArgumentError(f"{knob.name}={quoted(value)}: allowed are True and False")
     lowest = 0 if knob.name in _MAY_BE_ZERO else 1
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ArgumentError(f"{knob.name}={value!r}: give a whole number")
+        raise ArgumentError(f"{knob.name}={quoted(value)}: give a whole number")
     number = operator.index(value)
     if not lowest <= number <= INT_MAX:
         raise ArgumentError(f"{knob.name}={number}: allowed is {lowest} to {INT_MAX}")
@@ -240,7 +241,7 @@ def _checked_member(name: str, value: object) -> IntEnum:
         if value == member and not isinstance(value, bool):
             return member
     allowed = ", ".join(f"{member.name} ({int(member)})" for member in enumeration)
-    raise ArgumentError(f"{name}={value!r}: allowed are {allowed}")
+    raise ArgumentError(f"{name}={quoted(value)}: allowed are {allowed}")
 
 
 # The fields whose values have names.

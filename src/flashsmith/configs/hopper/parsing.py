@@ -9,8 +9,10 @@ from flashsmith.configs.family_config import is_flag
 from flashsmith.configs.hopper.config import ENUMERATIONS, HopperForwardKernelConfig
 
 SHAPE_FIELDS = ("d_head", "B_r", "B_c", "n_warpgroups")
-_REGISTERS = re.compile(r"regs_(\d+)_(\d+)", re.ASCII)
-_WARPGROUPS = re.compile(r"(\d+)wg", re.ASCII)
+# More digits are no number of anything.
+_COUNT = r"(\d{1,18})"
+_REGISTERS = re.compile(rf"regs_{_COUNT}_{_COUNT}", re.ASCII)
+_WARPGROUPS = re.compile(rf"{_COUNT}wg", re.ASCII)
 
 
 def warpgroups_of(part: str) -> str | None:
@@ -37,12 +39,12 @@ def feature_values(word: str) -> dict[str, object] | None:
         elif is_flag(knob):
             if word == name:
                 return {knob.name: True}
-        elif count := re.fullmatch(rf"{name}_(\d+)", word, re.ASCII):
+        elif count := re.fullmatch(rf"{name}_{_COUNT}", word, re.ASCII):
             return {knob.name: int(count.group(1))}
     return None
 
 
-def known_features() -> str:
+def known_features() -> list[str]:
     """Every feature, for an error message."""
     words = ["tma"]
     for knob in fields(HopperForwardKernelConfig):
@@ -53,4 +55,4 @@ def known_features() -> str:
             words += [f"{name}{member.name.lower()}" for member in ENUMERATIONS[knob.name]]
         elif name is not None:
             words.append(name if is_flag(knob) else f"{name}_N")
-    return ", ".join(words)
+    return words

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flashsmith.builder.files import no_follow
 from flashsmith.errors import ArgumentError
+from flashsmith.untrusted import UnusableTextError, parse_json
 
 FORMAT = 1
 
@@ -32,7 +34,7 @@ class Journal:
         self.records: list[dict[str, Any]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            self._file = open(path, "a+b", opener=no_follow)  # noqa: SIM115
         except OSError as error:
             raise ArgumentError(
                 f"out={str(path.parent)!r}: cannot be written ({error.strerror}); "
@@ -83,8 +85,8 @@ class Journal:
             self._file.truncate(whole)
         for line in content[:whole].splitlines():
             record = None
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
+            with contextlib.suppress(UnicodeDecodeError, UnusableTextError):
+                record = parse_json(line.decode())
             if not isinstance(record, dict) or record.get("format") != FORMAT:
                 self.damaged += 1
             elif record.get("environment") != self.environment:

@@ -9,6 +9,8 @@ from itertools import product
 from flashsmith.benchmark.bench import CELL_SETS
 from flashsmith.configs import DeviceSpec, DType, Problem, Semantics
 from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.untrusted import UnusableTextError, read_text
 
 _MASKS = (Semantics(), Semantics("causal"))
 _TOKENS = 65536  # of a batch, where it is not cut to 16
@@ -47,10 +49,11 @@ def read_problems(text: str) -> list[Problem]:
     """
     if os.path.isfile(text):
         try:
-            with open(text, encoding="utf-8") as file:
-                lines = file.read().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ArgumentError(f"problems={text!r}: cannot be read: {error}") from error
+            lines = read_text(text).splitlines()
+        except UnusableTextError as error:
+            raise ArgumentError(
+                f"problems={quoted(text)}{error.place}: cannot be read: {error}"
+            ) from error
         parts = [(f"{text}, line {number}: ", line) for number, line in enumerate(lines, start=1)]
     else:
         parts = [("", part) for part in text.split(";")]
@@ -64,11 +67,12 @@ def read_problems(text: str) -> list[Problem]:
                 problems.append(Problem.parse(words))
             except ArgumentError as error:
                 if not where and ("/" in words or os.path.splitext(words)[1]):
-                    raise ArgumentError(f"problems={text!r}: there is no such file") from None
+                    raise ArgumentError(f"problems={quoted(text)}: there is no such file") from None
                 raise ArgumentError(f"{where}{error}") from None
     if not problems:
         raise ArgumentError(
-            f"problems={text!r}: no problem in it; write them like 'b16 s4096 h16 d128 fp16; ...'"
+            f"problems={quoted(text)}: no problem in it; write them like 'b16 s4096 h16 d128 fp16; "
+            "...'"
         )
     return list(dict.fromkeys(problems))
 

@@ -8,6 +8,7 @@ import time
 from rich.progress import TaskProgressColumn, TextColumn
 
 from flashsmith.benchmark.progress import Teller
+from flashsmith.time_left import format_seconds
 
 # Between two plain lines that only say how far the sweep is.
 _LINE_SECONDS = 15.0
@@ -32,13 +33,3 @@ class SweepProgress(Teller):
         elif time.monotonic() - self._last_line >= _LINE_SECONDS:
             self._last_line = time.monotonic()
             self.say(f"[{share:4.0%}] {what}" + (f", {left}" if left else ""))
-
-
-def format_seconds(seconds: float) -> str:
-    """For example '45s', '3m20s' or '1h05m'."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02}m"

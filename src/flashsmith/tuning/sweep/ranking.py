@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from flashsmith.benchmark.rows import BenchRow, Verdict, now, problem_columns, write_rows
-from flashsmith.benchmark.table import Column, print_table
+from flashsmith.benchmark.table import Column, print_table, print_text
 from flashsmith.tuning.sweep.candidate import Candidate
 from flashsmith.tuning.sweep.race import Race, Standing
 from flashsmith.tuning.sweep.runner import Runner
@@ -162,7 +163,7 @@ def print_plan(console: Console, races: Sequence[Race]) -> None:
     ]
     print_table(console, columns, rows)
     for reason, count in culls(races).most_common():
-        console.print(f"{count} x {reason}", markup=False, soft_wrap=True)
+        print_text(console, f"{count:,} x {reason}", indent=4)
 
 
 def plan_summary(races: Sequence[Race]) -> list[dict[str, Any]]:
@@ -178,9 +179,16 @@ def plan_summary(races: Sequence[Race]) -> list[dict[str, Any]]:
 
 
 def culls(races: Sequence[Race]) -> Counter[str]:
-    """The reasons for which candidates were culled."""
+    """The reasons for which candidates were culled; those that differ in numbers alone are one,
+    in the words of the first."""
     dropped = (c for race in races for c in race.candidates.values() if c.status == "culled")
-    return Counter(candidate.reason for candidate in dropped)
+    first: dict[str, str] = {}
+    counted: Counter[str] = Counter()
+    for candidate in dropped:
+        kind = re.sub(r"\d[\d,.]*", "0", candidate.reason)
+        reason = first.setdefault(kind, candidate.reason.replace("(here ", "(for example "))
+        counted[reason] += 1
+    return counted
 
 
 def _fate(candidate: Candidate) -> str:

@@ -65,7 +65,7 @@ def search_space(
     fitting = [cfg for cfg in configs if (cfg.dtype, cfg.d_head) == (problem.dtype, d_head)]
     if not fitting:
         raise SelectionError(
-            f"space={key!r}: none of its {len(configs)} configs is for {problem.dtype.name} and "
+            f"space={key!r}: none of its configs ({len(configs)}) is for {problem.dtype.name} and "
             f"d_head {d_head}, which {problem} needs; leave the problem out, or take another space"
         )
     return list(dict.fromkeys(fitting))

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashsmith.configs import DeviceSpec, Problem
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, LaunchError, SelectionError, TableError
+from flashsmith.printable import quoted
 from flashsmith.runtime import gpu_count, query_gpu
+from flashsmith.time_left import format_seconds
 from flashsmith.tuning.choice import forget_choices
 from flashsmith.tuning.sweep.compiling import Compiling
 from flashsmith.tuning.sweep.cull import cull_compiled
 from flashsmith.tuning.sweep.entry import make_race
 from flashsmith.tuning.sweep.journal import Journal
 from flashsmith.tuning.sweep.problems import default_problems, mentor_of
-from flashsmith.tuning.sweep.progress import SweepProgress, format_seconds
+from flashsmith.tuning.sweep.progress import SweepProgress
 from flashsmith.tuning.sweep.race import Race
 from flashsmith.tuning.sweep.ranking import record_alone, record_beside, write_ranking
 from flashsmith.tuning.sweep.runner import Compiler, Runner
@@ -53,7 +56,9 @@ def parse_budget(text: str) -> float:
         return math.inf
     match = _BUDGET.fullmatch(text)
     if match is None or float(match.group(1)) == 0:
-        raise ArgumentError(f"budget={text!r}: write it like 90s, 10m or 1h, or none for no limit")
+        raise ArgumentError(
+            f"budget={quoted(text)}: write it like 90s, 10m or 1h, or none for no limit"
+        )
     return float(match.group(1)) * _UNITS[match.group(2)]
 
 
@@ -201,7 +206,9 @@ def build_ahead(
             pace = (time.monotonic() - began) / max(1, done)
             left = pace * (len(builds) - done) if done else math.inf
             progress.update(
-                done / max(1, len(builds)), left, f"compiled {done} of {len(builds)} kernels"
+                done / max(1, len(builds)),
+                left,
+                f"compiled {done} of {counted(len(builds), 'kernel')}",
             )
     finally:
         compiling.stop()

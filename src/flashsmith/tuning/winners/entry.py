@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flashsmith.configs import Problem
-from flashsmith.tuning.winners.key import WinnerKey
+from flashsmith.printable import quoted
+from flashsmith.tuning.winners.key import WinnerKey, is_name
+
+# Of a time in milliseconds and of TFLOP/s: wider than anything that was ever measured, and narrow
+# enough for every product and ratio of them.
+SMALLEST, LARGEST = 1e-12, 1e12
+# Several times what any config's name has.
+MOST_CHARACTERS = 1000
+MOST_CHARACTERS_OF_A_TIME = 100
+
+
+def time_of(environment: Mapping[str, Any]) -> str:
+    """When an environment's figures were measured; '' when it does not say so in a short text."""
+    time = environment.get("time")
+    return time if is_name(time, MOST_CHARACTERS_OF_A_TIME) else ""
 
 
 @dataclass(frozen=True)
@@ -20,7 +33,8 @@ class Ranked:
     'time' in ISO 8601.
 
     Raises:
-        ValueError: a field has another type, or a figure is not finite and above 0.
+        ValueError: a field has another type, a name is not printable or has more than
+            MOST_CHARACTERS, or a figure is not from SMALLEST to LARGEST.
     """
 
     family: str
@@ -31,21 +45,25 @@ class Ranked:
 
     def __post_init__(self) -> None:
         for name in ("family", "config"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ValueError(f"{name} is {getattr(self, name)!r}, not a name")
+            if not is_name(getattr(self, name), MOST_CHARACTERS):
+                raise ValueError(f"{name} is {quoted(getattr(self, name), 80)}, not a name")
         for name in ("ms", "tflops"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{name} is {value!r}, not a number")
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is {value}; a time is finite and above 0")
+                raise ValueError(f"{name} is {quoted(value, 80)}, not a number")
+            # Not NaN either, which compares to nothing.
+            if not SMALLEST <= value <= LARGEST:
+                raise ValueError(
+                    f"{name} is {quoted(value, 80)}; it is finite and above 0, from {SMALLEST:g} "
+                    f"to {LARGEST:g}"
+                )
         if not isinstance(self.environment, Mapping):
-            raise ValueError(f"environment is {self.environment!r}, not a mapping")
+            raise ValueError(f"environment is {quoted(self.environment, 80)}, not a mapping")
 
     @property
     def time(self) -> str:
         """When it was measured, ISO 8601; '' when that is not known."""
-        return str(self.environment.get("time", ""))
+        return time_of(self.environment)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,15 @@ import math
 import re
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from flashsmith.configs import DeviceSpec, DType, Problem, Semantics, compiled_d_head
+from flashsmith.printable import quoted
+
+# Of a GPU, a dtype or a class; no name of theirs comes near it.
+MOST_CHARACTERS_OF_A_NAME = 200
+# Of a size: more than the product of two numbers that a problem's text can name.
+LARGEST_NUMBER = 1 << 128
 
 # What drivers write around a GPU's name, and what does not change how fast a kernel is: memory.
 _VENDOR = {"nvidia", "geforce", "tesla", "gpu"}
@@ -23,7 +29,8 @@ class WinnerKey:
     head dimension compiled for; semantics: see semantics_class(); batch_heads: batch x heads_q.
 
     Raises:
-        ValueError: a field has another type, or a size is no bucket.
+        ValueError: a field has another type, a name is not printable or too long, a number is out
+            of range, or a size is no bucket.
     """
 
     gpu: str
@@ -39,7 +46,15 @@ class WinnerKey:
         for knob in fields(self):
             value, wanted = getattr(self, knob.name), str if knob.type == "str" else int
             if type(value) is not wanted:
-                raise ValueError(f"{knob.name} is {value!r}, not of type {wanted.__name__}")
+                raise ValueError(
+                    f"{knob.name} is {quoted(value, 80)}, not of type {wanted.__name__}"
+                )
+            if isinstance(value, str) and not is_name(value, MOST_CHARACTERS_OF_A_NAME):
+                raise ValueError(f"{knob.name} is {quoted(value, 80)}, not a name")
+            if isinstance(value, int) and not 1 <= value <= LARGEST_NUMBER:
+                raise ValueError(
+                    f"{knob.name} is {quoted(value, 80)}; it is from 1 to {LARGEST_NUMBER:.0e}"
+                )
         for name in ("seq_q", "seq_k", "batch_heads"):
             if bucket(getattr(self, name)) != getattr(self, name):
                 raise ValueError(f"{name} is {getattr(self, name)}, which is no power of two")
@@ -75,6 +90,11 @@ class WinnerKey:
             f"{self.gpu} sm_{self.arch} {self.dtype} d{self.d_head} {self.semantics} "
             f"{sizes} bh{self.batch_heads}"
         )
+
+
+def is_name(value: object, most: int) -> TypeGuard[str]:
+    """Whether a value is a text that can be printed, not empty, of at most ``most`` characters."""
+    return isinstance(value, str) and 0 < len(value) <= most and value.isprintable()
 
 
 def bucket(size: int) -> int:

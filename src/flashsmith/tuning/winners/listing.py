@@ -7,13 +7,14 @@ from typing import Any
 from rich.console import Console
 
 from flashsmith.benchmark.table import Column, print_table
+from flashsmith.tuning.winners.entry import time_of
 from flashsmith.tuning.winners.table import WinnersTable
 
 _COLUMNS = [
     Column("GPU"),
     Column("arch"),
     Column("class"),
-    Column("problem"),
+    Column("problem", prose=True),
     Column("rank", right=True),
     Column("config"),
     Column("family"),
@@ -57,7 +58,7 @@ def print_winners(console: Console, facts: list[dict[str, Any]]) -> None:
             fact["family"],
             f"{fact['ms']:.4g}",
             f"{fact['tflops']:.0f}",
-            str(fact["environment"].get("time", "")).partition("T")[0],
+            time_of(fact["environment"]).partition("T")[0],
             fact["table"],
         )
         for fact in facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -12,13 +13,15 @@ from flashsmith.tuning.winners.entry import Entry
 # Of the sources' hash, as figures carry it.
 DIGITS = 12
 _PREFIX = "csrc "
+_HASH = re.compile(r"[0-9a-f]{1,64}")
 
 
 def measured_sources(environment: Mapping[str, Any]) -> str:
     """The hash of the CUDA sources that a figure was measured with; '' when that is not known."""
     revision = str(environment.get("revision", ""))
     known = revision.removeprefix(_PREFIX) if revision.startswith(_PREFIX) else ""
-    return str(environment.get("csrc", known))
+    found = str(environment.get("csrc", known))
+    return found if _HASH.fullmatch(found) else ""
 
 
 def is_of_other_sources(environment: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,8 +13,9 @@ from typing import Any
 
 import platformdirs
 
-from flashsmith import env
+from flashsmith import env, untrusted
 from flashsmith.errors import TableError
+from flashsmith.untrusted import UnusableTextError
 
 SHIPPED_FOLDER = Path(__file__).parents[1] / "tables"
 FILE_NAME = "winners.json"
@@ -28,7 +30,11 @@ def user_table_path() -> Path | None:
     """The user's table: FLASHSMITH_TABLE, else in the user's data folder; None without a home."""
     chosen = env.TABLE.raw()
     if chosen is not None:
-        return Path(chosen).expanduser().absolute()
+        path = Path(chosen)
+        # Of a user who is not known, or in a folder that is gone: reading it will say so.
+        with contextlib.suppress(RuntimeError, OSError):
+            path = path.expanduser().absolute()
+        return path
     try:
         folder = platformdirs.user_data_path("flashsmith", appauthor=False)
     except RuntimeError:  # newer platformdirs; older ones return a relative path
@@ -47,17 +53,39 @@ def require_user_table_path() -> Path:
     return path
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is anything at a path: True also where looking fails, as reading then does."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
+
+
+def file_version(path: Path) -> tuple[object, ...]:
+    """What changes when a file's content does."""
+    try:
+        facts = os.stat(path)
+    except (OSError, ValueError):
+        return (str(path),)
+    return (str(path), facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size)
+
+
 def read_json(path: Path) -> Any:
     """A file's JSON; raises TableError when it cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise TableError(f"{path}: no readable table of winners: {error}") from error
+        return untrusted.read_json(path)
+    except UnusableTextError as error:
+        raise TableError(f"{path}{error.place}: no readable table of winners: {error}") from error
 
 
 def write_json(path: Path, data: Any) -> None:
     """``data`` in place of the file: written beside it, flushed, renamed."""
     text = json.dumps(data, indent=1) + "\n"
+    if is_there(path) and not os.path.isfile(path):
+        raise TableError(f"{path}: cannot be written: it is no regular file; name another file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -71,7 +99,7 @@ def write_json(path: Path, data: Any) -> None:
         except BaseException:
             os.unlink(beside)
             raise
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         raise TableError(f"{path}: cannot be written: {error}") from error
 
 

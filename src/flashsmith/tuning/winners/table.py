@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from flashsmith.configs import DeviceSpec, DType, Problem
 from flashsmith.errors import ArgumentError, TableError
+from flashsmith.printable import printable, quoted
 from flashsmith.tuning.winners import staleness, storage, validation
 from flashsmith.tuning.winners.entry import Entry, Ranked, by_time
-from flashsmith.tuning.winners.key import WinnerKey, gpu_name, parse_class, same_gpu
+from flashsmith.tuning.winners.key import (
+    MOST_CHARACTERS_OF_A_NAME,
+    WinnerKey,
+    gpu_name,
+    is_name,
+    parse_class,
+    same_gpu,
+)
 from flashsmith.tuning.winners.lookup import Found, Index
 from flashsmith.tuning.winners.trimming import worth_keeping
 
@@ -20,17 +28,28 @@ from flashsmith.tuning.winners.trimming import worth_keeping
 SCHEMA = 1
 
 PREFERENCES = ("newer", "faster")
+# Of entries that are ignored; more are counted.
+MOST_NOTES = 200
+# Of an entry; the tuner keeps the best of every shape, a few dozen.
+MOST_RANKED = 1000
 
 
 class WinnersTable:
     """Entries, one for each key and measured sizes (Entry.place).
 
-    ``notes`` say what was ignored when the table was read, and why.
+    ``notes`` say what was ignored when the table was read, and why; ``versions`` are those of the
+    files that it was read from, see storage.file_version().
     """
 
-    def __init__(self, entries: Sequence[Entry] = (), notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        entries: Sequence[Entry] = (),
+        notes: Sequence[str] = (),
+        versions: Sequence[Hashable] = (),
+    ) -> None:
         self._entries = {entry.place: entry for entry in entries}
         self.notes = list(notes)
+        self.versions = tuple(versions)
         # What a file has beside its entries, to be written back as it was: records that cannot be
         # read, of a later version perhaps, and the environments that they name.
         self._unread: list[Any] = []
@@ -45,7 +64,10 @@ class WinnersTable:
 
         Raises TableError when the file cannot be read, is no table, or has another schema.
         """
-        return cls.from_json(storage.read_json(Path(path)), source=str(path))
+        version = storage.file_version(Path(path))
+        table = cls.from_json(storage.read_json(Path(path)), source=printable(str(path)))
+        table.versions = (version,)
+        return table
 
     @classmethod
     def shipped(cls) -> WinnersTable:
@@ -56,7 +78,7 @@ class WinnersTable:
     def user(cls) -> WinnersTable:
         """The user's own table; empty when there is none, or with a note when it is unusable."""
         path = storage.user_table_path()
-        return _joined([path] if path is not None and path.exists() else [])
+        return _joined([path] if path is not None and storage.is_there(path) else [])
 
     @classmethod
     def merged(cls) -> WinnersTable:
@@ -67,28 +89,43 @@ class WinnersTable:
         table, own = cls.shipped(), cls.user()
         for entry in own:
             table.put(entry.beside(table._entries.get(entry.place)))
-        return cls(list(table), [*table.notes, *own.notes])
+        return cls(list(table), [*table.notes, *own.notes], [*table.versions, *own.versions])
 
     @classmethod
     def from_json(cls, data: Any, source: str = "table") -> WinnersTable:
-        """The table that to_json() wrote; raises TableError as load() does."""
+        """The table that to_json() wrote; raises TableError as load() does.
+
+        ``data`` is what JSON can hold, of whatever types: all that is used of it is checked here.
+        """
         if not isinstance(data, dict) or "schema" not in data or "entries" not in data:
             raise TableError(f"{source}: no table of winners (it has no 'schema' and 'entries')")
-        if data["schema"] != SCHEMA:
+        if type(data["schema"]) is not int or data["schema"] != SCHEMA:
             raise TableError(
-                f"{source}: schema {data['schema']!r}; this version reads {SCHEMA}. Tune again "
+                f"{source}: schema {quoted(data['schema'])}; this version reads {SCHEMA}. Tune "
+                "again "
                 "with this version, or use the version that wrote it"
             )
+        environments = data.get("environments", {})
+        for name, value, kind in (
+            ("entries", data["entries"], list), ("environments", environments, dict),
+        ):  # fmt: skip
+            if not isinstance(value, kind):
+                raise TableError(
+                    f"{source}: no table of winners ({name} is {quoted(value, 40)}, not a "
+                    f"{'list' if kind is list else 'mapping'})"
+                )
         table = cls()
         for number, record in enumerate(data["entries"]):
             try:
-                table.put(_entry(record, data.get("environments", {})))
-            except (ArgumentError, ValueError, TypeError, KeyError, AttributeError) as error:
-                words = f"lacks {error}" if isinstance(error, KeyError) else error
-                table.notes.append(f"{source}: entry {number} is ignored: {words}")
+                table.put(_entry(record, environments))
+            except ValueError as error:
                 table._unread.append(record)
-        environments = data.get("environments") if table._unread else None
-        environments = environments if isinstance(environments, dict) else {}
+                if len(table._unread) <= MOST_NOTES:
+                    table.notes.append(f"{source}: entry {number} is ignored: {error}")
+        if len(table._unread) > MOST_NOTES:
+            more = len(table._unread) - MOST_NOTES
+            table.notes.append(f"{source}: {more:,} more entries are ignored")
+        environments = environments if table._unread else {}
         named = json.dumps(table._unread)
         table._their_environments = {
             name: environment
@@ -104,6 +141,11 @@ class WinnersTable:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def ignored(self) -> int:
+        """How many entries of its file cannot be used."""
+        return len(self._unread)
 
     def select(
         self, gpu: str | None = None, dtype: str | None = None, d_head: int | None = None
@@ -122,6 +164,7 @@ class WinnersTable:
                 and d_head in (None, entry.key.d_head)
             ],
             self.notes,
+            self.versions,
         )
 
     def lookup(self, problem: Problem, device: DeviceSpec) -> list[Found]:
@@ -177,7 +220,7 @@ class WinnersTable:
         only one of the two measured, its figures stay.
         """
         if prefer not in PREFERENCES:
-            raise ArgumentError(f"prefer={prefer!r}: allowed are {', '.join(PREFERENCES)}")
+            raise ArgumentError(f"prefer={quoted(prefer)}: allowed are {', '.join(PREFERENCES)}")
         taken = 0
         for entry in other:
             mine = self._entries.get(entry.place)
@@ -234,23 +277,45 @@ def _wins(entry: Entry, mine: Entry, prefer: str) -> bool:
     return entry.time >= mine.time
 
 
-def _entry(record: dict[str, Any], environments: Mapping[str, Any]) -> Entry:
-    """Raises what makes the record unusable."""
-    names = ("gpu", "arch", "dtype", "d_head", "semantics", "seq_q", "seq_k", "batch_heads")
-    key = WinnerKey(**{name: record[name] for name in names})
+def _entry(record: Any, environments: Mapping[str, Any]) -> Entry:
+    """The entry that a file has as ``record``; raises ValueError, which says why it is unusable."""
+    key = WinnerKey(**_members("it", record, _KEY))
     key = replace(key, gpu=gpu_name(key.gpu), dtype=key.element.name.lower())
     parse_class(key.semantics)
-    ranked = [
-        Ranked(
-            one["family"],
-            one["config"],
-            one["ms"],
-            one["tflops"],
-            environments[one["environment"]],
-        )
-        for one in record["ranked"]
-    ]
-    return Entry(key, Problem.parse(record["problem"]), tuple(ranked))
+    problem, listed = _members("it", record, ("problem", "ranked")).values()
+    if not is_name(problem, MOST_CHARACTERS_OF_A_NAME):
+        raise ValueError(f"problem is {quoted(problem, 80)}, not a problem's text")
+    if not isinstance(listed, list):
+        raise ValueError(f"ranked is {quoted(listed, 80)}, not a list")
+    if len(listed) > MOST_RANKED:
+        raise ValueError(f"ranked has {len(listed):,} configs; it has at most {MOST_RANKED:,}")
+    ranked = [_ranked(rank, one, environments) for rank, one in enumerate(listed, 1)]
+    return Entry(key, Problem.parse(problem), tuple(ranked))
+
+
+def _ranked(rank: int, record: Any, environments: Mapping[str, Any]) -> Ranked:
+    figures = _members(f"rank {rank}", record, _FIGURES)
+    name = _members(f"rank {rank}", record, ("environment",))["environment"]
+    if not isinstance(name, str) or name not in environments:
+        raise ValueError(f"rank {rank}: there is no environment {quoted(name, 80)}")
+    try:
+        return Ranked(**figures, environment=environments[name])
+    except ValueError as error:
+        raise ValueError(f"rank {rank}: {error}") from error
+
+
+def _members(what: str, record: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The members of a record by these names; raises ValueError unless it has them all."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{what} is {quoted(record, 80)}, not a mapping")
+    lacking = [name for name in names if name not in record]
+    if lacking:
+        raise ValueError(f"{what} lacks {', '.join(map(repr, lacking))}")
+    return {name: record[name] for name in names}
+
+
+_KEY = tuple(field.name for field in fields(WinnerKey))
+_FIGURES = ("family", "config", "ms", "tflops")
 
 
 def _joined(paths: Sequence[Path]) -> WinnersTable:
@@ -261,8 +326,10 @@ def _joined(paths: Sequence[Path]) -> WinnersTable:
             found = WinnersTable.load(path)
         except TableError as error:
             table.notes.append(f"{error}; it is ignored")
+            table.versions += (storage.file_version(path),)
             continue
         table.notes += found.notes
+        table.versions += found.versions
         for entry in found:
             table.put(entry)
     return table

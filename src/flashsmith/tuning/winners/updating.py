@@ -14,7 +14,7 @@ from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import TableError
 from flashsmith.tuning.winners.entry import Entry, Ranked
 from flashsmith.tuning.winners.key import WinnerKey
-from flashsmith.tuning.winners.storage import require_user_table_path
+from flashsmith.tuning.winners.storage import is_there, require_user_table_path
 from flashsmith.tuning.winners.table import WinnersTable
 
 # Whoever holds the lock does so for one read and one write.
@@ -27,17 +27,19 @@ def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTa
     Raises TableError when it cannot be read, locked or written: a table that this version cannot
     read is never overwritten.
     """
+    if is_there(path):
+        WinnersTable.load(path)  # before a lock is put beside what is no table
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = wait_for_lock(
             path.with_name(path.name + ".lock"), patience=LOCK_PATIENCE, waiting=lambda _: None
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         raise TableError(f"{path}: cannot be locked: {error}") from error
     if lock is None:
         raise TableError(f"{path}: another process has held its lock for {LOCK_PATIENCE:g} s")
     try:
-        table = WinnersTable.load(path) if path.exists() else WinnersTable()
+        table = WinnersTable.load(path) if is_there(path) else WinnersTable()
         change(table)
         table.save(path)
     finally:
@@ -50,12 +52,12 @@ def check_table(path: Path) -> None:
 
     Raises TableError when it cannot.
     """
-    if path.exists():
+    if is_there(path):
         WinnersTable.load(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise TableError(f"{path}: cannot be written: {error}; name another file") from error
 
 

@@ -1,0 +1,78 @@
+"""Where compilers run: a folder of their own whose path the shell leaves as it is.
+
+nvcc hands paths to sh within double quotes, and some options split them at commas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from flashsmith.builder.files import kind_of
+from flashsmith.builder.workspaces import Workspaces, folder_errors
+from flashsmith.errors import CacheError, ToolchainError
+
+_PREFIX = "flashsmith-build-"
+_SAFE = re.compile(r"[\w./+@%=:-]+", re.ASCII)
+_INTERPRETED = re.compile(r"""[$`"'\\,\x00-\x1f\x7f]""")
+_ELSEWHERE = ("/tmp", "/var/tmp")
+
+
+def require_plain(what: str, path: Path) -> None:
+    """Raise ToolchainError where the shell would read more than a name into ``path``."""
+    text = os.fspath(path)
+    found = _INTERPRETED.search(text)
+    why = f"the shell that the compiler starts would interpret {found[0]!r}" if found else ""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        why = "it is not UTF-8"
+    if why:
+        raise ToolchainError(
+            f"{what}: {text!r} cannot be given to the compilers: {why}. Install it, or the Python "
+            "environment it is in, in a folder without such characters"
+        )
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A new private folder for compilers, removed at the end; dead processes' are swept first.
+
+    In the folder for temporary files (TMPDIR), unless its path means something to the shell or
+    others may rename what is in it; then in /tmp or /var/tmp. Raises CacheError when none will do.
+    """
+    folder = _choose()
+    errors = folder_errors("write", f"the folder for temporary files {folder}", "TMPDIR")
+    with errors, Workspaces(folder, _PREFIX).new() as scratch:
+        yield scratch
+
+
+def _choose() -> Path:
+    wanted = _ELSEWHERE[0]
+    with contextlib.suppress(FileNotFoundError):  # Python found none, the working folder included
+        wanted = tempfile.gettempdir()
+    for name in (wanted, *_ELSEWHERE):
+        folder = Path(os.path.realpath(name))
+        if _SAFE.fullmatch(os.fspath(folder)) and _is_usable(folder):
+            return folder
+    raise CacheError(
+        f"TMPDIR: neither {wanted!r} nor {' nor '.join(_ELSEWHERE)} is a folder that you may write "
+        "and others may not rename files in; compilers need one whose path is of ASCII letters, "
+        "digits and ./_+@%=:- alone"
+    )
+
+
+def _is_usable(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if kind_of(folder) != stat.S_IFDIR or not os.access(folder, os.W_OK | os.X_OK):
+            return False
+        status = folder.stat()
+        shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        owned = status.st_uid in (0, os.geteuid())
+        return owned and (not shared or bool(status.st_mode & stat.S_ISVTX))
+    return False

@@ -1,0 +1,91 @@
+"""Whose code may be loaded: that of this user and of root, where nobody else can write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from flashsmith import env
+from flashsmith.errors import CacheError
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# A descriptor of each cache's libraries/, by device and inode. They stay open: the dynamic linker
+# takes equal paths for equal libraries, so a number must not come to mean another folder.
+_folders: dict[tuple[int, int], int] = {}
+
+
+def check_owner(path: Path, status: os.stat_result) -> None:
+    """Raise CacheError unless this user or root owns ``path`` and nobody else may write it.
+
+    FLASHSMITH_TRUST_CACHE=1 has everything pass.
+    """
+    if status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return
+    if env.trusts_cache():
+        return
+    raise CacheError(
+        f"{path}: owner {_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o}: what is "
+        "loaded from the kernel cache runs as you, so you or root must own it and nobody else may "
+        f"write it. Let FLASHSMITH_CACHE_DIR name a folder of yours, take the permission away "
+        f"(chmod go-w), or set {env.TRUST_CACHE.name}=1 if you trust all who can write it"
+    )
+
+
+def check_folder(path: Path) -> None:
+    """check_owner of a folder that may be a symbolic link nowhere but above itself."""
+    fd = os.open(path, _FOLDER)
+    try:
+        check_owner(path, os.fstat(fd))
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def checked_path(shared_object: Path) -> Iterator[str]:
+    """A path at which just the file that was checked can be loaded: <cache>/libraries/<key>/x.so.
+
+    It leads through an open folder, so that it does not matter what becomes of the names above it
+    between the check and the loading. Raises CacheError as check_owner, and OSError.
+    """
+    library = shared_object.parent
+    with contextlib.ExitStack() as stack:
+
+        def opened(name: Path | str, path: Path, flags: int, above: int | None = None) -> int:
+            fd = os.open(name, flags, dir_fd=above)
+            stack.callback(os.close, fd)
+            check_owner(path, os.fstat(fd))
+            return fd
+
+        cache = opened(library.parents[1], library.parents[1], _FOLDER)
+        libraries = opened(library.parent.name, library.parent, _FOLDER, cache)
+        folder = opened(library.name, library, _FOLDER, libraries)
+        file = opened(shared_object.name, shared_object, _FILE, folder)
+        through = f"/proc/self/fd/{_kept(libraries)}/{library.name}/{shared_object.name}"
+        same = False
+        with contextlib.suppress(OSError):  # no /proc
+            same = os.path.samestat(os.stat(through), os.fstat(file))
+        yield through if same else os.fspath(shared_object)
+
+
+def _kept(fd: int) -> int:
+    """A descriptor of the same folder as ``fd``, the same one every time."""
+    status = os.fstat(fd)
+    place = status.st_dev, status.st_ino
+    with contextlib.suppress(KeyError, OSError):
+        if os.path.samestat(os.fstat(_folders[place]), status):
+            return _folders[place]
+    _folders[place] = os.dup(fd)  # the first, or somebody closed it
+    return _folders[place]
+
+
+def _name(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return str(uid)

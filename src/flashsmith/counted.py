@@ -1,0 +1,8 @@
+"""A number and its noun, for messages: '1 config', '7 configs'."""
+
+from __future__ import annotations
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """The number and the noun, with an s unless it is 1; `plural` where an s does not do."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -1,0 +1,99 @@
+"""What of PyTorch's state, and of the device, keeps a call from the kernels whatever its tensors.
+
+Shared by sdpa() and transformers; attention() is asked for by name and looks at none of this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from flashsmith import env
+from flashsmith.errors import ArgumentError
+from flashsmith.integrations.fallbacks import Reason
+from flashsmith.printable import quoted
+from flashsmith.runtime import query_gpu
+from flashsmith.runtime.arguments import OLDEST_ARCH
+
+# From here on no table of winners was measured, and the kernels' instructions are Ampere's.
+FIRST_UNTUNED_ARCH = 100
+
+_TRANSFORM = Reason(
+    "query",
+    "inside a transform of torch.func (vmap, grad, jvp, ...); the kernels take plain tensors",
+)
+_JIT = Reason("query", "traced by torch.jit.trace, which would record no kernel of ours")
+_FORWARD_AD = Reason("query", "forward-mode differentiation; the kernels compute no gradients")
+_SWITCHED_OFF = Reason(
+    "sdpa_kernel",
+    "PyTorch's flash attention is switched off, by this or by enable_flash_sdp, and flashsmith's "
+    "counts as such",
+)
+_ON_THE_HOST = Reason(
+    "query",
+    "on the host, where kernels run in an emulator, many times slower than PyTorch; emulate=True "
+    "or the variable FLASHSMITH_EMULATE=1 asks for it",
+)
+
+# A tracer takes the answer as a constant, and does not look into the environment or the driver.
+_emulation_enabled = torch.compiler.assume_constant_result(env.emulation_enabled)
+
+
+def check_emulate(emulate: Any) -> bool | None:
+    """Raises ArgumentError unless ``emulate`` is True, False or None."""
+    if emulate is None or emulate is True or emulate is False:
+        return emulate
+    raise ArgumentError(
+        f"emulate={quoted(emulate)}: allowed are True, False and None, which reads "
+        "FLASHSMITH_EMULATE"
+    )
+
+
+def why_not_now(tracing: bool) -> Reason | None:
+    """Why no call reaches the kernels as PyTorch is now. Asked before a tensor is looked at: see
+    ``transform``. ``tracing``: what is_tracing() says."""
+    reason = transform(tracing)
+    if reason is None and not torch._C._get_flash_sdp_enabled():
+        return _SWITCHED_OFF
+    return reason
+
+
+def transform(tracing: bool) -> Reason | None:
+    """What PyTorch is doing that leaves tensors without memory, or without plain sizes."""
+    if torch._C._are_functorch_transforms_active():
+        return _TRANSFORM
+    if tracing:
+        return None
+    if torch._C._is_tracing():
+        return _JIT
+    return _FORWARD_AD if forward_ad._current_level >= 0 else None
+
+
+def why_not_on(device: Any, emulate: bool | None) -> Reason | None:
+    """Why calls on tensors of a torch.device ('cpu' or 'cuda') are left to PyTorch."""
+    if device.type == "cpu":
+        runs = _emulation_enabled() if emulate is None else emulate
+        return None if runs else _ON_THE_HOST
+    facts = _why_not_on_gpu(device.index)
+    return None if facts is None else Reason("query", facts)
+
+
+@torch.compiler.assume_constant_result
+def _why_not_on_gpu(ordinal: int) -> str | None:
+    try:
+        arch = query_gpu(ordinal).arch
+    except ArgumentError:
+        return None  # not here: a program is exported for another machine
+    if OLDEST_ARCH <= arch < FIRST_UNTUNED_ARCH:
+        return None
+    where = f"on cuda:{ordinal}, an sm_{arch}"
+    if arch < OLDEST_ARCH:
+        return f"{where}; the kernels need sm_{OLDEST_ARCH}"
+    if env.untuned_enabled():
+        return None
+    return (
+        f"{where}; nothing was measured on sm_{FIRST_UNTUNED_ARCH} and later, and the kernels use "
+        "Ampere's instructions there; the variable FLASHSMITH_UNTUNED=1 asks for them"
+    )

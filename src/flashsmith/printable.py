@@ -1,0 +1,39 @@
+"""Text that others wrote, made fit to be printed: no control character reaches a terminal."""
+
+from __future__ import annotations
+
+# Longer texts say no more about what is wrong with them.
+QUOTED_CHARACTERS = 400
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """``text`` with everything that is not printable escaped: '\\x1b' for an escape character.
+
+    That is control and formatting characters (ANSI sequences, carriage returns, bidirectional
+    marks), line separators, lone surrogates and unassigned code points: what str.isprintable()
+    says no to. ``lines``: line feeds and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or (lines and char in "\n\t") else _escaped(char)
+        for char in text
+    )
+
+
+def quoted(value: object, most: int = QUOTED_CHARACTERS) -> str:
+    """repr(value) for an error message: cut off after ``most`` characters, and never failing."""
+    if isinstance(value, str):
+        if len(value) <= most:
+            return repr(value)
+        return f"{value[:most]!r}... ({len(value):,} characters)"
+    try:
+        text = repr(value)
+    except Exception:  # of a class that we do not know, or a number of thousands of digits
+        bits = f" of {value.bit_length():,} bits" if isinstance(value, int) else ""
+        return f"<{type(value).__name__}{bits}>"
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")

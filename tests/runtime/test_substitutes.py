@@ -1,0 +1,252 @@
+"""attention() without config= takes another built kernel where the chosen one may not be built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsmith
+from flashsmith.builder import library_for
+from flashsmith.configs import (
+    DType,
+    FlashForwardKernelConfig,
+    KernelConfig,
+    Semantics,
+    device_spec,
+    parse_kernel_name_into_config,
+)
+from flashsmith.errors import KernelNotBuiltError
+from flashsmith.runtime import forward_pass, libraries, substitutes
+from flashsmith.runtime.libraries import LoadedKernels
+from flashsmith.runtime.options import ForwardOptions
+from flashsmith.runtime.request import Request, check_request
+from flashsmith.runtime.substitutes import Substitutes
+from flashsmith.tuning import choose_config
+from flashsmith.verify import compare, compute_references
+
+H200 = device_spec("H200")
+WGMMA = parse_kernel_name_into_config(
+    "(FP16, 128, 128, 128, 2wg): tma+stages_2+regs_24_240+overlap+pingpong_gemm"
+)
+MMA_SYNC = FlashForwardKernelConfig(DType.FP16, 128, 64, 64, 4, True, True, True)
+WIDE = replace(MMA_SYNC, d_head=256, B_r=64, B_c=32)
+PLAIN, UNEVEN, CAUSAL = Semantics(), Semantics(uneven=True), Semantics("causal")
+
+
+def request_of(seq: int = 256, d: int = 128, causal: bool = False, q: Any = None) -> Request:
+    q = np.zeros((1, seq, 2, d), np.float16) if q is None else q
+    return check_request((q, q, q, None), ForwardOptions(causal=causal))
+
+
+class Loaded:
+    """LoadedKernels of which some are built, whatever a disk holds."""
+
+    def __init__(self, *built: tuple[KernelConfig, Semantics]) -> None:
+        self.built = list(built)
+        self.asked = 0
+
+    def get(self, cfg: Any, arch: int, semantics: Semantics, may_build: Callable[[], bool]) -> Any:
+        self.asked += 1
+        if (cfg, semantics) in self.built:
+            return SimpleNamespace(config=cfg, semantics=semantics)
+        raise KernelNotBuiltError(f"config {cfg} is not built for sm_{arch}, and so.\nMore:")
+
+
+@pytest.fixture
+def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """What serves a request that wants a kernel, of those that are built."""
+    found = Substitutes()
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+
+    def take(
+        loaded: Loaded, wanted: Any, request: Request, semantics: Semantics = PLAIN
+    ) -> tuple[KernelConfig, Semantics]:
+        monkeypatch.setattr(substitutes, "built_kernels", lambda *, arch: tuple(loaded.built))
+        kernel = found.kernel_or_other(
+            loaded,  # type: ignore[arg-type]
+            (wanted, 90, semantics),
+            request,
+            H200,
+            lambda configs: choose_config(request.problem, H200, among=configs),
+            lambda: True,
+        )
+        return kernel.config, kernel.semantics
+
+    return take
+
+
+def test_what_is_built_is_taken(take: Any, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = Loaded((WGMMA, PLAIN), (MMA_SYNC, PLAIN))
+    assert take(loaded, MMA_SYNC, request_of()) == (MMA_SYNC, PLAIN)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("wanted", "other"), [(WGMMA, MMA_SYNC), (MMA_SYNC, WGMMA)])
+def test_a_kernel_of_either_family_serves(
+    wanted: Any, other: Any, take: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = Loaded((other, PLAIN))
+    for _ in range(3):
+        assert take(loaded, wanted, request_of()) == (other, PLAIN)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    for word in (f"config {wanted} is not built for sm_90", f"{other} [plain]", "bits may differ"):
+        assert word in caplog.text
+
+
+def test_each_pair_of_kernels_is_warned_of_once(
+    take: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seq in (256, 512):
+        take(Loaded((MMA_SYNC, PLAIN)), WGMMA, request_of(seq))
+    take(Loaded((MMA_SYNC, CAUSAL)), WGMMA, request_of(causal=True), CAUSAL)
+    assert len(caplog.records) == 2
+
+
+def test_uneven_serves_plain_and_the_very_semantics_come_first(take: Any) -> None:
+    assert take(Loaded((MMA_SYNC, UNEVEN)), WGMMA, request_of()) == (MMA_SYNC, UNEVEN)
+    both = Loaded((MMA_SYNC, UNEVEN), (MMA_SYNC, PLAIN))
+    assert take(both, WGMMA, request_of(512)) == (MMA_SYNC, PLAIN)
+    with pytest.raises(KernelNotBuiltError):
+        take(Loaded((MMA_SYNC, PLAIN)), WGMMA, request_of(257), UNEVEN)
+
+
+@pytest.mark.parametrize(
+    ("built", "request_kind"),
+    [
+        ((MMA_SYNC, CAUSAL), {}),
+        ((MMA_SYNC, Semantics(packed=True, uneven=True)), {}),
+        ((MMA_SYNC, PLAIN), {"causal": True}),
+        ((replace(MMA_SYNC, dtype=DType.BF16), PLAIN), {}),
+        ((MMA_SYNC, UNEVEN), {"d": 136}),
+        ((replace(MMA_SYNC, B_r=128, B_c=128, d_head=256), UNEVEN), {"d": 256}),
+    ],
+    ids=["mask", "packed", "causal", "dtype", "d", "registers"],
+)
+def test_what_does_not_serve_is_not_taken(built: Any, request_kind: Any, take: Any) -> None:
+    with pytest.raises(KernelNotBuiltError, match="is not built for sm_90"):
+        take(Loaded(built), WGMMA, request_of(**request_kind))
+
+
+def test_tma_reads_no_broadcast_tensors(take: Any) -> None:
+    q = np.zeros((1, 256, 2, 128), np.float16)
+    k = np.broadcast_to(q[:, :, :1], q.shape)
+    request = check_request((q, k, k, None), ForwardOptions())
+    with pytest.raises(KernelNotBuiltError):
+        take(Loaded((WGMMA, UNEVEN)), MMA_SYNC, request)
+    assert take(Loaded((WGMMA, UNEVEN), (WIDE, UNEVEN)), MMA_SYNC, request) == (WIDE, UNEVEN)
+
+
+def test_the_best_by_the_evidence_is_taken(take: Any) -> None:
+    """A larger d_head costs columns that are not there."""
+    slow = replace(MMA_SYNC, B_r=64, B_c=32, swizzled=False)
+    request = request_of(4096)
+    assert take(Loaded((WIDE, UNEVEN), (MMA_SYNC, PLAIN)), WGMMA, request) == (MMA_SYNC, PLAIN)
+    request = request_of(2048)
+    measured = choose_config(request.problem, H200)
+    loaded = Loaded((slow, PLAIN), (MMA_SYNC, PLAIN), (measured, UNEVEN))
+    assert take(loaded, WGMMA, request) == (measured, UNEVEN)
+
+
+def test_damaged_libraries_are_passed_over(take: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Loaded((WGMMA, PLAIN), (MMA_SYNC, PLAIN))
+    get = loaded.get
+
+    def damaged(cfg: Any, *options: Any) -> Any:
+        if cfg == WGMMA:
+            raise KernelNotBuiltError("damaged")
+        return get(cfg, *options)
+
+    monkeypatch.setattr(loaded, "get", damaged)
+    assert take(loaded, WIDE, request_of()) == (MMA_SYNC, PLAIN)
+
+
+def test_a_search_is_not_repeated_until_the_cache_changes(
+    take: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = [1]
+    monkeypatch.setattr(substitutes, "cache_stamp", lambda: stamp[0])
+    loaded = Loaded((MMA_SYNC, PLAIN))
+    take(loaded, WGMMA, request_of())
+    asked = loaded.asked
+    assert take(loaded, WGMMA, request_of()) == (MMA_SYNC, PLAIN)
+    assert loaded.asked == asked
+    loaded.built.append((WGMMA, PLAIN))
+    stamp[0] = 2
+    assert take(loaded, WGMMA, request_of()) == (WGMMA, PLAIN)
+    monkeypatch.setenv("FLASHSMITH_JIT", "1")  # what may be built is not replaced
+    stamp[0] = 1
+    assert take(loaded, WGMMA, request_of()) == (WGMMA, PLAIN)
+
+
+# --- through attention() -------------------------------------------------------------------------
+
+BUILT = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
+
+
+@pytest.fixture
+def one_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the cache is one kernel, for uneven lengths, and none may be built."""
+    library = library_for([BUILT], semantics=UNEVEN)
+
+    def find(cfg: Any, *, arch: int, semantics: Semantics) -> Any:
+        return library if (cfg, semantics) == (BUILT, UNEVEN) else None
+
+    monkeypatch.setattr(libraries, "find_library", find)
+    monkeypatch.setattr(libraries, "build", None)
+    monkeypatch.setattr(substitutes, "built_kernels", lambda *, arch: ((BUILT, UNEVEN),))
+    monkeypatch.setattr(forward_pass, "loaded_kernels", LoadedKernels())
+    monkeypatch.setattr(forward_pass, "substitutes", Substitutes())
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+
+
+@pytest.mark.usefixtures("one_built")
+def test_attention_runs_on_what_is_built_and_whoever_names_a_config_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 64, 2, 64)).astype(np.float16) for _ in range(3))
+    for seq in (64, 50):
+        out = flashsmith.attention(q[:, :seq], k, v)
+        references = compute_references(q[:, :seq], k, v, 64**-0.5)
+        assert compare(BUILT, out, None, references).ok
+    assert "bits may differ" in caplog.text
+    chosen = replace(BUILT, B_r=128)
+    for call in (
+        lambda: flashsmith.attention(q, k, v, config=chosen),
+        lambda: flashsmith.forward(chosen, q, k, v),
+        lambda: flashsmith.attention(q, k, v, causal=True),
+    ):
+        with pytest.raises(KernelNotBuiltError):
+            call()
+
+
+@pytest.mark.torch
+def test_while_a_graph_is_captured_too_and_it_is_not_remembered_for_later_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+    from pretended_gpu import pretended_gpu
+
+    q = torch.zeros(2, 256, 4, 128, dtype=torch.float16)
+    chosen = choose_config(request_of(q=q).problem, H200)
+    launched = []
+    with pretended_gpu() as gpu, monkeypatch.context() as patch:
+
+        def get(cfg: Any, arch: int, semantics: Semantics, may_build: Any) -> Any:
+            if cfg != MMA_SYNC and not may_build():
+                raise KernelNotBuiltError("not built.\n")
+            return gpu.kernel(cfg, arch, semantics, may_build)
+
+        patch.setattr(forward_pass, "loaded_kernels", SimpleNamespace(get=get))
+        patch.setattr(forward_pass, "substitutes", Substitutes())
+        patch.setattr(substitutes, "built_kernels", lambda *, arch: ((MMA_SYNC, PLAIN),))
+        for capturing in (True, True, False):
+            patch.setattr(forward_pass, "is_capturing", lambda *_, c=capturing: c)
+            flashsmith.attention(q, q, q)
+            launched.append(gpu.launches[-1].config)
+    assert launched == [MMA_SYNC, MMA_SYNC, chosen]
