@@ -1,8 +1,12 @@
-"""tools/benchmark/verdict.py on made-up rows of runs, and the sets of cells they are of."""
+"""tools/benchmark/verdict.py and tools/gpu/verdict.sh on made-up rows, and the sets of cells."""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +19,8 @@ from flashsmith.benchmark.rows import BenchRow, problem_columns, write_rows
 from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
 
-KNOWN = "b16 s1024 h16 d128 fp16"  # best / cuDNN 1.05
+ROOT = Path(__file__).parents[2]
+KNOWN = "b16 s4096 h16 d128 fp16"  # FA3 / cuDNN 631 / 572 = 1.103, best / cuDNN 1.10
 UNKNOWN = "b1 s4096 h32:8 d128 bf16 causal"
 
 
@@ -24,7 +29,7 @@ def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
     return load_tool("benchmark/verdict.py")
 
 
-def rows(problem: str, **tflops: float | None) -> list[BenchRow]:
+def rows(problem: str, protocol: str = "interleaved", **tflops: float | None) -> list[BenchRow]:
     """A cell's rows: contenders with their TFLOP/s, None for one that was wrong."""
     return [
         BenchRow(
@@ -35,75 +40,175 @@ def rows(problem: str, **tflops: float | None) -> list[BenchRow]:
             **problem_columns(Problem.parse(problem)),
             verdict="fail" if rate is None else "pass",
             tflops=rate,
-            protocol="one_by_one",
+            protocol=protocol,
             gpu="NVIDIA H200",
         )
         for name, rate in tflops.items()
     ]
 
 
-def written(folder: Path, *runs: list[BenchRow]) -> list[str]:
-    paths = [folder / f"run-{number}.csv" for number in range(len(runs))]
-    for path, run in zip(paths, runs, strict=True):
-        write_rows(path, run)
+def written(folder: Path, *rounds: list[BenchRow]) -> list[str]:
+    paths = [folder / f"round-{number}.csv" for number in range(len(rounds))]
+    for path, found in zip(paths, rounds, strict=True):
+        write_rows(path, found)
     return list(map(str, paths))
 
 
-def test_the_run_in_the_middle_counts(
-    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Ours over cuDNN is 1.1, 1.3 and 1.2; the clock was another in each run."""
-    runs = [
-        rows(KNOWN, ours=550, cudnn=500, fa2=320) + rows(UNKNOWN, ours=500, cudnn=490, fa2=270),
-        rows(KNOWN, ours=780, cudnn=600, fa2=330) + rows(UNKNOWN, ours=510, cudnn=500, fa2=280),
-        rows(KNOWN, ours=660, cudnn=550, fa2=325) + rows(UNKNOWN, ours=520, cudnn=530, fa2=290),
-    ]
-    assert tool.main(written(tmp_path, *runs)) == 0
-    said = capsys.readouterr().out
-    assert "| 660 | 550 | 325 | 1.200 | 1.050 | 1.143 | (a config) |" in said
-    assert "| 510 | 500 | 280 | 1.020 | 1.821 | 1.020 | (a config) |" in said
-    assert f"r: geometric mean 1.143 over 1 cells, worst 1.143 ({KNOWN}), 0 below 1" in said
-    assert "Reached: aim" in said
-    assert "ours / FA2: geometric mean 1.923 over 2 cells" in said
-    assert "NVIDIA H200" in said
-    assert "one_by_one, the median of 3 run(s)" in said
+def cells(tool: ModuleType, folder: Path, *rounds: list[BenchRow]) -> list:
+    found = [tool.read_round(Path(path)) for path in written(folder, *rounds)]
+    return tool.make_cells(found, tool.read_best(tool.BEST))
 
 
 @pytest.mark.parametrize(
-    ("ours", "grade"),
-    [(580, "Reached: aim"), (555, "Reached: bar"), (530, "Reached: must"), (500, "Missed: must")],
+    ("count", "left_out"), [(1, None), (5, None), (6, 0), (8, 0), (9, 1), (15, 3), (21, 5)]
 )
-def test_grades(
-    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], ours: float, grade: str
+def test_the_interval_is_of_order_statistics(
+    tool: ModuleType, count: int, left_out: int | None
 ) -> None:
-    tool.main(written(tmp_path, rows(KNOWN, ours=ours, cudnn=500)))
-    assert grade in capsys.readouterr().out
+    """The textbook's ranks: of 15 values the 4th and the 12th."""
+    shares = [1 + number / 100 for number in range(count)]
+    pooled = tool.Pooled.of(shares[::-1])
+    place = left_out or 0
+    assert pooled.certain == (left_out is not None)
+    assert (pooled.low, pooled.high) == (shares[place], shares[-1 - place])
+    assert pooled.low <= pooled.median <= pooled.high
+
+
+def test_shares_are_taken_within_a_round(tool: ModuleType, tmp_path: Path) -> None:
+    """The clock halves in every other round: the shares do not change."""
+    rounds = [
+        rows(KNOWN, ours=600 / slow, cudnn=500 / slow, fa2=300 / slow, flash_attn_4=550 / slow)
+        for slow in (1, 2, 1, 2, 1, 2)
+    ]
+    (cell,) = cells(tool, tmp_path, *rounds)
+    assert cell.over("cudnn") == tool.Pooled(1.2, 1.2, 1.2, True)
+    assert cell.over("fa2").median == 2.0
+    assert cell.over_peers.median == pytest.approx(600 / 550)
+    # FA3 is not there: cuDNN times its ratio stands in; with FA4 in the round for it alone.
+    assert cell.over_other_day.median == pytest.approx(600 / (500 * 631 / 572))
+    assert cell.over_best.median == pytest.approx(600 / (500 * 631 / 572))
+
+
+def test_what_was_measured_needs_no_ratio(tool: ModuleType, tmp_path: Path) -> None:
+    (without_4,) = cells(tool, tmp_path, rows(KNOWN, ours=600, cudnn=500))
+    assert without_4.over_other_day.median == pytest.approx(600 / (500 * 1.10))
+    both = rows(KNOWN, ours=600, cudnn=500, flash_attn_3=560, flash_attn_4=550)
+    (with_both,) = cells(tool, tmp_path, both)
+    assert with_both.over_other_day is None
+    assert with_both.over_best.median == pytest.approx(600 / 560)
+    (unknown,) = cells(tool, tmp_path, rows(UNKNOWN, ours=600, cudnn=500, fa2=510))
+    assert unknown.over_other_day is None
+    assert unknown.over_best.median == pytest.approx(600 / 510)
+
+
+@pytest.mark.parametrize(
+    ("ours", "cudnn", "fa4", "verdict"),
+    [
+        ((600,) * 6, 500, 580, "ahead"),  # by 3.4% in turns, by 8.8% beside FA3's ratio
+        ((600,) * 6, 530, 580, "level"),  # 2.6% beside the ratio: no claim finer than 3%
+        ((560,) * 6, 515, 550, "level"),  # 1.4% behind by the ratio: none either
+        ((540,) * 6, 515, 530, "behind"),  # 4.9% behind by the ratio
+        ((600, 600, 600, 600, 600, 570), 500, 580, "level"),  # one of six rounds says otherwise
+        ((570,) * 6, 480, 580, "behind"),  # in turns any margin counts that all rounds show
+    ],
+)
+def test_what_is_claimed(
+    tool: ModuleType,
+    tmp_path: Path,
+    ours: tuple[float, ...],
+    cudnn: float,
+    fa4: float,
+    verdict: str,
+) -> None:
+    rounds = [rows(KNOWN, ours=o, cudnn=cudnn, flash_attn_4=fa4) for o in ours]
+    (cell,) = cells(tool, tmp_path, *rounds)
+    assert cell.verdict == verdict
+
+
+def test_few_rounds_and_contenders_one_after_the_other_claim_nothing(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = [rows(KNOWN, ours=900, cudnn=500)] * 5
+    assert tool.main(written(tmp_path, *few)) == 0
+    said = capsys.readouterr().out
+    assert "Fewer than six rounds" in said
+    assert "nothing claimed" in said
+    in_order = [rows(KNOWN, "one_by_one", ours=900, cudnn=500)] * 6
+    assert tool.main(written(tmp_path, *in_order)) == 0
+    said = capsys.readouterr().out
+    assert "did not take turns: nothing is claimed" in said
+    assert "nothing claimed." in said
+
+
+def test_the_table(tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ours is 660 to 710 in six rounds; the median 685, over cuDNN 1.37."""
+    rounds = [
+        rows(KNOWN, ours=660 + 10 * number, cudnn=500, fa2=300)
+        + rows(UNKNOWN, ours=600, cudnn=500, fa2=300)
+        for number in range(6)
+    ]
+    assert tool.main(written(tmp_path, *rounds)) == 0
+    said = capsys.readouterr().out
+    assert (
+        "| 16 | 4096 | 685 | 500 | 300 | 1.370 (1.320 to 1.420) | 1.245 (1.200 to 1.291) | 6 | "
+        "ahead | (a config) |" in said
+    )
+    assert "| 1 | 4096 | 600 | 500 | 300 | 1.200 | 6 | ahead | (a config) |" in said
+    assert (
+        "ours / best: geometric mean 1.245 (1.200 to 1.291) over 1 cells, least 1.245 (1.200 to "
+        f"1.291) ({KNOWN}); 1 ahead, 0 level, 0 behind." in said
+    )
+    assert "ours / cuDNN: geometric mean 1.282 over 2 cells, least 1.200" in said
+    assert "NVIDIA H200" in said
+    assert "interleaved, 6 round(s)" in said
 
 
 def test_what_is_wrong_or_missing_is_said(
     tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [
+    rounds = [
         rows(KNOWN, ours=550, cudnn=500) + rows(UNKNOWN, ours=None, cudnn=490),
         rows(KNOWN, ours=560, cudnn=500),
     ]
-    assert tool.main(written(tmp_path, *runs)) == 1
+    assert tool.main(written(tmp_path, *rounds)) == 1
     out, err = capsys.readouterr()
-    assert "| 550 |" in out  # of two the lower
-    assert f"run-0.csv: ours on '{UNKNOWN}': fail" in err
-    assert f"run-1.csv: ours on '{UNKNOWN}' was not measured" in err
+    assert "| 555 | 500 |" in out
+    assert f"round-0.csv: ours on '{UNKNOWN}': fail" in err
+    assert f"round-1.csv: ours on '{UNKNOWN}' was not measured" in err
     twice = rows(KNOWN, ours=550, cudnn=500) * 2
     assert tool.main(written(tmp_path, twice)) == 2
-    assert "a file is one run" in capsys.readouterr().err
+    assert "a file is one round" in capsys.readouterr().err
 
 
-def test_a_cell_without_cudnn_goes_by_fa2(tool: ModuleType, tmp_path: Path) -> None:
-    packed = "b16 s1024 h16 d128 fp16 causal packed"
-    runs = [rows(packed, ours=ours, fa2=200) for ours in (300.0, 340.0, 320.0)]
-    paths = map(Path, written(tmp_path, *runs))
-    (cell,) = tool.make_cells([tool.read_run(path) for path in paths], {})
-    assert cell.over("fa2") == pytest.approx(1.6)
-    assert cell.r is None
+def test_a_wrong_or_absent_peer_takes_no_part(tool: ModuleType, tmp_path: Path) -> None:
+    found = rows(KNOWN, ours=600, cudnn=500, fa2=None)
+    found += [replace(rows(KNOWN, flash_attn_4=None)[0], verdict="absent", note="not installed")]
+    (cell,) = cells(tool, tmp_path, found)
+    assert cell.over("fa2") is None
+    assert cell.over_other_day.median == pytest.approx(600 / 550)
+    (alone,) = cells(tool, tmp_path, rows(UNKNOWN, ours=600))
+    assert alone.over_best is None
+    assert "no peer was measured" in tool.report([alone], 1)
+
+
+@pytest.mark.parametrize("column", ["gpu", "revision", "protocol"])
+def test_rounds_of_other_settings_are_not_pooled(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str
+) -> None:
+    other = [replace(row, **{column: "other"}) for row in rows(KNOWN, ours=550, cudnn=500)]
+    paths = written(tmp_path, rows(KNOWN, ours=550, cudnn=500), other)
+    assert tool.main(paths) == 2
+    assert f"rounds of {column} " in capsys.readouterr().err
+
+
+def test_a_cell_that_lacks_a_round_keeps_no_others_mean(tool: ModuleType, tmp_path: Path) -> None:
+    """The mean's spread is of rounds that have every cell; without any, of none."""
+    second = UNKNOWN
+    rounds = [rows(KNOWN, ours=550, cudnn=500, flash_attn_3=500, flash_attn_4=500)] * 6
+    rounds[0] = rounds[0] + rows(second, ours=600, cudnn=500)
+    found = cells(tool, tmp_path, *rounds)
+    assert [len(cell.rounds) for cell in found] == [6, 1]
+    assert "geometric mean 1.100 over 1 cells" in tool.report(found, 6)
 
 
 def test_the_public_cells_are_those_whose_best_is_known(tool: ModuleType) -> None:
@@ -121,7 +226,83 @@ def test_the_verdicts_cells() -> None:
 
 
 def test_json_rows_serve_as_well(tool: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
+    path = tmp_path / "round.json"
     write_rows(path, [replace(row, note="x") for row in rows(KNOWN, ours=550, cudnn=500)])
     assert json.loads(path.read_text())
     assert tool.main([str(path)]) == 0
+
+
+# --- the script, with a stand-in for the benchmark -----------------------------------------------
+
+STAND_IN = """#!/bin/sh
+# bench: notes its arguments and copies rows; anything else is Python's.
+if [ "$1 $2 $3" = "-m flashsmith bench" ]; then
+    echo "$@" >> "$NOTES"
+    [ "$(wc -l < "$NOTES")" = "$FAILS_AT" ] && { echo "the GPU fell off"; exit 3; }
+    while [ "$1" != --csv ]; do shift; done
+    exec cp "$ROWS" "$2"
+fi
+exec "$REAL_PYTHON" "$@"
+"""
+
+
+@pytest.fixture
+def verdict_sh(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(STAND_IN)
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    measured = tmp_path / "rows.csv"
+    write_rows(measured, rows(KNOWN, ours=600, cudnn=500, fa2=300, flash_attn_4=560))
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", str(ROOT / "tools" / "gpu" / "verdict.sh"), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={
+                **os.environ,
+                "PATH": f"{python.parent}:{os.environ['PATH']}",
+                "NOTES": str(tmp_path / "notes"),
+                "ROWS": str(measured),
+                "REAL_PYTHON": sys.executable,
+                "FAILS_AT": "",
+                **variables,
+            },
+        )
+
+    return run
+
+
+def test_the_script_pools_the_rounds_of_all_runs(
+    verdict_sh: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    first = verdict_sh(str(out), "0", ROUNDS="2")
+    assert first.returncode == 0, first.stderr
+    assert "interleaved, 2 round(s)" in first.stdout
+    # A run that is done again replaces its own rounds; one that fails keeps those before it.
+    last = verdict_sh(str(out), "1", ROUNDS="3", FAILS_AT="4")
+    assert last.returncode == 3
+    assert "the GPU fell off" in last.stderr
+    assert "interleaved, 3 round(s)" in last.stdout
+    assert (out / "verdict-public.md").read_text() == last.stdout
+    assert {path.name for path in out.glob("*.csv")} == {
+        "verdict-public-0-0.csv",
+        "verdict-public-0-1.csv",
+        "verdict-public-1-0.csv",
+    }
+    calls = (tmp_path / "notes").read_text().splitlines()
+    assert all("--protocol interleaved" in call for call in calls)
+    assert all("--peers fa2,cudnn,flash_attn_4" in call for call in calls)
+    assert [call.split("--rotation ")[1].split()[0] for call in calls] == ["0", "1", "1", "2"]
+
+
+def test_the_script_says_how_it_is_used(
+    verdict_sh: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    for arguments in ((), (str(tmp_path),), (str(tmp_path), "first")):
+        done = verdict_sh(*arguments)
+        assert done.returncode != 0
+        assert "usage: tools/gpu/verdict.sh OUT RUN [SETS]" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,6 @@ CONFIG = "(FP16, 32, 64, 32, 4): async+swizzled+load_0_2_2_tiles"
 
 
 def flashsmith(*arguments: str, cache: Path, **environment: str) -> Any:
-    import os
-
     return subprocess.run(
         [sys.executable, "-m", "flashsmith", *arguments],
         capture_output=True,
@@ -28,28 +27,82 @@ def flashsmith(*arguments: str, cache: Path, **environment: str) -> Any:
     )
 
 
-def test_what_is_built_for_a_problem_is_what_attention_uses(tmp_path: Path) -> None:
+# As on a server: the file system of the cache is read-only (for root, whom modes do not stop, too),
+# and no compiler can be started, nor anything else.
+DEPLOYED = """
+import errno, os, sys
+
+cache = os.path.realpath(os.environ["FLASHSMITH_CACHE_DIR"])
+writes = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate",
+          "os.utime", "os.chmod", "os.chown"}
+starts = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.system"}
+
+def refuse(event, arguments):
+    if event in starts:
+        sys.exit(f"a process is started: {event} {arguments}")
+    writing = event in writes or (
+        event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    )
+    if writing:
+        place = arguments[0]
+        name = f"/proc/self/fd/{place}" if isinstance(place, int) else os.fsdecode(place)
+        path = os.path.realpath(name)
+        if path == cache or path.startswith(cache + "/"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+sys.addaudithook(refuse)
+try:
+    open(f"{cache}/probe", "w")
+except OSError:
+    pass
+else:
+    sys.exit("the cache can be written")
+
+import numpy as np, flashsmith
+q = np.zeros((1, 70, 4, 24), np.float16); k = np.zeros((1, 90, 2, 24), np.float16)
+print(flashsmith.attention(q, k, k, causal=True).shape)
+"""
+
+
+def files(folder: Path) -> dict[str, tuple[int, int]]:
+    """What is in a folder: size and time of the last change of every file, by its path."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+
+def test_what_is_built_for_a_problem_serves_read_only_and_without_a_compiler(
+    tmp_path: Path,
+) -> None:
+    cache = tmp_path / "cache"
     text = "b1 s70:90 h4:2 d24 fp16 causal"
-    done = flashsmith("build", "--for", text, "--arch", "80", "--json", cache=tmp_path)
+    done = flashsmith("build", "--for", text, "--arch", "80", "--json", cache=cache)
     assert done.returncode == 0, done.stderr
     (library,) = json.loads(done.stdout)
     assert library["semantics"] == str(Semantics("causal", uneven=True))
-    code = (
-        "import numpy as np, flashsmith\n"
-        "q = np.zeros((1, 70, 4, 24), np.float16); k = np.zeros((1, 90, 2, 24), np.float16)\n"
-        "print(flashsmith.attention(q, k, k, causal=True).shape)\n"
-    )
-    import os
 
-    used = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "FLASHSMITH_CACHE_DIR": str(tmp_path), "FLASHSMITH_JIT": "0"},
-    )
+    for path in (cache, *cache.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = files(cache)
+    try:
+        used = subprocess.run(
+            [sys.executable, "-c", DEPLOYED],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={
+                **{name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
+                "PATH": str(tmp_path / "no-compiler-here"),
+                "HOME": str(tmp_path),
+                "FLASHSMITH_CACHE_DIR": str(cache),
+                "FLASHSMITH_JIT": "0",
+            },
+        )
+    finally:
+        for path in (cache, *cache.rglob("*")):
+            path.chmod(path.stat().st_mode | 0o200)
     assert used.returncode == 0, used.stderr
     assert used.stdout.strip() == str(np.zeros((1, 70, 4, 24)).shape)
+    assert files(cache) == before
 
 
 def test_several_problems_of_one_kernel_are_one_library(tmp_path: Path) -> None:

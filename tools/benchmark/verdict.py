@@ -1,25 +1,34 @@
 #!/usr/bin/env python3
-"""The tables of docs/results.md from the rows of several runs of `flashsmith bench`.
+"""How ours stands to the other kernels, from rounds of `flashsmith bench` in turns.
 
-    for run in 0 1 2; do
-        flashsmith bench --cells public --protocol one_by_one --rotation $run \\
-            --peers fa2,cudnn --csv verdict-$run.csv
+    for round in 0 1 2 3 4 5; do
+        flashsmith bench --cells public --protocol interleaved --rotation $round \\
+            --peers fa2,cudnn,flash_attn_4 --csv verdict-$round.csv
     done
-    python tools/benchmark/verdict.py verdict-0.csv verdict-1.csv verdict-2.csv > verdict.md
+    python tools/benchmark/verdict.py verdict-*.csv > verdict.md
 
-A file is a run. Of each cell the run in the middle counts (of two the lower), by ours over cuDNN,
-or over FA2 where there is no cuDNN. Where it is known how the best public kernel stands to cuDNN
-(--best), r is ours over cuDNN divided by it: above 1 ours is ahead of every public kernel. Exit
-status 1 when a cell of ours is wrong, or was not measured in every run.
+A file is a round: in it the contenders of a cell took turns, so that they shared one clock. Shares
+are taken within a round, and the rounds of a cell are pooled: their median, and the interval that
+holds the true median with at least 95% (by order statistics, so from six rounds on; of fewer the
+least and the most stand there, and nothing is claimed).
+
+FlashAttention 3 is not among the peers that everybody can install. For it, and for FlashAttention 4
+where no round has it, the share of cuDNN that was measured on another day stands in (--best). Such
+a ratio settles nothing finer than 3%. So a cell is 'ahead' when its interval lies above 1 beside
+the peers in turns and above 1.03 beside the ratio, 'behind' when one lies below 1 or below 0.97,
+else 'level'. Rows that were not measured in turns are shown and claim nothing.
+
+Exit status 1 when a cell of ours is wrong, or was not measured in every round.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,181 +39,332 @@ from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError, FlashsmithError
 
 BEST = Path(__file__).parents[2] / "benchmarks" / "h200" / "best-public.csv"
-FA2, CUDNN = "fa2", "cudnn"
-# What r is held against: geometric mean, worst cell.
-GRADES = (("aim", 1.10, 1.00), ("bar", 1.05, 1.00), ("must", 1.00, 0.95))
+FA2, CUDNN, FA3, FA4 = "fa2", "cudnn", "flash_attn_3", "flash_attn_4"
+NAMES = {OURS: "ours", CUDNN: "cuDNN", FA2: "FA2", FA3: "FA3", FA4: "FA4"}
+IN_TURNS = "interleaved"
+# What a ratio of another day may be off by: single cells differed by up to 4% between two days.
+RATIO_TOLERANCE = 0.03
+CONFIDENCE = 0.95
+# What must agree for rounds to be pooled.
+SETTING = ("gpu", "driver", "cuda", "torch", "flashsmith", "revision", "protocol")
 
-Run = Mapping[Problem, Mapping[str, BenchRow]]
+Round = Mapping[Problem, Mapping[str, BenchRow]]
+
+
+@dataclass(frozen=True)
+class OtherDay:
+    """Shares of cuDNN that were measured before: of FlashAttention 3, and of the best of all."""
+
+    fa3: float
+    best: float
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A share over rounds: their median, and the interval around it; ``certain``: of 95%."""
+
+    median: float
+    low: float
+    high: float
+    certain: bool
+
+    @classmethod
+    def of(cls, shares: Sequence[float]) -> Pooled:
+        """Pools at least one share."""
+        ordered = sorted(shares)
+        place = _left_out(len(ordered))
+        low, high = ordered[place or 0], ordered[-1 - (place or 0)]
+        return cls(statistics.median(ordered), low, high, place is not None)
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.median:.3f}"
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def _left_out(count: int) -> int | None:
+    """How many of so many ordered values lie outside the median's interval on either side; None
+    where all of them are too few for one."""
+    tail, outside = 0.0, None
+    for place in range(count // 2):
+        tail += math.comb(count, place) / 2**count
+        if 2 * tail > 1 - CONFIDENCE:
+            break
+        outside = place
+    return outside
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A problem's rows by contender in the run that counts; ``best``: the best public kernel over
-    cuDNN, None where that is not known."""
+    """A problem's rows, a mapping by contender for each round that timed ours."""
 
     problem: Problem
-    rows: Mapping[str, BenchRow]
-    best: float | None
-
-    def over(self, peer: str) -> float | None:
-        """Ours over a peer, in TFLOP/s."""
-        ours, other = (self.rows[n].tflops if n in self.rows else None for n in (OURS, peer))
-        return ours / other if ours and other else None
+    rounds: tuple[Mapping[str, BenchRow], ...]
+    other_day: OtherDay | None
 
     @property
-    def over_best_peer(self) -> float | None:
-        """Ours over the fastest peer that was measured."""
-        shares = [self.over(name) for name, row in self.rows.items() if row.kind == "peer"]
-        return min((share for share in shares if share), default=None)
+    def row(self) -> BenchRow:
+        """Ours of the first round."""
+        return self.rounds[0][OURS]
 
     @property
-    def r(self) -> float | None:
+    def in_turns(self) -> bool:
+        """Whether the contenders took turns."""
+        return self.row.protocol.split(",")[0] == IN_TURNS
+
+    def rate(self, name: str) -> float | None:
+        """A contender's TFLOP/s, the median of the rounds."""
+        rates = [rate for rows in self.rounds if (rate := _rate(rows, name))]
+        return statistics.median(rates) if rates else None
+
+    def over(self, name: str) -> Pooled | None:
+        """Ours over a peer."""
+        return _pooled(_share(rows, _rate(rows, name)) for rows in self.rounds)
+
+    @property
+    def over_peers(self) -> Pooled | None:
+        """Ours over the fastest peer of each round."""
+        return _pooled(_share(rows, _fastest(rows)) for rows in self.rounds)
+
+    @property
+    def over_other_day(self) -> Pooled | None:
+        """Ours over what was not in the rounds: cuDNN's rate times the ratio of another day."""
+        return _pooled(_share(rows, self._by_ratio(rows)) for rows in self.rounds)
+
+    def best_shares(self) -> list[float | None]:
+        """Ours over the best public kernel, by round: in the round, or by the ratio."""
+        shares = []
+        for rows in self.rounds:
+            others = [rate for rate in (_fastest(rows), self._by_ratio(rows)) if rate]
+            shares.append(_share(rows, max(others, default=None)))
+        return shares
+
+    @property
+    def over_best(self) -> Pooled | None:
         """Ours over the best public kernel."""
-        share = self.over(CUDNN)
-        return share / self.best if share and self.best else None
+        return _pooled(self.best_shares())
+
+    @property
+    def verdict(self) -> str:
+        """'ahead', 'level' or 'behind' by both intervals; '-' where nothing may be claimed."""
+        peers, ratio = self.over_peers, self.over_other_day
+        if not self.in_turns or peers is None or not peers.certain:
+            return "-"
+        if peers.high < 1 or (ratio and ratio.high < 1 - RATIO_TOLERANCE):
+            return "behind"
+        if peers.low > 1 and (ratio is None or ratio.low > 1 + RATIO_TOLERANCE):
+            return "ahead"
+        return "level"
+
+    def _by_ratio(self, rows: Mapping[str, BenchRow]) -> float | None:
+        cudnn = _rate(rows, CUDNN)
+        if self.other_day is None or cudnn is None:
+            return None
+        if _rate(rows, FA4) is None:
+            return cudnn * self.other_day.best
+        return None if _rate(rows, FA3) else cudnn * self.other_day.fa3
 
 
-def read_run(path: Path) -> Run:
+def _rate(rows: Mapping[str, BenchRow], name: str) -> float | None:
+    row = rows.get(name)
+    return row.tflops if row is not None and row.verdict == "pass" and row.tflops else None
+
+
+def _fastest(rows: Mapping[str, BenchRow]) -> float | None:
+    rates = [_rate(rows, name) for name, row in rows.items() if row.kind == "peer"]
+    return max((rate for rate in rates if rate), default=None)
+
+
+def _share(rows: Mapping[str, BenchRow], other: float | None) -> float | None:
+    ours = _rate(rows, OURS)
+    return ours / other if ours and other else None
+
+
+def _pooled(shares: Iterable[float | None]) -> Pooled | None:
+    known = [share for share in shares if share]
+    return Pooled.of(known) if known else None
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_round(path: Path) -> Round:
     """A file's rows by problem and contender.
 
     Raises ArgumentError when the file is unusable, or has a contender of a problem twice.
     """
-    run: dict[Problem, dict[str, BenchRow]] = {}
+    found: dict[Problem, dict[str, BenchRow]] = {}
     for row in read_rows(path):
-        found = run.setdefault(row.problem, {})
-        if row.contender in found:
+        rows = found.setdefault(row.problem, {})
+        if row.contender in rows:
             raise ArgumentError(
-                f"{path}: {row.contender} on '{row.problem}' stands there twice; a file is one run"
+                f"{path}: {row.contender} on '{row.problem}' stands there twice; a file is one "
+                "round"
             )
-        found[row.contender] = row
-    return run
+        rows[row.contender] = row
+    return found
 
 
-def read_best(path: Path) -> dict[Problem, float]:
-    """The best public kernel over cuDNN, by problem."""
+def read_best(path: Path) -> dict[Problem, OtherDay]:
+    """The best public kernels over cuDNN, by problem."""
     with path.open(encoding="utf-8", newline="") as file:
         return {
-            Problem.parse(row["problem"]): float(row["best_over_cudnn"])
+            Problem.parse(row["problem"]): OtherDay(
+                float(row["fa3"]) / float(row["cudnn"]), float(row["best_over_cudnn"])
+            )
             for row in csv.DictReader(file)
         }
 
 
-def gaps(runs: Mapping[str, Run]) -> list[str]:
+def gaps(rounds: Mapping[str, Round]) -> list[str]:
     """What is missing or wrong, a sentence each."""
-    problems = dict.fromkeys(problem for run in runs.values() for problem in run)
-    found = []
-    for name, run in runs.items():
+    problems = dict.fromkeys(problem for found in rounds.values() for problem in found)
+    sentences = []
+    for name, found in rounds.items():
         for problem in problems:
-            row = run.get(problem, {}).get(OURS)
+            row = found.get(problem, {}).get(OURS)
             if row is None:
-                found.append(f"{name}: ours on '{problem}' was not measured")
+                sentences.append(f"{name}: ours on '{problem}' was not measured")
             elif row.verdict != "pass" or not row.tflops:
-                found.append(f"{name}: ours on '{problem}': {row.verdict} {row.note}".rstrip())
-    return found
+                sentences.append(f"{name}: ours on '{problem}': {row.verdict} {row.note}".rstrip())
+    return sentences
 
 
-def make_cells(runs: Sequence[Run], best: Mapping[Problem, float]) -> list[Cell]:
-    """A cell for every problem that ours was timed on, in the order of the first run."""
+def make_cells(rounds: Sequence[Round], best: Mapping[Problem, OtherDay]) -> list[Cell]:
+    """A cell for every problem that ours was timed on, in the order of the first round.
+
+    Raises ArgumentError where a cell's rounds are not of one GPU, one version and one protocol.
+    """
     cells = []
-    for problem in dict.fromkeys(problem for run in runs for problem in run):
-        found = [Cell(problem, run[problem], best.get(problem)) for run in runs if problem in run]
-        timed = [cell for cell in found if cell.rows.get(OURS) and cell.rows[OURS].tflops]
+    for problem in dict.fromkeys(problem for found in rounds for problem in found):
+        timed = [rows for found in rounds if _rate(rows := found.get(problem, {}), OURS)]
         if timed:
-            cells.append(_in_the_middle(timed))
+            _check_setting(problem, [rows[OURS] for rows in timed])
+            cells.append(Cell(problem, tuple(timed), best.get(problem)))
     return cells
 
 
-def _in_the_middle(cells: Sequence[Cell]) -> Cell:
-    def speed(cell: Cell) -> float:
-        return cell.over(CUDNN) or cell.over(FA2) or cell.rows[OURS].tflops or 0.0
+def _check_setting(problem: Problem, rows: Sequence[BenchRow]) -> None:
+    for name in SETTING:
+        values = sorted({getattr(row, name) for row in rows})
+        if len(values) > 1:
+            raise ArgumentError(
+                f"'{problem}': rounds of {name} {' and '.join(values)} are not pooled; give those "
+                "of one"
+            )
 
-    middle = statistics.median_low([speed(cell) for cell in cells])
-    return next(cell for cell in cells if speed(cell) == middle)
+
+# --- the tables ----------------------------------------------------------------------------------
 
 
-def report(cells: Sequence[Cell], runs: int) -> str:
-    """The tables as Markdown: the cells with r, then the others, each with its summary."""
-    ranked = [cell for cell in cells if cell.r]
-    others = [cell for cell in cells if not cell.r]
-    parts = [_environment(cells, runs)] if cells else ["no cell was measured"]
-    if ranked:
-        rates = [cell.r for cell in ranked if cell.r]
-        parts += [_table(ranked, with_r=True), _summary("r", rates, ranked), _grade(rates)]
-    if others:
-        parts.append(_table(others, with_r=False))
-    for name, peer in (("ours / FA2", FA2), ("ours / cuDNN", CUDNN)):
-        shown = [cell for cell in cells if cell.over(peer)]
-        if shown:
-            parts.append(_summary(name, [cell.over(peer) or 0.0 for cell in shown], shown))
+def report(cells: Sequence[Cell], rounds: int) -> str:
+    """The tables as Markdown: the cells whose best public kernel is known, then the others."""
+    if not cells:
+        return "no cell was measured\n"
+    known = [cell for cell in cells if cell.other_day]
+    others = [cell for cell in cells if not cell.other_day]
+    parts = [_environment(cells, rounds)]
+    for group in (known, others):
+        if group:
+            parts += [_table(group), _summary("best", group)]
+    for name in (CUDNN, FA2, FA4):
+        shares = [(cell, share) for cell in cells if (share := cell.over(name))]
+        if shares:
+            least, share = min(shares, key=lambda pair: pair[1].median)
+            mean = statistics.geometric_mean(share.median for _, share in shares)
+            parts.append(
+                f"ours / {NAMES[name]}: geometric mean {mean:.3f} over {len(shares)} cells, least "
+                f"{share} ({least.problem})."
+            )
     return "\n\n".join(parts) + "\n"
 
 
-def _environment(cells: Sequence[Cell], runs: int) -> str:
-    row = cells[0].rows[OURS]
-    return (
+def _environment(cells: Sequence[Cell], rounds: int) -> str:
+    row = cells[0].row
+    text = (
         f"{row.gpu}, driver {row.driver}, CUDA {row.cuda}, torch {row.torch}, flashsmith "
-        f"{row.flashsmith} ({row.revision}); {row.protocol}, the median of {runs} run(s); "
-        "TFLOP/s of 4 b h s_q s_k d, halved when causal."
+        f"{row.flashsmith} ({row.revision}); {row.protocol}, {rounds} round(s): the median, and in "
+        "brackets its 95% interval; TFLOP/s of 4 b h s_q s_k d, halved when causal."
     )
+    if not all(cell.in_turns for cell in cells):
+        text += " Contenders did not take turns: nothing is claimed."
+    elif _left_out(min(len(cell.rounds) for cell in cells)) is None:
+        text += " Fewer than six rounds have no such interval: least and most, and no claim."
+    return text
 
 
-def _table(cells: Sequence[Cell], with_r: bool) -> str:
-    last = ("best / cuDNN", "r") if with_r else ("ours / FA2", "ours / best peer")
-    head = ("problem", "batch", "seq", "ours", "cuDNN", "FA2", "ours / cuDNN", *last, "config")
+def _table(cells: Sequence[Cell]) -> str:
+    names = [n for n in (OURS, CUDNN, FA2, FA3, FA4) if any(cell.rate(n) for cell in cells)]
+    head = ["problem", "batch", "seq", *(NAMES[name] for name in names), "ours / fastest peer"]
+    by_ratio = any(cell.over_other_day for cell in cells)
+    if by_ratio:
+        head.append("ours / best, by another day's ratio")
+    head += ["rounds", "verdict", "config"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for cell in cells:
-        row = cell.rows[OURS]
-        shares = (cell.best, cell.r) if with_r else (cell.over(FA2), cell.over_best_peer)
-        values = (
-            describe(row), str(row.batch), str(row.seq_k),
-            *(_rate(cell.rows.get(name)) for name in (OURS, CUDNN, FA2)),
-            *map(_share, (cell.over(CUDNN), *shares)), row.config,
-        )  # fmt: skip
+        values = [describe(cell.row), str(cell.row.batch), str(cell.row.seq_k)]
+        values += [_shown(cell.rate(name), ".0f") for name in names]
+        values.append(_shown(cell.over_peers))
+        if by_ratio:
+            values.append(_shown(cell.over_other_day, ""))
+        values += [str(len(cell.rounds)), cell.verdict, cell.row.config]
         lines.append(f"| {' | '.join(values)} |")
     return "\n".join(lines)
 
 
-def _summary(name: str, shares: Sequence[float], cells: Sequence[Cell]) -> str:
-    worst = min(range(len(shares)), key=lambda place: shares[place])
-    mean = statistics.geometric_mean(shares)
+def _shown(value: float | Pooled | None, form: str = "") -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, Pooled) else format(value, form)
+
+
+def _summary(name: str, cells: Sequence[Cell]) -> str:
+    shown = [(cell, share) for cell in cells if (share := cell.over_best)]
+    if not shown:
+        return f"ours / {name}: no peer was measured."
+    # The mean of each round that has all of these cells, so that it has a spread of its own.
+    count = max(len(cell.rounds) for cell, _ in shown)
+    by_round = [
+        [share for share in shares if share]
+        for shares in zip(*(_padded(cell, count) for cell, _ in shown), strict=True)
+    ]
+    means = [statistics.geometric_mean(s) for s in by_round if len(s) == len(shown)]
+    mean = (
+        str(Pooled.of(means))
+        if means
+        else f"{statistics.geometric_mean(share.median for _, share in shown):.3f}"
+    )
+    least, share = min(shown, key=lambda pair: pair[1].median)
+    verdicts = [cell.verdict for cell, _ in shown]
+    claim = ", ".join(f"{verdicts.count(word)} {word}" for word in ("ahead", "level", "behind"))
+    if "-" in verdicts:
+        claim = "nothing claimed"
     return (
-        f"{name}: geometric mean {mean:.3f} over {len(shares)} cells, worst {shares[worst]:.3f} "
-        f"({cells[worst].problem}), {sum(share < 1 for share in shares)} below 1, "
-        f"{sum(share < 0.95 for share in shares)} below 0.95."
+        f"ours / {name}: geometric mean {mean} over {len(shown)} cells, least {share} "
+        f"({least.problem}); {claim}."
     )
 
 
-def _grade(shares: Sequence[float]) -> str:
-    mean, worst = statistics.geometric_mean(shares), min(shares)
-    for name, least_mean, least in GRADES:
-        if mean >= least_mean and worst >= least:
-            return f"Reached: {name} (geometric mean {least_mean:.2f}, no cell below {least:.2f})."
-    name, least_mean, least = GRADES[-1]
-    return f"Missed: {name} (geometric mean {least_mean:.2f}, no cell below {least:.2f})."
-
-
-def _rate(row: BenchRow | None) -> str:
-    return f"{row.tflops:.0f}" if row is not None and row.tflops else "-"
-
-
-def _share(share: float | None) -> str:
-    return f"{share:.3f}" if share else "-"
+def _padded(cell: Cell, count: int) -> list[float | None]:
+    # A cell that lacks a round cannot say which; only complete cells line up by round.
+    shares = cell.best_shares()
+    return shares if len(shares) == count else [None] * count
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("verdict.py", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("runs", nargs="+", type=Path, metavar="ROWS", help="CSV, JSON or Parquet")
+    parser.add_argument("rounds", nargs="+", type=Path, metavar="ROWS", help="CSV, JSON or Parquet")
     parser.add_argument("--best", type=Path, default=BEST, help=f"default: {BEST.name}")
     options = parser.parse_args(arguments)
     try:
-        runs = {str(path): read_run(path) for path in options.runs}
-        best = read_best(options.best)
+        rounds = {str(path): read_round(path) for path in options.rounds}
+        cells = make_cells(list(rounds.values()), read_best(options.best))
     except (FlashsmithError, OSError, KeyError) as error:
         print(f"verdict.py: {error}", file=sys.stderr)
         return 2
-    print(report(make_cells(list(runs.values()), best), len(runs)), end="")
-    missing = gaps(runs)
+    print(report(cells, len(rounds)), end="")
+    missing = gaps(rounds)
     for sentence in missing:
         print(sentence, file=sys.stderr)
     return int(bool(missing))

@@ -1,22 +1,30 @@
 #!/usr/bin/env bash
-# One run of the verdict on a GPU; three of them, at different times, make the table of
-# docs/results.md. Each begins with another contender, and takes do_bench's protocol.
+# Rounds of the verdict on a GPU: the contenders of each cell in turns, FlashAttention 4 among them
+# where it is installed. The rounds of several runs, at different times, are pooled into one table.
 #
-#   tools/gpu/verdict.sh OUT RUN [SETS]     RUN: 0, 1 or 2; SETS: of cells (default: public)
+#   tools/gpu/verdict.sh OUT RUN [SETS]     RUN: a number; SETS: of cells (default: public)
 #
-# Every run writes OUT/verdict-SETS-RUN.csv anew, and prints the table of all runs there are.
+# A run is ROUNDS rounds (default 5), each of them OUT/verdict-SETS-RUN-ROUND.csv anew, beginning
+# with another contender. It prints the table of all rounds of these sets in OUT. PEERS names others
+# than fa2,cudnn,flash_attn_4. A round that fails ends the run; those before it count.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 usage="usage: tools/gpu/verdict.sh OUT RUN [SETS]"
 out=${1:?"$usage"} run=${2:?"$usage"} sets=${3:-public}
+[[ $run =~ ^[0-9]+$ ]] || { echo "RUN='$run': give a number; $usage" >&2; exit 2; }
 mkdir -p "$out"
 rows=$out/verdict-${sets//,/-}
-rm -f "$rows-$run.csv"
+rm -f "$rows-$run"-*.csv
 status=0
-python3 -m flashsmith bench --kernels ours --cells "$sets" --protocol one_by_one \
-    --rotation "$run" --peers "${PEERS:-fa2,cudnn}" --csv "$rows-$run.csv" \
-    >"$rows-$run.log" 2>&1 || status=$?
-[ "$status" -eq 0 ] || tail -n 15 "$rows-$run.log"
-[ -s "$rows-$run.csv" ] || exit "$status"
-python3 tools/benchmark/verdict.py "$rows"-[0-9].csv | tee "$rows.md"
+for ((round = 0; round < ${ROUNDS:-5}; round++)); do
+    name=$rows-$run-$round
+    python3 -m flashsmith bench --kernels ours --cells "$sets" --protocol interleaved \
+        --rotation "$((run + round))" --peers "${PEERS:-fa2,cudnn,flash_attn_4}" \
+        --csv "$name.csv" >"$name.log" 2>&1 || status=$?
+    [ "$status" -eq 0 ] || { tail -n 15 "$name.log" >&2; break; }
+done
+shopt -s nullglob
+rounds=("$rows"-[0-9]*-[0-9]*.csv)
+[ "${#rounds[@]}" -gt 0 ] || exit "$status"
+python3 tools/benchmark/verdict.py "${rounds[@]}" | tee "$rows.md" || status=$?
 exit "$status"

@@ -1,0 +1,95 @@
+"""README and the pages for newcomers say what the code does: GPUs, limits, arguments, extras."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import flashsmith
+from flashsmith.configs import Problem, device_spec
+from flashsmith.configs.device_spec import KNOWN_DEVICES
+from flashsmith.runtime import arguments
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+LIMITS = (ROOT / "docs" / "limits.md").read_text()
+TABLES = ROOT / "src" / "flashsmith" / "tuning" / "tables"
+
+
+def section(text: str, heading: str) -> str:
+    return text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def test_the_readme_links_every_page() -> None:
+    documentation = section(README, "Documentation")
+    for path in (ROOT / "docs").glob("*.md"):
+        assert f"](docs/{path.name})" in documentation, path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "heading"),
+    [(LIMITS, "GPUs"), (README, "GPUs, drivers, extras")],
+    ids=["limits", "readme"],
+)
+def test_the_gpus_are_those_that_are_known(text: str, heading: str) -> None:
+    """Every known one is named; as measured those, and only those, that a table ships for."""
+    rows = [line.lower() for line in section(text, heading).splitlines() if line.startswith("|")]
+    for device in KNOWN_DEVICES:
+        (row,) = [
+            row for row in rows if re.search(rf"\b{device.name.lower()}\b", row.split("|")[1])
+        ]
+        shipped = (TABLES / f"{device.name.lower()}.json").exists()
+        assert shipped == bool(re.search(r"\ba (measured table|table measured)\b", row)), row
+    assert [path.stem for path in TABLES.glob("*.json")] == ["h200"]
+    assert "driver 580" in text
+
+
+@pytest.mark.parametrize("device", KNOWN_DEVICES, ids=lambda device: device.name)
+def test_kernels_are_chosen_from_the_evidence_that_the_pages_name(device) -> None:
+    choice = flashsmith.choose(Problem.parse("b16 s4096 h16 d128 fp16"), device_spec(device.name))
+    if device.name == "H200":
+        assert choice.evidence == "table"
+    elif device.arch == 90:
+        assert choice.evidence in ("nearest", "related")
+    else:
+        assert choice.evidence == "cost model"
+        assert choice.config.FAMILY == "mma_sync"
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    sizes = section(LIMITS, "Sizes")
+    assert arguments.LONGEST == 2**30 - 1
+    assert "2^30 - 1" in sizes
+    assert arguments.MOST_BLOCKS == 2**31 - 1
+    assert "2^31 - 1" in sizes
+    assert "multiples of 8;" in sizes
+    assert arguments.D_STEP == 8
+
+
+def test_every_argument_of_flash_attn_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "coming-from-flash-attn.md").read_text()
+    for function in (flashsmith.flash_attn_func, flashsmith.flash_attn_varlen_func):
+        for name in inspect.signature(function).parameters:
+            assert name in ("q", "k", "v") or re.search(rf"`{name}\b", page), name
+
+
+def test_the_readme_names_every_extra() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    table = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
+    extras = re.findall(r"^(\w+) = \[", table, re.MULTILINE)
+    assert len(extras) > 6
+    for extra in extras:
+        assert re.search(rf"`(\.\[{extra}\]|{extra})`", README), extra
+
+
+def test_the_readmes_speed_is_that_of_the_results() -> None:
+    """One line of speed, with its conditions; the rows behind the chart are kept."""
+    results = (ROOT / "docs" / "results.md").read_text()
+    assert "1.06 times the best of FlashAttention 3, FlashAttention 4 and cuDNN" in README
+    assert "measured on 2026-11-22" in README
+    assert "best of FA3, FA4 and cuDNN: geometric mean 1.06" in results
+    assert "Measured on 2026-11-22" in results
+    assert "the bar (mean" not in results
