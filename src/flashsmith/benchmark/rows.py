@@ -18,7 +18,7 @@ from typing import Any, Literal, TextIO, get_args, get_type_hints
 from flashsmith.benchmark.csv_append import CsvAppender
 from flashsmith.benchmark.json_numbers import for_json
 from flashsmith.configs import Problem
-from flashsmith.errors import ArgumentError, DependencyError
+from flashsmith.errors import ArgumentError, DependencyError, install_extra
 
 Kind = Literal["ours", "peer"]
 Verdict = Literal["pass", "fail", "absent", "error"]
@@ -204,7 +204,7 @@ def _pyarrow() -> tuple[Any, Any]:
         from pyarrow import parquet
     except ImportError:
         raise DependencyError(
-            "Parquet files need pyarrow: pip install 'flashsmith[parquet]', or write .csv or .json"
+            f"Parquet files need pyarrow: {install_extra('parquet')}, or write .csv or .json"
         ) from None
     return pyarrow, parquet
 

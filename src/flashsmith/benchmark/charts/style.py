@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashsmith.benchmark.writable import require_writable
-from flashsmith.errors import ArgumentError, DependencyError
+from flashsmith.errors import ArgumentError, DependencyError, install_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +90,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise DependencyError(
-            "pictures need matplotlib, not installed here; pip install 'flashsmith[bench]'"
+            f"pictures need matplotlib, not installed here; {install_extra('bench')}"
         ) from error
 
 
