@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -162,7 +163,12 @@ def test_advice_works_from_a_checkout() -> None:
 
 @pytest.mark.full
 def test_a_wheel_is_for_linux_on_x86_64(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path)]
-    subprocess.run([*pip, str(ROOT)], check=True, timeout=300)
-    (wheel,) = tmp_path.iterdir()
+    # A copy, since setuptools leaves a build folder behind.
+    source, wheels = tmp_path / "source", tmp_path / "wheels"
+    shutil.copytree(ROOT / "src", source / "src")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels)]
+    subprocess.run([*pip, str(source)], check=True, timeout=300)
+    (wheel,) = wheels.iterdir()
     assert re.fullmatch(r"flashsmith-[\d.]+-py3-none-linux_x86_64\.whl", wheel.name)
