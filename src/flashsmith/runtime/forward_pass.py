@@ -105,7 +105,7 @@ def forward(
         IllegalConfigError: no kernel can be built for the config on this device.
         KernelNotBuiltError: it is not built, and FLASHSMITH_JIT=0 or a CUDA graph is captured.
         EmulationTooLongError: the estimate for the emulator is above 60 s and emulate is False.
-        LaunchError: the GPU refused the launch.
+        LaunchError: the GPU refused the launch, or its driver is too old for the library.
     """
     options = (
         causal,

@@ -93,7 +93,7 @@ def _nvml_sensor(ordinal: int) -> Sensor:
     except ImportError:
         raise _Absent(
             "SM clock and power are not read: nvidia-ml-py is not installed; "
-            f"{install_extra('bench')}"
+            + install_extra("bench")
         ) from None
     try:
         pynvml.nvmlInit()
