@@ -78,3 +78,11 @@ class EmulatorError(FlashsmithError, RuntimeError):
 
 class EmulationTooLongError(FlashsmithError, RuntimeError):
     """The estimate for a run in the emulator is over the limit and emulate=True was not given."""
+
+
+def install_extra(extra: str) -> str:
+    """How to get the packages of one of flashsmith's extras, for a message.
+
+    From the source, since no package index has flashsmith.
+    """
+    return f"run pip install '.[{extra}]' in a checkout of flashsmith"

@@ -229,7 +229,7 @@ def test_a_sensor_that_knows_one_thing_only() -> None:
 def test_without_nvml_there_are_no_readings_and_it_says_why(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     telemetry = Telemetry()
-    assert "flashsmith[bench]" in telemetry.absence
+    assert "pip install '.[bench]'" in telemetry.absence
     with telemetry.reading() as reading:
         pass
     assert (reading.sm_clock_mhz, reading.power_w) == (None, None)

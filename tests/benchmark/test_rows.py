@@ -186,7 +186,7 @@ def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(DependencyError, match=r"flashsmith\[parquet\]"):
+    with pytest.raises(DependencyError, match=r"pip install '\.\[parquet\]'"):
         write_rows(tmp_path / "rows.parquet", [ROW])
     assert list(tmp_path.iterdir()) == []
 

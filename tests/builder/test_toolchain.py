@@ -62,7 +62,7 @@ def test_no_nvcc(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setattr(module, "_pip_nvcc", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with refused(r"nvcc: not found.*pip install 'cuda-toolkit\[nvcc"):
+    with refused(r"nvcc: not found.*the extra 'compiler'.*pip install '\.\[compiler\]'"):
         find_toolchain()
 
 

@@ -50,8 +50,9 @@ def test_configs_in_the_text_parse(path: Path) -> None:
 
 def test_the_ci_run_uses_the_readmes_test_command() -> None:
     readme, run = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
-    assert "pip install . && flashsmith run" in readme
+    assert "pip install '.[compiler]' && flashsmith run" in readme
     assert "pip install '.[test]' && pytest" in readme
+    assert "pip install --quiet '.[compiler]'\nflashsmith --version\nflashsmith run" in run
     # What the extra brings lets the tests that need PyTorch and a real model run, too.
     assert "pip install --quiet '.[test,models]'\npytest " in run
 

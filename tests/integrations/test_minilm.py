@@ -178,4 +178,4 @@ def test_the_command(tmp_path: Path) -> None:
 def test_the_command_needs_a_file_that_is_there(tmp_path: Path) -> None:
     done = flashsmith("demo", "minilm", "--file", str(tmp_path / "none.txt"))
     assert done.returncode == 2
-    assert "none.txt" in done.stderr or "pip install 'flashsmith[models]'" in done.stderr
+    assert "none.txt" in done.stderr or "pip install '.[models]'" in done.stderr

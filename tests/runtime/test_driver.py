@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.runtime import driver, gpu_count, query_gpu
 from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.libraries import LoadedKernel
 
 # CUdevice_attribute: value, as an H200 answers.
 H200 = {
@@ -32,12 +35,17 @@ class PretendedDriver:
     """One GPU whose memory is the host's. ``calls`` names what was called."""
 
     def __init__(self) -> None:
+        self.version = 13000
         self.calls: list[str] = []
         self.memory: dict[int, Any] = {}
         self.current: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"unexpected driver call {name}")
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = self.version
+        return 0
 
     def cuDeviceGetCount(self, count: Any) -> int:
         count._obj.value = 1
@@ -200,3 +208,48 @@ def test_a_broken_driver_is_an_error_and_not_a_missing_gpu(
     monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: Library())
     with pytest.raises(LaunchError, match="cuInit: CUDA error 2: out of memory"):
         driver._load.__wrapped__()
+
+
+class TestOldDriver:
+    """Libraries link the CUDA of the nvcc that built them."""
+
+    @pytest.fixture(autouse=True)
+    def _cuda_12_4(self, pretended: PretendedDriver) -> None:
+        pretended.version = 12040
+
+    @pytest.fixture
+    def module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        path = tmp_path / "version"
+        monkeypatch.setattr(driver, "_KERNEL_MODULE", path)
+        return path
+
+    def test_an_older_driver_is_an_error_with_both_versions_and_the_way_out(
+        self, module: Path
+    ) -> None:
+        module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
+        with pytest.raises(LaunchError) as caught:
+            driver.check_runs("13.0.88 (cuda_13.0.r13.0/compiler.36424714_0)")
+        text = str(caught.value)
+        assert text.startswith("the NVIDIA driver 550.54.15 runs CUDA 12.4 and older, and this")
+        assert "links CUDA 13.0, which needs driver 580 or newer: update the driver" in text
+        assert "CUDA_HOME at a CUDA 12 toolkit" in text
+
+    def test_a_driver_that_does_not_say_its_version(self, module: Path) -> None:
+        with pytest.raises(LaunchError, match=r"the NVIDIA driver runs CUDA 12\.4 and older"):
+            driver.check_runs("14.1.0")
+
+    @pytest.mark.parametrize("linked", ["12.0.140", "12.4.131", "12.9.86", "11.8.89"])
+    def test_libraries_of_the_same_major_version_and_older_ones_run(self, linked: str) -> None:
+        driver.check_runs(linked)
+
+    def test_the_first_call_says_so(self) -> None:
+        """Before anything is asked of the library, whose CUDA would only say that it is too old."""
+        library = SimpleNamespace(manifest=SimpleNamespace(nvcc_version="13.0.88"))
+        kernel = LoadedKernel(None, library, 0, None)  # type: ignore[arg-type]
+        with pytest.raises(LaunchError, match="needs driver 580 or newer"):
+            kernel.prepare(None, 0)  # type: ignore[arg-type]
+
+
+def test_without_a_driver_none_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_load", lambda: None)
+    driver.check_runs("13.0.88")

@@ -23,7 +23,7 @@ from flashsmith.benchmark.json_numbers import for_json
 from flashsmith.benchmark.typed_records import LARGEST, MOST_CHARACTERS
 from flashsmith.builder.files import written_beside
 from flashsmith.configs import Problem
-from flashsmith.errors import ArgumentError, DependencyError
+from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, read_json
 
@@ -204,7 +204,7 @@ def _pyarrow() -> tuple[Any, Any]:
         from pyarrow import parquet
     except ImportError:
         raise DependencyError(
-            "Parquet files need pyarrow: pip install 'flashsmith[parquet]', or write .csv or .json"
+            f"Parquet files need pyarrow: {install_extra('parquet')}, or write .csv or .json"
         ) from None
     return pyarrow, parquet
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from flashsmith import env
 from flashsmith.builder.scratch import require_plain
-from flashsmith.errors import ToolchainError
+from flashsmith.errors import ToolchainError, install_extra
 from flashsmith.host import require_supported_host
 
 # A config is a class-type template argument (C++20) for both compilers.
 _OLDEST_NVCC = (12, 0)
 _OLDEST_GXX = (11,)
 
-_PIP_ADVICE = (
-    "install the compiler with: pip install 'cuda-toolkit[nvcc,nvvm,crt,cudart,cccl]==13.0.*', "
+_NVCC_ADVICE = (
+    f"the extra 'compiler' brings one: {install_extra('compiler')}; "
     "or point CUDA_HOME at a CUDA toolkit"
 )
 _GXX_ADVICE = "install g++ 11 or later, for example with: apt-get install g++"
@@ -50,7 +50,7 @@ class Toolchain:
             known = ", ".join(f"sm_{a}" for a in sorted(self.archs))
             raise ToolchainError(
                 f"arch: {self.nvcc} ({self.nvcc_version}) cannot compile for sm_{arch}; "
-                f"it knows {known}. Choose one of these or {_PIP_ADVICE}"
+                f"it knows {known}. Choose one of these, or another compiler: {_NVCC_ADVICE}"
             )
 
 
@@ -93,7 +93,7 @@ def _find_nvcc() -> Path:
         return nvcc
     found = _pip_nvcc() or shutil.which("nvcc")
     if found is None:
-        raise ToolchainError(f"nvcc: not found, neither from pip nor on PATH; {_PIP_ADVICE}")
+        raise ToolchainError(f"nvcc: not found, neither from pip nor on PATH; {_NVCC_ADVICE}")
     # PATH often holds a link; headers and libraries lie beside the real one.
     return Path(found).resolve()
 
@@ -136,31 +136,31 @@ def _cuda_include_dir(root: Path) -> Path:
     for candidate in (root / "include", root / "targets" / "x86_64-linux" / "include"):
         if (candidate / "cuda_runtime.h").is_file():
             return candidate
-    raise ToolchainError(f"cuda_runtime.h: not in {root}/include; {_PIP_ADVICE}")
+    raise ToolchainError(f"cuda_runtime.h: not in {root}/include; {_NVCC_ADVICE}")
 
 
 def _cuda_lib_dir(root: Path) -> Path:
     for name in ("lib", "lib64", "targets/x86_64-linux/lib"):
         if (root / name / "libcudart_static.a").is_file():
             return root / name
-    raise ToolchainError(f"libcudart_static.a: not in {root}/lib or lib64; {_PIP_ADVICE}")
+    raise ToolchainError(f"libcudart_static.a: not in {root}/lib or lib64; {_NVCC_ADVICE}")
 
 
 def _nvcc_version(nvcc: Path) -> str:
-    text = _output([str(nvcc), "--version"], _PIP_ADVICE)
+    text = _output([str(nvcc), "--version"], _NVCC_ADVICE)
     match = re.search(r"release (\d+)\.(\d+), V([\d.]+)", text)
     if match is None:
-        raise ToolchainError(f"{nvcc}: its --version is not nvcc's: {text!r}; {_PIP_ADVICE}")
+        raise ToolchainError(f"{nvcc}: its --version is not nvcc's: {text!r}; {_NVCC_ADVICE}")
     if (int(match[1]), int(match[2])) < _OLDEST_NVCC:
         raise ToolchainError(
-            f"{nvcc}: release {match[1]}.{match[2]} is too old, C++20 needs 12.0; {_PIP_ADVICE}"
+            f"{nvcc}: release {match[1]}.{match[2]} is too old, C++20 needs 12.0; {_NVCC_ADVICE}"
         )
     build = re.search(r"^Build (\S+)$", text, re.MULTILINE)
     return f"{match[3]} ({build[1]})" if build else match[3]
 
 
 def _nvcc_archs(nvcc: Path) -> frozenset[int]:
-    text = _output([str(nvcc), "--list-gpu-code"], _PIP_ADVICE)
+    text = _output([str(nvcc), "--list-gpu-code"], _NVCC_ADVICE)
     return frozenset(int(found) for found in re.findall(r"^sm_(\d+)$", text, re.MULTILINE))
 
 

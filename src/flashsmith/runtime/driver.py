@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from pathlib import Path
 
 from flashsmith.configs import DeviceSpec
 from flashsmith.errors import ArgumentError, LaunchError
@@ -28,6 +29,10 @@ _CTAS_PER_SM = 106
 # CUresult codes that mean 'there is no GPU here', not 'something broke': the toolkit's stub in the
 # driver's place, and no device.
 _NO_GPU = (34, 100)
+
+# The oldest driver that runs programs linked with a CUDA of this major version.
+_OLDEST_DRIVERS = {12: 525, 13: 580}
+_KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 
 @lru_cache(maxsize=1)
@@ -80,6 +85,44 @@ def _attribute(device: int, attribute: int) -> int:
     value = ctypes.c_int()
     call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
     return value.value
+
+
+def driver_version() -> str:
+    """The kernel module's own, such as '550.54.15'; '' where it does not say."""
+    try:
+        words = _KERNEL_MODULE.read_text().split()
+    except OSError:
+        return ""
+    return next((word for word in words if word[:1].isdigit() and "." in word), "")
+
+
+def cuda_version() -> tuple[int, int]:
+    """The newest CUDA that the driver runs. Raises LaunchError where there is none."""
+    version = ctypes.c_int()
+    call("cuDriverGetVersion", ctypes.byref(version))
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def check_runs(linked: str) -> None:
+    """Raises LaunchError where the driver is too old for a library that links CUDA ``linked``.
+
+    A driver runs what any release of its own major version ('13.0.88') links, and older ones.
+    Nothing is asked where there is no driver.
+    """
+    if _load() is None:
+        return
+    needed = int(linked.partition(".")[0])
+    major, minor = cuda_version()
+    if major >= needed:
+        return
+    release, oldest = driver_version(), _OLDEST_DRIVERS.get(needed)
+    raise LaunchError(
+        f"the NVIDIA driver {release + ' ' if release else ''}runs CUDA {major}.{minor} and older, "
+        f"and this kernel library links CUDA {'.'.join(linked.split('.')[:2])}, which needs "
+        f"{f'driver {oldest} or newer' if oldest else 'a newer driver'}: update the driver. Or "
+        f"build with an older CUDA: point CUDA_HOME at a CUDA {major} toolkit and run "
+        "'flashsmith cache clear'"
+    )
 
 
 @cache

@@ -20,6 +20,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.runtime import driver, forks, prepared
 from flashsmith.runtime.allocation import allocate, host_array
 from flashsmith.runtime.arguments import check_config, check_device, check_fit
+from flashsmith.runtime.array import Array
 from flashsmith.runtime.call import ForwardCall, forward_call, unplaced_call
 from flashsmith.runtime.capturing import is_capturing
 from flashsmith.runtime.emulation import check_estimate, run_in_emulator
@@ -47,18 +48,18 @@ Chooser = Callable[..., KernelConfig]
 
 def forward(
     cfg: KernelConfig,
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array | None = None,
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
     softcap: float = 0.0,
     scale: float | None = None,
-    sinks: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
+    sinks: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     return_lse: bool = False,
@@ -106,7 +107,7 @@ def forward(
         IllegalConfigError: no kernel can be built for the config on this device.
         KernelNotBuiltError: it is not built, and FLASHSMITH_JIT=0 or a CUDA graph is captured.
         EmulationTooLongError: the estimate for the emulator is above 60 s and emulate is False.
-        LaunchError: the GPU refused the launch.
+        LaunchError: the GPU refused the launch, or its driver is too old for the library.
     """
     options = (
         causal,
@@ -126,10 +127,10 @@ def forward(
 
 def forward_timed(
     cfg: KernelConfig,
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array | None = None,
     *,
     emulate: bool = False,
     **options: Any,

@@ -31,6 +31,7 @@ from flashsmith.errors import (
     LaunchError,
 )
 from flashsmith.runtime.call import ForwardCall
+from flashsmith.runtime.driver import check_runs
 from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan, plan_from_library
 
@@ -92,8 +93,10 @@ class LoadedKernel:
         has it return the milliseconds between two events around the launch. It raises LaunchError
         with CUDA's words when the launch is refused. Threads may share it.
 
-        Raises ArgumentError when the kernel cannot serve the problem or the device.
+        Raises ArgumentError when the kernel cannot serve the problem or the device, and LaunchError
+        when the driver is too old for the library.
         """
+        check_runs(self.library.manifest.nvcc_version)
         try:
             function = self.functions.prepare(self.index, *call.library_arguments(), ordinal, timed)
         except ValueError as error:

@@ -7,25 +7,26 @@ from typing import Any
 from flashsmith.configs import FAMILIES, KernelConfig
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import run_call
+from flashsmith.runtime.array import Array
 from flashsmith.runtime.options import NO_WINDOW
 from flashsmith.tuning.choice import choose_config
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] = NO_WINDOW,
     softcap: float = 0.0,
     scale: float | None = None,
-    sinks: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
+    sinks: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-    out: Any = None,
+    out: Array | None = None,
     return_lse: bool = False,
     return_row_max: bool = False,
     config: KernelConfig | None = None,

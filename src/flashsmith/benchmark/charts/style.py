@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flashsmith.benchmark.charts.labels import label
 from flashsmith.benchmark.writable import require_writable
-from flashsmith.errors import ArgumentError, DependencyError
+from flashsmith.errors import ArgumentError, DependencyError, install_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise DependencyError(
-            "pictures need matplotlib, not installed here; pip install 'flashsmith[bench]'"
+            f"pictures need matplotlib, not installed here; {install_extra('bench')}"
         ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import platform
 import subprocess
@@ -63,11 +62,7 @@ def _driver_version() -> str:
         return _text(pynvml.nvmlSystemGetDriverVersion())
     except Exception:  # absent or broken, which NVML says with errors of its own
         pass
-    try:
-        words = Path("/proc/driver/nvidia/version").read_text().split()
-    except OSError:
-        return ""
-    return next((word for word in words if word[:1].isdigit() and "." in word), "")
+    return driver.driver_version()
 
 
 def _text(value: str | bytes) -> str:
@@ -75,12 +70,10 @@ def _text(value: str | bytes) -> str:
 
 
 def _cuda_version() -> str:
-    version = ctypes.c_int()
     try:
-        driver.call("cuDriverGetVersion", ctypes.byref(version))
+        return "{}.{}".format(*driver.cuda_version())
     except FlashsmithError:
         return ""
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def _torch_version() -> str:

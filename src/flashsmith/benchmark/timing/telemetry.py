@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashsmith.errors import FlashsmithError
+from flashsmith.errors import FlashsmithError, install_extra
 from flashsmith.runtime import driver
 
 INTERVAL_SECONDS = 0.01
@@ -93,7 +93,7 @@ def _nvml_sensor(ordinal: int) -> Sensor:
     except ImportError:
         raise _Absent(
             "SM clock and power are not read: nvidia-ml-py is not installed; "
-            "pip install 'flashsmith[bench]'"
+            + install_extra("bench")
         ) from None
     try:
         pynvml.nvmlInit()

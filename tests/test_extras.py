@@ -1,0 +1,174 @@
+"""A bare install runs what is built; what an extra brings is named where it is missing."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashsmith
+from flashsmith.builder import library_for
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "flashsmith"
+# What the extra 'cli' brings.
+CLI = ("rich", "typer")
+# What attention() may reach: these folders, and of tuning all but this.
+RUNTIME = ("configs", "codegen", "builder", "emulator", "runtime", "tuning")
+NOT_REACHED = ("tuning/sweep/", "tuning/winners/listing.py")
+
+
+def run_python(code: str, without: tuple[str, ...] = CLI) -> subprocess.CompletedProcess[str]:
+    """Runs ``code`` where importing the packages ``without`` fails."""
+    prepare = f"import sys; sys.modules.update(dict.fromkeys({without!r}))\n"
+    return subprocess.run(
+        [sys.executable, "-c", prepare + code], capture_output=True, text=True, timeout=300
+    )
+
+
+def roots_of_imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("folder", RUNTIME)
+def test_the_runtime_imports_nothing_of_the_command(folder: str) -> None:
+    for path in (SOURCE / folder).rglob("*.py"):
+        if not path.relative_to(SOURCE).as_posix().startswith(NOT_REACHED):
+            assert not roots_of_imports(path) & set(CLI), path
+
+
+SERVE = """
+import os
+import numpy as np
+import flashsmith
+from flashsmith.builder import toolchain
+
+# No compiler: neither pip's nor one on PATH.
+toolchain._pip_nvcc = lambda: None
+os.environ["PATH"] = "/nowhere"
+os.environ.pop("CUDA_HOME", None)
+
+assert flashsmith.choose("b2 s128 h4 d64 fp16 causal", "H200").ms > 0
+q = k = v = np.ones((1, 64, 1, 64), np.float16)
+assert (flashsmith.attention(q, k, v) == 1).all()
+other = flashsmith.parse_kernel_name_into_config("(FP16, 64, 128, 64, 8): load_0_0_2_tiles")
+os.environ["FLASHSMITH_CACHE_DIR"] = {empty!r}
+try:
+    flashsmith.forward(other, *[np.ones((1, 128, 1, 64), np.float16)] * 3)
+except flashsmith.errors.ToolchainError as error:
+    print(error)
+"""
+
+
+def test_a_server_needs_neither_the_command_nor_a_compiler(tmp_path: Path) -> None:
+    library_for([flashsmith.choose("b1 s64 h1 d64 fp16", 80).config])
+    done = run_python(SERVE.format(empty=str(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    assert "the extra 'compiler' brings one" in done.stdout
+    assert "pip install '.[compiler]'" in done.stdout
+
+
+BUILD = """
+from flashsmith.builder import build
+from flashsmith.configs import parse_kernel_name_into_config
+
+stages = []
+build(
+    [parse_kernel_name_into_config("(FP16, 64, 64, 32, 4): load_0_0_0_tiles")],
+    progress=lambda event: stages.append(event.stage),
+)
+print(*stages)
+"""
+
+
+@pytest.mark.full
+def test_a_build_needs_nothing_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    done = run_python(BUILD)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "done"
+    assert "compile" in done.stdout
+
+
+@pytest.mark.parametrize("missing", CLI)
+def test_the_command_without_its_packages_is_one_line(missing: str) -> None:
+    done = run_python("from flashsmith.__main__ import main; main()", (missing,))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"the command needs {missing}" in done.stderr
+    assert "'cli'" in done.stderr
+    assert "pip install '.[cli]'" in done.stderr
+
+
+def test_a_module_of_our_own_that_is_missing_is_no_missing_package() -> None:
+    done = run_python("from flashsmith.__main__ import main; main()", ("flashsmith.cli",))
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=!~; ]", one)[0] for one in requirements}
+
+
+def test_what_the_extras_hold() -> None:
+    base, extras = names(project()["dependencies"]), project()["optional-dependencies"]
+    assert base == {"apache-tvm-ffi", "cuda-pathfinder", "ml_dtypes", "numpy", "platformdirs"}
+    assert names(extras["cli"]) == set(CLI)
+    nvcc = "cuda-toolkit[nvcc,nvvm,crt,cudart,cccl]"
+    assert names(extras["compiler"]) == {"flashsmith[cli]", nvcc}
+    for extra in ("test", "models", "bench"):
+        assert "flashsmith[compiler]" in extras[extra]
+
+
+def test_the_command_is_the_one_that_names_its_extra() -> None:
+    assert project()["scripts"] == {"flashsmith": "flashsmith.__main__:main"}
+
+
+def test_advice_works_from_a_checkout() -> None:
+    """No package index has the name, and an extra that advice names exists."""
+    texts = [*SOURCE.rglob("*.py"), ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    extras = project()["optional-dependencies"]
+    for path in texts:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"pip install '?flashsmith\b", text), path
+        named = re.findall(r"install_extra\(['\"](\w+)['\"]\)", text)
+        named += re.findall(r"pip install [^\n`]*\.\[([\w,]+)\]", text)
+        for extra in ",".join(named).split(",") if named else []:
+            assert extra in extras, path
+
+
+@pytest.mark.full
+def test_a_wheel_is_for_linux_on_x86_64(tmp_path: Path) -> None:
+    # A copy, since setuptools leaves a build folder behind.
+    source, wheels = tmp_path / "source", tmp_path / "wheels"
+    shutil.copytree(ROOT / "src", source / "src")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels)]
+    subprocess.run([*pip, str(source)], check=True, timeout=300)
+    (wheel,) = wheels.iterdir()
+    assert re.fullmatch(r"flashsmith-[\d.]+-py3-none-linux_x86_64\.whl", wheel.name)
