@@ -57,6 +57,16 @@ def test_every_kind_is_reproducible_and_shaped(kind: str, dtype: DType) -> None:
     assert first.v.tobytes() != other.v.tobytes()
 
 
+def test_what_is_not_finite_lies_amid_nan_with_strides_of_its_own() -> None:
+    inputs = make_inputs(spec("nonfinite"))
+    for array in (inputs.q, inputs.k, inputs.v):
+        assert array.base is not None
+        assert np.isnan(array.base[..., array.shape[-1] :]).all()
+        assert np.isnan(array.base[:, array.shape[1] :]).all()
+    for axis in range(3):
+        assert len({array.strides[axis] for array in (inputs.q, inputs.k, inputs.v)}) == 3
+
+
 def test_lost_keys_have_scores_of_minus_infinity_where_blocks_are_visited_first() -> None:
     scores = scaled_scores(make_inputs(spec("lost_keys")), 1.0)
     lost = scores == -np.inf

@@ -167,7 +167,9 @@ def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """A few NaN and infinities in v, in a row of q, and in one problem of three in a key."""
+    """A few NaN and infinities in v, in a row of q, and in one problem of three in a key; more of
+    them lie between what belongs to the arrays.
+    """
     q, k, v = _normal(rng, spec)
     values = np.array([math.nan, math.inf, -math.inf], dtype=np.float32)
     for array, places in ((v, 4), (q, 1), (k, int(rng.integers(3) == 0))):
@@ -242,7 +244,18 @@ def make_inputs(spec: InputSpec) -> Inputs:
         ((q, k, v),) = drawn
     else:
         q, k, v = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+    if spec.kind == "nonfinite":
+        q, k, v = (_amid_nan(array, 8 * (1 + i)) for i, array in enumerate((q, k, v)))
     return Inputs(q, k, v, draw_sinks(spec) if spec.sinks else None)
+
+
+def _amid_nan(array: np.ndarray, columns: int) -> np.ndarray:
+    """The array as part of a larger one of NaN: more batches, rows, heads, and ``columns``."""
+    more = (*(size + 1 for size in array.shape[:-1]), array.shape[-1] + columns)
+    inside = tuple(slice(size) for size in array.shape)
+    whole = np.full(more, math.nan, array.dtype)
+    whole[inside] = array
+    return whole[inside]
 
 
 def _sequences(spec: InputSpec) -> list[InputSpec]:
