@@ -73,7 +73,9 @@ class PretendedGpu:
 
             return self.launcher or note
 
-        library: Any = SimpleNamespace(manifest=SimpleNamespace(semantics=semantics))
+        library: Any = SimpleNamespace(
+            manifest=SimpleNamespace(semantics=semantics, nvcc_version="13.0.88")
+        )
         functions: Any = SimpleNamespace(prepare=prepare)
         return libraries.LoadedKernel(config, library, 0, functions)
 
