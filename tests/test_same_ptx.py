@@ -1,0 +1,168 @@
+"""tools/ci/same_ptx.py: what it takes for the same kernel, and what it does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+TREE = Path(__file__).parents[1]
+CONFIG = "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax"
+PTX = """\
+// Compiler Build ID: CL-1
+.version 9.0
+.target sm_80
+.visible .entry _Zkernel(
+    .param .b64 _Zkernel_param_0
+)
+{
+    .reg .b32 \t%r<9>;
+    .loc 1 266 0
+    mov.u32 %r3, %tid.x;  // a thread
+$L__BB0_2:
+    .loc 2 25 5, function_name $L__info_string1, inlined_at 1 21 78
+    add.s32 %r4, %r3, 1;
+    @%p1 bra $L__BB0_2;
+    ret;
+}
+    .file 1 "forward_kernel.cuh"
+"""
+
+
+@pytest.fixture
+def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
+    return load_tool("ci/same_ptx.py")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("%r3", "%r77"),
+        ("$L__BB0_2", "$L__BB5_19"),
+        ("_Zkernel", "_Z5other"),
+        ("CL-1", "CL-2"),
+        (".loc 1 266 0", ".loc 1 9 4"),
+        ("forward_kernel.cuh", "mma_sync/kernel.cuh"),
+        ("\t%r<9>", " %r<90>"),
+        ("  // a thread", ""),
+    ],
+)
+def test_names_and_lines_do_not_count(tool: ModuleType, old: str, new: str) -> None:
+    assert old in PTX
+    assert tool.canonical(PTX.replace(old, new)) == tool.canonical(PTX)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("%r3, 1", "%r3, 2"),
+        ("%r4, %r3", "%r4, %r4"),
+        ("add.s32", "sub.s32"),
+        ("    ret;\n", ""),
+        ("%tid.x", "%tid.y"),
+        ("@%p1", "@!%p1"),
+        ("sm_80", "sm_90a"),
+    ],
+)
+def test_what_a_kernel_does_counts(tool: ModuleType, old: str, new: str) -> None:
+    assert old in PTX
+    assert tool.canonical(PTX.replace(old, new)) != tool.canonical(PTX)
+
+
+def write_library(cache: Path, ptx: str, **changes: Any) -> None:
+    """As a tree publishes one."""
+    folder = cache / "libraries" / "a"
+    folder.mkdir(parents=True)
+    (folder / "k.ptx").write_text(ptx)
+    kernel = {
+        "short_form": CONFIG,
+        "ptx_file": "k.ptx",
+        "code_bytes": 1600,
+        "registers": 168,
+        "spill_store_bytes": 0,
+        "spill_load_bytes": 0,
+    }
+    semantics = {"mask": "none", "softcap": False, "packed": False, "uneven": False}
+    data = {"arch": 80, "semantics": semantics, "kernels": [kernel | changes]}
+    (folder / "manifest.json").write_text('{"sha256": ""}\n' + json.dumps(data))
+
+
+@pytest.fixture
+def run(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Compares two trees, each of which builds one kernel of the given text, or none."""
+
+    def run(base: str | None, new: str | None, **changes: Any) -> tuple[int, str]:
+        def build(tree: Path, jobs: Any, cache: Path) -> None:
+            text, changed = (base, {}) if cache.name == "base" else (new, changes)
+            if text is not None:
+                write_library(cache, text, **changed)
+
+        monkeypatch.setattr(tool, "build", build)
+        monkeypatch.setattr(sys, "argv", ["same_ptx.py", "--base-tree", str(TREE), "--set", CONFIG])
+        return tool.main(), capsys.readouterr().out
+
+    return run
+
+
+def test_the_same_kernel_is_counted(run: Any) -> None:
+    assert run(PTX, PTX.replace("%r3", "%r5")) == (0, "1 kernels, 1 the same, 0 not\n")
+
+
+def test_a_difference_is_shown_with_the_figures_of_both(run: Any) -> None:
+    status, out = run(PTX, PTX.replace("add.s32", "sub.s32"), code_bytes=3200, spill_load_bytes=8)
+    assert status == 1
+    assert f"{CONFIG} [plain] for sm_80: 2 lines differ" in out
+    assert "base: 100 instructions, 168 registers, 0 bytes spilled" in out
+    assert "new:  200 instructions, 168 registers, 8 bytes spilled" in out
+    assert "-add.s32" in out
+    assert "+sub.s32" in out
+
+
+def test_a_kernel_of_one_tree_is_a_difference(run: Any) -> None:
+    assert run(PTX, None)[0] == 1
+    assert "only in the new tree" in run(None, PTX)[1]
+
+
+def test_no_kernel_at_all_proves_nothing(run: Any) -> None:
+    assert run(None, None)[0] == 1
+
+
+def test_what_ships_is_what_ranks_first(tool: ModuleType) -> None:
+    jobs = tool.shipped_jobs()
+    assert {job.arch for job in jobs} == {"sm_90"}
+    assert len({(job.semantics, form) for job in jobs for form in job.short_forms}) > 40
+
+
+def test_a_folder_that_is_no_tree_is_refused(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["same_ptx.py", "--base-tree", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        tool.main()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_tree_beside_a_copy_of_itself(
+    tool: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    changed: bool,
+) -> None:
+    """With other line numbers; and with a constant that a kernel has."""
+    shutil.copytree(TREE / "src", tmp_path / "src")
+    header = tmp_path / "src" / "flashsmith" / "csrc" / "softmax.cuh"
+    text = "// One line more.\n" + header.read_text()
+    header.write_text(text.replace("-3e38f", "-2e38f") if changed else text)
+    monkeypatch.setattr(sys, "argv", ["same_ptx.py", "--base-tree", str(tmp_path), "--set", CONFIG])
+    assert tool.main() == changed
+    assert f"1 kernels, {int(not changed)} the same" in capsys.readouterr().out
