@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kernels import SEMANTICS, built
 from runs import Run, options_for, run_for
-from test_wgmma_family import CAUSAL, FOUR, KERNELS, PACKED, PLAIN, WINDOW, Kernel, shown
+from test_wgmma_family import CAUSAL, KERNELS, PACKED, PLAIN, WINDOW, Kernel, shown
 
 from flashsmith.configs import KernelConfig, Semantics
 from flashsmith.runtime import run_forward
@@ -36,19 +36,18 @@ def problem(config: KernelConfig, semantics: Semantics) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", BEYOND)
 @pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
 def test_what_is_not_finite_stays_where_it_belongs(semantics: Semantics, kind: str) -> None:
-    """Of several seeds, since they draw where such values lie."""
     config = smallest(semantics)
-    for seed in range(2):
-        verdict = prove(config, **problem(config, semantics), inputs=kind, seed=seed)
-        assert verdict.ok, str(verdict)
+    verdict = prove(config, **problem(config, semantics), inputs=kind)
+    assert verdict.ok, str(verdict)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", BEYOND)
 @pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
 def test_what_is_not_finite_in_every_schedule(semantics: Semantics, kind: str) -> None:
+    """And of several seeds, which draw where such values lie."""
     for config in built(semantics):
-        for seed in range(2, 6):
+        for seed in range(1, 6):
             verdict = prove(config, **problem(config, semantics), inputs=kind, seed=seed)
             assert verdict.ok, str(verdict)
 
@@ -57,7 +56,7 @@ def test_what_is_not_finite_in_every_schedule(semantics: Semantics, kind: str) -
 @pytest.mark.parametrize(
     "known",
     [
-        pytest.param(known, marks=[pytest.mark.full] * (known not in (WINDOW, PLAIN, FOUR)))
+        pytest.param(known, marks=[pytest.mark.full] * (known not in (WINDOW, PLAIN)))
         for known in KERNELS
     ],
     ids=str,
