@@ -251,7 +251,7 @@ def test_a_command_runs(shown: Shown, folder: Path, monkeypatch: pytest.MonkeyPa
     assert run_here(words, folder) == 0
 
 
-@pytest.mark.skipif(gpu_count() > 0, reason="needs an NVIDIA GPU: none is usable here")
+@pytest.mark.skipif(gpu_count() > 0, reason="needs a machine without a GPU: this one has one")
 @pytest.mark.parametrize("shown", [one for one in OURS if needs_gpu(one.words)], ids=str)
 def test_without_a_gpu_only_the_gpu_is_missed(shown: Shown, folder: Path) -> None:
     """The arguments of what measures are right: the error is about the GPU or the profiler."""

@@ -216,7 +216,6 @@ def test_sinks_at_the_ends_of_fp32(family: str) -> None:
     np.testing.assert_array_equal(lse[:, 2], np.full_like(lse[:, 2], math.inf))
     seen = np.isfinite(plain["lse"])
     np.testing.assert_array_equal(got["o"][:, :, [1, 3]], plain["o"][:, :, [1, 3]])
-    np.testing.assert_allclose(lse[seen][:0], plain["lse"][seen][:0])
     for head in (1, 3):
         expected = np.where(seen[:, head], plain["lse"][:, head], sinks[head])
         np.testing.assert_allclose(lse[:, head], expected, rtol=1e-6)
