@@ -30,7 +30,7 @@ from flashsmith.configs import (
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.configs.family_config import is_flag
 from flashsmith.emulator import BankConflicts
-from flashsmith.emulator.observers.bank_conflicts import Wavefronts
+from flashsmith.emulator.checks.bank_conflicts import Wavefronts
 
 SHIPPED = parse(
     "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"

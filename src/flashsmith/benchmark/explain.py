@@ -20,7 +20,7 @@ from flashsmith.configs import (
     rules_of,
 )
 from flashsmith.emulator import BankConflicts, parse
-from flashsmith.emulator.observers import instruction_mix
+from flashsmith.emulator.checks import instruction_mix
 from flashsmith.verify import Verdict, prove
 
 
