@@ -29,7 +29,7 @@ from flashsmith.configs import (
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.configs.family_config import is_flag
 from flashsmith.emulator import BankConflicts
-from flashsmith.emulator.observers.bank_conflicts import Wavefronts
+from flashsmith.emulator.checks.bank_conflicts import Wavefronts
 from flashsmith.runtime.target import choose_target
 
 SHIPPED = parse(

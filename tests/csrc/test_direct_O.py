@@ -21,8 +21,8 @@ from flashsmith.configs import (
     device_spec,
 )
 from flashsmith.emulator import Observer
+from flashsmith.emulator.checks import Bounds
 from flashsmith.emulator.interface import EngineDone, MbarrierEvent
-from flashsmith.emulator.observers import Bounds
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove

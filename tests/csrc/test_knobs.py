@@ -22,7 +22,7 @@ from flashsmith.configs import (
     parse_kernel_name_into_config,
 )
 from flashsmith.emulator.ptx import parse
-from flashsmith.emulator.syntax import Entry, Instruction, Label
+from flashsmith.emulator.ptx.syntax import Entry, Instruction, Label
 
 BASE = parse_kernel_name_into_config(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles"

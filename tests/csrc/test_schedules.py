@@ -16,7 +16,7 @@ from flashsmith.configs import (
     Semantics,
     parse_kernel_name_into_config,
 )
-from flashsmith.emulator.observers import Bounds
+from flashsmith.emulator.checks import Bounds
 from flashsmith.runtime import forward, run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import INPUT_KINDS, prove

@@ -22,7 +22,7 @@ from flashsmith.configs import (
     Semantics,
 )
 from flashsmith.emulator import execute
-from flashsmith.emulator.opcodes_float import transcendental
+from flashsmith.emulator.translate.opcodes_float import transcendental
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.result import ForwardResult

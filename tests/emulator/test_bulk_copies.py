@@ -12,7 +12,7 @@ from ptx_programs import MapSpec, aligned, map_of, map_program, run
 
 from flashsmith.configs import DType
 from flashsmith.emulator import Finding
-from flashsmith.emulator.observers import all_checks
+from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError, EmulatorError
 
 #: The box at 0, an mbarrier behind it.

@@ -10,6 +10,8 @@ from typing import Any
 from unittest.mock import patch
 
 from hopper_mutant_runs import Noticed
+from mutants import Mutant, mutants_by
+from mutants_hopper import hopper_operators
 
 from flashsmith.builder import library_for
 from flashsmith.configs import (
@@ -20,8 +22,6 @@ from flashsmith.configs import (
 )
 from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.configs.hopper import PingPong
-from flashsmith.emulator.mutants import Mutant, mutants_by
-from flashsmith.emulator.mutants_hopper import hopper_operators
 from flashsmith.emulator.ptx import Instruction
 from flashsmith.emulator.ptx import parse as parse_ptx
 from flashsmith.errors import EmulatorError

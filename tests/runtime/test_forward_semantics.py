@@ -11,7 +11,7 @@ import pytest
 
 from flashsmith.configs import DType, FlashForwardKernelConfig, Semantics, compiled_d_head
 from flashsmith.emulator import estimate_seconds
-from flashsmith.emulator.observers import all_checks
+from flashsmith.emulator.checks import all_checks
 from flashsmith.runtime import (
     ForwardOptions,
     count_launches,

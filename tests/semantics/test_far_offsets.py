@@ -15,7 +15,7 @@ from kernels import built
 from runs import keywords, run_for
 
 from flashsmith.configs import Semantics
-from flashsmith.emulator.observers import Bounds
+from flashsmith.emulator.checks import Bounds
 from flashsmith.runtime import query_gpu, run_forward
 
 FAR = 2**31  # elements

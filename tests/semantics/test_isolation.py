@@ -14,7 +14,7 @@ from kernels import SEMANTICS
 from runs import LENS_Q, run_for
 
 from flashsmith.configs import Semantics
-from flashsmith.emulator.observers import Bounds, InFlight, Uninitialised
+from flashsmith.emulator.checks import Bounds, InFlight, Uninitialised
 from flashsmith.runtime.device_array import DeviceArray
 
 PACKED = [semantics for semantics in SEMANTICS if semantics.packed]

@@ -24,7 +24,7 @@ from flashsmith.configs import (
     get_kernel_configs,
     parse_kernel_name_into_config,
 )
-from flashsmith.emulator.observers import Bounds, all_checks
+from flashsmith.emulator.checks import Bounds, all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels

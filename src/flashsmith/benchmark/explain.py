@@ -19,7 +19,7 @@ from flashsmith.configs import (
     rules_of,
 )
 from flashsmith.emulator import BankConflicts, parse
-from flashsmith.emulator.observers import instruction_mix
+from flashsmith.emulator.checks import instruction_mix
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
 

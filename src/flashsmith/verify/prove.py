@@ -10,7 +10,7 @@ import numpy as np
 
 from flashsmith.configs import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
 from flashsmith.emulator import EmulationResult, Finding, Observer
-from flashsmith.emulator.observers import all_checks
+from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import ForwardResult, query_gpu, run_forward
 from flashsmith.runtime.device_array import DeviceArray

@@ -13,7 +13,7 @@ from flashsmith.builder import KernelLibrary, libraries_for
 from flashsmith.configs import KernelConfig, Problem, check_legal
 from flashsmith.counted import counted
 from flashsmith.emulator import BankConflicts, estimate_seconds
-from flashsmith.emulator.observers import instruction_mix
+from flashsmith.emulator.checks import instruction_mix
 from flashsmith.errors import EmulatorError
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
