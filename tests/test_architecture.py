@@ -16,7 +16,7 @@ import pytest
 ORDER = (
     ("printable",),
     ("errors", "untrusted"),
-    ("env", "host", "counted", "did_you_mean", "time_left"),
+    ("env", "host", "counted", "did_you_mean", "time_left", "shipped"),
     ("families",),
     ("configs",),
     ("codegen",),
@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "untrusted": {"printable"},
     "env": {"printable", "errors", "untrusted"},
     "host": {"errors"},
+    "shipped": set(),
     "families": {"printable", "errors", "untrusted", "env", "did_you_mean"},
     "configs": {"families"},
     "emulator": {"errors", "env", "families"},
