@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from flashsmith.emulator.interface import ClusterBarrierEvent, Site
 from flashsmith.emulator.machine.group import Group
+from flashsmith.emulator.machine.protocols import Wakes
 from flashsmith.emulator.machine.waits import Wait
-
-if TYPE_CHECKING:
-    from flashsmith.emulator.machine.wave import Wave
 
 
 class ClusterWait(Wait):
@@ -46,7 +42,7 @@ class ClusterWait(Wait):
 class ClusterBarrier:
     """The barrier of every cluster of a wave."""
 
-    def __init__(self, wave: Wave) -> None:
+    def __init__(self, wave: Wakes) -> None:
         self.wave = wave
         geometry = wave.geometry
         ctas = np.arange(geometry.ctas) + geometry.first_cta

@@ -48,7 +48,7 @@ class Wave(WaveMemory):
         self.barriers = NamedBarriers(geometry, self._released)
         self.cluster_barrier = ClusterBarrier(self)
         self.mbarriers = Mbarriers(self)
-        self.bulk = BulkCopies(self)
+        self.bulk = BulkCopies(self, self.mbarriers)
         self.products = Products(self)
         self.registers = RegisterPool(self)
         #: Backward jumps left before a launch counts as endless.
