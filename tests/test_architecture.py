@@ -22,6 +22,7 @@ ORDER = (
     ("builder", "emulator"),
     ("runtime",),
     ("verify",),
+    ("chooser",),
     ("benchmark",),
     ("tuning",),
     ("integrations",),

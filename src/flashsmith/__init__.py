@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flashsmith.chooser.attention import attention
+    from flashsmith.chooser.choice import choose
     from flashsmith.configs import (
         DeviceSpec,
         DType,
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from flashsmith.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
     from flashsmith.integrations.sdpa import sdpa
     from flashsmith.runtime import forward, forward_timed, plan_forward
-    from flashsmith.tuning.attention import attention
-    from flashsmith.tuning.choice import choose
 
 _HOME = {
     "DType": "flashsmith.configs",
@@ -37,7 +37,7 @@ _HOME = {
     "get_kernel_configs": "flashsmith.configs",
     "parse_kernel_name_into_config": "flashsmith.configs",
     "attention": "flashsmith.integrations.traceable",
-    "choose": "flashsmith.tuning.choice",
+    "choose": "flashsmith.chooser.choice",
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
     "forward": "flashsmith.runtime",

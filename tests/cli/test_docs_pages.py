@@ -16,7 +16,7 @@ from flashsmith.runtime import arguments
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 LIMITS = (ROOT / "docs" / "limits.md").read_text()
-TABLES = ROOT / "src" / "flashsmith" / "tuning" / "tables"
+TABLES = ROOT / "src" / "flashsmith" / "chooser" / "tables"
 
 
 def section(text: str, heading: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 import flashsmith
 from flashsmith.builder import library_for
+from flashsmith.chooser import choose_config
 from flashsmith.configs import (
     DType,
     FlashForwardKernelConfig,
@@ -26,7 +27,6 @@ from flashsmith.runtime.libraries import LoadedKernels
 from flashsmith.runtime.options import ForwardOptions
 from flashsmith.runtime.request import Request, check_request
 from flashsmith.runtime.substitutes import Substitutes
-from flashsmith.tuning import choose_config
 from flashsmith.verify import compare, compute_references
 
 H200 = device_spec("H200")

@@ -9,7 +9,6 @@ from typing import Any
 from flashsmith.benchmark.conflicts import conflict_factors
 from flashsmith.benchmark.knobs import KnobEffect, knob_effects
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.target import Target
 from flashsmith.builder import KernelEntry, KernelLibrary, library_for
 from flashsmith.configs import (
     DeviceSpec,
@@ -21,6 +20,7 @@ from flashsmith.configs import (
 )
 from flashsmith.emulator import BankConflicts, parse
 from flashsmith.emulator.checks import instruction_mix
+from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
 
 

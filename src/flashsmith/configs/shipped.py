@@ -14,7 +14,7 @@ from flashsmith.configs.problem import Problem
 from flashsmith.configs.semantics import Semantics
 
 # Data of the package, which the tuner writes and reads too.
-TABLES = Path(__file__).parents[1] / "tuning" / "tables"
+TABLES = Path(__file__).parents[1] / "chooser" / "tables"
 
 Kernel = tuple[KernelConfig, Semantics]
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from flashsmith import tuning
+from flashsmith import chooser
 from flashsmith.configs import FAMILIES, KernelConfig, parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime.options import check_pair
@@ -43,7 +43,7 @@ def _run(
 ) -> Any:
     left, right = keywords.pop("window_left", None), keywords.pop("window_right", None)
     config = keywords.pop("config", None)
-    return tuning.attention(
+    return chooser.attention(
         q,
         k,
         v,

@@ -81,7 +81,7 @@ def test_the_benchmark_gets_every_kernel_and_the_yardstick(monkeypatch) -> None:
 @pytest.mark.gpu
 def test_the_ladder_is_timed_on_a_gpu() -> None:
     from flashsmith.benchmark.progression.climb import climb
-    from flashsmith.benchmark.target import choose_target
+    from flashsmith.runtime.target import choose_target
 
     target, narrator = choose_target(), Narrator(quiet=True)
     timer = LadderTimer(target.device, 1024, narrator)
