@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from flashsmith.configs import DType
+from flashsmith.emulator.machine.layouts import swizzled
 from flashsmith.emulator.machine.memory import GlobalMemory
-from flashsmith.emulator.machine.swizzle import swizzled
 from flashsmith.errors import ArgumentError, EmulatorError
 
 _MOST_IN_A_BOX = 256

@@ -19,7 +19,7 @@ from flashsmith.emulator.interface import Engine, EngineAccess, EngineDone, Site
 from flashsmith.emulator.machine.fragments import bfloats_to_floats, halves_to_floats
 from flashsmith.emulator.machine.geometry import WARP
 from flashsmith.emulator.machine.group import Group
-from flashsmith.emulator.machine.matrix_descriptors import Layout, starts_of
+from flashsmith.emulator.machine.layouts import Layout, starts_of
 from flashsmith.emulator.machine.protocols import HoldsShared
 from flashsmith.errors import EmulatorError
 
