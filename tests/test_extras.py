@@ -25,7 +25,7 @@ SOURCE = ROOT / "src" / "flashsmith"
 # What the extra 'cli' brings.
 CLI = ("rich", "typer")
 # What attention() may reach.
-RUNTIME = ("configs", "codegen", "builder", "emulator", "runtime", "chooser")
+RUNTIME = ("families", "codegen", "builder", "emulator", "runtime", "chooser")
 
 
 def run_python(code: str, without: tuple[str, ...] = CLI) -> subprocess.CompletedProcess[str]:
@@ -85,7 +85,7 @@ def test_a_server_needs_neither_the_command_nor_a_compiler(tmp_path: Path) -> No
 
 BUILD = """
 from flashsmith.builder import build
-from flashsmith.configs import parse_kernel_name_into_config
+from flashsmith.families import parse_kernel_name_into_config
 
 stages = []
 build(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flashsmith.chooser.attention import attention
     from flashsmith.chooser.choice import choose
-    from flashsmith.configs import (
+    from flashsmith.families import (
         DeviceSpec,
         DType,
         FlashForwardKernelConfig,
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from flashsmith.runtime import forward, forward_timed, plan_forward
 
 _HOME = {
-    "DType": "flashsmith.configs",
-    "DeviceSpec": "flashsmith.configs",
-    "FlashForwardKernelConfig": "flashsmith.configs",
-    "HopperForwardKernelConfig": "flashsmith.configs",
-    "Problem": "flashsmith.configs",
-    "Semantics": "flashsmith.configs",
-    "device_spec": "flashsmith.configs",
-    "get_kernel_configs": "flashsmith.configs",
-    "parse_kernel_name_into_config": "flashsmith.configs",
+    "DType": "flashsmith.families",
+    "DeviceSpec": "flashsmith.families",
+    "FlashForwardKernelConfig": "flashsmith.families",
+    "HopperForwardKernelConfig": "flashsmith.families",
+    "Problem": "flashsmith.families",
+    "Semantics": "flashsmith.families",
+    "device_spec": "flashsmith.families",
+    "get_kernel_configs": "flashsmith.families",
+    "parse_kernel_name_into_config": "flashsmith.families",
     "attention": "flashsmith.integrations.traceable",
     "choose": "flashsmith.chooser.choice",
     "flash_attn_func": "flashsmith.integrations.flash_attn",

@@ -17,7 +17,7 @@ from flashsmith.builder.recipe import (
     source_hash,
 )
 from flashsmith.builder.toolchain import tvm_ffi_version
-from flashsmith.configs import DEFAULT_DEVICE, Semantics, get_kernel_configs
+from flashsmith.families import DEFAULT_DEVICE, Semantics, get_kernel_configs
 from flashsmith.runtime.target import Target
 
 FIRST, SECOND = get_kernel_configs("prog")[:2]

@@ -23,7 +23,8 @@ from flashsmith.chooser.any_length import (
 )
 from flashsmith.chooser.winners import record_winners
 from flashsmith.cli import app
-from flashsmith.configs import (
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     DType,
     FlashForwardKernelConfig,
     Problem,
@@ -31,7 +32,6 @@ from flashsmith.configs import (
     device_spec,
     parse_kernel_name_into_config,
 )
-from flashsmith.errors import ArgumentError
 
 FEW = (0, 1, 3, 127, 128, 129, 4096, 2**17 + 1)
 TEXT = "h32:8 d128 bf16 causal"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from flashsmith.chooser import attention, choose_config
-from flashsmith.configs import DType, FlashForwardKernelConfig
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, FlashForwardKernelConfig
 from flashsmith.runtime import ForwardOptions, forward, forward_pass
 from flashsmith.verify import compare, compute_references
 

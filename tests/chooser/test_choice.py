@@ -15,7 +15,8 @@ import flashsmith
 from flashsmith.builder import find_library
 from flashsmith.chooser import build_for, choice, choose, choose_config, forget_choices
 from flashsmith.chooser.winners import WinnersTable, record_winners, staleness, storage
-from flashsmith.configs import (
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     KNOWN_DEVICES,
     SUPPORTED_D_HEADS,
     DeviceSpec,
@@ -26,7 +27,6 @@ from flashsmith.configs import (
     device_spec,
     is_legal,
 )
-from flashsmith.errors import ArgumentError
 
 A100 = device_spec("A100")
 EMPTY = WinnersTable()

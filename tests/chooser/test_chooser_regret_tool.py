@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flashsmith.configs import (
+from flashsmith.families import (
     KernelConfig,
     Problem,
     device_spec,

@@ -21,14 +21,14 @@ from flashsmith.chooser.cost_model import (
     has_model,
     resident_ctas,
 )
-from flashsmith.configs import (
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     DeviceSpec,
     DType,
     Problem,
     device_spec,
     parse_kernel_name_into_config,
 )
-from flashsmith.errors import ArgumentError
 
 ROWS = Path(__file__).parents[2] / "benchmarks" / "h200"
 H200 = device_spec("H200")

@@ -29,8 +29,8 @@ from winner_samples import H200, TUNED, tuned_table
 from flashsmith.chooser import attention, choice, choose, choose_config, forget_choices
 from flashsmith.chooser.winners import WinnersTable, storage
 from flashsmith.cli import app
-from flashsmith.configs import Problem, is_legal
 from flashsmith.errors import FlashsmithError
+from flashsmith.families import Problem, is_legal
 
 forward_pass = importlib.import_module("flashsmith.runtime.forward_pass")
 COMMAND = typer.main.get_command(app)

@@ -8,8 +8,8 @@ import pytest
 
 from flashsmith.chooser.winners import WinnerKey, bucket, gpu_name, semantics_class
 from flashsmith.chooser.winners.key import parse_class, same_gpu
-from flashsmith.configs import Problem, Semantics, device_spec
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem, Semantics, device_spec
 
 H200 = device_spec("H200")
 

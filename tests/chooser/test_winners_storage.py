@@ -20,8 +20,8 @@ from flashsmith.chooser.winners import (
     updating,
     user_table_path,
 )
-from flashsmith.configs import Problem
 from flashsmith.errors import TableError
+from flashsmith.families import Problem
 
 
 def test_the_user_table_is_where_the_variable_says(own_table: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_lock_that_is_a_link_is_not_followed(own_table: Path, tmp_path: Path) 
 WRITER = """
 import sys
 from winner_samples import BIG, H200, ranked
-from flashsmith.configs import Problem
+from flashsmith.families import Problem
 from flashsmith.chooser.winners import record_winners
 for seq in range(1, 16):
     problem = f"b{sys.argv[1]} s{64 * seq} h1 d128 fp16"

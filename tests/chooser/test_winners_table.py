@@ -12,8 +12,8 @@ import pytest
 from winner_samples import BIG, H200, MIDDLE, SMALL, TUNED, WGMMA, add, ranked, tuned_table
 
 from flashsmith.chooser.winners import Ranked, WinnersTable
-from flashsmith.configs import Problem, device_spec, get_kernel_configs
 from flashsmith.errors import ArgumentError, TableError
+from flashsmith.families import Problem, device_spec, get_kernel_configs
 
 # --- adding --------------------------------------------------------------------------------------
 

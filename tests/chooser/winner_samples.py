@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashsmith.chooser.winners import Entry, Ranked, WinnersTable
-from flashsmith.configs import DeviceSpec, Problem, device_spec
+from flashsmith.families import DeviceSpec, Problem, device_spec
 
 H200 = device_spec("H200")
 BIG = "(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import flashsmith
-from flashsmith.configs import Problem, device_spec
-from flashsmith.configs.device_spec import KNOWN_DEVICES
+from flashsmith.families import Problem, device_spec
+from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.runtime import arguments
 
 ROOT = Path(__file__).parents[2]

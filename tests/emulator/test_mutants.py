@@ -16,7 +16,7 @@ from mutant_runs import ARCH, Victim
 from mutants import Mutant, operators
 
 from flashsmith.builder import build
-from flashsmith.configs import FlashForwardKernelConfig, parse_kernel_name_into_config
+from flashsmith.families import FlashForwardKernelConfig, parse_kernel_name_into_config
 
 # Small tiles, so that all sites can be tried; between them every knob has both its values.
 CONFIGS = tuple(

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.torch
 
 from flashsmith import attention, forward, sdpa  # noqa: E402
 from flashsmith.chooser import choose  # noqa: E402
-from flashsmith.configs import DType, get_kernel_configs  # noqa: E402
 from flashsmith.errors import ArgumentError  # noqa: E402
+from flashsmith.families import DType, get_kernel_configs  # noqa: E402
 from flashsmith.integrations.fallbacks import FallbackWarning  # noqa: E402
 from flashsmith.integrations.flash_attn import (  # noqa: E402
     flash_attn_func,

@@ -16,7 +16,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list  # noqa: E402
 
 import flashsmith  # noqa: E402
 from flashsmith import chooser  # noqa: E402
-from flashsmith.configs import KernelConfig, parse_kernel_name_into_config  # noqa: E402
+from flashsmith.families import KernelConfig, parse_kernel_name_into_config  # noqa: E402
 from flashsmith.integrations import traceable  # noqa: E402
 from flashsmith.runtime.launches import count_launches  # noqa: E402
 

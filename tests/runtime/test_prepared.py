@@ -14,8 +14,8 @@ import pytest
 
 from flashsmith import Problem, attention, device_spec
 from flashsmith.chooser import choose_config
-from flashsmith.configs import FlashForwardKernelConfig
 from flashsmith.errors import LaunchError
+from flashsmith.families import FlashForwardKernelConfig
 from flashsmith.runtime import (
     count_launches,
     forget_prepared_calls,

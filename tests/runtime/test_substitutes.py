@@ -13,7 +13,8 @@ import pytest
 import flashsmith
 from flashsmith.builder import library_for
 from flashsmith.chooser import choose_config
-from flashsmith.configs import (
+from flashsmith.errors import KernelNotBuiltError
+from flashsmith.families import (
     DType,
     FlashForwardKernelConfig,
     KernelConfig,
@@ -21,7 +22,6 @@ from flashsmith.configs import (
     device_spec,
     parse_kernel_name_into_config,
 )
-from flashsmith.errors import KernelNotBuiltError
 from flashsmith.runtime import forward_pass, libraries, substitutes
 from flashsmith.runtime.libraries import LoadedKernels
 from flashsmith.runtime.options import ForwardOptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flashsmith.configs import device_spec, get_kernel_configs
 from flashsmith.errors import ArgumentError
+from flashsmith.families import device_spec, get_kernel_configs
 from flashsmith.runtime import driver
 from flashsmith.runtime.target import choose_target
 

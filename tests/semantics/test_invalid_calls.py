@@ -13,8 +13,8 @@ import pytest
 from invalid_calls import Arguments, InvalidCall, config_for, invalid_calls, valid_calls
 
 from flashsmith.chooser import attention
-from flashsmith.configs import DType
 from flashsmith.errors import FlashsmithError
+from flashsmith.families import DType
 from flashsmith.runtime import forward, forward_timed
 
 forward_pass = importlib.import_module("flashsmith.runtime.forward_pass")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flashsmith.benchmark.timing import Samples
-from flashsmith.configs import (
+from flashsmith.families import (
     DType,
     Problem,
     device_spec,

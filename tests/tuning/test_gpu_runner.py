@@ -14,8 +14,8 @@ from flashsmith.benchmark.rows import read_rows
 from flashsmith.benchmark.timing import Telemetry
 from flashsmith.benchmark.workload import Workload
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.configs import Problem, Semantics, parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem, Semantics, parse_kernel_name_into_config
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.gpu_runner import GpuBench, NvccCompiler
 from flashsmith.tuning.halving import DEFAULT_HALVING

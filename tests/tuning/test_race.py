@@ -10,7 +10,7 @@ import pytest
 from sweep_fakes import CONFIGS, DEVICE, PROBLEM, World, fake_runner
 
 from flashsmith.benchmark.timing import Samples
-from flashsmith.configs import Problem
+from flashsmith.families import Problem
 from flashsmith.tuning.candidate import Candidate
 from flashsmith.tuning.halving import Halving, Rung
 from flashsmith.tuning.problems import mentor_of

@@ -12,7 +12,7 @@ from sweep_fakes import NAMES, PROBLEM, World, but, times
 
 from flashsmith.benchmark.rows import BenchRow, read_rows
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.configs import Problem
+from flashsmith.families import Problem
 from flashsmith.time_left import format_seconds
 from flashsmith.tuning.entry import make_race
 from flashsmith.tuning.halving import Halving, Rung
@@ -149,7 +149,7 @@ def test_what_happened_is_told_as_it_happens(
 
 
 def test_a_plan_says_what_is_tried_and_what_is_not() -> None:
-    from flashsmith.configs import device_spec
+    from flashsmith.families import device_spec
 
     races = [make_race(Problem.parse("b1 s1024 h8 d256 fp16"), device_spec("RTX 4090"))]
     text = text_of(print_plan, races)

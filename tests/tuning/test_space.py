@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from sweep_fakes import CONFIGS, DEVICE, NAMES, PROBLEM
 
-from flashsmith.configs import (
+from flashsmith.errors import ArgumentError, SelectionError
+from flashsmith.families import (
     DeviceSpec,
     DType,
     Problem,
@@ -19,7 +20,6 @@ from flashsmith.configs import (
     is_legal,
     parse_kernel_name_into_config,
 )
-from flashsmith.errors import ArgumentError, SelectionError
 from flashsmith.tuning.cull import cull_compiled, cull_unbuilt
 from flashsmith.tuning.entry import make_race
 from flashsmith.tuning.problems import default_problems, mentor_of

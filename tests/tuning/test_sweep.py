@@ -18,8 +18,8 @@ from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 
 from flashsmith.chooser import choose
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.configs import Problem
 from flashsmith.errors import CompileError, LaunchError
+from flashsmith.families import Problem
 from flashsmith.tuning import sweep as sweep_module
 from flashsmith.tuning.entry import make_race
 from flashsmith.tuning.halving import Halving, Rung

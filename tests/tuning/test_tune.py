@@ -22,7 +22,6 @@ from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 from flashsmith.benchmark.rows import read_rows
 from flashsmith.benchmark.table import make_console
 from flashsmith.chooser.winners import Entry, Ranked, WinnersTable, join_winners, storage
-from flashsmith.configs import device_spec
 from flashsmith.errors import (
     ArgumentError,
     CompileError,
@@ -30,6 +29,7 @@ from flashsmith.errors import (
     SelectionError,
     TableError,
 )
+from flashsmith.families import device_spec
 from flashsmith.tuning import sweep as sweep_module
 from flashsmith.tuning import tune as tune_module
 from flashsmith.tuning.entry import make_race

@@ -12,7 +12,7 @@ import time
 import timeit
 
 from flashsmith.chooser import choose_config, forget_choices
-from flashsmith.configs import Problem, device_spec
+from flashsmith.families import Problem, device_spec
 
 DEVICE = device_spec("H200")
 TEXT = "b16 s4096 h32:8 d128 bf16 causal"

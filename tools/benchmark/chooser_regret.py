@@ -26,8 +26,8 @@ from flashsmith.chooser import choose
 from flashsmith.chooser.candidates import candidates
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.configs import DeviceSpec, Problem, by_family
 from flashsmith.counted import counted
+from flashsmith.families import DeviceSpec, Problem, by_family
 from flashsmith.runtime.target import choose_target
 
 PROBLEMS = tuple(

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.configs import (
+from flashsmith.families import (
     KernelConfig,
     Semantics,
     get_kernel_configs,

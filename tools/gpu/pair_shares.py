@@ -28,7 +28,7 @@ from flashsmith.benchmark.contenders import KernelContender, attention_contender
 from flashsmith.benchmark.timing import Environment, measure
 from flashsmith.benchmark.workload import Workload
 from flashsmith.chooser.choice import choose_config
-from flashsmith.configs import DType, Problem
+from flashsmith.families import DType, Problem
 from flashsmith.runtime import query_gpu
 
 # Of TFLOP/s.

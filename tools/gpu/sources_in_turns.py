@@ -37,7 +37,7 @@ from flashsmith.builder.library_build import build_from
 from flashsmith.builder.recipe import package_sources, source_hash
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.configs import (
+from flashsmith.families import (
     KernelConfig,
     Problem,
     Semantics,

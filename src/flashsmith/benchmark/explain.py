@@ -10,7 +10,9 @@ from flashsmith.benchmark.conflicts import conflict_factors
 from flashsmith.benchmark.knobs import KnobEffect, knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.builder import KernelEntry, KernelLibrary, library_for
-from flashsmith.configs import (
+from flashsmith.emulator import BankConflicts, parse
+from flashsmith.emulator.checks import instruction_mix
+from flashsmith.families import (
     DeviceSpec,
     HopperForwardKernelConfig,
     KernelConfig,
@@ -18,8 +20,6 @@ from flashsmith.configs import (
     nearest_legal,
     rules_of,
 )
-from flashsmith.emulator import BankConflicts, parse
-from flashsmith.emulator.checks import instruction_mix
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
 

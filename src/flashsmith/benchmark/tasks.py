@@ -8,8 +8,8 @@ from typing import Any
 
 from flashsmith.benchmark.run_times import TIMED
 from flashsmith.benchmark.whole_tiles import tiles_of, whole_tiles
-from flashsmith.configs import KernelConfig, Problem, Semantics
 from flashsmith.errors import ArgumentError
+from flashsmith.families import KernelConfig, Problem, Semantics
 from flashsmith.runtime.target import Target
 from flashsmith.verify.grid import PACKED_SEQUENCES
 

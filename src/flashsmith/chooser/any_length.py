@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from flashsmith.builder import KernelLibrary, Progress, library_for
 from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.configs import (
+from flashsmith.counted import counted
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     DeviceSpec,
     KernelConfig,
     Problem,
@@ -20,8 +22,6 @@ from flashsmith.configs import (
     by_family,
     compiled_d_head,
 )
-from flashsmith.counted import counted
-from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 
 _POWERS = 17

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flashsmith.chooser.choice import choose_config
-from flashsmith.configs import FAMILIES, KernelConfig
 from flashsmith.errors import ArgumentError
+from flashsmith.families import FAMILIES, KernelConfig
 from flashsmith.runtime import run_call
 from flashsmith.runtime.array import Array
 from flashsmith.runtime.options import NO_WINDOW

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from flashsmith.configs import (
+from flashsmith.families import (
     DeviceSpec,
     DType,
     FlashForwardKernelConfig,
@@ -13,8 +13,8 @@ from flashsmith.configs import (
     KernelConfig,
     is_legal,
 )
-from flashsmith.configs.hopper import TileOrder, get_hopper_configs
-from flashsmith.configs.hopper.rules import DEFAULT_SECTION_MIB
+from flashsmith.families.wgmma import TileOrder, get_hopper_configs
+from flashsmith.families.wgmma.rules import DEFAULT_SECTION_MIB
 
 # Per family, an earlier shape is preferred, so that a small gain on paper does not make another
 # kernel, which may have to be built first. Of mma.sync: B_r, B_c, n_warps.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flashsmith.chooser.cost_model import Estimate, estimate, has_model
-from flashsmith.configs import DeviceSpec, Problem
+from flashsmith.families import DeviceSpec, Problem
 
 # Below these shares it is worth saying.
 _FILLED = 0.8

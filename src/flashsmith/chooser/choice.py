@@ -14,7 +14,8 @@ from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.evidence import Evidence, gather
 from flashsmith.chooser.passed_over import passed_over
 from flashsmith.chooser.winners import WinnersTable, staleness
-from flashsmith.configs import (
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     KNOWN_DEVICES,
     DeviceSpec,
     KernelConfig,
@@ -22,7 +23,6 @@ from flashsmith.configs import (
     compiled_d_head,
     device_spec,
 )
-from flashsmith.errors import ArgumentError
 from flashsmith.printable import printable
 from flashsmith.runtime import forget_prepared_calls
 from flashsmith.runtime.target import choose_target

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashsmith.chooser.evidence import EvidenceKind
-from flashsmith.configs import DeviceSpec, Problem
+from flashsmith.families import DeviceSpec, Problem
 from flashsmith.printable import printable
 
 _SHOWN = 4

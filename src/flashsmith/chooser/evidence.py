@@ -23,7 +23,8 @@ from flashsmith.chooser.cost_model import estimate, has_model
 from flashsmith.chooser.winners import Entry, Found, Ranked, WinnersTable, gpu_name
 from flashsmith.chooser.winners.key import same_gpu
 from flashsmith.chooser.winners.validation import device_of
-from flashsmith.configs import (
+from flashsmith.errors import ArgumentError, FlashsmithError
+from flashsmith.families import (
     DeviceSpec,
     DType,
     Problem,
@@ -31,7 +32,6 @@ from flashsmith.configs import (
     compiled_d_head,
     parse_kernel_name_into_config,
 )
-from flashsmith.errors import ArgumentError, FlashsmithError
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model"]
 

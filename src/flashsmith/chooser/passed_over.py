@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from flashsmith.chooser.candidates import candidates
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.evidence import Expected
-from flashsmith.configs import FAMILIES, DeviceSpec, Problem, compiled_d_head
-from flashsmith.configs.hopper.rules import HOPPER_ARCH, HOPPER_D_HEADS
+from flashsmith.families import FAMILIES, DeviceSpec, Problem, compiled_d_head
+from flashsmith.families.wgmma.rules import HOPPER_ARCH, HOPPER_D_HEADS
 
 
 def passed_over(

@@ -11,7 +11,9 @@ import typer
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import Json, Kernels, print_json, selected
-from flashsmith.configs import (
+from flashsmith.counted import counted
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     DeviceSpec,
     KernelConfig,
     Problem,
@@ -20,8 +22,6 @@ from flashsmith.configs import (
     check_legal,
     device_spec,
 )
-from flashsmith.counted import counted
-from flashsmith.errors import ArgumentError
 
 if TYPE_CHECKING:
     from flashsmith.builder import KernelLibrary

@@ -12,15 +12,15 @@ from flashsmith import env
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import Column, make_console, print_table
 from flashsmith.cli.options import FAILED, Arch, Json, Kernels, print_json, selected
-from flashsmith.configs import (
+from flashsmith.counted import counted
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     Problem,
     Semantics,
     get_kernel_configs,
     kernel_set_sizes,
     parse_kernel_name_into_config,
 )
-from flashsmith.counted import counted
-from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 
 app = typer.Typer()

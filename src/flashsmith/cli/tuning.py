@@ -10,8 +10,8 @@ import typer
 from flashsmith import env
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import FAILED, Arch, Json, print_json
-from flashsmith.configs import DEFAULT_DEVICE, device_spec
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DEFAULT_DEVICE, device_spec
 
 INTERRUPTED = 130
 

@@ -16,8 +16,8 @@ from typing import Any
 from flashsmith import env
 from flashsmith.builder import Progress
 from flashsmith.chooser import build_for
-from flashsmith.configs import DType, Problem, Semantics, device_spec
 from flashsmith.errors import ArgumentError, DependencyError, install_extra
+from flashsmith.families import DType, Problem, Semantics, device_spec
 from flashsmith.integrations.fallbacks import fallback_count
 from flashsmith.runtime import DEFAULT_EMULATED_ARCH, gpu_count, query_gpu
 from flashsmith.runtime.launches import count_launches

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import torch
 
 from flashsmith import chooser
-from flashsmith.configs import FAMILIES, KernelConfig, parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError
+from flashsmith.families import FAMILIES, KernelConfig, parse_kernel_name_into_config
 from flashsmith.runtime.options import check_pair
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.

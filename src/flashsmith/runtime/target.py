@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flashsmith.configs import DEFAULT_DEVICE, DeviceSpec, KernelConfig, device_spec
-from flashsmith.configs.device_spec import default_device
+from flashsmith.families import DEFAULT_DEVICE, DeviceSpec, KernelConfig, device_spec
+from flashsmith.families.device import default_device
 from flashsmith.runtime import driver
 
 Backend = Literal["gpu", "emulator"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsmith.configs import DeviceSpec, HopperForwardKernelConfig, KernelConfig, broken_rules
+from flashsmith.families import DeviceSpec, HopperForwardKernelConfig, KernelConfig, broken_rules
 from flashsmith.tuning.runner import Compiled
 
 # ptxas's spill stores and loads per thread, bytes. A handful outside the loop costs nothing.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsmith.configs import DeviceSpec, KernelConfig, Problem
+from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.tuning.candidate import Candidate
 from flashsmith.tuning.cull import cull_unbuilt
 from flashsmith.tuning.halving import DEFAULT_HALVING, Halving

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flashsmith.configs import DeviceSpec, Semantics, parse_kernel_name_into_config
-from flashsmith.configs.search_space import neighbours
+from flashsmith.families import DeviceSpec, Semantics, parse_kernel_name_into_config
+from flashsmith.families.mma_sync.space import neighbours
 from flashsmith.tuning.candidate import Candidate, Status
 from flashsmith.tuning.cull import cull_compiled
 from flashsmith.tuning.entry import new_candidate

@@ -23,8 +23,8 @@ from flashsmith.builder.cache import Cache
 from flashsmith.builder.find import find_library_from
 from flashsmith.builder.recipe import package_sources, source_hash
 from flashsmith.builder.user_cache import cache_dir
-from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import CompileError, IllegalConfigError
+from flashsmith.families import DeviceSpec, Problem
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning.halving import STEADY_WARMUP_MS, Halving
 from flashsmith.tuning.runner import Build, Compiled, LibraryGoneError, Proof, Runner

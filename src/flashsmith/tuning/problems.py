@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from itertools import product
 
 from flashsmith.benchmark.bench import CELL_SETS
-from flashsmith.configs import DeviceSpec, DType, Problem, Semantics
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DeviceSpec, DType, Problem, Semantics
 from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, read_text
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flashsmith.benchmark.timing import Samples
-from flashsmith.configs import Problem
+from flashsmith.families import Problem
 from flashsmith.tuning.candidate import Candidate, Status, samples_from_json
 from flashsmith.tuning.halving import STEADY_WARMUP_MS, Halving
 from flashsmith.tuning.runner import Build

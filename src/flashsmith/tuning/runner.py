@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from flashsmith.benchmark.timing import Samples
-from flashsmith.configs import DeviceSpec, KernelConfig, Problem, Semantics
 from flashsmith.errors import LaunchError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
 
 
 @dataclass(frozen=True, order=True)

@@ -9,7 +9,8 @@ from functools import lru_cache
 from flashsmith.chooser.candidates import mma_sync_candidates
 from flashsmith.chooser.evidence import gather
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.configs import (
+from flashsmith.errors import SelectionError
+from flashsmith.families import (
     DeviceSpec,
     KernelConfig,
     Problem,
@@ -17,9 +18,8 @@ from flashsmith.configs import (
     get_kernel_configs,
     get_search_space_configs,
 )
-from flashsmith.configs.hopper.rules import HOPPER_ARCH
-from flashsmith.configs.hopper.search_space import SHAPES, get_hopper_space_configs
-from flashsmith.errors import SelectionError
+from flashsmith.families.wgmma.rules import HOPPER_ARCH
+from flashsmith.families.wgmma.space import SHAPES, get_hopper_space_configs
 
 MMA_SYNC, WGMMA, BOTH = "space", "hopper", "both"
 # The keys of search spaces, whose best are worth refining.

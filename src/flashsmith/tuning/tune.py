@@ -11,9 +11,9 @@ from pathlib import Path
 
 from flashsmith.chooser.choice import forget_choices
 from flashsmith.chooser.winners import WinnersTable, check_table, require_user_table_path
-from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, LaunchError, SelectionError, TableError
+from flashsmith.families import DeviceSpec, Problem
 from flashsmith.printable import quoted
 from flashsmith.runtime import gpu_count, query_gpu
 from flashsmith.time_left import format_seconds

@@ -10,8 +10,8 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.progression import timer as timer_module
 from flashsmith.benchmark.progression.timer import LadderTimer, times_of
 from flashsmith.benchmark.timing import Environment, Telemetry
-from flashsmith.configs import Problem, device_spec
-from flashsmith.configs import parse_kernel_name_into_config as parse
+from flashsmith.families import Problem, device_spec
+from flashsmith.families import parse_kernel_name_into_config as parse
 
 H200 = device_spec("H200")
 PROBLEM = Problem.parse("b16 s1024 h16 d128 fp16")

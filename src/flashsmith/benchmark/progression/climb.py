@@ -10,11 +10,11 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.progression.ladder import Ladder, Step, StepTime
 from flashsmith.benchmark.whole_tiles import whole_tiles
 from flashsmith.builder import KernelLibrary, libraries_for
-from flashsmith.configs import KernelConfig, Problem, check_legal
 from flashsmith.counted import counted
 from flashsmith.emulator import BankConflicts, estimate_seconds
 from flashsmith.emulator.checks import instruction_mix
 from flashsmith.errors import EmulatorError
+from flashsmith.families import KernelConfig, Problem, check_legal
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
 

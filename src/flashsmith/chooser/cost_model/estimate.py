@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from flashsmith.chooser.cost_model import mma_sync, wgmma
 from flashsmith.chooser.cost_model.schedule import schedule
 from flashsmith.chooser.cost_model.tile_work import TileWork
-from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DeviceSpec, Problem
 
 # From a family's config on a device, with its registers and spilled bytes as built, to its tile.
 _MODELS: dict[str, Callable[[Any, DeviceSpec, int | None, int | None], TileWork]] = {

@@ -20,7 +20,7 @@ from flashsmith.chooser.cost_model.resources import (
     resident_ctas,
 )
 from flashsmith.chooser.cost_model.tile_work import TileWork
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig
+from flashsmith.families import DeviceSpec, FlashForwardKernelConfig
 
 _WARP = 32
 _MMA_FLOP = 4096  # of one m16n8k16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from flashsmith.configs import DeviceSpec
+from flashsmith.families import DeviceSpec
 
 
 class Rates(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig
-from flashsmith.configs.family_config import (
+from flashsmith.families import DeviceSpec, FlashForwardKernelConfig
+from flashsmith.families.config import (
     REGISTERS_PER_THREAD_UNIT,
     RESERVED_SMEM_PER_CTA,
     THREADS_PER_WARP,

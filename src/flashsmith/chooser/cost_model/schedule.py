@@ -13,7 +13,7 @@ from math import gcd
 from typing import NamedTuple
 
 from flashsmith.chooser.cost_model.tile_work import TileWork
-from flashsmith.configs import Problem
+from flashsmith.families import Problem
 
 # What is left over at the end where the longest tiles went first, in shortest ones.
 _TAIL = 3.0

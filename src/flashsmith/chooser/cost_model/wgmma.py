@@ -17,9 +17,9 @@ from functools import lru_cache
 
 from flashsmith.chooser.cost_model.rates import EXP2, rates_of
 from flashsmith.chooser.cost_model.tile_work import TileWork
-from flashsmith.configs import DeviceSpec, HopperForwardKernelConfig, is_legal
-from flashsmith.configs.hopper import Schedule, TileOrder
-from flashsmith.configs.hopper.config import WARPGROUP_ROWS
+from flashsmith.families import DeviceSpec, HopperForwardKernelConfig, is_legal
+from flashsmith.families.wgmma import Schedule, TileOrder
+from flashsmith.families.wgmma.config import WARPGROUP_ROWS
 
 # A tile's first K, its epilogue, and the queue in which its number stands.
 _TILE_CYCLES = 2000.0

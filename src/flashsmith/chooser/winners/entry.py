@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flashsmith.chooser.winners.key import WinnerKey, is_name
-from flashsmith.configs import Problem
+from flashsmith.families import Problem
 from flashsmith.printable import quoted
 
 # Of a time in milliseconds and of TFLOP/s: wider than anything that was ever measured, and narrow

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, TypeGuard
 
-from flashsmith.configs import DeviceSpec, DType, Problem, Semantics, compiled_d_head
+from flashsmith.families import DeviceSpec, DType, Problem, Semantics, compiled_d_head
 from flashsmith.printable import quoted
 
 # Of a GPU, a dtype or a class; no name of theirs comes near it.

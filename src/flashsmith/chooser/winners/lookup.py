@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from flashsmith.chooser.winners.entry import Entry
 from flashsmith.chooser.winners.key import bucket, gpu_name, parse_class, same_gpu, semantics_class
-from flashsmith.configs import DeviceSpec, Problem, Semantics, compiled_d_head
+from flashsmith.families import DeviceSpec, Problem, Semantics, compiled_d_head
 
 DTYPE, PACKED, SOFTCAP, MASK, NEAR_MASK, OTHER_GPU = 4.0, 6.0, 8.0, 10.0, 5.0, 20.0
 

@@ -20,8 +20,8 @@ from flashsmith.chooser.winners.key import (
 )
 from flashsmith.chooser.winners.lookup import Found, Index
 from flashsmith.chooser.winners.trimming import worth_keeping
-from flashsmith.configs import DeviceSpec, DType, Problem
 from flashsmith.errors import ArgumentError, TableError
+from flashsmith.families import DeviceSpec, DType, Problem
 from flashsmith.printable import printable, quoted
 
 # Raised when an older reader would misread a table.

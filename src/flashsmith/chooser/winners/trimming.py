@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flashsmith.chooser.winners.entry import Ranked
-from flashsmith.configs import parse_kernel_name_into_config
 from flashsmith.errors import FlashsmithError
+from flashsmith.families import parse_kernel_name_into_config
 
 KEPT = 8
 

@@ -14,8 +14,8 @@ from flashsmith.chooser.winners.entry import Entry, Ranked
 from flashsmith.chooser.winners.key import WinnerKey
 from flashsmith.chooser.winners.storage import is_there, require_user_table_path
 from flashsmith.chooser.winners.table import WinnersTable
-from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import TableError
+from flashsmith.families import DeviceSpec, Problem
 
 # Whoever holds the lock does so for one read and one write.
 LOCK_PATIENCE = 30.0

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
-from flashsmith.configs import DType
 from flashsmith.emulator.machine.layouts import swizzled
 from flashsmith.emulator.machine.memory import GlobalMemory
 from flashsmith.errors import ArgumentError, EmulatorError
+from flashsmith.families import DType
 
 _MOST_IN_A_BOX = 256
 _PIECE = 16
