@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_ins import HostPlace
 
+from flashsmith.benchmark import contenders
 from flashsmith.benchmark import workload as workload_module
 from flashsmith.benchmark.contenders import OURS, attention_contender, kernel_contender
 from flashsmith.benchmark.workload import Workload, row_blocks
-from flashsmith.configs import Problem, parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.verify import compute_references, engine
 from flashsmith.verify.inputs import default_scale
 
@@ -178,13 +179,14 @@ def test_a_kernel_is_launched_on_the_workload_and_judged_there(text: str) -> Non
     assert np.array_equal(w.o, before)
 
 
-def test_what_a_kernel_leaves_out_shows() -> None:
+def test_what_a_kernel_leaves_out_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     w = workload("b1 s64 h2 d64 fp16")
 
     def lazy(q, k, v, *, out, causal) -> None:
         out[:, :32] = right_answer(w)[:, :32]
 
-    contender = attention_contender(lazy, CFG, w)
+    monkeypatch.setattr(contenders, "attention", lazy)
+    contender = attention_contender(CFG, w)
     assert contender.name == OURS
     w.o[:] = right_answer(w)
     assert w.judge(w.o).ok
@@ -196,7 +198,7 @@ def test_what_a_kernel_leaves_out_shows() -> None:
 @pytest.mark.parametrize("text", ["b2 s300 h4:2 d64 bf16 causal", "b2 s256 h4 d64 fp16 packed"])
 def test_on_a_gpu_both_places_judge_alike(text: str) -> None:
     from flashsmith.benchmark.places import DriverPlace, TorchPlace
-    from flashsmith.configs import FlashForwardKernelConfig
+    from flashsmith.families import FlashForwardKernelConfig
 
     problem = Problem.parse(text)
     cfg = FlashForwardKernelConfig(

@@ -22,14 +22,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import flashsmith
 from flashsmith.benchmark.bench.problems import default_problem
 from flashsmith.benchmark.contenders import KernelContender, attention_contender
 from flashsmith.benchmark.timing import Environment, measure
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import DType, Problem
+from flashsmith.chooser.choice import choose_config
+from flashsmith.families import DType, Problem
 from flashsmith.runtime import query_gpu
-from flashsmith.tuning.choice import choose_config
 
 # Of TFLOP/s.
 LEAST_SHARES = {"causal": 0.5 / 0.56, "odd": 0.95}
@@ -60,7 +59,7 @@ def pairs(kinds: Iterable[str], seqs: list[int] | None, dims: list[int] | None) 
 
 def contender(name: str, of: Problem) -> KernelContender:
     config = choose_config(of, query_gpu(0))
-    return replace(attention_contender(flashsmith.attention, config, Workload(of)), name=name)
+    return replace(attention_contender(config, Workload(of)), name=name)
 
 
 def measured(pair: Pair) -> dict[str, Any]:

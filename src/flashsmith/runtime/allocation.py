@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from flashsmith.configs import DType
+from flashsmith.families import DType
 from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.runtime.frameworks import FRAMEWORKS, JAX
 from flashsmith.runtime.tensors import TensorView

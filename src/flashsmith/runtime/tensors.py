@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from flashsmith.configs import DType
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DType
 from flashsmith.runtime.device_array import DeviceArray
 
 

@@ -26,7 +26,7 @@ from flashsmith.errors import ArgumentError
 
 ROOT = Path(__file__).parents[3]
 RAW = ROOT / "benchmarks" / "h200"
-SHIPPED = ROOT / "src" / "flashsmith" / "tuning" / "tables" / "h200.json"
+SHIPPED = ROOT / "src" / "flashsmith" / "chooser" / "tables" / "h200.json"
 ENDINGS = [".csv", ".json", *([".parquet"] if importlib.util.find_spec("pyarrow") else [])]
 
 
@@ -172,7 +172,9 @@ def test_compressed_rows(tmp_path: Path) -> None:
     assert [source.path for source in results.sources] == [packed]
 
 
-@pytest.mark.parametrize("content", [b"plain", gzip.compress(b"x" * 10_000)[:20]])
+@pytest.mark.parametrize(
+    "content", [b"plain", gzip.compress(b"x" * 10_000)[:20]], ids=["plain", "cut"]
+)
 def test_what_does_not_decompress_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rows.csv.gz").write_bytes(content)
     with pytest.raises(ArgumentError, match=r"rows\.csv\.gz: cannot be decompressed"):

@@ -1,0 +1,336 @@
+"""Which of an emulated launch's actions are ordered before which: vector clocks per thread.
+
+The order is PTX's causality order as far as barriers make it. Thread a *knows* actor b up to
+clock c when everything b did until then happens before whatever a does next. What creates order:
+
+- program order: a thread knows itself;
+- a CTA barrier: whoever waited at it knows everybody who arrived, up to their arrival, and all that
+  those knew; who only arrived (bar.arrive) learns nothing;
+- bar.warp.sync, likewise among the threads it names;
+- an mbarrier: whoever saw a phase end knows everybody who arrived until then, and the bulk copies
+  that completed on it; barrier.cluster likewise;
+- wgmma.wait_group and cp.async.bulk.wait_group: the thread knows those operations.
+
+What does not: ``.sync.aligned`` instructions (shfl, ldmatrix, mma, vote). They make lanes meet, but
+the ISA gives no memory ordering to that: a store before a shuffle need not be visible to another
+lane after it, and CUDA asks for __syncwarp() there. Lockstep execution of a warp is no order either
+(there is none since sm_70). Nothing orders threads of different clusters.
+
+Actors are threads and engines (tensor cores and bulk copies). What a thread wrote is *fenced* for
+another when a proxy fence lies on the way from the write: only then may an engine touch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from flashsmith.emulator.interface import Clusters, Engine
+
+LANES = np.arange(32, dtype=np.int64)
+#: Engines are negative actors, below what a history means by nobody and several.
+_FIRST_ENGINE = -16
+_ENGINES = 4096
+_MORE_ENGINES = 32
+_ALWAYS = np.iinfo(np.int32).max
+
+
+class HappensBefore:
+    """The clocks of one wave of CTAs. Times are the emulator's event clock, which only grows.
+
+    Barriers of whole CTAs are kept as one number per CTA, below which everybody knows everybody of
+    the CTA. The matrices of who knows whom (one per cluster) are only there once something else
+    has made order.
+    """
+
+    def __init__(
+        self,
+        first_cta: int,
+        cta_count: int,
+        threads_per_cta: int,
+        clusters: Clusters | None = None,
+    ) -> None:
+        self._first_cta = first_cta
+        self._threads = threads_per_cta
+        self._floor = np.zeros(cta_count, np.int64)
+        self._known: np.ndarray | None = None
+        self._fenced: np.ndarray | None = None
+        # What those who arrived at a barrier without waiting have handed over, by (barrier, CTA).
+        self._handed: dict[tuple[int, int], tuple[list[np.ndarray], np.ndarray, np.ndarray]] = {}
+        ctas = np.arange(first_cta, first_cta + cta_count)
+        clusters = clusters or Clusters((first_cta + cta_count, 1, 1), (1, 1, 1))
+        self.cluster_size = clusters.size
+        self._rank = np.asarray(clusters.rank(ctas))
+        numbers, self._cluster = np.unique(clusters.number(ctas), return_inverse=True)
+        self._clusters = numbers.size
+        # CTA by cluster and rank, to come back from places in the matrices to threads.
+        self._members = np.zeros((self._clusters, self.cluster_size), np.int64)
+        self._members[self._cluster, self._rank] = ctas
+        self._slots: dict[tuple[int, Engine], int] = {}
+        self._slot_counts = np.zeros(self._clusters, np.int64)
+
+    @property
+    def threads_per_cta(self) -> int:
+        """Threads of one CTA."""
+        return self._threads
+
+    @property
+    def first_cta(self) -> int:
+        """Flat number of the wave's first CTA."""
+        return self._first_cta
+
+    @property
+    def partial(self) -> bool:
+        """Whether anything but whole-CTA barriers has made order."""
+        return self._known is not None
+
+    # Names
+
+    def cta(self, threads: np.ndarray) -> np.ndarray:
+        """Index of each thread's CTA within the wave; negative for one of an earlier wave."""
+        return threads // self._threads - self._first_cta
+
+    def floor(self, threads: np.ndarray) -> np.ndarray:
+        """Clock up to which each thread knows every thread of its CTA."""
+        return self._floor[self.cta(threads)]
+
+    def warp_mates(self, threads: np.ndarray) -> np.ndarray:
+        """Flat numbers of the 32 lanes of each thread's warp, an axis more.
+
+        A last warp that is not full repeats the CTA's last thread.
+        """
+        tids = threads % self._threads
+        lanes = (tids // 32 * 32)[..., None] + LANES
+        return (threads - tids)[..., None] + np.minimum(lanes, self._threads - 1)
+
+    def rank(self, threads: np.ndarray) -> np.ndarray:
+        """Rank of each thread's CTA in its cluster."""
+        return self._rank[self.cta(threads)]
+
+    def peer(self, threads: np.ndarray, rank: np.ndarray) -> np.ndarray:
+        """Flat CTA of a rank in each thread's cluster."""
+        return self._members[self._cluster[self.cta(threads)], rank]
+
+    def actor(self, engine: Engine) -> int:
+        """The negative number of an engine."""
+        cluster = int(self._cluster[engine.cta - self._first_cta])
+        slot = self._slots.get((cluster, engine))
+        if slot is None:
+            slot = self._slots[cluster, engine] = int(self._slot_counts[cluster])
+            self._slot_counts[cluster] += 1
+        return _FIRST_ENGINE - (cluster * _ENGINES + slot)
+
+    def engine(self, actor: int) -> Engine:
+        """The engine of a negative number."""
+        key = divmod(_FIRST_ENGINE - actor, _ENGINES)
+        return next(e for (cluster, e), slot in self._slots.items() if (cluster, slot) == key)
+
+    def _place(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(cluster, row) of threads of this wave."""
+        ctas = self.cta(threads)
+        return self._cluster[ctas], self._rank[ctas] * self._threads + threads % self._threads
+
+    def _columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(cluster, column) of actors; the cluster is -1 for those of earlier waves."""
+        ctas = self.cta(actors)
+        inside = (ctas >= 0) & (ctas < self._floor.size)
+        ctas = np.where(inside, ctas, 0)
+        cluster = np.where(inside, self._cluster[ctas], -1)
+        column = self._rank[ctas] * self._threads + actors % self._threads
+        engines = actors <= _FIRST_ENGINE
+        if engines.any():
+            where, slots = np.divmod(_FIRST_ENGINE - actors, _ENGINES)
+            cluster = np.where(engines, where, cluster)
+            column = np.where(engines, self._width + slots, column)
+        return cluster, column
+
+    @property
+    def _width(self) -> int:
+        return self.cluster_size * self._threads
+
+    # Questions
+
+    def knows(self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray) -> np.ndarray:
+        """Whether each thread knows its actor up to the clock given; arrays broadcast."""
+        ctas = self.cta(threads)
+        same_cta = ctas == self.cta(actors)
+        result: np.ndarray = (threads == actors) | (same_cta & (self._floor[ctas] >= clocks))
+        if self._known is not None:
+            known = self._matrix()
+            # Places are worked out before anything broadcasts, and met in one flat index: this is
+            # where a run under all checks spends its time.
+            cluster, row = self._place(threads)
+            of, column = self._columns(actors)
+            _, rows, columns = known.shape
+            places = (cluster * rows + row) * columns + column
+            result = result | ((cluster == of) & (known.ravel().take(places) >= clocks))
+        return result
+
+    def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What all of some threads of one CTA know, and what of it is fenced, by column."""
+        ctas, tids = self.cta(threads), threads % self._threads
+        cluster, rows = self._place(threads)
+        known = self._matrix()[cluster[0]][rows]
+        own = int(self._rank[ctas[0]]) * self._threads
+        known[np.arange(rows.size), own + tids] = _ALWAYS
+        least = known.min(axis=0)
+        part = least[own : own + self._threads]
+        np.maximum(part, self._floor[ctas[0]], out=part)
+        if self._fenced is None:
+            return least, np.zeros(self._width, np.int32)
+        return least, self._fenced[cluster[0]][rows].min(axis=0)
+
+    def column(self, threads: np.ndarray, actors: np.ndarray) -> np.ndarray:
+        """Place of actors in what ``common`` of these threads gives; -1 for another cluster's."""
+        cluster, column = self._columns(actors)
+        return np.where(cluster == self._cluster[self.cta(threads[:1])[0]], column, -1)
+
+    # Events
+
+    def arrive(self, threads: np.ndarray, barrier: int, clock: int) -> None:
+        """Threads reach a CTA barrier and go on without waiting; they may be of several CTAs."""
+        for cta, members in self._by_cta(threads):
+            given, fenced = self._offer(cta, members, clock)
+            arrived, known, seen = self._handed.get(
+                (barrier, cta), ([], np.zeros_like(given), np.zeros_like(fenced))
+            )
+            if known.size < given.size:
+                known = np.pad(known, (0, given.size - known.size))
+            self._handed[barrier, cta] = (
+                [*arrived, members], np.maximum(known, given), np.maximum(seen, fenced),
+            )  # fmt: skip
+
+    def release(self, threads: np.ndarray, barrier: int, clock: int) -> None:
+        """A CTA barrier opens for ``threads``, of one or several CTAs; all had arrived."""
+        for cta, members in self._by_cta(threads):
+            handed = self._handed.pop((barrier, cta), None)
+            if handed is None and members.size == self._threads:
+                self._floor[cta] = clock
+                if self._known is not None:
+                    self._join(cta, members, clock)
+            elif handed is None:
+                self._join(cta, members, clock)
+            else:
+                arrived, *knowledge = handed
+                waiting = np.setdiff1d(members, np.concatenate(arrived))
+                self._join(cta, waiting, clock, (knowledge[0], knowledge[1]))
+
+    def synchronise_warps(self, threads: np.ndarray, clock: int) -> None:
+        """The threads named meet within each warp; they may be of several warps."""
+        for cta, members in self._by_cta(threads):
+            for warp in np.unique(members // 32):
+                self._join(cta, members[members // 32 == warp], clock)
+
+    def offer(self, threads: np.ndarray, clock: int) -> tuple[np.ndarray, np.ndarray]:
+        """What threads of one CTA hand over when they arrive somewhere: (known, fenced)."""
+        return self._offer(int(self.cta(threads)[0]), threads % self._threads, clock)
+
+    def learn(self, threads: np.ndarray, given: tuple[np.ndarray, np.ndarray]) -> None:
+        """Threads of one CTA take over what others handed over."""
+        cta = int(self.cta(threads)[0])
+        rows = self._rows(cta)
+        own = self._own(cta, threads % self._threads)
+        known, fenced = given
+        rows[own, : known.size] = np.maximum(rows[own, : known.size], known)
+        if self._fenced is not None:
+            matrix = self._fenced[self._cluster[cta]]
+            matrix[own] = np.maximum(matrix[own], fenced)
+
+    def learn_engine(self, threads: np.ndarray, engine: Engine, clock: int) -> None:
+        """Threads of one CTA know an engine's work up to a clock."""
+        actor = np.array([self.actor(engine)])
+        rows = self._rows(int(self.cta(threads)[0]))
+        (column,) = self._columns(actor)[1]
+        own = self._place(threads)[1]
+        rows[own, column] = np.maximum(rows[own, column], clock)
+
+    def note_engine(self, known: np.ndarray, engine: Engine, clock: int) -> np.ndarray:
+        """Knowledge to hand over, with an engine's work up to a clock added."""
+        actor = np.array([self.actor(engine)])
+        width = self._matrix().shape[2]
+        if known.size < width:
+            known = np.pad(known, (0, width - known.size))
+        (column,) = self._columns(actor)[1]
+        known[column] = max(int(known[column]), clock)
+        return known
+
+    def fence(self, threads: np.ndarray, clock: int) -> None:
+        """A proxy fence: what the threads know is fenced from here on."""
+        known = self._matrix()
+        if self._fenced is None:
+            self._fenced = np.zeros((self._clusters, self._width, self._width), np.int32)
+        for cta, members in self._by_cta(threads):
+            cluster, own = self._cluster[cta], self._own(cta, members)
+            seen = known[cluster][own, : self._width]
+            first = int(self._rank[cta]) * self._threads
+            part = seen[:, first : first + self._threads]
+            np.maximum(part, self._floor[cta], out=part)
+            seen[np.arange(own.size), own] = clock
+            self._fenced[cluster][own] = np.maximum(self._fenced[cluster][own], seen)
+
+    # Matrices
+
+    def by_cta(self, threads: np.ndarray) -> Iterator[np.ndarray]:
+        """The threads of each CTA."""
+        ctas = threads // self._threads
+        for cta in np.unique(ctas):
+            yield threads[ctas == cta]
+
+    def _by_cta(self, threads: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """CTA index and thread numbers within it, for each CTA that has some."""
+        ctas, tids = self.cta(threads), threads % self._threads
+        for cta in np.unique(ctas):
+            yield int(cta), tids[ctas == cta]
+
+    def _matrix(self) -> np.ndarray:
+        """Who knows whom, beside what the floor says: [cluster, thread, actor]."""
+        engines = int(self._slot_counts.max())
+        columns = self._width + -(-engines // _MORE_ENGINES) * _MORE_ENGINES
+        if self._known is None:
+            self._known = np.zeros((self._clusters, self._width, columns), np.int32)
+        elif self._known.shape[2] < columns:
+            more = columns - self._known.shape[2]
+            self._known = np.pad(self._known, ((0, 0), (0, 0), (0, more)))
+        return self._known
+
+    def _rows(self, cta: int) -> np.ndarray:
+        rows: np.ndarray = self._matrix()[self._cluster[cta]]
+        return rows
+
+    def _own(self, cta: int, members: np.ndarray) -> np.ndarray:
+        own: np.ndarray = int(self._rank[cta]) * self._threads + members
+        return own
+
+    def _offer(self, cta: int, members: np.ndarray, clock: int) -> tuple[np.ndarray, np.ndarray]:
+        own = self._own(cta, members)
+        given = self._rows(cta)[own].max(axis=0)
+        if self.cluster_size > 1:
+            # Another CTA does not share this one's floor.
+            first = int(self._rank[cta]) * self._threads
+            part = given[first : first + self._threads]
+            np.maximum(part, self._floor[cta], out=part)
+        given[own] = clock
+        if self._fenced is None:
+            return given, np.zeros(self._width, np.int32)
+        return given, self._fenced[self._cluster[cta]][own].max(axis=0)
+
+    def _join(
+        self,
+        cta: int,
+        members: np.ndarray,
+        clock: int,
+        handed: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> None:
+        if not members.size:
+            return
+        together, fenced = self._offer(cta, members, clock)
+        if handed is not None:
+            known, seen = handed
+            together[: known.size] = np.maximum(together[: known.size], known)
+            together[self._own(cta, members)] = clock
+            fenced = np.maximum(fenced, seen)
+        own = self._own(cta, members)
+        self._rows(cta)[own] = together
+        if self._fenced is not None:
+            self._fenced[self._cluster[cta]][own] = fenced
