@@ -21,7 +21,8 @@ from flashsmith.benchmark.timing import (
 )
 from flashsmith.configs import device_spec
 from flashsmith.errors import LaunchError
-from flashsmith.runtime import device_array, driver
+from flashsmith.runtime import driver
+from flashsmith.runtime.frameworks import device_array
 
 
 class PretendedDriver:

@@ -7,8 +7,8 @@ from typing import Any
 from flashsmith.configs import FAMILIES, KernelConfig
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import run_call
-from flashsmith.runtime.array import Array
 from flashsmith.runtime.options import NO_WINDOW
+from flashsmith.runtime.tensors import Array
 from flashsmith.tuning.choice import choose_config
 
 
