@@ -17,11 +17,13 @@ ORDER = (
     ("printable",),
     ("errors", "untrusted"),
     ("env", "host", "counted", "did_you_mean", "time_left"),
+    ("families",),
     ("configs",),
     ("codegen",),
     ("builder", "emulator"),
     ("runtime",),
     ("verify",),
+    ("chooser",),
     ("benchmark",),
     ("tuning",),
     ("integrations",),
@@ -37,8 +39,9 @@ MAY_IMPORT = {
     "untrusted": {"printable"},
     "env": {"printable", "errors", "untrusted"},
     "host": {"errors"},
-    "configs": {"printable", "errors", "untrusted", "env", "did_you_mean"},
-    "emulator": {"errors", "env", "configs"},
+    "families": {"printable", "errors", "untrusted", "env", "did_you_mean"},
+    "configs": {"families"},
+    "emulator": {"errors", "env", "families"},
 }
 
 SOURCE = Path(__file__).parents[1] / "src" / "flashsmith"
@@ -104,8 +107,8 @@ def test_torch_is_never_imported_with_a_module(module: str) -> None:
     assert "torch" not in roots
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if part_of(name) == "configs"])
-def test_configs_need_the_standard_library_only(module: str) -> None:
+@pytest.mark.parametrize("module", [name for name in MODULES if part_of(name) == "families"])
+def test_families_need_the_standard_library_only(module: str) -> None:
     roots = {name.split(".")[0] for name in imported_names(parse(module), module)}
     assert roots <= {"flashsmith", "__future__"} | set(sys.stdlib_module_names)
 
@@ -135,7 +138,7 @@ def test_import_takes_under_a_fifth_of_a_second() -> None:
     ("module", "absent"),
     [
         ("flashsmith", ("torch", "numpy", "tvm_ffi")),
-        ("flashsmith.configs", ("torch", "numpy", "tvm_ffi", "rich")),
+        ("flashsmith.families", ("torch", "numpy", "tvm_ffi", "rich")),
         ("flashsmith.cli", ("torch", "numpy", "tvm_ffi")),
     ],
 )

@@ -10,8 +10,8 @@ import pytest
 
 from flashsmith import env
 from flashsmith.cli import main
-from flashsmith.configs import get_kernel_configs
 from flashsmith.errors import FlashsmithError
+from flashsmith.families import get_kernel_configs
 
 NO_COUNTS = (
     "9" * 5000,

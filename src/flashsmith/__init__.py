@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flashsmith.configs import (
+    from flashsmith.chooser.attention import attention
+    from flashsmith.chooser.choice import choose
+    from flashsmith.families import (
         DeviceSpec,
         DType,
         FlashForwardKernelConfig,
@@ -23,21 +25,19 @@ if TYPE_CHECKING:
     from flashsmith.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
     from flashsmith.integrations.sdpa import sdpa
     from flashsmith.runtime import forward, forward_timed, plan_forward
-    from flashsmith.tuning.attention import attention
-    from flashsmith.tuning.choice import choose
 
 _HOME = {
-    "DType": "flashsmith.configs",
-    "DeviceSpec": "flashsmith.configs",
-    "FlashForwardKernelConfig": "flashsmith.configs",
-    "HopperForwardKernelConfig": "flashsmith.configs",
-    "Problem": "flashsmith.configs",
-    "Semantics": "flashsmith.configs",
-    "device_spec": "flashsmith.configs",
-    "get_kernel_configs": "flashsmith.configs",
-    "parse_kernel_name_into_config": "flashsmith.configs",
+    "DType": "flashsmith.families",
+    "DeviceSpec": "flashsmith.families",
+    "FlashForwardKernelConfig": "flashsmith.families",
+    "HopperForwardKernelConfig": "flashsmith.families",
+    "Problem": "flashsmith.families",
+    "Semantics": "flashsmith.families",
+    "device_spec": "flashsmith.families",
+    "get_kernel_configs": "flashsmith.families",
+    "parse_kernel_name_into_config": "flashsmith.families",
     "attention": "flashsmith.integrations.traceable",
-    "choose": "flashsmith.tuning.choice",
+    "choose": "flashsmith.chooser.choice",
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
     "forward": "flashsmith.runtime",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.configs import DType
+from flashsmith.families import DType
 from flashsmith.verify.inputs import numpy_dtype
 
 

@@ -21,9 +21,9 @@ from flashsmith.benchmark.rows import BenchRow, problem_columns
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.timing import Environment, Protocol, Telemetry
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import Problem, device_spec
-from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.errors import ArgumentError, LaunchError
+from flashsmith.families import Problem, device_spec
+from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.verify import compute_references
 from flashsmith.verify.inputs import default_scale
 

@@ -19,8 +19,8 @@ from flashsmith.benchmark.timing import (
     measure,
     telemetry,
 )
-from flashsmith.configs import device_spec
 from flashsmith.errors import LaunchError
+from flashsmith.families import device_spec
 from flashsmith.runtime import driver
 from flashsmith.runtime.frameworks import device_array
 

@@ -15,10 +15,11 @@ from flashsmith.benchmark.hopper_knobs import HOPPER_EFFECTS
 from flashsmith.benchmark.knobs import knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
-from flashsmith.benchmark.target import choose_target
 from flashsmith.benchmark.whole_tiles import whole_tiles
 from flashsmith.builder.recipe import package_sources
-from flashsmith.configs import (
+from flashsmith.emulator import BankConflicts
+from flashsmith.emulator.checks.bank_conflicts import Wavefronts
+from flashsmith.families import (
     HopperForwardKernelConfig,
     PingPong,
     Schedule,
@@ -27,10 +28,9 @@ from flashsmith.configs import (
     get_hopper_configs,
     nearest_legal,
 )
-from flashsmith.configs import parse_kernel_name_into_config as parse
-from flashsmith.configs.family_config import is_flag
-from flashsmith.emulator import BankConflicts
-from flashsmith.emulator.observers.bank_conflicts import Wavefronts
+from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.families.config import is_flag
+from flashsmith.runtime.target import choose_target
 
 SHIPPED = parse(
     "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"

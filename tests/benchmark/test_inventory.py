@@ -9,7 +9,6 @@ import pytest
 
 from flashsmith.benchmark.inventory import config_facts, entry_facts, print_entries
 from flashsmith.benchmark.table import make_console
-from flashsmith.benchmark.target import Target
 from flashsmith.builder import CacheEntry, KernelEntry, Manifest
 from flashsmith.builder.recipe import (
     kernel_flags,
@@ -18,7 +17,8 @@ from flashsmith.builder.recipe import (
     source_hash,
 )
 from flashsmith.builder.toolchain import tvm_ffi_version
-from flashsmith.configs import DEFAULT_DEVICE, Semantics, get_kernel_configs
+from flashsmith.families import DEFAULT_DEVICE, Semantics, get_kernel_configs
+from flashsmith.runtime.target import Target
 
 FIRST, SECOND = get_kernel_configs("prog")[:2]
 TARGET = Target(DEFAULT_DEVICE, "emulator")

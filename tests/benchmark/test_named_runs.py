@@ -16,9 +16,9 @@ from flashsmith.benchmark.peers import PEERS, PeerContender
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.timing import INTERLEAVED, Protocol
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import device_spec
-from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.errors import ArgumentError, SelectionError
+from flashsmith.families import device_spec
+from flashsmith.families import parse_kernel_name_into_config as parse
 
 CFG = parse("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
 A100 = device_spec("A100")
@@ -103,7 +103,7 @@ def test_what_cannot_be_launched_is_an_error_and_no_gap(clock: PretendedClock) -
 
 
 def make_problem() -> Any:
-    from flashsmith.configs import Problem
+    from flashsmith.families import Problem
 
     return Problem.parse("b1 s64 h2 d64 fp16")
 

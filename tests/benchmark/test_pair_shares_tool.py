@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashsmith.configs import Problem
+from flashsmith.families import Problem
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from flashsmith.benchmark.peers import flex as flex_module
 from flashsmith.benchmark.peers import torch_sdpa as sdpa_module
 from flashsmith.benchmark.peers.peer import torch_absence
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem
 from flashsmith.verify import compute_references
 from flashsmith.verify.attention import NO_WINDOW
 from flashsmith.verify.inputs import default_scale

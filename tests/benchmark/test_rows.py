@@ -23,8 +23,8 @@ from flashsmith.benchmark.rows import (
     rows_as_json,
     write_rows,
 )
-from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError, DependencyError
+from flashsmith.families import Problem
 
 ROW = BenchRow(
     contender="attention()",

@@ -10,9 +10,9 @@ from stand_ins import HostPlace, PretendedClock
 from flashsmith.benchmark import run_times
 from flashsmith.benchmark.run_times import TimedSize, Timing, time_kernels
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import FlashForwardKernelConfig, Problem
-from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.errors import LaunchError
+from flashsmith.families import FlashForwardKernelConfig, Problem
+from flashsmith.families import parse_kernel_name_into_config as parse
 
 CFG = parse("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
 OTHER = parse("(FP16, 64, 64, 32, 4): async+swizzled+load_0_0_0_tiles")

@@ -17,7 +17,7 @@ from flashsmith.benchmark.table import (
     print_table,
     print_text,
 )
-from flashsmith.configs import parse_kernel_name_into_config as parse
+from flashsmith.families import parse_kernel_name_into_config as parse
 
 COLUMNS = [Column("kernel"), Column("CTAs\n/SM", right=True)]
 ROWS = [("k" * 150, "2"), ("short", "10")]

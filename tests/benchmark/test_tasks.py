@@ -8,12 +8,12 @@ from itertools import product
 
 import pytest
 
-from flashsmith.benchmark.target import choose_target
 from flashsmith.benchmark.tasks import EMULATED, OneProblem, Size, default_size
-from flashsmith.configs import Problem, Semantics, get_kernel_configs
-from flashsmith.configs import parse_kernel_name_into_config as parse
-from flashsmith.configs.semantics import MASKS
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem, Semantics, get_kernel_configs
+from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.families.semantics import MASKS
+from flashsmith.runtime.target import choose_target
 
 SEMANTICS = [
     Semantics(mask, softcap, packed, uneven)

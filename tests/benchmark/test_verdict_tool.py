@@ -16,8 +16,8 @@ import pytest
 
 from flashsmith.benchmark.bench import CELL_SETS, cell_problems
 from flashsmith.benchmark.rows import BenchRow, problem_columns, write_rows
-from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem
 
 ROOT = Path(__file__).parents[2]
 KNOWN = "b16 s4096 h16 d128 fp16"  # FA3 / cuDNN 631 / 572 = 1.103, best / cuDNN 1.10

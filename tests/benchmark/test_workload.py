@@ -13,8 +13,8 @@ from stand_ins import HostPlace
 from flashsmith.benchmark import workload as workload_module
 from flashsmith.benchmark.contenders import OURS, attention_contender, kernel_contender
 from flashsmith.benchmark.workload import Workload, row_blocks
-from flashsmith.configs import Problem, parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.verify import compute_references, engine
 from flashsmith.verify.inputs import default_scale
 
@@ -196,7 +196,7 @@ def test_what_a_kernel_leaves_out_shows() -> None:
 @pytest.mark.parametrize("text", ["b2 s300 h4:2 d64 bf16 causal", "b2 s256 h4 d64 fp16 packed"])
 def test_on_a_gpu_both_places_judge_alike(text: str) -> None:
     from flashsmith.benchmark.places import DriverPlace, TorchPlace
-    from flashsmith.configs import FlashForwardKernelConfig
+    from flashsmith.families import FlashForwardKernelConfig
 
     problem = Problem.parse(text)
     cfg = FlashForwardKernelConfig(

@@ -18,7 +18,7 @@ from flashsmith.builder.cache import Cache
 from flashsmith.builder.compilation import Compilation
 from flashsmith.builder.recipe import Recipe, source_hash
 from flashsmith.builder.toolchain import Toolchain
-from flashsmith.configs import FlashForwardKernelConfig, Semantics, parse_kernel_name_into_config
+from flashsmith.families import FlashForwardKernelConfig, Semantics, parse_kernel_name_into_config
 
 CONFIGS: tuple[FlashForwardKernelConfig, ...] = (
     parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"),

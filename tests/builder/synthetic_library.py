@@ -11,7 +11,7 @@ from stand_in_sources import CONFIGS
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
-from flashsmith.configs import Semantics
+from flashsmith.families import Semantics
 
 
 def key_of(name: str) -> str:

@@ -19,7 +19,6 @@ import flashsmith.builder.library_build as build_module
 from flashsmith.builder import find_toolchain, recipe
 from flashsmith.builder.find import find_library_from
 from flashsmith.builder.library_build import build_from
-from flashsmith.configs import FlashForwardKernelConfig
 from flashsmith.errors import (
     ArgumentError,
     CacheError,
@@ -27,6 +26,7 @@ from flashsmith.errors import (
     IllegalConfigError,
     ToolchainError,
 )
+from flashsmith.families import FlashForwardKernelConfig
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from flashsmith.builder.cubin import kernel_code_bytes
 from flashsmith.builder.demangle import demangle
 from flashsmith.builder.ptx_module import split_ptx
 from flashsmith.builder.ptxas_report import ResourceReport, parse_ptxas_report
-from flashsmith.configs import parse_kernel_name_into_config
+from flashsmith.families import parse_kernel_name_into_config
 
 REPORT = """\
 ptxas info    : 0 bytes gmem, 24 bytes cmem[4]

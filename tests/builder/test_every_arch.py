@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 import flashsmith.builder as builder
-from flashsmith.configs import DeviceSpec, FlashForwardKernelConfig, device_spec, get_cover_configs
+from flashsmith.families import DeviceSpec, FlashForwardKernelConfig, device_spec, get_cover_configs
 
 ARCHS = (80, 86, 89, 90, 100, pytest.param(103, marks=pytest.mark.full), 120)
 

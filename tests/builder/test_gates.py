@@ -13,13 +13,13 @@ from flashsmith.builder.gates import check_shipped, losses
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.manifest import Manifest
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
-from flashsmith.configs import (
+from flashsmith.errors import CompileError
+from flashsmith.families import (
     Semantics,
     get_hopper_configs,
     parse_kernel_name_into_config,
 )
-from flashsmith.configs.shipped import shipped_hopper_kernels
-from flashsmith.errors import CompileError
+from flashsmith.families.shipped import shipped_hopper_kernels
 
 SHIPPED = next(cfg for cfg in get_hopper_configs() if cfg.B_c == FAULTY_B_C)
 UNSHIPPED = replace(SHIPPED, kv_stages=1)

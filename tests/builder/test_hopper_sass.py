@@ -13,7 +13,7 @@ from cuda.pathfinder import find_nvidia_binary_utility
 
 from flashsmith.builder import KernelLibrary, library_for
 from flashsmith.builder.gates import losses
-from flashsmith.configs import Semantics, get_hopper_configs
+from flashsmith.families import Semantics, get_hopper_configs
 
 # The first word of an instruction, its predicate before it.
 _INSTRUCTION = re.compile(

@@ -14,14 +14,14 @@ import flashsmith.builder as builder
 from flashsmith.builder.find import find_library_from
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.ptxas_report import parse_ptxas_report
-from flashsmith.configs import (
+from flashsmith.families import (
     DEFAULT_DEVICE,
     FlashForwardKernelConfig,
     Semantics,
     get_kernel_progression_configs,
     legal_completions,
 )
-from flashsmith.configs.semantics import MASKS
+from flashsmith.families.semantics import MASKS
 
 FIRST, *_, BUFFERED, LAST = get_kernel_progression_configs()
 

@@ -16,7 +16,7 @@ from flashsmith.benchmark.bench import BenchPlan, default_problem
 from flashsmith.benchmark.rows import COLUMNS, BenchRow, problem_columns, read_rows
 from flashsmith.benchmark.timing import Environment
 from flashsmith.cli import main
-from flashsmith.configs import DType, Problem, get_kernel_configs
+from flashsmith.families import DType, Problem, get_kernel_configs
 from flashsmith.runtime import driver
 
 CFG = "(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsmith.configs import Semantics
+from flashsmith.families import Semantics
 
 CONFIG = "(FP16, 32, 64, 32, 4): async+swizzled+load_0_2_2_tiles"
 

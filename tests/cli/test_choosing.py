@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from flashsmith.chooser import choose, forget_choices
+from flashsmith.chooser.winners import Ranked, WinnersTable, storage
 from flashsmith.cli import app
-from flashsmith.configs import Problem, device_spec, parse_kernel_name_into_config
 from flashsmith.errors import FlashsmithError
-from flashsmith.tuning import choose, forget_choices
-from flashsmith.tuning.winners import Ranked, WinnersTable, storage
+from flashsmith.families import Problem, device_spec, parse_kernel_name_into_config
 
 PROBLEM = "b16 s4096 h16 d128 fp16 causal"
 CONFIG = "(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles"

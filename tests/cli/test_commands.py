@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flashsmith.configs import get_kernel_configs, parse_kernel_name_into_config
 from flashsmith.env import VARIABLES
+from flashsmith.families import get_kernel_configs, parse_kernel_name_into_config
 
 STEP_1 = "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"
 STEP_2 = "(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles"

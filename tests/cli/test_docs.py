@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from flashsmith.configs import (
+from flashsmith.env import VARIABLES
+from flashsmith.families import (
     FlashForwardKernelConfig,
     HopperForwardKernelConfig,
     kernel_set_sizes,
     parse_kernel_name_into_config,
 )
-from flashsmith.configs.legal_space import KNOB_VALUES
-from flashsmith.env import VARIABLES
+from flashsmith.families.legal_space import KNOB_VALUES
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -207,7 +207,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run-prog.json", "run-prog.json"),
     ):
         shutil.copy(MEASURED / measured, tmp_path / name)
-    shipped = ROOT / "src" / "flashsmith" / "tuning" / "tables" / "h200.json"
+    shipped = ROOT / "src" / "flashsmith" / "chooser" / "tables" / "h200.json"
     for name in ("other.json", "h200.json"):
         shutil.copy(shipped, tmp_path / name)
     monkeypatch.chdir(tmp_path)

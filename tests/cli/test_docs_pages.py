@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import flashsmith
-from flashsmith.configs import Problem, device_spec
-from flashsmith.configs.device_spec import KNOWN_DEVICES
+from flashsmith.families import Problem, device_spec
+from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.runtime import arguments
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 LIMITS = (ROOT / "docs" / "limits.md").read_text()
-TABLES = ROOT / "src" / "flashsmith" / "tuning" / "tables"
+TABLES = ROOT / "src" / "flashsmith" / "chooser" / "tables"
 
 
 def section(text: str, heading: str) -> str:

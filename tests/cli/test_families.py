@@ -11,9 +11,9 @@ from typer.testing import CliRunner, Result
 
 import flashsmith.builder as builder
 from flashsmith.cli import app
-from flashsmith.configs import Semantics, get_hopper_configs
-from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.errors import FlashsmithError, IllegalConfigError
+from flashsmith.families import Semantics, get_hopper_configs
+from flashsmith.families import parse_kernel_name_into_config as parse
 
 HOPPER = parse(
     "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"

@@ -16,8 +16,8 @@ import flashsmith.runtime
 from flashsmith.benchmark.ncu import profiling, read_profile
 from flashsmith.benchmark.timing import Environment
 from flashsmith.cli import app
-from flashsmith.configs import device_spec
 from flashsmith.errors import ArgumentError, LaunchError, ProfilerError, SelectionError
+from flashsmith.families import device_spec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmark" / "ncu"))
 from profiler_stand_in import FakeNcu

@@ -15,9 +15,9 @@ from typer.testing import CliRunner, Result
 
 from flashsmith.benchmark import run as run_module
 from flashsmith.cli import app
-from flashsmith.configs import Semantics
-from flashsmith.configs.semantics import MASKS
 from flashsmith.errors import EmulatorError, FlashsmithError
+from flashsmith.families import Semantics
+from flashsmith.families.semantics import MASKS
 from flashsmith.verify import prove
 
 # Both are built by other tests for masks and uneven lengths.

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from flashsmith.codegen import balance, expected_cost
-from flashsmith.configs import get_autotuning_kernel_configs, get_kernel_progression_configs
+from flashsmith.families import get_autotuning_kernel_configs, get_kernel_progression_configs
 
 TUNE = get_autotuning_kernel_configs()
 PROGRESSION = get_kernel_progression_configs(all_block_sizes=True)

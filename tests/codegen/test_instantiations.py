@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from flashsmith.codegen import generate_kernel_instantiations
-from flashsmith.configs import Semantics, get_kernel_configs, get_kernel_progression_configs
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Semantics, get_kernel_configs, get_kernel_progression_configs
 
 CSRC = Path(__file__).parents[2] / "src" / "flashsmith" / "csrc"
 SCRIPT = Path(__file__).parents[2] / "tools" / "build" / "generate_kernel_instantiations.py"

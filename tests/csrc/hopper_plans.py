@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pretended_library import H200
 
-from flashsmith.configs import (
+from flashsmith.families import (
     DType,
     HopperForwardKernelConfig,
     Problem,

@@ -16,8 +16,8 @@ from typing import Any
 
 from flashsmith.builder import find_toolchain
 from flashsmith.builder.recipe import sources_in
-from flashsmith.configs import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
-from flashsmith.configs.semantics import MASKS
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
+from flashsmith.families.semantics import MASKS
 from flashsmith.runtime.call import ForwardCall, unplaced_call
 from flashsmith.runtime.libraries import LibraryFunctions
 from flashsmith.runtime.plan import LaunchPlan, plan_from_library

@@ -15,14 +15,14 @@ import pytest
 from hopper_plans import wgmma_config
 
 from flashsmith.builder import KernelLibrary, library_for
-from flashsmith.configs import (
+from flashsmith.emulator import Observer
+from flashsmith.emulator.checks import Bounds
+from flashsmith.emulator.interface import EngineDone, MbarrierEvent
+from flashsmith.families import (
     HopperForwardKernelConfig,
     Semantics,
     device_spec,
 )
-from flashsmith.emulator import Observer
-from flashsmith.emulator.interface import EngineDone, MbarrierEvent
-from flashsmith.emulator.observers import Bounds
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove

@@ -6,7 +6,7 @@ import pytest
 from hopper_plans import GROUPED, MMA_SYNC, problem
 from pretended_library import PretendedLibrary
 
-from flashsmith.configs import KernelConfig
+from flashsmith.families import KernelConfig
 
 # Of ForwardKernelArgs' last integer, bytes: behind 9 addresses, 14 strides and 12 integers.
 HEADS_PER_GROUP = 9 * 8 + 14 * 8 + 12 * 4

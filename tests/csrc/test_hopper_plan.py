@@ -24,7 +24,7 @@ from hopper_plans import (
 )
 from pretended_library import H200, PretendedLibrary, replaced
 
-from flashsmith.configs import DType, HopperForwardKernelConfig, Semantics, device_spec
+from flashsmith.families import DType, HopperForwardKernelConfig, Semantics, device_spec
 from flashsmith.runtime.call import ForwardCall
 from flashsmith.runtime.plan import LaunchPlan, TensorMapSpec
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flashsmith.builder import library_for
-from flashsmith.configs import (
+from flashsmith.families import (
     HopperForwardKernelConfig,
     Semantics,
     parse_kernel_name_into_config,

@@ -14,15 +14,15 @@ from itertools import combinations
 import pytest
 
 from flashsmith.builder import KernelLibrary, build, library_for
-from flashsmith.configs import (
+from flashsmith.emulator.ptx import parse
+from flashsmith.emulator.ptx.syntax import Entry, Instruction, Label
+from flashsmith.families import (
     DType,
     FlashForwardKernelConfig,
     Semantics,
     get_kernel_configs,
     parse_kernel_name_into_config,
 )
-from flashsmith.emulator.ptx import parse
-from flashsmith.emulator.syntax import Entry, Instruction, Label
 
 BASE = parse_kernel_name_into_config(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles"

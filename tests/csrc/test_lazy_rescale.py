@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flashsmith.builder import library_for
-from flashsmith.configs import DType, KernelConfig, Semantics, parse_kernel_name_into_config
+from flashsmith.families import DType, KernelConfig, Semantics, parse_kernel_name_into_config
 from flashsmith.runtime import forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hopper_plans import wgmma_config
 
-from flashsmith.configs import HopperForwardKernelConfig
+from flashsmith.families import HopperForwardKernelConfig
 from flashsmith.verify import prove
 
 CONFIGS = [

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from flashsmith.builder import library_for
-from flashsmith.configs import (
+from flashsmith.emulator.checks import Bounds
+from flashsmith.families import (
     FlashForwardKernelConfig,
     Semantics,
     parse_kernel_name_into_config,
 )
-from flashsmith.emulator.observers import Bounds
 from flashsmith.runtime import forward, run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import INPUT_KINDS, prove

@@ -17,12 +17,12 @@ import pytest
 from hopper_plans import wgmma_config
 
 from flashsmith.builder import library_for
-from flashsmith.configs import (
+from flashsmith.emulator import execute
+from flashsmith.emulator.translate.opcodes_float import transcendental
+from flashsmith.families import (
     HopperForwardKernelConfig,
     Semantics,
 )
-from flashsmith.emulator import execute
-from flashsmith.emulator.opcodes_float import transcendental
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.result import ForwardResult

@@ -13,15 +13,15 @@ import pytest
 from hopper_plans import wgmma_config
 
 from flashsmith.builder import library_for
-from flashsmith.configs import (
+from flashsmith.emulator import Observer
+from flashsmith.emulator.interface import MemoryAccess
+from flashsmith.families import (
     HopperForwardKernelConfig,
     Schedule,
     Semantics,
     TileOrder,
     device_spec,
 )
-from flashsmith.emulator import Observer
-from flashsmith.emulator.interface import MemoryAccess
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove

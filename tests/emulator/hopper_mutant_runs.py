@@ -9,11 +9,11 @@ from functools import cached_property
 
 import numpy as np
 from hopper_probes import Probe, ptx_of, run_emulated
+from mutants import Mutant, mutants_by
+from mutants_hopper import hopper_operators
 
+from flashsmith.emulator.checks import all_checks
 from flashsmith.emulator.interface import Observer
-from flashsmith.emulator.mutants import Mutant, mutants_by
-from flashsmith.emulator.mutants_hopper import hopper_operators
-from flashsmith.emulator.observers import all_checks
 from flashsmith.errors import EmulatorError
 
 _BOUND = 1e-3

@@ -18,8 +18,8 @@ import numpy as np
 from ptx_programs import MapSpec, aligned
 
 from flashsmith.builder.toolchain import find_toolchain
-from flashsmith.configs import DType
 from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate
+from flashsmith.families import DType
 
 SOURCES = Path(__file__).parent / "hopper"
 ARCH = "90a"

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from mutants import Mutant, mutants
 
-from flashsmith.configs import FlashForwardKernelConfig, Problem, device_spec
+from flashsmith.emulator.checks import all_checks
 from flashsmith.emulator.interface import Finding, Observer
-from flashsmith.emulator.mutants import Mutant, mutants
-from flashsmith.emulator.observers import all_checks
 from flashsmith.errors import EmulatorError
+from flashsmith.families import FlashForwardKernelConfig, Problem, device_spec
 from flashsmith.runtime.call import ForwardCall, tensor_ints
 from flashsmith.runtime.emulation import run_in_emulator
 from flashsmith.runtime.libraries import loaded_kernels

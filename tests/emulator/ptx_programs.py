@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashsmith.configs import DType
 from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate
+from flashsmith.families import DType
 
 HEADER = '.version 9.0\n.target sm_80\n.address_size 64\n.file 1 "program.cu"\n'
 REGISTERS = ".reg .pred %p<8>; .reg .b32 %r<64>; .reg .f32 %f<32>; .reg .b64 %rd<16>;\n"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from ptx_programs import MapSpec, aligned, map_of, map_program, run
 
-from flashsmith.configs import DType
 from flashsmith.emulator import Finding
-from flashsmith.emulator.observers import all_checks
+from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError, EmulatorError
+from flashsmith.families import DType
 
 #: The box at 0, an mbarrier behind it.
 SHARED = ".shared .align 1024 .b8 s[{size}];\n"

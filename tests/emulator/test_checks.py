@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from traces import Trace
 
-from flashsmith.emulator.interface import MemoryRange, Observer
-from flashsmith.emulator.observers import (
+from flashsmith.emulator.checks import (
     Bounds,
     InFlight,
     Races,
@@ -14,6 +13,7 @@ from flashsmith.emulator.observers import (
     Uninitialised,
     all_checks,
 )
+from flashsmith.emulator.interface import MemoryRange, Observer
 
 CTA = range(64)
 ROWS = [16 * i for i in CTA]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from flashsmith.configs import Problem, get_hopper_configs, parse_kernel_name_into_config
 from flashsmith.emulator import estimate_seconds
+from flashsmith.families import Problem, get_hopper_configs, parse_kernel_name_into_config
 
 CONFIG = parse_kernel_name_into_config(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles"

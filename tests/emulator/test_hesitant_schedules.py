@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashsmith.emulator.bulk_copies import BulkCopies
-from flashsmith.emulator.random_schedule import RandomSchedule
+from flashsmith.emulator.machine.bulk_copies import BulkCopies
+from flashsmith.emulator.machine.random_schedule import RandomSchedule
 
 WAITS = 2000
 

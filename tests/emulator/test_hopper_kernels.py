@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hopper_probes import Probe, probes, ptx_of, run_emulated
 
-from flashsmith.emulator.observers import all_checks
+from flashsmith.emulator.checks import all_checks
 
 PROBES = {probe.name: probe for probe in probes()}
 #: float32 products; what goes through shared memory is rounded to float16 on the way.

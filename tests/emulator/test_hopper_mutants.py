@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import pytest
 from hopper_mutant_runs import HopperVictim, places
 from hopper_probes import probes
-
-from flashsmith.emulator.mutants import Mutant
-from flashsmith.emulator.mutants_hopper import hopper_operators
+from mutants import Mutant
+from mutants_hopper import hopper_operators
 
 VICTIMS = {
     probe.name: HopperVictim(probe)

@@ -9,7 +9,7 @@ import pytest
 from ptx_programs import STORE_R1, program, run, words_of
 
 from flashsmith.emulator import Finding
-from flashsmith.emulator.observers import all_checks
+from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import EmulatorError
 
 #: ``full`` at 1024, ``empty`` at 1032; %r10 = this thread's word, %r11 = the other half's.

@@ -8,8 +8,8 @@ from collections import defaultdict
 import pytest
 from traces import Trace
 
-from flashsmith.emulator.observers import BankConflicts, instruction_mix
-from flashsmith.emulator.observers.instruction_mix import instruction_class
+from flashsmith.emulator.checks import BankConflicts, instruction_mix
+from flashsmith.emulator.checks.instruction_mix import instruction_class
 
 WARP = range(32)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from mutants import mutants, operators
 
-from flashsmith.emulator.mutants import mutants, operators
 from flashsmith.emulator.ptx import parse
 
 HEAD = """.version 9.0

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import pytest
 from mutant_runs import ARCH, Victim
+from mutants import Mutant, operators
 
 from flashsmith.builder import build
-from flashsmith.configs import FlashForwardKernelConfig, parse_kernel_name_into_config
-from flashsmith.emulator.mutants import Mutant, operators
+from flashsmith.families import FlashForwardKernelConfig, parse_kernel_name_into_config
 
 # Small tiles, so that all sites can be tried; between them every knob has both its values.
 CONFIGS = tuple(

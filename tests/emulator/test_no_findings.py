@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashsmith.builder import build
-from flashsmith.configs import FlashForwardKernelConfig, get_kernel_configs
+from flashsmith.families import FlashForwardKernelConfig, get_kernel_configs
 from flashsmith.verify import prove
 
 ARCH = 80

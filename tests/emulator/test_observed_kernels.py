@@ -6,8 +6,8 @@ import emulator_executor
 import pytest
 from micro_kernels import SOURCE, kernel_text, pack, unpack
 
+from flashsmith.emulator.checks import BankConflicts, all_checks
 from flashsmith.emulator.interface import Finding
-from flashsmith.emulator.observers import BankConflicts, all_checks
 
 THREADS = 64
 TILE = ".shared .align 16 .b8 tile[1024];\n"

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import Trace
 
+from flashsmith.emulator.checks import Races
 from flashsmith.emulator.interface import MemoryRange
-from flashsmith.emulator.observers import Races
 
 WARP = range(32)
 CTA = range(64)

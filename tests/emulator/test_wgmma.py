@@ -21,7 +21,7 @@ from wgmma_programs import (
 from wgmma_tiles import SPANS, Tile, accumulators, floats, fragments, words_of
 
 from flashsmith.emulator import Finding
-from flashsmith.emulator.observers import all_checks
+from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import EmulatorError
 
 

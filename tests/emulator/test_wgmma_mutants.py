@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import pytest
 from _pytest.mark import ParameterSet
 from hopper_mutant_runs import places
+from mutants import Mutant, Operator, mutants_by
+from mutants_hopper import hopper_operators
 from wgmma_victims import KernelVictim, rare, shipped, small
 
-from flashsmith.configs.hopper import PingPong
-from flashsmith.emulator.mutants import Mutant, Operator, mutants_by
-from flashsmith.emulator.mutants_hopper import hopper_operators
+from flashsmith.families.wgmma import PingPong
 
 SYNCHRONISING = (
     "drop fence", "drop commit", "drop wait", "weaken wait", "flip parity", "load elsewhere",

@@ -10,21 +10,21 @@ from typing import Any
 from unittest.mock import patch
 
 from hopper_mutant_runs import Noticed
+from mutants import Mutant, mutants_by
+from mutants_hopper import hopper_operators
 
 from flashsmith.builder import library_for
-from flashsmith.configs import (
+from flashsmith.emulator.ptx import Instruction
+from flashsmith.emulator.ptx import parse as parse_ptx
+from flashsmith.errors import EmulatorError
+from flashsmith.families import (
     HopperForwardKernelConfig,
     KernelConfig,
     Semantics,
     get_kernel_configs,
 )
-from flashsmith.configs import parse_kernel_name_into_config as parse
-from flashsmith.configs.hopper import PingPong
-from flashsmith.emulator.mutants import Mutant, mutants_by
-from flashsmith.emulator.mutants_hopper import hopper_operators
-from flashsmith.emulator.ptx import Instruction
-from flashsmith.emulator.ptx import parse as parse_ptx
-from flashsmith.errors import EmulatorError
+from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.families.wgmma import PingPong
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.verify import prove
 

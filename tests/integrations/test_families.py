@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flashsmith import attention
-from flashsmith.configs import parse_kernel_name_into_config
+from flashsmith.families import parse_kernel_name_into_config
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 

@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 pytestmark = pytest.mark.torch
 
 from flashsmith import attention, forward, sdpa  # noqa: E402
-from flashsmith.configs import DType, get_kernel_configs  # noqa: E402
+from flashsmith.chooser import choose  # noqa: E402
 from flashsmith.errors import ArgumentError  # noqa: E402
+from flashsmith.families import DType, get_kernel_configs  # noqa: E402
 from flashsmith.integrations.fallbacks import FallbackWarning  # noqa: E402
 from flashsmith.integrations.flash_attn import (  # noqa: E402
     flash_attn_func,
@@ -22,7 +23,6 @@ from flashsmith.integrations.flash_attn import (  # noqa: E402
 )
 from flashsmith.integrations.sdpa import pytorch_sdpa  # noqa: E402
 from flashsmith.runtime import forward_timed  # noqa: E402
-from flashsmith.tuning import choose  # noqa: E402
 
 CFG = next(cfg for cfg in get_kernel_configs("tune") if cfg.dtype is DType.FP16)
 OFFSETS = dict.fromkeys(

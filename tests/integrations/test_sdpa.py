@@ -363,7 +363,7 @@ def test_architectures(
     kernel_calls: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from flashsmith.configs import device_spec
+    from flashsmith.families import device_spec
     from flashsmith.integrations import pytorch_state
     from flashsmith.integrations import sdpa as module
 

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list  # noqa: E402
 
 import flashsmith  # noqa: E402
-from flashsmith import tuning  # noqa: E402
-from flashsmith.configs import KernelConfig, parse_kernel_name_into_config  # noqa: E402
+from flashsmith import chooser  # noqa: E402
+from flashsmith.families import KernelConfig, parse_kernel_name_into_config  # noqa: E402
 from flashsmith.integrations import traceable  # noqa: E402
 from flashsmith.runtime.launches import count_launches  # noqa: E402
 
@@ -120,7 +120,7 @@ def test_compiled_with_everything() -> None:
 def test_a_config_is_an_argument_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one given later is not mistaken for the first."""
     used: list[KernelConfig] = []
-    right = tuning.attention
+    right = chooser.attention
 
     def noting(*tensors: Any, config: KernelConfig, **keywords: Any) -> Any:
         used.append(config)
@@ -129,7 +129,7 @@ def test_a_config_is_an_argument_like_others(monkeypatch: pytest.MonkeyPatch) ->
     def model(q: Any, k: Any, v: Any, config: KernelConfig) -> Any:
         return flashsmith.attention(q, k, v, config=config)
 
-    monkeypatch.setattr(tuning, "attention", noting)
+    monkeypatch.setattr(chooser, "attention", noting)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     configs = [CONFIG, replace(CONFIG, swizzled=False), CONFIG]
     for config in configs:

@@ -336,8 +336,8 @@ def test_host_tensors_are_left_to_pytorch_unless_asked_for(
 def test_an_architecture_without_measurements_is_left_to_pytorch(
     calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flashsmith.configs import device_spec
     from flashsmith.errors import ArgumentError
+    from flashsmith.families import device_spec
     from flashsmith.integrations import pytorch_state
     from flashsmith.integrations import transformers as ours
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from pretended_gpu import Launch
 
-from flashsmith.configs import DType, FlashForwardKernelConfig
+from flashsmith.families import DType, FlashForwardKernelConfig
 
 CFG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
 

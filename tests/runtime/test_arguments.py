@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashsmith.configs import DType, FlashForwardKernelConfig, device_spec
 from flashsmith.errors import ArgumentError, IllegalConfigError
+from flashsmith.families import DType, FlashForwardKernelConfig, device_spec
 from flashsmith.runtime import forward, forward_timed
 from flashsmith.runtime.arguments import check_device, check_output
 from flashsmith.runtime.frameworks import CupyArrays

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from flashsmith import attention
-from flashsmith.configs import (
+from flashsmith.errors import ArgumentError, IllegalConfigError, KernelNotBuiltError
+from flashsmith.families import (
     DType,
     FlashForwardKernelConfig,
     Problem,
     Semantics,
     device_spec,
 )
-from flashsmith.configs import parse_kernel_name_into_config as parse
-from flashsmith.errors import ArgumentError, IllegalConfigError, KernelNotBuiltError
+from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime import driver, forward, libraries, plan_forward, run_forward
 from flashsmith.runtime.libraries import LoadedKernels, nearest_built
 from flashsmith.verify import InputSpec, compare, compute_references, make_inputs

@@ -10,8 +10,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from flashsmith.configs import DType, FlashForwardKernelConfig
 from flashsmith.errors import LaunchError
+from flashsmith.families import DType, FlashForwardKernelConfig
 from flashsmith.runtime import driver, forks, forward, launches, prepared
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.libraries import loaded_kernels

@@ -12,14 +12,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashsmith.configs import (
+from flashsmith.errors import EmulationTooLongError
+from flashsmith.families import (
     DeviceSpec,
     DType,
     KernelConfig,
     Problem,
     parse_kernel_name_into_config,
 )
-from flashsmith.errors import EmulationTooLongError
 from flashsmith.runtime import forward, forward_timed, run_forward
 from flashsmith.runtime import forward_pass as forward_module
 from flashsmith.runtime.forward_pass import run_request

@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashsmith.configs import DType, FlashForwardKernelConfig, Semantics, compiled_d_head
 from flashsmith.emulator import estimate_seconds
-from flashsmith.emulator.observers import all_checks
+from flashsmith.emulator.checks import all_checks
+from flashsmith.families import DType, FlashForwardKernelConfig, Semantics, compiled_d_head
 from flashsmith.runtime import (
     ForwardOptions,
     count_launches,

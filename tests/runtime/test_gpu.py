@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsmith.configs import (
+from flashsmith.errors import ArgumentError, LaunchError
+from flashsmith.families import (
     DType,
     FlashForwardKernelConfig,
     Problem,
     parse_kernel_name_into_config,
 )
-from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.runtime import (
     forget_prepared_calls,
     forward,

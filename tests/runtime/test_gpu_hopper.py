@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flashsmith import attention, plan_forward
-from flashsmith.configs import Problem, Schedule, TileOrder, parse_kernel_name_into_config
+from flashsmith.families import Problem, Schedule, TileOrder, parse_kernel_name_into_config
 from flashsmith.runtime import query_gpu
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsmith.configs import parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError
+from flashsmith.families import parse_kernel_name_into_config
 from flashsmith.runtime import forward, forward_timed, run_forward
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.verify import compare, compute_references

@@ -20,20 +20,20 @@ import pytest
 from flashsmith.builder import KernelLibrary, library_for
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.manifest import FileRecord
-from flashsmith.configs import (
-    DType,
-    FlashForwardKernelConfig,
-    Problem,
-    Semantics,
-    device_spec,
-    parse_kernel_name_into_config,
-)
 from flashsmith.errors import (
     ArgumentError,
     CacheError,
     DamagedLibraryError,
     KernelNotBuiltError,
     LaunchError,
+)
+from flashsmith.families import (
+    DType,
+    FlashForwardKernelConfig,
+    Problem,
+    Semantics,
+    device_spec,
+    parse_kernel_name_into_config,
 )
 from flashsmith.runtime import forward, forward_pass, libraries, plan_forward
 from flashsmith.runtime.call import unplaced_call

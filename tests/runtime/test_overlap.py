@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashsmith.configs import DType
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DType
 from flashsmith.runtime.frameworks.base import HOST, Device
 from flashsmith.runtime.frameworks.numpy import NumpyArrays
 from flashsmith.runtime.overlap import byte_range, check_output_distinct, share_memory

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from flashsmith import Problem, attention, device_spec
-from flashsmith.configs import FlashForwardKernelConfig
+from flashsmith.chooser import choose_config
 from flashsmith.errors import LaunchError
+from flashsmith.families import FlashForwardKernelConfig
 from flashsmith.runtime import (
     count_launches,
     forget_prepared_calls,
@@ -26,7 +27,6 @@ from flashsmith.runtime import (
 )
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.options import NO_WINDOW
-from flashsmith.tuning import choose_config
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 

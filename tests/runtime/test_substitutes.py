@@ -12,7 +12,9 @@ import pytest
 
 import flashsmith
 from flashsmith.builder import library_for
-from flashsmith.configs import (
+from flashsmith.chooser import choose_config
+from flashsmith.errors import KernelNotBuiltError
+from flashsmith.families import (
     DType,
     FlashForwardKernelConfig,
     KernelConfig,
@@ -20,13 +22,11 @@ from flashsmith.configs import (
     device_spec,
     parse_kernel_name_into_config,
 )
-from flashsmith.errors import KernelNotBuiltError
 from flashsmith.runtime import forward_pass, libraries, substitutes
 from flashsmith.runtime.libraries import LoadedKernels
 from flashsmith.runtime.options import ForwardOptions
 from flashsmith.runtime.request import Request, check_request
 from flashsmith.runtime.substitutes import Substitutes
-from flashsmith.tuning import choose_config
 from flashsmith.verify import compare, compute_references
 
 H200 = device_spec("H200")

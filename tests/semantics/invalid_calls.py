@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from flashsmith.configs import DType, FlashForwardKernelConfig
+from flashsmith.families import DType, FlashForwardKernelConfig
 from flashsmith.printable import quoted
 from flashsmith.verify.grid import schedules
 

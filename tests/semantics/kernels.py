@@ -6,7 +6,7 @@ from functools import cache
 from itertools import product
 
 from flashsmith.builder import library_for
-from flashsmith.configs import KernelConfig, Semantics
+from flashsmith.families import KernelConfig, Semantics
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify.grid import Case, covering_cases
 from flashsmith.verify.schedules import MMA_SYNC

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from kernels import built
 
-from flashsmith.configs import KernelConfig, Semantics
+from flashsmith.families import KernelConfig, Semantics
 from flashsmith.runtime import ForwardResult, query_gpu, run_forward
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.verify import Inputs, InputSpec, make_inputs

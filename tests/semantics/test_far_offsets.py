@@ -14,8 +14,8 @@ import pytest
 from kernels import built
 from runs import keywords, run_for
 
-from flashsmith.configs import Semantics
-from flashsmith.emulator.observers import Bounds
+from flashsmith.emulator.checks import Bounds
+from flashsmith.families import Semantics
 from flashsmith.runtime import query_gpu, run_forward
 
 FAR = 2**31  # elements

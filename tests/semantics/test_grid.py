@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from kernels import SEMANTICS, built, cover
 
-from flashsmith.configs import DType, Semantics
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, Semantics
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.verify import prove
 from flashsmith.verify.grid import REFUSED_D

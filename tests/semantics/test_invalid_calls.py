@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from invalid_calls import Arguments, InvalidCall, config_for, invalid_calls, valid_calls
 
-from flashsmith.configs import DType
+from flashsmith.chooser import attention
 from flashsmith.errors import FlashsmithError
+from flashsmith.families import DType
 from flashsmith.runtime import forward, forward_timed
-from flashsmith.tuning import attention
 
 forward_pass = importlib.import_module("flashsmith.runtime.forward_pass")
 

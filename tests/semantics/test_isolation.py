@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kernels import SEMANTICS
 from runs import LENS_Q, run_for
 
-from flashsmith.configs import Semantics
-from flashsmith.emulator.observers import Bounds, InFlight, Uninitialised
+from flashsmith.emulator.checks import Bounds, InFlight, Uninitialised
+from flashsmith.families import Semantics
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 
 PACKED = [semantics for semantics in SEMANTICS if semantics.packed]

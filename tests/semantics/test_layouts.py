@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from kernels import SEMANTICS
 from runs import Run, keywords, run_for
 
-from flashsmith.configs import Semantics
-from flashsmith.emulator.observers import Bounds
+from flashsmith.emulator.checks import Bounds
+from flashsmith.families import Semantics
 from flashsmith.runtime import run_forward
 
 LAID_OUT = [Semantics(), *(semantics for semantics in SEMANTICS if semantics.uneven)]

@@ -11,8 +11,8 @@ import pytest
 from kernels import built
 
 from flashsmith.builder import library_for
-from flashsmith.configs import DType, FlashForwardKernelConfig, Semantics
 from flashsmith.emulator import Launch, MemoryAccess, Observer
+from flashsmith.families import DType, FlashForwardKernelConfig, Semantics
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify.attention import Attention, offsets, row_slices

@@ -11,7 +11,7 @@ from kernels import SEMANTICS, built
 from runs import Run, options_for, run_for
 from test_wgmma_family import CAUSAL, KERNELS, PACKED, PLAIN, WINDOW, Kernel, shown
 
-from flashsmith.configs import KernelConfig, Semantics
+from flashsmith.families import KernelConfig, Semantics
 from flashsmith.runtime import run_forward
 from flashsmith.verify import prove
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from kernels import SEMANTICS, built
 
-from flashsmith.configs import KernelConfig, Semantics
+from flashsmith.families import KernelConfig, Semantics
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, prove
 from flashsmith.verify.schedules import MMA_SYNC, WGMMA
 

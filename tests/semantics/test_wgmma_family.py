@@ -16,7 +16,9 @@ from runs import Run, keywords, options_for, run_for
 from test_layouts import laid_out
 
 from flashsmith.builder import library_for
-from flashsmith.configs import (
+from flashsmith.emulator.checks import Bounds, all_checks
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     DType,
     HopperForwardKernelConfig,
     Semantics,
@@ -24,8 +26,6 @@ from flashsmith.configs import (
     get_kernel_configs,
     parse_kernel_name_into_config,
 )
-from flashsmith.emulator.observers import Bounds, all_checks
-from flashsmith.errors import ArgumentError
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import TILE_KINDS, prove

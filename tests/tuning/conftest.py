@@ -1,23 +1,12 @@
-"""Makes this folder's helper modules importable, and keeps the tests from the user's own table."""
+"""Fixtures of the tuner's tests: its fakes by name, here and in the worker processes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+HERE = Path(__file__).parent
+# The benchmark's stand-ins for a GPU serve here too, and so does the chooser's fixture.
+sys.path[:0] = [str(HERE), str(HERE.parent / "benchmark"), str(HERE.parent / "chooser")]
 
-from flashsmith.tuning import forget_choices
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-
-@pytest.fixture(autouse=True)
-def own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the user's table would be; there is none yet."""
-    path = tmp_path / "own" / "winners.json"
-    monkeypatch.setenv("FLASHSMITH_TABLE", str(path))
-    forget_choices()
-    yield path
-    forget_choices()
+from own_table import own_table  # noqa: E402, F401

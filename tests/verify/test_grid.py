@@ -8,14 +8,14 @@ from itertools import combinations, product
 
 import pytest
 
-from flashsmith.configs import (
+from flashsmith.families import (
     SUPPORTED_D_HEADS,
     DType,
     HopperForwardKernelConfig,
     check_legal,
     compiled_d_head,
 )
-from flashsmith.configs.hopper import PingPong, Schedule, TileOrder
+from flashsmith.families.wgmma import PingPong, Schedule, TileOrder
 from flashsmith.verify.grid import (
     BATCHES,
     COVER_LENGTHS,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flashsmith.configs import DType
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DType
 from flashsmith.verify.inputs import (
     FAR_SCORE,
     INPUT_KINDS,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flashsmith.configs import Problem
-from flashsmith.configs.semantics import MASKS
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem
+from flashsmith.families.semantics import MASKS
 from flashsmith.verify import Attention
 from flashsmith.verify.problem_call import problem_call
 from flashsmith.verify.prove import semantics_of

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from flashsmith.builder import library_for
-from flashsmith.configs import (
+from flashsmith.emulator import Finding, Observer
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     FlashForwardKernelConfig,
     get_cover_configs,
     get_kernel_configs,
     get_kernel_progression_configs,
     is_legal,
 )
-from flashsmith.emulator import Finding, Observer
-from flashsmith.errors import ArgumentError
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, prove
 

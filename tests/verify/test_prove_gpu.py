@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flashsmith.builder import library_for
-from flashsmith.configs import (
+from flashsmith.families import (
     DType,
     FlashForwardKernelConfig,
     get_cover_configs,

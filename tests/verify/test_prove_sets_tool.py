@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from flashsmith.configs import get_kernel_configs
 from flashsmith.errors import LaunchError
+from flashsmith.families import get_kernel_configs
 
 
 @pytest.fixture

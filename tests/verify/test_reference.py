@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from plain_attention import plain_attention, sees
 
-from flashsmith.configs import DType
+from flashsmith.families import DType
 from flashsmith.verify import engine
 from flashsmith.verify.attention import row_slices
 from flashsmith.verify.inputs import Inputs, InputSpec, default_scale, make_inputs

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flashsmith.configs import DType, FlashForwardKernelConfig
+from flashsmith.families import DType, FlashForwardKernelConfig
 from flashsmith.verify.inputs import InputSpec, default_scale, make_inputs
 from flashsmith.verify.reference import compute_references, inputs_and_references
 from flashsmith.verify.rule import compare, heads_for_enough_outputs

@@ -11,8 +11,8 @@ import argparse
 import time
 import timeit
 
-from flashsmith.configs import Problem, device_spec
-from flashsmith.tuning import choose_config, forget_choices
+from flashsmith.chooser import choose_config, forget_choices
+from flashsmith.families import Problem, device_spec
 
 DEVICE = device_spec("H200")
 TEXT = "b16 s4096 h32:8 d128 bf16 causal"

@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from flashsmith.benchmark.contenders import kernel_contender
-from flashsmith.benchmark.target import choose_target
 from flashsmith.benchmark.timing import measure
 from flashsmith.benchmark.workload import Workload
 from flashsmith.builder import build
-from flashsmith.configs import DeviceSpec, Problem, by_family
+from flashsmith.chooser import choose
+from flashsmith.chooser.candidates import candidates
+from flashsmith.chooser.cost_model import estimate
+from flashsmith.chooser.winners import WinnersTable
 from flashsmith.counted import counted
-from flashsmith.tuning import choose
-from flashsmith.tuning.candidates import candidates
-from flashsmith.tuning.cost_model import estimate
-from flashsmith.tuning.winners import WinnersTable
+from flashsmith.families import DeviceSpec, Problem, by_family
+from flashsmith.runtime.target import choose_target
 
 PROBLEMS = tuple(
     f"{sizes} d{d} {dtype}{mask}"

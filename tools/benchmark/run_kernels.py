@@ -13,9 +13,9 @@ import sys
 
 from flashsmith.benchmark.bench import Ours
 from flashsmith.benchmark.named_runs import main
+from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import FlashsmithError
 from flashsmith.integrations.traceable import attention
-from flashsmith.tuning.choice import choose_config
 
 if __name__ == "__main__":
     try:

@@ -35,8 +35,8 @@ from pathlib import Path
 from flashsmith.benchmark.contenders import OURS
 from flashsmith.benchmark.report.cells import describe
 from flashsmith.benchmark.rows import BenchRow, read_rows
-from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError, FlashsmithError
+from flashsmith.families import Problem
 
 BEST = Path(__file__).parents[2] / "benchmarks" / "h200" / "best-public.csv"
 FA2, CUDNN, FA3, FA4 = "fa2", "cudnn", "flash_attn_3", "flash_attn_4"

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from flashsmith.codegen import generate_kernel_instantiations
-from flashsmith.configs import Semantics, get_kernel_configs, get_kernels_to_build
 from flashsmith.errors import FlashsmithError
+from flashsmith.families import Semantics, get_kernel_configs, get_kernels_to_build
 
 
 def main(argv: list[str] | None = None) -> int:

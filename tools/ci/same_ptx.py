@@ -30,13 +30,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flashsmith.configs import (
+from flashsmith.chooser.winners import WinnersTable
+from flashsmith.families import (
     KernelConfig,
     Semantics,
     get_kernel_configs,
     parse_kernel_name_into_config,
 )
-from flashsmith.tuning.winners import WinnersTable
 
 TREE = Path(__file__).resolve().parents[2]
 SHOWN_LINES = 6

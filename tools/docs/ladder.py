@@ -18,9 +18,9 @@ from rich.terminal_theme import MONOKAI
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run import run_kernels
 from flashsmith.benchmark.run_table import print_report
-from flashsmith.benchmark.target import choose_target
 from flashsmith.benchmark.tasks import default_size
-from flashsmith.configs import get_kernel_configs
+from flashsmith.families import get_kernel_configs
+from flashsmith.runtime.target import choose_target
 
 # Columns of the drawn terminal: the kernels get numbers, and the picture stays legible on a page.
 WIDTH = 92

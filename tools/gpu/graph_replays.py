@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import flashsmith
-from flashsmith.configs import DType, parse_kernel_name_into_config
+from flashsmith.families import DType, parse_kernel_name_into_config
 from flashsmith.verify import compare, compute_references
 from flashsmith.verify.inputs import default_scale
 

@@ -32,7 +32,7 @@ from pretended_gpu import pretended_gpu
 
 import flashsmith
 from flashsmith.benchmark.timing import Environment
-from flashsmith.configs import KernelConfig, parse_kernel_name_into_config
+from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.runtime import forget_prepared_calls
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.libraries import LoadedKernel

@@ -27,9 +27,9 @@ from flashsmith.benchmark.bench.problems import default_problem
 from flashsmith.benchmark.contenders import KernelContender, attention_contender
 from flashsmith.benchmark.timing import Environment, measure
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import DType, Problem
+from flashsmith.chooser.choice import choose_config
+from flashsmith.families import DType, Problem
 from flashsmith.runtime import query_gpu
-from flashsmith.tuning.choice import choose_config
 
 # Of TFLOP/s.
 LEAST_SHARES = {"causal": 0.5 / 0.56, "odd": 0.95}

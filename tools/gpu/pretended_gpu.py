@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from flashsmith.configs import device_spec
+from flashsmith.families import device_spec
 from flashsmith.runtime import (
     driver,
     forget_prepared_calls,

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from flashsmith.builder import library_for
-from flashsmith.configs import DType
 from flashsmith.errors import ArgumentError, FlashsmithError, LaunchError
+from flashsmith.families import DType
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove

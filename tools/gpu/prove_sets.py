@@ -19,8 +19,8 @@ from itertools import product
 from pathlib import Path
 
 from flashsmith.builder import library_for
-from flashsmith.configs import KernelConfig, Problem, Semantics, get_kernel_configs
 from flashsmith.errors import LaunchError
+from flashsmith.families import KernelConfig, Problem, Semantics, get_kernel_configs
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from flashsmith.configs import FlashForwardKernelConfig, get_kernel_configs
+from flashsmith.families import FlashForwardKernelConfig, get_kernel_configs
 
 COUNT = 10
 

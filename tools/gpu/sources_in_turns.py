@@ -36,7 +36,8 @@ from flashsmith.builder.cache import Cache
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.recipe import package_sources, source_hash
 from flashsmith.builder.user_cache import cache_dir
-from flashsmith.configs import (
+from flashsmith.chooser.winners import WinnersTable
+from flashsmith.families import (
     KernelConfig,
     Problem,
     Semantics,
@@ -48,7 +49,6 @@ from flashsmith.runtime.forward_pass import run_on_gpu
 from flashsmith.runtime.libraries import LoadedKernel, load_library
 from flashsmith.runtime.options import ForwardOptions
 from flashsmith.runtime.request import check_request
-from flashsmith.tuning.winners import WinnersTable
 
 ARCH = 90
 BASE, NEW = "base", "new"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flashsmith.configs import HopperForwardKernelConfig, KernelConfig
 from flashsmith.emulator import BankConflicts
+from flashsmith.families import HopperForwardKernelConfig, KernelConfig
 
 # What the observer calls an access, by what the kernels use it for.
 _USES: dict[str, tuple[str, ...]] = {

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from flashsmith.benchmark.timing import Contender
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import KernelConfig
+from flashsmith.families import KernelConfig
 from flashsmith.runtime import forward
 
 OURS = "ours"

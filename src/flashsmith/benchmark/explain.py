@@ -9,9 +9,10 @@ from typing import Any
 from flashsmith.benchmark.conflicts import conflict_factors
 from flashsmith.benchmark.knobs import KnobEffect, knob_effects
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.target import Target
 from flashsmith.builder import KernelEntry, KernelLibrary, library_for
-from flashsmith.configs import (
+from flashsmith.emulator import BankConflicts, parse
+from flashsmith.emulator.checks import instruction_mix
+from flashsmith.families import (
     DeviceSpec,
     HopperForwardKernelConfig,
     KernelConfig,
@@ -19,8 +20,7 @@ from flashsmith.configs import (
     nearest_legal,
     rules_of,
 )
-from flashsmith.emulator import BankConflicts, parse
-from flashsmith.emulator.observers import instruction_mix
+from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
 
 

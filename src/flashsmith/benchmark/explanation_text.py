@@ -10,7 +10,7 @@ from rich.text import Text
 from flashsmith.benchmark.explain import Explanation
 from flashsmith.benchmark.table import Column, print_table, print_text
 from flashsmith.builder import KernelEntry
-from flashsmith.configs import HopperForwardKernelConfig
+from flashsmith.families import HopperForwardKernelConfig
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flashsmith.configs import (
+from flashsmith.families import (
     HopperForwardKernelConfig,
     PingPong,
     Schedule,

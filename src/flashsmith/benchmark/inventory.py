@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 
 from flashsmith.benchmark.table import Column, print_table
-from flashsmith.benchmark.target import Target
 from flashsmith.builder import CacheEntry, KernelLibrary, is_current
-from flashsmith.configs import KernelConfig, Semantics, is_legal
+from flashsmith.families import KernelConfig, Semantics, is_legal
+from flashsmith.runtime.target import Target
 
 MIB = 2**20
 

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 from flashsmith.benchmark.hopper_knobs import HOPPER_EFFECTS
-from flashsmith.configs import (
+from flashsmith.families import (
     FlashForwardKernelConfig,
     HopperForwardKernelConfig,
     KernelConfig,

@@ -21,9 +21,9 @@ from flashsmith.benchmark.timing import (
     Telemetry,
 )
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import DeviceSpec, get_kernel_configs
 from flashsmith.env import KERNELS
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DeviceSpec, get_kernel_configs
 from flashsmith.runtime import query_gpu
 
 _DESCRIPTION = """Launches named kernels N times on random tensors: what a profiler is pointed at.

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from flashsmith.configs import DType
 from flashsmith.errors import LaunchError
+from flashsmith.families import DType
 from flashsmith.runtime import driver
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.verify.inputs import numpy_dtype

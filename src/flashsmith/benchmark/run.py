@@ -10,14 +10,14 @@ from typing import Any
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run_times import Timing, time_kernels
-from flashsmith.benchmark.target import Target
 from flashsmith.benchmark.tasks import EMULATED, Task, size_for
 from flashsmith.benchmark.timing import CudaEvents
 from flashsmith.benchmark.usable_gpu import require_usable_gpu
 from flashsmith.builder import KernelLibrary, libraries_for
-from flashsmith.configs import KernelConfig, Problem, Semantics, check_legal
 from flashsmith.emulator import BankConflicts, estimate_seconds
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
+from flashsmith.families import KernelConfig, Problem, Semantics, check_legal
+from flashsmith.runtime.target import Target
 from flashsmith.verify import Attention, Verdict, prove
 from flashsmith.verify.attention import Window
 from flashsmith.verify.problem_call import problem_call

@@ -9,8 +9,8 @@ from flashsmith.benchmark.conflicts import CONFLICT_KINDS
 from flashsmith.benchmark.run import KernelRow, Report
 from flashsmith.benchmark.table import Cell, Column, print_table, print_text
 from flashsmith.benchmark.tasks import describe_lengths
-from flashsmith.configs import Semantics
 from flashsmith.counted import counted
+from flashsmith.families import Semantics
 
 _COLUMNS = (
     Column("verdict"),

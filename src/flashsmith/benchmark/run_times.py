@@ -10,8 +10,8 @@ from flashsmith.benchmark.contenders import KernelContender, kernel_contender
 from flashsmith.benchmark.timing import INTERLEAVED, Clock, CudaEvents, Samples, measure
 from flashsmith.benchmark.usable_gpu import require_usable_gpu
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import KernelConfig, Problem, Semantics
 from flashsmith.errors import LaunchError
+from flashsmith.families import KernelConfig, Problem, Semantics
 
 
 @dataclass(frozen=True)

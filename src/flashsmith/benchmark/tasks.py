@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flashsmith.benchmark.run_times import TIMED
-from flashsmith.benchmark.target import Target
 from flashsmith.benchmark.whole_tiles import tiles_of, whole_tiles
-from flashsmith.configs import KernelConfig, Problem, Semantics
 from flashsmith.errors import ArgumentError
+from flashsmith.families import KernelConfig, Problem, Semantics
+from flashsmith.runtime.target import Target
 from flashsmith.verify.grid import PACKED_SEQUENCES
 
 _PLAIN = Semantics()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from flashsmith.configs import HopperForwardKernelConfig, KernelConfig
+from flashsmith.families import HopperForwardKernelConfig, KernelConfig
 
 
 def tiles_of(cfg: KernelConfig) -> dict[str, int]:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsmith.benchmark.places import Place, gpu_place
-from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem
 from flashsmith.verify import Comparison, References, compare, compute_references
 from flashsmith.verify.attention import NO_WINDOW, offsets
 from flashsmith.verify.engine import gpu_engine_pays

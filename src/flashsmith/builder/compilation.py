@@ -16,8 +16,8 @@ from flashsmith.builder.ptx_module import split_ptx
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
 from flashsmith.builder.recipe import Recipe, copy_sources, source_hash, sources_in
 from flashsmith.codegen import GeneratedSources, generate_kernel_instantiations
-from flashsmith.configs import parse_kernel_name_into_config
 from flashsmith.errors import CompileError
+from flashsmith.families import parse_kernel_name_into_config
 
 # Nothing but the bindings' entry points leaves the library.
 _EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"

@@ -18,7 +18,7 @@ from flashsmith.builder.recipe import (
 )
 from flashsmith.builder.toolchain import tvm_ffi_version
 from flashsmith.builder.user_cache import cache_dir
-from flashsmith.configs import KernelConfig, Semantics, by_family
+from flashsmith.families import KernelConfig, Semantics, by_family
 
 
 def find_library(

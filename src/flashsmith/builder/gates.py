@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flashsmith.builder.manifest import KernelEntry
-from flashsmith.configs import HopperForwardKernelConfig, Semantics
-from flashsmith.configs.shipped import shipped_hopper_kernels
 from flashsmith.errors import CompileError
+from flashsmith.families import HopperForwardKernelConfig, Semantics
+from flashsmith.families.shipped import shipped_hopper_kernels
 
 # In ptxas's words: products that wait for one another, and warpgroups that keep their registers.
 _SLOW = ("serialized", "'setmaxnreg' ignored")

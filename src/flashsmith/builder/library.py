@@ -6,9 +6,9 @@ from pathlib import Path
 
 from flashsmith.builder.locks import HeldLock
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
-from flashsmith.configs import KernelConfig, Semantics
 from flashsmith.counted import counted
 from flashsmith.errors import CacheError, KernelNotBuiltError
+from flashsmith.families import KernelConfig, Semantics
 
 SHARED_OBJECT = "library.so"
 

@@ -21,9 +21,9 @@ from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.codegen import sorted_configs
 from flashsmith.codegen.cost import expected_seconds
-from flashsmith.configs import KernelConfig, Semantics, check_legal, device_spec
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, CacheError, CompileError
+from flashsmith.families import KernelConfig, Semantics, check_legal, device_spec
 from flashsmith.time_left import TimeLeft, format_seconds
 
 # Someone editing a source while it compiles must not end up with a library under the wrong key.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from flashsmith.builder.files import Check, any_owner, read_below
-from flashsmith.configs import (
+from flashsmith.families import (
     FAMILIES,
     KernelConfig,
     Semantics,

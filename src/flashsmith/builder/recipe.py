@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flashsmith.builder.manifest import FORMAT
 from flashsmith.builder.toolchain import Toolchain
-from flashsmith.configs import KernelConfig, Semantics, device_spec
+from flashsmith.families import KernelConfig, Semantics, device_spec
 
 _SOURCE_SUFFIXES = (".cu", ".cuh", ".cc", ".h")
 # Below csrc; its other folders hold programs of their own.

@@ -112,9 +112,9 @@ def bench(
     from flashsmith.benchmark.bench.request import make_shapes, parse_problems, select_contenders
     from flashsmith.benchmark.peers import get_peers
     from flashsmith.benchmark.timing import CudaEvents, Environment, Protocol, Telemetry
+    from flashsmith.chooser.choice import choose_config
     from flashsmith.integrations.traceable import attention
     from flashsmith.runtime import query_gpu
-    from flashsmith.tuning.choice import choose_config
 
     configs, with_ours = select_contenders(kernels)
     shapes = make_shapes(

@@ -10,9 +10,10 @@ import typer
 
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
-from flashsmith.benchmark.target import Target, choose_target
 from flashsmith.cli.options import Json, Kernels, print_json, selected
-from flashsmith.configs import (
+from flashsmith.counted import counted
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     DeviceSpec,
     KernelConfig,
     Problem,
@@ -21,11 +22,10 @@ from flashsmith.configs import (
     check_legal,
     device_spec,
 )
-from flashsmith.counted import counted
-from flashsmith.errors import ArgumentError
 
 if TYPE_CHECKING:
     from flashsmith.builder import KernelLibrary
+    from flashsmith.runtime.target import Target
 
 app = typer.Typer()
 
@@ -81,6 +81,8 @@ def build_kernels(
         raise ArgumentError("--any-length: goes with --for 'h32:8 d128 bf16 causal'; give both")
     with Narrator() as narrator:
         narrator.say("looking up what is to be built")
+        from flashsmith.runtime.target import choose_target
+
         target = choose_target(arch)
         from flashsmith.benchmark.inventory import library_facts, print_library
 
@@ -124,7 +126,7 @@ def _build_sets(
 def _named_device(arch: str | None, target: Target) -> DeviceSpec:
     """The very GPU that was named, whose choices another of its architecture would not make; else
     the target's."""
-    from flashsmith.tuning.winners.key import same_gpu
+    from flashsmith.chooser.winners.key import same_gpu
 
     if arch is None or same_gpu(arch, target.device.name):
         return target.device
@@ -134,7 +136,7 @@ def _named_device(arch: str | None, target: Target) -> DeviceSpec:
 
 def _build_for(texts: list[str], device: DeviceSpec, narrator: Narrator) -> list[KernelLibrary]:
     """The libraries that attention() will use for the problems, each once."""
-    from flashsmith.tuning import build_for
+    from flashsmith.chooser import build_for
 
     parsed = [Problem.parse(text) for text in texts]
     return _each_once(
@@ -148,7 +150,7 @@ def _build_for_any_length(
     texts: list[str], device: DeviceSpec, narrator: Narrator
 ) -> list[KernelLibrary]:
     """The same for problems of any batch and length; says first how many kernels that are."""
-    from flashsmith.tuning.any_length import (
+    from flashsmith.chooser.any_length import (
         build_for_any_length,
         choose_for_any_length,
         parse_any_length,

@@ -11,7 +11,7 @@ from flashsmith.benchmark.table import make_console, print_text
 from flashsmith.cli.options import FAILED, Json, print_json, print_lines, print_path
 
 if TYPE_CHECKING:
-    from flashsmith.tuning.winners import WinnersTable
+    from flashsmith.chooser.winners import WinnersTable
 
 app = typer.Typer()
 winners = typer.Typer(
@@ -41,7 +41,7 @@ def choose_kernels(
     as_json: Json = False,
 ) -> None:
     """Say which kernel attention() takes for a problem, why, and what the others would cost."""
-    from flashsmith.tuning import choose
+    from flashsmith.chooser import choose
 
     choices = [choose(problem, device) for problem in problems]
     if as_json:
@@ -66,8 +66,8 @@ def show_winners(
     as_json: Json = False,
 ) -> None:
     """The winners in use: the shipped ones, and yours in their place."""
-    from flashsmith.tuning.winners import WinnersTable
-    from flashsmith.tuning.winners.listing import print_winners, winner_facts
+    from flashsmith.chooser.winners import WinnersTable
+    from flashsmith.cli.winners_listing import print_winners, winner_facts
 
     own = WinnersTable() if file else WinnersTable.user()
     table = WinnersTable.load(file) if file else WinnersTable.merged()
@@ -100,7 +100,7 @@ def merge_winners(
 
     Entries that cannot be used are listed and left out; exit status 1 when there are any.
     """
-    from flashsmith.tuning.winners import WinnersTable, require_user_table_path, update_table
+    from flashsmith.chooser.winners import WinnersTable, require_user_table_path, update_table
 
     tables = [WinnersTable.load(file) for file in files]
     path = into or require_user_table_path()
@@ -126,8 +126,8 @@ def export_winners(
     d_head: Head = None,
 ) -> None:
     """Write one GPU's winners to a file, for another machine or to be shipped."""
+    from flashsmith.chooser.winners import WinnersTable
     from flashsmith.errors import ArgumentError
-    from flashsmith.tuning.winners import WinnersTable
 
     table = WinnersTable.merged()
     chosen = table.select(gpu, dtype, d_head)
@@ -148,7 +148,7 @@ def validate_winners(
 
     Entries that were measured with other CUDA sources are noted, and are not wrong.
     """
-    from flashsmith.tuning.winners import WinnersTable
+    from flashsmith.chooser.winners import WinnersTable
 
     named = [(str(file), WinnersTable.load(file)) for file in files or ()]
     if not named:
@@ -169,7 +169,7 @@ def validate_winners(
 @winners.command("path")
 def show_table_path() -> None:
     """Print the path of your own table, which need not exist yet."""
-    from flashsmith.tuning.winners import require_user_table_path
+    from flashsmith.chooser.winners import require_user_table_path
 
     print_path(require_user_table_path())
 

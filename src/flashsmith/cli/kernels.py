@@ -11,17 +11,16 @@ import typer
 from flashsmith import env
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import Column, make_console, print_table
-from flashsmith.benchmark.target import choose_target
 from flashsmith.cli.options import FAILED, Arch, Json, Kernels, print_json, selected
-from flashsmith.configs import (
+from flashsmith.counted import counted
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     Problem,
     Semantics,
     get_kernel_configs,
     kernel_set_sizes,
     parse_kernel_name_into_config,
 )
-from flashsmith.counted import counted
-from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 
 app = typer.Typer()
@@ -82,6 +81,8 @@ def run(
     with Narrator() as narrator:
         narrator.say("looking up kernels and compiler")
         configs = selected(kernels, default="prog")
+        from flashsmith.runtime.target import choose_target
+
         target = choose_target(arch, emulate, configs)
         from flashsmith.benchmark.run import Options, run_kernels
         from flashsmith.benchmark.run_table import print_report
@@ -143,6 +144,8 @@ def explain_config(
 
     Exit status 1 when the config is illegal or its kernel wrong.
     """
+    from flashsmith.runtime.target import choose_target
+
     cfg = parse_kernel_name_into_config(config)
     target = choose_target(arch, configs=[cfg])
     with Narrator() as narrator:
@@ -167,6 +170,7 @@ def list_configs(kernels: Kernels = None, arch: Arch = None, as_json: Json = Fal
     """
     from flashsmith.benchmark.inventory import config_facts, print_configs, print_sets
     from flashsmith.builder import cache_entries
+    from flashsmith.runtime.target import choose_target
 
     if kernels is None and env.KERNELS.raw() is None:
         sizes = kernel_set_sizes()

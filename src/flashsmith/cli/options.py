@@ -12,7 +12,7 @@ import typer
 
 from flashsmith import env
 from flashsmith.benchmark.json_numbers import for_json
-from flashsmith.configs import KernelConfig, get_kernel_configs
+from flashsmith.families import KernelConfig, get_kernel_configs
 from flashsmith.printable import printable
 
 FAILED = 1

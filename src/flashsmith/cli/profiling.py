@@ -13,8 +13,8 @@ import typer
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import FAILED, Json, Kernels, print_json
-from flashsmith.configs import get_kernel_configs
 from flashsmith.errors import ArgumentError, LaunchError, ProfilerError
+from flashsmith.families import get_kernel_configs
 
 app = typer.Typer()
 

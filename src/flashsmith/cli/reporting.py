@@ -10,7 +10,6 @@ import typer
 
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
-from flashsmith.benchmark.target import choose_target
 from flashsmith.cli.options import FAILED, Arch, Json, Kernels, print_json, selected
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
@@ -45,6 +44,8 @@ def progression(
     with Narrator() as narrator:
         narrator.say("looking up kernels and compiler")
         configs = selected(kernels, default="prog")
+        from flashsmith.runtime.target import choose_target
+
         target = choose_target(arch, emulate, configs)
         from flashsmith.benchmark.progression.climb import climb
 

@@ -10,8 +10,8 @@ import typer
 from flashsmith import env
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import FAILED, Arch, Json, print_json
-from flashsmith.configs import DEFAULT_DEVICE, device_spec
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DEFAULT_DEVICE, device_spec
 
 INTERRUPTED = 130
 
@@ -96,11 +96,13 @@ def tune_kernels(
     if jobs is not None and jobs < 1:
         raise ArgumentError(f"jobs={jobs}: give at least 1")
     from flashsmith.runtime import gpu_count
-    from flashsmith.tuning.sweep import SPACES, Settings, default_space, read_problems
-    from flashsmith.tuning.sweep.gpu_runner import NvccCompiler, gpu_runner
-    from flashsmith.tuning.sweep.progress import SweepProgress
-    from flashsmith.tuning.sweep.ranking import plan_summary, print_plan, print_ranking, summary
-    from flashsmith.tuning.sweep.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
+    from flashsmith.tuning.gpu_runner import NvccCompiler, gpu_runner
+    from flashsmith.tuning.problems import read_problems
+    from flashsmith.tuning.progress import SweepProgress
+    from flashsmith.tuning.ranking import plan_summary, print_plan, print_ranking, summary
+    from flashsmith.tuning.space import SPACES, default_space
+    from flashsmith.tuning.sweep import Settings
+    from flashsmith.tuning.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
 
     seconds = parse_budget(budget)
     if arch is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flashsmith.configs import HopperForwardKernelConfig, KernelConfig
+from flashsmith.families import HopperForwardKernelConfig, KernelConfig
 
 # What everything but the products costs, in products: over the 80 configs of tune a kernel took
 # 0.25 s + 1.4 ms for each.

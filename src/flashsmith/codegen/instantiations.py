@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashsmith.codegen.cost import balance
-from flashsmith.configs import KernelConfig, Semantics
 from flashsmith.errors import ArgumentError
+from flashsmith.families import KernelConfig, Semantics
 
 MAP_HEADER = "flash_kernels.cuh"
 LIBRARY_SOURCE = "kernel_library.cc"

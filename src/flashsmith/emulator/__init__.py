@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashsmith.emulator.checks import BankConflicts, all_checks
 from flashsmith.emulator.estimate import estimate_seconds
 from flashsmith.emulator.execute import emulate, translate
 from flashsmith.emulator.interface import (
@@ -17,10 +18,9 @@ from flashsmith.emulator.interface import (
     Site,
     WarpSync,
 )
-from flashsmith.emulator.memory import GlobalMemory
-from flashsmith.emulator.observers import BankConflicts, all_checks
+from flashsmith.emulator.machine.memory import GlobalMemory
+from flashsmith.emulator.machine.tensor_maps import TensorMapSpec
 from flashsmith.emulator.ptx import parse
-from flashsmith.emulator.tensor_maps import TensorMapSpec
 
 __all__ = [
     "AsyncGroupEvent",

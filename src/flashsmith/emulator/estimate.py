@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flashsmith.configs import KernelConfig, Problem
 from flashsmith.emulator.execute import WAVE_THREADS
+from flashsmith.families import KernelConfig, Problem
 
 # Measured on one core of a 2.6 GHz server over tune configs, d 64 and 128, seq 128 to 1024.
 _TRANSLATION_SECONDS = {"mma_sync": 0.1, "wgmma": 0.3}

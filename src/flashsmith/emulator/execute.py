@@ -8,7 +8,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flashsmith.emulator import (
+from flashsmith.emulator.interface import EmulationResult, Launch, Observer, Site
+from flashsmith.emulator.machine.geometry import WARP, Geometry
+from flashsmith.emulator.machine.group import Group
+from flashsmith.emulator.machine.memory import GlobalMemory
+from flashsmith.emulator.machine.random_schedule import RandomSchedule
+from flashsmith.emulator.machine.scheduler import Scheduler
+from flashsmith.emulator.machine.tensor_maps import TensorMap, TensorMapSpec
+from flashsmith.emulator.machine.wave import Wave
+from flashsmith.emulator.ptx import Module, parse
+from flashsmith.emulator.ptx.syntax import Variable
+from flashsmith.emulator.translate import (
     opcodes_convert,
     opcodes_float,
     opcodes_integer,
@@ -18,17 +28,7 @@ from flashsmith.emulator import (
     opcodes_warp,
     opcodes_wgmma,
 )
-from flashsmith.emulator.geometry import WARP, Geometry
-from flashsmith.emulator.group import Group
-from flashsmith.emulator.interface import EmulationResult, Launch, Observer, Site
-from flashsmith.emulator.memory import GlobalMemory
-from flashsmith.emulator.ptx import Module, parse
-from flashsmith.emulator.random_schedule import RandomSchedule
-from flashsmith.emulator.scheduler import Scheduler
-from flashsmith.emulator.syntax import Variable
-from flashsmith.emulator.tensor_maps import TensorMap, TensorMapSpec
-from flashsmith.emulator.translate import Handler, Translated, Translator
-from flashsmith.emulator.wave import Wave
+from flashsmith.emulator.translate.translator import Handler, Translated, Translator
 from flashsmith.errors import ArgumentError, EmulatorError
 
 #: Backward jumps of one launch before it counts as endless. The longest honest loop, one jump a KV

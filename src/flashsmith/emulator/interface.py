@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flashsmith.emulator.clusters import Clusters
-from flashsmith.emulator.syntax import Instruction
+from flashsmith.emulator.ptx.syntax import Instruction
 
 
 @dataclass(frozen=True, slots=True)

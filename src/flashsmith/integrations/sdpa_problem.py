@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flashsmith.configs import SUPPORTED_D_HEADS
+from flashsmith.families import SUPPORTED_D_HEADS
 from flashsmith.integrations.fallbacks import Reason
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 from flashsmith.runtime.options import MAX_UNCAPPED_SCALE, MIN_SCALE

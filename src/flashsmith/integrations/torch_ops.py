@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from flashsmith import tuning
-from flashsmith.configs import FAMILIES, KernelConfig, parse_kernel_name_into_config
+from flashsmith import chooser
 from flashsmith.errors import ArgumentError
+from flashsmith.families import FAMILIES, KernelConfig, parse_kernel_name_into_config
 from flashsmith.runtime.options import check_pair
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
@@ -43,7 +43,7 @@ def _run(
 ) -> Any:
     left, right = keywords.pop("window_left", None), keywords.pop("window_right", None)
     config = keywords.pop("config", None)
-    return tuning.attention(
+    return chooser.attention(
         q,
         k,
         v,

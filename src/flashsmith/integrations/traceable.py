@@ -7,7 +7,7 @@ import functools
 import sys
 from typing import Any
 
-from flashsmith import tuning
+from flashsmith import chooser
 
 # PyTorch once the process has it. A name of this module and no look at sys.modules at every call:
 # Dynamo goes through all of a dictionary that it meets, and another thread may be importing.
@@ -26,11 +26,11 @@ def _find_torch() -> Any:
     return _torch
 
 
-@functools.wraps(tuning.attention)
+@functools.wraps(chooser.attention)
 def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     if is_tracing():
         # Imported while tracing: whoever traces has torch, and nobody else needs the op.
         from flashsmith.integrations.torch_ops import traced_attention
 
         return traced_attention(q, k, v, **keywords)
-    return tuning.attention(q, k, v, **keywords)
+    return chooser.attention(q, k, v, **keywords)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from flashsmith.configs import (
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     FAMILIES,
     DeviceSpec,
     DType,
@@ -16,8 +17,7 @@ from flashsmith.configs import (
     Semantics,
     check_legal,
 )
-from flashsmith.configs.rules import D_STEP, padding_advice
-from flashsmith.errors import ArgumentError
+from flashsmith.families.legality import D_STEP, padding_advice
 from flashsmith.runtime.overlap import check_output_distinct
 from flashsmith.runtime.sequences import Packing
 from flashsmith.runtime.tensors import (

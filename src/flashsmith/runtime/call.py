@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flashsmith.configs import DeviceSpec, Problem
+from flashsmith.families import DeviceSpec, Problem
 from flashsmith.runtime.frameworks.base import contiguous_strides
 from flashsmith.runtime.options import CAUSAL, NO_MASK, UNLIMITED, Mask
 from flashsmith.runtime.request import Request

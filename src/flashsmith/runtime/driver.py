@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 
-from flashsmith.configs import DeviceSpec
 from flashsmith.errors import ArgumentError, LaunchError
+from flashsmith.families import DeviceSpec
 from flashsmith.runtime import forks
 
 # CUdevice_attribute codes (cuda.h).

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from flashsmith.configs import KernelConfig, Problem
 from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate, estimate_seconds
 from flashsmith.errors import EmulationTooLongError, EmulatorError
+from flashsmith.families import KernelConfig, Problem
 from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan
 from flashsmith.runtime.request import Request

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from flashsmith.configs import (
+from flashsmith.emulator import EmulationResult, Observer
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
     DeviceSpec,
     FlashForwardKernelConfig,
     HopperForwardKernelConfig,
@@ -15,8 +17,6 @@ from flashsmith.configs import (
     Semantics,
     device_spec,
 )
-from flashsmith.emulator import EmulationResult, Observer
-from flashsmith.errors import ArgumentError
 from flashsmith.runtime import driver, forks, prepared
 from flashsmith.runtime.arguments import check_config, check_device, check_fit
 from flashsmith.runtime.call import ForwardCall, forward_call, unplaced_call

@@ -21,8 +21,6 @@ from flashsmith.builder import (
     discard,
     find_library,
 )
-from flashsmith.configs import FAMILIES, KernelConfig, Semantics
-from flashsmith.configs.semantics import MASKS
 from flashsmith.errors import (
     ArgumentError,
     CacheError,
@@ -30,6 +28,8 @@ from flashsmith.errors import (
     KernelNotBuiltError,
     LaunchError,
 )
+from flashsmith.families import FAMILIES, KernelConfig, Semantics
+from flashsmith.families.semantics import MASKS
 from flashsmith.runtime.call import ForwardCall
 from flashsmith.runtime.driver import check_runs
 from flashsmith.runtime.launches import note_launch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flashsmith.configs import DType
+from flashsmith.families import DType
 
 Extent = tuple[int, int, int]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flashsmith.configs import Problem
+from flashsmith.families import Problem
 from flashsmith.runtime.arguments import (
     check_inputs,
     check_output,

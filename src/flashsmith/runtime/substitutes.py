@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from flashsmith import env
 from flashsmith.builder import built_kernels, cache_stamp
-from flashsmith.configs import (
+from flashsmith.errors import ArgumentError, KernelNotBuiltError
+from flashsmith.families import (
     DeviceSpec,
     HopperForwardKernelConfig,
     KernelConfig,
@@ -20,7 +21,6 @@ from flashsmith.configs import (
     Semantics,
     is_legal,
 )
-from flashsmith.errors import ArgumentError, KernelNotBuiltError
 from flashsmith.runtime.arguments import check_fit
 from flashsmith.runtime.libraries import Key, LoadedKernel, LoadedKernels
 from flashsmith.runtime.request import Request

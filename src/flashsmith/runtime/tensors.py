@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from flashsmith.configs import DType
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DType
 from flashsmith.runtime.frameworks import framework_of, why_refused
 from flashsmith.runtime.frameworks.base import Device, Framework, RawView
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
-from flashsmith.configs import DType, KernelConfig, Problem, Semantics
+from flashsmith.families import DType, KernelConfig, Problem, Semantics
 from flashsmith.verify.attention import Attention, Lens, Window, unequal_lens
 from flashsmith.verify.prove import semantics_of
 from flashsmith.verify.schedules import MMA_SYNC, WGMMA, family_d_head, schedules

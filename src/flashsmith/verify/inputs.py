@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import ml_dtypes
 import numpy as np
 
-from flashsmith.configs import DType
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DType
 from flashsmith.verify.attention import Lens
 
 # |scaled score| that 'large_scores' reaches; rounding to bf16 must not carry it over 1,000.

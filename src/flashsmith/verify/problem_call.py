@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem
 from flashsmith.runtime.options import check_mask, check_scale, check_softcap
 from flashsmith.verify.attention import NO_WINDOW, Window, unequal_lens
 

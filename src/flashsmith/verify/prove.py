@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.configs import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
 from flashsmith.emulator import EmulationResult, Finding, Observer
-from flashsmith.emulator.observers import all_checks
+from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
 from flashsmith.runtime import ForwardResult, query_gpu, run_forward
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.options import check_mask, check_scale

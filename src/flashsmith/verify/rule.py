@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashsmith.configs import DType, KernelConfig
+from flashsmith.families import DType, KernelConfig
 from flashsmith.verify.attention import Lens, offsets
 from flashsmith.verify.reference import References
 

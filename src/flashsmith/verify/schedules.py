@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from flashsmith.configs import (
+from flashsmith.families import (
     DType,
     FlashForwardKernelConfig,
     HopperForwardKernelConfig,

@@ -14,10 +14,10 @@ from flashsmith.benchmark.ncu.executable import find_ncu
 from flashsmith.benchmark.ncu.raw_page import CutOff, parse_raw_page
 from flashsmith.benchmark.ncu.target import Job, Use, run_job
 from flashsmith.benchmark.ncu.wavefronts import WavefrontCount, emulated_wavefronts
-from flashsmith.configs import Problem
-from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError, ProfilerError
+from flashsmith.families import Problem
+from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime import driver
 from flashsmith.verify import prove
 

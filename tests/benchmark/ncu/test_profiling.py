@@ -23,9 +23,9 @@ from flashsmith.benchmark.ncu.rows import ProfileRow
 from flashsmith.benchmark.ncu.target import Use
 from flashsmith.benchmark.ncu.wavefronts import WavefrontCount
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.configs import Problem, device_spec
-from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.errors import ArgumentError, ProfilerError
+from flashsmith.families import Problem, device_spec
+from flashsmith.families import parse_kernel_name_into_config as parse
 
 PLAIN = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 BEST = parse("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax")

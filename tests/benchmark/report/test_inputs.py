@@ -26,7 +26,7 @@ from flashsmith.errors import ArgumentError
 
 ROOT = Path(__file__).parents[3]
 RAW = ROOT / "benchmarks" / "h200"
-SHIPPED = ROOT / "src" / "flashsmith" / "tuning" / "tables" / "h200.json"
+SHIPPED = ROOT / "src" / "flashsmith" / "chooser" / "tables" / "h200.json"
 ENDINGS = [".csv", ".json", *([".parquet"] if importlib.util.find_spec("pyarrow") else [])]
 
 

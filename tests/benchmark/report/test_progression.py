@@ -15,9 +15,9 @@ from flashsmith.benchmark.progression.climb import Times
 from flashsmith.benchmark.progression.table import print_ladder
 from flashsmith.benchmark.progression.words import change_words, config_words, step_names
 from flashsmith.benchmark.table import make_console
-from flashsmith.benchmark.target import choose_target
-from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError
+from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.runtime.target import choose_target
 
 TARGET = choose_target("sm_80", emulate=True)
 CONFIGS = [parse(PLAIN.config), parse(SWIZZLED.config)]

@@ -10,8 +10,8 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.progression import timer as timer_module
 from flashsmith.benchmark.progression.timer import LadderTimer, times_of
 from flashsmith.benchmark.timing import Environment, Telemetry
-from flashsmith.configs import Problem, device_spec
-from flashsmith.configs import parse_kernel_name_into_config as parse
+from flashsmith.families import Problem, device_spec
+from flashsmith.families import parse_kernel_name_into_config as parse
 
 H200 = device_spec("H200")
 PROBLEM = Problem.parse("b16 s1024 h16 d128 fp16")
@@ -81,7 +81,7 @@ def test_the_benchmark_gets_every_kernel_and_the_yardstick(monkeypatch) -> None:
 @pytest.mark.gpu
 def test_the_ladder_is_timed_on_a_gpu() -> None:
     from flashsmith.benchmark.progression.climb import climb
-    from flashsmith.benchmark.target import choose_target
+    from flashsmith.runtime.target import choose_target
 
     target, narrator = choose_target(), Narrator(quiet=True)
     timer = LadderTimer(target.device, 1024, narrator)

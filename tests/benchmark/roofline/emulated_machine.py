@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from flashsmith.benchmark.roofline.compilation import compile_sources
-from flashsmith.configs import device_spec
 from flashsmith.emulator import BankConflicts, Finding, GlobalMemory, all_checks, emulate
+from flashsmith.families import device_spec
 
 _FORMATS = {ctypes.c_int: "i", ctypes.c_int64: "q"}
 

@@ -20,9 +20,9 @@ from flashsmith.benchmark.roofline import (
     save_roofline,
     stored_rooflines,
 )
-from flashsmith.configs import DType, Problem, get_hopper_configs
-from flashsmith.configs import parse_kernel_name_into_config as parse
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, Problem, get_hopper_configs
+from flashsmith.families import parse_kernel_name_into_config as parse
 
 ROWS_16 = parse("(FP16, 128, 64, 64, 4): async+load_0_2_2_tiles")
 ROWS_32 = parse("(FP16, 128, 128, 64, 4): async+load_2_2_2_tiles")
@@ -45,7 +45,7 @@ def test_what_was_stored_is_found_by_the_gpus_name(home) -> None:
 
 def test_this_machines_gpu_is_meant_where_no_name_is_given(monkeypatch) -> None:
     from flashsmith.benchmark.roofline import store
-    from flashsmith.configs import device_spec
+    from flashsmith.families import device_spec
 
     save_roofline(ROOFLINE)
     monkeypatch.setattr(store, "gpu_count", lambda: 0)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain, product
 
 from flashsmith.benchmark.bench.problems import SEQ_LENS, default_problem
-from flashsmith.configs import DType, Problem
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, Problem
 
 _MASKS = (False, True)
 _FROM_1024 = SEQ_LENS[1:]

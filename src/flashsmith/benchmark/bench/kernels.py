@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from flashsmith.builder import KernelEntry, KernelLibrary, Progress, find_library, library_for
-from flashsmith.configs import DeviceSpec, KernelConfig, Problem, Semantics, by_family, check_legal
 from flashsmith.errors import IllegalConfigError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, by_family, check_legal
 
 Use = tuple[KernelConfig, Problem]
 

@@ -9,8 +9,8 @@ from typing import Any
 from flashsmith.benchmark.contenders import OURS
 from flashsmith.benchmark.peers import Peer
 from flashsmith.benchmark.timing import INTERLEAVED, Protocol
-from flashsmith.configs import DeviceSpec, KernelConfig, Problem, compiled_d_head
 from flashsmith.errors import ArgumentError, FlashsmithError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, compiled_d_head
 
 Choose = Callable[[Problem, DeviceSpec], KernelConfig]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from flashsmith.configs import DType, Problem, Semantics
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, Problem, Semantics
 from flashsmith.printable import quoted
 from flashsmith.untrusted import whole_number
 

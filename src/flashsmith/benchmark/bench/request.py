@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from flashsmith import env
 from flashsmith.benchmark.bench.problems import SEQ_LENS, Shapes
 from flashsmith.benchmark.contenders import OURS
-from flashsmith.configs import DType, KernelConfig, Problem, get_kernel_configs
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, KernelConfig, Problem, get_kernel_configs
 from flashsmith.printable import quoted
 from flashsmith.untrusted import whole_number
 

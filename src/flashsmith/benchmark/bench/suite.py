@@ -20,8 +20,8 @@ from flashsmith.benchmark.rows import BenchRow, now, problem_columns
 from flashsmith.benchmark.timing import Clock, Environment, Samples, Telemetry, measure
 from flashsmith.benchmark.usable_gpu import require_usable_gpu
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import DeviceSpec, Problem
 from flashsmith.errors import ArgumentError
+from flashsmith.families import DeviceSpec, Problem
 
 MakeWorkload = Callable[[Problem, int], Workload]
 

@@ -18,8 +18,8 @@ from flashsmith.benchmark.ncu.counters import Selection, parse_listing, unknown_
 from flashsmith.benchmark.ncu.raw_page import CutOff, ProfiledLaunch, parse_raw_page
 from flashsmith.benchmark.ncu.target import Job, Use
 from flashsmith.builder.demangle import demangle
-from flashsmith.configs import KernelConfig, Problem, parse_kernel_name_into_config
 from flashsmith.errors import ConfigParseError, ProfilerError
+from flashsmith.families import KernelConfig, Problem, parse_kernel_name_into_config
 
 _TARGET = "flashsmith.benchmark.ncu.target"
 # An unknown metric ends a run before it has begun; every column has a few names at most.

@@ -18,9 +18,9 @@ from flashsmith.benchmark.ncu.wavefronts import emulated_wavefronts
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.rows import now, problem_columns
 from flashsmith.benchmark.timing import Environment
-from flashsmith.configs import DeviceSpec, KernelConfig, Problem
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, ProfilerError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem
 
 _WHOLE = ("registers", "wavefronts", "wavefronts_ideal", "l2_bytes")
 _WHOLE_BYTES = ("dram_read_bytes", "dram_write_bytes")

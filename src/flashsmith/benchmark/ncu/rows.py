@@ -12,8 +12,8 @@ from typing import Any, Literal, TextIO, get_args, get_type_hints
 from flashsmith.benchmark.csv_append import CsvAppender
 from flashsmith.benchmark.csv_read import read_csv
 from flashsmith.benchmark.typed_records import LARGEST
-from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem
 from flashsmith.printable import quoted
 
 

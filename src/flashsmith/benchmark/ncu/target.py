@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashsmith.configs import Problem, parse_kernel_name_into_config
 from flashsmith.errors import FlashsmithError
+from flashsmith.families import Problem, parse_kernel_name_into_config
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from flashsmith.configs import Problem
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import EmulatorError
+from flashsmith.families import Problem
 from flashsmith.verify import prove
 
 

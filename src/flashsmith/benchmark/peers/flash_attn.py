@@ -10,8 +10,8 @@ from typing import Any
 
 from flashsmith.benchmark.peers.peer import PeerContender, torch_absence
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import Problem
 from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem
 
 _THEIR_NAMES = {"window": "window_size"}
 # Without these it would compute something else.

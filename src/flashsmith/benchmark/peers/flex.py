@@ -8,7 +8,7 @@ from typing import Any
 
 from flashsmith.benchmark.peers.peer import PeerContender, torch_absence
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import Problem
+from flashsmith.families import Problem
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import Problem
+from flashsmith.families import Problem
 
 
 class Peer(Protocol):

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.progression.ladder import Ladder, Step, StepTime
-from flashsmith.benchmark.target import Target
 from flashsmith.benchmark.whole_tiles import whole_tiles
 from flashsmith.builder import KernelLibrary, libraries_for
-from flashsmith.configs import KernelConfig, Problem, check_legal
 from flashsmith.counted import counted
 from flashsmith.emulator import BankConflicts, estimate_seconds
-from flashsmith.emulator.observers import instruction_mix
+from flashsmith.emulator.checks import instruction_mix
 from flashsmith.errors import EmulatorError
+from flashsmith.families import KernelConfig, Problem, check_legal
+from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
 
 # At least; four K/V steps of 64 keys: the loop's weight shows, at a second or two per kernel.

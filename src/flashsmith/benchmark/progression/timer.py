@@ -21,7 +21,7 @@ from flashsmith.benchmark.timing import (
     Telemetry,
 )
 from flashsmith.benchmark.workload import Workload
-from flashsmith.configs import DeviceSpec, KernelConfig, Problem
+from flashsmith.families import DeviceSpec, KernelConfig, Problem
 
 
 @dataclass(frozen=True)

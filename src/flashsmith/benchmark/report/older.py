@@ -8,8 +8,8 @@ from typing import Any
 from flashsmith.benchmark.csv_read import read_csv
 from flashsmith.benchmark.report.cells import OURS
 from flashsmith.benchmark.rows import BenchRow, row_of
-from flashsmith.configs import parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError, ConfigParseError
+from flashsmith.families import parse_kernel_name_into_config
 from flashsmith.printable import quoted
 
 SPEED_COLUMNS = {"kind", "dtype", "d", "seq", "batch", "heads", "heads_k", "contender", "right"}

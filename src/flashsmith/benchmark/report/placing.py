@@ -10,8 +10,8 @@ from flashsmith.benchmark.charts.roofline import Trace
 from flashsmith.benchmark.report.cells import Group, describe
 from flashsmith.benchmark.roofline import Bound, Roofline, bounds, intensity
 from flashsmith.benchmark.rows import BenchRow
-from flashsmith.configs import parse_kernel_name_into_config
 from flashsmith.errors import ArgumentError, ConfigParseError
+from flashsmith.families import parse_kernel_name_into_config
 
 # A bound this far above what is shown would press the rest together.
 _IN_SIGHT = 2.5

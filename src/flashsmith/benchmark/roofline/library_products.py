@@ -12,7 +12,7 @@ from flashsmith.benchmark.roofline.microbenchmark import (
     Running,
     check_error,
 )
-from flashsmith.configs import DType
+from flashsmith.families import DType
 
 SIZE = 8192
 _CHECKED_ROWS = (0, 1, SIZE // 2, SIZE - 1)

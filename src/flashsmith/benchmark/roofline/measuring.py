@@ -25,8 +25,8 @@ from flashsmith.benchmark.roofline.microbenchmark import (
 from flashsmith.benchmark.roofline.products import PRODUCTS
 from flashsmith.benchmark.rows import now
 from flashsmith.benchmark.timing import Environment, Protocol, Samples, measure
-from flashsmith.configs import DeviceSpec
 from flashsmith.errors import ArgumentError, LaunchError
+from flashsmith.families import DeviceSpec
 from flashsmith.runtime import driver
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flashsmith.benchmark.roofline.ceilings import Unit
-from flashsmith.configs import DeviceSpec
+from flashsmith.families import DeviceSpec
 
 
 class Absent(Exception):

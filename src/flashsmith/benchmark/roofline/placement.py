@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flashsmith.benchmark.roofline.ceilings import Roofline
-from flashsmith.configs import Problem, Semantics
+from flashsmith.families import Problem, Semantics
 
 _WGMMA = ("wgmma_n128", "wgmma_n256")
 

@@ -14,7 +14,7 @@ from flashsmith.benchmark.roofline.microbenchmark import (
     Running,
     check_error,
 )
-from flashsmith.configs import DType
+from flashsmith.families import DType
 from flashsmith.verify.inputs import numpy_dtype
 
 # Sums of a few hundred products in fp32, which tensor cores do not even round to nearest.

@@ -1,0 +1,7 @@
+"""Which kernel for which problem: attention(), its chooser, and the table of winners."""
+
+from flashsmith.chooser.attention import attention
+from flashsmith.chooser.choice import build_for, choose, choose_config, forget_choices
+from flashsmith.chooser.chosen import Choice
+
+__all__ = ["Choice", "attention", "build_for", "choose", "choose_config", "forget_choices"]

@@ -1,0 +1,94 @@
+"""attention(q, k, v): a forward pass for people who do not care which kernel computes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashsmith.chooser.choice import choose_config
+from flashsmith.errors import ArgumentError
+from flashsmith.families import FAMILIES, KernelConfig
+from flashsmith.runtime import run_call
+from flashsmith.runtime.options import NO_WINDOW
+from flashsmith.runtime.tensors import Array
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    sinks: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    out: Array | None = None,
+    return_lse: bool = False,
+    return_row_max: bool = False,
+    config: KernelConfig | None = None,
+    emulate: bool = False,
+) -> Any:
+    """softmax(scale q k^T) v, masked and capped as asked for, by a kernel that suits the problem.
+
+    Tensors on a GPU run there, on PyTorch's or CuPy's current stream for their device, and the call
+    does not wait (JAX lends no streams: its arrays are waited for); host tensors run in the
+    emulator. Query i of seq_q stands at key i + seq_k - seq_q: masks are aligned to the bottom
+    right. A row that sees no key gives 0.
+
+    Args:
+        q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array
+            (bf16 as ml_dtypes.bfloat16); packed (total_q, heads_q, d). Any strides with a
+            contiguous last dimension and 16-byte aligned rows; d a multiple of 8 up to 256; lengths
+            may be 0.
+        k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q; heads_q must be a
+            multiple of heads_k, and heads_q / heads_k heads of q share one of k and v.
+        causal: whether a query sees keys up to its own position only.
+        window: (left, right): how many keys before and after its own position a query sees; None
+            is no limit. With causal the right limit is 0.
+        softcap: above 0, scaled scores become softcap * tanh(score / softcap).
+        scale: of q k^T, finite and > 0; None is 1/sqrt(d).
+        sinks: (heads_q,) fp32, one logit a head that joins the softmax of its rows; may be None.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has
+            rows cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not
+            checked; a kernel clamps them, and leaves rows of out alone that they do not reach.
+        max_seqlen_q, max_seqlen_k: at least the longest packed sequence's length; longer ones are
+            cut off. None finds it out, on a device at the price of waiting for it once.
+        out: where to write the result, q's shape and dtype; None allocates it.
+        return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
+            or (heads_q, total_q); -inf where a row sees nothing and there is no sink.
+        return_row_max: also return the maximum of every row's scaled and capped scores, without
+            the sink, in the same shape; -inf where a row sees nothing.
+        config: the kernel to use; None chooses one by dtype, d, lengths and device, and where it is
+            not built and may not be (FLASHSMITH_JIT=0, CUDA graph capture) another that is.
+        emulate: run host tensors in the emulator even when that is estimated above 60 s.
+
+    Returns:
+        The output o, (o, lse), (o, row_max) or (o, lse, row_max), like q in framework and device.
+
+    Raises:
+        ArgumentError: an argument is unusable, or no kernel serves these tensors.
+        The other errors of ``flashsmith.forward``.
+    """
+    if config is not None and not isinstance(config, tuple(FAMILIES.values())):
+        raise ArgumentError(
+            f"config: got {type(config).__name__}; give a FlashForwardKernelConfig or a "
+            "HopperForwardKernelConfig, or None, and one is chosen"
+        )
+    options = (
+        causal,
+        window,
+        softcap,
+        scale,
+        sinks,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        return_lse,
+        return_row_max,
+    )
+    return run_call(config or choose_config, (q, k, v, out), options, emulate, "out")

@@ -1,0 +1,72 @@
+"""What is bad about a problem for these kernels: sentences for whoever asks what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from flashsmith.chooser.cost_model import Estimate, estimate, has_model
+from flashsmith.families import DeviceSpec, Problem
+
+# Below these shares it is worth saying.
+_FILLED = 0.8
+_OF_D_HEAD = 0.9
+# K and V of this many keys are worth a split among CTAs, which these kernels do not have.
+_LONG_K = 1024
+
+
+def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
+    """What makes ``config`` slower on ``problem`` than its FLOP would suggest."""
+    if 0 in (problem.batch, problem.seq_q):
+        yield "there is no output: nothing is launched"
+        return
+    yield from _about_d(config, problem)
+    if problem.window is not None:
+        yield (
+            f"a window's limits are no part of a problem: the time is that of the last "
+            f"{problem.window[0]} keys"
+        )
+    if problem.semantics.packed:
+        yield "packed: every sequence is taken to be as long as the longest"
+    if has_model(config.FAMILY):
+        guess = estimate(config, problem, device)
+        yield from _about_rows(guess, problem)
+        yield from _about_waves(guess, problem, device)
+
+
+def _about_d(config: Any, problem: Problem) -> Iterator[str]:
+    if problem.d < _OF_D_HEAD * config.d_head:
+        wasted = 1 - problem.d / config.d_head
+        yield (
+            f"d = {problem.d} runs on d_head {config.d_head}: {wasted:.0%} of both products are "
+            "spent on columns that are not there"
+        )
+
+
+def _about_rows(guess: Estimate, problem: Problem) -> Iterator[str]:
+    rows = -(-problem.seq_q // guess.rows) * guess.rows
+    if problem.seq_q < _FILLED * rows:
+        yield (
+            f"seq_q = {problem.seq_q} fills {problem.seq_q / rows:.0%} of its tiles of "
+            f"{guess.rows} rows; the rest is computed and thrown away"
+        )
+
+
+def _about_waves(guess: Estimate, problem: Problem, device: DeviceSpec) -> Iterator[str]:
+    if guess.ctas < device.sm_count:
+        idle = device.sm_count - guess.ctas
+        text = f"{guess.ctas} CTAs for {device.sm_count} SMs: {idle} of them idle"
+        if problem.seq_k >= _LONG_K:
+            text += (
+                f", and each CTA walks all of its {problem.seq_k} keys, because these kernels do "
+                "not split K: they serve this problem badly"
+            )
+        yield text
+        return
+    slots = device.sm_count * guess.resident
+    waves = -(-guess.ctas // slots)
+    if guess.ctas < _FILLED * waves * slots and problem.semantics.mask != "causal":
+        yield (
+            f"{guess.ctas} CTAs come in {waves} waves of {slots}: "
+            f"{1 - guess.ctas / (waves * slots):.0%} of the places stay empty"
+        )

@@ -1,0 +1,169 @@
+"""Which kernel serves a problem on a device: for attention(), for people, and ahead of time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from flashsmith.builder import KernelLibrary, Progress, library_for
+from flashsmith.chooser.caveats import caveats
+from flashsmith.chooser.chosen import Choice, RunnerUp
+from flashsmith.chooser.cost_model import estimate
+from flashsmith.chooser.evidence import Evidence, gather
+from flashsmith.chooser.passed_over import passed_over
+from flashsmith.chooser.winners import WinnersTable, staleness
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
+    KNOWN_DEVICES,
+    DeviceSpec,
+    KernelConfig,
+    Problem,
+    compiled_d_head,
+    device_spec,
+)
+from flashsmith.printable import printable
+from flashsmith.runtime import forget_prepared_calls
+from flashsmith.runtime.target import choose_target
+
+
+def choose(
+    problem: Problem | str,
+    device: DeviceSpec | str | int | None = None,
+    *,
+    table: WinnersTable | None = None,
+) -> Choice:
+    """The kernel that attention() takes for a problem, why, and what the others would cost.
+
+    Args:
+        problem: a Problem, or its text: 'b16 s4096 h32:8 d128 bf16 causal'.
+        device: a DeviceSpec, a known GPU's name ('H200') or architecture (90, 'sm_90'); None is
+            this machine's first GPU, or the A100 where there is none.
+        table: the winners to go by; None takes the shipped ones and the user's own.
+
+    Raises:
+        ArgumentError: the text or the name is unknown, or no kernel serves the problem there.
+    """
+    problem = Problem.parse(problem) if isinstance(problem, str) else problem
+    if device is None:
+        device = choose_target().device
+    elif not isinstance(device, DeviceSpec):
+        device = device_spec(device)
+    _check_d(problem, "problem")
+    winners = _winners() if table is None else table
+    evidence = gather(problem, device, winners)
+    chosen, *others = evidence.expected
+    return Choice(
+        problem=problem,
+        device=device,
+        config=chosen.config,
+        evidence=evidence.kind,
+        why=evidence.why,
+        ms=chosen.ms,
+        runners_up=tuple(RunnerUp(one.config, one.config.FAMILY, one.ms) for one in others),
+        passed_over=passed_over(
+            problem, device, evidence.expected, measured=evidence.kind != "cost model"
+        ),
+        notes=(
+            *filter(None, [evidence.fallback]),
+            *caveats(chosen.config, problem, device),
+            *_shortened(evidence.notes),
+            *staleness.remarks(filter(None, [evidence.entry])),
+            *_shortened(winners.notes),
+        ),
+    )
+
+
+@lru_cache(maxsize=4096)
+def choose_config(
+    problem: Problem,
+    device: DeviceSpec,
+    family: str | None = None,
+    among: tuple[KernelConfig, ...] | None = None,
+) -> Any:
+    """The config of choose(problem, device), remembered; what attention() asks for each problem.
+
+    ``family``: of these kernels only, where a call's tensors lie as the chosen ones cannot read.
+    ``among``: of these configs only, where no other is built: the first of them by the evidence,
+    else the fastest on paper.
+
+    Where nothing was measured for a GPU of this machine, and where part of a table had to be
+    ignored, that is warned of once.
+
+    Raises ArgumentError when no kernel serves the problem there.
+    """
+    _check_d(problem, "q")
+    winners = _winners()
+    evidence = gather(problem, device, winners, family)
+    _warn(evidence, device, winners)
+    if among is None:
+        return evidence.expected[0].config
+    named = (one.config for one in evidence.expected if one.config in among)
+    return next(named, None) or min(among, key=lambda cfg: estimate(cfg, problem, device).ms)
+
+
+def forget_choices() -> None:
+    """Read the tables anew at the next choice, also for calls like those made before."""
+    # In this order nothing that was read before can be remembered after.
+    _winners.cache_clear()
+    choose_config.cache_clear()
+    forget_prepared_calls()
+
+
+def build_for(
+    problem: Problem,
+    *,
+    arch: int = 80,
+    device: DeviceSpec | None = None,
+    progress: Progress | None = None,
+) -> list[KernelLibrary]:
+    """The libraries with the kernels that attention() uses for ``problem`` on ``device``, or the
+    first known GPU of ``arch`` (80 is sm_80), built unless they are cached.
+
+    Raises what ``choose_config`` and ``flashsmith.builder.build`` raise.
+    """
+    device = device or device_spec(arch)
+    config = choose_config(problem, device)
+    semantics = problem.required_semantics(config)
+    return [library_for([config], arch=device.arch, semantics=semantics, progress=progress)]
+
+
+@lru_cache(maxsize=1)
+def _winners() -> WinnersTable:
+    return WinnersTable.merged()
+
+
+def _check_d(problem: Problem, argument: str) -> None:
+    try:
+        compiled_d_head(problem.d)
+    except ArgumentError as error:
+        raise ArgumentError(f"{argument}: {error}") from None
+
+
+# What is said of a table that has more to be ignored.
+_NOTES = 3
+_said: set[tuple[Hashable, str]] = set()
+
+
+def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None:
+    for note in (*_shortened(winners.notes), *_shortened(evidence.notes)):
+        _warn_once(note, winners.versions)
+    # A spec of our own stands for a GPU that is not here: the emulator's speed concerns nobody.
+    if evidence.fallback and device not in KNOWN_DEVICES:
+        _warn_once(f"{evidence.fallback} (`flashsmith tune` measures and remembers)")
+
+
+def _shortened(notes: Sequence[str]) -> list[str]:
+    """The first few of many notes on what a table has that cannot be used."""
+    more = len(notes) - _NOTES
+    if more <= 1:
+        return list(notes)
+    return [*notes[:_NOTES], f"so are {more:,} more; `flashsmith winners validate` lists them"]
+
+
+def _warn_once(note: str, versions: Hashable = None) -> None:
+    """Once in a process; of files, once for each of their versions."""
+    if (versions, note) not in _said:
+        _said.add((versions, note))
+        warnings.warn(f"flashsmith: {printable(note)}", stacklevel=2)

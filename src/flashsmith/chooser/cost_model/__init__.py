@@ -1,0 +1,22 @@
+"""What a kernel should take on a GPU, from its config and the GPU's figures alone.
+
+Good for ranking where nothing was measured, and for carrying measured times over to other sizes.
+Not for promises: a time in milliseconds may be a quarter off, and more where a GPU's rates are
+those of a data sheet.
+"""
+
+from flashsmith.chooser.cost_model.estimate import Estimate, estimate, has_model
+from flashsmith.chooser.cost_model.resources import (
+    estimated_registers,
+    estimated_spill_bytes,
+    resident_ctas,
+)
+
+__all__ = [
+    "Estimate",
+    "estimate",
+    "estimated_registers",
+    "estimated_spill_bytes",
+    "has_model",
+    "resident_ctas",
+]

@@ -1,0 +1,89 @@
+"""From one tile to a whole problem: how many CTAs there are, how long each, and who is last.
+
+CTAs are handed out in order, as many at a time as all SMs hold: a wave. Where all are of one
+length the last wave is as long as a full one, however few are in it, except that fewer CTAs to an
+SM run faster. A causal head's CTAs differ, and the longest goes first: the others fill up behind
+it, and only the last head's longest is left over at the end, or a few short ones where the longest
+of many heads go first. A CTA that computes one tile after the other counts as many.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import NamedTuple
+
+from flashsmith.chooser.cost_model.tile_work import TileWork
+from flashsmith.families import Problem
+
+# What is left over at the end where the longest tiles went first, in shortest ones.
+_TAIL = 3.0
+
+
+class Schedule(NamedTuple):
+    """ctas: of the whole problem; waves: that over what all SMs hold at a time; cycles: in all."""
+
+    ctas: int
+    waves: float
+    cycles: float
+
+
+def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
+    """The problem's CTAs on ``sm_count`` SMs; no CTA takes no time."""
+    blocks = -(-problem.seq_q // work.rows)
+    ctas = problem.batch * problem.heads_q * blocks
+    if ctas == 0:
+        return Schedule(0, 0.0, 0.0)
+    longest = -(-problem.seq_k // work.keys)
+    if problem.semantics.mask == "causal":
+        rows = work.masked_rows or work.rows
+        parts = -(-problem.seq_q // rows)
+        mean = _causal_steps(rows, work.keys, problem, parts) / parts
+        cycles = _uneven_cycles(work, mean, longest, ctas, blocks, sm_count)
+    else:
+        if problem.window is not None:
+            longest = min(longest, _steps_of_window(work, problem.window[0]))
+        cycles = _even_cycles(work, longest, ctas, sm_count)
+    return Schedule(ctas, ctas / (sm_count * work.resident), cycles)
+
+
+def _steps_of_window(work: TileWork, left: int) -> int:
+    """Steps of a CTA all of whose rows see `left` keys before their own."""
+    return -(-(left + work.rows) // work.keys) + 1
+
+
+def _even_cycles(work: TileWork, steps: int, ctas: int, sm_count: int) -> float:
+    full, rest = divmod(ctas, sm_count * work.resident)
+    cycles = full * (work.cta_cycles + steps * work.step_cycles[work.resident])
+    if rest:
+        cycles += work.cta_cycles + steps * work.step_cycles[-(-rest // sm_count)]
+    return cycles
+
+
+def _uneven_cycles(
+    work: TileWork, mean: float, longest: int, ctas: int, blocks: int, sm_count: int
+) -> float:
+    """``mean`` and ``longest``: the steps of a CTA; ``blocks``: the CTAs of one head."""
+    side_by_side = min(work.resident, -(-ctas // sm_count))
+    one = work.cta_cycles + mean * work.step_cycles[side_by_side]
+    few = min(side_by_side, -(-blocks // sm_count))
+    last = work.cta_cycles + longest * work.step_cycles[few]
+    slots = sm_count * side_by_side
+    if work.longest_first:
+        shortest = work.cta_cycles + work.step_cycles[side_by_side]
+        return max(ctas / slots * one + _TAIL * shortest, last)
+    return max(ctas / slots * one, (ctas - blocks) / slots * one + last)
+
+
+def _causal_steps(rows: int, keys: int, problem: Problem, blocks: int) -> float:
+    """Steps of all blocks of so many rows of Q of one head.
+
+    Block i sees (i + 1) rows + seq_k - seq_q keys, none where that is negative, and the last block
+    all. Each rounds up to whole steps, on average by what the arithmetic sequence's remainders are.
+    """
+    beyond = problem.seq_k - problem.seq_q
+    blind = max(0, -beyond) // rows
+    seeing = max(0, blocks - 1 - blind)
+    seen = seeing * (rows * (blind + blocks) / 2 + beyond)
+    step = gcd(rows, keys)
+    rounded_up = seeing * (-beyond % step + (keys - step) / 2)
+    return (seen + rounded_up) / keys + -(-problem.seq_k // keys)

@@ -1,0 +1,254 @@
+"""From a problem, a device and the table of winners to configs with expected times.
+
+A measured entry speaks first, the nearest one that has a config this device can run. Its times are
+of another problem as a rule, so each config's is carried over:
+
+    ms here = ms measured x estimate(config, here) / estimate(config, there)
+
+The estimates' own error cancels as far as it is the same on both sides. What is left is what the
+cost model is sure of: how much work there is, and how it divides into waves. So a config that won
+with thousands of CTAs gives way where its large tiles would leave SMs idle; to one that was not
+among the fastest there, too, which is taken to have been as slow as the slowest that is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from flashsmith.chooser.candidates import candidates
+from flashsmith.chooser.cost_model import estimate, has_model
+from flashsmith.chooser.winners import Entry, Found, Ranked, WinnersTable, gpu_name
+from flashsmith.chooser.winners.key import same_gpu
+from flashsmith.chooser.winners.validation import device_of
+from flashsmith.errors import ArgumentError, FlashsmithError
+from flashsmith.families import (
+    DeviceSpec,
+    DType,
+    Problem,
+    broken_rules,
+    compiled_d_head,
+    parse_kernel_name_into_config,
+)
+
+EvidenceKind = Literal["table", "nearest", "related", "cost model"]
+
+# What an estimate must promise for a config to be taken in place of the one that was measured
+# fastest, or of one that is preferred. Less is within its error, and a new kernel must be built.
+GAIN_OVER_MEASURED = 0.02
+GAIN_OVER_PREFERRED = 0.03
+# And for one that was not among the fastest where they were measured.
+GAIN_UNMEASURED = 0.10
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A config and its expected time."""
+
+    config: Any
+    ms: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Configs by preference, the choice first and the others by time; and what speaks for them.
+
+    why: one sentence. fallback: what is to be said once where nothing was measured, else ''.
+    notes: what was ignored. entry: what was measured, if anything.
+    """
+
+    kind: EvidenceKind
+    expected: tuple[Expected, ...]
+    why: str
+    fallback: str = ""
+    notes: tuple[str, ...] = ()
+    entry: Entry | None = None
+
+
+def gather(
+    problem: Problem, device: DeviceSpec, table: WinnersTable, family: str | None = None
+) -> Evidence:
+    """The evidence on a problem on a device; ``family``: on these kernels only.
+
+    Raises ArgumentError when no kernel serves the problem's d, or none fits on the device.
+    """
+    notes: list[str] = []
+    for found in table.lookup(problem, device):
+        usable = [
+            (config, one)
+            for config, one in _usable(found.entry, problem, device, notes)
+            if family in (None, config.FAMILY)
+        ]
+        if usable:
+            return _measured(found, usable, problem, device, notes)
+    return _estimated(problem, device, table, notes, family)
+
+
+# --- measured ------------------------------------------------------------------------------------
+
+
+def _usable(
+    entry: Entry, problem: Problem, device: DeviceSpec, notes: list[str]
+) -> list[tuple[Any, Ranked]]:
+    """The entry's configs that this version knows and this device runs, for the problem's dtype."""
+    usable = []
+    for one in entry.ranked:
+        config, reason = _checked(one.config, one.family, entry.key.d_head, problem.dtype, device)
+        if reason:
+            notes.append(f"{one.config} of the entry {entry.key} is ignored: {reason}")
+        else:
+            usable.append((config, one))
+    return usable
+
+
+@lru_cache(maxsize=4096)
+def _checked(
+    text: str, family: str, d_head: int, dtype: DType, device: DeviceSpec
+) -> tuple[Any, str]:
+    """The config of a short form, with ``dtype`` put in; and why it is of no use, '' if it is."""
+    try:
+        config = parse_kernel_name_into_config(text)
+    except FlashsmithError as error:
+        return None, str(error)
+    if family != config.FAMILY:
+        return None, f"it is of the family {config.FAMILY}, not {family}"
+    if config.d_head != d_head:
+        return None, f"it is for d_head {config.d_head}"
+    config = replace(config, dtype=dtype)
+    return config, "; ".join(rule.message for rule in broken_rules(config, device))
+
+
+def _measured(
+    found: Found,
+    usable: Sequence[tuple[Any, Ranked]],
+    problem: Problem,
+    device: DeviceSpec,
+    notes: Sequence[str],
+) -> Evidence:
+    entry = found.entry
+    there = device if same_gpu(entry.key.gpu, device.name) else device_of(entry.key) or device
+    very_one = not found.relation and _same_sizes(entry.problem, problem)
+    expected = [
+        Expected(config, one.ms)
+        if very_one
+        else Expected(config, one.ms * _growth(config, entry.problem, there, problem, device))
+        for config, one in usable
+    ]
+    ordered, slower = _by_preference(expected, GAIN_OVER_MEASURED)
+    kind: EvidenceKind = "related" if found.relation else "table" if found.exact else "nearest"
+    why = _why(found, len(usable), very_one) + slower
+    if not very_one:
+        ordered = _with_others(ordered, usable, entry.problem, there, problem, device)
+    if ordered[0] is not expected[0]:
+        gain = expected[0].ms / ordered[0].ms - 1
+        why += f"; {expected[0].config} won there, and would take {gain:.0%} longer here"
+    return Evidence(kind, tuple(ordered), why, notes=tuple(notes), entry=entry)
+
+
+def _with_others(
+    ordered: list[Expected],
+    usable: Sequence[tuple[Any, Ranked]],
+    measured: Problem,
+    there: DeviceSpec,
+    problem: Problem,
+    device: DeviceSpec,
+) -> list[Expected]:
+    """The same, and first of all the best of those that were not named there, where that promises
+    enough: of the choice's family, since that is what was measured with it."""
+    family = ordered[0].config.FAMILY
+    if not has_model(family):
+        return ordered
+    slowest = max(one.ms for config, one in usable if family == config.FAMILY)
+    named = {config for config, _ in usable}
+    masked = problem.semantics.mask != "none"
+    others = [
+        Expected(config, slowest * _growth(config, measured, there, problem, device))
+        for config in candidates(problem.dtype, ordered[0].config.d_head, device, masked)
+        if family == config.FAMILY and config not in named
+    ]
+    best = min(others, key=lambda one: one.ms, default=ordered[0])
+    return [best, *ordered] if best.ms * (1 + GAIN_UNMEASURED) < ordered[0].ms else ordered
+
+
+def _same_sizes(one: Problem, other: Problem) -> bool:
+    def sizes(problem: Problem) -> tuple[int, ...]:
+        return problem.batch * problem.heads_q, problem.seq_q, problem.seq_k
+
+    return sizes(one) == sizes(other)
+
+
+def _growth(
+    config: Any, measured: Problem, there: DeviceSpec, problem: Problem, here: DeviceSpec
+) -> float:
+    """How many times as long the problem takes as the measured one; the FLOP's ratio at least."""
+    if has_model(config.FAMILY):
+        now = estimate(config, problem, here).ms
+        then = _estimated_before(config, measured, there)
+        if 0 < then < float("inf"):
+            return now / then
+    return problem.attn_flop() / max(1, measured.attn_flop())
+
+
+@lru_cache(maxsize=4096)
+def _estimated_before(config: Any, measured: Problem, there: DeviceSpec) -> float:
+    """The same few configs and measured problems come again and again."""
+    return estimate(config, measured, there).ms
+
+
+def _why(found: Found, count: int, very_one: bool) -> str:
+    entry = found.entry
+    day = entry.time.partition("T")[0]
+    measured = f"the fastest of {count} measured on {entry.key.gpu}" + (f", {day}" if day else "")
+    if very_one:
+        return f"{measured}, for these sizes"
+    if found.relation:
+        return f"{measured}, for {entry.problem}, the nearest relative ({found.relation})"
+    if found.exact:
+        return f"{measured}, for {entry.problem}, of the same bucket"
+    return f"{measured}, for {entry.problem}, {found.distance:.1f} octaves away"
+
+
+def _by_preference(expected: Sequence[Expected], gain: float) -> tuple[list[Expected], str]:
+    """The choice first: the fastest, or one before it in ``expected`` that is within ``gain``.
+
+    And the words for it where the choice is not the fastest.
+    """
+    fastest = min(expected, key=lambda one: one.ms)
+    choice = next(one for one in expected if one.ms <= fastest.ms * (1 + gain))
+    others = sorted((one for one in expected if one is not choice), key=lambda one: one.ms)
+    if choice.ms == fastest.ms:
+        return [choice, *others], ""
+    behind = f"{choice.ms / fastest.ms - 1:.1%}"
+    return [choice, *others], f"; what is {behind} faster on paper is no surer gain than its error"
+
+
+# --- estimated -----------------------------------------------------------------------------------
+
+
+def _estimated(
+    problem: Problem,
+    device: DeviceSpec,
+    table: WinnersTable,
+    notes: Sequence[str],
+    family: str | None,
+) -> Evidence:
+    d_head = compiled_d_head(problem.d)
+    expected = []
+    masked = problem.semantics.mask != "none"
+    for config in candidates(problem.dtype, d_head, device, masked):
+        guess = estimate(config, problem, device)
+        if guess.resident and family in (None, config.FAMILY):
+            expected.append(Expected(config, guess.ms))
+    if not expected:
+        raise ArgumentError(
+            f"device: {device.name} allows a CTA {device.max_smem_per_block} bytes of shared "
+            f"memory, too few for every kernel of d_head {d_head}"
+        )
+    known = any(entry.key.arch == device.arch for entry in table)
+    lacking = f"no measured kernels of d_head {d_head}" if known else "no table"
+    fallback = f"{lacking} for {gpu_name(device.name)}: chosen by the cost model"
+    why = f"the best of {len(expected)} on paper; nothing was measured"
+    ordered, slower = _by_preference(expected, GAIN_OVER_PREFERRED)
+    return Evidence("cost model", tuple(ordered), why + slower, fallback, tuple(notes))

@@ -1,0 +1,74 @@
+"""Why a choice is of its family and not of another: sentences for whoever asks what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashsmith.chooser.candidates import candidates
+from flashsmith.chooser.cost_model import estimate
+from flashsmith.chooser.evidence import Expected
+from flashsmith.families import FAMILIES, DeviceSpec, Problem, compiled_d_head
+from flashsmith.families.wgmma.rules import HOPPER_ARCH, HOPPER_D_HEADS
+
+
+def passed_over(
+    problem: Problem, device: DeviceSpec, expected: Sequence[Expected], measured: bool
+) -> dict[str, str]:
+    """The families that were not chosen, each with why.
+
+    expected: what was weighed, the choice first. measured: whether its times are of a table.
+    """
+    chosen = expected[0]
+    return {
+        family: _why_not(family, problem, device, expected, measured)
+        for family in FAMILIES
+        if family != chosen.config.FAMILY
+    }
+
+
+def unserved(family: str, problem: Problem, device: DeviceSpec) -> str | None:
+    """Why a family has no kernels for a problem on a device; None where it has."""
+    if family != "wgmma":
+        return None
+    if device.arch != HOPPER_ARCH:
+        return f"its instructions are of sm_{HOPPER_ARCH}, and {device.name} is sm_{device.arch}"
+    d_head = compiled_d_head(problem.d)
+    if d_head not in HOPPER_D_HEADS:
+        served = ", ".join(map(str, HOPPER_D_HEADS))
+        return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"
+    return None
+
+
+def _why_not(
+    family: str,
+    problem: Problem,
+    device: DeviceSpec,
+    expected: Sequence[Expected],
+    measured: bool,
+) -> str:
+    reason = unserved(family, problem, device)
+    if reason is not None:
+        return f"does not serve this: {reason}"
+    chosen = expected[0]
+    best = min(
+        (one for one in expected if family == one.config.FAMILY),
+        key=lambda one: one.ms,
+        default=None,
+    )
+    if best is not None:
+        behind = f"{best.ms / chosen.ms - 1:+.0%}" if chosen.ms else "no sooner"
+        return f"its best, {best.config}, takes {best.ms:.3g} ms ({behind})"
+    return _not_weighed(family, problem, device, measured)
+
+
+def _not_weighed(family: str, problem: Problem, device: DeviceSpec, measured: bool) -> str:
+    masked = problem.semantics.mask != "none"
+    weighed = candidates(problem.dtype, compiled_d_head(problem.d), device, masked)
+    guesses = [(estimate(c, problem, device).ms, c) for c in weighed if family == c.FAMILY]
+    if not guesses or not measured:
+        return f"none of its kernels fits on {device.name}"
+    ms, config = min(guesses, key=lambda guess: guess[0])
+    return (
+        f"not measured here, and what was measured goes before what is estimated; {config} should "
+        f"take {ms:.3g} ms, and `flashsmith tune --problems '{problem}'` measures both families"
+    )

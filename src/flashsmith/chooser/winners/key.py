@@ -1,0 +1,134 @@
+"""WinnerKey: for which GPU, kind of kernel and bucket of sizes an entry of the table speaks."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+from flashsmith.families import DeviceSpec, DType, Problem, Semantics, compiled_d_head
+from flashsmith.printable import quoted
+
+# Of a GPU, a dtype or a class; no name of theirs comes near it.
+MOST_CHARACTERS_OF_A_NAME = 200
+# Of a size: more than the product of two numbers that a problem's text can name.
+LARGEST_NUMBER = 1 << 128
+
+# What drivers write around a GPU's name, and what does not change how fast a kernel is: memory.
+_VENDOR = {"nvidia", "geforce", "tesla", "gpu"}
+_MEMORY = re.compile(r"\d+gb|hbm\d+e?|sxm\d*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, order=True)
+class WinnerKey:
+    """One cell of the table; sizes are bucketed.
+
+    gpu: its name as gpu_name() writes it; arch: 90 is sm_90; dtype: 'fp16' or 'bf16'; d_head: the
+    head dimension compiled for; semantics: see semantics_class(); batch_heads: batch x heads_q.
+
+    Raises:
+        ValueError: a field has another type, a name is not printable or too long, a number is out
+            of range, or a size is no bucket.
+    """
+
+    gpu: str
+    arch: int
+    dtype: str
+    d_head: int
+    semantics: str
+    seq_q: int
+    seq_k: int
+    batch_heads: int
+
+    def __post_init__(self) -> None:
+        for knob in fields(self):
+            value, wanted = getattr(self, knob.name), str if knob.type == "str" else int
+            if type(value) is not wanted:
+                raise ValueError(
+                    f"{knob.name} is {quoted(value, 80)}, not of type {wanted.__name__}"
+                )
+            if isinstance(value, str) and not is_name(value, MOST_CHARACTERS_OF_A_NAME):
+                raise ValueError(f"{knob.name} is {quoted(value, 80)}, not a name")
+            if isinstance(value, int) and not 1 <= value <= LARGEST_NUMBER:
+                raise ValueError(
+                    f"{knob.name} is {quoted(value, 80)}; it is from 1 to {LARGEST_NUMBER:.0e}"
+                )
+        for name in ("seq_q", "seq_k", "batch_heads"):
+            if bucket(getattr(self, name)) != getattr(self, name):
+                raise ValueError(f"{name} is {getattr(self, name)}, which is no power of two")
+
+    @classmethod
+    def of(cls, problem: Problem, device: DeviceSpec) -> WinnerKey:
+        """The cell that a problem on a device falls into.
+
+        Raises ArgumentError when no kernel is made for the problem's d.
+        """
+        return cls(
+            gpu=gpu_name(device.name),
+            arch=device.arch,
+            dtype=problem.dtype.name.lower(),
+            d_head=compiled_d_head(problem.d),
+            semantics=semantics_class(problem.semantics),
+            seq_q=bucket(problem.seq_q),
+            seq_k=bucket(problem.seq_k),
+            batch_heads=bucket(problem.batch * problem.heads_q),
+        )
+
+    @property
+    def element(self) -> DType:
+        """The dtype as configs hold it."""
+        return DType.parse(self.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        return {knob.name: getattr(self, knob.name) for knob in fields(self)}
+
+    def __str__(self) -> str:
+        sizes = f"s{self.seq_q}" + (f":{self.seq_k}" if self.seq_k != self.seq_q else "")
+        return (
+            f"{self.gpu} sm_{self.arch} {self.dtype} d{self.d_head} {self.semantics} "
+            f"{sizes} bh{self.batch_heads}"
+        )
+
+
+def is_name(value: object, most: int) -> TypeGuard[str]:
+    """Whether a value is a text that can be printed, not empty, of at most ``most`` characters."""
+    return isinstance(value, str) and 0 < len(value) <= most and value.isprintable()
+
+
+def bucket(size: int) -> int:
+    """The power of two nearest to ``size`` in its logarithm: 1536 is 2048's, 10000 is 8192's."""
+    return int(2 ** round(math.log2(max(1, size))))
+
+
+def semantics_class(semantics: Semantics) -> str:
+    """The words of ``semantics`` but for uneven, which follows from lengths: 'causal+packed'."""
+    words = [word for word in semantics.words() if word != "uneven"]
+    return "+".join(words) or "plain"
+
+
+@lru_cache(maxsize=64)
+def parse_class(text: str) -> Semantics:
+    """The semantics that semantics_class() wrote.
+
+    Raises ArgumentError when a word is unknown.
+    """
+    words = text.split("+")
+    return Semantics.parse(text + "+uneven" if "packed" in words else text)
+
+
+@lru_cache(maxsize=256)
+def gpu_name(text: str) -> str:
+    """A GPU's name without its maker, memory and socket: 'NVIDIA H100 80GB HBM3' is 'H100'.
+
+    What changes the number of SMs or the clock (PCIe, NVL, Laptop, a MIG slice) stays.
+    """
+    words = [word for word in re.split(r"[\s_-]+", text.strip()) if word]
+    kept = [w for w in words if w.lower() not in _VENDOR and not _MEMORY.fullmatch(w)]
+    return " ".join(kept) or text.strip()
+
+
+def same_gpu(one: str, other: str) -> bool:
+    """Whether two names mean the same GPU, however they are written."""
+    return gpu_name(one).lower() == gpu_name(other).lower()

@@ -1,0 +1,122 @@
+"""Which entries speak about a problem, and how near each is.
+
+The distance of an entry is counted in octaves, doublings of a size:
+
+    |log2 of the ratio of seq_q| + the same of seq_k + half of that of batch x heads
+    + what its relation costs: 0 for the very GPU, dtype and semantics class; else 4 for the other
+      dtype, 6 for packed, 8 for softcap, 10 for another mask (5 between causal and a window), and
+      20 for another GPU of the same architecture.
+
+Sizes are the measured problem's own. An entry of the problem's very key comes before all others.
+d_head and architecture must agree. A relation costs so much that an entry of another class counts
+only where the problem's own class was not measured, or nowhere near.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import lru_cache
+from math import log2
+from typing import NamedTuple
+
+from flashsmith.chooser.winners.entry import Entry
+from flashsmith.chooser.winners.key import bucket, gpu_name, parse_class, same_gpu, semantics_class
+from flashsmith.families import DeviceSpec, Problem, Semantics, compiled_d_head
+
+DTYPE, PACKED, SOFTCAP, MASK, NEAR_MASK, OTHER_GPU = 4.0, 6.0, 8.0, 10.0, 5.0, 20.0
+
+Sizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
+
+
+class Found(NamedTuple):
+    """An entry, how far it is from the problem (octaves), and in what it differs ('' in nothing).
+
+    ``exact``: whether it stands under the problem's own key.
+    """
+
+    entry: Entry
+    distance: float
+    relation: str
+    exact: bool
+
+
+class _Kind(NamedTuple):
+    """A key without its sizes, d_head and architecture."""
+
+    gpu: str
+    dtype: str
+    semantics: str
+
+
+class _Placed(NamedTuple):
+    entry: Entry
+    logs: tuple[float, float, float]  # of its sizes as measured
+    buckets: Sizes
+
+
+class Index:
+    """Entries, put so that finding the nearest of hundreds takes microseconds."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._kinds: dict[tuple[int, int], dict[_Kind, list[_Placed]]] = defaultdict(dict)
+        for entry in sorted(entries, key=lambda one: one.place):
+            key = entry.key
+            kinds = self._kinds[key.arch, key.d_head]
+            buckets = key.seq_q, key.seq_k, key.batch_heads
+            kinds.setdefault(_Kind(key.gpu, key.dtype, key.semantics), []).append(
+                _Placed(entry, _logs(entry.sizes), buckets)
+            )
+
+    def by_distance(self, problem: Problem, device: DeviceSpec) -> list[Found]:
+        """Every entry of the problem's d_head and the device's architecture, nearest first.
+
+        Raises ArgumentError when no kernel is made for the problem's d.
+        """
+        kinds = self._kinds.get((device.arch, compiled_d_head(problem.d)), {})
+        wanted = _Kind(
+            gpu_name(device.name), problem.dtype.name.lower(), semantics_class(problem.semantics)
+        )
+        sizes = (problem.seq_q, problem.seq_k, problem.batch * problem.heads_q)
+        seq_q, seq_k, batch_heads = _logs(sizes)
+        buckets = tuple(map(bucket, sizes))
+        found = []
+        for kind, placed in kinds.items():
+            relation, cost = _relation(kind, wanted)
+            for entry, logs, its_buckets in placed:
+                distance = abs(logs[0] - seq_q) + abs(logs[1] - seq_k)
+                distance += abs(logs[2] - batch_heads) / 2 + cost
+                exact = not cost and its_buckets == buckets
+                found.append(Found(entry, distance, relation, exact))
+        return sorted(found, key=lambda one: (not one.exact, one.distance))
+
+
+def _logs(sizes: Sizes) -> tuple[float, float, float]:
+    seq_q, seq_k, batch_heads = (log2(max(1, size)) for size in sizes)
+    return seq_q, seq_k, batch_heads
+
+
+@lru_cache(maxsize=1024)
+def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
+    """In what a kind of entries differs from the problem's, in words, and what that costs."""
+    there, here = parse_class(measured.semantics), parse_class(wanted.semantics)
+    differences = []
+    if not same_gpu(measured.gpu, wanted.gpu):
+        differences.append((f"measured on {measured.gpu}", OTHER_GPU))
+    if measured.dtype != wanted.dtype:
+        differences.append((f"measured with {measured.dtype}", DTYPE))
+    if there.packed != here.packed:
+        differences.append(("packed" if there.packed else "not packed", PACKED))
+    if there.softcap != here.softcap:
+        differences.append(("with softcap" if there.softcap else "without softcap", SOFTCAP))
+    if there.mask != here.mask:
+        differences.append((_mask_words(there), _mask_cost(there, here)))
+    return ", ".join(words for words, _ in differences), sum(cost for _, cost in differences)
+
+
+def _mask_words(semantics: Semantics) -> str:
+    return "without a mask" if semantics.mask == "none" else f"with a {semantics.mask} mask"
+
+
+def _mask_cost(one: Semantics, other: Semantics) -> float:
+    return MASK if "none" in (one.mask, other.mask) else NEAR_MASK

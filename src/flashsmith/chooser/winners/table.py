@@ -1,0 +1,335 @@
+"""WinnersTable: the entries, by key and measured sizes; adding, merging and finding them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from flashsmith.chooser.winners import staleness, storage, validation
+from flashsmith.chooser.winners.entry import Entry, Ranked, by_time
+from flashsmith.chooser.winners.key import (
+    MOST_CHARACTERS_OF_A_NAME,
+    WinnerKey,
+    gpu_name,
+    is_name,
+    parse_class,
+    same_gpu,
+)
+from flashsmith.chooser.winners.lookup import Found, Index
+from flashsmith.chooser.winners.trimming import worth_keeping
+from flashsmith.errors import ArgumentError, TableError
+from flashsmith.families import DeviceSpec, DType, Problem
+from flashsmith.printable import printable, quoted
+
+# Raised when an older reader would misread a table.
+SCHEMA = 1
+
+PREFERENCES = ("newer", "faster")
+# Of entries that are ignored; more are counted.
+MOST_NOTES = 200
+# Of an entry; the tuner keeps the best of every shape, a few dozen.
+MOST_RANKED = 1000
+
+
+class WinnersTable:
+    """Entries, one for each key and measured sizes (Entry.place).
+
+    ``notes`` say what was ignored when the table was read, and why; ``versions`` are those of the
+    files that it was read from, see storage.file_version().
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[Entry] = (),
+        notes: Sequence[str] = (),
+        versions: Sequence[Hashable] = (),
+    ) -> None:
+        self._entries = {entry.place: entry for entry in entries}
+        self.notes = list(notes)
+        self.versions = tuple(versions)
+        # What a file has beside its entries, to be written back as it was: records that cannot be
+        # read, of a later version perhaps, and the environments that they name.
+        self._unread: list[Any] = []
+        self._their_environments: dict[str, Any] = {}
+        self._index: Index | None = None  # of the entries as they are now
+
+    # --- where tables come from ------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, path: Path | str) -> WinnersTable:
+        """The table in a file. What cannot be used of it is left out and noted.
+
+        Raises TableError when the file cannot be read, is no table, or has another schema.
+        """
+        version = storage.file_version(Path(path))
+        table = cls.from_json(storage.read_json(Path(path)), source=printable(str(path)))
+        table.versions = (version,)
+        return table
+
+    @classmethod
+    def shipped(cls) -> WinnersTable:
+        """The tables that came with the package, one file per GPU, as one."""
+        return _joined(storage.shipped_files())
+
+    @classmethod
+    def user(cls) -> WinnersTable:
+        """The user's own table; empty when there is none, or with a note when it is unusable."""
+        path = storage.user_table_path()
+        return _joined([path] if path is not None and storage.is_there(path) else [])
+
+    @classmethod
+    def merged(cls) -> WinnersTable:
+        """The shipped tables, with the user's own entries in place of shipped ones.
+
+        Of a family that the user did not measure the shipped figures stay.
+        """
+        table, own = cls.shipped(), cls.user()
+        for entry in own:
+            table.put(entry.beside(table._entries.get(entry.place)))
+        return cls(list(table), [*table.notes, *own.notes], [*table.versions, *own.versions])
+
+    @classmethod
+    def from_json(cls, data: Any, source: str = "table") -> WinnersTable:
+        """The table that to_json() wrote; raises TableError as load() does.
+
+        ``data`` is what JSON can hold, of whatever types: all that is used of it is checked here.
+        """
+        if not isinstance(data, dict) or "schema" not in data or "entries" not in data:
+            raise TableError(f"{source}: no table of winners (it has no 'schema' and 'entries')")
+        if type(data["schema"]) is not int or data["schema"] != SCHEMA:
+            raise TableError(
+                f"{source}: schema {quoted(data['schema'])}; this version reads {SCHEMA}. Tune "
+                "again "
+                "with this version, or use the version that wrote it"
+            )
+        environments = data.get("environments", {})
+        for name, value, kind in (
+            ("entries", data["entries"], list), ("environments", environments, dict),
+        ):  # fmt: skip
+            if not isinstance(value, kind):
+                raise TableError(
+                    f"{source}: no table of winners ({name} is {quoted(value, 40)}, not a "
+                    f"{'list' if kind is list else 'mapping'})"
+                )
+        table = cls()
+        for number, record in enumerate(data["entries"]):
+            try:
+                table.put(_entry(record, environments))
+            except ValueError as error:
+                table._unread.append(record)
+                if len(table._unread) <= MOST_NOTES:
+                    table.notes.append(f"{source}: entry {number} is ignored: {error}")
+        if len(table._unread) > MOST_NOTES:
+            more = len(table._unread) - MOST_NOTES
+            table.notes.append(f"{source}: {more:,} more entries are ignored")
+        environments = environments if table._unread else {}
+        named = json.dumps(table._unread)
+        table._their_environments = {
+            name: environment
+            for name, environment in environments.items()
+            if json.dumps(name) in named
+        }
+        return table
+
+    # --- what is in it ---------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(sorted(self._entries.values(), key=lambda entry: entry.place))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def ignored(self) -> int:
+        """How many entries of its file cannot be used."""
+        return len(self._unread)
+
+    def select(
+        self, gpu: str | None = None, dtype: str | None = None, d_head: int | None = None
+    ) -> WinnersTable:
+        """The entries of one GPU (however written), dtype and d_head; None is any.
+
+        Raises ArgumentError when there is no such dtype.
+        """
+        element = None if dtype is None else DType.parse(dtype)
+        return WinnersTable(
+            [
+                entry
+                for entry in self
+                if (gpu is None or same_gpu(gpu, entry.key.gpu))
+                and element in (None, entry.key.element)
+                and d_head in (None, entry.key.d_head)
+            ],
+            self.notes,
+            self.versions,
+        )
+
+    def lookup(self, problem: Problem, device: DeviceSpec) -> list[Found]:
+        """The entries that say something about a problem on a device, nearest first.
+
+        See flashsmith.chooser.winners.lookup for what near means.
+        """
+        if self._index is None:
+            self._index = Index(self._entries.values())
+        return self._index.by_distance(problem, device)
+
+    def validate(self) -> list[str]:
+        """What is wrong with the table, one sentence each; empty when nothing is."""
+        return [*self.notes, *(text for entry in self for text in validation.problems_of(entry))]
+
+    def remarks(self) -> list[str]:
+        """What is worth knowing of the table though nothing is wrong with it."""
+        return staleness.remarks(self)
+
+    # --- changing it -----------------------------------------------------------------------------
+
+    def put(self, entry: Entry) -> None:
+        """Set an entry in place of whatever has its place."""
+        self._entries[entry.place] = entry
+        self._index = None
+
+    def remove(self, entry: Entry) -> None:
+        """Take out whatever has the place of an entry."""
+        self._entries.pop(entry.place, None)
+        self._index = None
+
+    def add(self, problem: Problem, device: DeviceSpec, ranked: Sequence[Ranked]) -> Entry:
+        """Enter what was measured of ``problem`` on ``device``, in place of what was there of the
+        same families.
+
+        Of a long ranking the best are kept, and the best of every tile shape.
+
+        Raises ArgumentError when ``ranked`` is empty or no kernel is made for the problem's d.
+        """
+        if not ranked:
+            raise ArgumentError("ranked=[]: give at least one measured config")
+        key = WinnerKey.of(problem, device)
+        entry = Entry(key, problem, tuple(worth_keeping(by_time(ranked))))
+        entry = entry.beside(self._entries.get(entry.place))
+        self.put(entry)
+        return entry
+
+    def merge(self, other: WinnersTable, prefer: str = "newer") -> int:
+        """Take over the entries of ``other`` that are new or win their place; how many.
+
+        'newer': the entry with the later time of measurement; of two alike, other's. 'faster': the
+        one whose best config reaches more TFLOP/s, whatever the environments. Of a family that
+        only one of the two measured, its figures stay.
+        """
+        if prefer not in PREFERENCES:
+            raise ArgumentError(f"prefer={quoted(prefer)}: allowed are {', '.join(PREFERENCES)}")
+        taken = 0
+        for entry in other:
+            mine = self._entries.get(entry.place)
+            if mine is None or _wins(entry, mine, prefer):
+                merged = entry.beside(mine)
+            else:
+                merged = mine.beside(entry)
+            if merged != mine:
+                self.put(merged)
+                taken += 1
+        return taken
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as JSON values; environments, which many figures share, stand there once.
+
+        Records that from_json() could not read follow as they were.
+        """
+        environments: dict[str, Mapping[str, Any]] = dict(self._their_environments)
+        entries = []
+        for entry in self:
+            ranked = []
+            for one in entry.ranked:
+                name = storage.short_digest(one.environment)
+                environments[name] = dict(one.environment)
+                ranked.append(
+                    {
+                        "family": one.family,
+                        "config": one.config,
+                        "ms": float(f"{one.ms:.6g}"),
+                        "tflops": float(f"{one.tflops:.6g}"),
+                        "environment": name,
+                    }
+                )
+            entries.append({**entry.key.to_json(), "problem": str(entry.problem), "ranked": ranked})
+        return {
+            "schema": SCHEMA,
+            "environments": environments,
+            "entries": [*entries, *self._unread],
+        }
+
+    def save(self, path: Path | str) -> None:
+        """Write the table: beside its place, flushed, renamed.
+
+        Raises TableError when that fails; the file is then as it was.
+        """
+        storage.write_json(Path(path), self.to_json())
+
+
+def _wins(entry: Entry, mine: Entry, prefer: str) -> bool:
+    if prefer == "faster":
+        return entry.best.tflops > mine.best.tflops
+    return entry.time >= mine.time
+
+
+def _entry(record: Any, environments: Mapping[str, Any]) -> Entry:
+    """The entry that a file has as ``record``; raises ValueError, which says why it is unusable."""
+    key = WinnerKey(**_members("it", record, _KEY))
+    key = replace(key, gpu=gpu_name(key.gpu), dtype=key.element.name.lower())
+    parse_class(key.semantics)
+    problem, listed = _members("it", record, ("problem", "ranked")).values()
+    if not is_name(problem, MOST_CHARACTERS_OF_A_NAME):
+        raise ValueError(f"problem is {quoted(problem, 80)}, not a problem's text")
+    if not isinstance(listed, list):
+        raise ValueError(f"ranked is {quoted(listed, 80)}, not a list")
+    if len(listed) > MOST_RANKED:
+        raise ValueError(f"ranked has {len(listed):,} configs; it has at most {MOST_RANKED:,}")
+    ranked = [_ranked(rank, one, environments) for rank, one in enumerate(listed, 1)]
+    return Entry(key, Problem.parse(problem), tuple(ranked))
+
+
+def _ranked(rank: int, record: Any, environments: Mapping[str, Any]) -> Ranked:
+    figures = _members(f"rank {rank}", record, _FIGURES)
+    name = _members(f"rank {rank}", record, ("environment",))["environment"]
+    if not isinstance(name, str) or name not in environments:
+        raise ValueError(f"rank {rank}: there is no environment {quoted(name, 80)}")
+    try:
+        return Ranked(**figures, environment=environments[name])
+    except ValueError as error:
+        raise ValueError(f"rank {rank}: {error}") from error
+
+
+def _members(what: str, record: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The members of a record by these names; raises ValueError unless it has them all."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{what} is {quoted(record, 80)}, not a mapping")
+    lacking = [name for name in names if name not in record]
+    if lacking:
+        raise ValueError(f"{what} lacks {', '.join(map(repr, lacking))}")
+    return {name: record[name] for name in names}
+
+
+_KEY = tuple(field.name for field in fields(WinnerKey))
+_FIGURES = ("family", "config", "ms", "tflops")
+
+
+def _joined(paths: Sequence[Path]) -> WinnersTable:
+    """All files' entries, later ones first; a file that is unusable becomes a note."""
+    table = WinnersTable()
+    for path in paths:
+        try:
+            found = WinnersTable.load(path)
+        except TableError as error:
+            table.notes.append(f"{error}; it is ignored")
+            table.versions += (storage.file_version(path),)
+            continue
+        table.notes += found.notes
+        table.versions += found.versions
+        for entry in found:
+            table.put(entry)
+    return table

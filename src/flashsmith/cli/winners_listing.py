@@ -1,0 +1,66 @@
+"""A table of winners for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from flashsmith.benchmark.table import Column, print_table
+from flashsmith.chooser.winners.entry import time_of
+from flashsmith.chooser.winners.table import WinnersTable
+
+_COLUMNS = [
+    Column("GPU"),
+    Column("arch"),
+    Column("class"),
+    Column("problem", prose=True),
+    Column("rank", right=True),
+    Column("config"),
+    Column("family"),
+    Column("ms", right=True),
+    Column("TFLOP/s", right=True),
+    Column("measured"),
+    Column("table"),
+]
+
+
+def winner_facts(table: WinnersTable, own: WinnersTable, ranks: int) -> list[dict[str, Any]]:
+    """The first ``ranks`` configs of every entry; entries that stand in ``own`` are the user's."""
+    places = {entry.place for entry in own}
+    return [
+        {
+            **entry.key.to_json(),
+            "problem": str(entry.problem),
+            "rank": rank,
+            "config": one.config,
+            "family": one.family,
+            "ms": one.ms,
+            "tflops": one.tflops,
+            "environment": dict(one.environment),
+            "table": "yours" if entry.place in places else "shipped",
+        }
+        for entry in table
+        for rank, one in enumerate(entry.ranked[:ranks], start=1)
+    ]
+
+
+def print_winners(console: Console, facts: list[dict[str, Any]]) -> None:
+    """Print what winner_facts() gave, a config a row."""
+    rows = [
+        (
+            fact["gpu"],
+            f"sm_{fact['arch']}",
+            fact["semantics"],
+            fact["problem"],
+            str(fact["rank"]),
+            fact["config"],
+            fact["family"],
+            f"{fact['ms']:.4g}",
+            f"{fact['tflops']:.0f}",
+            time_of(fact["environment"]).partition("T")[0],
+            fact["table"],
+        )
+        for fact in facts
+    ]
+    print_table(console, _COLUMNS, rows)

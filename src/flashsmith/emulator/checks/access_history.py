@@ -1,0 +1,366 @@
+"""Who last wrote and who since read every cell of a memory, and which of that is unordered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashsmith.emulator.checks.engine_reads import EngineReads
+from flashsmith.emulator.checks.happens_before import LANES, HappensBefore
+from flashsmith.emulator.checks.shadow import Shadow, Touched
+from flashsmith.emulator.interface import EngineAccess
+
+NOBODY = -1
+_SEVERAL = -2
+_INTEGER = np.dtype(np.int32)
+_ALL_LANES = np.uint32(0xFFFFFFFF)
+_LANE_BITS = np.uint32(1) << LANES.astype(np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Unordered accesses to cells: ``kind`` is RAW, WAR or WAW, seen from the later one.
+
+    ``rows`` index the later event's threads; ``others`` (NOBODY: several; engines are negative)
+    and ``sites`` are the earlier parties and their instructions. ``kind`` PROXY: ordered, but
+    without a proxy fence between a thread's write and an engine.
+    """
+
+    kind: str
+    cells: np.ndarray
+    rows: np.ndarray
+    others: np.ndarray
+    sites: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """The threads of one event, when and where; ``lanes`` are the mask of lanes each reads for.
+
+    Atomic parties do not conflict with each other.
+    """
+
+    threads: np.ndarray
+    lanes: np.ndarray
+    clock: int
+    site: int
+    atomic: bool = False
+
+
+class AccessHistory:
+    """FastTrack's state per cell, with readers kept per warp: last clock and the mask of lanes.
+
+    A write makes earlier reads irrelevant: what is ordered after the write is ordered after them,
+    or has been reported. A read replaces its warp's earlier record if that is ordered before it;
+    otherwise the lanes are united under the later clock.
+
+    ``shared_by_ctas``: the memory is one for all CTAs, so that a record must say whose it is.
+    ``cluster_size``: CTAs that can reach a bank.
+    """
+
+    def __init__(
+        self,
+        banks: int,
+        size: int,
+        threads_per_cta: int,
+        shared_by_ctas: bool = False,
+        cluster_size: int = 1,
+    ) -> None:
+        self._threads = threads_per_cta
+        self._cta_warps = -(-threads_per_cta // 32)
+        self._warps = self._cta_warps * cluster_size
+        self._cluster_size = cluster_size
+        self._banks, self._size = banks, size
+        self._by_cta = shared_by_ctas
+        writes = {"thread": (_INTEGER, NOBODY), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
+        self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
+        # Outputs, the largest of memories, are mostly never read.
+        self._reads: Shadow | None = None
+        self._engine_reads: EngineReads | None = None
+        # Whether engines have written, so that a writer need not be a thread of the same CTA.
+        self._engines_write = False
+
+    def locate(
+        self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
+    ) -> Touched:
+        """The cells that an access touches."""
+        touched = self._writes.locate(banks, addresses, sizes)
+        if self._writes.granule == 1:
+            for reads in (self._reads, self._engine_reads):
+                if reads is not None:
+                    reads.refine()
+        return touched
+
+    def address(self, cell: int) -> int:
+        """Byte address of a cell within its memory."""
+        return self._writes.address(cell)
+
+    # ---- reads ----
+
+    def read(self, touched: Touched, party: Party, order: HappensBefore) -> Iterator[Conflict]:
+        """Checks reads against the last writes, then records them."""
+        yield from self._after_write("RAW", touched, party, order)
+        self._record_read(touched, party, order)
+
+    def _reads_begun(self) -> Shadow:
+        fields = {"clock": (_INTEGER, 0), "lanes": (np.dtype(np.uint32), 0), "site": (_INTEGER, 0)}
+        if self._by_cta:
+            fields["cta"] = (_INTEGER, NOBODY)
+        reads = Shadow(self._banks, self._size, fields, width=self._warps)
+        if self._writes.granule == 1:
+            reads.refine()
+        return reads
+
+    def _record_read(self, touched: Touched, party: Party, order: HappensBefore) -> None:
+        if self._reads is None:
+            self._reads = self._reads_begun()
+        threads, lanes = party.threads[touched.rows], party.lanes[touched.rows]
+        slots = touched.cells * self._warps + threads % self._threads // 32
+        if self._cluster_size > 1:
+            slots += order.rank(threads) * self._cta_warps
+        clocks, masks = self._reads["clock"].ravel(), self._reads["lanes"].ravel()
+        old_lanes, old_clocks = masks[slots], clocks[slots]
+        stays = (old_clocks > order.floor(threads)) & ((old_lanes & ~lanes) != 0)
+        if self._by_cta:
+            stays &= self._claim(self._reads["cta"].ravel(), slots, threads)
+        if order.partial and stays.any():
+            kept = np.flatnonzero(stays)
+            mates = order.warp_mates(threads[kept])
+            known = order.knows(threads[kept][:, None], mates, old_clocks[kept][:, None])
+            stays[kept] = (_select(old_lanes[kept]) & ~known).any(axis=1)
+        masks[slots[~stays]] = 0
+        if np.all(lanes == _ALL_LANES):
+            masks[slots] = _ALL_LANES
+        else:
+            np.bitwise_or.at(masks, slots, lanes)
+        clocks[slots] = party.clock
+        self._reads["site"].ravel()[slots] = party.site
+
+    def _claim(self, owner: np.ndarray, slots: np.ndarray, threads: np.ndarray) -> np.ndarray:
+        """Notes the CTAs of readers; returns where the earlier record is of the same CTA."""
+        ctas = threads // self._threads
+        before = owner[slots]
+        owner[slots] = ctas
+        several = (before != ctas) & (before != NOBODY)
+        # Readers of one event may be of several CTAs too: one of them stayed.
+        owner[slots[several | (owner[slots] != ctas)]] = _SEVERAL
+        return before == ctas
+
+    # ---- writes ----
+
+    def write(self, touched: Touched, party: Party, order: HappensBefore) -> Iterator[Conflict]:
+        """Checks writes against earlier writes and reads, then records them."""
+        yield from self._after_write("WAW", touched, party, order)
+        yield from self._after_reads(touched, party, order)
+        yield from self._after_engine_reads(touched, party, order)
+        yield from self.record_write(touched, party)
+
+    def record_write(self, touched: Touched, party: Party) -> Iterator[Conflict]:
+        """Records without a look back; two threads of the one event on a cell are a conflict."""
+        cells, threads = touched.cells, party.threads[touched.rows]
+        writer = self._writes["thread"]
+        writer[cells] = threads
+        self._writes["clock"][cells] = party.clock
+        self._writes["site"][cells] = party.site
+        self._writes["atomic"][cells] = party.atomic
+        self._forget_reads(cells)
+        lost = np.flatnonzero(writer[cells] != threads)
+        if lost.size and not party.atomic:
+            sites = np.full(lost.size, party.site)
+            yield Conflict("WAW", cells[lost], touched.rows[lost], writer[cells[lost]], sites)
+
+    def _forget_reads(self, cells: np.ndarray) -> None:
+        if self._engine_reads is not None:
+            self._engine_reads.forget(cells)
+        if self._reads:
+            self._reads["clock"][cells] = 0
+            self._reads["lanes"][cells] = 0
+            if self._by_cta:
+                self._reads["cta"][cells] = NOBODY
+
+    def _after_reads(
+        self, touched: Touched, party: Party, order: HappensBefore
+    ) -> Iterator[Conflict]:
+        if self._reads is None:
+            return
+        threads = party.threads[touched.rows]
+        clocks = self._reads["clock"][touched.cells]
+        unsure = clocks > order.floor(threads)[:, None]
+        if self._cluster_size > 1:
+            unsure = clocks > 0
+        if self._by_cta:
+            ctas = (threads // self._threads)[:, None]
+            unsure |= (clocks > 0) & (self._reads["cta"][touched.cells] != ctas)
+        # By warp, so that the cells of one thread's access stand together.
+        warps, entries = np.nonzero(unsure.T)
+        if not entries.size:
+            return
+        cells = touched.cells[entries]
+        if self._by_cta:
+            reader_ctas = self._reads["cta"][cells, warps].astype(np.int64)
+        elif self._cluster_size > 1:
+            reader_ctas = order.peer(threads[entries], warps // self._cta_warps)
+        else:
+            reader_ctas = threads[entries] // self._threads
+        lanes, clocks = self._reads["lanes"][cells, warps], clocks[entries, warps]
+        first, run = _runs(touched.rows[entries], warps, reader_ctas, clocks, lanes)
+        several = reader_ctas[first] == _SEVERAL
+        readers = reader_ctas[first, None] * self._threads + self._tids(warps[first])
+        known = order.knows(threads[entries[first], None], readers, clocks[first, None])
+        unknown = _select(lanes[first]) & ~(known & ~several[:, None])
+        bad = np.flatnonzero(unknown.any(axis=1)[run])
+        if bad.size:
+            bad = bad[np.lexsort((warps[bad], entries[bad]))]
+            others = readers[run[bad], unknown.argmax(axis=1)[run[bad]]]
+            others[several[run[bad]]] = NOBODY
+            sites = self._reads["site"][cells[bad], warps[bad]]
+            yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
+
+    def _tids(self, warps: np.ndarray) -> np.ndarray:
+        """Threads, within their CTA, of the lanes of warps of a cluster: an axis of 32 more."""
+        lanes = 32 * (warps % self._cta_warps)[:, None] + LANES
+        return np.minimum(lanes, self._threads - 1)
+
+    # ---- both ----
+
+    def _after_write(
+        self, kind: str, touched: Touched, party: Party, order: HappensBefore
+    ) -> Iterator[Conflict]:
+        """Every lane that an access is for must know the cell's last write."""
+        cells, threads = touched.cells, party.threads[touched.rows]
+        writers = self._writes["thread"][cells]
+        clocks = self._writes["clock"][cells]
+        unsure = clocks > order.floor(threads)
+        if self._by_cta or self._engines_write or self._cluster_size > 1:
+            unsure |= order.cta(threads) != order.cta(writers)
+        unsure &= writers != NOBODY
+        if party.atomic:
+            unsure &= ~self._writes["atomic"][cells]
+        index = np.flatnonzero(unsure)
+        if not index.size:
+            return
+        first, run = _runs(touched.rows[index], writers[index], clocks[index])
+        one = index[first]
+        mates = order.warp_mates(threads[one])
+        known = order.knows(mates, writers[one][:, None], clocks[one][:, None])
+        behind = (_select(party.lanes[touched.rows[one]]) & ~known).any(axis=1)
+        index = index[behind[run]]
+        if index.size:
+            sites = self._writes["site"][cells[index]]
+            yield Conflict(kind, cells[index], touched.rows[index], writers[index], sites)
+
+    def _after_engine_reads(
+        self, touched: Touched, party: Party, order: HappensBefore
+    ) -> Iterator[Conflict]:
+        """Threads overwrite what an engine may not have read yet."""
+        if self._engine_reads is None:
+            return
+        index, columns, clocks, sites = self._engine_reads.of(touched.cells)
+        if not index.size:
+            return
+        threads = party.threads[touched.rows[index]]
+        engines = self._engines(touched.cells[index], columns, threads, order)
+        bad = np.flatnonzero(~order.knows(threads, engines, clocks))
+        if bad.size:
+            rows = touched.rows[index[bad]]
+            yield Conflict("WAR", touched.cells[index[bad]], rows, engines[bad], sites[bad])
+
+    def _engines(
+        self, cells: np.ndarray, columns: np.ndarray, threads: np.ndarray, order: HappensBefore
+    ) -> np.ndarray:
+        """Actors of engine columns; a cell's bank says which CTA's engine it is."""
+        assert self._engine_reads is not None
+        banks = cells // self._writes.cells_per_bank + order.first_cta
+        actors = np.zeros(cells.size, np.int64)
+        keys = banks * 4096 + columns
+        for key in np.unique(keys):
+            bank, column = divmod(int(key), 4096)
+            actors[keys == key] = order.actor(self._engine_reads.engine(column, bank))
+        return actors
+
+    # ---- engines ----
+
+    def engine_access(
+        self, cells: np.ndarray, event: EngineAccess, order: HappensBefore
+    ) -> Iterator[Conflict]:
+        """Checks what an engine is told to read or write, then records it.
+
+        All threads that gave the order must know what the engine may meet there.
+        """
+        known, fenced = order.common(event.threads)
+        writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
+        columns = order.column(event.threads, writers)
+        written = writers != NOBODY
+        behind = written & ((columns < 0) | (clocks > known[columns]))
+        kind = "RAW" if event.kind == "read" else "WAW"
+        yield from self._bad(kind, cells, behind, writers, self._writes["site"][cells])
+        own = np.minimum(columns, fenced.size - 1)
+        unfenced = written & ~behind & (writers >= 0) & (clocks > fenced[own])
+        yield from self._bad("PROXY", cells, unfenced, writers, self._writes["site"][cells])
+        if event.kind == "read":
+            if self._engine_reads is None:
+                self._engine_reads = EngineReads(self._banks, self._size, self._writes.granule)
+            self._engine_reads.record(cells, event.engine, event.clock, event.site.index)
+            return
+        yield from self._engine_after_reads(cells, event, order, known)
+        self._engines_write = True
+        self._writes["thread"][cells] = order.actor(event.engine)
+        self._writes["clock"][cells] = event.clock
+        self._writes["site"][cells] = event.site.index
+        self._writes["atomic"][cells] = False
+        self._forget_reads(cells)
+
+    def _engine_after_reads(
+        self, cells: np.ndarray, event: EngineAccess, order: HappensBefore, known: np.ndarray
+    ) -> Iterator[Conflict]:
+        """An engine overwrites what threads or engines may not have read yet."""
+        if self._reads is not None:
+            clocks = self._reads["clock"][cells]
+            entries, warps = np.nonzero(clocks)
+            ctas = order.peer(np.repeat(event.threads[:1], warps.size), warps // self._cta_warps)
+            if self._cluster_size == 1:
+                ctas = np.full(warps.size, event.cta)
+            readers = ctas[:, None] * self._threads + self._tids(warps)
+            columns = order.column(event.threads, readers)
+            seen = known[columns] >= clocks[entries, warps][:, None]
+            unknown = _select(self._reads["lanes"][cells[entries], warps]) & ~seen
+            bad = np.flatnonzero(unknown.any(axis=1))
+            others = readers[bad, unknown[bad].argmax(axis=1)]
+            sites = self._reads["site"][cells[entries[bad]], warps[bad]]
+            if bad.size:
+                yield Conflict("WAR", cells[entries[bad]], np.zeros_like(bad), others, sites)
+        if self._engine_reads is not None:
+            index, columns, clocks, sites = self._engine_reads.of(cells)
+            if index.size:
+                threads = np.repeat(event.threads[:1], index.size)
+                engines = self._engines(cells[index], columns, threads, order)
+                behind = clocks > known[order.column(event.threads, engines)]
+                yield from self._bad("WAR", cells[index], behind, engines, sites)
+
+    def _bad(
+        self, kind: str, cells: np.ndarray, bad: np.ndarray, others: np.ndarray, sites: np.ndarray
+    ) -> Iterator[Conflict]:
+        index = np.flatnonzero(bad)
+        if index.size:
+            rows = np.zeros_like(index)
+            yield Conflict(kind, cells[index], rows, others[index], sites[index])
+
+
+def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where runs of equal neighbours begin, and which run every element is in.
+
+    The cells of one 16-byte access mostly have one history: what is asked of a run's first is the
+    answer for all of it.
+    """
+    begins = np.ones(columns[0].size, bool)
+    begins[1:] = False
+    for column in columns:
+        begins[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(begins), np.cumsum(begins) - 1
+
+
+def _select(masks: np.ndarray) -> np.ndarray:
+    """Lane masks as booleans, an axis of 32 more."""
+    return (masks[:, None] & _LANE_BITS) != 0

@@ -1,0 +1,281 @@
+"""Accesses of different threads to the same memory that no barrier puts in an order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashsmith.emulator.checks.access_history import (
+    NOBODY,
+    AccessHistory,
+    Conflict,
+    Party,
+)
+from flashsmith.emulator.checks.check import Check
+from flashsmith.emulator.checks.happens_before import HappensBefore
+from flashsmith.emulator.checks.meetings import Meetings
+from flashsmith.emulator.checks.shadow import Ranges
+from flashsmith.emulator.interface import (
+    AsyncLanding,
+    BarrierEvent,
+    ClusterBarrierEvent,
+    EngineAccess,
+    EngineDone,
+    Launch,
+    MbarrierEvent,
+    MemoryAccess,
+    ProxyFence,
+    Site,
+    WarpSync,
+)
+
+_VERBS = {
+    "RAW": ("reads", "written by"),
+    "WAR": ("overwrites", "read by"),
+    "WAW": ("overwrites", "written by"),
+}
+
+
+class Races(Check):
+    """Kinds of findings: ``race-raw``, ``race-war``, ``race-waw``, in shared and global memory.
+
+    For engines (wgmma, bulk copies) also ``proxy-fence``: what a thread wrote reaches the engine
+    in order, but without a proxy fence on the way; and for mbarriers ``race-mbarrier``: one is used
+    by threads that need not have seen its initialisation. ``cluster-exit``: shared memory of
+    another CTA is used that may have exited.
+
+    - ldmatrix reads for every lane of its warp, whichever lane gave the row's address.
+    - A cp.async writes twice over: at issue it must be ordered after whoever used the memory
+      before, and its data are the issuing thread's write at the moment it waited for them.
+      Between the two the memory is InFlight's to watch.
+    - An engine's access happens at any time between its issue and what waits for it: at issue it
+      must be ordered after what it meets, and whoever comes later must have waited.
+    - Global memory counts where it is writable. CTAs are never ordered, so one word touched by two
+      of them is a race unless both only read or both use atomics.
+    """
+
+    def begin(self, launch: Launch) -> None:
+        """Sets up the histories of writable global memory."""
+        super().begin(launch)
+        self._shared_bytes = launch.shared_bytes
+        self._clusters = launch.clusters
+        self._sites: dict[int, Site] = {}
+        self._ranges = Ranges([r for r in launch.memory.ranges() if r.writable])
+        self._global: dict[int, AccessHistory] = {}
+        self._remote: list[_Remote] = []
+        self.wave(0, launch.cta_count)
+
+    def wave(self, first_cta: int, cta_count: int) -> None:
+        """New CTAs begin with an empty shared memory and no order among their threads."""
+        self._check_remote()
+        self._first_cta = first_cta
+        self._order = HappensBefore(first_cta, cta_count, self._threads_per_cta, self._clusters)
+        self._meetings = Meetings(self._order, self._clusters)
+        self._shared = AccessHistory(
+            cta_count,
+            self._shared_bytes,
+            self._threads_per_cta,
+            cluster_size=self._clusters.size,
+        )
+
+    def end(self) -> None:
+        """The last wave is over."""
+        self._check_remote()
+
+    def barrier(self, event: BarrierEvent) -> None:
+        """Whoever waited at a barrier knows what the others did before they arrived."""
+        if event.kind == "release":
+            self._order.release(event.threads, event.barrier, event.clock)
+        elif "arrive" in event.site.mnemonic:
+            self._order.arrive(event.threads, event.barrier, event.clock)
+
+    def warp_sync(self, event: WarpSync) -> None:
+        """The same within a warp."""
+        self._order.synchronise_warps(event.threads, event.clock)
+
+    def memory(self, event: MemoryAccess) -> None:
+        """Checks and records one event."""
+        if event.space == "shared":
+            ctas = event.ctas
+            if ctas is None:
+                ctas = event.threads // self._threads_per_cta
+            self._access(self._shared, ctas - self._first_cta, event, 0)
+        elif event.space == "global":
+            index = self._ranges.find(event.addresses, event.sizes)
+            for k in np.unique(index[index >= 0]):
+                chosen = index == k
+                begin = self._ranges.ranges[k].begin
+                self._access(self._history(int(k)), 0, _part(event, chosen, begin), begin)
+
+    def async_landing(self, event: AsyncLanding) -> None:
+        """The copy's data become its thread's write."""
+        ctas = event.threads // self._threads_per_cta - self._first_cta
+        touched = self._shared.locate(ctas, event.addresses, event.sizes)
+        party = self._party(event.threads, event.clock, event.issued)
+        for _ in self._shared.record_write(touched, party):
+            # Two copies on one cell: reported when the second was issued.
+            pass
+
+    def mbarrier(self, event: MbarrierEvent) -> None:
+        """Arrivals hand over what the threads know; whoever sees a phase end takes it."""
+        for kind, unseen, other in self._meetings.mbarrier(event):
+            words = "with no barrier" if kind == "race-mbarrier" else "with no proxy fence"
+            self.report(
+                kind,
+                event.site,
+                f"{self.name(int(unseen[0]))} uses the mbarrier at shared address {event.address}, "
+                f"initialised by {self.name(other)} {words} between",
+                unseen,
+                event.address,
+            )
+        if event.kind == "arrive":
+            self._note_remote(event.site, event.threads, event.ctas, event.clock)
+
+    def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
+        """The same for all CTAs of a cluster."""
+        self._meetings.cluster_barrier(event)
+
+    def proxy_fence(self, event: ProxyFence) -> None:
+        """What its threads know engines may see."""
+        self._order.fence(event.threads, event.clock)
+
+    def engine_done(self, event: EngineDone) -> None:
+        """Threads know what an engine has done."""
+        for threads in self._order.by_cta(event.threads):
+            self._order.learn_engine(threads, event.engine, event.issued)
+
+    def engine_access(self, event: EngineAccess) -> None:
+        """Checks and records what an engine is told to do."""
+        self._sites[event.site.index] = event.site
+        cta = event.cta - self._first_cta
+        if event.cta != int(event.threads[0]) // self._threads_per_cta:
+            actor = self._order.actor(event.engine)
+            self._remote.append(
+                _Remote(event.site, int(event.threads[0]), actor, event.cta, event.clock)
+            )
+        touched = self._shared.locate(cta, event.addresses, event.size)
+        cells = np.unique(touched.cells) if event.kind == "read" else touched.cells
+        for conflict in self._shared.engine_access(cells, event, self._order):
+            self._report_engine(event, conflict)
+
+    def _report_engine(self, event: EngineAccess, conflict: Conflict) -> None:
+        address = self._shared.address(conflict.cells[0])
+        other = self._party_name(int(conflict.others[0]))
+        earlier = self._sites[int(conflict.sites[0])]
+        kind, lacks = f"race-{conflict.kind.lower()}", "no barrier"
+        does, done = _VERBS.get(conflict.kind, ("", ""))
+        if conflict.kind == "PROXY":
+            kind, lacks = "proxy-fence", "no proxy fence"
+            does, done = f"{event.kind}s", "written by"
+        self.report(
+            kind,
+            event.site,
+            f"ordered by {self.name(int(event.threads[0]))}, it {does} shared address {address} "
+            f"of CTA {event.cta}, {done} {other} ({earlier}) with {lacks} between",
+            event.threads[:1],
+            address,
+        )
+
+    def _party_name(self, actor: int) -> str:
+        if actor == NOBODY:
+            return "several CTAs"
+        return self.name(actor) if actor >= 0 else str(self._order.engine(actor))
+
+    # Other CTAs of the cluster
+
+    def _note_remote(self, site: Site, threads: np.ndarray, ctas: np.ndarray, clock: int) -> None:
+        far = np.flatnonzero(threads // self._threads_per_cta != ctas)
+        for place in far:
+            thread = int(threads[place])
+            self._remote.append(_Remote(site, thread, thread, int(ctas[place]), clock))
+
+    def _check_remote(self) -> None:
+        """Somebody of a CTA whose memory was used must have known of it before the CTA exited."""
+        for use in self._remote:
+            own = np.arange(self._threads_per_cta) + use.cta * self._threads_per_cta
+            known = self._order.knows(own, np.array([use.actor]), np.array([use.clock]))
+            if not known.any():
+                self.report(
+                    "cluster-exit",
+                    use.site,
+                    f"{self.name(use.thread)} uses shared memory of CTA {use.cta}, which may have "
+                    "exited by then",
+                    np.array([use.thread]),
+                    0,
+                )
+        self._remote = []
+
+    def _history(self, index: int) -> AccessHistory:
+        if index not in self._global:
+            found = self._ranges.ranges[index]
+            self._global[index] = AccessHistory(
+                1, found.end - found.begin, self._threads_per_cta, shared_by_ctas=True
+            )
+        return self._global[index]
+
+    def _party(
+        self, threads: np.ndarray, clock: int, site: Site, kind: str = "", shape: str = "wide"
+    ) -> Party:
+        self._sites[site.index] = site
+        if shape == "matrix":
+            lanes = np.full(threads.size, 0xFFFFFFFF, np.uint32)
+        else:
+            lane = threads % self._threads_per_cta % 32
+            lanes = np.uint32(1) << lane.astype(np.uint32)
+        return Party(threads, lanes, clock, site.index, kind == "atomic")
+
+    def _access(
+        self,
+        history: AccessHistory,
+        banks: np.ndarray | int,
+        event: MemoryAccess,
+        base: int,
+    ) -> None:
+        touched = history.locate(banks, event.addresses, event.sizes)
+        party = self._party(event.threads, event.clock, event.site, event.kind, event.shape)
+        found: Iterable[Conflict]
+        if event.kind in ("read", "async_read"):
+            found = history.read(touched, party, self._order)
+        else:
+            found = history.write(touched, party, self._order)
+        for conflict in found:
+            self._report(history, event, conflict, base)
+
+    def _report(
+        self, history: AccessHistory, event: MemoryAccess, conflict: Conflict, base: int
+    ) -> None:
+        does, done = _VERBS[conflict.kind]
+        address = history.address(conflict.cells[0]) + base
+        shown = address if event.space == "shared" else f"{address:#x}"
+        other = int(conflict.others[0])
+        party = self._party_name(other)
+        self.report(
+            f"race-{conflict.kind.lower()}",
+            event.site,
+            f"{self.actor(event, conflict.rows[0])} {does} {event.space} address {shown}, "
+            f"{done} {party} ({self._sites[int(conflict.sites[0])]}) with no barrier between",
+            event.threads[np.unique(conflict.rows)],
+            address,
+        )
+
+
+@dataclass(frozen=True)
+class _Remote:
+    """A use of another CTA's shared memory, by a thread or an engine (``actor``)."""
+
+    site: Site
+    thread: int
+    actor: int
+    cta: int
+    clock: int
+
+
+def _part(event: MemoryAccess, chosen: np.ndarray, begin: int) -> MemoryAccess:
+    """The threads of an event that touch one range, with addresses from its begin."""
+    sizes = event.sizes[chosen] if isinstance(event.sizes, np.ndarray) else event.sizes
+    return MemoryAccess(
+        event.site, event.space, event.kind, event.threads[chosen],
+        event.addresses[chosen] - begin, sizes, event.shape, event.clock, None,
+    )  # fmt: skip

@@ -1,0 +1,493 @@
+"""Bulk copies: tensor boxes and plain ranges between global and shared memory, beside the threads.
+
+A load is under way until the scheduler lets it arrive. A store waits in its thread's bulk groups
+until the thread waits for them: that is when shared memory is read, as late as it may be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from flashsmith.emulator.interface import (
+    Engine,
+    EngineAccess,
+    EngineDone,
+    EngineLanding,
+    MemoryAccess,
+    Site,
+)
+from flashsmith.emulator.machine.geometry import WARP
+from flashsmith.emulator.machine.group import Group
+from flashsmith.emulator.machine.mbarriers import Mbarrier
+from flashsmith.emulator.machine.random_schedule import RandomSchedule
+from flashsmith.emulator.machine.tensor_maps import TensorMap
+from flashsmith.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.machine.wave import Wave
+
+_PIECE = 16
+_TENSOR_ALIGNMENT = 128
+
+
+class Body(Protocol):
+    """What is moved: its bytes outside shared memory, and its pieces inside."""
+
+    @property
+    def box_bytes(self) -> int: ...
+    def pieces(self, address: int) -> np.ndarray: ...
+    def read(self, coordinates: Sequence[int]) -> np.ndarray: ...
+    def write(self, coordinates: Sequence[int], data: np.ndarray) -> None: ...
+    def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]: ...
+
+
+@dataclass(frozen=True)
+class PlainRange:
+    """Contiguous bytes of global memory; their address is the only coordinate."""
+
+    wave: Wave
+    box_bytes: int
+
+    def pieces(self, address: int) -> np.ndarray:
+        """Shared addresses of the 16-byte pieces."""
+        return np.arange(address, address + self.box_bytes, _PIECE, dtype=np.int64)
+
+    def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
+        """The one row in global memory."""
+        return np.array([coordinates[0]], np.int64), self.box_bytes
+
+    def read(self, coordinates: Sequence[int]) -> np.ndarray:
+        """The bytes."""
+        addresses = coordinates[0] + np.arange(0, self.box_bytes, _PIECE, dtype=np.int64)
+        words: np.ndarray = self.wave.memory.load(addresses, _PIECE)
+        return words.view(np.uint8)
+
+    def write(self, coordinates: Sequence[int], data: np.ndarray) -> None:
+        """Put the bytes."""
+        addresses = coordinates[0] + np.arange(0, self.box_bytes, _PIECE, dtype=np.int64)
+        self.wave.memory.store(addresses, _PIECE, data.view(np.complex128))
+
+
+@dataclass(frozen=True)
+class Words:
+    """Sixteen bytes out of a thread's registers."""
+
+    words: tuple[int, ...]
+    box_bytes: int = _PIECE
+    writable: bool = False
+
+    def pieces(self, address: int) -> np.ndarray:
+        """The one shared address."""
+        return np.array([address], np.int64)
+
+    def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
+        """No row in global memory."""
+        return np.zeros(0, np.int64), self.box_bytes
+
+    def read(self, coordinates: Sequence[int]) -> np.ndarray:
+        """The bytes."""
+        return np.array(self.words, np.uint32).view(np.uint8)
+
+    def write(self, coordinates: Sequence[int], data: np.ndarray) -> None:
+        """Registers are no place to copy to."""
+        raise EmulatorError("a bulk store into registers")
+
+
+@dataclass(eq=False)
+class _Load:
+    """A copy into one CTA's shared memory (wave CTA), to complete on an mbarrier there."""
+
+    site: Site
+    body: Body
+    coordinates: tuple[int, ...]
+    cta: int
+    address: int
+    barrier: Mbarrier
+    clock: int
+
+
+@dataclass(eq=False)
+class _Store:
+    """A copy out of one CTA's shared memory."""
+
+    site: Site
+    body: Body
+    coordinates: tuple[int, ...]
+    cta: int
+    address: int
+    thread: int
+    clock: int
+
+
+class BulkCopies:
+    """All bulk copies of a wave."""
+
+    def __init__(self, wave: Wave) -> None:
+        self.wave, self.geometry = wave, wave.geometry
+        self.maps: dict[int, TensorMap] = {}
+        #: Loads under way: those that one instruction issued together arrive together.
+        self.loads: deque[list[_Load]] = deque()
+        #: Those that a hesitant schedule holds back for as long as anything else can happen.
+        self.held: list[_Load] | None = None
+        #: By wave thread: stores not committed, and committed groups, oldest first.
+        self.open: dict[int, list[_Store]] = {}
+        self.groups: dict[int, list[list[_Store]]] = {}
+        wave.mbarriers.oldest_copy = self._oldest
+
+    # Issue
+
+    def load_tensor(
+        self,
+        group: Group,
+        site: Site,
+        rank: int,
+        target: Any,
+        tensor_map: Any,
+        coordinates: Sequence[Any],
+        barrier: Any,
+        mask: Any,
+        ctas: Any,
+    ) -> None:
+        """cp.async.bulk.tensor into shared memory; ``ctas`` is the mask of ranks, None: one."""
+        together = []
+        for place in _active(group, mask):
+            body = self._map(_of(tensor_map, place), rank)
+            where = tuple(_signed(_of(c, place)) for c in coordinates)
+            address = _of(target, place)
+            self._check_alignment(group, site, place, address, _TENSOR_ALIGNMENT)
+            ranks = None if ctas is None else _of(ctas, place)
+            together += self._load(
+                group, site, place, body, where, address, _of(barrier, place), ranks
+            )
+        if together:
+            self.loads.append(together)
+
+    def load_range(
+        self,
+        group: Group,
+        site: Site,
+        target: Any,
+        source: Any,
+        size: Any,
+        barrier: Any,
+        mask: Any,
+        ctas: Any,
+    ) -> None:
+        """cp.async.bulk of plain bytes into shared memory."""
+        together = []
+        for place in _active(group, mask):
+            body = self._range(group, site, place, _of(source, place), _of(size, place))
+            address = _of(target, place)
+            self._check_alignment(group, site, place, address, _PIECE)
+            ranks = None if ctas is None else _of(ctas, place)
+            together += self._load(
+                group, site, place, body, (_of(source, place),), address, _of(barrier, place), ranks
+            )
+        if together:
+            self.loads.append(together)
+
+    def store_words(
+        self, group: Group, site: Site, target: Any, words: Sequence[Any], barrier: Any, mask: Any
+    ) -> None:
+        """st.async of sixteen bytes: it lands like a load, and its mbarrier counts it."""
+        for place in _active(group, mask):
+            body = Words(tuple(_of(word, place) for word in words))
+            address = _of(target, place)
+            self._check_alignment(group, site, place, address, _PIECE)
+            together = self._load(group, site, place, body, (), address, _of(barrier, place), None)
+            if together:
+                self.loads.append(together)
+
+    def _load(
+        self,
+        group: Group,
+        site: Site,
+        place: int,
+        body: Body,
+        coordinates: tuple[int, ...],
+        target: int,
+        barrier: int,
+        ranks: int | None,
+    ) -> list[_Load]:
+        own = group.cta[place : place + 1]
+        address, owners = self.geometry.owners(own, target)
+        at, at_owners = self.geometry.owners(own, barrier)
+        if ranks is not None:
+            size = self.geometry.clusters.size
+            if ranks >> size:
+                raise EmulatorError(f"CTA mask {ranks:#x} in a cluster of {size}")
+            chosen = np.array([rank for rank in range(size) if ranks >> rank & 1])
+            first = self.geometry.first_cta
+            owners = self.geometry.clusters.peer(own + first, chosen) - first
+            at_owners = owners
+        if (owners != at_owners).any():
+            raise EmulatorError("a bulk copy and its mbarrier are in different CTAs")
+        self.wave.shared.check(np.array([address, address + body.box_bytes - _PIECE]), _PIECE, 16)
+        self._tell_global(group, site, place, body, coordinates, "async_read")
+        loads = []
+        for owner in (int(cta) for cta in owners):
+            mbarrier = self.wave.mbarriers.require(group, site, place, owner, at)
+            if mbarrier is None:
+                continue
+            clock = self.wave.tick()
+            load = _Load(site, body, coordinates, owner, address, mbarrier, clock)
+            if self.wave.observers:
+                engine = Engine("mbarrier", owner + self.geometry.first_cta, at)
+                self._tell(group, site, place, engine, "write", load)
+            loads.append(load)
+        return loads
+
+    def store_tensor(
+        self,
+        group: Group,
+        site: Site,
+        rank: int,
+        tensor_map: Any,
+        coordinates: Sequence[Any],
+        source: Any,
+        mask: Any,
+    ) -> None:
+        """cp.async.bulk.tensor out of shared memory."""
+        for place in _active(group, mask):
+            body = self._map(_of(tensor_map, place), rank)
+            where = tuple(_signed(_of(c, place)) for c in coordinates)
+            address = _of(source, place)
+            self._check_alignment(group, site, place, address, _TENSOR_ALIGNMENT)
+            self._store(group, site, place, body, where, address)
+
+    def store_range(
+        self, group: Group, site: Site, target: Any, source: Any, size: Any, mask: Any
+    ) -> None:
+        """cp.async.bulk of plain bytes out of shared memory."""
+        for place in _active(group, mask):
+            body = self._range(group, site, place, _of(target, place), _of(size, place))
+            address = _of(source, place)
+            self._check_alignment(group, site, place, address, _PIECE)
+            self._store(group, site, place, body, (_of(target, place),), address)
+
+    def _store(
+        self,
+        group: Group,
+        site: Site,
+        place: int,
+        body: Body,
+        coordinates: tuple[int, ...],
+        address: int,
+    ) -> None:
+        self.wave.shared.check(np.array([address, address + body.box_bytes - _PIECE]), _PIECE, 16)
+        thread, cta = int(group.index[place]), int(group.cta[place])
+        store = _Store(site, body, coordinates, cta, address, thread, self.wave.tick())
+        if self.wave.observers:
+            self._tell(group, site, place, self._group_engine(thread), "read", store)
+        self._tell_global(group, site, place, body, coordinates, "async_write")
+        self.open.setdefault(thread, []).append(store)
+
+    # Groups
+
+    def commit(self, group: Group, mask: Any) -> None:
+        """cp.async.bulk.commit_group."""
+        for place in _active(group, mask):
+            thread = int(group.index[place])
+            self.groups.setdefault(thread, []).append(self.open.pop(thread, []))
+
+    def wait(self, group: Group, site: Site, allowed: int, mask: Any) -> None:
+        """cp.async.bulk.wait_group, .read or not: all but the ``allowed`` newest groups happen."""
+        for place in _active(group, mask):
+            thread = int(group.index[place])
+            groups = self.groups.get(thread, [])
+            cut = max(0, len(groups) - allowed)
+            done, self.groups[thread] = groups[:cut], groups[cut:]
+            stores = [store for committed in done for store in committed]
+            for store in stores:
+                self._perform(store)
+            if stores and self.wave.observers:
+                event = EngineDone(
+                    site,
+                    self._group_engine(thread),
+                    group.threads[place : place + 1],
+                    stores[-1].clock,
+                    self.wave.tick(),
+                )
+                for observer in self.wave.observers:
+                    observer.engine_done(event)
+
+    def _perform(self, store: _Store) -> None:
+        pieces = self.wave.shared.views[_PIECE]
+        base = store.cta * self.geometry.shared_pitch
+        data = pieces[(base + store.body.pieces(store.address)) // _PIECE]
+        store.body.write(store.coordinates, data.view(np.uint8))
+
+    # Arrivals
+
+    def deliver(self, random: RandomSchedule | None) -> bool:
+        """Let the oldest loads arrive, or a random one; whether there were any."""
+        if not self.loads:
+            return False
+        if random is None:
+            if self.loads[0] is self.held and len(self.loads) > 1:
+                self.loads.rotate(-1)
+            if self.loads[0] is self.held:
+                self.held = None
+            # One by one: what has not arrived when a phase ends is not known to who waited for it.
+            while self.loads[0]:
+                self._arrive(self.loads[0].pop(0))
+            self.loads.popleft()
+            return True
+        if random.hesitant and self.held is None:
+            self.held = random.choice(self.loads)
+        which = random.randrange(len(self.loads))
+        together = self.loads[which]
+        if together is self.held:
+            return False
+        load = together.pop(random.randrange(len(together)))
+        if not together:
+            del self.loads[which]
+        self._arrive(load)
+        return True
+
+    def _arrive(self, load: _Load) -> None:
+        places = load.body.pieces(load.address)
+        data = load.body.read(load.coordinates).view(np.complex128)
+        base = load.cta * self.geometry.shared_pitch
+        self.wave.shared.views[_PIECE][(base + places) // _PIECE] = data
+        if self.wave.observers:
+            flat = load.cta + self.geometry.first_cta
+            engine = Engine("mbarrier", flat, load.barrier.address)
+            event = EngineLanding(
+                engine, load.site, flat, places, _PIECE, load.clock, self.wave.tick()
+            )
+            for observer in self.wave.observers:
+                observer.engine_landing(event)
+        self.wave.mbarriers.landed(load.site, load.barrier, load.cta, load.body.box_bytes)
+
+    def end(self) -> None:
+        """All threads have exited: whatever is still under way is a mistake, and happens now."""
+        stores = [s for groups in self.groups.values() for group in groups for s in group]
+        stores += [s for left in self.open.values() for s in left]
+        for store in stores:
+            self._perform(store)
+        loads = [load for together in self.loads for load in together]
+        self.loads.clear()
+        for load in loads:
+            self._arrive(load)
+        left: list[_Load | _Store] = [*stores, *loads]
+        for copy in left:
+            self.wave.misuse(
+                "bulk-unfinished",
+                copy.site,
+                np.zeros(0, np.int64),
+                f"still under way when its threads of CTA {copy.cta + self.geometry.first_cta} "
+                "have exited",
+                copy.address,
+            )
+
+    # Helpers
+
+    def _map(self, address: int, rank: int) -> TensorMap:
+        offset = address - int(self.wave.parameter_address)
+        found = self.maps.get(offset)
+        if found is None:
+            known = ", ".join(map(str, sorted(self.maps))) or "none"
+            raise EmulatorError(
+                f"a tensor map at argument offset {offset}; the launch has these: {known}"
+            )
+        if found.rank != rank:
+            raise EmulatorError(
+                f"the tensor map at argument offset {offset} has {found.rank} dimensions"
+            )
+        return found
+
+    def _range(self, group: Group, site: Site, place: int, address: int, size: int) -> PlainRange:
+        if size % _PIECE or address % _PIECE:
+            self.wave.misuse(
+                "bulk-alignment", site, group.threads[place : place + 1],
+                f"{size} bytes at global address {address:#x}: both must be multiples of 16",
+                address,
+            )  # fmt: skip
+        return PlainRange(self.wave, size // _PIECE * _PIECE)
+
+    def _check_alignment(
+        self, group: Group, site: Site, place: int, address: int, alignment: int
+    ) -> None:
+        if address % alignment:
+            self.wave.misuse(
+                "bulk-alignment", site, group.threads[place : place + 1],
+                f"shared address {address} is no multiple of {alignment}", address,
+            )  # fmt: skip
+
+    def _oldest(self, cta: int, address: int) -> int | None:
+        clocks = [
+            load.clock
+            for together in self.loads
+            for load in together
+            if load.cta == cta and load.barrier.address == address
+        ]
+        return min(clocks, default=None)
+
+    def _group_engine(self, thread: int) -> Engine:
+        cta, tid = divmod(thread, self.geometry.threads_per_cta)
+        return Engine("bulk", cta + self.geometry.first_cta, tid // WARP)
+
+    def _tell(
+        self,
+        group: Group,
+        site: Site,
+        place: int,
+        engine: Engine,
+        kind: str,
+        copy: _Load | _Store,
+    ) -> None:
+        event = EngineAccess(
+            site,
+            engine,
+            kind,
+            group.threads[place : place + 1],
+            copy.cta + self.geometry.first_cta,
+            copy.body.pieces(copy.address),
+            _PIECE,
+            copy.clock,
+        )
+        for observer in self.wave.observers:
+            observer.engine_access(event)
+
+    def _tell_global(
+        self,
+        group: Group,
+        site: Site,
+        place: int,
+        body: Body,
+        coordinates: tuple[int, ...],
+        kind: str,
+    ) -> None:
+        addresses, size = body.rows(coordinates)
+        if not addresses.size:
+            return
+        if not self.wave.masks_bad_access:
+            self.wave.memory.check(addresses, size, write=kind == "async_write")
+        if not self.wave.observers:
+            return
+        threads = np.repeat(group.threads[place], addresses.size)
+        event = MemoryAccess(
+            site, "global", kind, threads, addresses, size, "tile", self.wave.tick()
+        )
+        for observer in self.wave.observers:
+            observer.memory(event)
+
+
+def _active(group: Group, mask: Any) -> list[int]:
+    if mask is None:
+        return list(range(group.n))
+    return [int(place) for place in np.flatnonzero(np.broadcast_to(mask, (group.n,)))]
+
+
+def _of(value: Any, place: int) -> int:
+    return int(value) if np.ndim(value) == 0 else int(value[place])
+
+
+def _signed(coordinate: int) -> int:
+    return coordinate - (1 << 32) if coordinate >> 31 else coordinate

@@ -1,0 +1,186 @@
+"""The numbered barriers of a CTA: bar.sync, bar.arrive and their kin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flashsmith.emulator.interface import Site
+from flashsmith.emulator.machine.geometry import Geometry
+from flashsmith.emulator.machine.group import Group
+from flashsmith.emulator.machine.waits import Wait
+from flashsmith.errors import EmulatorError
+
+#: Told (site, barrier number, expected count, wave threads that took part) when barriers open.
+Released = Callable[[Site, int, int, np.ndarray], None]
+
+
+@dataclass(eq=False)
+class Barrier:
+    """One numbered barrier of every CTA of a wave."""
+
+    number: int
+    arrived: np.ndarray
+    expected: np.ndarray
+    generations: np.ndarray
+    whole_cta: bool = True
+    #: Where a thread last arrived.
+    site: Site | None = None
+    #: Wave thread numbers of those who arrived since their CTA's barrier last opened.
+    arrivals: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Threads of a group (``places``; None for all) and the generation that lets each CTA go on."""
+
+    barrier: Barrier
+    places: np.ndarray | None
+    generations: np.ndarray
+
+
+class BarrierWait(Wait):
+    """A group at CTA barriers, of one number or of several."""
+
+    def __init__(self, group: Group, site: Site, targets: list[_Target]) -> None:
+        super().__init__(group, site)
+        self.targets = targets
+
+    def passed(self) -> np.ndarray:
+        """Per thread, whether its CTA's barrier has opened."""
+        opened = np.ones(self.group.n, np.bool_)
+        for target in self.targets:
+            by_cta = target.barrier.generations >= target.generations
+            if target.places is None:
+                opened = by_cta[self.group.cta]
+            else:
+                opened[target.places] = by_cta[self.group.cta[target.places]]
+        return opened
+
+    def part(self, group: Group, mask: np.ndarray) -> BarrierWait:
+        """The wait of some of its threads."""
+        renumbered = np.cumsum(mask) - 1
+        targets = []
+        for target in self.targets:
+            places = target.places
+            if places is not None:
+                places = renumbered[places[mask[places]]]
+            if places is None or places.size:
+                targets.append(_Target(target.barrier, places, target.generations))
+        return BarrierWait(group, self.site, targets)
+
+    def grant(self, mask: np.ndarray | None = None) -> None:
+        """Observers were told of everybody when the barrier opened."""
+
+    def reasons(self) -> list[tuple[np.ndarray, str]]:
+        """How many threads have arrived of how many."""
+        closed = ~self.passed()
+        found = []
+        for target in self.targets:
+            places = np.flatnonzero(closed) if target.places is None else target.places
+            places = places[closed[places]]
+            if not places.size:
+                continue
+            barrier, cta = target.barrier, int(self.group.cta[places[0]])
+            found.append((
+                places,
+                f"barrier {barrier.number} ({int(barrier.arrived[cta])} of "
+                f"{int(barrier.expected[cta])} threads have arrived)",
+            ))  # fmt: skip
+        return found
+
+
+class NamedBarriers:
+    """All numbered barriers of a wave."""
+
+    def __init__(self, geometry: Geometry, released: Released) -> None:
+        self.geometry, self.released = geometry, released
+        self.live = np.full(geometry.ctas, geometry.threads_per_cta, np.int64)
+        self.live_total = geometry.threads
+        self.barriers: dict[int, Barrier] = {}
+
+    def exited(self, group: Group) -> None:
+        """Threads are gone; barriers that wait for all threads of a CTA no longer wait for them."""
+        self.live_total -= group.n
+        self.live -= np.bincount(group.cta, minlength=self.geometry.ctas)
+        for barrier in self.barriers.values():
+            if barrier.whole_cta and barrier.arrived.any():
+                barrier.expected = np.where(barrier.arrived > 0, self.live, barrier.expected)
+                self._open(barrier)
+
+    def arrive(
+        self, group: Group, site: Site, number: Any, expected: int | None, *, blocks: bool
+    ) -> BarrierWait | None:
+        """A group reaches barriers; a wait when it cannot pass at once.
+
+        ``number`` is one for all or one per thread. ``expected`` is how many threads of each CTA
+        take part, None for all that have not exited.
+        """
+        targets = []
+        for which, places in _numbers(number):
+            index = group.index if places is None else group.index[places]
+            targets.append(_Target(*self._arrive(index, site, which, places, expected)))
+        if not blocks:
+            return None
+        wait = BarrierWait(group, site, targets)
+        return None if wait.passed().all() else wait
+
+    def _arrive(
+        self, index: np.ndarray, site: Site, number: int, places: Any, expected: int | None
+    ) -> tuple[Barrier, Any, np.ndarray]:
+        barrier = self.barriers.get(number)
+        if barrier is None:
+            zeros = np.zeros(self.geometry.ctas, np.int64)
+            barrier = self.barriers[number] = Barrier(number, zeros, zeros, zeros)
+        ctas = index // self.geometry.threads_per_cta
+        counts = np.bincount(ctas, minlength=self.geometry.ctas)
+        here = counts > 0
+        wanted = self.live if expected is None else np.full_like(self.live, expected)
+        mixed = here & (barrier.arrived > 0) & (barrier.expected != wanted)
+        if mixed.any():
+            cta = int(np.flatnonzero(mixed)[0])
+            raise EmulatorError(
+                f"barrier {number} of CTA {cta + self.geometry.first_cta}: one thread expects "
+                f"{int(barrier.expected[cta])} threads, another {int(wanted[cta])}"
+            )
+        generations = np.where(here, barrier.generations + 1, 0)
+        barrier.whole_cta, barrier.site = expected is None, site
+        barrier.expected = np.where(here, wanted, barrier.expected)
+        barrier.arrived = barrier.arrived + counts
+        barrier.arrivals.append(index)
+        self._open(barrier)
+        return barrier, places, generations
+
+    def _open(self, barrier: Barrier) -> None:
+        full = (barrier.arrived > 0) & (barrier.arrived >= barrier.expected)
+        if not full.any():
+            return
+        over = full & (barrier.arrived > barrier.expected)
+        if over.any():
+            cta = int(np.flatnonzero(over)[0])
+            raise EmulatorError(
+                f"barrier {barrier.number} of CTA {cta + self.geometry.first_cta}: "
+                f"{int(barrier.arrived[cta])} threads arrived where {int(barrier.expected[cta])} "
+                f"were expected"
+            )
+        arrivals = np.concatenate(barrier.arrivals)
+        leaves = full[arrivals // self.geometry.threads_per_cta]
+        expected = int(barrier.expected[full][0])
+        site = barrier.site or Site(-1, "exit", 0, "")
+        self.released(site, barrier.number, expected, arrivals[leaves])
+        barrier.arrivals = [arrivals[~leaves]]
+        barrier.generations = barrier.generations + full
+        barrier.arrived = np.where(full, 0, barrier.arrived)
+
+
+def _numbers(number: Any) -> list[tuple[int, np.ndarray | None]]:
+    """Each barrier number that occurs, with the places of the threads that name it."""
+    if np.ndim(number) == 0:
+        return [(int(number), None)]
+    distinct = np.unique(number)
+    if distinct.size == 1:
+        return [(int(distinct[0]), None)]
+    return [(int(which), np.flatnonzero(number == which)) for which in distinct]

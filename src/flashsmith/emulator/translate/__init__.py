@@ -1,0 +1,1 @@
+"""PTX to Python: control flow, registers, and what each opcode means."""

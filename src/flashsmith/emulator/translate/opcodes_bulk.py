@@ -1,0 +1,113 @@
+"""cp.async.bulk in all its forms."""
+
+from __future__ import annotations
+
+import re
+
+from flashsmith.emulator.ptx.syntax import Address, Immediate, Instruction, Operand, Vector
+from flashsmith.emulator.translate.emitter import Emitter
+from flashsmith.emulator.translate.opcodes_integer import no_more
+
+_DIMENSIONS = re.compile(r"[1-5]d$")
+_TO_SHARED = ["mbarrier::complete_tx::bytes"]
+_HINT, _MULTICAST = "L2::cache_hint", "multicast::cluster"
+
+
+def bulk(t: Emitter, i: Instruction) -> None:
+    """Copies, their groups, and prefetches, which change nothing."""
+    modifiers = [m for m in i.modifiers if m not in ("async", "bulk")]
+    if modifiers[:1] == ["prefetch"]:
+        return
+    if modifiers == ["commit_group"]:
+        t.emit(f"W.bulk.commit(G, {t.mask() or 'None'})")
+    elif modifiers[:1] == ["wait_group"]:
+        no_more(t, i, [m for m in modifiers[1:] if m != "read"])
+        count = i.operands[0]
+        if not isinstance(count, Immediate):
+            raise t.error("the number of groups must be a literal")
+        t.emit(f"W.bulk.wait(G, {t.site()}, {int(count.value)}, {t.mask() or 'None'})")
+    else:
+        _copy(t, i, modifiers)
+
+
+def _copy(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
+    tensor = modifiers[:1] == ["tensor"]
+    dimensions = 0
+    if tensor:
+        if not _DIMENSIONS.match(modifiers[1]):
+            raise t.error(f"{i.mnemonic} is not supported")
+        dimensions = int(modifiers[1][0])
+        modifiers = [m for m in modifiers[2:] if m != "tile"]
+    operands = list(i.operands)
+    if _HINT in modifiers:
+        operands.pop()
+    rest = [m for m in modifiers if m not in (_HINT, _MULTICAST)]
+    spaces, completion = rest[:2], rest[2:]
+    if spaces[1:] == ["global"] and spaces[0] in ("shared::cluster", "shared::cta"):
+        if completion != _TO_SHARED:
+            raise t.error(f"{i.mnemonic} is not supported")
+        ranks = t.use(operands.pop(), "u16") if _MULTICAST in modifiers else "None"
+        _load(t, operands, dimensions, ranks)
+    elif spaces == ["global", "shared::cta"] and completion == ["bulk_group"]:
+        _store(t, operands, dimensions)
+    else:
+        raise t.error(f"{i.mnemonic} is not supported")
+
+
+def _load(t: Emitter, operands: list[Operand], dimensions: int, ranks: str) -> None:
+    to = t.address(operands[0])[0]
+    barrier = t.address(operands[-1])[0]
+    on = t.mask() or "None"
+    if dimensions:
+        tensor_map, coordinates = _tensor_operand(t, operands[1], dimensions)
+        t.emit(
+            f"W.bulk.load_tensor(G, {t.site()}, {dimensions}, {to}, {tensor_map}, {coordinates}, "
+            f"{barrier}, {on}, {ranks})"
+        )
+    else:
+        source, size = t.address(operands[1])[0], t.use(operands[2], "u32")
+        t.emit(
+            f"W.bulk.load_range(G, {t.site()}, {to}, {source}, {size}, {barrier}, {on}, {ranks})"
+        )
+
+
+def _store(t: Emitter, operands: list[Operand], dimensions: int) -> None:
+    source = t.address(operands[1])[0]
+    on = t.mask() or "None"
+    if dimensions:
+        tensor_map, coordinates = _tensor_operand(t, operands[0], dimensions)
+        t.emit(
+            f"W.bulk.store_tensor(G, {t.site()}, {dimensions}, {tensor_map}, {coordinates}, "
+            f"{source}, {on})"
+        )
+    else:
+        target, size = t.address(operands[0])[0], t.use(operands[2], "u32")
+        t.emit(f"W.bulk.store_range(G, {t.site()}, {target}, {source}, {size}, {on})")
+
+
+def store_to_peer(t: Emitter, i: Instruction) -> None:
+    """st.async: sixteen bytes of registers to shared memory of the cluster, counted there."""
+    modifiers = [m for m in i.modifiers if m not in ("async", "weak")]
+    if modifiers != ["shared::cluster", *_TO_SHARED, "v4", "b32"]:
+        raise t.error(f"{i.mnemonic} is not supported; use .v4.b32")
+    target, source, barrier = i.operands
+    elements = source.elements if isinstance(source, Vector) else ()
+    if len(elements) != 4:
+        raise t.error(f"4 values expected, got {len(elements)}")
+    words = "".join(f"{t.use(element, 'b32')}, " for element in elements)
+    t.emit(
+        f"W.bulk.store_words(G, {t.site()}, {t.address(target)[0]}, ({words}), "
+        f"{t.address(barrier)[0]}, {t.mask() or 'None'})"
+    )
+
+
+def _tensor_operand(t: Emitter, operand: Operand, dimensions: int) -> tuple[str, str]:
+    """Expressions of ``[map, {coordinates}]``."""
+    if not isinstance(operand, Address) or len(operand.coordinates) != 1:
+        raise t.error("expected a tensor map with coordinates")
+    (vector,) = operand.coordinates
+    elements = vector.elements if isinstance(vector, Vector) else (vector,)
+    if len(elements) != dimensions:
+        raise t.error(f"{dimensions} coordinates expected, got {len(elements)}")
+    tensor_map = t.address(Address(operand.base, operand.offset))[0]
+    return tensor_map, "(" + "".join(f"{t.use(e, 'u32')}, " for e in elements) + ")"

@@ -1,0 +1,273 @@
+"""A PTX entry becomes one Python generator function.
+
+Registers are local variables, nodes of the control flow are ``if pc == k`` sections of one loop.
+What a single opcode means stands in the ``opcodes_*`` modules; here are branches, forks, barriers'
+resumption points, and the order in which the deferred mma chains are written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from flashsmith.emulator.interface import Site
+from flashsmith.emulator.ptx.syntax import Entry, Instruction, Variable
+from flashsmith.emulator.translate.emitter import Emitter, Handler
+from flashsmith.emulator.translate.flow import Node, Step, blocks, may_refuse
+from flashsmith.emulator.translate.mma_chains import MmaChains
+
+
+@dataclass(eq=False)
+class Translated:
+    """Generated code of one entry, and what a launch must know about it."""
+
+    entry: Entry
+    function: Callable[..., Any]
+    code: str
+    sites: tuple[Site, ...]
+    line_sites: dict[int, Site]
+    block_mnemonics: tuple[dict[str, int], ...]
+    exit: int
+    static_shared_bytes: int
+    dynamic_shared_offset: int
+    local_bytes: int
+    module_symbols: tuple[str, ...]
+    #: Whether nothing is done by warpgroups.
+    warps_are_free: bool
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Size of the argument buffer."""
+        return self.entry.parameter_bytes
+
+
+class Translator(Emitter):
+    """Writes the function of one entry."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        variables: Iterable[Variable],
+        handlers: dict[str, Handler],
+        *,
+        observed: bool,
+        fuse: bool,
+    ) -> None:
+        super().__init__(entry, variables, observed=observed)
+        self.handlers = handlers
+        self.chains = MmaChains(self, fuse=fuse)
+
+    # The function
+
+    def translate(self) -> Translated:
+        """Generate, compile and wrap."""
+        flow = self.flow
+        if flow.nodes:
+            self.unwritten = flow.nodes[0].live_in
+        self.emit("def kernel(W, G, pc, stop, values):")
+        self.indent = 1
+        self.emit("C = W.counts; T = W.thread_counts; nw = G.warps; nt = G.n")
+        for register in sorted(self.unwritten):
+            self.emit(f"{self.name(register)} = UNDEFINED")
+        self._emit_entry_points()
+        self.emit("while True:")
+        self.indent = 2
+        for node in flow.nodes:
+            self._emit_node(node)
+        self.emit(f"if pc == {flow.exit}:")
+        self.emit("    W.exited(G)")
+        self.emit("    return None")
+        self.indent = 1
+        self.emit("yield")  # never reached; a kernel without forks is a generator too
+        code = "\n".join(self.lines) + "\n"
+        exec(compile(code, f"<emulated {self.entry.name}>", "exec"), self.namespace)
+        return Translated(
+            self.entry,
+            self.namespace["kernel"],
+            code,
+            self.sites,
+            self.line_sites,
+            tuple(_count_mnemonics(node) for node in flow.nodes),
+            flow.exit,
+            self.static_shared_bytes,
+            self.dynamic_shared_offset,
+            self.local_bytes,
+            tuple(sorted(self.module_symbols)),
+            flow.hazards is None,
+        )
+
+    def _emit_entry_points(self) -> None:
+        """Unpack live registers where a coroutine may start: behind a fork or a partly opened
+        barrier, and at a join that was given up."""
+        starts = {node.ipdom for node in self.flow.nodes if len(node.successors) > 1}
+        for node in self.flow.nodes:
+            if len(node.successors) > 1 or (node.steps and blocks(node.steps[-1].instruction)):
+                starts.update(node.successors)
+            if node.steps and may_refuse(node.steps[-1].instruction):
+                starts.add(node.index)
+        starts.discard(self.flow.exit)
+        self.emit("if values is not None:")
+        self.emit("    pass")
+        for start in sorted(starts):
+            if live := self.flow.live_in(start):
+                self.emit(f"    if pc == {start}: ({self._pack(live)}) = values")
+
+    def _pack(self, registers: Iterable[str]) -> str:
+        return "".join(f"{self.name(register)}, " for register in registers)
+
+    def _emit_node(self, node: Node) -> None:
+        self.instruction = None
+        self.shared_rows = {}
+        self.emit(f"if pc == {node.index}:")
+        self.indent += 1
+        joins = {other.ipdom for other in self.flow.nodes if len(other.successors) > 1}
+        joins |= {self.flow.exit}
+        if node.index in joins:
+            self.emit(f"if stop == {node.index}: return ({self._pack(node.live_order)})")
+        self.emit(f"C[{node.index}] += nw; T[{node.index}] += nt")
+        last = node.steps[-1] if node.steps else None
+        for step in node.steps:
+            if step is last and (_branches(step) or blocks(step.instruction)):
+                break
+            self._emit_step(step)
+        self.chains.flush()
+        self._emit_ending(node, last)
+        self.indent -= 1
+
+    def _emit_step(self, step: Step) -> None:
+        instruction = step.instruction
+        self.instruction = instruction
+        self._emit_hazards(instruction)
+        if instruction.opcode == "mma" and instruction.guard is None:
+            self.chains.add(instruction)
+        else:
+            self.chains.before(step)
+            self.instruction = instruction
+            handler = self.handlers.get(instruction.opcode)
+            if handler is None:
+                raise self.error(f"opcode {instruction.opcode} is not supported")
+            handler(self, instruction)
+        for register in step.writes:
+            self.shared_rows.pop(register, None)
+
+    def _emit_hazards(self, instruction: Instruction) -> None:
+        """Before a write to what wgmma may have in its hands: look whether it has."""
+        hazards = self.flow.hazards
+        if hazards is None:
+            return
+        for register in hazards.overwrites.get(instruction.index, ()):
+            self.emit(f"W.products.overwritten(G, {self.name(register)})")
+        for register in hazards.fragments.get(instruction.index, ()):
+            self.emit(f"W.products.fragment_written(G, {self.site()}, {register!r})")
+
+    # Node endings
+
+    def _emit_ending(self, node: Node, last: Step | None) -> None:
+        following = node.successors[-1] if node.successors else self.flow.exit
+        if last is None:
+            self._jump(node, following)
+            return
+        self.instruction = last.instruction
+        if blocks(last.instruction):
+            self._emit_barrier(node, last.instruction, following)
+        elif last.instruction.opcode == "trap":
+            self._emit_trap(node, following)
+        elif not _branches(last) or len(node.successors) == 1:
+            self._jump(node, following)
+        else:
+            self._emit_branch(node)
+
+    def _jump(self, node: Node, target: int) -> None:
+        self.emit(f"pc = {target}")
+        if target <= node.index:
+            self.emit("if W.looped(): yield None")
+            self.emit("continue")
+
+    def _emit_trap(self, node: Node, following: int) -> None:
+        mask = self.mask()
+        condition = "True" if mask is None else f"np.any({mask})"
+        self.emit(f"if {condition}: W.trapped(G)")
+        if mask is not None:
+            self._jump(node, following)
+        else:
+            self.emit("return None")
+
+    def _emit_branch(self, node: Node) -> None:
+        target, following = node.successors
+        merge = node.ipdom
+        mask, choice, fork = self.temporary(), self.temporary(), self.temporary()
+        self.emit(f"{mask} = {self.mask()}")
+        self.emit(f"{choice} = taken({mask})")
+        self.emit(f"if {choice} < 0:")
+        self.indent += 1
+        packs = [
+            "()" if start == merge else f"({self._pack(self.flow.live_in(start))})"
+            for start in (target, following)
+        ]
+        self.emit(
+            f"{fork} = W.fork(G, {mask}, {target}, {packs[0]}, {following}, {packs[1]}, {merge})"
+        )
+        if merge == self.flow.exit:
+            self.emit(f"yield {fork}")
+            self.emit("return None")
+        else:
+            # The scheduler may give up the join: it asks for what is live there and takes over.
+            live = self.flow.live_in(merge)
+            direct = merge in node.successors
+            before = self._pack(live) if direct else "UNDEFINED, " * len(live)
+            self.emit(f"if (yield {fork}): yield (({before}), stop)")
+            written = self.flow.region_writes(node.index)
+            positions = tuple(i for i, register in enumerate(live) if register in written)
+            targets = self._pack(live[i] for i in positions)
+            # Values from before the fork matter only to a part that goes straight to the join.
+            current = targets if direct else "UNDEFINED, " * len(positions)
+            left = f"({targets}) = " if targets else ""
+            self.emit(f"{left}{fork}.join({positions!r}, ({current}))")
+            self._jump(node, merge)
+        self.indent -= 1
+        self.emit(f"elif {choice}:")
+        self.indent += 1
+        self._jump(node, target)
+        self.indent -= 1
+        self.emit("else:")
+        self.indent += 1
+        self._jump(node, following)
+        self.indent -= 1
+
+    def _emit_barrier(self, node: Node, instruction: Instruction, following: int) -> None:
+        handler = self.handlers[instruction.opcode]
+        wait, passed = self.temporary(), self.temporary()
+        self.emit(f"{wait} = None")
+        self.barrier_result = wait
+        handler(self, instruction)
+        self.emit(f"if {wait} is not None:")
+        self.emit(f"    {passed} = yield {wait}")
+        if may_refuse(instruction):
+            self.emit(f"    if {passed} is REFUSED:")
+            self.indent += 2
+            self.define(instruction.operands[0], "FALSE", "b1")
+            self.indent -= 2
+            self.emit(f"    elif {passed} is not None:")
+        else:
+            self.emit(f"    if {passed} is not None:")
+        pack = self._pack(self.flow.live_in(following))
+        if may_refuse(instruction):
+            again = self._pack(node.live_order)
+            left = f"{node.index}, ({again}), None"
+        else:
+            left = f"{following}, ({pack}), {wait}"
+        self.emit(f"        yield W.part(G, {passed}, {following}, ({pack}), {left})")
+        self._jump(node, following)
+
+
+def _branches(step: Step) -> bool:
+    return step.instruction.opcode in ("bra", "ret", "exit", "trap")
+
+
+def _count_mnemonics(node: Node) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for step in node.steps:
+        mnemonic = step.instruction.mnemonic
+        counts[mnemonic] = counts.get(mnemonic, 0) + 1
+    return counts

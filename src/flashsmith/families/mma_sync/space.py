@@ -1,0 +1,109 @@
+"""The space that `flashsmith tune` searches of the mma.sync family: a product of knobs, the
+neighbours of what did well in it, and what is not worth a try. hopper/search_space.py has wgmma's.
+
+The product is wider than 'tune' in every direction: every head dimension, 8 warps, long key tiles.
+It cannot hold every knob: each doubles it. A new knob joins the search as a line of MOVES, and is
+then tried on every problem's best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+from flashsmith.families.config import THREADS_PER_WARP
+from flashsmith.families.device import KNOWN_DEVICES
+from flashsmith.families.dtype import DType
+from flashsmith.families.family import KernelConfig
+from flashsmith.families.legality import is_legal
+from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.families.wgmma import space as hopper
+from flashsmith.families.wgmma.config import HopperForwardKernelConfig
+from flashsmith.families.wgmma.rules import HOPPER_ARCH
+
+SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
+    "B_r": (64, 128, 256),
+    "B_c": (32, 64, 128),
+    "n_warps": (4, 8),
+    "async_copy": (True,),
+    "eager_load_blocks": (True,),
+    "swizzled": (True,),
+    "Q_mma_load_K_tiles": (0, 2),
+    "K_mma_load_K_tiles": (2,),
+    "V_mma_load_K_tiles": (2,),
+    "mma_double_buffer_loads": (False,),
+    "optimized_softmax": (False, True),
+    "kv_stages": (0, 2, 3),
+    "lazy_rescale": (True,),
+    "ping_pong": (False, True),
+}
+# What makes a config another one's neighbour: new values for one knob, or for two that depend on
+# each other.
+MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
+    ("B_r", "n_warps"): ((64, 4), (128, 4), (128, 8), (256, 8)),
+    ("B_c",): ((32,), (48,), (64,), (96,), (128,)),
+    ("eager_load_blocks",): ((False,), (True,)),
+    ("Q_mma_load_K_tiles", "K_mma_load_K_tiles"): ((0, 0), (0, 2), (2, 2), (0, 4), (4, 4)),
+    ("V_mma_load_K_tiles",): ((0,), (2,), (4,)),
+    ("mma_double_buffer_loads",): ((False,), (True,)),
+    ("optimized_softmax",): ((False,), (True,)),
+    ("kv_stages",): ((0,), (2,), (3,)),
+    ("lazy_rescale",): ((False,), (True,)),
+    ("min_ctas_per_sm",): ((0,), (2,), (3,), (4,)),
+    ("trim_masks",): ((False,), (True,)),
+    ("l2_group_mib",): ((0,), (16,)),
+}
+SEARCH_D_HEADS = (64, 96, 128, 256)
+
+# Of a thread's 255 registers, what O, S and Q may take together: addresses, row statistics and the
+# fragments of K and V need the rest.
+_MAX_HELD_REGISTERS = 208
+_ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
+_ROOMIEST_HOPPER = max(
+    (device for device in KNOWN_DEVICES if device.arch == HOPPER_ARCH),
+    key=lambda device: device.max_smem_per_block,
+)
+
+
+def held_registers(cfg: FlashForwardKernelConfig) -> int:
+    """Registers per thread that hold O and S (fp32) and, where it stays in registers, Q."""
+    rows = cfg.rows_per_warp
+    held = rows * (cfg.d_head + cfg.B_c) // THREADS_PER_WARP
+    return held + (0 if cfg.Q_mma_load_K_tiles else rows * cfg.d_head // (2 * THREADS_PER_WARP))
+
+
+def worth_searching(cfg: FlashForwardKernelConfig) -> bool:
+    """Whether a legal config may win on some device; narrower than legality, and apart from it."""
+    return held_registers(cfg) <= _MAX_HELD_REGISTERS
+
+
+def get_search_space_configs(
+    dtypes: Sequence[DType] = tuple(DType), d_heads: Sequence[int] = SEARCH_D_HEADS
+) -> list[FlashForwardKernelConfig]:
+    """The set 'space': the product of SEARCH_KNOBS, as far as it is legal on the known device with
+    the most shared memory, and worth it."""
+    knobs = {"dtype": tuple(dtypes), "d_head": tuple(d_heads), **SEARCH_KNOBS}
+    configs = (
+        FlashForwardKernelConfig(**dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]
+        for values in product(*knobs.values())
+    )
+    return [cfg for cfg in configs if worth_searching(cfg) and is_legal(cfg, _ROOMIEST)]
+
+
+def neighbours(cfg: KernelConfig) -> list[KernelConfig]:
+    """The configs one of MOVES away that are legal on the roomiest device of their family, and
+    worth it."""
+    if isinstance(cfg, HopperForwardKernelConfig):
+        found: list[KernelConfig] = [c for c in hopper.moved(cfg) if hopper.worth_searching(c)]
+        device = _ROOMIEST_HOPPER
+    else:
+        found = [c for c in _moved(cfg) if worth_searching(c)]
+        device = _ROOMIEST
+    return [other for other in dict.fromkeys(found) if other != cfg and is_legal(other, device)]
+
+
+def _moved(cfg: FlashForwardKernelConfig) -> Iterator[FlashForwardKernelConfig]:
+    for knobs, choices in MOVES.items():
+        for values in choices:
+            yield replace(cfg, **dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]

@@ -1,0 +1,249 @@
+"""Which configs of the wgmma family a kernel can be built for.
+
+csrc/hopper/hopper_rules.cuh has the same rules in the same order; rule i is bit i of both bitmasks.
+"""
+
+from __future__ import annotations
+
+from flashsmith.families.config import RESERVED_SMEM_PER_CTA
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.rule import Rule
+from flashsmith.families.wgmma.config import (
+    BARRIER_PAGE,
+    WARPGROUP_ROWS,
+    HopperForwardKernelConfig,
+    PingPong,
+    TileOrder,
+)
+
+HOPPER_ARCH = 90
+HOPPER_D_HEADS = (64, 96, 128, 192, 256)
+MAX_WARPGROUPS = 4
+MAX_KV_STAGES = 8
+Q_BUFFERS = (1, 2)
+B_C_STEP, MIN_B_C, MAX_B_C = 16, 32, 256
+REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
+# 65,536 registers over the 128 threads of a warpgroup.
+REGISTERS_TO_SHARE = 512
+# What a thread needs beside its shares of O, S and P: addresses, row statistics, loop state.
+REGISTERS_BESIDE_TILES = 24
+# What ptxas wants beside the accumulators of one wgmma, of the registers that a thread starts with;
+# what setmaxnreg gives later does not count (C7602).
+REGISTERS_BESIDE_PRODUCT = 26
+MAX_RESCALE_THRESHOLD = 8
+CLUSTER_SIZES = (1, 2)
+DEFAULT_SECTION_MIB = 32
+SECTIONS_MIB = (1, 2, 4, 8, 16, 32, 64)
+MAX_CTAS = 4
+MAX_EXP2_FMA_SHARE = 50
+
+
+def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
+    """Registers a thread starts with, in a CTA of these warpgroups and the one that copies."""
+    threads = ctas_per_sm * (n_warpgroups + 1)
+    return REGISTERS_TO_SHARE // threads // REGISTER_UNIT * REGISTER_UNIT
+
+
+def tile_registers(cfg: HopperForwardKernelConfig) -> int:
+    """Registers a thread needs for O and S in fp32, and P where it lives beside S."""
+    return cfg.d_head // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
+
+
+def _register_count(knob: str) -> Rule:
+    return Rule(
+        f"{knob}_supported",
+        f"{knob} must be a multiple of {REGISTER_UNIT} from {MIN_REGISTERS} to {MAX_REGISTERS}: "
+        "setmaxnreg takes no other",
+        lambda cfg, device: (
+            MIN_REGISTERS <= getattr(cfg, knob) <= MAX_REGISTERS
+            and getattr(cfg, knob) % REGISTER_UNIT == 0
+        ),
+        (knob,),
+    )
+
+
+def _smem_figures(cfg: HopperForwardKernelConfig, device: DeviceSpec) -> str:
+    return f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
+
+
+HOPPER_RULES: tuple[Rule, ...] = (
+    Rule(
+        "arch_is_hopper",
+        "the wgmma family needs a GPU of compute capability 9.0: wgmma is sm_90a's alone",
+        lambda cfg, device: device.arch == HOPPER_ARCH,
+        (),
+        lambda cfg, device: f"{device.name} is sm_{device.arch}",
+    ),
+    Rule(
+        "d_head_supported",
+        "d_head must be 64, 96, 128, 192 or 256: the wgmma family has kernels for these only",
+        lambda cfg, device: cfg.d_head in HOPPER_D_HEADS,
+        ("d_head",),
+    ),
+    Rule(
+        "n_warpgroups_supported",
+        f"n_warpgroups must be 1 to {MAX_WARPGROUPS}: with one more that copies, more than these "
+        "have too few registers for their tiles",
+        lambda cfg, device: 1 <= cfg.n_warpgroups <= MAX_WARPGROUPS,
+        ("n_warpgroups",),
+    ),
+    Rule(
+        "B_r_is_warpgroups",
+        "B_r must be 64 n_warpgroups: a wgmma has 64 rows",
+        lambda cfg, device: cfg.B_r == WARPGROUP_ROWS * cfg.n_warpgroups,
+        ("B_r", "n_warpgroups"),
+    ),
+    Rule(
+        "B_c_supported",
+        f"B_c must be a multiple of {B_C_STEP} from {MIN_B_C} to {MAX_B_C}: the product of P and V "
+        "takes 16 keys a step, a wgmma has at most 256 columns",
+        lambda cfg, device: MIN_B_C <= cfg.B_c <= MAX_B_C and cfg.B_c % B_C_STEP == 0,
+        ("B_c",),
+    ),
+    Rule(
+        "kv_stages_supported",
+        f"kv_stages must be 1 to {MAX_KV_STAGES}",
+        lambda cfg, device: 1 <= cfg.kv_stages <= MAX_KV_STAGES,
+        ("kv_stages",),
+    ),
+    Rule(
+        "q_buffers_supported",
+        "q_buffers must be 1, or 2 for the next tile's Q to arrive during this one's work",
+        lambda cfg, device: cfg.q_buffers in Q_BUFFERS,
+        ("q_buffers",),
+    ),
+    Rule(
+        "smem_within_limit",
+        "the tiles, 2 d_head (B_r (q_buffers + separate_O) + 2 kv_stages B_c) bytes, and "
+        f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
+        "CTA",
+        lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
+        ("d_head", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
+        _smem_figures,
+    ),
+    _register_count("producer_registers"),
+    _register_count("consumer_registers"),
+    Rule(
+        "registers_within_file",
+        "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "
+        "start with, 512 / (ctas_per_sm (n_warpgroups + 1)) each, rounded down to a multiple of 8",
+        lambda cfg, device: (
+            cfg.producer_registers + cfg.n_warpgroups * cfg.consumer_registers
+            <= registers_each(cfg.n_warpgroups, cfg.ctas_per_sm) * (cfg.n_warpgroups + 1)
+        ),
+        ("n_warpgroups", "producer_registers", "consumer_registers", "ctas_per_sm"),
+    ),
+    Rule(
+        "tiles_fit_registers",
+        "consumer_registers must hold a thread's share of O (d_head / 2), of S (B_c / 2), with "
+        f"overlap of P beside it (B_c / 4), and {REGISTERS_BESIDE_TILES} for everything else",
+        lambda cfg, device: tile_registers(cfg) + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
+        ("d_head", "B_c", "overlap", "consumer_registers"),
+        lambda cfg, device: f"the tiles take {tile_registers(cfg)}",
+    ),
+    Rule(
+        "product_fits_registers",
+        "the accumulators of a product, max(d_head, B_c) / 2 a thread, and "
+        f"{REGISTERS_BESIDE_PRODUCT} more must be within what a thread starts with, 512 / "
+        "(ctas_per_sm (n_warpgroups + 1)) rounded down to a multiple of 8: ptxas refuses others",
+        lambda cfg, device: (
+            max(cfg.d_head, cfg.B_c) // 2 + REGISTERS_BESIDE_PRODUCT
+            <= registers_each(cfg.n_warpgroups, cfg.ctas_per_sm)
+        ),
+        ("d_head", "B_c", "n_warpgroups", "ctas_per_sm"),
+    ),
+    Rule(
+        "pingpong_needs_two",
+        "pingpong needs n_warpgroups of 2 or more to take turns",
+        lambda cfg, device: cfg.pingpong == PingPong.NONE or cfg.n_warpgroups >= 2,
+        ("pingpong", "n_warpgroups"),
+    ),
+    Rule(
+        "cluster_size_supported",
+        "cluster_size must be 1 or 2: more CTAs wait longer for each other than sharing K and V "
+        "saves",
+        lambda cfg, device: cfg.cluster_size in CLUSTER_SIZES,
+        ("cluster_size",),
+    ),
+    Rule(
+        "rescale_threshold_supported",
+        f"rescale_threshold must be 0 to {MAX_RESCALE_THRESHOLD}: probabilities grow to two to "
+        "the power of it, and stay far from fp16's limit",
+        lambda cfg, device: 0 <= cfg.rescale_threshold <= MAX_RESCALE_THRESHOLD,
+        ("rescale_threshold",),
+    ),
+    Rule(
+        "section_mib_supported",
+        f"section_mib must be a power of two up to {SECTIONS_MIB[-1]}: no L2 holds more",
+        lambda cfg, device: cfg.section_mib in SECTIONS_MIB,
+        ("section_mib",),
+    ),
+    Rule(
+        "section_needs_longest_first",
+        f"section_mib must be {DEFAULT_SECTION_MIB} unless tile_order is longest_first: tiles in "
+        "other orders have no sections",
+        lambda cfg, device: (
+            cfg.section_mib == DEFAULT_SECTION_MIB or cfg.tile_order == TileOrder.LONGEST_FIRST
+        ),
+        ("section_mib", "tile_order"),
+    ),
+    Rule(
+        "ctas_per_sm_supported",
+        f"ctas_per_sm must be 1 to {MAX_CTAS}",
+        lambda cfg, device: 1 <= cfg.ctas_per_sm <= MAX_CTAS,
+        ("ctas_per_sm",),
+    ),
+    Rule(
+        "ctas_fit_shared_memory",
+        "several CTAs, ctas_per_sm, must fit in the shared memory of an SM, each with "
+        f"{RESERVED_SMEM_PER_CTA} bytes of the driver's",
+        lambda cfg, device: (
+            cfg.ctas_per_sm == 1  # smem_within_limit's own
+            or cfg.ctas_per_sm * (cfg.smem_bytes() + RESERVED_SMEM_PER_CTA)
+            <= device.max_smem_per_block + RESERVED_SMEM_PER_CTA
+        ),
+        ("ctas_per_sm", "d_head", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
+        _smem_figures,
+    ),
+    Rule(
+        "exp2_fma_share_supported",
+        f"exp2_fma_share must be 0 to {MAX_EXP2_FMA_SHARE} percent: beyond that the FMA pipe is "
+        "the slower one",
+        lambda cfg, device: 0 <= cfg.exp2_fma_share <= MAX_EXP2_FMA_SHARE,
+        ("exp2_fma_share",),
+    ),
+    Rule(
+        "early_exp_needs_overlap",
+        "early_exp needs overlap: otherwise no product runs beside the exponentials",
+        lambda cfg, device: cfg.overlap or not cfg.early_exp,
+        ("early_exp", "overlap"),
+    ),
+    Rule(
+        "stale_max_needs_rescale",
+        "stale_max needs rescale_threshold of 1 or more: exponents relative to an older maximum "
+        "are what that allows",
+        lambda cfg, device: cfg.rescale_threshold > 0 or not cfg.stale_max,
+        ("stale_max", "rescale_threshold"),
+    ),
+    Rule(
+        "stale_max_needs_sfu",
+        "stale_max needs exp2_fma_share 0: scores far above a maximum out of date must come out "
+        "infinite, and the FMA pipe's exponential wraps around",
+        lambda cfg, device: cfg.exp2_fma_share == 0 or not cfg.stale_max,
+        ("stale_max", "exp2_fma_share"),
+    ),
+    Rule(
+        "stale_max_needs_no_cluster",
+        "stale_max needs cluster_size 1: a warp may read a K tile by itself, and the other CTA "
+        "hears of its release from one warp of each warpgroup",
+        lambda cfg, device: cfg.cluster_size == 1 or not cfg.stale_max,
+        ("stale_max", "cluster_size"),
+    ),
+    Rule(
+        "direct_O_is_not_separate",
+        "direct_O and separate_O exclude each other: O leaves from registers or through shared "
+        "memory",
+        lambda cfg, device: not (cfg.direct_O and cfg.separate_O),
+        ("direct_O", "separate_O"),
+    ),
+)

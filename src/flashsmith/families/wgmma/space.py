@@ -1,0 +1,184 @@
+"""What the autotuner tries of the wgmma family: a list of tile shapes per head dimension, a few
+knobs on each, and the neighbours of what did well.
+
+A list and no product: a kernel takes five times as long to compile as one of mma.sync, and the
+registers leave few shapes to choose from. A new knob joins the search as a line of MOVES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+from flashsmith.families.dtype import DType
+from flashsmith.families.wgmma.config import (
+    WARPGROUP_ROWS,
+    HopperForwardKernelConfig,
+    PingPong,
+    Schedule,
+    TileOrder,
+)
+from flashsmith.families.wgmma.rules import B_C_STEP, MAX_RESCALE_THRESHOLD
+from flashsmith.families.wgmma.sets import get_hopper_configs
+
+
+class Shape(NamedTuple):
+    """A CTA's tiles: B_r is 64 n_warpgroups."""
+
+    n_warpgroups: int
+    B_c: int
+    overlap: bool = False
+    q_buffers: int = 2
+    kv_stages: int = 2
+    ctas_per_sm: int = 1
+
+
+# Of warpgroups in a CTA and CTAs on an SM: the registers of a thread that copies, and of one that
+# computes, which are all that the file has.
+REGISTERS = {
+    (1, 1): (24, 240), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (32, 112),
+    (1, 2): (24, 232), (2, 2): (32, 104), (1, 3): (24, 136),
+}  # fmt: skip
+# Three warpgroups read K and V least often, and have no registers for overlap beyond d_head 96.
+# Four fit short heads only. Two have more registers, and one is for problems with few rows, or two
+# or three times on an SM at short heads. The longest key tiles are what registers (three
+# warpgroups) or shared memory (d_head 192, 256, several CTAs) still hold.
+SHAPES: dict[int, tuple[Shape, ...]] = {
+    64: (
+        Shape(3, 128),
+        Shape(3, 128, overlap=True),
+        Shape(3, 192),
+        Shape(4, 96),
+        Shape(4, 64, overlap=True),
+        Shape(2, 80, ctas_per_sm=2),
+        Shape(2, 128, overlap=True),
+        Shape(2, 192, overlap=True),
+        Shape(1, 128, overlap=True),
+        Shape(1, 192, overlap=True, ctas_per_sm=2),
+        Shape(1, 96, overlap=True, ctas_per_sm=3),
+    ),
+    96: (
+        Shape(3, 128),
+        Shape(3, 144),
+        Shape(3, 96, overlap=True),
+        Shape(2, 128, overlap=True),
+        Shape(2, 160, overlap=True),
+        Shape(1, 128, overlap=True),
+        Shape(1, 112, overlap=True, ctas_per_sm=2),
+    ),
+    128: (
+        Shape(3, 128),
+        Shape(3, 96),
+        Shape(2, 128, overlap=True),
+        Shape(2, 160, overlap=True),
+        Shape(1, 128, overlap=True),
+        Shape(1, 96, overlap=True, q_buffers=1, ctas_per_sm=2),
+    ),
+    192: (
+        Shape(2, 112, q_buffers=1),
+        Shape(2, 112, overlap=True, q_buffers=1),
+        Shape(2, 80, overlap=True),
+        Shape(3, 64, q_buffers=1),
+        Shape(1, 96, overlap=True),
+    ),
+    256: (
+        Shape(2, 80, q_buffers=1),
+        Shape(2, 80, overlap=True, q_buffers=1),
+        Shape(2, 64, overlap=True, q_buffers=1),
+        Shape(2, 48, overlap=True),
+        Shape(1, 80, overlap=True),
+    ),
+}
+# From here on products take so much longer than a softmax that taking turns may only cost.
+_WITHOUT_TURNS = 192
+
+# What makes a config another one's neighbour: new values for one knob, or for those that depend on
+# each other. Tile orders are no moves: the space has all of them, at every shape.
+MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
+    ("B_r", "n_warpgroups", "ctas_per_sm", "producer_registers", "consumer_registers"): tuple(
+        (WARPGROUP_ROWS * n, n, ctas, *registers) for (n, ctas), registers in REGISTERS.items()
+    ),
+    ("overlap",): ((False,), (True,)),
+    ("pingpong",): tuple((turn,) for turn in PingPong),
+    ("schedule",): ((Schedule.STATIC_PERSISTENT,), (Schedule.DYNAMIC,)),
+    ("kv_stages",): ((2,), (3,), (4,)),
+    ("q_buffers", "separate_O"): ((1, False), (1, True), (2, False), (2, True)),
+    ("cluster_size",): ((1,), (2,)),
+    ("section_mib",): ((8,), (16,), (32,)),
+    ("rescale_threshold",): ((0,), (MAX_RESCALE_THRESHOLD,)),
+    ("exp2_fma_share",): ((0,), (10,), (25,)),
+    ("early_exp",): ((False,), (True,)),
+    ("stale_max",): ((False,), (True,)),
+    ("direct_O",): ((False,), (True,)),
+}
+# Key tiles longer and shorter by these.
+_B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
+_SHORTEST_B_C = 48
+
+
+def worth_searching(cfg: HopperForwardKernelConfig) -> bool:
+    """Whether a legal config may win; narrower than legality, and apart from it."""
+    return (
+        cfg.B_c >= _SHORTEST_B_C
+        # With one stage the products wait for every copy.
+        and cfg.kv_stages >= 2
+        # A second Q is the next tile's, and one that is alone in its CTA has no next.
+        and not (cfg.schedule == Schedule.ONE_TILE and cfg.q_buffers == 2)
+    )
+
+
+def get_hopper_space_configs(
+    dtypes: Sequence[DType], d_heads: Sequence[int], masked: bool
+) -> list[HopperForwardKernelConfig]:
+    """The wgmma configs to try; none for a head dimension that the family has no kernels for.
+
+    masked: whether some rows see fewer keys than others. Only then does it matter which tiles begin
+    first; the longest first was 1 to 14% slower on unmasked problems of an H200.
+    """
+    orders = tuple(TileOrder) if masked else (TileOrder.BY_HEAD,)
+    found = dict.fromkeys(
+        cfg
+        for dtype, d_head in product(dtypes, d_heads)
+        for shape in SHAPES.get(d_head, ())
+        for cfg in _of_shape(dtype, d_head, shape, orders)
+    )
+    shipped = (cfg for cfg in get_hopper_configs(dtypes) if cfg.tile_order in orders)
+    found.update(dict.fromkeys(cfg for cfg in shipped if cfg.d_head in d_heads))
+    return list(found)
+
+
+def _of_shape(
+    dtype: DType, d_head: int, shape: Shape, orders: Sequence[TileOrder]
+) -> Iterator[HopperForwardKernelConfig]:
+    alone = shape.n_warpgroups == 1 or d_head >= _WITHOUT_TURNS
+    producer, consumer = REGISTERS[shape.n_warpgroups, shape.ctas_per_sm]
+    for order in orders:
+        yield HopperForwardKernelConfig(
+            dtype,
+            d_head,
+            WARPGROUP_ROWS * shape.n_warpgroups,
+            shape.B_c,
+            shape.n_warpgroups,
+            kv_stages=shape.kv_stages,
+            q_buffers=shape.q_buffers,
+            producer_registers=producer,
+            consumer_registers=consumer,
+            overlap=shape.overlap,
+            pingpong=PingPong.NONE if alone else PingPong.GEMM,
+            schedule=Schedule.DYNAMIC,
+            tile_order=order,
+            rescale_threshold=MAX_RESCALE_THRESHOLD,
+            ctas_per_sm=shape.ctas_per_sm,
+        )
+
+
+def moved(cfg: HopperForwardKernelConfig) -> Iterator[HopperForwardKernelConfig]:
+    """The configs one move away, legal or not, `cfg` itself among them."""
+    for knobs, choices in MOVES.items():
+        for values in choices:
+            yield replace(cfg, **dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]
+    for step in _B_C_STEPS:
+        if cfg.B_c + step > 0:
+            yield replace(cfg, B_c=cfg.B_c + step)

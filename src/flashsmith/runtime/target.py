@@ -1,0 +1,54 @@
+"""What a command works for: a GPU of this machine, or a known one that the emulator plays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flashsmith.families import DEFAULT_DEVICE, DeviceSpec, KernelConfig, device_spec
+from flashsmith.families.device import default_device
+from flashsmith.runtime import driver
+
+Backend = Literal["gpu", "emulator"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device that kernels are built for, and what runs them."""
+
+    device: DeviceSpec
+    backend: Backend
+
+    @property
+    def arch(self) -> str:
+        """For example 'sm_80'."""
+        return f"sm_{self.device.arch}"
+
+    def __str__(self) -> str:
+        if self.backend == "gpu":
+            return f"{self.arch} on {self.device.name}"
+        return f"{self.arch} ({self.device.name}) in the emulator"
+
+
+def choose_target(
+    arch: str | None = None, emulate: bool = False, configs: Sequence[KernelConfig] = ()
+) -> Target:
+    """The target of a command.
+
+    Without `arch` the first GPU of this machine, or when there is none the first known GPU that all
+    of `configs` are for in the emulator: the A100, unless there are wgmma kernels among them.
+    An `arch` ('sm_90', '90', 'H200') that is not the GPU's own goes to the emulator: machine code
+    for one architecture does not run on another. `emulate` leaves the GPU alone.
+
+    Raises ArgumentError for an unknown arch.
+    """
+    present = driver.query_gpu(0) if driver.gpu_count() > 0 else None
+    if arch is None:
+        oldest = max((cfg.OLDEST_ARCH for cfg in configs), default=DEFAULT_DEVICE.arch)
+        wanted = present or default_device(oldest)
+    else:
+        wanted = device_spec(arch)
+        if present is not None and present.arch == wanted.arch:
+            wanted = present
+    return Target(wanted, "gpu" if wanted is present and not emulate else "emulator")

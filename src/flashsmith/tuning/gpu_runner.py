@@ -1,0 +1,201 @@
+"""The real runner: nvcc compiles, GPU 0 of the measuring process proves and times."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from flashsmith import env
+from flashsmith.benchmark.contenders import KernelContender, kernel_contender
+from flashsmith.benchmark.places import gpu_place
+from flashsmith.benchmark.timing import (
+    CudaEvents,
+    Environment,
+    Protocol,
+    Samples,
+    Telemetry,
+    measure,
+)
+from flashsmith.benchmark.workload import Workload
+from flashsmith.builder import KernelEntry, KernelLibrary, build, find_library
+from flashsmith.builder.cache import Cache
+from flashsmith.builder.find import find_library_from
+from flashsmith.builder.recipe import package_sources, source_hash
+from flashsmith.builder.user_cache import cache_dir
+from flashsmith.errors import CompileError, IllegalConfigError
+from flashsmith.families import DeviceSpec, Problem
+from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.tuning.halving import STEADY_WARMUP_MS, Halving
+from flashsmith.tuning.runner import Build, Compiled, LibraryGoneError, Proof, Runner
+
+# Scores of a head that the first proof looks at: a few hundred rows of a long sequence.
+_QUICK_SCORES = 1 << 20
+_WORKLOADS_KEPT = 16
+
+
+def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
+    """Compiles for `device` and measures on it, GPU `ordinal` of this process."""
+    origin = asdict(Environment.collect(ordinal))
+    return Runner(
+        compiler=NvccCompiler(device.arch),
+        bench=GpuBench(),
+        device=device,
+        environment={
+            "gpu": device.name,
+            "driver": origin["driver"],
+            "csrc": source_hash(package_sources()),
+            "protocol": f"{halving.rungs}, {halving.final_least} x {halving.final_ms:g} ms",
+        },
+        origin=origin,
+        process_environment=env.environment_of_gpu(ordinal),
+    )
+
+
+class NvccCompiler:
+    """Compiles batches into libraries of the user's cache."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def open(self) -> None:
+        """There is nothing to get hold of."""
+
+    def compile(self, builds: Sequence[Build]) -> list[Compiled]:
+        """Builds of one semantics. What the cache has is not compiled; when a batch does not
+        compile, its kernels are tried one by one."""
+        found = self._cached(builds)
+        missing = [b for b in builds if b not in found]
+        if missing:
+            try:
+                self._add(found, missing, self._build(missing))
+            except (CompileError, IllegalConfigError) as error:
+                if len(missing) == 1:
+                    found[missing[0]] = Compiled(error=str(error))
+                for one in missing if len(missing) > 1 else ():
+                    found.update(zip([one], self.compile([one]), strict=True))
+        return [found[b] for b in builds]
+
+    def _cached(self, builds: Sequence[Build]) -> dict[Build, Compiled]:
+        configs = [b.config for b in builds]
+        semantics = builds[0].semantics
+        found: dict[Build, Compiled] = {}
+        together = find_library_from(
+            package_sources(), configs, arch=self.arch, semantics=semantics
+        )
+        for one in builds:
+            library = together or find_library(one.config, arch=self.arch, semantics=semantics)
+            if library is not None:
+                self._add(found, [one], library)
+        return found
+
+    def _build(self, builds: Sequence[Build]) -> KernelLibrary:
+        configs = [b.config for b in builds]
+        # Its warnings are of spills, which the sweep has an opinion of its own on.
+        return build(
+            configs,
+            arch=self.arch,
+            semantics=builds[0].semantics,
+            jobs=1,
+            progress=lambda event: None,
+        )
+
+    def _add(
+        self, found: dict[Build, Compiled], builds: Sequence[Build], library: KernelLibrary
+    ) -> None:
+        for one in builds:
+            found[one] = _report(library.entry(one.config), library)
+
+
+def _report(entry: KernelEntry, library: KernelLibrary) -> Compiled:
+    return Compiled(
+        registers=entry.registers,
+        spill_bytes=entry.spill_store_bytes + entry.spill_load_bytes,
+        seconds=entry.compile_seconds,
+        library=library.manifest.key,
+    )
+
+
+class GpuBench:
+    """Proves and times on GPU 0 of its process. It keeps the tensors of the last problems."""
+
+    def open(self) -> None:
+        """Takes hold of the GPU, through PyTorch if it is there; that can take a while.
+
+        Raises LaunchError when there is no GPU.
+        """
+        self._place = gpu_place()
+        self._workloads: OrderedDict[Problem, Workload] = OrderedDict()
+        self._open_libraries: dict[str, KernelLibrary] = {}
+        self._clock = CudaEvents()
+        self._telemetry = Telemetry()
+
+    def prepare(self, problem: Problem) -> None:
+        """Makes the problem's tensors."""
+        self._workload(problem)
+
+    def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
+        """By verify's rule, on some rows of two heads; `thorough` takes all of their rows.
+
+        Wrong outputs are looked at twice, with new tensors: the kernel before this one may have
+        written where it had no business.
+        """
+        proof = self._proof(problem, build, library, thorough)
+        if not proof.ok:
+            self._workloads.clear()
+            proof = self._proof(problem, build, library, thorough)
+        return proof
+
+    def time(
+        self,
+        problem: Problem,
+        kernels: Sequence[tuple[Build, str]],
+        least: int,
+        ms: float,
+        steady: bool,
+    ) -> list[Samples]:
+        """By measure(), L2 flushed before every launch."""
+        protocol = Protocol(
+            num_warmups=1 if steady else 0,
+            runs=least,
+            warmup_ms=STEADY_WARMUP_MS if steady else 0.0,
+            measure_ms=ms,
+            num_estimates=1,
+        )
+        contenders = [self._contender(problem, *kernel) for kernel in kernels]
+        found = measure(contenders, protocol, clock=self._clock, telemetry=self._telemetry)
+        return [found[contender.name] for contender in contenders]
+
+    def _proof(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
+        contender = self._contender(problem, build, library)
+        scores = None if thorough else _QUICK_SCORES
+        found = contender.workload.judge(contender.output(), scores)
+        return Proof(found.ok, "; ".join(found.reasons), found.max_error, found.bound, found.rel_l2)
+
+    def _contender(self, problem: Problem, build: Build, library: str) -> KernelContender:
+        if library not in self._open_libraries:
+            opened = Cache(cache_dir()).open(library)
+            if opened is None:
+                raise LibraryGoneError(f"{library}: gone from the kernel cache, or damaged")
+            self._open_libraries[library] = opened
+            loaded_kernels.add(opened)
+        return kernel_contender(build.config, self._workload(problem))
+
+    def _workload(self, problem: Problem) -> Workload:
+        found = self._workloads.pop(problem, None)
+        if found is None:
+            while len(self._workloads) >= _WORKLOADS_KEPT:
+                self._workloads.popitem(last=False)
+            found = self._make(problem)
+        self._workloads[problem] = found
+        return found
+
+    def _make(self, problem: Problem) -> Workload:
+        try:
+            return Workload(problem, place=self._place)
+        except Exception:
+            # PyTorch and the driver have errors of their own for 'out of memory'.
+            if not self._workloads:
+                raise
+            self._workloads.clear()
+            return Workload(problem, place=self._place)

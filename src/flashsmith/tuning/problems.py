@@ -1,0 +1,105 @@
+"""Which problems a sweep is about."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import product
+
+from flashsmith.benchmark.bench import CELL_SETS
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DeviceSpec, DType, Problem, Semantics
+from flashsmith.printable import quoted
+from flashsmith.untrusted import UnusableTextError, read_text
+
+_MASKS = (Semantics(), Semantics("causal"))
+_TOKENS = 65536  # of a batch, where it is not cut to 16
+_MAX_BATCH = 16
+# Per head dimension: heads, so that every model is about as wide, and lengths. What lies between
+# two lengths is served by the nearer one's winner.
+_CELLS = {
+    128: (16, (512, 1024, 2048, 4096, 8192, 16384)),
+    64: (32, (512, 1024, 4096, 16384)),
+    96: (16, (512, 1024, 4096, 16384)),
+    256: (8, (512, 1024, 4096, 16384)),
+}
+# Of a problem that speaks for longer ones: its length, and 8 tiles of 128 rows for every SM.
+_MENTOR_LENGTH = 2048
+_MENTOR_ROWS_PER_SM = 8 * 128
+
+
+def default_problems() -> list[Problem]:
+    """The cells that the benchmarks report: both dtypes, full and causal, batch 16 up to 4096 keys,
+    then as many as make 65,536 tokens; those that share kernels stand together."""
+    return [
+        Problem(min(_MAX_BATCH, _TOKENS // seq), seq, seq, heads, heads, d, dtype, semantics)
+        for d, (heads, lengths) in _CELLS.items()
+        for dtype, semantics, seq in product(DType, _MASKS, lengths)
+    ]
+
+
+def read_problems(text: str) -> list[Problem]:
+    """The problems of a file (one a line; blank lines and '# ...' do not count), or of a text that
+    separates them by ';'. A part may be one of bench's sets of cells, and stands for all of its
+    problems. Doubles count once.
+
+    Raises:
+        ArgumentError: the file cannot be read, a problem cannot be parsed (a file's line is named),
+            or there is none.
+    """
+    if os.path.isfile(text):
+        try:
+            lines = read_text(text).splitlines()
+        except UnusableTextError as error:
+            raise ArgumentError(
+                f"problems={quoted(text)}{error.place}: cannot be read: {error}"
+            ) from error
+        parts = [(f"{text}, line {number}: ", line) for number, line in enumerate(lines, start=1)]
+    else:
+        parts = [("", part) for part in text.split(";")]
+    problems: list[Problem] = []
+    for where, part in parts:
+        words = part.partition("#")[0].strip()
+        if words in CELL_SETS:
+            problems += CELL_SETS[words]()
+        elif words:
+            try:
+                problems.append(Problem.parse(words))
+            except ArgumentError as error:
+                if not where and ("/" in words or os.path.splitext(words)[1]):
+                    raise ArgumentError(f"problems={quoted(text)}: there is no such file") from None
+                raise ArgumentError(f"{where}{error}") from None
+    if not problems:
+        raise ArgumentError(
+            f"problems={quoted(text)}: no problem in it; write them like 'b16 s4096 h16 d128 fp16; "
+            "...'"
+        )
+    return list(dict.fromkeys(problems))
+
+
+def mentor_of(problem: Problem, device: DeviceSpec, others: Iterable[Problem]) -> Problem | None:
+    """The shortest of `others` that says which kernels are worth a try on `problem`.
+
+    It has the same kind of heads, dtype and semantics, and its lengths are in the same proportion;
+    it is long enough that the ends of a kernel's loop hardly count, and large enough to fill the
+    GPU several times over.
+    """
+    alike = [
+        other
+        for other in others
+        if _kind(other) == _kind(problem)
+        and other.seq_q * problem.seq_k == problem.seq_q * other.seq_k
+        and min(other.seq_q, other.seq_k) >= _MENTOR_LENGTH
+        and other.seq_q < problem.seq_q
+        and other.batch * other.heads_q * other.seq_q >= _MENTOR_ROWS_PER_SM * device.sm_count
+    ]
+    return min(alike, key=lambda other: (other.seq_q, other), default=None)
+
+
+def _kind(problem: Problem) -> tuple[object, ...]:
+    return (
+        problem.d,
+        problem.dtype,
+        problem.semantics,
+        problem.heads_q // problem.heads_k,
+    )

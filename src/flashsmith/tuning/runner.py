@@ -1,0 +1,117 @@
+"""What a sweep needs of the world: something that compiles, something that proves and times.
+
+Both run in worker processes and are pickled to get there; `gpu_runner` has the real ones, tests
+give others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from flashsmith.benchmark.timing import Samples
+from flashsmith.errors import LaunchError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
+
+
+@dataclass(frozen=True, order=True)
+class Build:
+    """A kernel to compile. One serves every problem that needs these semantics."""
+
+    config: KernelConfig
+    semantics: Semantics
+
+    @classmethod
+    def of(cls, problem: Problem, config: KernelConfig) -> Build:
+        """The build that serves `problem` with `config`."""
+        return cls(config, problem.required_semantics(config))
+
+    def __str__(self) -> str:
+        plain = self.semantics == Semantics()
+        return str(self.config) if plain else f"{self.config} [{self.semantics}]"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a build: the compiler's report, or the `error` it ended with.
+
+    registers and spill_bytes (stores and loads) are per thread; library is what the bench finds the
+    kernel by.
+    """
+
+    registers: int = 0
+    spill_bytes: int = 0
+    seconds: float = 0.0
+    library: str = ""
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Whether a kernel's output is right; `reason` says what is wrong with it."""
+
+    ok: bool
+    reason: str = ""
+    max_error: float | None = None
+    error_bound: float | None = None
+    rel_l2: float | None = None
+
+
+class Compiler(Protocol):
+    """Lives in the compile processes."""
+
+    def open(self) -> Any:
+        """Called once, in the process."""
+
+    def compile(self, builds: Sequence[Build]) -> list[Compiled]:
+        """Compiles builds of one semantics; a build that fails is an error of its own."""
+
+
+class LibraryGoneError(LaunchError):
+    """A library is not where its compilation left it: it has to be compiled once more."""
+
+
+class Bench(Protocol):
+    """Lives in the measuring process. Whatever it raises costs the kernel at hand, but
+    LibraryGoneError, which is nobody's fault."""
+
+    def open(self) -> Any:
+        """Called once, in the process: takes hold of the GPU."""
+
+    def prepare(self, problem: Problem) -> None:
+        """Makes a problem's tensors. Fails where the GPU is too small for them."""
+
+    def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
+        """Runs the kernel on the problem and judges its output; `thorough` looks at more of it."""
+
+    def time(
+        self,
+        problem: Problem,
+        kernels: Sequence[tuple[Build, str]],
+        least: int,
+        ms: float,
+        steady: bool,
+    ) -> list[Samples]:
+        """Launches every (build, library) at least `least` times and for `ms` milliseconds in all,
+        interleaved; `steady` warms the GPU up first, until its clock has settled."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A way to compile and to measure, for one device.
+
+    environment: what figures depend on, by name; a journal's records count only where it is the
+    same. origin: what rows of figures say of it. process_environment: the environment variables of
+    the measuring process, None for this one's.
+    """
+
+    compiler: Compiler
+    bench: Bench
+    device: DeviceSpec
+    environment: dict[str, str]
+    origin: dict[str, Any] = field(default_factory=dict)
+    process_environment: dict[str, str] | None = None

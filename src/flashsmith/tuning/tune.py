@@ -1,0 +1,249 @@
+"""tune(): a sweep from problems to the table of winners; and the two things that need no GPU."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashsmith.chooser.choice import forget_choices
+from flashsmith.chooser.winners import WinnersTable, check_table, require_user_table_path
+from flashsmith.counted import counted
+from flashsmith.errors import ArgumentError, LaunchError, SelectionError, TableError
+from flashsmith.families import DeviceSpec, Problem
+from flashsmith.printable import quoted
+from flashsmith.runtime import gpu_count, query_gpu
+from flashsmith.time_left import format_seconds
+from flashsmith.tuning.compiling import Compiling
+from flashsmith.tuning.cull import cull_compiled
+from flashsmith.tuning.entry import make_race
+from flashsmith.tuning.journal import Journal
+from flashsmith.tuning.problems import default_problems, mentor_of
+from flashsmith.tuning.progress import SweepProgress
+from flashsmith.tuning.race import Race
+from flashsmith.tuning.ranking import record_alone, record_beside, write_ranking
+from flashsmith.tuning.runner import Compiler, Runner
+from flashsmith.tuning.sweep import Settings, Sweep
+from flashsmith.tuning.worker import wait_for_any
+
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)", re.ASCII)
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_REFRESH_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a sweep came to; `interrupted` when Ctrl-C ended it."""
+
+    races: list[Race]
+    interrupted: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether every problem has a winner."""
+        return all(race.standings() for race in self.races)
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of '90s', '10m' or '1.5h'; 'none' is infinite.
+
+    Raises ArgumentError for anything else.
+    """
+    if text == "none":
+        return math.inf
+    match = _BUDGET.fullmatch(text)
+    if match is None or float(match.group(1)) == 0:
+        raise ArgumentError(
+            f"budget={quoted(text)}: write it like 90s, 10m or 1h, or none for no limit"
+        )
+    return float(match.group(1)) * _UNITS[match.group(2)]
+
+
+def plan_races(
+    problems: Sequence[Problem] | None, device: DeviceSpec, key: str, settings: Settings
+) -> list[Race]:
+    """A race for each problem, in their order; of the default ones (None) those that the space has
+    configs for. Long problems follow the lead of shorter ones like them.
+
+    Raises what ``search_space`` raises.
+    """
+    wanted = default_problems() if problems is None else problems
+    races: dict[Problem, Race] = {}
+    refused = None
+    for problem in sorted(wanted, key=lambda p: p.seq_q):
+        mentor = mentor_of(problem, device, races)
+        try:
+            races[problem] = make_race(
+                problem,
+                device,
+                key,
+                settings.halving,
+                races[mentor] if mentor else None,
+                settings.refinements,
+            )
+        except SelectionError as error:
+            refused = error
+    if refused is not None and (problems is not None or not races):
+        raise refused
+    return [races[problem] for problem in wanted if problem in races]
+
+
+def check_gpu(ordinal: int) -> DeviceSpec:
+    """The GPU to measure on.
+
+    Raises LaunchError without a GPU, ArgumentError when there is no such one.
+    """
+    if gpu_count() == 0:
+        raise LaunchError(
+            "timing needs an NVIDIA GPU, and this machine has none that is usable; --dry-run says "
+            "what would be tried and --build-only compiles it, both without one"
+        )
+    return query_gpu(ordinal)
+
+
+def tune(
+    races: Sequence[Race],
+    runner: Runner,
+    settings: Settings,
+    out: Path,
+    progress: SweepProgress,
+    *,
+    fresh: bool = False,
+    table: Path | None = None,
+) -> Tuned:
+    """Runs the races and writes to the folder `out`: journal.jsonl as it goes, winners.json with
+    each problem's end, ranking.csv and ranking.json at last. Winners of a final also go to `table`,
+    by default the user's own, beside what it has.
+
+    What an earlier run in `out` found out on the same GPU, driver and sources is not measured
+    again, unless `fresh`. Ctrl-C ends it early, and what was found so far is written.
+
+    Raises ArgumentError when `out` cannot be written, TableError when a table cannot, LaunchError
+    when the GPU does not come back, CompileError when nothing can be compiled.
+    """
+    path = table or require_user_table_path()
+    check_table(path)
+    shipped = WinnersTable.shipped() if table is None else None
+    journal = Journal(out / "journal.jsonl", journal_key(runner), fresh=fresh)
+
+    def record(race: Race) -> list[TableError]:
+        failures = []
+        for write in (
+            lambda: record_alone(race, runner, out / "winners.json"),
+            lambda: record_beside(race, runner, path, shipped),
+        ):
+            try:
+                write()
+            except TableError as error:
+                failures.append(error)
+        return failures
+
+    def finished(race: Race) -> None:
+        # What fails is tried once more in the end; the journal has it all.
+        for failure in record(race):
+            progress.say(str(failure))
+        progress.say(f"done {_outcome(race)}")
+
+    interrupted = False
+    failures: list[TableError] = []
+    began = time.monotonic()
+    try:
+        _say_what_is_known(journal, progress)
+        Sweep(races, runner, journal, settings, progress, finished).run()
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        journal.close()
+        try:
+            write_ranking(out, races, runner)
+        finally:
+            # Also those that were told: a kernel may have been found out later, on another problem.
+            for race in races:
+                failures += record(race)
+            forget_choices()
+    if failures:
+        raise TableError(
+            f"{failures[0]}\nThe ranking is in {out}; mend this, and run again to enter it"
+        )
+    _say_who_had_no_final(races, out, progress)
+    won = sum(bool(race.standings()) for race in races)
+    took = format_seconds(time.monotonic() - began)
+    progress.say(f"{won} of {len(races)} problems have a winner, in {took}")
+    return Tuned(list(races), interrupted)
+
+
+def build_ahead(
+    races: Sequence[Race],
+    compiler: Compiler,
+    device: DeviceSpec,
+    settings: Settings,
+    progress: SweepProgress,
+) -> None:
+    """Compiles everything that the races would, and culls by what the compiler says.
+
+    Raises CompileError when nothing can be compiled.
+    """
+    builds = dict.fromkeys(c.build for race in races for c in race.field)
+    compiling = Compiling(compiler, settings.jobs, settings.compile_patience)
+    began, done = time.monotonic(), 0
+    try:
+        compiling.add(builds)
+        while compiling.busy:
+            compiling.dispatch()
+            wait_for_any(compiling.workers, _REFRESH_SECONDS)
+            for build, compiled in compiling.collect():
+                done += 1
+                reason = cull_compiled(build.config, compiled, device, settings.max_spill)
+                for race in races:
+                    candidate = race.candidates.get(str(build.config))
+                    if candidate is not None and candidate.build == build:
+                        candidate.compiled = compiled
+                        if reason is not None:
+                            candidate.drop("culled", reason)
+            pace = (time.monotonic() - began) / max(1, done)
+            left = pace * (len(builds) - done) if done else math.inf
+            progress.update(
+                done / max(1, len(builds)),
+                left,
+                f"compiled {done} of {counted(len(builds), 'kernel')}",
+            )
+    finally:
+        compiling.stop()
+
+
+def journal_key(runner: Runner) -> str:
+    """What a journal's records are true for, as one text."""
+    return "; ".join(f"{name}: {value}" for name, value in sorted(runner.environment.items()))
+
+
+def _say_what_is_known(journal: Journal, progress: SweepProgress) -> None:
+    if journal.records:
+        progress.say(f"going on from {len(journal.records)} records in {journal.path}")
+    if journal.foreign:
+        progress.say(
+            f"{journal.foreign} records in {journal.path} are of another GPU, driver or version "
+            "and do not count"
+        )
+    if journal.damaged:
+        progress.say(f"{journal.damaged} lines of {journal.path} cannot be read and do not count")
+
+
+def _say_who_had_no_final(races: Sequence[Race], out: Path, progress: SweepProgress) -> None:
+    count = sum(bool(race.standings()) and not race.decided for race in races)
+    if count:
+        progress.say(
+            f"{count} problems had no final: their winners are in {out / 'winners.json'} only; run "
+            "again to go on"
+        )
+
+
+def _outcome(race: Race) -> str:
+    standings = race.standings()
+    if not standings:
+        return f"{race.problem}: no kernel works"
+    best = standings[0]
+    rate = race.problem.attn_flop() / best.ms / 1e9
+    return f"{race.problem}: {best.candidate.name}, {best.ms:.4f} ms, {rate:.0f} TFLOP/s"

@@ -1,0 +1,214 @@
+"""Worker: a process that works for this one and may crash or hang without taking it along."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_connections
+from typing import Any, Literal
+
+from flashsmith.tuning.served import READY, RETURNED
+
+FailureKind = Literal["crash", "hang", "error", "startup"]
+# Of a CUDA context and PyTorch on a cold disk.
+STARTUP_SECONDS = 300.0
+_GRACE_SECONDS = 5.0
+_DEATH_SECONDS = 60.0
+_SHOWN_CHARACTERS = 500
+# A script without a `__main__` guard must not run a second time, which rules multiprocessing out.
+_PROGRAM = """
+import sys
+sys.path[:] = {path!r}
+from flashsmith.tuning.served import serve
+serve({descriptor}, {parent}, {gentle})
+"""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a call gave nothing: the process died ("crash"), was too slow ("hang"), raised ("error"),
+    or did not come up at all ("startup"). raised: the name of the exception's class, if any."""
+
+    kind: FailureKind
+    reason: str
+    raised: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a call: its value, or the failure."""
+
+    value: Any = None
+    failure: Failure | None = None
+
+
+class Worker:
+    """Calls methods of `target` in a process of its own, one at a time.
+
+    `target` is pickled there; its ``open()`` is called first. The process starts with the first
+    request and stays; after a failure it is killed, and the next request starts another. A `gentle`
+    one is asked to end before it is killed. `environment` are its environment variables, None for
+    this process's. Not thread-safe; the thread that makes the first
+    request must outlive the process.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        gentle: bool = False,
+        startup_seconds: float = STARTUP_SECONDS,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self._target = pickle.dumps(target)
+        self._gentle = gentle
+        self._startup_seconds = startup_seconds
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._words: Any = None
+        self._waiting: tuple[str, tuple[Any, ...], float] | None = None
+        self._started = False
+        self._deadline: float | None = None
+        self.starts = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return self._deadline is not None
+
+    @property
+    def deadline(self) -> float:
+        """When, by time.monotonic(), what is under way counts as a hang."""
+        return math.inf if self._deadline is None else self._deadline
+
+    def request(self, method: str, *arguments: Any, seconds: float) -> None:
+        """Has the process call `method`; it may take `seconds`, starting the process apart."""
+        if self.busy:
+            raise RuntimeError(f"request({method!r}): the worker is busy")
+        self._waiting = (method, arguments, seconds)
+        if self._process is None:
+            self._start()
+            self._deadline = time.monotonic() + self._startup_seconds
+        else:
+            self._send()
+
+    def outcome(self) -> Outcome | None:
+        """What became of the request; None while it is under way. Does not wait."""
+        if self._connection is None or self._deadline is None:
+            return None
+        try:
+            while self._connection.poll():
+                kind, value = self._connection.recv()
+                if kind == READY:
+                    self._started = True
+                    self._send()
+                    continue
+                if kind == RETURNED:
+                    self._deadline = None
+                    return Outcome(value)
+                raised, reason = value
+                return self._fail("error" if self._started else "startup", reason, raised)
+        except (EOFError, ConnectionError):
+            return self._fail("crash" if self._started else "startup", self._last_words())
+        if time.monotonic() >= self._deadline:
+            if not self._started:
+                return self._fail("startup", f"not up after {self._startup_seconds:g} s")
+            seconds = self._waiting[2] if self._waiting else 0.0
+            return self._fail("hang", f"not done after {seconds:g} s")
+        return None
+
+    def stop(self) -> None:
+        """Ends the process, if there is one; a request under way is lost."""
+        self._deadline = None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._gentle:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # A process that a broken driver holds does not die; it must not hold this one as well.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_DEATH_SECONDS)
+        self._words.close()
+
+    # ---- inside ----
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._words = os.fdopen(os.memfd_create("worker"), "w+b")
+        program = _PROGRAM.format(
+            path=sys.path, descriptor=theirs.fileno(), parent=os.getpid(), gentle=self._gentle
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                pass_fds=[theirs.fileno()],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._connection = Connection(ours.detach())
+        self._started = False
+        self.starts += 1
+        with contextlib.suppress(ConnectionError):  # outcome() finds out that it died
+            self._connection.send_bytes(self._target)
+
+    def _send(self) -> None:
+        if self._connection is None or self._waiting is None:
+            return
+        method, arguments, seconds = self._waiting
+        self._deadline = time.monotonic() + seconds
+        with contextlib.suppress(ConnectionError):
+            self._connection.send((method, arguments))
+
+    def _last_words(self) -> str:
+        """How the process ended, and the end of what it printed."""
+        if self._process is None:
+            return "it is gone"
+        try:
+            code = self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "it hung up without ending"
+        how = f"ended with {code}"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                how = f"was killed by {signal.Signals(-code).name}"
+        self._words.seek(0)
+        # Of Python's own report the stack follows after an empty line.
+        words = self._words.read().decode(errors="replace").partition("\n\n")[0]
+        said = " ".join(words.split())[-_SHOWN_CHARACTERS:]
+        return f"the process {how}" + (f": {said}" if said else "")
+
+    def _fail(self, kind: FailureKind, reason: str, raised: str = "") -> Outcome:
+        self.stop()
+        return Outcome(failure=Failure(kind, reason, raised))
+
+
+def wait_for_any(workers: Iterable[Worker], seconds: float) -> None:
+    """Waits until a busy worker has something to say or passes its deadline, at most `seconds`."""
+    busy = [worker for worker in workers if worker.busy]
+    left = min((worker.deadline for worker in busy), default=math.inf) - time.monotonic()
+    connections = [w._connection for w in busy if w._connection is not None]
+    if connections:
+        wait_for_connections(connections, max(0.0, min(seconds, left)))
+    else:
+        time.sleep(seconds)

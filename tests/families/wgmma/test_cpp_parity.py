@@ -1,0 +1,151 @@
+"""The C++ side says the same of thousands of wgmma configs: fields, rules, shared memory,
+residency, order."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from dataclasses import fields, replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hopper_samples import SHIPPED, random_configs
+
+from flashsmith.families import (
+    HOPPER_KNOB_VALUES,
+    HOPPER_RULES,
+    HopperForwardKernelConfig,
+    device_spec,
+    get_hopper_configs,
+    legal_completions,
+    rule_bitmask,
+)
+
+HERE = Path(__file__).parent
+CSRC = HERE.parents[2] / "src" / "flashsmith" / "csrc"
+H200 = device_spec("H200")
+FIELDS = [knob.name for knob in fields(HopperForwardKernelConfig)]
+
+
+def generated_fields() -> str:
+    """Designators must stand in the order of the members, and names for members be as many."""
+    members = ", ".join(
+        f".{name} = static_cast<decltype(Config::{name})>(v[{place}])"
+        for place, name in enumerate(FIELDS)
+    )
+    names = ", ".join(f"m{place}" for place in range(len(FIELDS)))
+    return (
+        f"constexpr int kFields = {len(FIELDS)};\n"
+        f"constexpr Config config_from(const int* v) {{ return {{{members}}}; }}\n"
+        f"constexpr bool has_all_fields(const Config& config) {{\n"
+        f"    [[maybe_unused]] const auto& [{names}] = config;\n    return true;\n}}\n"
+    )
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("hopper_rules")
+    (folder / "fields.inc").write_text(generated_fields())
+    library, source = folder / "table.so", HERE / "rules_table.cc"
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+    includes = [f"-I{folder}", f"-I{CSRC}"]
+    subprocess.run(["g++", *flags, *includes, str(source), "-o", str(library)], check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.rule_name.restype = ctypes.c_char_p
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def configs() -> list[HopperForwardKernelConfig]:
+    """The neighbours of legal configs, in every knob and every value; and draws from beyond."""
+    wide = replace(SHIPPED, d_head=256, B_r=128, B_c=80, n_warpgroups=2, q_buffers=1)
+    near = {
+        replace(cfg, **{knob: value})  # type: ignore[arg-type]
+        for cfg in (*get_hopper_configs(), replace(wide, consumer_registers=240))
+        for knob, values in HOPPER_KNOB_VALUES.items()
+        for value in values
+    }
+    return sorted(near) + random_configs(8_000, seed=20)
+
+
+def packed(configs: list[HopperForwardKernelConfig]) -> ctypes.Array[ctypes.c_int]:
+    ints = [value for cfg in configs for value in cfg.to_ints()]
+    return (ctypes.c_int * len(ints))(*ints)
+
+
+def test_both_sides_have_the_same_rules_in_the_same_order(table: ctypes.CDLL) -> None:
+    names = [table.rule_name(bit) for bit in range(len(HOPPER_RULES) + 1)]
+    assert names == [*(rule.name.encode() for rule in HOPPER_RULES), None]
+
+
+@pytest.mark.parametrize(
+    ("limit", "arch"), [(H200.max_smem_per_block, 90), (166912, 80), (101376, 90), (1024, 100)]
+)
+def test_broken_rules_agree(
+    table: ctypes.CDLL, configs: list[HopperForwardKernelConfig], limit: int, arch: int
+) -> None:
+    device = replace(H200, max_smem_per_block=limit, arch=arch)
+    masks = (ctypes.c_uint * len(configs))()
+    table.tabulate_broken_rules(packed(configs), len(configs), limit, arch, masks)
+    expected = [rule_bitmask(cfg, device) for cfg in configs]
+    differing = [
+        str(cfg)
+        for cfg, ours, theirs in zip(configs, expected, masks, strict=True)
+        if ours != theirs
+    ]
+    assert differing == []
+
+
+def test_the_sample_breaks_every_rule_and_keeps_every_rule(
+    configs: list[HopperForwardKernelConfig],
+) -> None:
+    masks = [rule_bitmask(cfg, H200) for cfg in configs]
+    for bit, rule in enumerate(HOPPER_RULES):
+        if rule.knobs:  # else it is the device's matter alone
+            assert 0 < sum(mask >> bit & 1 for mask in masks) < len(masks), rule.name
+    assert masks.count(0) > 250
+
+
+def fits(cfg: HopperForwardKernelConfig) -> bool:
+    return cfg.smem_bytes() < 2**62 and cfg.n_threads < 2**31
+
+
+def test_shared_memory_agrees(table: ctypes.CDLL, configs: list[HopperForwardKernelConfig]) -> None:
+    sample = [cfg for cfg in configs if fits(cfg)]
+    sizes = (ctypes.c_longlong * len(sample))()
+    table.tabulate_smem_bytes(packed(sample), len(sample), sizes)
+    assert list(sizes) == [cfg.smem_bytes() for cfg in sample]
+
+
+@pytest.mark.parametrize("registers", [0, 1, 96, 128, 160, 168, 169, 240, 255])
+def test_ctas_per_sm_agree(
+    table: ctypes.CDLL, configs: list[HopperForwardKernelConfig], registers: int
+) -> None:
+    small = next(legal_completions(SHIPPED, ("dtype",), H200))
+    sample = [small, *(cfg for cfg in configs[::3] if fits(cfg))]
+    ctas = (ctypes.c_int * len(sample))()
+    max_smem = H200.max_smem_per_sm
+    table.tabulate_ctas(packed(sample), len(sample), max_smem, registers, ctas)
+    expected = [cfg.num_ctas_per_sm(max_smem, registers or None) for cfg in sample]
+    assert list(ctas) == expected
+    # 256 threads with 128 registers each take half of the register file.
+    assert (max(expected) > 1) == (registers <= 128)
+
+
+def test_both_sides_order_configs_alike(table: ctypes.CDLL) -> None:
+    sample = sorted([*random_configs(40, seed=3), *get_hopper_configs()])
+    rows = [packed([cfg]) for cfg in sample]
+    for left, right in product(range(len(sample)), repeat=2):
+        expected = (sample[left] > sample[right]) - (sample[left] < sample[right])
+        assert table.compare(rows[left], rows[right]) == expected
+
+
+def test_the_bindings_list_the_fields_in_their_order() -> None:
+    """What a library says of its configs is read back field by field."""
+    text = (CSRC / "bindings.cc").read_text()
+    start = text.index("to_ints(const HopperForwardKernelConfig& c)")
+    listed = text[start : text.index("};", start)]
+    places = [listed.find(f"c.{name}") for name in FIELDS]
+    assert -1 not in places
+    assert places == sorted(places)

@@ -1,0 +1,180 @@
+"""A compiler and a bench that need no GPU; their kernels crash, hang, lie, spill and tie on demand.
+
+Worker processes import this file: everything here is pickled to them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flashsmith.benchmark.timing import Samples
+from flashsmith.families import (
+    DType,
+    Problem,
+    device_spec,
+    get_autotuning_kernel_configs,
+)
+from flashsmith.tuning.runner import Build, Compiled, LibraryGoneError, Proof, Runner
+
+DEVICE = device_spec("H200")
+FOREVER = 3600.0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How a fake kernel behaves. `fails` names the stage at which `how` happens: 'compile',
+    'prove', 'check', 'time', 'final' or ''."""
+
+    ms: float = 1.0
+    fails: str = ""
+    how: str = "abort"
+    spill_bytes: int = 0
+    registers: int = 128
+    compile_seconds: float = 0.0
+
+
+def _do(how: str) -> None:
+    if how == "abort":
+        print("a fake abort", flush=True)
+        os.abort()
+    if how == "hang":
+        time.sleep(FOREVER)
+    if how == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "raise":
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+@dataclass
+class World:
+    """All fake kernels by short form, `default` for others, and how noisy the clock is (relative
+    standard deviation)."""
+
+    kernels: dict[str, Kernel]
+    default: Kernel = Kernel()
+    noise: float = 0.0
+    log: Path | None = None
+    refuses: tuple[str, ...] = ()
+    opens: bool = True
+    seconds_per_request: float = 0.0
+    # Gone are the libraries of the kernels whose names are in this file; compiling `heals` it.
+    gone: Path | None = None
+    heals: bool = True
+
+    def kernel(self, build: Build) -> Kernel:
+        return self.kernels.get(str(build.config), self.default)
+
+    def note(self, *words: object) -> None:
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(" | ".join(map(str, words)) + "\n")
+
+
+@dataclass
+class FakeCompiler:
+    world: World
+
+    def open(self) -> None:
+        pass
+
+    def compile(self, builds: Sequence[Build]) -> list[Compiled]:
+        self.world.note("compile", len(builds))
+        if self.world.gone is not None and self.world.heals:
+            self.world.gone.write_text("")
+        done = []
+        for build in builds:
+            kernel = self.world.kernel(build)
+            time.sleep(kernel.compile_seconds)
+            if kernel.fails == "compile":
+                if kernel.how == "refuse":
+                    done.append(Compiled(error="nvcc says no"))
+                    continue
+                _do(kernel.how)
+            done.append(Compiled(kernel.registers, kernel.spill_bytes, 0.1, f"library of {build}"))
+        return done
+
+
+@dataclass
+class FakeBench:
+    world: World
+    prepared: list[str] = field(default_factory=list)
+
+    def open(self) -> None:
+        self.world.note("open")
+        if not self.world.opens:
+            raise RuntimeError("no CUDA-capable device is detected")
+
+    def prepare(self, problem: Problem) -> None:
+        if str(problem) in self.world.refuses:
+            raise RuntimeError("out of memory")
+
+    def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
+        time.sleep(self.world.seconds_per_request)
+        self._find(build, library)
+        stage = "check" if thorough else "prove"
+        self.world.note(stage, problem, build.config)
+        kernel = self.world.kernel(build)
+        if kernel.fails == stage:
+            if kernel.how == "lie":
+                return Proof(False, "largest error 1 is above 0.001", 1.0, 0.001)
+            _do(kernel.how)
+        return Proof(True, "", 1e-4, 1e-3, 1e-4)
+
+    def time(
+        self,
+        problem: Problem,
+        kernels: Sequence[tuple[Build, str]],
+        least: int,
+        ms: float,
+        steady: bool,
+    ) -> list[Samples]:
+        time.sleep(self.world.seconds_per_request)
+        for build, library in kernels:
+            self._find(build, library)
+        stage = "final" if steady and len(kernels) > 1 else "time"
+        self.world.note(stage, problem, *(build.config for build, _ in kernels))
+        return [self._samples(problem, build, least, stage) for build, _ in kernels]
+
+    def _find(self, build: Build, library: str) -> None:
+        assert library == f"library of {build}"
+        gone = self.world.gone
+        if gone is not None and str(build.config) in gone.read_text().splitlines():
+            raise LibraryGoneError(f"{library}: gone")
+
+    def _samples(self, problem: Problem, build: Build, runs: int, stage: str) -> Samples:
+        kernel = self.world.kernel(build)
+        if kernel.fails == stage:
+            _do(kernel.how)
+        draw = random.Random(f"{problem} {build} {runs} {stage}")
+        ms = kernel.ms * problem.attn_flop() / 1e9
+        return Samples(tuple(ms * (1 + draw.gauss(0, self.world.noise)) for _ in range(runs)))
+
+
+def fake_runner(world: World) -> Runner:
+    return Runner(
+        FakeCompiler(world), FakeBench(world), DEVICE, {"gpu": "fake"}, {"gpu": "fake", "arch": 90}
+    )
+
+
+# d 128, fp16, the first of each of the set's shapes: their short forms are what fakes go by.
+CONFIGS = get_autotuning_kernel_configs([DType.FP16])
+NAMES = [str(cfg) for cfg in CONFIGS]
+PROBLEM = Problem(2, 512, 512, 4, 4, 128, DType.FP16)
+
+
+def times(best: int, count: int, step: float = 0.05) -> dict[str, Kernel]:
+    """`count` kernels, each a step slower than the one before; number `best` is the fastest."""
+    order = sorted(range(count), key=lambda n: (n != best, n))
+    return {NAMES[n]: Kernel(ms=1 + step * place) for place, n in enumerate(order)}
+
+
+def but(kernels: dict[str, Kernel], changes: dict[int, dict[str, object]]) -> dict[str, Kernel]:
+    """The kernels, some of them changed by number."""
+    changed = {NAMES[n]: replace(kernels[NAMES[n]], **change) for n, change in changes.items()}  # type: ignore[arg-type]
+    return {**kernels, **changed}

@@ -1,0 +1,214 @@
+"""Candidates: which configs a problem gets, and what drops them before they are measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sweep_fakes import CONFIGS, DEVICE, NAMES, PROBLEM
+
+from flashsmith.errors import ArgumentError, SelectionError
+from flashsmith.families import (
+    DeviceSpec,
+    DType,
+    Problem,
+    Semantics,
+    device_spec,
+    get_autotuning_kernel_configs,
+    get_kernel_progression_configs,
+    is_legal,
+    parse_kernel_name_into_config,
+)
+from flashsmith.tuning.cull import cull_compiled, cull_unbuilt
+from flashsmith.tuning.entry import make_race
+from flashsmith.tuning.problems import default_problems, mentor_of
+from flashsmith.tuning.problems import read_problems as read
+from flashsmith.tuning.runner import Build, Compiled
+from flashsmith.tuning.space import search_space
+
+# ---- the space ----
+
+
+@pytest.mark.parametrize("problem", [default_problems()[n] for n in (0, 30, 50, 70)], ids=str)
+def test_the_space_is_legal_and_for_the_problem(problem: Problem) -> None:
+    of_wgmma = 13 if problem.semantics.mask != "none" else 6
+    for key, least in (("space", 31), ("hopper", of_wgmma), ("both", of_wgmma + 6)):
+        configs = search_space(problem, DEVICE, key)
+        assert len(set(configs)) == len(configs) >= least
+        assert {(cfg.dtype, cfg.d_head) for cfg in configs} == {(problem.dtype, problem.d)}
+        assert all(is_legal(cfg, DEVICE) for cfg in configs)
+
+
+def test_each_key_searches_its_families() -> None:
+    def families(key: str | None, device: DeviceSpec = DEVICE) -> set[str]:
+        return {cfg.FAMILY for cfg in search_space(PROBLEM, device, key)}
+
+    assert families("space") == {"mma_sync"}
+    assert families("hopper") == {"wgmma"}
+    assert families("both") == families(None) == {"mma_sync", "wgmma"}
+    assert families(None, device_spec("A100")) == {"mma_sync"}
+
+
+def test_what_the_wgmma_family_has_no_kernels_for() -> None:
+    short = replace(PROBLEM, d=32)
+    with pytest.raises(SelectionError, match=r"no kernels of d_head 32.*take space='space'"):
+        search_space(short, DEVICE, "hopper")
+    assert {cfg.FAMILY for cfg in search_space(short, DEVICE, "both")} == {"mma_sync"}
+
+
+def test_only_masked_problems_try_the_longest_tiles_first() -> None:
+    orders = [
+        {cfg.tile_order for cfg in search_space(replace(PROBLEM, semantics=s), DEVICE, "hopper")}
+        for s in (Semantics(), Semantics("causal"))
+    ]
+    assert [len(found) for found in orders] == [1, 2]
+
+
+def test_a_d_between_two_head_dimensions_takes_the_larger() -> None:
+    odd = replace(PROBLEM, d=72)
+    assert {cfg.d_head for cfg in search_space(odd, DEVICE)} == {96}
+
+
+def test_tune_and_the_ladder_are_put_into_the_problems_own_dtype_and_head() -> None:
+    problem = replace(PROBLEM, d=64, dtype=DType.BF16)
+    tune = search_space(problem, DEVICE, "tune")
+    wanted = get_autotuning_kernel_configs([DType.BF16])
+    assert tune == [replace(cfg, d_head=64) for cfg in wanted]
+    steps = search_space(problem, DEVICE, "prog")
+    wanted = get_kernel_progression_configs()
+    assert steps == [replace(cfg, dtype=DType.BF16, d_head=64) for cfg in wanted]
+    assert len(search_space(PROBLEM, DEVICE, "64,32")) == 8
+
+
+def test_of_other_sets_those_count_that_fit(tmp_path: Path) -> None:
+    listed = [CONFIGS[0], replace(CONFIGS[1], d_head=64), CONFIGS[2], CONFIGS[0]]
+    file = tmp_path / "mine.txt"
+    file.write_text("\n".join(map(str, listed)))
+    assert search_space(PROBLEM, DEVICE, str(file)) == [CONFIGS[0], CONFIGS[2]]
+    assert all(cfg.d_head == 128 for cfg in search_space(PROBLEM, DEVICE, "cover"))
+
+
+def test_a_space_without_a_config_for_the_problem() -> None:
+    with pytest.raises(SelectionError, match=r"^space='\(FP16.*BF16 and d_head 128, which b2 s512"):
+        search_space(replace(PROBLEM, dtype=DType.BF16), DEVICE, NAMES[0])
+    with pytest.raises(SelectionError, match="is no known key"):
+        search_space(PROBLEM, DEVICE, "nonsense")
+
+
+# ---- problems ----
+
+
+def test_a_set_of_cells_stands_for_its_problems() -> None:
+    assert len(read("main")) == 24
+    assert read(f"{PROBLEM}; packed; main")[0] == PROBLEM
+    assert len(read(f"{PROBLEM}; packed; main")) == 45
+
+
+def test_the_default_problems_are_the_cells_of_the_benchmarks() -> None:
+    problems = default_problems()
+    assert len(set(problems)) == len(problems) == 72
+    texts = list(map(str, problems))
+    assert texts[0] == "b16 s512 h16 d128 fp16"
+    assert "b8 s8192 h16 d128 bf16 causal" in texts
+    assert "b4 s16384 h8 d256 fp16" in texts
+    # Those that share kernels stand together.
+    kinds = [(p.d, p.dtype, p.semantics) for p in problems]
+    assert len(set(kinds)) == sum(a != b for a, b in zip(kinds, [None, *kinds[:-1]], strict=True))
+
+
+def test_problems_are_read_from_a_text_and_from_a_file(tmp_path: Path) -> None:
+    text = "b2 s512 h4 d128 fp16; b1 s1024 d64 bf16 causal;b2 s512 h4 d128 fp16;"
+    expected = [PROBLEM, Problem(1, 1024, 1024, 1, 1, 64, DType.BF16, Semantics("causal"))]
+    assert read(text) == expected
+    file = tmp_path / "problems.txt"
+    file.write_text("# ours\nb2 s512 h4 d128 fp16  # the first\n\nb1 s1024 d64 bf16 causal\n")
+    assert read(str(file)) == expected
+
+
+def test_a_problem_that_is_none_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "problems.txt"
+    file.write_text("b2 s512 d128 fp16\nb2 s512 fp16\n")
+    with pytest.raises(
+        ArgumentError, match=r"problems.txt, line 2: problem='b2 s512 fp16': d miss"
+    ):
+        read(str(file))
+    for nothing in ("", " ; "):
+        with pytest.raises(ArgumentError, match=r"^problems="):
+            read(nothing)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        read(str(tmp_path / "binary"))
+    for missing in ("nofile.txt", "some/where", str(tmp_path / "nothing here.txt")):
+        with pytest.raises(ArgumentError, match=f"^problems='{missing}': there is no such file"):
+            read(missing)
+    with pytest.raises(ArgumentError, match=r"^d='x'|^problem="):
+        read("b1 s2")
+
+
+def test_a_long_problem_follows_a_shorter_one_like_it() -> None:
+    h200 = device_spec("H200")
+    problems = default_problems()
+    of = {str(p): mentor_of(p, h200, problems) for p in problems}
+    assert str(of["b4 s16384 h16 d128 fp16"]) == "b16 s2048 h16 d128 fp16"
+    assert str(of["b4 s16384 h8 d256 bf16 causal"]) == "b16 s4096 h8 d256 bf16 causal"
+    assert of["b16 s2048 h16 d128 fp16"] is None
+    long = Problem.parse("b1 s8192 h16 d128 fp16")
+    assert mentor_of(long, h200, [Problem.parse("b1 s2048 h16 d128 fp16")]) is None  # 2 waves
+    assert mentor_of(long, h200, [Problem.parse("b16 s2048 h16:8 d128 fp16")]) is None
+    assert mentor_of(long, h200, [Problem.parse("b16 s2048:4096 h16 d128 fp16")]) is None
+
+
+# ---- culling ----
+
+
+def test_the_illegal_is_culled_with_its_rule_before_it_is_compiled() -> None:
+    huge = parse_kernel_name_into_config("(FP16, 256, 128, 128, 8): load_2_2_2_tiles")
+    reason = cull_unbuilt(huge, device_spec("RTX 4090"))
+    assert reason is not None
+    assert reason.startswith("illegal: the Q, K and V tiles")
+    assert "196608 of 101376 bytes on RTX 4090" in reason
+    assert cull_unbuilt(huge, DEVICE) is None
+
+
+def test_what_no_sm_can_hold_is_culled() -> None:
+    narrow = replace(DEVICE, max_threads_per_sm=64)
+    reason = cull_unbuilt(CONFIGS[0], narrow)
+    assert reason is not None
+    assert reason.startswith("cannot reside: 128 threads with")
+    assert cull_compiled(CONFIGS[0], Compiled(registers=168), DEVICE, 0) is None
+    eight = replace(CONFIGS[0], B_r=128, n_warps=8)
+    reason = cull_compiled(eight, Compiled(registers=264), DEVICE, 0)
+    assert reason is not None
+    assert "264 registers each" in reason
+
+
+def test_wgmma_kernels_may_not_spill_at_all() -> None:
+    cfg = search_space(PROBLEM, DEVICE, "hopper")[0]
+    assert cull_compiled(cfg, Compiled(registers=128), DEVICE, 100) is None
+    reason = cull_compiled(cfg, Compiled(registers=128, spill_bytes=8), DEVICE, 100)
+    assert reason == "spills: 8 bytes per thread, allowed are 0"
+
+
+def test_spills_are_culled_beyond_the_threshold() -> None:
+    compiled = Compiled(registers=255, spill_bytes=100)
+    assert cull_compiled(CONFIGS[0], compiled, DEVICE, 100) is None
+    reason = cull_compiled(CONFIGS[0], compiled, DEVICE, 99)
+    assert reason == "spills: 100 bytes per thread, allowed are 99"
+
+
+def test_a_race_knows_its_culled() -> None:
+    problem = Problem.parse("b1 s1024 h8 d256 fp16")
+    race = make_race(problem, device_spec("RTX 4090"))
+    culled = [c for c in race.candidates.values() if not c.racing]
+    assert culled
+    assert race.field
+    assert all(c.status == "culled" and c.reason.startswith("illegal: ") for c in culled)
+
+
+def test_one_build_serves_what_has_the_same_semantics() -> None:
+    config = CONFIGS[0]
+    assert Build.of(PROBLEM, config) == Build.of(replace(PROBLEM, seq_q=1024), config)
+    ragged = Build.of(replace(PROBLEM, seq_k=100), config)
+    assert ragged.semantics == Semantics(uneven=True)
+    assert str(ragged) == f"{config} [uneven]"
