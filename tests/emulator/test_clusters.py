@@ -7,7 +7,7 @@ import pytest
 from ptx_programs import STORE_R1, aligned, map_of, map_program, program, run
 
 from flashsmith.emulator.checks import all_checks
-from flashsmith.emulator.clusters import Clusters
+from flashsmith.emulator.interface import Clusters
 from flashsmith.errors import EmulatorError
 
 SHARED = ".shared .align 1024 .b8 s[4112];\n"

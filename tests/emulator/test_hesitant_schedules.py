@@ -26,8 +26,7 @@ class Loads(BulkCopies):
     """Three loads under way, two of them of one instruction; ``arrived`` says in which order."""
 
     def __init__(self) -> None:
-        wave = SimpleNamespace(geometry=None, mbarriers=SimpleNamespace())
-        super().__init__(wave)  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(geometry=None), SimpleNamespace())  # type: ignore[arg-type]
         self.loads.extend([["a"], ["b", "b'"], ["c"]])  # type: ignore[list-item]
         self.arrived: list[str] = []
 

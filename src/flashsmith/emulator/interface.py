@@ -13,10 +13,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from flashsmith.emulator.clusters import Clusters
 from flashsmith.emulator.ptx.syntax import Instruction
 
 
@@ -243,6 +243,44 @@ class Misuse:
     threads: np.ndarray
     address: int
     clock: int
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Clusters of a grid. CTAs are flat numbers, ``x + grid_x * (y + grid_y * z)``."""
+
+    grid: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+
+    @property
+    def size(self) -> int:
+        """CTAs of one cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+    def rank(self, cta: Any) -> Any:
+        """Rank of CTAs (ints or arrays) within their cluster."""
+        if self.size == 1:
+            return cta * 0
+        (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
+        return cta % gx % cx + cx * (cta // gx % gy % cy + cy * (cta // gx // gy % cz))
+
+    def number(self, cta: Any) -> Any:
+        """Flat number of the CTAs' cluster."""
+        if self.size == 1:
+            return cta
+        (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
+        row = cta // gx % gy // cy + gy // cy * (cta // gx // gy // cz)
+        return cta % gx // cx + gx // cx * row
+
+    def peer(self, cta: Any, rank: Any) -> Any:
+        """The CTA of a rank in the cluster of ``cta``; both ints or arrays."""
+        if self.size == 1:
+            return cta + rank * 0
+        (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
+        x = cta % gx // cx * cx + rank % cx
+        y = cta // gx % gy // cy * cy + rank // cx % cy
+        z = cta // gx // gy // cz * cz + rank // cx // cy
+        return x + gx * (y + gy * z)
 
 
 @dataclass(frozen=True)

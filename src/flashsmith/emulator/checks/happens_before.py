@@ -26,8 +26,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flashsmith.emulator.clusters import Clusters
-from flashsmith.emulator.interface import Engine
+from flashsmith.emulator.interface import Clusters, Engine
 
 LANES = np.arange(32, dtype=np.int64)
 #: Engines are negative actors, below what a history means by nobody and several.

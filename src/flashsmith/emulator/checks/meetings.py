@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashsmith.emulator.checks.happens_before import HappensBefore
-from flashsmith.emulator.clusters import Clusters
-from flashsmith.emulator.interface import ClusterBarrierEvent, Engine, MbarrierEvent
+from flashsmith.emulator.interface import ClusterBarrierEvent, Clusters, Engine, MbarrierEvent
 
 _Knowledge = tuple[np.ndarray, np.ndarray]
 

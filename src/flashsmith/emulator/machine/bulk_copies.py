@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,13 +23,12 @@ from flashsmith.emulator.interface import (
 )
 from flashsmith.emulator.machine.geometry import WARP
 from flashsmith.emulator.machine.group import Group
-from flashsmith.emulator.machine.mbarriers import Mbarrier
+from flashsmith.emulator.machine.mbarriers import Mbarrier, Mbarriers
+from flashsmith.emulator.machine.memory import GlobalMemory
+from flashsmith.emulator.machine.protocols import HoldsMemories
 from flashsmith.emulator.machine.random_schedule import RandomSchedule
 from flashsmith.emulator.machine.tensor_maps import TensorMap
 from flashsmith.errors import EmulatorError
-
-if TYPE_CHECKING:
-    from flashsmith.emulator.machine.wave import Wave
 
 _PIECE = 16
 _TENSOR_ALIGNMENT = 128
@@ -50,7 +49,7 @@ class Body(Protocol):
 class PlainRange:
     """Contiguous bytes of global memory; their address is the only coordinate."""
 
-    wave: Wave
+    memory: GlobalMemory
     box_bytes: int
 
     def pieces(self, address: int) -> np.ndarray:
@@ -64,13 +63,13 @@ class PlainRange:
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
         """The bytes."""
         addresses = coordinates[0] + np.arange(0, self.box_bytes, _PIECE, dtype=np.int64)
-        words: np.ndarray = self.wave.memory.load(addresses, _PIECE)
+        words: np.ndarray = self.memory.load(addresses, _PIECE)
         return words.view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray) -> None:
         """Put the bytes."""
         addresses = coordinates[0] + np.arange(0, self.box_bytes, _PIECE, dtype=np.int64)
-        self.wave.memory.store(addresses, _PIECE, data.view(np.complex128))
+        self.memory.store(addresses, _PIECE, data.view(np.complex128))
 
 
 @dataclass(frozen=True)
@@ -127,8 +126,8 @@ class _Store:
 class BulkCopies:
     """All bulk copies of a wave."""
 
-    def __init__(self, wave: Wave) -> None:
-        self.wave, self.geometry = wave, wave.geometry
+    def __init__(self, wave: HoldsMemories, mbarriers: Mbarriers) -> None:
+        self.wave, self.geometry, self.mbarriers = wave, wave.geometry, mbarriers
         self.maps: dict[int, TensorMap] = {}
         #: Loads under way: those that one instruction issued together arrive together.
         self.loads: deque[list[_Load]] = deque()
@@ -137,7 +136,7 @@ class BulkCopies:
         #: By wave thread: stores not committed, and committed groups, oldest first.
         self.open: dict[int, list[_Store]] = {}
         self.groups: dict[int, list[list[_Store]]] = {}
-        wave.mbarriers.oldest_copy = self._oldest
+        mbarriers.oldest_copy = self._oldest
 
     # Issue
 
@@ -231,7 +230,7 @@ class BulkCopies:
         self._tell_global(group, site, place, body, coordinates, "async_read")
         loads = []
         for owner in (int(cta) for cta in owners):
-            mbarrier = self.wave.mbarriers.require(group, site, place, owner, at)
+            mbarrier = self.mbarriers.require(group, site, place, owner, at)
             if mbarrier is None:
                 continue
             clock = self.wave.tick()
@@ -363,7 +362,7 @@ class BulkCopies:
             )
             for observer in self.wave.observers:
                 observer.engine_landing(event)
-        self.wave.mbarriers.landed(load.site, load.barrier, load.cta, load.body.box_bytes)
+        self.mbarriers.landed(load.site, load.barrier, load.cta, load.body.box_bytes)
 
     def end(self) -> None:
         """All threads have exited: whatever is still under way is a mistake, and happens now."""
@@ -409,7 +408,7 @@ class BulkCopies:
                 f"{size} bytes at global address {address:#x}: both must be multiples of 16",
                 address,
             )  # fmt: skip
-        return PlainRange(self.wave, size // _PIECE * _PIECE)
+        return PlainRange(self.wave.memory, size // _PIECE * _PIECE)
 
     def _check_alignment(
         self, group: Group, site: Site, place: int, address: int, alignment: int

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.emulator.clusters import Clusters
+from flashsmith.emulator.interface import Clusters
 from flashsmith.errors import EmulatorError
 
 WARP = 32

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from flashsmith.emulator.interface import Site
 from flashsmith.emulator.machine.geometry import WARP, Geometry
+from flashsmith.emulator.machine.protocols import ProductUnderWay
 from flashsmith.errors import EmulatorError
-
-if TYPE_CHECKING:
-    from flashsmith.emulator.machine.warpgroup_mma import Product
 
 u4 = np.uint32
 
@@ -94,8 +92,8 @@ class Group:
         self.committed: list[list[AsyncCopy]] = []
         self.open: list[AsyncCopy] = []
         #: wgmma: products not committed, and committed groups not waited for, oldest first.
-        self.products: list[Product] = []
-        self.product_groups: list[list[Product]] = []
+        self.products: list[ProductUnderWay] = []
+        self.product_groups: list[list[ProductUnderWay]] = []
         self._special: dict[str, Any] = {}
         self._shuffles: dict[tuple[str, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -167,7 +165,7 @@ class Group:
             self.products, self.product_groups = [], []
             return
         depth = max(len(part.product_groups) for part in parts)
-        groups: list[dict[int, Product]] = [{} for _ in range(depth)]
+        groups: list[dict[int, ProductUnderWay]] = [{} for _ in range(depth)]
         for part in parts:
             offset = depth - len(part.product_groups)
             for place, products in enumerate(part.product_groups):

@@ -7,16 +7,14 @@ object per address for all CTAs of a wave, since CTAs lay out their memory alike
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from flashsmith.emulator.interface import MbarrierEvent, Site
 from flashsmith.emulator.machine.group import Group
+from flashsmith.emulator.machine.protocols import HoldsShared
 from flashsmith.emulator.machine.waits import Wait
-
-if TYPE_CHECKING:
-    from flashsmith.emulator.machine.wave import Wave
 
 _MOST_ARRIVALS = (1 << 20) - 1
 
@@ -96,7 +94,7 @@ class MbarrierWait(Wait):
 class Mbarriers:
     """All mbarriers of a wave."""
 
-    def __init__(self, wave: Wave) -> None:
+    def __init__(self, wave: HoldsShared) -> None:
         self.wave, self.geometry = wave, wave.geometry
         self.barriers: dict[int, Mbarrier] = {}
         #: Oldest clock among bulk copies under way to (CTA, address); the transfers keep it.

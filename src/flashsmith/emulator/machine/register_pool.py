@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from flashsmith.emulator.interface import Site
 from flashsmith.emulator.machine.geometry import WARP
 from flashsmith.emulator.machine.group import Group
-
-if TYPE_CHECKING:
-    from flashsmith.emulator.machine.wave import Wave
+from flashsmith.emulator.machine.protocols import Reports
 
 WARPGROUP = 4 * WARP
 _REGISTERS = 65536
@@ -26,7 +22,7 @@ class RegisterPool:
     setmaxnreg takes must come from what others have given back.
     """
 
-    def __init__(self, wave: Wave) -> None:
+    def __init__(self, wave: Reports) -> None:
         self.wave = wave
         self.held: np.ndarray | None = None
         self.at_launch = 0

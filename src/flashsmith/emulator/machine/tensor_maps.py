@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from flashsmith.emulator.machine.layouts import swizzled
 from flashsmith.emulator.machine.memory import GlobalMemory
-from flashsmith.emulator.machine.swizzle import swizzled
 from flashsmith.errors import ArgumentError, EmulatorError
 from flashsmith.families import DType
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -19,11 +19,9 @@ from flashsmith.emulator.interface import Engine, EngineAccess, EngineDone, Site
 from flashsmith.emulator.machine.fragments import bfloats_to_floats, halves_to_floats
 from flashsmith.emulator.machine.geometry import WARP
 from flashsmith.emulator.machine.group import Group
-from flashsmith.emulator.machine.matrix_descriptors import Layout, starts_of
+from flashsmith.emulator.machine.layouts import Layout, starts_of
+from flashsmith.emulator.machine.protocols import HoldsShared
 from flashsmith.errors import EmulatorError
-
-if TYPE_CHECKING:
-    from flashsmith.emulator.machine.wave import Wave
 
 _PIECE, _DEPTH, _ROWS = 16, 16, 64
 _WARPGROUP = 4 * WARP
@@ -100,6 +98,11 @@ class Product:
         self.clock = 0
         self.result: np.ndarray | None = None
         self.operands: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def fragment(self) -> tuple[str, ...]:
+        """Registers of A, none when it is in shared memory."""
+        return self.form.fragment
 
     def touched(self, row: int, how: str) -> None:
         """An accumulator register is touched before the wait."""
@@ -273,7 +276,7 @@ def _to_registers(tiles: np.ndarray, n: int) -> np.ndarray:
 class Products:
     """What generated code calls; the products under way are kept in their groups."""
 
-    def __init__(self, wave: Wave) -> None:
+    def __init__(self, wave: HoldsShared) -> None:
         self.wave = wave
 
     def issue(
@@ -364,7 +367,7 @@ class Products:
         """A register is written that may be part of an A fragment in flight."""
         for products in (*group.product_groups, group.products):
             for product in products:
-                if register in product.form.fragment:
+                if register in product.fragment:
                     self.wave.misuse(
                         "wgmma-in-flight", site, group.threads,
                         f"register {register} of A is written before a wait_group covers the wgmma "

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from flashsmith.emulator.interface import BarrierEvent, Misuse, Observer, ProxyFence, Site, WarpSync
+from flashsmith.emulator.machine.barriers import BarrierWait, ClusterBarrier, NamedBarriers
 from flashsmith.emulator.machine.bulk_copies import BulkCopies
-from flashsmith.emulator.machine.cluster_barrier import ClusterBarrier
 from flashsmith.emulator.machine.fork import UNDEFINED, Fork, Split
 from flashsmith.emulator.machine.geometry import Geometry
 from flashsmith.emulator.machine.group import Group
 from flashsmith.emulator.machine.mbarriers import Mbarriers
 from flashsmith.emulator.machine.memory import GlobalMemory
-from flashsmith.emulator.machine.named_barriers import BarrierWait, NamedBarriers
 from flashsmith.emulator.machine.numeric import select
 from flashsmith.emulator.machine.random_schedule import RandomSchedule
 from flashsmith.emulator.machine.register_pool import RegisterPool
@@ -48,7 +47,7 @@ class Wave(WaveMemory):
         self.barriers = NamedBarriers(geometry, self._released)
         self.cluster_barrier = ClusterBarrier(self)
         self.mbarriers = Mbarriers(self)
-        self.bulk = BulkCopies(self)
+        self.bulk = BulkCopies(self, self.mbarriers)
         self.products = Products(self)
         self.registers = RegisterPool(self)
         #: Backward jumps left before a launch counts as endless.

@@ -32,6 +32,7 @@ from flashsmith.emulator.ptx.syntax import (
     Vector,
 )
 from flashsmith.emulator.translate.flow import Flow, analyse
+from flashsmith.emulator.translate.register_hazards import find_hazards
 from flashsmith.errors import EmulatorError
 
 #: NumPy name, in generated code, of every PTX type; 16-bit floats are their bits.
@@ -67,6 +68,8 @@ class Emitter:
     ) -> None:
         self.entry, self.observed = entry, observed
         self.flow: Flow = analyse(entry)
+        #: None for an entry without wgmma.
+        self.hazards = find_hazards(self.flow)
         self.lines: list[str] = []
         self.indent = 0
         self.line_sites: dict[int, Site] = {}

@@ -15,7 +15,6 @@ from flashsmith.emulator.ptx.syntax import (
     Register,
     Vector,
 )
-from flashsmith.emulator.translate.register_hazards import Hazards, find_hazards, is_product
 
 #: Opcodes whose first operand is not a result.
 WITHOUT_RESULT = frozenset(
@@ -35,6 +34,11 @@ def may_refuse(instruction: Instruction) -> bool:
     return instruction.opcode == "mbarrier" and bool(
         {"try_wait", "test_wait"}.intersection(instruction.modifiers)
     )
+
+
+def is_product(instruction: Instruction) -> bool:
+    """Whether this is wgmma.mma_async: its accumulators are read and written."""
+    return instruction.opcode == "wgmma" and instruction.modifiers[:1] == ("mma_async",)
 
 
 def registers_in(operand: Operand) -> list[str]:
@@ -110,8 +114,6 @@ class Flow:
 
     nodes: list[Node]
     read_counts: dict[str, int] = field(default_factory=dict)
-    #: None for an entry without wgmma.
-    hazards: Hazards | None = None
 
     @property
     def exit(self) -> int:
@@ -146,7 +148,6 @@ def analyse(entry: Entry) -> Flow:
             for name in step.reads:
                 flow.read_counts[name] = flow.read_counts.get(name, 0) + 1
     _liveness(flow)
-    flow.hazards = find_hazards(flow)
     _post_dominators(flow)
     return flow
 

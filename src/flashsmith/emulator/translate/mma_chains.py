@@ -9,7 +9,6 @@ that share their B operands become its rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from flashsmith.emulator.machine.fragments import (
     bfloats_to_floats,
@@ -17,10 +16,8 @@ from flashsmith.emulator.machine.fragments import (
     matrix_multiply,
 )
 from flashsmith.emulator.ptx.syntax import Instruction, Operand, Register, Vector
-
-if TYPE_CHECKING:
-    from flashsmith.emulator.translate.emitter import Emitter
-    from flashsmith.emulator.translate.flow import Step
+from flashsmith.emulator.translate.emitter import Emitter
+from flashsmith.emulator.translate.flow import Step
 
 Words = tuple[str, ...]
 

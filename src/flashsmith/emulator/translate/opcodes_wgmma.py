@@ -52,7 +52,7 @@ def _product(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
     )  # fmt: skip
     name = f"F{i.index}"
     t.namespace[name] = form
-    unfenced = t.flow.hazards.unfenced.get(i.index) if t.flow.hazards else None
+    unfenced = t.hazards.unfenced.get(i.index) if t.hazards else None
     if unfenced:
         t.emit(f"W.products.unfenced(G, {t.site()}, {_words(unfenced)!r})")
     left = "".join(f"{t.name(register)}, " for register in registers)
@@ -83,7 +83,7 @@ def _wait(t: Emitter, i: Instruction) -> None:
     count = i.operands[0]
     if not isinstance(count, Immediate):
         raise t.error("the number of groups must be a literal")
-    registers = t.flow.hazards.waits.get(i.index, ()) if t.flow.hazards else ()
+    registers = t.hazards.waits.get(i.index, ()) if t.hazards else ()
     left = "".join(f"{t.name(register)}, " for register in registers)
     target = f"({left}) = " if left else ""
     t.emit("if W.interrupted(): yield None")

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from flashsmith.emulator.ptx.syntax import Immediate, Instruction, Register, Vector
-
-if TYPE_CHECKING:
-    from flashsmith.emulator.translate.flow import Flow, Node, Step
+from flashsmith.emulator.translate.flow import Flow, Node, Step, is_product
 
 _NEVER_FENCED = "no fence"
 
@@ -31,11 +28,6 @@ class Hazards:
     #: Any write: accumulators that may be in flight, fragments of A that may be.
     overwrites: dict[int, tuple[str, ...]] = field(default_factory=dict)
     fragments: dict[int, tuple[str, ...]] = field(default_factory=dict)
-
-
-def is_product(instruction: Instruction) -> bool:
-    """Whether this is wgmma.mma_async."""
-    return instruction.opcode == "wgmma" and instruction.modifiers[:1] == ("mma_async",)
 
 
 def fragment_of(instruction: Instruction) -> tuple[str, ...]:

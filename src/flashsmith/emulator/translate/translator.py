@@ -94,7 +94,7 @@ class Translator(Emitter):
             self.dynamic_shared_offset,
             self.local_bytes,
             tuple(sorted(self.module_symbols)),
-            flow.hazards is None,
+            self.hazards is None,
         )
 
     def _emit_entry_points(self) -> None:
@@ -153,7 +153,7 @@ class Translator(Emitter):
 
     def _emit_hazards(self, instruction: Instruction) -> None:
         """Before a write to what wgmma may have in its hands: look whether it has."""
-        hazards = self.flow.hazards
+        hazards = self.hazards
         if hazards is None:
             return
         for register in hazards.overwrites.get(instruction.index, ()):

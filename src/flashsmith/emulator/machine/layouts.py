@@ -1,8 +1,8 @@
-"""Matrix descriptors of wgmma: where the 16-byte pieces of an operand lie in shared memory.
+"""Where 16-byte pieces lie in shared memory: swizzles, and the matrix descriptors of wgmma.
 
-An operand is ``rows`` x 16 elements of 2 bytes, the 16 being k. K-major, a piece holds 8 elements
-along k of one row; MN-major, 8 rows of one k. Eight pieces one below the other form a core matrix;
-with a swizzle, core matrices stand side by side in lines of its 32, 64 or 128 bytes.
+An operand of wgmma is ``rows`` x 16 elements of 2 bytes, the 16 being k. K-major, a piece holds 8
+elements along k of one row; MN-major, 8 rows of one k. Eight pieces one below the other form a core
+matrix; with a swizzle, core matrices stand side by side in lines of its 32, 64 or 128 bytes.
 
 The two offsets of a descriptor, by layout:
   K-major, no swizzle    leading: between the two core matrices along k; stride: every 8 rows
@@ -18,10 +18,26 @@ from functools import lru_cache
 
 import numpy as np
 
+from flashsmith.errors import EmulatorError
+
 _FIELD = 0x3FFF
 _SPANS = (0, 128, 64, 32)
-_BITS = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}
 _PIECE = 16
+
+#: Bits of a piece's address that are exchanged, by the bytes of the pattern's rows. The patterns
+#: repeat every 1024, 512 and 256 bytes.
+_BITS = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}
+
+
+def swizzled(addresses: np.ndarray, span: int) -> np.ndarray:
+    """Where the pieces at plain addresses (bytes) lie when rows of ``span`` bytes are swizzled.
+
+    Bits 4 and up of an address are xor-ed with bits 7 and up: one for 32 bytes, two for 64, three
+    for 128. ``span`` 0 swizzles nothing. Addresses are those within the CTA's shared memory.
+    """
+    if span not in _BITS:
+        raise EmulatorError(f"a swizzle of {span} bytes does not exist")
+    return addresses ^ ((addresses >> 3) & _BITS[span])
 
 
 @dataclass(frozen=True)
