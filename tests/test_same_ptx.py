@@ -89,7 +89,13 @@ def write_library(cache: Path, ptx: str, **changes: Any) -> None:
         "spill_load_bytes": 0,
     }
     semantics = {"mask": "none", "softcap": False, "packed": False, "uneven": False}
-    data = {"arch": 80, "semantics": semantics, "kernels": [kernel | changes]}
+    version = changes.pop("nvcc_version", "13.0.1")
+    data = {
+        "arch": 80,
+        "semantics": semantics,
+        "nvcc_version": version,
+        "kernels": [kernel | changes],
+    }
     (folder / "manifest.json").write_text('{"sha256": ""}\n' + json.dumps(data))
 
 
@@ -99,15 +105,26 @@ def run(
 ) -> Callable[..., tuple[int, str]]:
     """Compares two trees, each of which builds one kernel of the given text, or none."""
 
-    def run(base: str | None, new: str | None, **changes: Any) -> tuple[int, str]:
+    def run(
+        base: str | None, new: str | None, recorded: Path | None = None, **changes: Any
+    ) -> tuple[int, str]:
+        builds = iter(((base, {}), (new, changes)))
+
         def build(tree: Path, jobs: Any, cache: Path) -> None:
-            text, changed = (base, {}) if cache.name == "base" else (new, changes)
+            text, changed = next(builds)
             if text is not None:
                 write_library(cache, text, **changed)
 
+        def main(*arguments: str) -> int:
+            monkeypatch.setattr(sys, "argv", ["same_ptx.py", *arguments, "--set", CONFIG])
+            return tool.main()
+
         monkeypatch.setattr(tool, "build", build)
-        monkeypatch.setattr(sys, "argv", ["same_ptx.py", "--base-tree", str(TREE), "--set", CONFIG])
-        return tool.main(), capsys.readouterr().out
+        if recorded is None:
+            return main("--base-tree", str(TREE)), capsys.readouterr().out
+        assert main("--base-tree", str(TREE), "--write-base", str(recorded)) == 0
+        assert capsys.readouterr().out.startswith("1 kernels of nvcc 13.0.1")
+        return main("--base", str(recorded)), capsys.readouterr().out
 
     return run
 
@@ -133,6 +150,35 @@ def test_a_kernel_of_one_tree_is_a_difference(run: Any) -> None:
 
 def test_no_kernel_at_all_proves_nothing(run: Any) -> None:
     assert run(None, None)[0] == 1
+
+
+def test_a_record_of_the_base_stands_for_it(run: Any, tmp_path: Path) -> None:
+    recorded = tmp_path / "base.json"
+    same = run(PTX, PTX.replace("%r3", "%r5"), recorded)
+    assert same == (0, "1 kernels, 1 the same, 0 not\n")
+    status, out = run(PTX, PTX.replace("add.s32", "sub.s32"), recorded, registers=160)
+    assert status == 1
+    assert f"{CONFIG} [plain] for sm_80: some lines differ" in out
+    assert "base: 100 instructions, 168 registers, 0 bytes spilled" in out
+    assert "new:  100 instructions, 160 registers, 0 bytes spilled" in out
+    assert "only in the base tree" in run(PTX, None, recorded)[1]
+
+
+def test_another_compiler_than_the_bases_is_refused(run: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"with nvcc 13\.0\.1, this tree with 13\.0\.2"):
+        run(PTX, PTX, tmp_path / "base.json", nvcc_version="13.0.2")
+
+
+def test_the_committed_record_is_of_what_ships(tool: ModuleType) -> None:
+    """A hash that nothing is compared with would prove nothing."""
+    base = tool.Compiled.read(TREE / "tools" / "ci" / "base_ptx.json")
+    jobs = [tool.set_job("cover", "sm_80", "plain"), *tool.shipped_jobs()]
+    wanted = {
+        (int(job.arch.removeprefix("sm_")), job.semantics, form)
+        for job in jobs
+        for form in job.short_forms
+    }
+    assert set(base.kernels) == wanted
 
 
 def test_what_ships_is_what_ranks_first(tool: ModuleType) -> None:

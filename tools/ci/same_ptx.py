@@ -4,12 +4,17 @@
     python tools/ci/same_ptx.py --base-tree ../before                  # cover, and all that ships
     python tools/ci/same_ptx.py --base-tree ../before --set prog       # one set, plain, for sm_80
     python tools/ci/same_ptx.py --base-tree ../before --set tune --arch sm_90 --semantics causal
+    python tools/ci/same_ptx.py --base-tree ../before --write-base before.json
+    python tools/ci/same_ptx.py --base before.json     # the same, without compiling the base again
 
 Each tree builds the kernels with its own generator and sources, into a cache of its own. Their PTX
 is compared without line information and comments, and with registers, labels and symbols named in
 the order in which they come. Where the text differs, numbers of machine instructions, registers and
 spilled bytes stand beside it. What ships is each distinct config and semantics that ranks first in
 an entry of a shipped table, for the architecture of its GPU.
+
+A file of --write-base has the hash of each kernel's canonical PTX, its figures and the compiler's
+version. It shows which kernels differ, not in which lines; the compiler must be the same.
 
 The exit status is 1 when a kernel differs, or only one tree has it.
 """
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
 import json
 import os
 import re
@@ -60,12 +66,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled kernel: its canonical text, and what the compiler said of it."""
+    """One compiled kernel: the hash of its canonical text, and what the compiler said of it."""
 
-    text: tuple[str, ...]
+    digest: str
     instructions: int
     registers: int
     spilled_bytes: int
+    # Empty for a kernel that a file recorded.
+    text: tuple[str, ...] = ()
+
+    def statistics(self) -> tuple[int, int, int]:
+        return self.instructions, self.registers, self.spilled_bytes
 
     def figures(self) -> str:
         return (
@@ -75,6 +86,34 @@ class Kernel:
 
 
 Key = tuple[int, str, str]  # arch, semantics, short form
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A tree's kernels, and the compiler that made them."""
+
+    nvcc_version: str
+    kernels: dict[Key, Kernel]
+
+    def write(self, path: Path) -> None:
+        """A line for each kernel."""
+        lines = [
+            json.dumps([*key, kernel.digest, *kernel.statistics()])
+            for key, kernel in sorted(self.kernels.items())
+        ]
+        kernels = ",\n".join(lines)
+        path.write_text(
+            f'{{"nvcc": {json.dumps(self.nvcc_version)}, "kernels": [\n{kernels}\n]}}\n'
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Compiled:
+        data = json.loads(path.read_text())
+        kernels = {
+            (arch, semantics, form): Kernel(digest, *statistics)
+            for arch, semantics, form, digest, *statistics in data["kernels"]
+        }
+        return cls(data["nvcc"], kernels)
 
 
 def canonical(ptx: str) -> tuple[str, ...]:
@@ -129,21 +168,32 @@ def build(tree: Path, jobs: Iterable[Job], cache: Path) -> None:
             raise SystemExit(f"{tree}: building {job.semantics} for {job.arch}: {done.stderr}")
 
 
-def kernels_in(cache: Path) -> Iterator[tuple[Key, Kernel]]:
+def compiled_in(cache: Path) -> Compiled:
     """What lies in a cache, whatever its layout: by manifest."""
+    versions, kernels = set(), {}
     for manifest in sorted(cache.rglob("manifest.json")):
         data: dict[str, Any] = json.loads(manifest.read_text().partition("\n")[2])
+        versions.add(data["nvcc_version"])
         semantics = str(Semantics(**data["semantics"]))
         for kernel in data["kernels"]:
-            yield (
-                (data["arch"], semantics, kernel["short_form"]),
-                Kernel(
-                    canonical((manifest.parent / kernel["ptx_file"]).read_text()),
-                    kernel["code_bytes"] // INSTRUCTION_BYTES,
-                    kernel["registers"],
-                    kernel["spill_store_bytes"] + kernel["spill_load_bytes"],
-                ),
+            text = canonical((manifest.parent / kernel["ptx_file"]).read_text())
+            kernels[data["arch"], semantics, kernel["short_form"]] = Kernel(
+                hashlib.sha256("\n".join(text).encode()).hexdigest()[:32],
+                kernel["code_bytes"] // INSTRUCTION_BYTES,
+                kernel["registers"],
+                kernel["spill_store_bytes"] + kernel["spill_load_bytes"],
+                text,
             )
+    return Compiled(" and ".join(sorted(versions)), kernels)
+
+
+def compiled_from(tree: Path, jobs: Iterable[Job]) -> Compiled:
+    """What a tree makes of the jobs."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) / "cache"
+        cache.mkdir()
+        build(tree, jobs, cache)
+        return compiled_in(cache)
 
 
 def differences(base: dict[Key, Kernel], new: dict[Key, Kernel]) -> Iterator[str]:
@@ -153,41 +203,55 @@ def differences(base: dict[Key, Kernel], new: dict[Key, Kernel]) -> Iterator[str
         before, now = base.get(key), new.get(key)
         if before is None or now is None:
             yield f"{named}: only in {'the new' if before is None else 'the base'} tree"
-        elif before.text != now.text:
-            changed = difflib.unified_diff(before.text, now.text, n=0, lineterm="")
-            lines = [line for line in changed if not line.startswith(("---", "+++", "@@"))]
-            shown = "".join(f"\n    {line}" for line in islice(lines, SHOWN_LINES))
+        elif before.digest != now.digest:
+            count, shown = "some", ""
+            if before.text:
+                changed = difflib.unified_diff(before.text, now.text, n=0, lineterm="")
+                lines = [line for line in changed if not line.startswith(("---", "+++", "@@"))]
+                count = str(len(lines))
+                shown = "".join(f"\n    {line}" for line in islice(lines, SHOWN_LINES))
             yield (
-                f"{named}: {len(lines)} lines differ\n  base: {before.figures()}\n"
+                f"{named}: {count} lines differ\n  base: {before.figures()}\n"
                 f"  new:  {now.figures()}{shown}"
             )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--base-tree", type=Path, required=True, help="the other checkout")
+    base_options = parser.add_mutually_exclusive_group(required=True)
+    base_options.add_argument("--base-tree", type=Path, help="the other checkout")
+    base_options.add_argument("--base", type=Path, help="what --write-base wrote of it")
+    parser.add_argument("--write-base", type=Path, help="only record the base tree")
     parser.add_argument("--set", help="a key of KERNELS, instead of cover and what ships")
     parser.add_argument("--arch", default="sm_80", help="with --set")
     parser.add_argument("--semantics", default="plain", help="with --set")
     options = parser.parse_args()
-    base_tree = options.base_tree.resolve()
-    if not (base_tree / "src" / "flashsmith").is_dir():
+    if options.base_tree and not (options.base_tree / "src" / "flashsmith").is_dir():
         parser.error(f"--base-tree {options.base_tree}: holds no src/flashsmith")
+    if options.write_base and not options.base_tree:
+        parser.error("--write-base: say with --base-tree what to compile")
     if options.set:
         jobs = [set_job(options.set, options.arch, options.semantics)]
     else:
         jobs = [set_job("cover", "sm_80", "plain"), *shipped_jobs()]
-    with tempfile.TemporaryDirectory() as folder:
-        found = {}
-        for name, tree in (("base", base_tree), ("new", TREE)):
-            cache = Path(folder) / name
-            cache.mkdir()
-            build(tree, jobs, cache)
-            found[name] = dict(kernels_in(cache))
-    told = list(differences(found["base"], found["new"]))
+    if options.base:
+        base = Compiled.read(options.base)
+    else:
+        base = compiled_from(options.base_tree.resolve(), jobs)
+    if options.write_base:
+        base.write(options.write_base)
+        print(f"{len(base.kernels)} kernels of nvcc {base.nvcc_version}: {options.write_base}")
+        return 0 if base.kernels else 1
+    new = compiled_from(TREE, jobs)
+    if new.kernels and base.kernels and new.nvcc_version != base.nvcc_version:
+        raise SystemExit(
+            f"the base was compiled with nvcc {base.nvcc_version}, this tree with "
+            f"{new.nvcc_version}: compile both with one"
+        )
+    told = list(differences(base.kernels, new.kernels))
     for paragraph in told:
         print(paragraph)
-    kernels = len(found["base"].keys() | found["new"].keys())
+    kernels = len(base.kernels.keys() | new.kernels.keys())
     print(f"{kernels} kernels, {kernels - len(told)} the same, {len(told)} not")
     return 1 if told or not kernels else 0
 

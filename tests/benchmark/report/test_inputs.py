@@ -172,7 +172,9 @@ def test_compressed_rows(tmp_path: Path) -> None:
     assert [source.path for source in results.sources] == [packed]
 
 
-@pytest.mark.parametrize("content", [b"plain", gzip.compress(b"x" * 10_000)[:20]])
+@pytest.mark.parametrize(
+    "content", [b"plain", gzip.compress(b"x" * 10_000)[:20]], ids=["plain", "cut"]
+)
 def test_what_does_not_decompress_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rows.csv.gz").write_bytes(content)
     with pytest.raises(ArgumentError, match=r"rows\.csv\.gz: cannot be decompressed"):
