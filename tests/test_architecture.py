@@ -48,7 +48,6 @@ MAY_IMPORT = {
     "emulator": {"errors", "env", "families"},
 }
 
-
 SOURCE = Path(__file__).parents[1] / "src" / "flashsmith"
 MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
 
