@@ -17,6 +17,7 @@ ORDER = (
     ("printable",),
     ("errors", "untrusted"),
     ("env", "host", "counted", "did_you_mean", "time_left"),
+    ("operations",),
     ("families",),
     ("configs",),
     ("codegen",),
@@ -39,9 +40,10 @@ MAY_IMPORT = {
     "untrusted": {"printable"},
     "env": {"printable", "errors", "untrusted"},
     "host": {"errors"},
-    "families": {"printable", "errors", "untrusted", "env", "did_you_mean"},
+    "operations": {"printable", "errors", "untrusted", "did_you_mean"},
+    "families": {"printable", "errors", "untrusted", "env", "did_you_mean", "operations"},
     "configs": {"families"},
-    "emulator": {"errors", "env", "families"},
+    "emulator": {"errors", "env", "families", "operations"},
 }
 
 # Modules that import each other, however roundabout: one has to be read with all the others. What
@@ -164,8 +166,10 @@ def test_torch_is_never_imported_with_a_module(module: str) -> None:
     assert "torch" not in roots
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if part_of(name) == "families"])
-def test_families_need_the_standard_library_only(module: str) -> None:
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if part_of(name) in ("operations", "families")]
+)
+def test_operations_and_families_need_the_standard_library_only(module: str) -> None:
     roots = {name.split(".")[0] for name in imported_names(parse(module), module)}
     assert roots <= {"flashsmith", "__future__"} | set(sys.stdlib_module_names)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from flashsmith.families.family import KernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
-from flashsmith.families.problem import Problem
-from flashsmith.families.semantics import Semantics
 from flashsmith.families.wgmma.config import HopperForwardKernelConfig
 from flashsmith.families.wgmma.sets import get_hopper_configs
+from flashsmith.operations.problem import Problem
+from flashsmith.operations.semantics import Semantics
 
 # Data of the package, which the tuner writes and reads too.
 TABLES = Path(__file__).parents[1] / "chooser" / "tables"
