@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+import flashsmith
+
 # Every import points to a folder further left; `emulator` stands beside `builder`.
 ORDER = (
     ("printable",),
     ("errors", "untrusted"),
-    ("env", "host", "counted", "did_you_mean", "time_left"),
+    ("env", "host", "counted", "did_you_mean", "time_left", "shipped"),
     ("operations",),
     ("families",),
     ("configs",),
@@ -41,6 +44,7 @@ MAY_IMPORT = {
     "env": {"printable", "errors", "untrusted"},
     "host": {"errors"},
     "operations": {"printable", "errors", "untrusted", "did_you_mean"},
+    "shipped": set(),
     "families": {"printable", "errors", "untrusted", "env", "did_you_mean", "operations"},
     "configs": {"families"},
     "emulator": {"errors", "env", "families", "operations"},
@@ -103,6 +107,141 @@ def test_imports_point_left(module: str) -> None:
         assert RANK[steps[1]] < RANK[here], f"{module} imports {name}, which stands to its right"
         if here in MAY_IMPORT:
             assert steps[1] in MAY_IMPORT[here], f"{module} must not need {name}"
+
+
+FOLDERS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+# What a path is made with, and what finds a file or a module by its name.
+PATH_CALLS = {"Path", "files", "get_data", "import_module", "join", "joinpath", "open"}
+_ANY_FOLDER = "|".join(FOLDERS)
+_NAMED_FOLDER = re.compile(rf"(?:^|/)({_ANY_FOLDER})/\w|\bflashsmith\.({_ANY_FOLDER})\b")
+
+
+def _name_of(function: ast.expr) -> str:
+    return ast.unparse(function).rpartition(".")[2]
+
+
+def named_folders(tree: ast.AST) -> set[str]:
+    """Folders of the package that a module's strings name: as a path or a step of one, or dotted.
+
+    Docstrings do not count, nor words that only are a folder's name.
+    """
+    prose, steps = set(), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            prose.add(node.value)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            steps += [node.left, node.right]
+        elif isinstance(node, ast.Call) and _name_of(node.func) in PATH_CALLS:
+            steps += node.args
+    texts = {
+        node: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose
+    }
+    found = {step for node in steps if node in texts for step in texts[node].split("/")}
+    for text in texts.values():
+        found.update(folder for match in _NAMED_FOLDER.findall(text) for folder in match)
+    return found & set(FOLDERS)
+
+
+def test_data_and_modules_named_by_strings_stand_left_too() -> None:
+    wrong = {
+        module: right
+        for module in MODULES
+        # The package's own __init__ is where a name on the left gets its home on the right.
+        if module != "__init__.py"
+        if (here := RANK[part_of(module)])
+        if (right := [name for name in named_folders(parse(module)) if RANK[name] > here])
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'TABLES = Path(__file__).parents[1] / "chooser" / "tables"',
+        'TABLES = files("flashsmith") / "chooser/tables"',
+        'TABLES = files("flashsmith.chooser") / "tables"',
+        'TABLES = os.path.join(HERE, "..", "chooser", "tables")',
+        'TABLES = pkgutil.get_data("flashsmith", "chooser/tables/h200.json")',
+        'TABLES = f"{HERE}/../chooser/tables/{gpu}.json"',
+        'shipped = import_module("flashsmith.chooser.shipped")',
+    ],
+)
+def test_a_string_that_names_a_folder_is_seen(code: str) -> None:
+    assert named_folders(ast.parse(code)) == {"chooser"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '"""Reads chooser/tables/h200.json."""',
+        'print("chooser", "the chooser", "a chooser/table split")',
+        'TABLES = Path(__file__).parent / "tables"',
+    ],
+)
+def test_words_are_no_folders(code: str) -> None:
+    assert not named_folders(ast.parse(code))
+
+
+# Folders of csrc, each with those whose files its own may include besides.
+CSRC_MAY_INCLUDE: dict[str, set[str]] = {
+    ".": {"hopper"},
+    "hopper": {"."},
+    "roofline": {"."},
+}
+
+
+def wrong_includes(csrc: Path, allowed: Mapping[str, set[str]]) -> list[str]:
+    """What C++ files include of folders that theirs may not include, or that are not allowed at
+    all; an include is of the file's own folder or, as the compiler is told, of ``csrc``."""
+    wrong = []
+    for path in sorted(csrc.rglob("*")):
+        if not path.is_file():
+            continue
+        name, here = path.relative_to(csrc).as_posix(), path.parent.relative_to(csrc).as_posix()
+        if here not in allowed:
+            wrong.append(f"{name}: a new folder; give it a place in CSRC_MAY_INCLUDE")
+            continue
+        text = path.read_text(encoding="utf-8")
+        for included in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
+            found = next((at for at in (path.parent, csrc) if (at / included).is_file()), None)
+            if found is None:
+                wrong.append(f"{name} includes {included}, which is not there")
+                continue
+            there = (found / included).resolve().parent.relative_to(csrc.resolve()).as_posix()
+            if there not in {here, *allowed[here]}:
+                wrong.append(f"{name} includes {included}, which is of {there}")
+    return wrong
+
+
+def test_cuda_sources_include_what_they_may() -> None:
+    assert not wrong_includes(SOURCE / "csrc", CSRC_MAY_INCLUDE)
+
+
+def test_an_include_of_the_wrong_folder_is_seen(tmp_path: Path) -> None:
+    allowed = {"common": set[str](), "decode": {"common", "forward"}, "forward": {"common"}}
+    sources = {
+        "common/layout.cuh": '#include <cuda.h>\n#include "masks.cuh"\n',
+        "common/masks.cuh": "",
+        "decode/kernel.cuh": '#include "../forward/kernel.cuh"\n#include "common/masks.cuh"\n',
+        "forward/kernel.cuh": '#include "../common/layout.cuh"\n',
+    }
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert wrong_includes(tmp_path, allowed) == []
+    (tmp_path / "common" / "masks.cuh").write_text('  #  include "forward/kernel.cuh"\n')
+    (tmp_path / "forward" / "kernel.cuh").write_text('#include "../decode/kernel.cuh"\n')
+    (tmp_path / "decode" / "kernel.cuh").write_text('#include "gone.cuh"\n')
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "new.cu").write_text("")
+    assert wrong_includes(tmp_path, allowed) == [
+        "common/masks.cuh includes forward/kernel.cuh, which is of forward",
+        "decode/kernel.cuh includes gone.cuh, which is not there",
+        "forward/kernel.cuh includes ../decode/kernel.cuh, which is of decode",
+        "other/new.cu: a new folder; give it a place in CSRC_MAY_INCLUDE",
+    ]
 
 
 def import_graph(trees: Mapping[str, ast.AST]) -> dict[str, set[str]]:
@@ -172,6 +311,39 @@ def test_torch_is_never_imported_with_a_module(module: str) -> None:
 def test_operations_and_families_need_the_standard_library_only(module: str) -> None:
     roots = {name.split(".")[0] for name in imported_names(parse(module), module)}
     assert roots <= {"flashsmith", "__future__"} | set(sys.stdlib_module_names)
+
+
+# What the pages of 0.1.0 import beyond `flashsmith` itself, wherever it lives today.
+DOCUMENTED = (
+    "flashsmith.benchmark.contenders.kernel_contender",
+    "flashsmith.benchmark.roofline.intensity",
+    "flashsmith.benchmark.roofline.load_roofline",
+    "flashsmith.benchmark.rows.read_rows",
+    "flashsmith.benchmark.timing.ONE_BY_ONE",
+    "flashsmith.benchmark.timing.measure",
+    "flashsmith.benchmark.workload.Workload",
+    "flashsmith.configs.Problem",
+    "flashsmith.configs.device_spec",
+    "flashsmith.errors.IllegalConfigError",
+    "flashsmith.integrations.fallbacks.fallback_count",
+    "flashsmith.runtime.count_launches",
+    "flashsmith.tuning.forget_choices",
+    "flashsmith.tuning.sweep.search_space",
+    "flashsmith.verify.prove",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *DOCUMENTED,
+        *(f"flashsmith.{name}" for name in flashsmith.__all__ if name != "sdpa"),
+        pytest.param("flashsmith.sdpa", marks=pytest.mark.torch),
+    ],
+)
+def test_every_documented_name_can_be_imported(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    assert getattr(importlib.import_module(module), attribute) is not None
 
 
 def run_python(code: str) -> str:

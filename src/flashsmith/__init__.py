@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from flashsmith.shipped import register_shipped_kernels
+
 if TYPE_CHECKING:
     from flashsmith.chooser.attention import attention
     from flashsmith.chooser.choice import choose
@@ -66,6 +68,13 @@ __all__ = [
     "plan_forward",
     "sdpa",
 ]
+
+
+def _shipped_kernels() -> Any:
+    return import_module("flashsmith.chooser.shipped").shipped_hopper_kernels()
+
+
+register_shipped_kernels(_shipped_kernels)
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from stand_ins import HostPlace, PretendedClock
 
-from flashsmith.benchmark.bench import BenchPlan, Ours, print_rows, run_bench
+from flashsmith.benchmark import contenders
+from flashsmith.benchmark.bench import BenchPlan, print_rows, run_bench
+from flashsmith.benchmark.bench import plan as plan_module
 from flashsmith.benchmark.bench.kernels import BuiltKernels
 from flashsmith.benchmark.bench.suite import summary
 from flashsmith.benchmark.bench.table import shares, sort_rows
@@ -44,6 +46,7 @@ def right_answer(w: Workload) -> np.ndarray:
 class Stage:
     """Runs a plan on pretended hardware; fakes take time on its clock."""
 
+    monkeypatch: pytest.MonkeyPatch
     clock: PretendedClock = field(default_factory=lambda: PretendedClock(tick=1e-7))
     written: list[BenchRow] = field(default_factory=list)
 
@@ -65,14 +68,24 @@ class Stage:
         assert rows == self.written
         return {row.contender: row for row in rows}
 
-    def attention(self, ms: float = 2.0, spoil: Callable[[Any], None] = lambda o: None) -> Ours:
+    def attention(self, ms: float = 2.0, spoil: Callable[[Any], None] = lambda o: None) -> bool:
+        """Lets attention() take ``ms``; True, which is what a plan's ``ours`` wants."""
+
         def attention(q: Any, k: Any, v: Any, *, out: Any, causal: bool) -> None:
             self.clock.work("ours", ms)
             found = compute_references(q, k, v, default_scale(64), causal=causal)
             out[:] = found.same_precision
             spoil(out)
 
-        return Ours(attention, lambda problem, device: CFG)
+        return self.stand_in(attention)
+
+    def stand_in(
+        self, attention: Callable[..., None], choose: Callable[..., Any] = lambda *_: CFG
+    ) -> bool:
+        """Puts these in place of attention() and its chooser; True, as above."""
+        self.monkeypatch.setattr(contenders, "attention", attention)
+        self.monkeypatch.setattr(plan_module, "choose_config", choose)
+        return True
 
     def peer(self, name: str, ms: float = 1.0, **odd: Any) -> FakePeer:
         return FakePeer(name, self.clock, ms, **odd)
@@ -106,8 +119,8 @@ class FakePeer:
 
 
 @pytest.fixture
-def stage() -> Stage:
-    return Stage()
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(monkeypatch)
 
 
 def test_a_row_says_what_was_measured_where(stage: Stage) -> None:
@@ -178,8 +191,7 @@ def test_who_is_wrong_is_not_timed(stage: Stage) -> None:
 
 
 def test_what_attention_leaves_unwritten_is_no_leftover_of_another(stage: Stage) -> None:
-    ours = stage.attention()
-    idle = Ours(lambda q, k, v, **options: None, ours.choose)
+    idle = stage.stand_in(lambda q, k, v, **options: None)
     assert stage.run(ours=idle)["ours"].verdict == "fail"
 
 
@@ -202,12 +214,10 @@ def test_an_absent_peer_is_a_named_gap(stage: Stage) -> None:
 
 
 def test_a_kernel_that_cannot_run_is_a_row(stage: Stage) -> None:
-    ours = stage.attention()
-
     def broken(*_: Any, **__: Any) -> None:
         raise LaunchError("out of resources\nmore")
 
-    rows = stage.run(ours=Ours(broken, ours.choose), peers=(stage.peer("fa2"),))
+    rows = stage.run(ours=stage.stand_in(broken), peers=(stage.peer("fa2"),))
     assert (rows["ours"].verdict, rows["ours"].note) == ("error", "out of resources")
     assert rows["fa2"].verdict == "pass"
 
@@ -216,7 +226,10 @@ def test_a_problem_that_no_kernel_serves_is_a_row(stage: Stage) -> None:
     def choose(problem: Problem, device: Any) -> Any:
         raise ArgumentError("q: d=320 is above every d_head")
 
-    row = stage.run(ours=Ours(stage.attention().attention, choose))["ours"]
+    def unused(*_: Any, **__: Any) -> None:
+        pytest.fail("nothing was chosen")
+
+    row = stage.run(ours=stage.stand_in(unused, choose))["ours"]
     assert (row.verdict, row.config) == ("error", "")
     assert "d=320" in row.note
 
@@ -236,9 +249,8 @@ def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(stage: Stage, monkeypa
         monkeypatch.setattr(stage.clock, "synchronize", refuse)
         raise RuntimeError("illegal address")
 
-    ours = Ours(crash, stage.attention().choose)
     with pytest.raises(LaunchError, match=r"ours on 'b2 s64.*unusable.*illegal memory access"):
-        stage.run(ours=ours, peers=(stage.peer("fa2"),))
+        stage.run(ours=stage.stand_in(crash), peers=(stage.peer("fa2"),))
     # What was known by then is written.
     assert [(row.contender, row.verdict) for row in stage.written] == [("ours", "error")]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from stand_ins import HostPlace, PretendedClock
 
-from flashsmith.benchmark import named_runs
-from flashsmith.benchmark.bench import Ours
+from flashsmith.benchmark import contenders, named_runs
+from flashsmith.benchmark.bench import plan as plan_module
 from flashsmith.benchmark.named_runs import launch_named, make_plan, parse_arguments
 from flashsmith.benchmark.peers import PEERS, PeerContender
 from flashsmith.benchmark.progress import Narrator
@@ -23,12 +23,20 @@ from flashsmith.families import parse_kernel_name_into_config as parse
 CFG = parse("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
 A100 = device_spec("A100")
 SCRIPTS = Path(__file__).parents[2] / "tools" / "benchmark"
-NOBODY = Ours(lambda *_, **__: pytest.fail("not asked for"), lambda problem, device: CFG)
 
 
 @pytest.fixture(autouse=True)
 def _no_selection(monkeypatch) -> None:
     monkeypatch.delenv("KERNELS", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def calls_of_attention(monkeypatch) -> list[dict[str, Any]]:
+    """The options of each call of attention(), which does nothing and chooses CFG."""
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(contenders, "attention", lambda *_, **options: calls.append(options))
+    monkeypatch.setattr(plan_module, "choose_config", lambda problem, device: CFG)
+    return calls
 
 
 @pytest.fixture
@@ -39,12 +47,14 @@ def clock(monkeypatch) -> PretendedClock:
     return PretendedClock()
 
 
-def launched(clock: PretendedClock, ours: Ours, *arguments: str) -> list[str]:
-    plan = make_plan(parse_arguments(arguments), ours)
+def launched(clock: PretendedClock, *arguments: str) -> list[str]:
+    plan = make_plan(parse_arguments(arguments))
     return list(launch_named(plan, A100, clock, Narrator(quiet=True)))
 
 
-def test_every_kernel_is_launched_so_many_times(clock: PretendedClock, monkeypatch) -> None:
+def test_every_kernel_is_launched_so_many_times(
+    clock: PretendedClock, calls_of_attention: list[dict[str, Any]], monkeypatch
+) -> None:
     calls = []
     contender = named_runs.kernel_contender
 
@@ -54,12 +64,13 @@ def test_every_kernel_is_launched_so_many_times(clock: PretendedClock, monkeypat
 
     monkeypatch.setattr(named_runs, "kernel_contender", counted)
     lines = launched(
-        clock, NOBODY, "--kernels", str(CFG), "--runs", "3", "--num_warmups", "1",
+        clock, "--kernels", str(CFG), "--runs", "3", "--num_warmups", "1",
         "--problems", "b1 s64 h2 d64 fp16;b1 s128 h2 d64 fp16",
     )  # fmt: skip
     assert calls == ["b1 s64 h2 d64 fp16"] * 4 + ["b1 s128 h2 d64 fp16"] * 4
     assert lines[0] == f"b1 s64 h2 d64 fp16: {CFG}: 4 launches"
     assert len(lines) == 2
+    assert not calls_of_attention
     # Nothing is flushed or marked between them.
     assert clock.log == ["begin", "wait", "end"] * 2
 
@@ -78,28 +89,27 @@ def test_a_peer_is_launched_the_same_way(clock: PretendedClock, monkeypatch) -> 
 
     monkeypatch.setattr(named_runs, "get_peers", lambda names: (Here(),))
     problem = "b1 s64 h2 d64 fp16"
-    lines = launched(clock, NOBODY, "--ref", "fa2", "--runs", "2", "--problems", problem)
+    lines = launched(clock, "--ref", "fa2", "--runs", "2", "--problems", problem)
     assert calls == ["fa2"] * 2
     assert lines == [f"{problem}: fa2: 2 launches"]
 
 
-def test_attention_itself_can_be_named(clock: PretendedClock) -> None:
-    calls = []
-    ours = Ours(lambda *_, **options: calls.append(options["causal"]), lambda *_: CFG)
-    launched(
-        clock, ours, "--kernels", "ours", "--runs", "2", "--problems", "b1 s64 h2 d64 fp16 causal"
-    )
-    assert calls == [True, True]
+def test_attention_itself_can_be_named(
+    clock: PretendedClock, calls_of_attention: list[dict[str, Any]]
+) -> None:
+    problem = "b1 s64 h2 d64 fp16 causal"
+    launched(clock, "--kernels", "ours", "--runs", "2", "--problems", problem)
+    assert [options["causal"] for options in calls_of_attention] == [True, True]
 
 
 def test_what_cannot_be_launched_is_an_error_and_no_gap(clock: PretendedClock) -> None:
     illegal = "(FP16, 64, 512, 512, 4): async+swizzled+load_0_0_0_tiles"
     with pytest.raises(ArgumentError, match="shared memory"):
-        launched(clock, NOBODY, "--kernels", illegal, "--problems", "b1 s64 h2 d64 fp16")
+        launched(clock, "--kernels", illegal, "--problems", "b1 s64 h2 d64 fp16")
     absent = "flash_attn_3"
     if PEERS[absent].absence(make_problem()) is not None:
         with pytest.raises(ArgumentError, match=f"ref='{absent}' on 'b1 s64 h2 d64 fp16': "):
-            launched(clock, NOBODY, "--ref", absent, "--problems", "b1 s64 h2 d64 fp16")
+            launched(clock, "--ref", absent, "--problems", "b1 s64 h2 d64 fp16")
 
 
 def make_problem() -> Any:
@@ -110,15 +120,15 @@ def make_problem() -> Any:
 
 def test_kernels_come_from_the_environment(monkeypatch) -> None:
     monkeypatch.setenv("KERNELS", "prog")
-    plan = make_plan(parse_arguments(["--causal"]), NOBODY)
+    plan = make_plan(parse_arguments(["--causal"]))
     assert len(plan.configs) == 7
     assert [str(problem) for problem in plan.problems] == ["b16 s4096 h16 d128 fp16 causal"]
-    assert plan.ours is None
+    assert not plan.ours
 
 
 def test_only_what_is_timed_is_launched_as_often_as_the_protocol_says() -> None:
     def protocol(*options: str) -> Protocol:
-        return make_plan(parse_arguments(["--kernels", str(CFG), *options]), NOBODY).protocol
+        return make_plan(parse_arguments(["--kernels", str(CFG), *options])).protocol
 
     assert protocol("--time") == INTERLEAVED
     assert protocol("--time", "--runs", "7").runs == 7
@@ -129,7 +139,7 @@ def test_only_what_is_timed_is_launched_as_often_as_the_protocol_says() -> None:
 
 def test_nobody_named_is_an_error_that_lists_the_keys() -> None:
     with pytest.raises(SelectionError, match=r"KERNELS is unset.*prog"):
-        make_plan(parse_arguments([]), NOBODY)
+        make_plan(parse_arguments([]))
 
 
 # --- the scripts ----------------------------------------------------------------------------------
@@ -185,8 +195,8 @@ def test_on_a_gpu_named_kernels_run_and_are_timed(capsys) -> None:
     from flashsmith.benchmark.named_runs import main
 
     problem = "b2 s256 h4 d64 fp16"
-    assert main(["--kernels", str(CFG), "--runs", "2", "--problems", problem], NOBODY) == 0
+    assert main(["--kernels", str(CFG), "--runs", "2", "--problems", problem]) == 0
     assert capsys.readouterr().out == f"{problem}: {CFG}: 2 launches\n"
     timed = ["--kernels", str(CFG), "--runs", "5", "--problems", problem, "--time"]
-    assert main(timed, NOBODY) == 0
+    assert main(timed) == 0
     assert "| pass " in capsys.readouterr().out

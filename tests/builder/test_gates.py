@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 from hopper_sources import FAULTY_B_C, write_hopper_sources
 
+from flashsmith import shipped
 from flashsmith.builder import KernelEntry, find_library
 from flashsmith.builder.gates import check_shipped, losses
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.manifest import Manifest
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
+from flashsmith.chooser.shipped import shipped_hopper_kernels
 from flashsmith.errors import CompileError
 from flashsmith.families import (
     Semantics,
     get_hopper_configs,
     parse_kernel_name_into_config,
 )
-from flashsmith.families.shipped import shipped_hopper_kernels
 
 SHIPPED = next(cfg for cfg in get_hopper_configs() if cfg.B_c == FAULTY_B_C)
 UNSHIPPED = replace(SHIPPED, kv_stages=1)
@@ -100,6 +103,33 @@ def test_a_table_ships_what_it_ranks(tmp_path) -> None:
     added = shipped_hopper_kernels(tmp_path) - shipped_hopper_kernels(tmp_path / "none")
     assert added == {(UNSHIPPED, Semantics("causal", uneven=True))}
     assert (SHIPPED, Semantics()) in shipped_hopper_kernels()
+
+
+def test_whoever_ships_kernels_registers_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "_providers", [*shipped._providers])
+    semantics = Semantics("window")
+    assert not shipped.ships(UNSHIPPED, semantics)
+    shipped.register_shipped_kernels(lambda: {(UNSHIPPED, semantics)})
+    assert shipped.ships(UNSHIPPED, semantics)
+    assert not shipped.ships(UNSHIPPED, Semantics())
+    assert shipped.ships(SHIPPED, Semantics())
+    with pytest.raises(CompileError, match="shipped configs"):
+        check_shipped([entry(UNSHIPPED, SERIALIZED)], semantics, "nvcc 99.1")
+
+
+BUILDER_ALONE = """
+import sys
+from flashsmith.builder.gates import check_shipped
+from flashsmith.families import Semantics, get_hopper_configs
+from flashsmith.shipped import ships
+
+assert "flashsmith.chooser" not in sys.modules
+assert ships(get_hopper_configs()[0], Semantics())
+"""
+
+
+def test_the_builder_needs_nobody_to_import_the_chooser() -> None:
+    subprocess.run([sys.executable, "-c", BUILDER_ALONE], check=True, timeout=60)
 
 
 # ---- with the real compiler ----

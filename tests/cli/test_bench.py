@@ -78,7 +78,7 @@ def start(monkeypatch, *arguments: str) -> int:
 
 def test_without_options_attention_meets_every_peer(bench: Bench, monkeypatch) -> None:
     assert start(monkeypatch) == 0
-    assert bench.plan.ours is not None
+    assert bench.plan.ours
     assert bench.plan.configs == ()
     assert len(bench.plan.peers) == 7
     sizes = [(p.batch, p.seq_q, p.heads_q, p.d, p.dtype.name) for p in bench.plan.problems]
@@ -140,7 +140,7 @@ def test_options_make_problems(bench: Bench, monkeypatch, options: str, problems
 def test_kernels(bench: Bench, monkeypatch, options: list, configs: list, ours: bool) -> None:
     assert start(monkeypatch, *options) == 0
     assert list(bench.plan.configs) == list(dict.fromkeys(configs))
-    assert (bench.plan.ours is not None) == ours
+    assert bench.plan.ours == ours
     if configs:
         assert {p.d for p in bench.plan.problems} == {cfg.d_head for cfg in configs}
         assert {p.dtype for p in bench.plan.problems} == {cfg.dtype for cfg in configs}
@@ -151,7 +151,7 @@ def test_kernels_from_the_environment(bench: Bench, monkeypatch) -> None:
     assert start(monkeypatch) == 0
     assert [str(cfg) for cfg in bench.plan.configs] == [CFG]
     assert {p.d for p in bench.plan.problems} == {64}
-    assert bench.plan.ours is None
+    assert not bench.plan.ours
 
 
 def test_the_protocol(bench: Bench, monkeypatch) -> None:

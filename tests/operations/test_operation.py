@@ -22,6 +22,7 @@ from flashsmith.operations import (
     register_operation,
     registry,
 )
+from flashsmith.operations.operation import load_attribute
 
 PAGED = Operation(
     name="paged_copy",
@@ -31,7 +32,6 @@ PAGED = Operation(
         TensorSpec("total", ("batch+1",), "float32", "out"),
     ),
     numbers=lambda call: (call.problem.batch, call.sizes["pages"]),
-    reference="flashsmith.verify:prove",
     flop=lambda problem: problem.batch * problem.d,
     semantics=frozenset({"causal"}),
 )
@@ -104,10 +104,11 @@ def test_an_unknown_name_asks_for_installed_operations_once_more() -> None:
         (lambda: replace(PAGED, semantics=frozenset({"alibi"})), "semantics of paged_copy: 'ali"),
         (lambda: replace(PAGED, tensors=PAGED.tensors * 2), "tensors of paged_copy: pages, table"),
         (lambda: replace(PAGED, tensors=PAGED.tensors[1:2]), "tensors of paged_copy: no output"),
-        (lambda: replace(PAGED, reference="no.such:thing").load_reference(),
-         "reference of the operation paged_copy: 'no.such:thing' cannot be loaded"),
-        (lambda: replace(PAGED, reference="flashsmith.verify:nothing").load_reference(),
-         "'flashsmith.verify:nothing' cannot be loaded"),
+        (lambda: load_attribute("no.such:thing", "reference of paged_copy"),
+         "reference of paged_copy: 'no.such:thing' cannot be loaded (No module named 'no')"),
+        (lambda: load_attribute("flashsmith.verify:nothing", "peers"),
+         "peers: 'flashsmith.verify:nothing' cannot be loaded"),
+        (lambda: load_attribute("flashsmith", "peers"), "peers: 'flashsmith' cannot be loaded"),
         (lambda: PAGED.bytes(PROBLEM), "pages: the size of 'pages' is not known; give the tensor"),
     ],
 )  # fmt: skip

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import sys
 
-from flashsmith.benchmark.bench import Ours
 from flashsmith.benchmark.named_runs import main
-from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import FlashsmithError
-from flashsmith.integrations.traceable import attention
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:], Ours(attention, choose_config)))
+        sys.exit(main(sys.argv[1:]))
     except FlashsmithError as error:
         print(f"run_kernels.py: {error}", file=sys.stderr)
         sys.exit(2)

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import flashsmith
 from flashsmith.benchmark.bench.problems import default_problem
 from flashsmith.benchmark.contenders import KernelContender, attention_contender
 from flashsmith.benchmark.timing import Environment, measure
@@ -60,7 +59,7 @@ def pairs(kinds: Iterable[str], seqs: list[int] | None, dims: list[int] | None) 
 
 def contender(name: str, of: Problem) -> KernelContender:
     config = choose_config(of, query_gpu(0))
-    return replace(attention_contender(flashsmith.attention, config, Workload(of)), name=name)
+    return replace(attention_contender(config, Workload(of)), name=name)
 
 
 def measured(pair: Pair) -> dict[str, Any]:

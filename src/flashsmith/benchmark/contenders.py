@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from flashsmith.benchmark.timing import Contender
 from flashsmith.benchmark.workload import Workload
+from flashsmith.chooser import attention
 from flashsmith.families import KernelConfig
 from flashsmith.runtime import forward
 
@@ -49,9 +50,7 @@ def kernel_contender(config: KernelConfig, workload: Workload) -> KernelContende
     return KernelContender(str(config), config, w, call)
 
 
-def attention_contender(
-    attention: Callable[..., Any], config: KernelConfig, workload: Workload
-) -> KernelContender:
-    """``attention``, called as a user calls it: it chooses the kernel, which is ``config``'s."""
+def attention_contender(config: KernelConfig, workload: Workload) -> KernelContender:
+    """attention(), called as a user calls it: it chooses the kernel, which is ``config``'s."""
     w = workload
     return KernelContender(OURS, config, w, partial(attention, w.q, w.k, w.v, out=w.o, **w.options))

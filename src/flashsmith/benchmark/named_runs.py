@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from flashsmith.benchmark.bench import BenchPlan, Ours, print_rows, run_bench
+from flashsmith.benchmark.bench import BenchPlan, print_rows, run_bench
 from flashsmith.benchmark.bench.kernels import BuiltKernels
 from flashsmith.benchmark.bench.request import make_shapes, parse_problems, select_contenders
 from flashsmith.benchmark.contenders import attention_contender, kernel_contender
@@ -58,7 +58,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def make_plan(options: argparse.Namespace, ours: Ours) -> BenchPlan:
+def make_plan(options: argparse.Namespace) -> BenchPlan:
     """What is launched. Without --kernels and KERNELS only the peers of --ref are. What is not
     timed is launched once unless --runs and --num_warmups say more.
 
@@ -83,7 +83,7 @@ def make_plan(options: argparse.Namespace, ours: Ours) -> BenchPlan:
     plan = BenchPlan(
         problems=parse_problems(options.problems) if options.problems else shapes.problems(),
         configs=configs,
-        ours=ours if with_ours else None,
+        ours=with_ours,
         peers=get_peers(options.ref) if options.ref else (),
         protocol=Protocol.named("interleaved", num_warmups, runs),
         seed=options.seed,
@@ -117,9 +117,9 @@ def launch_named(
     for problem in plan.problems:
         workload = Workload(problem, plan.seed)
         contenders: list[Contender] = [
-            kernel_contender(entrant.config, workload)
-            if entrant.attention is None
-            else attention_contender(entrant.attention, entrant.config, workload)
+            attention_contender(entrant.config, workload)
+            if entrant.attention
+            else kernel_contender(entrant.config, workload)
             for entrant in entrants[problem]
             if entrant.config is not None
         ]
@@ -132,13 +132,13 @@ def launch_named(
             yield f"{problem}: {contender.name}: {total} launches"
 
 
-def main(arguments: Sequence[str], ours: Ours) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the script; returns its exit status, 1 when a timed kernel of ours is wrong.
 
     Raises what ``make_plan``, ``launch_named`` and ``run_bench`` raise.
     """
     options = parse_arguments(arguments)
-    plan = make_plan(options, ours)
+    plan = make_plan(options)
     clock = CudaEvents()
     with Narrator() as narrator:
         if not options.time:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from flashsmith.builder.manifest import KernelEntry
 from flashsmith.errors import CompileError
 from flashsmith.families import HopperForwardKernelConfig, Semantics
-from flashsmith.families.shipped import shipped_hopper_kernels
+from flashsmith.shipped import ships
 
 # In ptxas's words: products that wait for one another, and warpgroups that keep their registers.
 _SLOW = ("serialized", "'setmaxnreg' ignored")
@@ -39,7 +39,7 @@ def check_shipped(kernels: Iterable[KernelEntry], semantics: Semantics, compiler
         for kernel in kernels
         if isinstance(kernel.config, HopperForwardKernelConfig)
         and (found := losses(kernel))
-        and (kernel.config, semantics) in shipped_hopper_kernels()
+        and ships(kernel.config, semantics)
     ]
     if not wrong:
         return

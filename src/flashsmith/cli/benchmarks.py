@@ -103,7 +103,6 @@ def bench(
     """
     from flashsmith.benchmark.bench import (
         BenchPlan,
-        Ours,
         RowFiles,
         cell_problems,
         print_rows,
@@ -112,8 +111,6 @@ def bench(
     from flashsmith.benchmark.bench.request import make_shapes, parse_problems, select_contenders
     from flashsmith.benchmark.peers import get_peers
     from flashsmith.benchmark.timing import CudaEvents, Environment, Protocol, Telemetry
-    from flashsmith.chooser.choice import choose_config
-    from flashsmith.integrations.traceable import attention
     from flashsmith.runtime import query_gpu
 
     configs, with_ours = select_contenders(kernels)
@@ -131,7 +128,7 @@ def bench(
     plan = BenchPlan(
         problems=tuple(dict.fromkeys(named)) or shapes.problems(),
         configs=configs,
-        ours=Ours(attention, choose_config) if with_ours else None,
+        ours=with_ours,
         peers=get_peers(peers),
         protocol=Protocol.named(protocol.replace("-", "_"), num_warmups, runs),
         seed=seed,

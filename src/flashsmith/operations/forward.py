@@ -62,9 +62,7 @@ FORWARD = Operation(
         TensorSpec("cu_seqlens_k", ("batch+1",), "int32", presence="packed"),
     ),
     numbers=_numbers,
-    reference="flashsmith.verify.forward:REFERENCE",
     flop=attn_flop,
     semantics=frozenset(SEMANTIC_WORDS),
     options={"scale": None, "softcap": 0.0, "left": None, "right": None},
-    peers="flashsmith.benchmark.peers.selection:PEERS",
 )

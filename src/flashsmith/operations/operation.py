@@ -91,12 +91,12 @@ class Operation:
         name: the word that stands in a problem's text, in tables and in rows: lower case.
         tensors: what a call hands over, in the order in which the C++ host path takes addresses.
         numbers: what the C++ host path takes beside tensors and device, in its order.
-        reference: 'module:attribute' of the flashsmith.verify.Reference that draws inputs, computes
-            what is right and judges outputs; imported when something is proven.
+        reference: 'module:attribute' of what draws inputs, computes what is right and judges
+            outputs; imported once something is proven. '' is the package's own of that name.
         flop: floating-point operations of a problem, above 0 where there is anything to compute.
         semantics: the words of Semantics that may differ from the plain case.
         options: what a call may say beside its tensors, by name, with the value if it does not.
-        peers: 'module:attribute' of the benchmark's peers by name; '' is none.
+        peers: 'module:attribute' of the benchmark's peers by name, likewise.
 
     Raises:
         ArgumentError: a name is none, or doubled, or a word of semantics is unknown.
@@ -105,8 +105,8 @@ class Operation:
     name: str
     tensors: tuple[TensorSpec, ...]
     numbers: Numbers
-    reference: str
     flop: Callable[[Sizes], int]
+    reference: str = ""
     semantics: frozenset[str] = frozenset({"uneven"})
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     peers: str = ""
@@ -171,10 +171,6 @@ class Operation:
                 f"semantics={quoted(str(semantics))}: {self.name} knows no "
                 f"{' and no '.join(unknown)}; leave it out (known: {known})"
             )
-
-    def load_reference(self) -> Any:
-        """What `reference` names. Raises ArgumentError when it cannot be imported."""
-        return load_attribute(self.reference, f"reference of the operation {self.name}")
 
 
 def packed_rows(problem: Sizes) -> dict[str, int]:

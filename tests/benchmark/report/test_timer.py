@@ -74,7 +74,7 @@ def test_the_benchmark_gets_every_kernel_and_the_yardstick(monkeypatch) -> None:
     ]
     assert plan.configs == (*CONFIGS, bf16)
     assert [peer.name for peer in plan.peers] == ["fa2"]
-    assert (plan.ours, plan.seed, asked["clock"], asked["device"]) == (None, 3, clock, H200)
+    assert (plan.ours, plan.seed, asked["clock"], asked["device"]) == (False, 3, clock, H200)
     assert set(times.by_config) == {SWIZZLED.config}
 
 

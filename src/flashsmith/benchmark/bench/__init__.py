@@ -6,7 +6,7 @@ those that did are timed together.
 
 from flashsmith.benchmark.bench.cells import CELL_SETS, cell_problems
 from flashsmith.benchmark.bench.files import RowFiles
-from flashsmith.benchmark.bench.plan import BenchPlan, Ours
+from flashsmith.benchmark.bench.plan import BenchPlan
 from flashsmith.benchmark.bench.problems import Shapes, default_problem
 from flashsmith.benchmark.bench.suite import run_bench
 from flashsmith.benchmark.bench.table import print_rows
@@ -14,7 +14,6 @@ from flashsmith.benchmark.bench.table import print_rows
 __all__ = [
     "CELL_SETS",
     "BenchPlan",
-    "Ours",
     "RowFiles",
     "Shapes",
     "cell_problems",

@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from flashsmith.benchmark.contenders import OURS
 from flashsmith.benchmark.peers import Peer
 from flashsmith.benchmark.timing import INTERLEAVED, Protocol
+from flashsmith.chooser import choose_config
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, compiled_d_head
-
-Choose = Callable[[Problem, DeviceSpec], KernelConfig]
-
-
-@dataclass(frozen=True)
-class Ours:
-    """attention(), and what chooses its kernels: both stand to the right of this folder."""
-
-    attention: Callable[..., Any]
-    choose: Choose
 
 
 @dataclass(frozen=True)
 class Entrant:
     """A contender of ours before there are tensors. ``config`` None: why there is none in ``note``.
 
-    ``attention`` is None for a kernel by its config.
+    ``attention``: whether attention() is called, which chooses ``config``, and not the kernel.
     """
 
     name: str
     config: KernelConfig | None
-    attention: Callable[..., Any] | None = None
+    attention: bool = False
     note: str = ""
 
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """A whole benchmark. ``ours`` None: only ``configs`` and ``peers``.
+    """A whole benchmark of ``configs``, ``peers`` and, if ``ours``, attention().
 
     ``rotation``: which contender of a problem is measured first; those before it come last.
     """
 
     problems: tuple[Problem, ...]
     configs: tuple[KernelConfig, ...] = ()
-    ours: Ours | None = None
+    ours: bool = False
     peers: tuple[Peer, ...] = ()
     protocol: Protocol = INTERLEAVED
     seed: int = 0
@@ -67,13 +57,13 @@ class BenchPlan:
 
     def entrants(self, problem: Problem, device: DeviceSpec) -> Iterator[Entrant]:
         """Those of ours that serve a problem."""
-        if self.ours is not None:
+        if self.ours:
             try:
-                chosen = self.ours.choose(problem, device)
+                chosen = choose_config(problem, device)
             except FlashsmithError as error:
                 yield Entrant(OURS, None, note=str(error))
             else:
-                yield Entrant(OURS, chosen, self.ours.attention)
+                yield Entrant(OURS, chosen, attention=True)
         yield from (Entrant(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
 
 

@@ -168,11 +168,8 @@ class _Cell:
             self._add(entrant.name, "ours", "error", **columns, note=illegal)
             return []
         try:
-            if entrant.attention is None:
-                contender = kernel_contender(entrant.config, workload)
-            else:
-                contender = attention_contender(entrant.attention, entrant.config, workload)
-            return self._judge(contender, workload, "ours", columns)
+            make = attention_contender if entrant.attention else kernel_contender
+            return self._judge(make(entrant.config, workload), workload, "ours", columns)
         except Exception as error:  # PyTorch says with errors of its own that a kernel failed
             self._add(entrant.name, "ours", "error", **columns, note=_first_line(error))
             self._check_gpu(entrant.name)

@@ -6,6 +6,7 @@ import json
 from functools import cache
 from pathlib import Path
 
+from flashsmith.chooser.winners.storage import SHIPPED_FOLDER
 from flashsmith.families.family import KernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.wgmma.config import HopperForwardKernelConfig
@@ -13,14 +14,11 @@ from flashsmith.families.wgmma.sets import get_hopper_configs
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.semantics import Semantics
 
-# Data of the package, which the tuner writes and reads too.
-TABLES = Path(__file__).parents[1] / "chooser" / "tables"
-
 Kernel = tuple[KernelConfig, Semantics]
 
 
 @cache
-def shipped_hopper_kernels(tables: Path = TABLES) -> frozenset[Kernel]:
+def shipped_hopper_kernels(tables: Path = SHIPPED_FOLDER) -> frozenset[Kernel]:
     """The wgmma configs that are shipped, with what they are compiled for.
 
     Those of the set 'hopper' for plain and causal attention on whole tiles, which they were chosen
