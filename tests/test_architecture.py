@@ -109,6 +109,28 @@ def test_imports_point_left(module: str) -> None:
             assert steps[1] in MAY_IMPORT[here], f"{module} must not need {name}"
 
 
+# Within the emulator: every import of its parts points to one of these, or into the own folder.
+EMULATOR_MAY_IMPORT = {
+    "ptx": set(),
+    "interface": {"ptx"},
+    "machine": {"interface"},
+    "translate": {"ptx", "interface", "machine"},
+    "execute": {"ptx", "interface", "machine", "translate"},
+    "estimate": {"execute"},
+    "checks": {"interface"},
+    "__init__": {"ptx", "interface", "machine", "translate", "execute", "estimate", "checks"},
+}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if part_of(name) == "emulator"])
+def test_parts_of_the_emulator_build_on_each_other_in_one_direction(module: str) -> None:
+    here = Path(module).parts[1].removesuffix(".py")
+    for name in imported_names(parse(module), module):
+        _, *steps = name.split(".")
+        if steps[:1] == ["emulator"] and steps[1] != here:
+            assert steps[1] in EMULATOR_MAY_IMPORT[here], f"{module} must not need {name}"
+
+
 FOLDERS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 # What a path is made with, and what finds a file or a module by its name.
 PATH_CALLS = {"Path", "files", "get_data", "import_module", "join", "joinpath", "open"}
