@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Protocol
 
 from flashsmith.did_you_mean import did_you_mean
@@ -12,10 +13,14 @@ from flashsmith.operations.dtype import DType
 from flashsmith.operations.operation import Operation
 from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation, operation
 from flashsmith.operations.semantics import MASKS, Semantics
-from flashsmith.operations.sizes import Sizes
 from flashsmith.printable import quoted
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
+# The smallest value of every size. A batch may be empty, and so may sequences.
+_SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1}
+# A window and a cap as models have them.
+TYPICAL_WINDOW = 1024
+TYPICAL_SOFTCAP = 30.0
 _SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
 _PLAIN = "plain"
 _SEMANTIC_WORDS = (*MASKS, "softcap", "packed", "uneven", _PLAIN)
@@ -30,7 +35,7 @@ class Tiled(Protocol):
 
 
 @dataclass(frozen=True, order=True)
-class Problem(Sizes):
+class Problem:
     """One call's sizes, what of its semantics is compiled in, and what is computed.
 
     Of attention, q and o are (batch, seq_q, heads_q, d), k and v (batch, seq_k, heads_k, d).
@@ -42,10 +47,29 @@ class Problem(Sizes):
             the heads do not group, there is no such operation, or it does not know the semantics.
     """
 
-    operation: str = DEFAULT
+    batch: int
+    seq_q: int
+    seq_k: int
+    heads_q: int
+    heads_k: int
+    d: int
+    dtype: DType
+    semantics: Semantics = field(default_factory=Semantics)
+    operation: str = "forward"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        object.__setattr__(self, "dtype", DType.parse(self.dtype))
+        for name, lowest in _SIZES.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(value, "__index__") or value < lowest:
+                raise ArgumentError(
+                    f"{name}={quoted(value)}: give a whole number, at least {lowest}"
+                )
+            object.__setattr__(self, name, index(value))
+        if self.heads_q % self.heads_k:
+            raise ArgumentError(
+                f"heads_q={self.heads_q}: must be a multiple of heads_k={self.heads_k}"
+            )
         self.computed.check_semantics(self.semantics)
 
     @property
@@ -58,6 +82,20 @@ class Problem(Sizes):
         if self.semantics.uneven or cfg.fills_tiles(self.seq_q, self.seq_k, self.d):
             return self.semantics
         return replace(self.semantics, uneven=True)
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """What stands for a window's (left, right), which are no part of a problem, wherever one is
+        measured: the last TYPICAL_WINDOW keys before a query's own, and half of all keys where
+        these are fewer. None without a window."""
+        if self.semantics.mask != "window":
+            return None
+        return min(TYPICAL_WINDOW, self.seq_k // 2), 0
+
+    @property
+    def softcap(self) -> float:
+        """What stands for a cap's value in the same way; 0 without one."""
+        return TYPICAL_SOFTCAP if self.semantics.softcap else 0.0
 
     def attn_flop(self) -> int:
         """FLOP of the problem, as its operation counts them; of attention those of the two matrix
