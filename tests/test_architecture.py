@@ -20,6 +20,7 @@ ORDER = (
     ("printable",),
     ("errors", "untrusted"),
     ("env", "host", "counted", "did_you_mean", "time_left", "shipped"),
+    ("operations",),
     ("families",),
     ("configs",),
     ("codegen",),
@@ -42,10 +43,11 @@ MAY_IMPORT = {
     "untrusted": {"printable"},
     "env": {"printable", "errors", "untrusted"},
     "host": {"errors"},
+    "operations": {"printable", "errors", "untrusted", "did_you_mean"},
     "shipped": set(),
-    "families": {"printable", "errors", "untrusted", "env", "did_you_mean"},
+    "families": {"printable", "errors", "untrusted", "env", "did_you_mean", "operations"},
     "configs": {"families"},
-    "emulator": {"errors", "env", "families"},
+    "emulator": {"errors", "env", "families", "operations"},
 }
 
 SOURCE = Path(__file__).parents[1] / "src" / "flashsmith"
@@ -319,8 +321,10 @@ def test_torch_is_never_imported_with_a_module(module: str) -> None:
     assert "torch" not in roots
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if part_of(name) == "families"])
-def test_families_need_the_standard_library_only(module: str) -> None:
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if part_of(name) in ("operations", "families")]
+)
+def test_operations_and_families_need_the_standard_library_only(module: str) -> None:
     roots = {name.split(".")[0] for name in imported_names(parse(module), module)}
     assert roots <= {"flashsmith", "__future__"} | set(sys.stdlib_module_names)
 
