@@ -21,7 +21,7 @@ from flashsmith.families import (
     get_kernel_progression_configs,
     legal_completions,
 )
-from flashsmith.families.semantics import MASKS
+from flashsmith.operations.semantics import MASKS
 
 FIRST, *_, BUFFERED, LAST = get_kernel_progression_configs()
 

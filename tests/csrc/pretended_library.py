@@ -17,7 +17,7 @@ from typing import Any
 from flashsmith.builder import find_toolchain
 from flashsmith.builder.recipe import host_sources_in
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
-from flashsmith.families.semantics import MASKS
+from flashsmith.operations.semantics import MASKS
 from flashsmith.runtime.call import ForwardCall, unplaced_call
 from flashsmith.runtime.libraries import LibraryFunctions
 from flashsmith.runtime.plan import LaunchPlan, plan_from_library

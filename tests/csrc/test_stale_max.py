@@ -17,7 +17,7 @@ import pytest
 from hopper_plans import wgmma_config
 
 from flashsmith.builder import library_for
-from flashsmith.emulator import execute
+from flashsmith.emulator.translate import translator
 from flashsmith.emulator.translate.opcodes_float import transcendental
 from flashsmith.families import (
     HopperForwardKernelConfig,
@@ -189,8 +189,8 @@ def test_maxima_that_grow_as_fast_as_sums_do(cfg: HopperForwardKernelConfig) -> 
 def flushed_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """ex2.approx.ftz knows no subnormal results; the emulator's does."""
     flushed = "(lambda x: np.where(x < np.float32(2.0**-126), np.float32(0), x))(np.exp2({0}))"
-    monkeypatch.setitem(execute.HANDLERS, "ex2", transcendental(flushed))
-    monkeypatch.setattr(execute, "_translations", OrderedDict())
+    monkeypatch.setitem(translator.HANDLERS, "ex2", transcendental(flushed))
+    monkeypatch.setattr(translator, "_translations", OrderedDict())
 
 
 @pytest.mark.usefixtures("flushed_to_zero")

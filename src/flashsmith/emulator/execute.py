@@ -1,9 +1,7 @@
-"""emulate(): translate an entry, run the grid in waves of CTAs, collect what happened."""
+"""emulate(): run an entry's grid in waves of CTAs, and collect what happened."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,19 +14,9 @@ from flashsmith.emulator.machine.random_schedule import RandomSchedule
 from flashsmith.emulator.machine.scheduler import Scheduler
 from flashsmith.emulator.machine.tensor_maps import TensorMap, TensorMapSpec
 from flashsmith.emulator.machine.wave import Wave
-from flashsmith.emulator.ptx import Module, parse
+from flashsmith.emulator.ptx import Module
 from flashsmith.emulator.ptx.syntax import Variable
-from flashsmith.emulator.translate import (
-    opcodes_convert,
-    opcodes_float,
-    opcodes_integer,
-    opcodes_mbarrier,
-    opcodes_memory,
-    opcodes_tiles,
-    opcodes_warp,
-    opcodes_wgmma,
-)
-from flashsmith.emulator.translate.translator import Handler, Translated, Translator
+from flashsmith.emulator.translate.translator import Translated, translate
 from flashsmith.errors import ArgumentError, EmulatorError
 
 #: Backward jumps of one launch before it counts as endless. The longest honest loop, one jump a KV
@@ -38,45 +26,6 @@ LOOP_LIMIT = 1_000_000
 #: Threads that run together: wide enough to hide NumPy's cost per call, narrow enough for the
 #: caches.
 WAVE_THREADS = 4096
-
-#: A translation takes about 3 MiB.
-_CACHED_TRANSLATIONS = 32
-
-HANDLERS: dict[str, Handler] = {
-    **opcodes_integer.HANDLERS,
-    **opcodes_float.HANDLERS,
-    **opcodes_convert.HANDLERS,
-    **opcodes_memory.HANDLERS,
-    **opcodes_tiles.HANDLERS,
-    **opcodes_warp.HANDLERS,
-    **opcodes_mbarrier.HANDLERS,
-    **opcodes_wgmma.HANDLERS,
-}
-
-_translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, Module]] = OrderedDict()
-
-
-def translate(
-    ptx: str, entry: str, *, observed: bool = False, fuse: bool = True
-) -> tuple[Translated, Module]:
-    """Generated code of an entry, from the cache when the same text was translated before.
-
-    ``fuse=False`` runs every mma.sync on its own, in program order. EmulatorError names an opcode
-    or modifier that is not supported.
-    """
-    key = (hashlib.blake2b(ptx.encode(), digest_size=16).hexdigest(), entry, observed, fuse)
-    if key in _translations:
-        _translations.move_to_end(key)
-        return _translations[key]
-    module = parse(ptx)
-    translator = Translator(
-        module.entry(entry), module.variables, HANDLERS, observed=observed, fuse=fuse
-    )
-    translator.namespace.update(opcodes_memory.CALLED)
-    _translations[key] = (translator.translate(), module)
-    while len(_translations) > _CACHED_TRANSLATIONS:
-        _translations.popitem(last=False)
-    return _translations[key]
 
 
 def emulate(

@@ -7,15 +7,39 @@ resumption points, and the order in which the deferred mma chains are written ou
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from flashsmith.emulator.interface import Site
+from flashsmith.emulator.ptx import Module, parse
 from flashsmith.emulator.ptx.syntax import Entry, Instruction, Variable
+from flashsmith.emulator.translate import (
+    opcodes_convert,
+    opcodes_float,
+    opcodes_integer,
+    opcodes_mbarrier,
+    opcodes_memory,
+    opcodes_tiles,
+    opcodes_warp,
+    opcodes_wgmma,
+)
 from flashsmith.emulator.translate.emitter import Emitter, Handler
 from flashsmith.emulator.translate.flow import Node, Step, blocks, may_refuse
 from flashsmith.emulator.translate.mma_chains import MmaChains
+
+HANDLERS: dict[str, Handler] = {
+    **opcodes_integer.HANDLERS,
+    **opcodes_float.HANDLERS,
+    **opcodes_convert.HANDLERS,
+    **opcodes_memory.HANDLERS,
+    **opcodes_tiles.HANDLERS,
+    **opcodes_warp.HANDLERS,
+    **opcodes_mbarrier.HANDLERS,
+    **opcodes_wgmma.HANDLERS,
+}
 
 
 @dataclass(eq=False)
@@ -49,13 +73,12 @@ class Translator(Emitter):
         self,
         entry: Entry,
         variables: Iterable[Variable],
-        handlers: dict[str, Handler],
         *,
         observed: bool,
         fuse: bool,
     ) -> None:
         super().__init__(entry, variables, observed=observed)
-        self.handlers = handlers
+        self.namespace |= opcodes_memory.CALLED
         self.chains = MmaChains(self, fuse=fuse)
 
     # The function
@@ -144,7 +167,7 @@ class Translator(Emitter):
         else:
             self.chains.before(step)
             self.instruction = instruction
-            handler = self.handlers.get(instruction.opcode)
+            handler = HANDLERS.get(instruction.opcode)
             if handler is None:
                 raise self.error(f"opcode {instruction.opcode} is not supported")
             handler(self, instruction)
@@ -236,7 +259,7 @@ class Translator(Emitter):
         self.indent -= 1
 
     def _emit_barrier(self, node: Node, instruction: Instruction, following: int) -> None:
-        handler = self.handlers[instruction.opcode]
+        handler = HANDLERS[instruction.opcode]
         wait, passed = self.temporary(), self.temporary()
         self.emit(f"{wait} = None")
         self.barrier_result = wait
@@ -271,3 +294,28 @@ def _count_mnemonics(node: Node) -> dict[str, int]:
         mnemonic = step.instruction.mnemonic
         counts[mnemonic] = counts.get(mnemonic, 0) + 1
     return counts
+
+
+#: A translation takes about 3 MiB.
+_CACHED_TRANSLATIONS = 32
+_translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, Module]] = OrderedDict()
+
+
+def translate(
+    ptx: str, entry: str, *, observed: bool = False, fuse: bool = True
+) -> tuple[Translated, Module]:
+    """Generated code of an entry, from the cache when the same text was translated before.
+
+    ``fuse=False`` runs every mma.sync on its own, in program order. EmulatorError names an opcode
+    or modifier that is not supported.
+    """
+    key = (hashlib.blake2b(ptx.encode(), digest_size=16).hexdigest(), entry, observed, fuse)
+    if key in _translations:
+        _translations.move_to_end(key)
+        return _translations[key]
+    module = parse(ptx)
+    translator = Translator(module.entry(entry), module.variables, observed=observed, fuse=fuse)
+    _translations[key] = (translator.translate(), module)
+    while len(_translations) > _CACHED_TRANSLATIONS:
+        _translations.popitem(last=False)
+    return _translations[key]

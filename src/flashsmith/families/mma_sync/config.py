@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families.config import INT_MAX, THREADS_PER_WARP, FamilyConfig, is_flag
-from flashsmith.families.dtype import DType
+from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
 
 K_TILE_COLUMNS = 8

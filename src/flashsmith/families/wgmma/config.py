@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families.config import INT_MAX, THREADS_PER_WARP, FamilyConfig, is_flag
-from flashsmith.families.dtype import DType
 from flashsmith.families.mma_sync.config import attn_flop, total_flop
+from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
 
 WARPGROUP_THREADS = 128
