@@ -23,7 +23,6 @@ ORDER = (
     ("operations",),
     ("families",),
     ("configs",),
-    ("codegen",),
     ("builder", "emulator"),
     ("runtime",),
     ("verify",),

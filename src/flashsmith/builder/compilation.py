@@ -14,8 +14,9 @@ from flashsmith.builder.manifest import KernelEntry
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptx_module import split_ptx
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
-from flashsmith.builder.recipe import Recipe, copy_sources, host_sources_in, source_hash
-from flashsmith.codegen import GeneratedSources, generate_kernel_instantiations
+from flashsmith.builder.recipe import Recipe
+from flashsmith.builder.sources import family_sources, source_hash
+from flashsmith.builder.generate import GeneratedSources, generate_kernel_instantiations
 from flashsmith.errors import CompileError
 from flashsmith.families import parse_kernel_name_into_config
 
@@ -39,9 +40,9 @@ class _HostObject:
     path: Path
 
 
-def _object_name(csrc: Path, source: Path) -> str:
-    """Families' files may have the same name: the folder tells them apart."""
-    return "_".join(source.relative_to(csrc).with_suffix("").parts)
+def _object_name(source: str) -> str:
+    """What the object of 'mma_sync/plan.cc' is called: files of two folders may be called alike."""
+    return source.removesuffix(".cc").replace("/", "_")
 
 
 class Compilation:
@@ -59,7 +60,8 @@ class Compilation:
         self.csrc = workspace / "csrc"
         (self.library / "ptx").mkdir(parents=True)
         self.build.mkdir()
-        self._copied_hash = copy_sources(recipe.csrc, self.csrc)
+        self._originals = family_sources(recipe.family, recipe.csrc)
+        self._originals.copy_to(self.csrc)
         self._new_objects: list[_HostObject] = []
         shards = -(-len(recipe.configs) // _CONFIGS_PER_SHARD)
         self.sources: GeneratedSources = generate_kernel_instantiations(
@@ -71,7 +73,9 @@ class Compilation:
 
     def is_current(self) -> bool:
         """Whether what is compiled is what the recipe names, and the sources still are."""
-        return self._copied_hash == self.recipe.source_hash == source_hash(self.recipe.csrc)
+        recipe = self.recipe
+        now = source_hash(recipe.family, recipe.csrc)
+        return self._originals.hash() == recipe.source_hash == now
 
     # ---- compiling ----
 
@@ -119,8 +123,9 @@ class Compilation:
         return self._nvcc(f"shard_{index}", self.sources.shards[index], flags)
 
     def _host_objects(self) -> list[_HostObject]:
-        csrc, key = self.csrc, self.recipe.common_key()
-        commands = (self._gxx(_object_name(csrc, path), path) for path in host_sources_in(csrc))
+        key = self.recipe.common_key()
+        files = self._originals.host_files
+        commands = (self._gxx(_object_name(name), self.csrc / name) for name in files)
         return [
             _HostObject(f"{key}-{command.name}", command, self._object(command.name))
             for command in commands
@@ -242,7 +247,8 @@ class Compilation:
         tools = self.recipe.toolchain
         # A system toolkit's nvcc reads its own headers through targets/, not through include/.
         own = tools.nvcc.parent.parent / "targets" / "x86_64-linux" / "include"
-        folders = (self.recipe.csrc, self.csrc, self.library / "sources", *tools.include_dirs, own)
+        folders = (*self._originals.roots, self.csrc, self.library / "sources")
+        folders = (*folders, *tools.include_dirs, own)
         return [root for folder in folders for root in (folder, folder.resolve())]
 
     # ---- linking ----
@@ -254,7 +260,7 @@ class Compilation:
         exports.write_text(_EXPORTS)
         names = [path.stem for path in self.sources.shards]
         names += ["kernel_library"]
-        names += [_object_name(self.csrc, path) for path in host_sources_in(self.csrc)]
+        names += map(_object_name, self._originals.host_files)
         command = Command(
             "link",
             (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flashsmith.codegen import generate_kernel_instantiations
+from flashsmith.builder.generate import generate_kernel_instantiations
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Semantics, get_kernel_configs, get_kernel_progression_configs
 
