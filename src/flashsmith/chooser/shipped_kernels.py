@@ -9,10 +9,10 @@ from pathlib import Path
 from flashsmith.chooser.winners.storage import SHIPPED_FOLDER
 from flashsmith.families.family import KernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
-from flashsmith.families.problem import Problem
-from flashsmith.families.semantics import Semantics
 from flashsmith.families.wgmma.config import HopperForwardKernelConfig
 from flashsmith.families.wgmma.sets import get_hopper_configs
+from flashsmith.operations.problem import Problem
+from flashsmith.operations.semantics import Semantics
 
 Kernel = tuple[KernelConfig, Semantics]
 

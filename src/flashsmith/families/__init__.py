@@ -7,7 +7,6 @@ from flashsmith.families.device import (
     DeviceSpec,
     device_spec,
 )
-from flashsmith.families.dtype import DType
 from flashsmith.families.family import FAMILIES, KernelConfig, by_family
 from flashsmith.families.legal_space import KNOB_VALUES, legal_completions
 from flashsmith.families.legality import (
@@ -23,7 +22,6 @@ from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.families.mma_sync.space import get_search_space_configs
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.nearest import check_legal, nearest_legal
-from flashsmith.families.problem import Problem
 from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.families.selection import (
     get_autotuning_kernel_configs,
@@ -33,7 +31,6 @@ from flashsmith.families.selection import (
     kernel_set_sizes,
     should_autotune_config,
 )
-from flashsmith.families.semantics import Semantics
 from flashsmith.families.wgmma import (
     HOPPER_KNOB_VALUES,
     HOPPER_RULES,
@@ -43,6 +40,9 @@ from flashsmith.families.wgmma import (
     TileOrder,
     get_hopper_configs,
 )
+from flashsmith.operations.dtype import DType
+from flashsmith.operations.problem import Problem
+from flashsmith.operations.semantics import Semantics
 
 __all__ = [
     "DEFAULT_DEVICE",

@@ -8,7 +8,7 @@ from dataclasses import Field, dataclass, fields
 from enum import IntEnum
 from typing import Any
 
-from flashsmith.families.dtype import DType
+from flashsmith.operations.dtype import DType
 
 THREADS_PER_WARP = 32
 

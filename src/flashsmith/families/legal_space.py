@@ -9,7 +9,6 @@ from functools import cache, cached_property
 from typing import Any, TypeVar
 
 from flashsmith.families.device import DeviceSpec
-from flashsmith.families.dtype import DType
 from flashsmith.families.family import KernelConfig
 from flashsmith.families.legality import (
     HOPPER_RULES,
@@ -26,6 +25,7 @@ from flashsmith.families.legality import (
 from flashsmith.families.wgmma.config import HopperForwardKernelConfig
 from flashsmith.families.wgmma.knob_values import HOPPER_KNOB_VALUES
 from flashsmith.families.wgmma.rules import DEFAULT_SECTION_MIB
+from flashsmith.operations.dtype import DType
 
 _LOAD_COUNTS = (0, 2, 4, 8, 16)
 _FLAG = (False, True)

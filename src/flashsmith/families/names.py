@@ -9,7 +9,6 @@ from typing import NoReturn
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families.config import is_flag
-from flashsmith.families.dtype import DType
 from flashsmith.families.family import KernelConfig
 from flashsmith.families.mma_sync.config import (
     LOAD_FIELDS,
@@ -23,6 +22,7 @@ from flashsmith.families.wgmma.names import (
     known_features,
     warpgroups_of,
 )
+from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 

@@ -14,12 +14,12 @@ from flashsmith.env import KERNELS
 from flashsmith.errors import SelectionError
 from flashsmith.families import user_sets
 from flashsmith.families.cover import get_cover_configs
-from flashsmith.families.dtype import DType
 from flashsmith.families.family import KernelConfig
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.families.mma_sync.space import get_search_space_configs
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.wgmma.sets import get_hopper_configs
+from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
 from flashsmith.untrusted import whole_number
 

@@ -29,7 +29,7 @@ from flashsmith.errors import (
     LaunchError,
 )
 from flashsmith.families import FAMILIES, KernelConfig, Semantics
-from flashsmith.families.semantics import MASKS
+from flashsmith.operations.semantics import MASKS
 from flashsmith.runtime.call import ForwardCall
 from flashsmith.runtime.driver import check_runs
 from flashsmith.runtime.launches import note_launch
@@ -117,7 +117,7 @@ class LoadedKernel:
 
 @dataclass(frozen=True)
 class LibraryFunctions:
-    """The functions a loaded library exports (csrc/bindings.cc)."""
+    """The functions a loaded library exports (csrc/host/bindings.cc)."""
 
     plan: Callable[..., Any]
     prepare: Callable[..., Any]

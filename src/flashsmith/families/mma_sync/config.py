@@ -1,6 +1,7 @@
 """FlashForwardKernelConfig: the knobs that name one kernel of the mma.sync family.
 
-The C++ struct of the same name (csrc/flash_attention.cuh) has the same fields in the same order.
+The C++ struct of the same name (csrc/mma_sync/flash_attention.cuh) has the same fields in the same
+order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families.config import INT_MAX, THREADS_PER_WARP, FamilyConfig, is_flag
-from flashsmith.families.dtype import DType
+from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
 
 K_TILE_COLUMNS = 8

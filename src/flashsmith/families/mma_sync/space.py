@@ -14,13 +14,13 @@ from itertools import product
 
 from flashsmith.families.config import THREADS_PER_WARP
 from flashsmith.families.device import KNOWN_DEVICES
-from flashsmith.families.dtype import DType
 from flashsmith.families.family import KernelConfig
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.families.wgmma import space as hopper
 from flashsmith.families.wgmma.config import HopperForwardKernelConfig
 from flashsmith.families.wgmma.rules import HOPPER_ARCH
+from flashsmith.operations.dtype import DType
 
 SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
     "B_r": (64, 128, 256),

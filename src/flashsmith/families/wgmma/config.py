@@ -1,7 +1,6 @@
 """HopperForwardKernelConfig: the knobs that name one kernel of the wgmma family.
 
-The C++ struct of the same name (csrc/hopper/hopper_config.cuh) has the same fields in the same
-order.
+The C++ struct of the same name (csrc/wgmma/config.cuh) has the same fields in the same order.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any, ClassVar
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families.config import INT_MAX, THREADS_PER_WARP, FamilyConfig, is_flag
-from flashsmith.families.dtype import DType
 from flashsmith.families.mma_sync.config import attn_flop, total_flop
+from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
 
 WARPGROUP_THREADS = 128

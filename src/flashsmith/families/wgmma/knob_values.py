@@ -6,7 +6,6 @@ from dataclasses import Field, fields
 from typing import Any
 
 from flashsmith.families.config import is_flag
-from flashsmith.families.dtype import DType
 from flashsmith.families.wgmma.config import (
     ENUMERATIONS,
     WARPGROUP_ROWS,
@@ -30,6 +29,7 @@ from flashsmith.families.wgmma.rules import (
     REGISTERS_BESIDE_TILES,
     SECTIONS_MIB,
 )
+from flashsmith.operations.dtype import DType
 
 _WARPGROUPS = tuple(range(1, MAX_WARPGROUPS + 1))
 _REGISTERS = range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT)

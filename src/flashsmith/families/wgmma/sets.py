@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flashsmith.families.dtype import DType
 from flashsmith.families.wgmma.config import (
     HopperForwardKernelConfig,
     PingPong,
@@ -12,6 +11,7 @@ from flashsmith.families.wgmma.config import (
     TileOrder,
 )
 from flashsmith.families.wgmma.rules import DEFAULT_SECTION_MIB
+from flashsmith.operations.dtype import DType
 
 
 def get_hopper_configs(

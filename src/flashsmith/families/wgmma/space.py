@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from flashsmith.families.dtype import DType
 from flashsmith.families.wgmma.config import (
     WARPGROUP_ROWS,
     HopperForwardKernelConfig,
@@ -22,6 +21,7 @@ from flashsmith.families.wgmma.config import (
 )
 from flashsmith.families.wgmma.rules import B_C_STEP, MAX_RESCALE_THRESHOLD
 from flashsmith.families.wgmma.sets import get_hopper_configs
+from flashsmith.operations.dtype import DType
 
 
 class Shape(NamedTuple):
