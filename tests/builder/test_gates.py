@@ -16,7 +16,7 @@ from flashsmith.builder.gates import check_shipped, losses
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.manifest import Manifest
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
-from flashsmith.chooser.shipped import shipped_hopper_kernels
+from flashsmith.chooser.shipped_kernels import shipped_hopper_kernels
 from flashsmith.errors import CompileError
 from flashsmith.families import (
     Semantics,
