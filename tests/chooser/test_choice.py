@@ -41,7 +41,7 @@ def problem(seq_q: int, seq_k: int, d: int = 128, heads: int = 8) -> Problem:
     [
         ({"revision": "csrc 0123456789ab"}, True),
         ({"revision": "v1-dirty", "csrc": "0123456789ab"}, True),
-        ({"revision": "v1-dirty", "csrc": staleness.sources_here()}, False),
+        ({"revision": "v1-dirty", "csrc": staleness.sources_here("mma_sync")}, False),
         ({"revision": "v1-dirty"}, False),
     ],
 )

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.cubin import kernel_code_bytes
 from flashsmith.builder.demangle import demangle
+from flashsmith.builder.generate import GeneratedSources, generate_kernel_instantiations
 from flashsmith.builder.library import SHARED_OBJECT
-from flashsmith.builder.manifest import KernelEntry
+from flashsmith.builder.manifest import KernelBeside, KernelEntry
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptx_module import split_ptx
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
 from flashsmith.builder.recipe import Recipe
 from flashsmith.builder.sources import family_sources, source_hash
-from flashsmith.builder.generate import GeneratedSources, generate_kernel_instantiations
 from flashsmith.errors import CompileError
-from flashsmith.families import parse_kernel_name_into_config
+from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+from flashsmith.families.cpp import CPP_FAMILIES
 
 # Nothing but the bindings' entry points leaves the library.
 _EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
@@ -176,8 +178,17 @@ class Compilation:
             reports = parse_ptxas_report(done.output)
             nameless = self._nameless(modules, done.output)
             sizes = kernel_code_bytes((keep / f"shard_{index}.cubin").read_bytes())
-            names = {parse_kernel_name_into_config(demangle(name)): name for name in modules}
-            missing = [cfg for cfg in configs if cfg not in names]
+            names = {self._kernel_of(name): name for name in modules}
+            kernels = {
+                cfg: CPP_FAMILIES[cfg.FAMILY].kernels(cfg)  # the templates by role
+                for cfg in configs
+            }
+            missing = [
+                f"{cfg} ({template})"
+                for cfg, templates in kernels.items()
+                for template in templates.values()
+                if (cfg, template) not in names
+            ]
             if missing:
                 raise ValueError(f"no kernel for {missing[0]} in {sorted(modules)}")
             unknown = [name for name in names.values() if name not in reports or name not in sizes]
@@ -189,33 +200,54 @@ class Compilation:
                 f"({self.recipe.toolchain.nvcc_version}) was not understood: {error}"
             ) from error
 
-        shard_bytes = sum(len(modules[names[cfg]]) for cfg in configs)
-        shared_seconds = done.seconds - sum(reports[names[cfg]].ptxas_seconds for cfg in configs)
-        entries = []
-        for cfg in configs:
-            name = names[cfg]
-            share = len(modules[name]) / shard_bytes * max(0.0, shared_seconds)
-            report = reports[name]
-            ptx_file = f"ptx/{cfg.kernel_name()}.ptx"
+        shard_bytes = sum(map(len, modules.values()))
+        shared_seconds = done.seconds - sum(reports[name].ptxas_seconds for name in modules)
+
+        def compiled(cfg: KernelConfig, role: str, template: str) -> dict[str, Any]:
+            """What is known of one kernel, its PTX written to the library."""
+            name = names[cfg, template]
+            ptx_file = f"ptx/{cfg.kernel_name()}{role and '_' + role}.ptx"
             (self.library / ptx_file).write_text(modules[name])
+            report = reports[name]
+            return {
+                "ptx_entry": name,
+                "ptx_file": ptx_file,
+                "registers": report.registers,
+                "stack_bytes": report.stack_bytes,
+                "spill_store_bytes": report.spill_store_bytes,
+                "spill_load_bytes": report.spill_load_bytes,
+                "static_smem_bytes": report.static_smem_bytes,
+                "ptx_bytes": len(modules[name]),
+                "code_bytes": sizes[name],
+                "warnings": (*report.warnings, *nameless.get(name, ())),
+            }
+
+        entries = []
+        for cfg, templates in kernels.items():
+            (_, main), *others = templates.items()
+            of_config = [names[cfg, template] for template in templates.values()]
+            share = sum(len(modules[name]) for name in of_config) / shard_bytes
+            seconds = sum(reports[name].ptxas_seconds for name in of_config)
             entries.append(
                 KernelEntry(
                     config=cfg,
                     short_form=cfg.short_form(),
-                    ptx_entry=name,
-                    ptx_file=ptx_file,
-                    registers=report.registers,
-                    stack_bytes=report.stack_bytes,
-                    spill_store_bytes=report.spill_store_bytes,
-                    spill_load_bytes=report.spill_load_bytes,
-                    static_smem_bytes=report.static_smem_bytes,
-                    compile_seconds=round(report.ptxas_seconds + share, 3),
-                    ptx_bytes=len(modules[name]),
-                    code_bytes=sizes[name],
-                    warnings=(*report.warnings, *nameless.get(name, ())),
+                    compile_seconds=round(seconds + share * max(0.0, shared_seconds), 3),
+                    beside=tuple(
+                        KernelBeside(role=role, **compiled(cfg, role, template))
+                        for role, template in others
+                    ),
+                    **compiled(cfg, "", main),
                 )
             )
         return entries
+
+    @staticmethod
+    def _kernel_of(name: str) -> tuple[KernelConfig, str]:
+        """The config and the template that a kernel is made of."""
+        readable = demangle(name)
+        template = readable.partition("<")[0].rpartition("::")[2]
+        return parse_kernel_name_into_config(readable), template
 
     def _nameless(self, modules: dict[str, str], output: str) -> dict[str, tuple[str, ...]]:
         """ptxas's warnings that name no kernel, by the kernel they are of.

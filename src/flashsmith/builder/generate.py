@@ -170,8 +170,7 @@ def _library_text(configs: Sequence[KernelConfig], semantics: Semantics, note: s
     entries = "".join(
         f"            // {cfg.short_form()}\n"
         f"            library_config({cfg.to_cpp_struct()},\n"
-        f"                           {{{_listed(cfg.to_ints())}}},\n"
-        f"                           {{{', '.join(_addresses(cfg))}}}),\n"
+        f"                           {{{_listed(cfg.to_ints())}}}{_beside(cfg)}),\n"
         for cfg in configs
     )
     return f"""\
@@ -182,17 +181,17 @@ def _library_text(configs: Sequence[KernelConfig], semantics: Semantics, note: s
 namespace flashsmith {{
 namespace {{
 
+constexpr Semantics kSemantics = {semantics.to_cpp_struct()};
+
 LibraryConfig library_config(const {config_class}& config, std::vector<int64_t> numbers,
-                             std::vector<const void*> kernels) {{
+                             std::initializer_list<const void*> beside = {{}}) {{
+    std::vector<const void*> kernels = {{
+        reinterpret_cast<const void*>(forward_kernels.at(config))}};
+    kernels.insert(kernels.end(), beside);
     const auto plan = [config](NumberReader& numbers, Tensors tensors, const DeviceSpec& device) {{
-        return {cpp.plan_function}(config, numbers, tensors, device,
-                            {semantics.to_cpp_struct()});
+        return {cpp.plan_function}(config, numbers, tensors, device, kSemantics);
     }};
     return {{std::move(numbers), std::move(kernels), plan}};
-}}
-
-const void* main_kernel(const {config_class}& config) {{
-    return reinterpret_cast<const void*>(forward_kernels.at(config));
 }}
 
 }}  // namespace
@@ -213,10 +212,10 @@ const KernelLibrary& kernel_library() {{
 """
 
 
-def _addresses(cfg: KernelConfig) -> list[str]:
-    """A config's kernels by their role, as the library's text has them."""
-    others = (f"{_function_name(cfg, role)}()" for role in _others(cfg))
-    return [f"main_kernel({cfg.to_cpp_struct()})", *others]
+def _beside(cfg: KernelConfig) -> str:
+    """What the library's text says of the kernels beside the main one."""
+    functions = ", ".join(f"{_function_name(cfg, role)}()" for role in _others(cfg))
+    return f", {{{functions}}}" if functions else ""
 
 
 def _numbers(semantics: Semantics) -> tuple[int, ...]:

@@ -10,7 +10,9 @@ from pathlib import Path
 from flashsmith import env
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.compilation import LINK_SECONDS, Compilation
+from flashsmith.builder.cost import expected_seconds
 from flashsmith.builder.gates import check_shipped, slowing_warnings
+from flashsmith.builder.generate import sorted_configs
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.builder.processes import Finished
@@ -20,8 +22,6 @@ from flashsmith.builder.scratch import require_plain, scratch_folder
 from flashsmith.builder.sources import family_sources, package_sources, source_hash
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.builder.user_cache import cache_dir
-from flashsmith.builder.generate import sorted_configs
-from flashsmith.builder.cost import expected_seconds
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, CacheError, CompileError
 from flashsmith.families import KernelConfig, Semantics, check_legal, device_spec

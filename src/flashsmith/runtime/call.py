@@ -40,25 +40,27 @@ class ForwardCall(NamedTuple):
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Where everything is, in the order in which csrc/host/bindings.cc reads it."""
+        """Where everything is, in the operation's order."""
         q, k, v, o = self.tensors
         return (q[0], k[0], v[0], o[0], self.lse, self.row_max, self.sinks, *self.cu_seqlens)
 
     def library_arguments(self) -> tuple[int | float, ...]:
-        """What follows the kernel's index in the library's plan and prepare.
-
-        In the order in which csrc/host/bindings.cc reads it.
+        """What follows the config's index in the library's plan and prepare: the device, how many
+        numbers the operation has, these in its order, and the addresses.
         """
         p, d = self.problem, self.device
         q, k, v, o = self.tensors
-        return (
+        numbers = (
             *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
             *self.totals,
             *(*q[1:], *k[1:], *v[1:], *o[1:]),
-            *self.addresses,
             *(self.scale, self.softcap),
             *(self.mask.left, self.mask.right),
+        )
+        return (
             *(d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm),
+            *(len(numbers), *numbers),
+            *self.addresses,
         )
 
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -73,6 +74,8 @@ struct PlannedCall {
 
 PlannedCall plan_call(Arguments& args) {
     const KernelLibrary& library = kernel_library();
+    require(library.n_tensors <= kMostTensors,
+            "an operation has at most " + std::to_string(kMostTensors) + " tensors");
     const Int index = args.integer();
     if (index < 0 || index >= static_cast<Int>(library.configs.size()))
         throw std::out_of_range("index: this library has no such config");

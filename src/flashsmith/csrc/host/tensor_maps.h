@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "common/forward_args.cuh"
+#include "common/types.cuh"
 #include "host/plan.h"
 
 namespace flashsmith {

@@ -94,13 +94,13 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
 std::vector<TensorMapSpec> tensor_maps(const HopperForwardKernelConfig& config,
                                        const ForwardProblem& p, bool packed) {
     using Args = HopperForwardKernelArgs;
-    using Place = ForwardTensor;
+    using Order = ForwardTensor;
     const int kv_rows = config.B_c / config.cluster_size;  // what one CTA loads of a tile
     const Tensor tensors[] = {
-        {"q", Place::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows},
-        {"k", Place::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, kv_rows},
-        {"v", Place::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
-        {"o", Place::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kStoreRows},
+        {"q", Order::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows},
+        {"k", Order::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, kv_rows},
+        {"v", Order::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
+        {"o", Order::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kStoreRows},
     };
     std::vector<TensorMapSpec> maps;
     for (const Tensor& tensor : tensors) {
