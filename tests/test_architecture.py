@@ -317,6 +317,26 @@ def test_a_circle_is_found_wherever_its_imports_stand() -> None:
     assert graph["e.py"] == {"a.py", "b/d.py", "b/__init__.py"}
 
 
+FRAMEWORKS = {"torch", "cupy", "jax"}
+
+
+def frameworks_known_to(tree: ast.AST, module: str) -> set[str]:
+    """Frameworks that a module imports, if only when it is called, or tells by their names."""
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    roots = {name.split(".")[0] for name in imported_names(tree, module)}
+    return (roots | {text for text in texts if isinstance(text, str)}) & FRAMEWORKS
+
+
+def test_only_the_adapters_know_a_framework_in_the_runtime() -> None:
+    known = {
+        module: frameworks_known_to(parse(module), module)
+        for module in MODULES
+        if part_of(module) == "runtime"
+    }
+    adapters = {f"runtime/frameworks/{name}.py": {name} for name in FRAMEWORKS}
+    assert {module: names for module, names in known.items() if names} == adapters
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_torch_is_never_imported_with_a_module(module: str) -> None:
     if part_of(module) == "integrations":

@@ -79,16 +79,7 @@ def attention(
             "HopperForwardKernelConfig, or None, and one is chosen"
         )
     options = (
-        causal,
-        window,
-        softcap,
-        scale,
-        sinks,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        return_lse,
-        return_row_max,
-    )
+        causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,
+        max_seqlen_q, max_seqlen_k, return_lse, return_row_max,
+    )  # fmt: skip
     return run_call(config or choose_config, (q, k, v, out), options, emulate, "out")

@@ -19,14 +19,13 @@ from flashsmith.families import (
 )
 from flashsmith.runtime import driver, forks, prepared
 from flashsmith.runtime.arguments import check_config, check_device, check_fit
-from flashsmith.runtime.call import ForwardCall, forward_call, unplaced_call
+from flashsmith.runtime.call import ForwardCall, ForwardResult, forward_call, unplaced_call
 from flashsmith.runtime.emulation import check_estimate, run_in_emulator
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.options import NO_WINDOW, ForwardOptions, check_flag, check_scale
 from flashsmith.runtime.plan import LaunchPlan
 from flashsmith.runtime.prepared import Likeness, Options, PreparedCall, PreparedCalls, Tensors
 from flashsmith.runtime.request import Request, check_request
-from flashsmith.runtime.result import ForwardResult
 from flashsmith.runtime.substitutes import substitutes
 from flashsmith.runtime.tensors import Array, TensorView
 
@@ -106,18 +105,9 @@ def forward(
         LaunchError: the GPU refused the launch, or its driver is too old for the library.
     """
     options = (
-        causal,
-        window,
-        softcap,
-        scale,
-        sinks,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        return_lse,
-        return_row_max,
-    )
+        causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,
+        max_seqlen_q, max_seqlen_k, return_lse, return_row_max,
+    )  # fmt: skip
     return run_call(check_config(cfg), (q, k, v, o), options, emulate, "o")
 
 
