@@ -21,7 +21,8 @@ from flashsmith.benchmark.timing import (
 )
 from flashsmith.errors import LaunchError
 from flashsmith.families import device_spec
-from flashsmith.runtime import device_array, driver
+from flashsmith.runtime import driver
+from flashsmith.runtime.frameworks import device_array
 
 
 class PretendedDriver:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flashsmith
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.launches import count_launches
 
 pytestmark = pytest.mark.gpu

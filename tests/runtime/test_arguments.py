@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -13,10 +14,10 @@ import pytest
 
 from flashsmith.errors import ArgumentError, IllegalConfigError
 from flashsmith.families import DType, FlashForwardKernelConfig, device_spec
-from flashsmith.runtime import capturing, forward, forward_timed
+from flashsmith.runtime import forward, forward_timed
 from flashsmith.runtime.arguments import check_device, check_output
-from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.runtime.frameworks import CupyArrays
+from flashsmith.runtime.frameworks.device_array import DeviceArray, DeviceArrays
 from flashsmith.runtime.libraries import LoadedKernels
 from flashsmith.runtime.options import (
     MAX_UNCAPPED_SCALE,
@@ -189,8 +190,9 @@ def test_strides_that_split_elements() -> None:
     refused("q: strides of .* bytes are no whole elements", q=odd)
 
 
-def test_cupys_strides_that_split_elements() -> None:
+def test_cupys_strides_that_split_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     """CuPy counts bytes as NumPy does; a step of 17 is no step of 8 elements."""
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
     array = SimpleNamespace(itemsize=2, strides=(34, 17, 2), shape=(2, 2, 8))
     with pytest.raises(ArgumentError, match=r"q: strides of .*copy it with cupy\.ascontiguous"):
         CupyArrays().view("q", array)
@@ -416,7 +418,7 @@ class TestPacked:
     def test_a_limit_missing_while_a_graph_is_captured(
         self, missing: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(capturing, "is_capturing", lambda framework, ordinal: True)
+        monkeypatch.setattr(DeviceArrays, "is_capturing", lambda framework, ordinal: True)
         tensors, offsets = self.on_gpu()
         limits = {"max_seqlen_q": 64, "max_seqlen_k": 64} | {f"max_seqlen_{missing}": None}
         options = ForwardOptions(cu_seqlens_q=offsets, cu_seqlens_k=offsets, **limits)

@@ -13,7 +13,7 @@ import pytest
 
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.runtime import driver, gpu_count, query_gpu
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.libraries import LoadedKernel
 
 # CUdevice_attribute: value, as an H200 answers.

@@ -13,7 +13,7 @@ import pytest
 from flashsmith.errors import LaunchError
 from flashsmith.families import DType, FlashForwardKernelConfig
 from flashsmith.runtime import driver, forks, forward, launches, prepared
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.libraries import loaded_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

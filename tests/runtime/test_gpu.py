@@ -26,7 +26,7 @@ from flashsmith.runtime import (
     run_forward,
 )
 from flashsmith.runtime.call import unplaced_call
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import InputSpec, compare, compute_references, make_inputs
 from flashsmith.verify.inputs import default_scale

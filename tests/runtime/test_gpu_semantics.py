@@ -10,7 +10,7 @@ import pytest
 from flashsmith.errors import ArgumentError
 from flashsmith.families import parse_kernel_name_into_config
 from flashsmith.runtime import forward, forward_timed, run_forward
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.verify import compare, compute_references
 
 pytestmark = pytest.mark.gpu

@@ -69,7 +69,7 @@ def test_arrays_that_cannot_be_written_are_no_outputs() -> None:
 
 def test_what_jit_traces_is_refused() -> None:
     q = drawn(1, 8, 1, 64)
-    with pytest.raises(ArgumentError, match="q: got jax"):
+    with pytest.raises(ArgumentError, match="q: is a tracer of a JAX transformation"):
         jax.jit(lambda array: forward(CONFIGS[q.dtype], array, array, array))(q)
 
 

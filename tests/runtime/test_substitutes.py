@@ -230,7 +230,7 @@ def test_while_a_graph_is_captured_too_and_it_is_not_remembered_for_later_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
-    from pretended_gpu import pretended_gpu
+    from pretended_gpu import PretendedTensors, pretended_gpu
 
     q = torch.zeros(2, 256, 4, 128, dtype=torch.float16)
     chosen = choose_config(request_of(q=q).problem, H200)
@@ -246,7 +246,7 @@ def test_while_a_graph_is_captured_too_and_it_is_not_remembered_for_later_calls(
         patch.setattr(forward_pass, "substitutes", Substitutes())
         patch.setattr(substitutes, "built_kernels", lambda *, arch: ((MMA_SYNC, PLAIN),))
         for capturing in (True, True, False):
-            patch.setattr(forward_pass, "is_capturing", lambda *_, c=capturing: c)
+            patch.setattr(PretendedTensors, "is_capturing", lambda *_, c=capturing: c)
             flashsmith.attention(q, q, q)
             launched.append(gpu.launches[-1].config)
     assert launched == [MMA_SYNC, MMA_SYNC, chosen]

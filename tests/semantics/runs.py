@@ -11,7 +11,7 @@ from kernels import built
 
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.runtime import ForwardResult, query_gpu, run_forward
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.verify import Inputs, InputSpec, make_inputs
 from flashsmith.verify.attention import Lens, offsets
 from flashsmith.verify.inputs import default_scale

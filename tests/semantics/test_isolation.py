@@ -15,7 +15,7 @@ from runs import LENS_Q, run_for
 
 from flashsmith.emulator.checks import Bounds, InFlight, Uninitialised
 from flashsmith.families import Semantics
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 
 PACKED = [semantics for semantics in SEMANTICS if semantics.packed]
 WHERE = [False, pytest.param(True, marks=pytest.mark.gpu)]

@@ -14,7 +14,7 @@ from flashsmith.families import (
     get_kernel_progression_configs,
 )
 from flashsmith.runtime import query_gpu, run_forward
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, InputSpec, make_inputs, prove
 from flashsmith.verify.inputs import default_scale

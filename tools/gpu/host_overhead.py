@@ -33,7 +33,8 @@ from pretended_gpu import pretended_gpu
 import flashsmith
 from flashsmith.benchmark.timing import Environment
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
-from flashsmith.runtime import forget_prepared_calls, gpu
+from flashsmith.runtime import forget_prepared_calls
+from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.libraries import LoadedKernel
 
 BURST = 20
@@ -90,7 +91,7 @@ def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
 
     def noting(kernel: LoadedKernel, call: Any, ordinal: int, *, timed: bool = False) -> Any:
         function = kernel.functions.prepare(kernel.index, *call.library_arguments(), ordinal, timed)
-        stream = gpu.torch_stream_getter()(ordinal)
+        stream = framework_of(torch.Tensor).current_stream(ordinal)
         addresses = call.addresses
         while addresses[-1] == 0:
             addresses = addresses[:-1]

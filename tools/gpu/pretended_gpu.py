@@ -15,15 +15,14 @@ from unittest import mock
 
 from flashsmith.families import device_spec
 from flashsmith.runtime import (
-    capturing,
     driver,
     forget_prepared_calls,
     forward_pass,
-    gpu,
+    frameworks,
     libraries,
-    prepared,
-    tensors,
 )
+from flashsmith.runtime.frameworks.base import HOST, Device, Workspace
+from flashsmith.runtime.frameworks.torch import TorchTensors
 
 # Of q, k, v, o, lse, row_max, sinks, cu_seqlens_q and cu_seqlens_k.
 N_ADDRESSES = 9
@@ -80,26 +79,40 @@ class PretendedGpu:
         return libraries.LoadedKernel(config, library, 0, functions)
 
 
+class PretendedTensors(TorchTensors):
+    """PyTorch's host tensors as those of GPU 0."""
+
+    def __init__(self, pretended: PretendedGpu) -> None:
+        super().__init__()
+        self.stream_of = lambda ordinal: pretended.stream
+
+    def place(self, name: str, device: Any) -> Device:
+        return Device("cuda", 0)
+
+    def is_capturing(self, ordinal: int) -> bool:
+        return False
+
+    def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
+        return super().workspace(nbytes, HOST, stream)
+
+
 @contextmanager
 def pretended_gpu() -> Iterator[PretendedGpu]:
     """Host tensors live on GPU 0, an H200, until the end of the block."""
     pretended = PretendedGpu()
     replaced = {
-        (tensors, "_torch_device"): lambda name, device: tensors.Device("cuda", 0),
         (driver, "query_gpu"): lambda ordinal: H200,
         # Not its class's method: an attribute of the object itself would hide that, and a real GPU
         # would be given the host's addresses.
         (forward_pass, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
     }
-    for module in (gpu, prepared):
-        replaced[module, "torch_stream_getter"] = lambda: lambda ordinal: pretended.stream
-    for module in (capturing, forward_pass):
-        replaced[module, "is_capturing"] = lambda framework, ordinal: False
     with ExitStack() as stack:
         for (where, name), pretence in replaced.items():
             stack.enter_context(mock.patch.object(where, name, pretence))
-        # What was learnt about PyTorch's tensors before, or is while pretending, is not to be kept.
-        stack.enter_context(mock.patch.dict(tensors._viewers, clear=True))
+        # Whose tensors are whose, learnt before or while pretending, is not to be kept.
+        adapters = {TorchTensors: PretendedTensors(pretended)}
+        stack.enter_context(mock.patch.dict(frameworks._adapters, adapters))
+        stack.enter_context(mock.patch.dict(frameworks._by_type, clear=True))
         forget_prepared_calls()
         try:
             yield pretended

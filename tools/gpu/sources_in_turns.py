@@ -45,7 +45,7 @@ from flashsmith.families import (
 )
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.call import forward_call
-from flashsmith.runtime.gpu import run_on_gpu
+from flashsmith.runtime.forward_pass import run_on_gpu
 from flashsmith.runtime.libraries import LoadedKernel, load_library
 from flashsmith.runtime.options import ForwardOptions
 from flashsmith.runtime.request import check_request

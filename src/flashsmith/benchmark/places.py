@@ -13,7 +13,7 @@ import numpy as np
 from flashsmith.errors import LaunchError
 from flashsmith.families import DType
 from flashsmith.runtime import driver
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.verify.inputs import numpy_dtype
 
 Shape = tuple[int, ...]

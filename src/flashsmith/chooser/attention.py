@@ -8,8 +8,8 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import FAMILIES, KernelConfig
 from flashsmith.runtime import run_call
-from flashsmith.runtime.array import Array
 from flashsmith.runtime.options import NO_WINDOW
+from flashsmith.runtime.tensors import Array
 
 
 def attention(

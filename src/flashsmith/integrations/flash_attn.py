@@ -7,7 +7,7 @@ from typing import Any
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations.traceable import attention
 from flashsmith.printable import quoted
-from flashsmith.runtime.array import Array
+from flashsmith.runtime.tensors import Array
 
 _UNLIMITED = -1
 

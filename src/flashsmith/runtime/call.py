@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from flashsmith.families import DeviceSpec, Problem
-from flashsmith.runtime.allocation import address_of
+from flashsmith.runtime.frameworks.base import contiguous_strides
 from flashsmith.runtime.options import CAUSAL, NO_MASK, UNLIMITED, Mask
 from flashsmith.runtime.request import Request
-from flashsmith.runtime.tensors import TensorView, contiguous_strides
+from flashsmith.runtime.tensors import TensorView
 
 # address, batch stride, seq stride, head stride
 TensorInts = tuple[int, int, int, int]
@@ -73,7 +73,7 @@ def forward_call(
     if packing is not None:
         totals = q.shape[0], k.shape[0]
         offsets = packing.cu_seqlens_q.address, packing.cu_seqlens_k.address
-    given = request.o
+    given, address_of = request.o, q.framework.address
     o_ints = tensor_ints(given) if given else _ints(address_of(o), contiguous_strides(q.shape))
     return ForwardCall(
         request.problem,

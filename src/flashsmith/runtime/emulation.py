@@ -10,7 +10,6 @@ import numpy as np
 from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate, estimate_seconds
 from flashsmith.errors import EmulationTooLongError, EmulatorError
 from flashsmith.families import KernelConfig, Problem
-from flashsmith.runtime.allocation import host_array
 from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan
 from flashsmith.runtime.request import Request
@@ -36,7 +35,7 @@ def _as_one_sequence(request: Request) -> Problem:
     packing = request.packing
     assert packing is not None
     lengths = [
-        np.diff(host_array(view.source).astype(np.int64)).clip(0, longest)
+        np.diff(view.framework.as_numpy(view.source).astype(np.int64)).clip(0, longest)
         for view, longest in (
             (packing.cu_seqlens_q, packing.max_seqlen_q),
             (packing.cu_seqlens_k, packing.max_seqlen_k),

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Callable
 
 from flashsmith.errors import LaunchError
 
 _cuda_used = False
 _inherited_cuda = False
+_users: list[Callable[[], bool]] = []
 
 
 def note_cuda_use() -> None:
     """Records that this process has initialised CUDA: its children cannot use it."""
     global _cuda_used
     _cuda_used = True
+
+
+def ask_before_forking(has_used_cuda: Callable[[], bool]) -> None:
+    """Has ``has_used_cuda`` asked before each fork; it must not import anything."""
+    _users.append(has_used_cuda)
 
 
 def check_not_forked() -> None:
@@ -29,9 +35,7 @@ def check_not_forked() -> None:
 
 def _before_fork() -> None:
     global _cuda_used
-    # Only if it is there already, and all of it: forking must not import anything.
-    is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
-    if is_initialized is not None and is_initialized():
+    if any(has_used_cuda() for has_used_cuda in _users):
         _cuda_used = True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from flashsmith.emulator import EmulationResult, Observer
@@ -18,21 +18,17 @@ from flashsmith.families import (
     device_spec,
 )
 from flashsmith.runtime import driver, forks, prepared
-from flashsmith.runtime.allocation import allocate, host_array
 from flashsmith.runtime.arguments import check_config, check_device, check_fit
-from flashsmith.runtime.array import Array
 from flashsmith.runtime.call import ForwardCall, forward_call, unplaced_call
-from flashsmith.runtime.capturing import is_capturing
 from flashsmith.runtime.emulation import check_estimate, run_in_emulator
-from flashsmith.runtime.gpu import run_on_gpu
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.options import NO_WINDOW, ForwardOptions, check_flag, check_scale
 from flashsmith.runtime.plan import LaunchPlan
-from flashsmith.runtime.prepared import Options, PreparedCall, Tensors
+from flashsmith.runtime.prepared import Likeness, Options, PreparedCall, PreparedCalls, Tensors
 from flashsmith.runtime.request import Request, check_request
 from flashsmith.runtime.result import ForwardResult
 from flashsmith.runtime.substitutes import substitutes
-from flashsmith.runtime.tensors import TensorView
+from flashsmith.runtime.tensors import Array, TensorView
 
 # What LoadedKernel.prepare gives.
 Launch = Callable[..., float | None]
@@ -230,18 +226,25 @@ def run_call(
         if outputs is not None:
             return outputs
 
+    asked = ForwardOptions(*options)
+    return _run_and_remember(config, tensors, asked, emulate, output, calls, alike).outputs
+
+
+def _run_and_remember(
+    config: KernelConfig | Chooser,
+    tensors: Tensors,
+    options: ForwardOptions,
+    emulate: bool,
+    output: str,
+    calls: PreparedCalls,
+    alike: Likeness | None,
+) -> ForwardResult:
+    # Apart, because a function within run_call would cost every call.
     def remember(request: Request, launch: Launch) -> None:
         if alike is not None:
             prepared.remember(calls, alike, PreparedCall(request, launch), options)
 
-    return run_request(
-        config,
-        tensors,
-        ForwardOptions(*options),
-        emulate=emulate,
-        output=output,
-        launched=remember,
-    ).outputs
+    return run_request(config, tensors, options, emulate=emulate, output=output, launched=remember)
 
 
 def run_request(
@@ -277,12 +280,10 @@ def run_request(
     chooser = config if callable(config) else None
     kernel = None if request.is_empty else _kernel(cfg, semantics, request, device, chooser)
 
-    o = request.o.source if request.o else allocate(q, q.shape, poisoned=poisoned)
-    lse = row_max = None
-    if request.lse:
-        lse = allocate(q, request.statistics_shape, float32=True, poisoned=poisoned)
-    if request.row_max:
-        row_max = allocate(q, request.statistics_shape, float32=True, poisoned=poisoned)
+    allocate = partial(q.framework.allocate, q.source, poisoned=poisoned)
+    o = request.o.source if request.o else allocate(q.shape)
+    lse = allocate(request.statistics_shape, "float32") if request.lse else None
+    row_max = allocate(request.statistics_shape, "float32") if request.row_max else None
 
     ms, emulation = 0.0 if on_gpu and timed else None, None
     if kernel is not None:
@@ -341,7 +342,7 @@ def _kernel(
     wanted = cfg, device.arch, semantics
 
     def may_build() -> bool:
-        return q.device.kind == "cpu" or not is_capturing(q.framework, q.device.ordinal)
+        return q.device.kind == "cpu" or not q.framework.is_capturing(q.device.ordinal)
 
     def choose_among(configs: tuple[KernelConfig, ...]) -> KernelConfig:
         assert chooser is not None
@@ -354,6 +355,18 @@ def _kernel(
     )
 
 
+def run_on_gpu(launch: Launch, call: ForwardCall, q: TensorView) -> float | None:
+    """Launches ``call`` by what its kernel prepared for it, on the stream that q's framework would
+    use where q lives.
+
+    Returns milliseconds if prepared so, else None. Raises LaunchError when the launch is refused.
+    """
+    framework, ordinal = q.framework, q.device.ordinal
+    result = launch(framework.current_stream(ordinal), *call.addresses)
+    framework.finish(ordinal)
+    return result
+
+
 def _emulate(
     kernel: LoadedKernel,
     call: ForwardCall,
@@ -362,12 +375,13 @@ def _emulate(
     observers: Sequence[Observer],
     schedule_seed: int | None,
 ) -> EmulationResult:
+    as_numpy = request.q.framework.as_numpy
     named = zip(("o", "lse", "row_max"), outputs, strict=True)
     return run_in_emulator(
         kernel.ptx,
         kernel.plan(call),
-        readable={view.name: host_array(view.source) for view in request.readable},
-        writable={name: host_array(array) for name, array in named if array is not None},
+        readable={view.name: as_numpy(view.source) for view in request.readable},
+        writable={name: as_numpy(array) for name, array in named if array is not None},
         observers=observers,
         schedule_seed=schedule_seed,
     )

@@ -8,23 +8,10 @@ from functools import lru_cache
 import numpy as np
 
 from flashsmith.errors import ArgumentError
+from flashsmith.runtime.frameworks.base import HostMemory
 from flashsmith.runtime.tensors import TensorView, VectorView
 
 Memory = TensorView | VectorView
-
-
-class _Footprint:
-    """An address range posing as an array: NumPy decides about it without touching the memory."""
-
-    def __init__(self, view: Memory) -> None:
-        size = view.element_size
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": f"<u{size}",
-            "shape": view.shape,
-            "strides": tuple(stride * size for stride in view.strides),
-            "data": (view.address, True),
-        }
 
 
 def byte_range(view: Memory) -> tuple[int, int]:
@@ -51,7 +38,14 @@ def share_memory(a: Memory, b: Memory) -> bool:
     b_first, b_end = byte_range(b)
     if a_end <= b_first or b_end <= a_first:
         return False
-    return bool(np.shares_memory(np.asarray(_Footprint(a)), np.asarray(_Footprint(b))))
+    # NumPy decides without touching the memory.
+    return bool(np.shares_memory(_as_array(a), _as_array(b)))
+
+
+def _as_array(view: Memory) -> np.ndarray:
+    size = view.element_size
+    strides = tuple(stride * size for stride in view.strides)
+    return np.asarray(HostMemory(view.address, view.shape, size, strides))
 
 
 def check_output_distinct(o: TensorView, inputs: Sequence[Memory]) -> None:

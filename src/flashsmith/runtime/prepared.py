@@ -2,25 +2,23 @@
 
 Most of what a call costs on the host are checks, and what they say depends on everything but where
 the tensors are: on the call's *likeness*. A call whose likeness is known skips them. Only calls on
-PyTorch's tensors have one; a call without, or with one that is not known, goes through all checks.
-A call that must be refused is never prepared, so that none like it is found.
+tensors of a RepeatableFramework have one; a call without, or with one that is not known, goes
+through all checks. A call that must be refused is never prepared, so that none like it is found.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from flashsmith.runtime.gpu import torch_stream_getter
-from flashsmith.runtime.options import NO_WINDOW
+from flashsmith.runtime.frameworks import framework_of
+from flashsmith.runtime.frameworks.base import RepeatableFramework, contiguous_strides
+from flashsmith.runtime.options import NO_WINDOW, ForwardOptions
 from flashsmith.runtime.overlap import Memory, byte_range
 from flashsmith.runtime.request import Request
 from flashsmith.runtime.result import outputs_of
-from flashsmith.runtime.tensors import contiguous_strides
 
 # Those prepared first go first.
 MOST_CALLS = 1024
@@ -39,23 +37,18 @@ class PreparedCall:
     """What there is to know of a call but the addresses of its tensors; safe to share."""
 
     def __init__(self, request: Request, launch: Callable[..., Any]) -> None:
-        """``launch`` is what LoadedKernel.prepare gave for the request, PyTorch's tensors in it."""
-        import torch
-
-        q = request.q
+        """``launch`` is what LoadedKernel.prepare gave for the request, of a repeatable
+        framework's tensors."""
+        q, framework = request.q, request.q.framework
+        assert isinstance(framework, RepeatableFramework)
         self._launch = launch
-        self._stream_of, self._ordinal = torch_stream_getter(), q.device.ordinal
-        self._new_o: Callable[..., Any] = torch.empty_like
-        if q.strides != contiguous_strides(q.shape):
-            self._new_o = partial(torch.empty_like, memory_format=torch.contiguous_format)
+        self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
+        self._new_o = framework.like_allocator(dense=q.strides == contiguous_strides(q.shape))
         self._has_keys = 0 not in request.k.shape  # else they have no memory either
         self._lse, self._row_max = request.lse, request.row_max
         if self._lse or self._row_max:
             shape = request.statistics_shape
-            options = {"dtype": torch.float32, "device": q.source.device}
-            self._new_statistic = partial(
-                torch.empty_strided, shape, contiguous_strides(shape), **options
-            )
+            self._new_statistic = framework.allocator(q.source, shape, "float32")
         packing, sinks = request.packing, request.sinks
         self._has_vectors = not (packing is None and sinks is None)
         self._is_plain = not (self._has_vectors or self._lse or self._row_max)
@@ -127,7 +120,8 @@ PreparedCalls = dict[Likeness, PreparedCall]
 # Replaced, not emptied, when calls are forgotten: one that has begun is kept with the old ones.
 known: PreparedCalls = {}
 _lock = threading.Lock()
-_tensor_type: Any = None
+# Those types of tensors met so far that a RepeatableFramework has.
+_tensor_types: set[type] = set()
 
 
 def forget_prepared_calls() -> None:
@@ -150,10 +144,12 @@ def _begin_anew() -> None:
 os.register_at_fork(after_in_child=_begin_anew)
 
 
-def remember(calls: PreparedCalls, alike: Likeness, call: PreparedCall, options: Options) -> None:
+def remember(
+    calls: PreparedCalls, alike: Likeness, call: PreparedCall, asked: ForwardOptions
+) -> None:
     """Adds a call to those that ``find`` looks through, unless an option is of an unusual type."""
-    _, window, softcap, scale, *_, max_q, max_k, _, _ = options
-    for value in (window, *window, softcap, scale, max_q, max_k):
+    numbers = (asked.softcap, asked.scale, asked.max_seqlen_q, asked.max_seqlen_k)
+    for value in (asked.window, *asked.window, *numbers):
         if type(value).__module__ not in _OPTION_MODULES:
             return
     with _lock:
@@ -166,17 +162,20 @@ def find(
     calls: PreparedCalls, chosen: Any, tensors: Tensors, options: Options, emulate: Any
 ) -> tuple[Likeness | None, PreparedCall | None]:
     """The likeness of a call, if it has one, and the call like it, if there is one."""
-    if type(tensors[0]) is not (_tensor_type or _find_tensor_type()):
+    kind = type(tensors[0])
+    if kind not in _tensor_types and not _is_repeatable(kind):
         return None, None
     try:
-        alike = _likeness(chosen, tensors, options, emulate)
+        alike = _likeness(kind, chosen, tensors, options, emulate)
         return alike, None if alike is None else calls.get(alike)
     except Exception:
         # No tensor where one should be, or an option that cannot be hashed: the checks will tell.
         return None, None
 
 
-def _likeness(chosen: Any, tensors: Tensors, options: Options, emulate: Any) -> Likeness | None:
+def _likeness(
+    kind: Any, chosen: Any, tensors: Tensors, options: Options, emulate: Any
+) -> Likeness | None:
     """Everything that checks and the choice of a kernel look at, but addresses.
 
     None for what may need gradients, or a length that only the device knows. Equal likenesses mean
@@ -184,7 +183,7 @@ def _likeness(chosen: Any, tensors: Tensors, options: Options, emulate: Any) -> 
     """
     q, k, v, o = tensors
     causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, lse, row_max = options
-    if type(k) is not _tensor_type or type(v) is not _tensor_type:
+    if type(k) is not kind or type(v) is not kind:
         return None
     if q.requires_grad or k.requires_grad or v.requires_grad:
         return None
@@ -208,15 +207,15 @@ def _likeness(chosen: Any, tensors: Tensors, options: Options, emulate: Any) -> 
         if tensor is None:
             alike += (None,)
             continue
-        if type(tensor) is not _tensor_type or tensor.requires_grad:
+        if type(tensor) is not kind or tensor.requires_grad:
             return None
         alike += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
     return (*alike, cu_k is cu_q)
 
 
-def _find_tensor_type() -> Any:
-    """torch.Tensor, once the process has it."""
-    global _tensor_type
-    torch = sys.modules.get("torch")
-    _tensor_type = getattr(torch, "Tensor", None)
-    return _tensor_type
+def _is_repeatable(kind: type) -> bool:
+    framework = framework_of(kind)
+    if isinstance(framework, RepeatableFramework) and framework.tensor_type is kind:
+        _tensor_types.add(kind)
+        return True
+    return False

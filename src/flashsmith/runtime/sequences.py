@@ -9,9 +9,6 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
-from flashsmith.runtime import capturing
-from flashsmith.runtime.allocation import host_array
-from flashsmith.runtime.device_array import DeviceArray
 from flashsmith.runtime.options import ForwardOptions, whole_number
 from flashsmith.runtime.tensors import TensorView, VectorView, check_beside, view_vector
 
@@ -117,7 +114,7 @@ def _longest(
 
 
 def _longest_on_host(view: VectorView, total: int, limit: int | None, check_contents: bool) -> int:
-    offsets = host_array(view.source)
+    offsets = view.framework.as_numpy(view.source)
     lengths = np.diff(offsets.astype(np.int64))
     longest = max(0, int(lengths.max(initial=0)))
     side = view.name[-1]
@@ -138,23 +135,9 @@ def _longest_on_host(view: VectorView, total: int, limit: int | None, check_cont
 def _longest_on_device(missing: list[VectorView]) -> list[int]:
     """Asks the device once; what the offsets say beyond all reason the caller clamps."""
     first = missing[0]
-    if capturing.is_capturing(first.framework, first.device.ordinal):
+    if first.framework.is_capturing(first.device.ordinal):
         raise ArgumentError(
             f"max_seqlen_{first.name[-1]}: missing during CUDA graph capture, where it cannot be "
             f"read from {first.name}; give it"
         )
-    if first.framework == "torch":
-        import torch
-
-        steps = [torch.diff(view.source) for view in missing]
-        tops = [step.max() if step.numel() else step.new_zeros(()) for step in steps]
-        return [max(0, top) for top in torch.stack(tops).tolist()]
-    return [_longest_on_host(_on_host(view), 0, None, False) for view in missing]
-
-
-def _on_host(view: VectorView) -> VectorView:
-    source = view.source
-    if isinstance(source, DeviceArray):
-        return view._replace(source=source.to_host())
-    # CuPy copies on request only, JAX when asked for an array.
-    return view._replace(source=source.get() if hasattr(source, "get") else np.asarray(source))
+    return first.framework.longest_steps([view.source for view in missing])

@@ -13,7 +13,7 @@ from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
 from flashsmith.runtime import ForwardResult, query_gpu, run_forward
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.options import check_mask, check_scale
 from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, Window, offsets
 from flashsmith.verify.engine import gpu_engine_pays

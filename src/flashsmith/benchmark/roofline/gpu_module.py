@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashsmith.runtime import driver
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 
 _MAX_DYNAMIC_SMEM = 8  # CUfunction_attribute, cuda.h
 

@@ -28,7 +28,7 @@ from flashsmith.benchmark.timing import Environment, Protocol, Samples, measure
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.families import DeviceSpec
 from flashsmith.runtime import driver
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 
 MICROBENCHMARKS: tuple[Microbenchmark, ...] = (
     *LIBRARY_PRODUCTS,

@@ -13,7 +13,7 @@ import numpy as np
 
 from flashsmith.errors import LaunchError
 from flashsmith.runtime import driver
-from flashsmith.runtime.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray
 
 # What Triton's do_bench overwrites; on a GPU whose L2 comes near to it, twice the L2.
 FLUSHED_BYTES = 256_000_000

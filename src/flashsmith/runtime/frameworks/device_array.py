@@ -5,11 +5,19 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
+from typing import Any
 
 import numpy as np
 
 from flashsmith.errors import FlashsmithError
 from flashsmith.runtime import driver
+from flashsmith.runtime.frameworks.base import (
+    Device,
+    Framework,
+    RawView,
+    Workspace,
+    contiguous_strides,
+)
 
 
 def _free(ordinal: int, address: int) -> None:
@@ -74,3 +82,68 @@ class DeviceArray:
                 ctypes.c_size_t(array.nbytes),
             )
         return array
+
+
+class DeviceArrays(Framework):
+    """DeviceArray, as one framework among others."""
+
+    name = "flashsmith"
+
+    @classmethod
+    def owns(cls, kind: type) -> bool:
+        return issubclass(kind, DeviceArray)
+
+    def view(self, name: str, tensor: Any) -> RawView:
+        device = Device("cuda", tensor.ordinal)
+        strides = contiguous_strides(tensor.shape)
+        return RawView(self, tensor.dtype, tensor.shape, strides, tensor.address, device, True)
+
+    def allocate(
+        self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False
+    ) -> DeviceArray:
+        own = like.dtype if dtype is None else self.dtypes[dtype]
+        if poisoned:
+            return DeviceArray.from_host(np.full(shape, math.nan, own), like.ordinal)
+        return DeviceArray.empty(shape, own, like.ordinal)
+
+    def address(self, tensor: DeviceArray) -> int:
+        return tensor.address
+
+    def as_numpy(self, tensor: DeviceArray) -> np.ndarray:
+        return tensor.to_host()
+
+    def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
+        return stream_ordered_workspace(nbytes, device, stream)
+
+
+class _StreamOrderedBlock:
+    """Memory that goes back to the driver's pool in the order of a stream."""
+
+    def __init__(self, nbytes: int, ordinal: int, stream: int) -> None:
+        address = ctypes.c_uint64()
+        with driver.current_gpu(ordinal):
+            driver.call(
+                "cuMemAllocAsync",
+                ctypes.byref(address),
+                ctypes.c_size_t(nbytes),
+                ctypes.c_void_p(stream),
+            )
+        self.address = address.value
+        weakref.finalize(self, _free_in_order, ordinal, self.address, stream)
+
+
+def _free_in_order(ordinal: int, address: int, stream: int) -> None:
+    try:
+        with driver.current_gpu(ordinal):
+            driver.call("cuMemFreeAsync", ctypes.c_uint64(address), ctypes.c_void_p(stream))
+    except FlashsmithError:
+        pass  # as in _free
+
+
+def stream_ordered_workspace(nbytes: int, device: Device, stream: int) -> Workspace:
+    """A workspace from the driver's own pool; while ``stream`` captures, memory of the graph's.
+
+    Raises LaunchError when there is not enough.
+    """
+    block = _StreamOrderedBlock(nbytes, device.ordinal, stream)
+    return Workspace(block.address, block)

@@ -1,0 +1,49 @@
+"""Which framework a tensor is of: PyTorch, NumPy, CuPy, JAX, or none but flashsmith itself."""
+
+from __future__ import annotations
+
+from flashsmith.runtime.frameworks.base import Framework
+from flashsmith.runtime.frameworks.cupy import CupyArrays
+from flashsmith.runtime.frameworks.device_array import DeviceArrays
+from flashsmith.runtime.frameworks.jax import JaxArrays
+from flashsmith.runtime.frameworks.numpy import NumpyArrays
+from flashsmith.runtime.frameworks.torch import TorchTensors
+
+FRAMEWORKS: tuple[type[Framework], ...] = (
+    TorchTensors,
+    NumpyArrays,
+    DeviceArrays,
+    CupyArrays,
+    JaxArrays,
+)
+
+_adapters: dict[type[Framework], Framework] = {}
+# Decided once per type, since every call asks.
+_by_type: dict[type, Framework | None] = {}
+
+
+def framework_of(kind: type) -> Framework | None:
+    """The framework whose tensors objects of type ``kind`` are, if they are tensors.
+
+    Imports no framework that the caller does not hold a tensor of.
+    """
+    try:
+        return _by_type[kind]
+    except KeyError:
+        owner = next((framework for framework in FRAMEWORKS if framework.owns(kind)), None)
+        found = None if owner is None else _adapter(owner)
+        _by_type[kind] = found
+        return found
+
+
+def why_refused(kind: type) -> str | None:
+    """What there is to say of objects that are a framework's, yet no tensors."""
+    reasons = (framework.refusal(kind) for framework in FRAMEWORKS)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _adapter(owner: type[Framework]) -> Framework:
+    if owner not in _adapters:
+        # One for all threads, so that two views of one framework's are of the same.
+        _adapters.setdefault(owner, owner())
+    return _adapters[owner]

@@ -1,0 +1,207 @@
+"""Framework: what flashsmith asks of whoever made the tensors, with one adapter for each of them.
+
+An adapter exists only once the caller holds a tensor of its framework, so that it may import that.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+
+# Of a workspace, bytes; no less than what every allocator on a GPU gives.
+WORKSPACE_ALIGNMENT = 256
+
+# What NumPy, CuPy, JAX and flashsmith's own arrays call the types of elements.
+NUMPY_DTYPES = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "int32": np.dtype(np.int32),
+}
+
+
+class Device(NamedTuple):
+    """Where a tensor lives: kind 'cpu' or 'cuda', and the GPU's ordinal (0 on the host)."""
+
+    kind: str
+    ordinal: int
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.ordinal}"
+
+
+HOST = Device("cpu", 0)
+
+
+class RawView(NamedTuple):
+    """What a framework says of a tensor, its dtype still its own. Strides count elements."""
+
+    framework: Framework
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    device: Device
+    writable: bool
+
+
+class Workspace(NamedTuple):
+    """Uninitialised memory at ``address``, a multiple of WORKSPACE_ALIGNMENT, as long as ``owner``
+    lives.
+
+    It goes back in the order of its stream: drop it as soon as all that uses it is enqueued there.
+    """
+
+    address: int
+    owner: Any
+
+
+class Framework(ABC):
+    """One framework's tensors. Where a method speaks of a stream, it is by its CUDA handle."""
+
+    name: ClassVar[str]
+
+    def __init__(self, dtypes: Mapping[str, Any] = NUMPY_DTYPES) -> None:
+        """``dtypes`` are the framework's own, by the names in NUMPY_DTYPES."""
+        self.dtypes = dict(dtypes)
+        self.dtype_names = {dtype: name for name, dtype in dtypes.items()}
+
+    @classmethod
+    @abstractmethod
+    def owns(cls, kind: type) -> bool:
+        """Whether objects of type ``kind`` are this framework's tensors. Imports nothing."""
+
+    @classmethod
+    def refusal(cls, kind: type) -> str | None:
+        """Why objects of type ``kind`` cannot be taken, if they are this framework's, yet no
+        tensors."""
+        return None
+
+    @abstractmethod
+    def view(self, name: str, tensor: Any) -> RawView:
+        """Looks at argument ``name``; copies nothing.
+
+        Raises ArgumentError when no kernel could work on it, whatever its dtype.
+        """
+
+    @abstractmethod
+    def allocate(
+        self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False
+    ) -> Any:
+        """A dense tensor beside ``like``, of its dtype unless another is named.
+
+        Uninitialised, or NaN throughout when ``poisoned``, so that what a kernel leaves out shows.
+        """
+
+    @abstractmethod
+    def address(self, tensor: Any) -> int:
+        """Where the first element of an allocated tensor lies."""
+
+    @abstractmethod
+    def as_numpy(self, tensor: Any) -> np.ndarray:
+        """A host tensor's own memory, nothing copied; a GPU's tensor copied to the host."""
+
+    @abstractmethod
+    def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
+        """At least one byte for what is enqueued on ``stream`` next; during capture, part of the
+        graph.
+
+        Raises LaunchError, or the framework's own error, when there is not enough memory.
+        """
+
+    def longest_steps(self, vectors: Sequence[Any]) -> list[int]:
+        """The largest step up in each vector on one GPU, 0 where there is none. Waits for the GPU,
+        once if it can."""
+        steps = (np.diff(self.as_numpy(vector).astype(np.int64)) for vector in vectors)
+        return [max(0, int(step.max(initial=0))) for step in steps]
+
+    def current_stream(self, ordinal: int) -> int:
+        """The stream that the framework itself would use on GPU ``ordinal`` now. Asked for every
+        call: which device is current does not matter then."""
+        return 0
+
+    def is_capturing(self, ordinal: int) -> bool:
+        """Whether that stream captures a CUDA graph: then nothing may wait for the device, or take
+        seconds."""
+        return False
+
+    def finish(self, ordinal: int) -> None:
+        """Waits for what was launched, where the framework would not order what it does next
+        behind it."""
+        return None
+
+
+class RepeatableFramework(Framework):
+    """One whose calls can be prepared (prepared.py): its tensors tell their data_ptr(), stride(),
+    dtype, shape, device and requires_grad in no time."""
+
+    # Exactly: of a class derived from it, nothing is taken for granted.
+    tensor_type: type
+    # ``current_stream``, or what does the same quicker.
+    stream_of: Callable[[int], int]
+
+    @abstractmethod
+    def like_allocator(self, *, dense: bool) -> Callable[[Any], Any]:
+        """From a tensor, ``dense`` or not, to a dense one beside it, of its shape and dtype."""
+
+    @abstractmethod
+    def allocator(self, like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any]:
+        """What makes dense tensors beside ``like``, which it does not keep alive."""
+
+
+class HostMemory:
+    """An address range posing as an array, for NumPy to look at; ``owner`` keeps the memory."""
+
+    def __init__(
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        itemsize: int,
+        strides_bytes: tuple[int, ...] | None = None,
+        owner: Any = None,
+    ) -> None:
+        """Without strides it is dense."""
+        self._owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"<u{itemsize}",
+            "shape": shape,
+            "strides": strides_bytes,
+            "data": (address, False),
+        }
+
+
+def host_workspace(nbytes: int) -> Workspace:
+    """A workspace on the host, where no allocator promises the alignment."""
+    memory = np.empty(nbytes + WORKSPACE_ALIGNMENT - 1, np.uint8)
+    first: int = memory.__array_interface__["data"][0]
+    return Workspace(first + -first % WORKSPACE_ALIGNMENT, memory)
+
+
+def in_elements(
+    name: str, framework: str, strides: tuple[int, ...], itemsize: int
+) -> tuple[int, ...]:
+    """Strides in bytes as strides in elements. Raises ArgumentError unless they are whole ones."""
+    if any(stride % itemsize for stride in strides):
+        raise ArgumentError(
+            f"{name}: strides of {strides} bytes are no whole elements of {itemsize} bytes; "
+            f"copy it with {framework}.ascontiguousarray"
+        )
+    return tuple(stride // itemsize for stride in strides)
+
+
+@lru_cache(maxsize=1024)
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides of ``shape``, elements."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))

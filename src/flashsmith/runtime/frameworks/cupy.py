@@ -1,0 +1,70 @@
+"""CuPy's arrays, on a GPU, on CuPy's current stream."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from flashsmith.runtime.frameworks.base import Device, Framework, RawView, Workspace, in_elements
+from flashsmith.runtime.frameworks.device_array import stream_ordered_workspace
+
+
+class CupyArrays(Framework):
+    """Arrays that are written in place."""
+
+    name = "cupy"
+
+    def __init__(self) -> None:
+        import cupy
+
+        super().__init__()
+        self._cupy = cupy
+
+    @classmethod
+    def owns(cls, kind: type) -> bool:
+        return kind.__module__.partition(".")[0] == "cupy" and kind.__name__ == "ndarray"
+
+    def view(self, name: str, tensor: Any) -> RawView:
+        # CuPy says of its arrays what NumPy does, strides in bytes among it.
+        strides = in_elements(name, "cupy", tensor.strides, max(tensor.itemsize, 1))
+        device = Device("cuda", tensor.device.id)
+        return RawView(self, tensor.dtype, tensor.shape, strides, tensor.data.ptr, device, True)
+
+    def allocate(
+        self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False
+    ) -> Any:
+        own = like.dtype if dtype is None else self.dtypes[dtype]
+        with like.device:
+            if poisoned:
+                return self._cupy.full(shape, math.nan, own)
+            return self._cupy.empty(shape, own)
+
+    def address(self, tensor: Any) -> int:
+        return int(tensor.data.ptr)
+
+    def as_numpy(self, tensor: Any) -> np.ndarray:
+        array: np.ndarray = tensor.get()
+        return array
+
+    def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
+        cuda = self._cupy.cuda
+        with cuda.Device(device.ordinal):
+            if cuda.runtime.streamIsCapturing(stream):
+                # CuPy's pool would hand out what it gave to the graph to others, too.
+                return stream_ordered_workspace(nbytes, device, stream)
+            if cuda.get_current_stream().ptr == stream:
+                memory = cuda.alloc(nbytes)
+            else:
+                with cuda.ExternalStream(stream, device.ordinal):
+                    memory = cuda.alloc(nbytes)
+            return Workspace(int(memory.ptr), memory)
+
+    def current_stream(self, ordinal: int) -> int:
+        with self._cupy.cuda.Device(ordinal):
+            return int(self._cupy.cuda.get_current_stream().ptr)
+
+    def is_capturing(self, ordinal: int) -> bool:
+        with self._cupy.cuda.Device(ordinal):
+            return bool(self._cupy.cuda.get_current_stream().is_capturing())

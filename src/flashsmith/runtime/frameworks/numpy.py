@@ -1,0 +1,53 @@
+"""NumPy's arrays, on the host."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.runtime.frameworks.base import (
+    HOST,
+    Device,
+    Framework,
+    RawView,
+    Workspace,
+    host_workspace,
+    in_elements,
+)
+
+
+class NumpyArrays(Framework):
+    """Arrays on the host, of NumPy's own class or one derived from it."""
+
+    name = "numpy"
+
+    @classmethod
+    def owns(cls, kind: type) -> bool:
+        return issubclass(kind, np.ndarray)
+
+    def view(self, name: str, tensor: Any) -> RawView:
+        if isinstance(tensor, np.ma.MaskedArray):
+            raise ArgumentError(
+                f"{name}: is a masked array, whose mask no kernel would see; give its .filled()"
+            )
+        strides = in_elements(name, "numpy", tensor.strides, max(tensor.itemsize, 1))
+        address, read_only = tensor.__array_interface__["data"]
+        return RawView(self, tensor.dtype, tensor.shape, strides, address, HOST, not read_only)
+
+    def allocate(
+        self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False
+    ) -> np.ndarray:
+        own = like.dtype if dtype is None else self.dtypes[dtype]
+        return np.full(shape, math.nan, own) if poisoned else np.empty(shape, own)
+
+    def address(self, tensor: Any) -> int:
+        return int(tensor.__array_interface__["data"][0])
+
+    def as_numpy(self, tensor: np.ndarray) -> np.ndarray:
+        return tensor
+
+    def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
+        return host_workspace(nbytes)

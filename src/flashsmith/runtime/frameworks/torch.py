@@ -1,0 +1,144 @@
+"""PyTorch's tensors, on a GPU or the host, on PyTorch's current stream."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.runtime import forks
+from flashsmith.runtime.frameworks.base import (
+    HOST,
+    NUMPY_DTYPES,
+    Device,
+    RawView,
+    RepeatableFramework,
+    Workspace,
+    contiguous_strides,
+    host_workspace,
+)
+
+# A NamedTuple's own constructor takes twice as long, and every launch needs several of them.
+_new_tuple = tuple.__new__
+
+
+class TorchTensors(RepeatableFramework):
+    """Strided tensors that need no gradient, of torch.Tensor or a class derived from it."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        import torch
+
+        super().__init__({name: getattr(torch, name) for name in NUMPY_DTYPES})
+        self._torch, self.tensor_type = torch, torch.Tensor
+        self._strided, self._grad_enabled = torch.strided, torch.is_grad_enabled
+        self._devices: dict[Any, Device] = {}
+        # Without the Stream object around it: a tenth of the time.
+        raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self.stream_of = raw or (lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
+
+    @classmethod
+    def owns(cls, kind: type) -> bool:
+        return any(
+            base.__name__ == "Tensor" and base.__module__.partition(".")[0] == "torch"
+            for base in kind.__mro__
+        )
+
+    def view(self, name: str, tensor: Any) -> RawView:
+        if tensor.layout is not self._strided:
+            raise ArgumentError(f"{name}: layout {tensor.layout}; give a strided (dense) tensor")
+        if tensor.requires_grad and self._grad_enabled():
+            raise ArgumentError(
+                f"{name}: requires grad, and there is no backward pass here; call under "
+                "torch.no_grad(), detach it, or use flashsmith.sdpa(), which leaves gradients to "
+                "PyTorch"
+            )
+        device = self._devices.get(tensor.device)
+        if device is None:
+            device = self._devices[tensor.device] = self.place(name, tensor.device)
+        shape, strides, address = tuple(tensor.shape), tensor.stride(), tensor.data_ptr()
+        return _new_tuple(RawView, (self, tensor.dtype, shape, strides, address, device, True))
+
+    def place(self, name: str, device: Any) -> Device:
+        """Where a torch.device is. Raises ArgumentError unless it is the host or a GPU."""
+        kind = device.type
+        if kind == "cpu":
+            return HOST
+        if kind == "cuda":
+            return Device(kind, device.index)
+        raise ArgumentError(f"{name}: lives on device {device}; allowed are cpu and cuda")
+
+    def allocate(
+        self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False
+    ) -> Any:
+        torch = self._torch
+        own = like.dtype if dtype is None else self.dtypes[dtype]
+        if poisoned:
+            return torch.full(shape, math.nan, dtype=own, device=like.device)
+        if dtype is None and shape == like.shape:
+            # Half the time of empty().
+            return torch.empty_like(like, memory_format=torch.contiguous_format)
+        return torch.empty(shape, dtype=own, device=like.device)
+
+    def address(self, tensor: Any) -> int:
+        return int(tensor.data_ptr())
+
+    def as_numpy(self, tensor: Any) -> np.ndarray:
+        host = tensor.detach().cpu()
+        if host.dtype is self._torch.bfloat16:
+            # torch hands no bfloat16 to NumPy: the bits travel as integers.
+            bits: np.ndarray = host.view(self._torch.int16).numpy()
+            return bits.view(NUMPY_DTYPES["bfloat16"])
+        array: np.ndarray = host.numpy()
+        return array
+
+    def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
+        if device == HOST:
+            return host_workspace(nbytes)
+        torch, ordinal = self._torch, device.ordinal
+        # The allocator reuses memory in the order of the stream that is current when it is asked,
+        # and while that captures gives memory of the graph's. Its blocks are aligned to 512 bytes.
+        if self.stream_of(ordinal) == stream:
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", ordinal))
+        else:
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=ordinal)):
+                memory = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        return Workspace(memory.data_ptr(), memory)
+
+    def longest_steps(self, vectors: Sequence[Any]) -> list[int]:
+        torch = self._torch
+        steps = [torch.diff(vector) for vector in vectors]
+        tops = [step.max() if step.numel() else step.new_zeros(()) for step in steps]
+        return [max(0, top) for top in torch.stack(tops).tolist()]
+
+    def current_stream(self, ordinal: int) -> int:
+        return int(self.stream_of(ordinal))
+
+    def is_capturing(self, ordinal: int) -> bool:
+        with self._torch.cuda.device(ordinal):
+            return bool(self._torch.cuda.is_current_stream_capturing())
+
+    def like_allocator(self, *, dense: bool) -> Callable[[Any], Any]:
+        torch = self._torch
+        if dense:
+            return torch.empty_like  # its default keeps the strides, and takes less time
+        return partial(torch.empty_like, memory_format=torch.contiguous_format)
+
+    def allocator(self, like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any]:
+        options = {"dtype": self.dtypes[dtype], "device": like.device}
+        return partial(self._torch.empty_strided, shape, contiguous_strides(shape), **options)
+
+
+def _cuda_is_initialised() -> bool:
+    # Only if it is there already, and all of it: forking must not import anything.
+    is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
+    return is_initialized is not None and is_initialized()
+
+
+forks.ask_before_forking(_cuda_is_initialised)
