@@ -20,6 +20,7 @@ ORDER = (
     ("printable",),
     ("errors", "untrusted"),
     ("env", "host", "counted", "did_you_mean", "time_left", "shipped"),
+    ("operations",),
     ("families",),
     ("configs",),
     ("codegen",),
@@ -42,14 +43,15 @@ MAY_IMPORT = {
     "untrusted": {"printable"},
     "env": {"printable", "errors", "untrusted"},
     "host": {"errors"},
+    "operations": {"printable", "errors", "untrusted", "did_you_mean"},
     "shipped": set(),
-    "families": {"printable", "errors", "untrusted", "env", "did_you_mean"},
+    "families": {"printable", "errors", "untrusted", "env", "did_you_mean", "operations"},
     "configs": {"families"},
-    "emulator": {"errors", "env", "families"},
+    "emulator": {"errors", "env", "families", "operations"},
 }
 
-
 SOURCE = Path(__file__).parents[1] / "src" / "flashsmith"
+CSRC = SOURCE / "csrc"
 MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
 
 
@@ -203,9 +205,12 @@ def test_words_are_no_folders(code: str) -> None:
 
 # Folders of csrc, each with those whose files its own may include besides.
 CSRC_MAY_INCLUDE: dict[str, set[str]] = {
-    ".": {"hopper"},
-    "hopper": {"."},
-    "roofline": {"."},
+    "common": set(),
+    # The families, until it takes configs as their numbers.
+    "host": {"common", "mma_sync", "wgmma"},
+    "mma_sync": {"common", "host"},
+    "wgmma": {"common", "host"},
+    "roofline": {"common"},
 }
 
 
@@ -233,7 +238,7 @@ def wrong_includes(csrc: Path, allowed: Mapping[str, set[str]]) -> list[str]:
 
 
 def test_cuda_sources_include_what_they_may() -> None:
-    assert not wrong_includes(SOURCE / "csrc", CSRC_MAY_INCLUDE)
+    assert not wrong_includes(CSRC, CSRC_MAY_INCLUDE)
 
 
 def test_an_include_of_the_wrong_folder_is_seen(tmp_path: Path) -> None:
@@ -312,6 +317,26 @@ def test_a_circle_is_found_wherever_its_imports_stand() -> None:
     assert graph["e.py"] == {"a.py", "b/d.py", "b/__init__.py"}
 
 
+FRAMEWORKS = {"torch", "cupy", "jax"}
+
+
+def frameworks_known_to(tree: ast.AST, module: str) -> set[str]:
+    """Frameworks that a module imports, if only when it is called, or tells by their names."""
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    roots = {name.split(".")[0] for name in imported_names(tree, module)}
+    return (roots | {text for text in texts if isinstance(text, str)}) & FRAMEWORKS
+
+
+def test_only_the_adapters_know_a_framework_in_the_runtime() -> None:
+    known = {
+        module: frameworks_known_to(parse(module), module)
+        for module in MODULES
+        if part_of(module) == "runtime"
+    }
+    adapters = {f"runtime/frameworks/{name}.py": {name} for name in FRAMEWORKS}
+    assert {module: names for module, names in known.items() if names} == adapters
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_torch_is_never_imported_with_a_module(module: str) -> None:
     if part_of(module) == "integrations":
@@ -320,8 +345,10 @@ def test_torch_is_never_imported_with_a_module(module: str) -> None:
     assert "torch" not in roots
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if part_of(name) == "families"])
-def test_families_need_the_standard_library_only(module: str) -> None:
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if part_of(name) in ("operations", "families")]
+)
+def test_operations_and_families_need_the_standard_library_only(module: str) -> None:
     roots = {name.split(".")[0] for name in imported_names(parse(module), module)}
     assert roots <= {"flashsmith", "__future__"} | set(sys.stdlib_module_names)
 
@@ -398,9 +425,11 @@ def test_the_installed_package_carries_every_cuda_source() -> None:
     assert spec is not None
     assert spec.origin is not None
     installed = Path(spec.origin).parent
-    expected = {path.name for path in (SOURCE / "csrc").iterdir() if path.is_file()}
-    assert {"forward_kernel.cuh", "flash_attention.cu", "bindings.cc"} <= expected
-    assert {path.name for path in (installed / "csrc").iterdir()} >= expected
+    expected = {path.relative_to(CSRC) for path in CSRC.rglob("*") if path.is_file()}
+    assert {Path("mma_sync/forward_kernel.cuh"), Path("host/bindings.cc")} <= expected
+    assert {
+        path.relative_to(installed / "csrc") for path in installed.rglob("csrc/*/*")
+    } >= expected
     assert (installed / "py.typed").is_file()
 
 

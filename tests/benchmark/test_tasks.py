@@ -12,7 +12,7 @@ from flashsmith.benchmark.tasks import EMULATED, OneProblem, Size, default_size
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics, get_kernel_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
-from flashsmith.families.semantics import MASKS
+from flashsmith.operations.semantics import MASKS
 from flashsmith.runtime.target import choose_target
 
 SEMANTICS = [

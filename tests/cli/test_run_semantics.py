@@ -17,7 +17,7 @@ from flashsmith.benchmark import run as run_module
 from flashsmith.cli import app
 from flashsmith.errors import EmulatorError, FlashsmithError
 from flashsmith.families import Semantics
-from flashsmith.families.semantics import MASKS
+from flashsmith.operations.semantics import MASKS
 from flashsmith.verify import prove
 
 # Both are built by other tests for masks and uneven lengths.

@@ -10,7 +10,7 @@ import pytest
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
-from flashsmith.families.semantics import MASKS
+from flashsmith.operations.semantics import MASKS
 from flashsmith.verify import Attention
 from flashsmith.verify.problem_call import problem_call
 from flashsmith.verify.prove import semantics_of

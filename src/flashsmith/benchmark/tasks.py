@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flashsmith.benchmark.run_times import TIMED
-from flashsmith.benchmark.whole_tiles import tiles_of, whole_tiles
+from flashsmith.benchmark.whole_tiles import whole_tiles
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
+from flashsmith.operations import DEFAULT
 from flashsmith.runtime.target import Target
 from flashsmith.verify.grid import PACKED_SEQUENCES
 
@@ -56,7 +57,7 @@ class Size:
         if self.semantics.uneven:
             _check_uneven(f"seq={self.seq}", self.problem(cfg), cfg)
             return
-        for name, tile in tiles_of(cfg).items():
+        for name, tile in cfg.family.dividing_tiles(cfg).items():
             if self.length(cfg) % tile:
                 raise ArgumentError(
                     f"seq={self.seq}: must be a multiple of {name}={tile} of {cfg}; "
@@ -135,8 +136,13 @@ class OneProblem:
 
     def to_json(self, configs: Sequence[KernelConfig] = ()) -> dict[str, Any]:
         """As JSON takes it."""
-        semantics = {"semantics": str(self.given.semantics)}
-        return asdict(self.given) | {"dtype": self.given.dtype.name.lower()} | semantics
+        facts = asdict(self.given) | {
+            "dtype": self.given.dtype.name.lower(),
+            "semantics": str(self.given.semantics),
+        }
+        if self.given.operation == DEFAULT:
+            del facts["operation"]
+        return facts
 
     def timed_to_json(self) -> dict[str, Any]:
         """The problem that is timed, likewise."""

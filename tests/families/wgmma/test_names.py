@@ -22,7 +22,7 @@ from flashsmith.families import (
     get_hopper_configs,
     parse_kernel_name_into_config,
 )
-from flashsmith.families.wgmma.config import ENUMERATIONS
+from flashsmith.families.knob import enumeration
 
 CSRC = Path(__file__).parents[3] / "src" / "flashsmith" / "csrc"
 KNOBS = list(HOPPER_KNOB_VALUES)
@@ -30,6 +30,10 @@ FLAGS = [knob for knob, values in HOPPER_KNOB_VALUES.items() if isinstance(value
 KERNEL = "void flashsmith::hopper_forward_kernel<flashsmith::StaticHopperKernelConfig<{}> >({})"
 STRUCT = "flashsmith::HopperForwardKernelConfig"
 SHORT = "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160"
+
+ENUMERATIONS = {
+    knob.name: kind for knob in fields(HopperForwardKernelConfig) if (kind := enumeration(knob))
+}
 
 
 def demangled(values: str, struct: str = STRUCT) -> str:
@@ -219,7 +223,7 @@ def test_the_names_that_gxx_and_cxxfilt_make_are_parsed(tmp_path: Path) -> None:
     )
     source, library = tmp_path / "kernels.cc", tmp_path / "kernels.o"
     source.write_text(
-        '#include "hopper/hopper_config.cuh"\nnamespace flashsmith {\n'
+        '#include "wgmma/config.cuh"\nnamespace flashsmith {\n'
         "template <HopperForwardKernelConfig CFG> struct StaticHopperKernelConfig {};\n"
         "template <typename Kernel> void hopper_forward_kernel(const HopperForwardKernelArgs) {}\n"
         f"{instances}\n}}\n"

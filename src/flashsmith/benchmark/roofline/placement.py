@@ -72,7 +72,5 @@ def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
 
 def _products_of(cfg: Any) -> tuple[str, ...]:
     """The ceilings of the instruction that the config's family multiplies with."""
-    if cfg.FAMILY == "mma_sync":
-        fed = "mma_shared_32_rows" if cfg.rows_per_warp >= 32 else "mma_shared_16_rows"
-        return ("mma_registers", fed)
-    return _WGMMA if cfg.FAMILY == "wgmma" else ()
+    names: tuple[str, ...] = cfg.family.multiplies_with(cfg)
+    return names

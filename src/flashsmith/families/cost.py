@@ -1,0 +1,74 @@
+"""What a family's cost model is made of: the rates of an SM, and what one tile takes of it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from flashsmith.families.device import DeviceSpec
+
+
+class Rates(NamedTuple):
+    """Per SM and clock, and the clock under load in GHz.
+
+    mma: FLOP of mma.sync with fp32 accumulators. l2: bytes read from L2 while all SMs read. wgmma
+    and wgmma_clock: FLOP of wgmma, and the clock that its power leaves; 0 where there is none.
+    """
+
+    mma: float
+    l2: float
+    clock: float
+    wgmma: float = 0.0
+    wgmma_clock: float = 0.0
+
+
+# Alike on all: shared memory gives 128 bytes, the special function units 16 exp2 a clock and SM,
+# and each of the four quarters issues one instruction.
+SMEM_BYTES = 128.0
+EXP2 = 16.0
+QUARTERS = 4
+
+# sm_90 is measured on an H200 (docs/results.md names the figures); the others are data sheets'.
+_OF_ARCH = {
+    80: Rates(2048, 40, 1.35),
+    86: Rates(1024, 32, 1.6),
+    89: Rates(1024, 32, 1.8),
+    90: Rates(2716, 38, 1.75, wgmma=4096, wgmma_clock=1.5),
+    100: Rates(2048, 38, 1.8),
+    120: Rates(512, 32, 2.3),
+}
+# Consumer cards accumulate in fp32 at half the rate.
+_CONSUMER_MMA = 512.0
+
+
+@lru_cache(maxsize=64)
+def rates_of(device: DeviceSpec) -> Rates:
+    """The rates of a GPU; one of an unknown architecture gets those of the last known before it."""
+    known = [arch for arch in _OF_ARCH if arch <= device.arch] or [min(_OF_ARCH)]
+    rates = _OF_ARCH[max(known)]
+    if "rtx 30" in device.name.lower() or "rtx 40" in device.name.lower():
+        return rates._replace(mma=_CONSUMER_MMA)
+    return rates
+
+
+class TileWork(NamedTuple):
+    """One kernel's tile on one GPU.
+
+    A CTA computes ``rows`` rows of Q in steps of ``keys`` keys; an SM holds ``resident`` CTAs.
+    ``step_cycles[n]`` are the cycles in which each of n CTAs on an SM does one step, for n from 0
+    to resident; ``cta_cycles`` those of a CTA apart from its steps. ``clock`` is the SM's under
+    this work, GHz.
+
+    ``masked_rows``: a mask spares a CTA's work in blocks of so many rows; 0: of all its rows.
+    ``longest_first``: the longest tiles of many heads begin first, so that the short ones fill up
+    the end.
+    """
+
+    rows: int
+    keys: int
+    resident: int
+    cta_cycles: float
+    step_cycles: tuple[float, ...]
+    clock: float
+    masked_rows: int = 0
+    longest_first: bool = False

@@ -1,0 +1,164 @@
+"""The mma.sync family: what one step of a CTA's loop takes of an SM.
+
+A step multiplies B_r rows with B_c keys, twice. Five parts of the SM work on it side by side: the
+tensor cores, shared memory, the exp2 units, the issue slots and the way to L2. The busiest bounds
+the throughput of all resident warps; one warp's own chain (load, product, softmax, product) bounds
+how soon it is done. Neither bound is sharp, so they are joined by a norm of the fourth power.
+
+The constants without a data sheet behind them (_PER_SCORE and below) are fitted to 173 timings of
+an H200, benchmarks/h200/factory-run-*.json.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from flashsmith.families.config import (
+    REGISTERS_PER_THREAD_UNIT,
+    RESERVED_SMEM_PER_CTA,
+    THREADS_PER_WARP,
+)
+from flashsmith.families.cost import EXP2, QUARTERS, SMEM_BYTES, Rates, TileWork, rates_of
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+
+_WARP = 32
+_MMA_FLOP = 4096  # of one m16n8k16
+_LDMATRIX_BYTES = 512  # of one ldmatrix.x4
+_CHUNK = 16
+
+# Instructions: per score of a lane, per product with its fragments, and per step.
+_PER_SCORE, _SCALING, _PER_PRODUCT, _PER_STEP = 9.0, 1.0, 2.0, 180.0
+# A 16-byte chunk that goes through registers instead of cp.async, with its wait.
+_PER_SYNC_CHUNK = 55.0
+# Of a warp's own chain: how much of it the hardware does not overlap by itself.
+_PRODUCTS_ALONE, _SOFTMAX_ALONE = 0.8, 0.55
+# Barriers and copies that were waited for: eager ones ran under a product.
+_EAGER_LATENCY, _LATENCY = 550.0, 1550.0
+# Cycles per spilled byte of a thread.
+_SPILL = 3.2
+_NORM = 4.0
+# Launch, Q's copy and the first K's, the epilogue.
+CTA_CYCLES = 3000.0
+
+
+@lru_cache(maxsize=4096)
+def tile_work(
+    cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: int | None, spill: int | None
+) -> TileWork:
+    """The kernel's tile on ``device``; registers and spilled bytes as built, None: estimated."""
+    per_thread = estimated_registers(cfg) if registers is None else registers
+    spilled = estimated_spill_bytes(cfg) if spill is None else spill
+    resident, rates = resident_ctas(cfg, device, per_thread), rates_of(device)
+    return TileWork(
+        rows=cfg.B_r,
+        keys=cfg.B_c,
+        resident=resident,
+        cta_cycles=CTA_CYCLES,
+        step_cycles=tuple(_step_cycles(cfg, rates, spilled, n) for n in range(resident + 1)),
+        clock=rates.clock,
+    )
+
+
+def _step_cycles(
+    cfg: FlashForwardKernelConfig, rates: Rates, spilled: float, resident: int
+) -> float:
+    """SM cycles in which each of ``resident`` CTAs does one step of its loop."""
+    warps = resident * cfg.n_warps / QUARTERS  # that share one quarter of the SM
+    element = cfg.dtype.element_size
+    scores = cfg.rows_per_warp * cfg.B_c / _WARP  # of a lane
+    products = 2 * cfg.rows_per_warp * cfg.B_c * cfg.d_head * 2 / _MMA_FLOP
+    tile_bytes = 2 * cfg.B_c * cfg.d_head * element  # K and V
+
+    mma = products * _MMA_FLOP * QUARTERS / rates.mma
+    shared = _bytes_read(cfg, tile_bytes) * QUARTERS / SMEM_BYTES
+    copied = tile_bytes / cfg.n_warps * QUARTERS / SMEM_BYTES
+    exp2 = scores * _WARP * QUARTERS / EXP2
+    issue = (
+        scores * (_PER_SCORE + (0 if cfg.optimized_softmax else _SCALING))
+        + cfg.rows_per_warp * cfg.d_head / _WARP  # O is rescaled
+        + products * _PER_PRODUCT
+        + _bytes_read(cfg, tile_bytes, conflicts=False) / _LDMATRIX_BYTES
+        + _PER_STEP
+    )
+    staged = 0.0 if cfg.async_copy else _PER_SYNC_CHUNK * tile_bytes / _CHUNK / cfg.n_threads
+    l2 = tile_bytes / cfg.n_warps * QUARTERS / rates.l2
+    waited = _EAGER_LATENCY if cfg.eager_load_blocks else _LATENCY
+    alone = (
+        _PRODUCTS_ALONE * (mma + shared)
+        + _SOFTMAX_ALONE * (exp2 + issue)
+        + waited
+        + _SPILL * spilled
+    )
+    bounds = [warps * part for part in (mma, shared + copied, exp2, issue + staged, l2)]
+    joined = sum(bound**_NORM for bound in (*bounds, alone)) ** (1 / _NORM)
+    return joined + warps * _SPILL * spilled / 2
+
+
+def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool = True) -> float:
+    """What one warp reads from shared memory in a step, bank conflicts counted as more bytes."""
+    read = float(tile_bytes)
+    if cfg.Q_mma_load_K_tiles:
+        read += cfg.rows_per_warp * cfg.d_head * cfg.dtype.element_size
+    # Unswizzled, the eight rows of an 8x8 matrix begin in the same bank, or in few.
+    return read * (1 if cfg.swizzled or not conflicts else min(8, cfg.d_head / 8))
+
+
+# --- what a kernel takes of an SM, before it is built --------------------------------------------
+
+MAX_REGISTERS = 255
+# Over the estimate by this much a kernel still compiles without spilling to speak of.
+_SLACK = 28
+
+
+def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
+    """Registers per thread that the kernel would like to have; above 255 it spills.
+
+    The fp32 accumulators of O and S with what is kept beside them, and Q's fragments where all of
+    them stay. Fitted to 498 kernels of all head dimensions and semantics as ptxas built them for
+    sm_80 and sm_90: 10 registers root mean square, 34 at most; every kernel that spills more than
+    16 bytes is estimated above 255.
+    """
+    of_a_lane = cfg.rows_per_warp / THREADS_PER_WARP
+    registers = 25 + 6.5 * cfg.rows_per_warp / 16
+    registers += 1.3 * of_a_lane * (cfg.d_head + cfg.B_c)
+    if cfg.Q_mma_load_K_tiles == 0:
+        registers += 0.7 * of_a_lane * cfg.d_head / 2
+    return registers + (0 if cfg.async_copy else 5)
+
+
+def estimated_spill_bytes(cfg: FlashForwardKernelConfig) -> float:
+    """Bytes per thread that the kernel keeps in memory for want of registers."""
+    return 12.0 * max(0.0, estimated_registers(cfg) - MAX_REGISTERS - _SLACK)
+
+
+def resident_ctas(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: float) -> int:
+    """CTAs that one SM of ``device`` holds at a time; 0: not even one."""
+    unit = REGISTERS_PER_THREAD_UNIT
+    per_thread = -(-int(min(registers, MAX_REGISTERS)) // unit) * unit
+    warps = device.registers_per_sm // (per_thread * THREADS_PER_WARP)
+    return min(
+        device.max_smem_per_sm // (cfg.smem_bytes() + RESERVED_SMEM_PER_CTA),
+        device.max_threads_per_sm // cfg.n_threads,
+        device.max_ctas_per_sm,
+        warps * THREADS_PER_WARP // cfg.n_threads,
+    )
+
+
+# --- compilation ---------------------------------------------------------------------------------
+
+# What everything but the products costs, in products: over the 80 configs of tune a kernel took
+# 0.25 s + 1.4 ms for each.
+_FIXED_COST = 180.0
+
+
+def compile_cost(cfg: FlashForwardKernelConfig) -> float:
+    """Relative compile time of one config (no unit).
+
+    Both compilers spend their time on the unrolled body of the KV loop, whose length is the
+    number of m16n8k16 products one warp issues for one KV block: rows per warp / 16, times B_c / 8,
+    times d_head / 16, once for Q K^T and once for P V. A peeled first tile is a second body.
+    """
+    products = 2 * (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (cfg.d_head // 16)
+    bodies = 2 if cfg.optimized_softmax else 1
+    return _FIXED_COST + products * bodies

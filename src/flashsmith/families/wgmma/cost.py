@@ -1,0 +1,78 @@
+"""The wgmma family: what one step of a CTA's loop takes of an SM, which holds as many CTAs as the
+config says, one as a rule.
+
+In a step every warpgroup multiplies 64 rows with B_c keys, twice, and exponentiates what is in
+between. Tensor cores and exp2 units serve all warpgroups; a warpgroup's own chain is product,
+softmax, product, and with overlap the longer of the two kinds of work, plus what it waits for
+barriers and its turn. The three are joined as mma_sync joins its bounds.
+
+The constants below are fitted to 32 timings of an H200 at d 128: benchmarks/h200/
+hopper-first-run.csv, without those of unmasked problems in an order that is meant for masked ones.
+Other head dimensions follow by arithmetic only.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from flashsmith.families.cost import EXP2, TileWork, rates_of
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.legality import is_legal
+from flashsmith.families.wgmma.config import (
+    WARPGROUP_ROWS,
+    HopperForwardKernelConfig,
+    Schedule,
+    TileOrder,
+)
+
+# Relative compile time of a kernel: short, whatever its tiles; one instruction is a warpgroup's
+# product.
+COMPILE_COST = 700.0
+
+# A tile's first K, its epilogue, and the queue in which its number stands.
+_TILE_CYCLES = 2000.0
+# Of the next tile's Q, where there is no second buffer to fetch it into, or O leaves through it.
+_Q_WAIT = 600.0
+# A launch's first copies, where every CTA has but one tile.
+_LAUNCH_CYCLES = 1500.0
+# Barriers, the wait for a product, the row statistics: what nothing of the same warpgroup hides.
+_CHAIN_LATENCY = 1300.0
+_OVERHEAD = 1.03
+_NORM = 4.0
+
+
+@lru_cache(maxsize=4096)
+def tile_work(
+    cfg: HopperForwardKernelConfig, device: DeviceSpec, registers: int | None, spill: int | None
+) -> TileWork:
+    """The kernel's tile on ``device``. The registers are the config's own, and it does not spill:
+    the compiler's figures are not looked at."""
+    rates = rates_of(device)
+    resident = cfg.ctas_per_sm if is_legal(cfg, device) else 0
+    hidden = cfg.q_buffers == 2 or cfg.separate_O
+    persistent = cfg.schedule != Schedule.ONE_TILE
+    return TileWork(
+        rows=cfg.B_r,
+        keys=cfg.B_c,
+        resident=resident,
+        cta_cycles=_TILE_CYCLES
+        + (0.0 if hidden else _Q_WAIT)
+        + (0.0 if persistent else _LAUNCH_CYCLES),
+        step_cycles=(
+            0.0,
+            *(_step_cycles(cfg, rates.wgmma, n) for n in range(1, resident + 1)),
+        ),
+        clock=rates.wgmma_clock,
+        masked_rows=WARPGROUP_ROWS,
+        longest_first=persistent and cfg.tile_order == TileOrder.LONGEST_FIRST,
+    )
+
+
+def _step_cycles(cfg: HopperForwardKernelConfig, flop_per_cycle: float, resident: int) -> float:
+    """SM cycles in which each of ``resident`` CTAs does one step of its loop."""
+    products = 4 * WARPGROUP_ROWS * cfg.B_c * cfg.d_head / flop_per_cycle  # of one warpgroup
+    softmax = WARPGROUP_ROWS * cfg.B_c / EXP2 * (1 - cfg.exp2_fma_share / 100)
+    warpgroups = resident * cfg.n_warpgroups
+    chain = max(products, softmax) if cfg.overlap else products + softmax
+    bounds = (warpgroups * products, warpgroups * softmax, chain + _CHAIN_LATENCY)
+    return float(_OVERHEAD * sum(bound**_NORM for bound in bounds) ** (1 / _NORM))

@@ -1,0 +1,32 @@
+"""What is computed: operations, and problems of them. Standard library only."""
+
+from flashsmith.operations.dtype import DType
+from flashsmith.operations.forward import FORWARD
+from flashsmith.operations.operation import Call, Operation, TensorSpec
+from flashsmith.operations.problem import Problem, parse_kind
+from flashsmith.operations.registry import (
+    DEFAULT,
+    OPERATIONS,
+    find_more_with,
+    operation,
+    register_operation,
+)
+from flashsmith.operations.semantics import Semantics
+from flashsmith.operations.sizes import Sizes
+
+__all__ = [
+    "DEFAULT",
+    "FORWARD",
+    "OPERATIONS",
+    "Call",
+    "DType",
+    "Operation",
+    "Problem",
+    "Semantics",
+    "Sizes",
+    "TensorSpec",
+    "find_more_with",
+    "operation",
+    "parse_kind",
+    "register_operation",
+]

@@ -1,0 +1,68 @@
+"""The operation `forward`: o = softmax(scale q k^T) v, masked and capped."""
+
+from __future__ import annotations
+
+from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
+from flashsmith.operations.sizes import Sizes
+
+_Q, _PACKED_Q = ("batch", "seq_q", "heads_q", "d"), ("total_q", "heads_q", "d")
+_K, _PACKED_K = ("batch", "seq_k", "heads_k", "d"), ("total_k", "heads_k", "d")
+_ROWS, _PACKED_ROWS = ("batch", "heads_q", "seq_q"), ("heads_q", "total_q")
+
+
+def attn_flop(sizes: Sizes) -> int:
+    """FLOP of the two matrix products: 4 b h s_q s_k d; half of it when causal, and with a window
+    4 b h d for every key that a query sees.
+
+    Packed, every sequence counts as the longest.
+    """
+    scores = sizes.seq_q * sizes.seq_k
+    if sizes.window is not None:
+        scores = _scores_in_window(sizes.seq_q, sizes.seq_k, sizes.window[0])
+    flop = 4 * sizes.batch * sizes.heads_q * scores * sizes.d
+    return flop // 2 if sizes.semantics.mask == "causal" else flop
+
+
+def _scores_in_window(seq_q: int, seq_k: int, left: int) -> int:
+    """Keys that all queries of a head see, each its own and `left` before it."""
+    first = max(0, seq_k - seq_q)  # the first query's own key, or that of the first with one
+    queries = seq_k - first
+    short = max(0, min(left, seq_k) - first)  # queries with fewer keys before them
+    return short * (2 * first + short + 1) // 2 + (queries - short) * (left + 1)
+
+
+def batch_seq_head(strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a (batch, seq, heads, d) tensor but the last; packed, the batch's is 0."""
+    return (0,) * (4 - len(strides)) + strides[:-1]
+
+
+def _numbers(call: Call) -> tuple[int | float, ...]:
+    """Sizes, rows of all packed sequences, strides of q, k, v and o, scale, softcap, and how many
+    keys before and after a row's own it sees."""
+    p, options = call.problem, call.options
+    return (
+        *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
+        *(call.sizes.get(name, 0) for name in ("total_q", "total_k")),
+        *(stride for name in "qkvo" for stride in batch_seq_head(call.strides[name])),
+        *(options["scale"], options["softcap"], options["left"], options["right"]),
+    )
+
+
+FORWARD = Operation(
+    name="forward",
+    tensors=(
+        TensorSpec("q", _Q, packed=_PACKED_Q),
+        TensorSpec("k", _K, packed=_PACKED_K),
+        TensorSpec("v", _K, packed=_PACKED_K),
+        TensorSpec("o", _Q, role="out", packed=_PACKED_Q),
+        TensorSpec("lse", _ROWS, "float32", "out", "optional", _PACKED_ROWS),
+        TensorSpec("row_max", _ROWS, "float32", "out", "optional", _PACKED_ROWS),
+        TensorSpec("sinks", ("heads_q",), "float32", presence="optional"),
+        TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed"),
+        TensorSpec("cu_seqlens_k", ("batch+1",), "int32", presence="packed"),
+    ),
+    numbers=_numbers,
+    flop=attn_flop,
+    semantics=frozenset(SEMANTIC_WORDS),
+    options={"scale": None, "softcap": 0.0, "left": None, "right": None},
+)

@@ -1,0 +1,223 @@
+"""Operation: what a kernel computes, in the terms that everything around a kernel needs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+from flashsmith.errors import ArgumentError
+from flashsmith.operations.semantics import MASKS, Semantics
+from flashsmith.operations.sizes import Sizes
+from flashsmith.printable import quoted
+
+SEMANTIC_WORDS = (*(mask for mask in MASKS if mask != "none"), "softcap", "packed", "uneven")
+# Bytes of an element, by NumPy's name of the type.
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8, "uint8": 1}
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+
+Role = Literal["in", "out", "inout"]
+Presence = Literal["required", "optional", "packed"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of an operation's calls.
+
+    Args:
+        name: what errors, references and results call it.
+        dims: its dimensions: sizes of Problem ('batch', 'heads_q', 'd'), whole numbers, or names of
+            its own ('pages') that stand for one size wherever they stand; 'batch+1' is one more.
+        dtype: the element type by NumPy's name ('float32', 'int32'); '' is the problem's.
+        role: whether a kernel reads it, writes it, or both.
+        presence: 'required', 'optional' (the caller may leave it out), or 'packed' (required of
+            packed problems, which no others have).
+        packed: the dimensions where sequences are packed; () is the same as dims.
+        may_share: names of tensors that read the same memory and may lie where this one is written.
+    """
+
+    name: str
+    dims: tuple[str | int, ...]
+    dtype: str = ""
+    role: Role = "in"
+    presence: Presence = "required"
+    packed: tuple[str | int, ...] = ()
+    may_share: tuple[str, ...] = ()
+
+    @property
+    def is_output(self) -> bool:
+        """Whether a kernel fills it, and the caller need not bring it."""
+        return self.role == "out"
+
+    def dims_of(self, problem: Sizes) -> tuple[str | int, ...]:
+        """The dimensions that it has in `problem`."""
+        return self.packed if self.packed and problem.semantics.packed else self.dims
+
+    def dtype_of(self, problem: Sizes) -> str:
+        """NumPy's name of its element type in `problem`."""
+        return self.dtype or problem.dtype.numpy_name
+
+    def is_required(self, problem: Sizes) -> bool:
+        """Whether every call of `problem` has it."""
+        return self.presence == "required" or (
+            self.presence == "packed" and problem.semantics.packed
+        )
+
+
+class Call(NamedTuple):
+    """What an operation's numbers are made of: one call, its tensors checked.
+
+    strides: of every tensor that is given, in elements, by name. sizes: of the dimensions with
+    names of their own. options: every option of the operation by name.
+    """
+
+    problem: Sizes
+    strides: Mapping[str, tuple[int, ...]]
+    sizes: Mapping[str, int]
+    options: Mapping[str, Any]
+
+
+Numbers = Callable[[Call], tuple[int | float, ...]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a kernel computes, whichever family it is of. Registered once, by its name.
+
+    Args:
+        name: the word that stands in a problem's text, in tables and in rows: lower case.
+        tensors: what a call hands over, in the order in which the C++ host path takes addresses.
+        numbers: what the C++ host path takes beside tensors and device, in its order.
+        reference: 'module:attribute' of what draws inputs, computes what is right and judges
+            outputs; imported once something is proven. '' is the package's own of that name.
+        flop: floating-point operations of a problem, above 0 where there is anything to compute.
+        semantics: the words of Semantics that may differ from the plain case.
+        options: what a call may say beside its tensors, by name, with the value if it does not.
+        peers: 'module:attribute' of the benchmark's peers by name, likewise.
+
+    Raises:
+        ArgumentError: a name is none, or doubled, or a word of semantics is unknown.
+    """
+
+    name: str
+    tensors: tuple[TensorSpec, ...]
+    numbers: Numbers
+    flop: Callable[[Sizes], int]
+    reference: str = ""
+    semantics: frozenset[str] = frozenset({"uneven"})
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    peers: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ArgumentError(
+                f"name={quoted(self.name)}: give lower-case letters, digits and '_', such as "
+                "'first_row'"
+            )
+        names = [tensor.name for tensor in self.tensors]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled or not self.outputs:
+            wrong = f"{', '.join(doubled)} twice" if doubled else "no output"
+            raise ArgumentError(
+                f"tensors of {self.name}: {wrong}; give each one name, and one of the role 'out' "
+                "or 'inout' at least"
+            )
+        unknown = sorted(self.semantics - set(SEMANTIC_WORDS))
+        if unknown:
+            raise ArgumentError(
+                f"semantics of {self.name}: {', '.join(map(quoted, unknown))}; allowed are "
+                f"{', '.join(SEMANTIC_WORDS)}"
+            )
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The tensors that a kernel reads."""
+        return tuple(tensor for tensor in self.tensors if tensor.role != "out")
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The tensors that a kernel writes."""
+        return tuple(tensor for tensor in self.tensors if tensor.role != "in")
+
+    def tensor(self, name: str) -> TensorSpec:
+        """The tensor of that name; raises KeyError."""
+        return next(tensor for tensor in self.tensors if tensor.name == name)
+
+    def shape(self, tensor: TensorSpec, problem: Sizes) -> tuple[int, ...]:
+        """The shape of a problem's tensor; packed, of sequences that are all as long as the
+        longest. Raises ArgumentError where a dimension's size is the caller's alone."""
+        return shape_of(tensor, problem, packed_rows(problem))
+
+    def bytes(self, problem: Sizes) -> int:
+        """Bytes of all tensors that every call of `problem` has, once each."""
+        return sum(
+            math.prod(self.shape(tensor, problem)) * ELEMENT_BYTES[tensor.dtype_of(problem)]
+            for tensor in self.tensors
+            if tensor.is_required(problem)
+        )
+
+    def check_semantics(self, semantics: Semantics) -> None:
+        """Raises ArgumentError for semantics that it does not know."""
+        unknown = [word for word in semantics.words() if word not in self.semantics]
+        if unknown:
+            known = ", ".join(word for word in SEMANTIC_WORDS if word in self.semantics) or "none"
+            raise ArgumentError(
+                f"semantics={quoted(str(semantics))}: {self.name} knows no "
+                f"{' and no '.join(unknown)}; leave it out (known: {known})"
+            )
+
+
+def packed_rows(problem: Sizes) -> dict[str, int]:
+    """Rows of q and of k of packed sequences that are all as long as the longest."""
+    if not problem.semantics.packed:
+        return {}
+    return {
+        "total_q": problem.batch * problem.seq_q,
+        "total_k": problem.batch * problem.seq_k,
+    }
+
+
+def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """A tensor's shape in `problem`; `sizes` are of the dimensions with names of their own.
+
+    Raises ArgumentError for a dimension of unknown size.
+    """
+    shape = []
+    for dim in tensor.dims_of(problem):
+        size = size_of(dim, problem, sizes)
+        if size is None:
+            raise ArgumentError(
+                f"{tensor.name}: the size of {dim!r} is not known; give the tensor itself"
+            )
+        shape.append(size)
+    return tuple(shape)
+
+
+def size_of(dim: str | int, problem: Sizes, sizes: Mapping[str, int]) -> int | None:
+    """The size of a dimension; None: it has a name of its own, and no size yet."""
+    if isinstance(dim, int):
+        return dim
+    name, _, more = dim.partition("+")
+    found = sizes.get(name, getattr(problem, name, None))
+    return found + int(more or 0) if isinstance(found, int) else None
+
+
+def load_attribute(target: str, what: str) -> Any:
+    """The object that 'module:attribute' names. Raises ArgumentError when there is none."""
+    module, _, attribute = target.partition(":")
+    try:
+        found: Any = import_module(module)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ArgumentError(
+            f"{what}: {quoted(target)} cannot be loaded ({error}); give 'module:attribute' of an "
+            "installed module"
+        ) from error
+    return found

@@ -1,0 +1,206 @@
+"""Problem: what is to be computed, apart from how (that is the config)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from operator import index
+from typing import Protocol
+
+from flashsmith.did_you_mean import did_you_mean
+from flashsmith.errors import ArgumentError
+from flashsmith.operations.dtype import DType
+from flashsmith.operations.operation import Operation
+from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation, operation
+from flashsmith.operations.semantics import MASKS, Semantics
+from flashsmith.printable import quoted
+from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
+
+# The smallest value of every size. A batch may be empty, and so may sequences.
+_SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1}
+# A window and a cap as models have them.
+TYPICAL_WINDOW = 1024
+TYPICAL_SOFTCAP = 30.0
+_SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
+_PLAIN = "plain"
+_SEMANTIC_WORDS = (*MASKS, "softcap", "packed", "uneven", _PLAIN)
+_DTYPE_WORDS = {word for dtype in DType for word in (dtype.name.lower(), str(int(dtype)))}
+
+
+class Tiled(Protocol):
+    """A config, as far as a problem needs to know it."""
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """Whether a kernel for whole tiles serves these sizes."""
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One call's sizes, what of its semantics is compiled in, and what is computed.
+
+    Of attention, q and o are (batch, seq_q, heads_q, d), k and v (batch, seq_k, heads_k, d).
+    Packed, batch is the number of sequences, and seq_q and seq_k are the lengths of the longest.
+    ``operation`` is the name of a registered Operation; 'forward' goes without saying in texts.
+
+    Raises:
+        ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
+            the heads do not group, there is no such operation, or it does not know the semantics.
+    """
+
+    batch: int
+    seq_q: int
+    seq_k: int
+    heads_q: int
+    heads_k: int
+    d: int
+    dtype: DType
+    semantics: Semantics = field(default_factory=Semantics)
+    operation: str = "forward"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", DType.parse(self.dtype))
+        for name, lowest in _SIZES.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(value, "__index__") or value < lowest:
+                raise ArgumentError(
+                    f"{name}={quoted(value)}: give a whole number, at least {lowest}"
+                )
+            object.__setattr__(self, name, index(value))
+        if self.heads_q % self.heads_k:
+            raise ArgumentError(
+                f"heads_q={self.heads_q}: must be a multiple of heads_k={self.heads_k}"
+            )
+        self.computed.check_semantics(self.semantics)
+
+    @property
+    def computed(self) -> Operation:
+        """The operation that it is a problem of."""
+        return operation(self.operation)
+
+    def required_semantics(self, cfg: Tiled) -> Semantics:
+        """What `cfg`'s kernel must be compiled for: uneven where tiles or d_head are not filled."""
+        if self.semantics.uneven or cfg.fills_tiles(self.seq_q, self.seq_k, self.d):
+            return self.semantics
+        return replace(self.semantics, uneven=True)
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """What stands for a window's (left, right), which are no part of a problem, wherever one is
+        measured: the last TYPICAL_WINDOW keys before a query's own, and half of all keys where
+        these are fewer. None without a window."""
+        if self.semantics.mask != "window":
+            return None
+        return min(TYPICAL_WINDOW, self.seq_k // 2), 0
+
+    @property
+    def softcap(self) -> float:
+        """What stands for a cap's value in the same way; 0 without one."""
+        return TYPICAL_SOFTCAP if self.semantics.softcap else 0.0
+
+    def attn_flop(self) -> int:
+        """FLOP of the problem, as its operation counts them; of attention those of the two matrix
+        products.
+
+        Packed, every sequence counts as the longest.
+        """
+        return self.computed.flop(self)
+
+    def __str__(self) -> str:
+        seq = _pair("s", self.seq_q, self.seq_k)
+        heads = _pair("h", self.heads_q, self.heads_k)
+        sizes = f"b{self.batch} {seq} {heads} d{self.d} {self.dtype.name.lower()}"
+        return " ".join([sizes, *_words(self.operation, self.semantics)])
+
+    @property
+    def kind(self) -> str:
+        """What is computed, apart from sizes: 'causal+packed+uneven', 'first_row', 'plain'."""
+        return "+".join(_words(self.operation, self.semantics)) or _PLAIN
+
+    @classmethod
+    def parse(cls, text: str) -> Problem:
+        """The problem that e.g. 'b2 s128 h16 d128 fp16 causal' names, in any order.
+
+        's128:512' means seq_q 128 and seq_k 512, 'h32:8' heads_q 32 and heads_k 8; b and h
+        default to 1. The words of Semantics follow one by one or joined by '+'; packed implies
+        uneven; the name of an operation stands among them. str() writes this form.
+
+        Raises:
+            ArgumentError: a word is unknown or doubled, or s, d or the dtype is missing.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        kind: list[str] = []
+        dtype: DType | None = None
+        for word in text.lower().split():
+            match = _SIZE.fullmatch(word)
+            if match is None and word not in _DTYPE_WORDS:
+                if not all(map(_is_of_kind, word.split("+"))):
+                    raise ArgumentError(f"problem={quoted(text)}: {_unknown(word)}")
+                kind += word.split("+")
+                continue
+            key = (match.group(1) or match.group(3)) if match else "dtype"
+            if key in found or (key == "dtype" and dtype is not None):
+                raise ArgumentError(
+                    f"problem={quoted(text)}: {quoted(word)} says {key} a second time"
+                )
+            if match is None:
+                dtype = DType.parse(word)
+                continue
+            first = whole_number(match.group(2) or match.group(4))
+            second = whole_number(match.group(5)) if match.group(5) else first
+            if first is None or second is None:
+                raise ArgumentError(
+                    f"problem={quoted(text)}: {quoted(word)} has more than "
+                    f"{MOST_DIGITS_OF_COUNTS} digits"
+                )
+            found[key] = (first, second)
+        missing = [name for name in ("s", "d") if name not in found]
+        if dtype is None or missing:
+            lacks = ", ".join(missing + ["dtype"] * (dtype is None))
+            raise ArgumentError(
+                f"problem={quoted(text)}: {lacks} missing; write it like 'b1 s128 h1 d128 fp16'"
+            )
+        (batch, _), (seq_q, seq_k) = found.get("b", (1, 1)), found["s"]
+        (heads_q, heads_k), (d, _) = found.get("h", (1, 1)), found["d"]
+        try:
+            computed, semantics = parse_kind("+".join(kind))
+        except ArgumentError as error:
+            raise ArgumentError(f"problem={quoted(text)}: {error}") from None
+        return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, semantics, computed)
+
+
+def parse_kind(text: str) -> tuple[str, Semantics]:
+    """The operation's name and the semantics that Problem.kind wrote.
+
+    Raises:
+        ArgumentError: a word is unknown, or there are two operations or masks.
+    """
+    words = [word.strip() for word in text.split("+")]
+    names = [word for word in words if word not in _SEMANTIC_WORDS and known_operation(word)]
+    if len(names) > 1:
+        raise ArgumentError(f"operation={quoted('+'.join(names))}: give one")
+    semantics = "+".join(word for word in words if word not in names)
+    return names[0] if names else DEFAULT, Semantics.parse(semantics or _PLAIN)
+
+
+def _words(computed: str, semantics: Semantics) -> list[str]:
+    return [computed] * (computed != DEFAULT) + semantics.words()
+
+
+def _is_of_kind(word: str) -> bool:
+    return word in _SEMANTIC_WORDS or known_operation(word) is not None
+
+
+def _unknown(word: str) -> str:
+    """What is wrong with a word of a problem that is neither a size, a dtype nor of its kind."""
+    wrong = next((part for part in word.split("+") if not _is_of_kind(part)), word)
+    operations = [name for name in OPERATIONS if name != DEFAULT]
+    dtypes = (dtype.name.lower() for dtype in DType)
+    hint = did_you_mean(wrong, (*_SEMANTIC_WORDS, *operations, *dtypes))
+    return (
+        f"unknown word {quoted(wrong)}{hint or ';'} allowed are sizes (b2, s128 or s128:512, h16 "
+        f"or h32:8, d64), fp16 or bf16, and {', '.join((*_SEMANTIC_WORDS, *operations))}"
+    )
+
+
+def _pair(letter: str, first: int, second: int) -> str:
+    return f"{letter}{first}" if first == second else f"{letter}{first}:{second}"

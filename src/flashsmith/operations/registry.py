@@ -1,0 +1,71 @@
+"""The operations there are, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flashsmith.did_you_mean import did_you_mean
+from flashsmith.errors import ArgumentError
+from flashsmith.operations.forward import FORWARD
+from flashsmith.operations.operation import SEMANTIC_WORDS, Operation
+from flashsmith.operations.semantics import MASKS
+from flashsmith.printable import quoted
+
+# What every Problem is of unless it says otherwise, and what no text says.
+DEFAULT = FORWARD.name
+# Words of a problem's text that name something else.
+_TAKEN = {*MASKS, *SEMANTIC_WORDS, "plain", "fp16", "bf16"}
+
+OPERATIONS: dict[str, Operation] = {FORWARD.name: FORWARD}
+# What registers the operations of installed packages; asked once a name is unknown.
+_finders: list[Callable[[], None]] = []
+
+
+def register_operation(operation: Operation) -> Operation:
+    """Adds an operation, and returns it; the same object may be added again.
+
+    Raises:
+        ArgumentError: it is none, or its name is another's, or a word that problems have already.
+    """
+    if not isinstance(operation, Operation):
+        raise ArgumentError(f"operation={quoted(operation)}: give a flashsmith Operation")
+    known = OPERATIONS.get(operation.name)
+    if known is operation:
+        return operation
+    if known is not None or operation.name in _TAKEN:
+        owner = "another operation" if known is not None else "problems"
+        raise ArgumentError(
+            f"operation={quoted(operation.name)}: the name is taken by {owner}; choose one that "
+            f"is none of {', '.join(sorted({*OPERATIONS, *_TAKEN}))}"
+        )
+    OPERATIONS[operation.name] = operation
+    return operation
+
+
+def find_more_with(finder: Callable[[], None]) -> None:
+    """Has `finder` called once a name is unknown, so that it may register what it knows."""
+    _finders.append(finder)
+
+
+def known_operation(name: str) -> Operation | None:
+    """The operation of that name, None if there is none, also among installed packages."""
+    if name not in OPERATIONS:
+        for finder in _finders:
+            finder()
+    return OPERATIONS.get(name)
+
+
+def operation(name: str) -> Operation:
+    """The operation of that name.
+
+    Raises:
+        ArgumentError: there is none; the message lists what there is.
+    """
+    found = known_operation(name) if isinstance(name, str) else None
+    if found is None:
+        hint = did_you_mean(str(name), OPERATIONS) or ";"
+        raise ArgumentError(
+            f"operation={quoted(name)}: no such operation is registered{hint} known are "
+            f"{', '.join(sorted(OPERATIONS))}. Install or import the package that registers it"
+        )
+    return found

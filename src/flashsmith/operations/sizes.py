@@ -1,0 +1,40 @@
+"""Sizes: what an operation sees of a Problem, which knows its operation in turn."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from flashsmith.operations.dtype import DType
+from flashsmith.operations.semantics import Semantics
+
+
+class Sizes(Protocol):
+    """The sizes of one call, its dtype, and what of its semantics is compiled in."""
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def seq_q(self) -> int: ...
+
+    @property
+    def seq_k(self) -> int: ...
+
+    @property
+    def heads_q(self) -> int: ...
+
+    @property
+    def heads_k(self) -> int: ...
+
+    @property
+    def d(self) -> int: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def semantics(self) -> Semantics: ...
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """The limits that stand for a window's wherever one is measured; None without one."""
