@@ -16,6 +16,7 @@ DOCUMENTED = {
     ),
     "flashsmith.benchmark.contenders": "kernel_contender",
     "flashsmith.benchmark.roofline": "intensity load_roofline",
+    "flashsmith.benchmark.rows": "read_rows",
     "flashsmith.benchmark.timing": "ONE_BY_ONE measure",
     "flashsmith.benchmark.workload": "Workload",
     "flashsmith.configs": (
@@ -35,7 +36,12 @@ DOCUMENTED = {
     "flashsmith.tuning.sweep": "search_space",
     "flashsmith.verify": "prove",
 }
-NAMES = [(module, name) for module, names in DOCUMENTED.items() for name in names.split()]
+NEED_TORCH = {"sdpa"}
+NAMES = [
+    pytest.param(module, name, marks=[pytest.mark.torch] if name in NEED_TORCH else [])
+    for module, names in DOCUMENTED.items()
+    for name in names.split()
+]
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)

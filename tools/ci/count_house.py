@@ -84,12 +84,9 @@ def family_names(tree: ast.AST) -> Iterator[str]:
 def files_in_circles(parsed: dict[str, ast.Module]) -> int:
     """Modules that import each other by way of others, imports inside functions included."""
     names = {module_name(path): path for path in parsed}
-    graph = {
-        name: {target for target in imports(parsed[path], name, path) if target in names}
-        for name, path in names.items()
-    }
+    graph = {name: imports(parsed[path], name, path, set(names)) for name, path in names.items()}
     return sum(
-        any(name in reachable(graph, target) for target in targets - {name})
+        any(name in reachable(graph, target) for target in targets)
         for name, targets in graph.items()
     )
 
@@ -100,9 +97,9 @@ def module_name(path: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(tree: ast.Module, name: str, path: str) -> set[str]:
-    """Modules that a module's import statements name; `from package import module` counts as the
-    module, and as the package only where the name is no module."""
+def imports(tree: ast.Module, name: str, path: str, known: set[str]) -> set[str]:
+    """The `known` modules that a module's import statements name; `from package import name` counts
+    as the package only where the name is no module of it."""
     package = name.split(".") if path.endswith("__init__.py") else name.split(".")[:-1]
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -111,8 +108,9 @@ def imports(tree: ast.Module, name: str, path: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             stem = ".".join([*base, *([node.module] if node.module else [])])
-            found |= {f"{stem}.{alias.name}" for alias in node.names} | {stem}
-    return found
+            inner = [f"{stem}.{alias.name}" for alias in node.names]
+            found |= {each if each in known else stem for each in inner}
+    return found & known - {name}
 
 
 def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
