@@ -182,6 +182,9 @@ class Family:
 
     has_cost_model: bool = False
 
+    # What the emulator takes on one core to translate a kernel, seconds.
+    translation_seconds: float = 0.1
+
     def compile_cost(self, cfg: Any) -> float:
         """Relative compile time of one config; 1,000 are about 1.4 s."""
         return 500.0
@@ -223,10 +226,12 @@ class Family:
         """The roofline's ceilings of the instruction that its kernels multiply with."""
         return ()
 
-    def independent_steps(self, cfg: Any) -> tuple[int, int] | None:
-        """Rows of a CTA and keys of a step, where a launch is the sum of its CTAs' equal steps;
-        None where it is not."""
+    def loop_tiles(self, cfg: Any) -> tuple[int, int] | None:
+        """Rows of a CTA's tile and keys of a step of its loop; None where there is no such loop."""
         return None
+
+    # Whether a launch is the sum of its CTAs' steps, each like every other.
+    steps_are_alike: bool = False
 
 
 # --- the registry --------------------------------------------------------------------------------

@@ -27,13 +27,13 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
     its CTAs.
     """
     windowed = problem.semantics.mask == "window"
-    if cfg.family.independent_steps(cfg) is None or problem.semantics.packed or windowed:
+    if not cfg.family.steps_are_alike or problem.semantics.packed or windowed:
         return None
     try:
         first, step = _of_a_cta(cfg, problem.semantics.mask == "causal", arch)
     except EmulatorError:
         return None
-    rows, _ = cfg.family.independent_steps(cfg)
+    rows, _ = cfg.family.loop_tiles(cfg)
     heads = problem.batch * problem.heads_q
     steps = [_steps(cfg, problem, begin) for begin in range(0, problem.seq_q, rows)]
     actual, ideal = (
@@ -45,7 +45,7 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
 
 def _steps(cfg: Any, problem: Problem, begin: int) -> int:
     """Tiles of keys that the CTA of the rows from `begin` on passes over."""
-    rows, keys = cfg.family.independent_steps(cfg)
+    rows, keys = cfg.family.loop_tiles(cfg)
     seen = problem.seq_k
     if problem.semantics.mask == "causal":
         last = min(begin + rows, problem.seq_q)
@@ -56,7 +56,7 @@ def _steps(cfg: Any, problem: Problem, begin: int) -> int:
 @lru_cache(maxsize=512)
 def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, WavefrontCount]:
     """Of a CTA that takes one tile of keys, and what every further tile adds."""
-    rows, keys = cfg.family.independent_steps(cfg)
+    rows, keys = cfg.family.loop_tiles(cfg)
     # As many as the diagonal crosses, or a kernel that trims them would count fewer.
     n_few = max(2, -(-rows // keys))
     few, more = (_count(cfg, n, causal, arch) for n in (n_few, n_few + 1))
@@ -67,7 +67,7 @@ def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, Wavefr
 
 
 def _count(cfg: Any, n_tiles: int, causal: bool, arch: int) -> WavefrontCount:
-    rows, keys = cfg.family.independent_steps(cfg)
+    rows, keys = cfg.family.loop_tiles(cfg)
     conflicts = BankConflicts()
     # Masks are aligned to the bottom right: so many keys are seen by the last row, masked or not.
     verdict = prove(

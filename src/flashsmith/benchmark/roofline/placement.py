@@ -13,8 +13,6 @@ from typing import Any
 from flashsmith.benchmark.roofline.ceilings import Roofline
 from flashsmith.families import Problem, Semantics
 
-_WGMMA = ("wgmma_n128", "wgmma_n256")
-
 
 @dataclass(frozen=True)
 class Intensity:

@@ -27,6 +27,7 @@ class MmaSyncFamily(Family):
     csrc = Path(__file__).parents[2] / "csrc" / "mma_sync"
     space_key = "space"
     has_cost_model = True
+    steps_are_alike = True
     sets: ClassVar[Mapping[str, ConfigSet]] = {
         "prog": ConfigSet(
             "the ladder: seven steps, one optimisation each", sets.get_kernel_progression_configs
@@ -95,7 +96,7 @@ class MmaSyncFamily(Family):
         fed = "mma_shared_32_rows" if cfg.rows_per_warp >= 32 else "mma_shared_16_rows"
         return ("mma_registers", fed)
 
-    def independent_steps(self, cfg: FlashForwardKernelConfig) -> tuple[int, int]:
+    def loop_tiles(self, cfg: FlashForwardKernelConfig) -> tuple[int, int]:
         return cfg.B_r, cfg.B_c
 
 

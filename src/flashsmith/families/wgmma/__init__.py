@@ -44,6 +44,7 @@ class WgmmaFamily(Family):
     must_not_spill = True
     space_key = "hopper"
     has_cost_model = True
+    translation_seconds = 0.3
     sets: ClassVar[Mapping[str, ConfigSet]] = {
         "hopper": ConfigSet(
             "the wgmma kernels that the package ships, for sm_90", sets.get_hopper_configs
@@ -101,6 +102,9 @@ class WgmmaFamily(Family):
     def dividing_tiles(self, cfg: HopperForwardKernelConfig) -> dict[str, int]:
         # Of the queries TMA leaves out the rows that are not there.
         return {"B_c": cfg.B_c}
+
+    def loop_tiles(self, cfg: HopperForwardKernelConfig) -> tuple[int, int]:
+        return cfg.B_r, cfg.B_c
 
     def smem_map(self, cfg: HopperForwardKernelConfig) -> Sequence[SmemRegion]:
         return describe.smem_map(cfg)
