@@ -10,12 +10,11 @@ from flashsmith.emulator import EmulationResult, Observer
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DeviceSpec,
-    FlashForwardKernelConfig,
-    HopperForwardKernelConfig,
     KernelConfig,
     Problem,
     Semantics,
     device_spec,
+    families,
 )
 from flashsmith.runtime import driver, forks, prepared
 from flashsmith.runtime.arguments import check_config, check_device, check_fit
@@ -292,9 +291,10 @@ def run_request(
 def _choose(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
     """The chooser's config for a request. What it knows of are problems, not how tensors lie."""
     cfg = chooser(request.problem, device)
-    if isinstance(cfg, HopperForwardKernelConfig) and not request.suits_tma:
-        return chooser(request.problem, device, FlashForwardKernelConfig.FAMILY)
-    return cfg
+    if not cfg.family.needs_tma or request.suits_tma:
+        return cfg
+    others = (other for other in families(cfg.family.operation) if not other.needs_tma)
+    return chooser(request.problem, device, next(others).name)
 
 
 @lru_cache(maxsize=1024)
