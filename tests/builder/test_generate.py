@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from flashsmith.builder.generate import generate_kernel_instantiations
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Semantics, get_kernel_configs, get_kernel_progression_configs
-from flashsmith.families.cpp import CPP_FAMILIES
 
 CSRC = Path(__file__).parents[2] / "src" / "flashsmith" / "csrc"
 SCRIPT = Path(__file__).parents[2] / "tools" / "build" / "generate_kernel_instantiations.py"
@@ -137,9 +135,8 @@ def test_the_library_says_its_semantics(tmp_path):
 def test_kernels_beside_the_main_one(tmp_path, monkeypatch):
     """A function hands each out; the map keeps to the main one."""
     kernels = {"main": "flash_forward_kernel", "merge": "merge_parts"}
-    cpp = replace(CPP_FAMILIES["mma_sync"], kernels=lambda cfg: kernels)
-    monkeypatch.setitem(CPP_FAMILIES, "mma_sync", cpp)
     cfg = CONFIGS[0]
+    monkeypatch.setattr(cfg.family, "kernel_templates", lambda cfg: kernels)
     sources = generate_kernel_instantiations([cfg], tmp_path)
     merge = f"const void* kernel_{cfg.kernel_name()}_merge()"
     body = f"&merge_parts<StaticForwardKernelConfig<{cfg.to_cpp_struct()}>>"

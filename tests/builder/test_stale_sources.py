@@ -12,7 +12,7 @@ from stand_in_sources import CONFIGS, write_sources
 from flashsmith.builder.find import find_library_from
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.sources import family_sources, package_sources, source_hash, tree_hash
-from flashsmith.families.cpp import CPP_FAMILIES
+from flashsmith.families import FAMILIES
 
 SHARED = {"common", "host"}
 
@@ -23,7 +23,7 @@ def csrc(tmp_path: Path) -> Path:
     return Path(shutil.copytree(package_sources(), tmp_path / "csrc"))
 
 
-@pytest.mark.parametrize("family", CPP_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_change_of_any_file_it_is_made_of_is_noticed(csrc: Path, family: str) -> None:
     before = source_hash(family, csrc)
     assert before == source_hash(family)
@@ -35,7 +35,7 @@ def test_a_change_of_any_file_it_is_made_of_is_noticed(csrc: Path, family: str) 
     assert source_hash(family, csrc) == before
 
 
-@pytest.mark.parametrize("family", CPP_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_made_of_its_own_folder_and_what_all_share(csrc: Path, family: str) -> None:
     names = set(family_sources(family, csrc).texts)
     assert {name.split("/")[0] for name in names} == {family, *SHARED}
@@ -44,7 +44,7 @@ def test_it_is_made_of_its_own_folder_and_what_all_share(csrc: Path, family: str
     assert own | host <= names
 
 
-@pytest.mark.parametrize("family", CPP_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_change_in_another_family_is_none(csrc: Path, family: str) -> None:
     before = source_hash(family, csrc), tree_hash(csrc)
     for path in csrc.rglob("*.*"):
@@ -80,7 +80,7 @@ def test_headers_count_once_they_are_included(csrc: Path) -> None:
 
 
 def test_what_is_not_noticed_is_not_included() -> None:
-    for family in CPP_FAMILIES:
+    for family in FAMILIES:
         known = family_sources(family).texts
         for path, text in known.items():
             for name in re.findall(r'^#include "(.+)"', text.decode(), re.MULTILINE):

@@ -20,7 +20,6 @@ from flashsmith.builder.recipe import Recipe
 from flashsmith.builder.sources import family_sources, source_hash
 from flashsmith.errors import CompileError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
-from flashsmith.families.cpp import CPP_FAMILIES
 
 # Nothing but the bindings' entry points leaves the library.
 _EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
@@ -180,7 +179,7 @@ class Compilation:
             sizes = kernel_code_bytes((keep / f"shard_{index}.cubin").read_bytes())
             names = {self._kernel_of(name): name for name in modules}
             kernels = {
-                cfg: CPP_FAMILIES[cfg.FAMILY].kernels(cfg)  # the templates by role
+                cfg: cfg.family.kernel_templates(cfg)  # the templates by role
                 for cfg in configs
             }
             missing = [

@@ -9,7 +9,6 @@ from pathlib import Path
 from flashsmith.builder.cost import balance
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Semantics
-from flashsmith.families.cpp import CPP_FAMILIES
 from flashsmith.operations import operation
 from flashsmith.operations.semantics import MASKS
 
@@ -101,8 +100,7 @@ def _function_name(cfg: KernelConfig, role: str = "") -> str:
 
 def _others(cfg: KernelConfig) -> dict[str, str]:
     """The kernels beside the main one: templates by their role."""
-    _, *others = CPP_FAMILIES[cfg.FAMILY].kernels(cfg).items()
-    return dict(others)
+    return dict(list(cfg.family.kernel_templates(cfg).items())[1:])
 
 
 def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
@@ -110,20 +108,20 @@ def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
     arguments = [cfg.to_cpp_struct()]
     if semantics != Semantics():
         arguments.append(semantics.to_cpp_struct())
-    return f"{CPP_FAMILIES[cfg.FAMILY].static_config}<{', '.join(arguments)}>"
+    return f"{cfg.family.cpp.static_config}<{', '.join(arguments)}>"
 
 
 def _shard_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str) -> str:
     # A __global__ template cannot be declared extern across translation units, so each shard
     # hands its kernels out through plain functions.
-    cpp = CPP_FAMILIES[configs[0].FAMILY]
+    cpp = configs[0].family.cpp
     body = "\n".join(_functions(cfg, semantics) for cfg in configs)
     return f'{note}#include "{cpp.kernel_header}"\n\nnamespace flashsmith {{\n\n{body}\n}}\n'
 
 
 def _functions(cfg: KernelConfig, semantics: Semantics) -> str:
-    cpp, argument = CPP_FAMILIES[cfg.FAMILY], _static_config(cfg, semantics)
-    main = next(iter(cpp.kernels(cfg).values()))
+    cpp, argument = cfg.family.cpp, _static_config(cfg, semantics)
+    main = next(iter(cfg.family.kernel_templates(cfg).values()))
     text = (
         f"// {cfg.short_form()}\n"
         f"{cpp.function} {_function_name(cfg)}() {{\n"
@@ -140,7 +138,7 @@ def _functions(cfg: KernelConfig, semantics: Semantics) -> str:
 
 
 def _map_header_text(configs: Sequence[KernelConfig], note: str) -> str:
-    cpp, config_class = CPP_FAMILIES[configs[0].FAMILY], type(configs[0]).__name__
+    cpp, config_class = configs[0].family.cpp, type(configs[0]).__name__
     declarations = "".join(
         f"{cpp.function} {_function_name(cfg)}();\n"
         + "".join(f"const void* {_function_name(cfg, role)}();\n" for role in _others(cfg))
@@ -164,8 +162,8 @@ def _map_header_text(configs: Sequence[KernelConfig], note: str) -> str:
 
 
 def _library_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str) -> str:
-    cpp, config_class = CPP_FAMILIES[configs[0].FAMILY], type(configs[0]).__name__
-    tensors = operation(cpp.operation).tensors
+    cpp, config_class = configs[0].family.cpp, type(configs[0]).__name__
+    tensors = operation(configs[0].family.operation).tensors
     required = [tensor.presence == "required" for tensor in tensors]
     entries = "".join(
         f"            // {cfg.short_form()}\n"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from flashsmith.families.cpp import CPP_FAMILIES
+from flashsmith.families import family_named
 
 EQUIVALENT_SOURCES = Path(__file__).with_name("equivalent_sources.json")
 
@@ -93,8 +93,9 @@ def family_sources(family: str, csrc: Path | None = None) -> Sources:
     """What a family's libraries are made of: its kernels, its part of planning, the host path, and
     what these include. ``csrc`` takes the place of the package's own folder."""
     csrc = csrc or package_sources()
-    cpp = CPP_FAMILIES[family]
-    own = csrc / cpp.csrc.name if cpp.csrc.parent == package_sources() else cpp.csrc
+    found = family_named(family)
+    is_ours = found.csrc.parent == package_sources()
+    cpp, own = found.cpp, csrc / found.csrc.name if is_ours else found.csrc
     host = [
         f"{folder.name}/{path.name}"
         for folder in (csrc / "host", own)
