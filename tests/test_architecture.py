@@ -207,8 +207,7 @@ def test_words_are_no_folders(code: str) -> None:
 # Folders of csrc, each with those whose files its own may include besides.
 CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     "common": set(),
-    # The families, until it takes configs as their numbers.
-    "host": {"common", "mma_sync", "wgmma"},
+    "host": {"common"},
     "mma_sync": {"common", "host"},
     "wgmma": {"common", "host"},
     "roofline": {"common"},
