@@ -206,7 +206,7 @@ def test_a_tree_beside_a_copy_of_itself(
 ) -> None:
     """With other line numbers; and with a constant that a kernel has."""
     shutil.copytree(TREE / "src", tmp_path / "src")
-    header = tmp_path / "src" / "flashsmith" / "csrc" / "softmax.cuh"
+    header = tmp_path / "src" / "flashsmith" / "csrc" / "common" / "softmax.cuh"
     text = "// One line more.\n" + header.read_text()
     header.write_text(text.replace("-3e38f", "-2e38f") if changed else text)
     monkeypatch.setattr(sys, "argv", ["same_ptx.py", "--base-tree", str(tmp_path), "--set", CONFIG])

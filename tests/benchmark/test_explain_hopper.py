@@ -88,11 +88,11 @@ def test_every_knob_is_explained(cfg: HopperForwardKernelConfig) -> None:
 
 def test_every_knob_has_words_of_its_own_and_a_place_in_the_sources() -> None:
     assert list(HOPPER_EFFECTS) == [knob.name for knob in fields(HopperForwardKernelConfig)]
-    folder = package_sources() / "hopper"
+    folder = package_sources() / "wgmma"
     sources = "\n".join(path.read_text() for path in folder.glob("*.cuh"))
     for knob, (_, where) in HOPPER_EFFECTS.items():
         for name in where.split("::"):
-            assert f" {name}" in sources, f"{knob}: no {name} in csrc/hopper"
+            assert f" {name}" in sources, f"{knob}: no {name} in csrc/wgmma"
 
 
 def test_a_knob_is_explained_by_its_value() -> None:

@@ -47,8 +47,8 @@ def run(
 ) -> Callable[..., tuple[int, list[dict[str, str]]]]:
     """Runs it beside a copy of csrc's first header; exit status and rows."""
     base = tmp_path / "csrc"
-    base.mkdir()
-    (base / "flash_attention.cuh").write_text("// older\n")
+    (base / "common").mkdir(parents=True)
+    (base / "common" / "forward_args.cuh").write_text("// older\n")
 
     def run(*options: str) -> tuple[int, list[dict[str, str]]]:
         out = tmp_path / "rows.csv"

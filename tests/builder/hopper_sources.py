@@ -15,7 +15,7 @@ FAULTY_B_C = 128
 # One wgmma of 64 x 8 x 16, whose operands nobody ever reads.
 _KERNEL = """\
 #pragma once
-#include "hopper_config.cuh"
+#include "wgmma/config.cuh"
 namespace flashsmith {
 template <HopperForwardKernelConfig C, Semantics S = Semantics{}>
 struct StaticHopperKernelConfig {
@@ -61,10 +61,10 @@ if constexpr (faulty) {
 }
 
 _FILES = {
-    "launch_plan.cuh": """\
+    "host/launch_plan.h": """\
 #pragma once
 #include <map>
-#include "hopper/hopper_config.cuh"
+#include "wgmma/config.cuh"
 namespace flashsmith {
 using KernelMap = std::map<HopperForwardKernelConfig, hopper_forward_kernel_fn>;
 const KernelMap& kernel_map();
@@ -82,11 +82,11 @@ def write_hopper_sources(folder: Path, fault: str) -> Path:
     write_sources(folder)
     for name, text in _FILES.items():
         (folder / name).write_text(text)
-    (folder / "hopper").mkdir()
-    shutil.copy(_REAL_CSRC / "hopper" / "hopper_config.cuh", folder / "hopper")
+    (folder / "wgmma").mkdir()
+    shutil.copy(_REAL_CSRC / "wgmma" / "config.cuh", folder / "wgmma")
     # Without bounds ptxas does not know how many registers a thread begins with.
     bounds = "" if fault == "setmaxnreg" else "__launch_bounds__(512, 1)"
     text = _KERNEL.replace("BOUNDS", bounds).replace("FAULTY_B_C", str(FAULTY_B_C))
     text = text.replace("    FAULT\n", f"    {_FAULTS[fault]}\n")
-    (folder / "hopper" / "hopper_kernel.cuh").write_text(text)
+    (folder / "wgmma" / "forward_kernel.cuh").write_text(text)
     return folder

@@ -28,10 +28,10 @@ CONFIGS: tuple[FlashForwardKernelConfig, ...] = (
 _REAL_CSRC = Path(__file__).parents[2] / "src" / "flashsmith" / "csrc"
 
 _FILES = {
-    "forward_kernel.cuh": """\
+    "mma_sync/forward_kernel.cuh": """\
 #pragma once
-#include "flash_attention.cuh"
-#include "twice.cuh"
+#include "common/twice.cuh"
+#include "mma_sync/flash_attention.cuh"
 namespace flashsmith {
 template <FlashForwardKernelConfig C, Semantics S = Semantics{}>
 struct StaticForwardKernelConfig {
@@ -46,16 +46,16 @@ __global__ void flash_forward_kernel(const ForwardKernelArgs args) {
 }
 }  // namespace flashsmith
 """,
-    "twice.cuh": """\
+    "common/twice.cuh": """\
 #pragma once
 __device__ inline float twice(float x) {
     return x * 2;
 }
 """,
-    "launch_plan.cuh": """\
+    "host/launch_plan.h": """\
 #pragma once
 #include <map>
-#include "flash_attention.cuh"
+#include "mma_sync/flash_attention.cuh"
 namespace flashsmith {
 using KernelMap = std::map<FlashForwardKernelConfig, forward_kernel_fn>;
 const KernelMap& kernel_map();
@@ -64,15 +64,16 @@ Semantics kernel_semantics();
 int device_count();
 }  // namespace flashsmith
 """,
-    "flash_attention.cu": """\
-#include "launch_plan.cuh"
+    "host/launcher.cc": """\
+#include <cuda_runtime_api.h>
+#include "host/launch_plan.h"
 int flashsmith::device_count() {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 """,
-    "bindings.cc": """\
-#include "launch_plan.cuh"
+    "host/bindings.cc": """\
+#include "host/launch_plan.h"
 extern "C" __attribute__((visibility("default"))) int __tvm_ffi_kernel_count() {
     return flashsmith::kernel_map().size();
 }
@@ -114,7 +115,10 @@ cat "$recorded/$name.log"
 def write_sources(folder: Path) -> Path:
     """The miniature csrc, in ``folder``."""
     folder.mkdir(parents=True)
-    shutil.copy(_REAL_CSRC / "flash_attention.cuh", folder)
+    for part in ("host", "common", "mma_sync"):
+        (folder / part).mkdir()
+    for name in ("common/forward_args.cuh", "mma_sync/flash_attention.cuh"):
+        shutil.copy(_REAL_CSRC / name, folder / name)
     for name, text in _FILES.items():
         (folder / name).write_text(text)
     return folder

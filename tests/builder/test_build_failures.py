@@ -70,7 +70,7 @@ def test_nothing_is_compiled_again(build, cuda_home, tiny_csrc):
     again = build(configs=reversed(CONFIGS), progress=events.append)
     assert again.path == first.path
     assert [e.stage for e in events] == ["reuse"]
-    assert calls(cuda_home) == ["shard_0", "flash_attention"]
+    assert calls(cuda_home) == ["shard_0"]
     found = find_library_from(tiny_csrc, CONFIGS[:1], arch=80)
     assert found is not None
     assert found.path == first.path
@@ -80,7 +80,7 @@ def test_host_code_is_compiled_once_for_all_libraries(build, cuda_home, cache):
     library = build()
     cache.discard(library.manifest.key)
     build()
-    assert calls(cuda_home) == ["shard_0", "flash_attention", "shard_0"]
+    assert calls(cuda_home) == ["shard_0", "shard_0"]
 
 
 def test_a_library_is_found_only_for_its_arch_sources_and_version(
@@ -91,7 +91,7 @@ def test_a_library_is_found_only_for_its_arch_sources_and_version(
     assert find_library_from(tiny_csrc, CONFIGS, arch=90) is None
     other = write_sources(tmp_path / "csrc")
     assert find_library_from(other, CONFIGS, arch=80) is not None  # the same text elsewhere
-    (other / "twice.cuh").write_text("// other\n")
+    (other / "common" / "twice.cuh").write_text("// other\n")
     assert find_library_from(other, CONFIGS, arch=80) is None
     monkeypatch.setattr("flashsmith.builder.find.package_version", lambda: "9")
     assert find_library_from(tiny_csrc, CONFIGS, arch=80) is None
@@ -251,12 +251,12 @@ def test_a_library_in_the_cache_needs_no_compiler(build, monkeypatch, tmp_path, 
 def test_sources_that_do_not_compile(cache, tmp_path):
     """With the real nvcc: its own words reach the user."""
     csrc = write_sources(tmp_path / "csrc")
-    (csrc / "twice.cuh").write_text("__device__ float twice(float x) { return y; }\n")
+    (csrc / "common" / "twice.cuh").write_text("__device__ float twice(float x) { return y; }\n")
     with pytest.raises(CompileError) as caught:
         build_from(csrc, CONFIGS, jobs=2)
     words = str(caught.value)
     assert words.startswith("shard_")
-    assert f'{csrc}/twice.cuh(1): error: identifier "y" is undefined' in words
+    assert f'{csrc}/common/twice.cuh(1): error: identifier "y" is undefined' in words
     assert "The command was:" in words
     assert cache.entries() == []
     assert list((cache.root / "tmp").glob("*")) == []
@@ -264,15 +264,15 @@ def test_sources_that_do_not_compile(cache, tmp_path):
 
 def test_bindings_that_do_not_compile(build, tmp_path):
     csrc = write_sources(tmp_path / "csrc")
-    (csrc / "bindings.cc").write_text("#error no bindings\n")
+    (csrc / "host" / "bindings.cc").write_text("#error no bindings\n")
     with pytest.raises(CompileError, match=r"bindings: .*g\+\+ ended with 1:(.|\n)*no bindings"):
         build(csrc)
 
 
 def test_a_missing_function_is_a_link_error(build, tmp_path):
     csrc = write_sources(tmp_path / "csrc")
-    text = (csrc / "bindings.cc").read_text()
-    (csrc / "bindings.cc").write_text(
+    text = (csrc / "host" / "bindings.cc").read_text()
+    (csrc / "host" / "bindings.cc").write_text(
         "int absent();\n" + text.replace("flashsmith::device_count()", "absent()")
     )
     with pytest.raises(CompileError, match=r"link: (.|\n)*undefined reference to `absent"):
@@ -311,7 +311,7 @@ def test_sources_that_change_while_they_compile(build, cuda_home, tmp_path):
     def edit(event):
         if event.stage == "link" and not changes:
             changes.append(event)
-            with open(csrc / "twice.cuh", "a") as source:
+            with open(csrc / "common" / "twice.cuh", "a") as source:
                 source.write("// edited\n")
 
     library = build(csrc, progress=edit)
@@ -325,7 +325,7 @@ def test_sources_that_never_stop_changing(build, tmp_path):
 
     def edit(event):
         if event.stage == "link":
-            with open(csrc / "twice.cuh", "a") as source:
+            with open(csrc / "common" / "twice.cuh", "a") as source:
                 source.write("// edited\n")
 
     with pytest.raises(CompileError, match="sources change while they are compiled"):
@@ -409,7 +409,7 @@ def test_a_watcher_that_hangs_up_is_not_a_cache_error(build):
 def test_host_code_of_sources_that_change_and_change_back_is_not_kept(build, cuda_home, tmp_path):
     """An object made of the text in between would serve later libraries under the old hash."""
     csrc = write_sources(tmp_path / "csrc")
-    bindings = csrc / "bindings.cc"
+    bindings = csrc / "host" / "bindings.cc"
     text = bindings.read_text()
 
     def edit(event):

@@ -288,4 +288,4 @@ def test_host_code_of_others_is_not_linked(cache_root, cuda_home, tiny_csrc, cac
         path.symlink_to(cache_root / path.name)
     cache.discard(library.manifest.key)
     build_from(tiny_csrc, CONFIGS, jobs=1)
-    assert calls(cuda_home) == ["shard_0", "flash_attention"] * 2
+    assert calls(cuda_home) == ["shard_0"] * 2

@@ -75,7 +75,7 @@ def test_the_ptx_of_each_kernel_stands_alone(library, toolchain, tmp_path):
         ptx, entry = library.ptx(cfg), library.entry(cfg)
         assert re.findall(r"^\.visible \.entry (\w+)\(", ptx, re.MULTILINE) == [entry.ptx_entry]
         files = re.findall(r'\.file\s+\d+ "(.*)"', ptx)
-        assert "forward_kernel.cuh" in files
+        assert "mma_sync/forward_kernel.cuh" in files
         assert not [name for name in files if name.startswith("/")]
         source = tmp_path / "kernel.ptx"
         source.write_text(ptx)

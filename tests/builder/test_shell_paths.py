@@ -213,9 +213,9 @@ def test_ptx_and_keys_do_not_depend_on_the_folder(tiny_csrc, tmp_path, cache, te
         library = build_from(csrc, CONFIGS, jobs=1)
         made.append((library.path.name, [library.ptx(cfg) for cfg in CONFIGS]))
         content = library.so_path.read_bytes()
-        assert f"{csrc}\0".encode() in content  # where tools look for a line's source
+        assert f"{csrc}/mma_sync\0".encode() in content  # where tools look for a line's source
         assert b"flashsmith-build-" not in content
         files = re.findall(r'\.file\s+\d+ "(.*)"', library.ptx(CONFIGS[0]))
-        assert sorted(files) == ["forward_kernel.cuh", "twice.cuh"]
+        assert sorted(files) == ["common/twice.cuh", "mma_sync/forward_kernel.cuh"]
         cache.discard(library.manifest.key)
     assert made[0] == made[1]

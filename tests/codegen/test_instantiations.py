@@ -59,7 +59,7 @@ def test_the_generated_map_finds_every_kernel(sources, tmp_path):
     )
     main = tmp_path / "main.cc"
     main.write_text(
-        '#include "flash_kernels.cuh"\n#include "launch_plan.cuh"\n'
+        '#include "flash_kernels.cuh"\n#include "host/launch_plan.h"\n'
         f"namespace flashsmith {{\n{stubs}}}\n"
         "using namespace flashsmith;\nint main() {\n    const auto& map = kernel_map();\n"
         f"{checks}    return map.size() == {len(CONFIGS)} ? 0 : 100;\n}}\n"
@@ -97,7 +97,7 @@ def test_the_library_says_its_semantics(tmp_path):
     sources = generate_kernel_instantiations(CONFIGS[:1], tmp_path, semantics=SEMANTICS)
     main = tmp_path / "main.cc"
     main.write_text(
-        '#include "launch_plan.cuh"\n'
+        '#include "host/launch_plan.h"\n'
         "namespace flashsmith {\n"
         f"forward_kernel_fn kernel_{CONFIGS[0].kernel_name()}() {{ return nullptr; }}\n}}\n"
         "using namespace flashsmith;\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsmith.builder import find_toolchain
-from flashsmith.builder.recipe import sources_in
+from flashsmith.builder.recipe import host_sources_in
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
 from flashsmith.operations.semantics import MASKS
 from flashsmith.runtime.call import ForwardCall, unplaced_call
@@ -27,7 +27,7 @@ CSRC = HERE.parents[1] / "src" / "flashsmith" / "csrc"
 H200 = device_spec("H200")
 
 _LIBRARY = """\
-#include "launch_plan.cuh"
+#include "host/launch_plan.h"
 namespace flashsmith {{
 static Semantics the_semantics{{}};
 Semantics kernel_semantics() {{ return the_semantics; }}
@@ -164,18 +164,12 @@ def build_pretended_library(folder: Path, configs: Sequence[KernelConfig]) -> Pr
         for i, cfg in enumerate(configs, start=0x1000)
     )
     (folder / "library.cc").write_text(_LIBRARY.format(entries=entries))
-    hosts = [path for path in sources_in(CSRC) if path.suffix == ".cc"]
-    sources = [
-        *hosts,
-        CSRC / "flash_attention.cu",
-        folder / "library.cc",
-        HERE / "pretended_cuda.cc",
-    ]
+    sources = [*host_sources_in(CSRC), folder / "library.cc", HERE / "pretended_cuda.cc"]
     includes = [f"-I{CSRC}", *(f"-isystem{path}" for path in tools.include_dirs)]
     flags = ["-std=c++20", "-O1", "-fPIC", "-x", "c++", *includes]
 
     def compile_one(source: Path) -> Path:
-        made = folder / f"{source.stem}.o"
+        made = folder / f"{source.parent.name}_{source.stem}.o"
         subprocess.run([tools.gxx, *flags, "-c", source, "-o", made], check=True)
         return made
 

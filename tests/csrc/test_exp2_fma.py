@@ -14,7 +14,7 @@ from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.emulator import GlobalMemory, emulate
 
 SOURCE = """
-#include "hopper/exp2_fma.cuh"
+#include "wgmma/exp2_fma.cuh"
 extern "C" __global__ void exponentials(const float* x, float* y) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     y[i] = flashsmith::exp2_fma(x[i]);

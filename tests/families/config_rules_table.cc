@@ -2,7 +2,7 @@
 
 #include <iterator>
 
-#include "config_rules.cuh"
+#include "mma_sync/config_rules.cuh"
 
 namespace {
 

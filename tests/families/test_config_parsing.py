@@ -164,7 +164,7 @@ def test_the_names_that_gxx_and_cxxfilt_make_are_parsed(tmp_path: Path) -> None:
     )
     source = tmp_path / "kernels.cc"
     source.write_text(
-        '#include "flash_attention.cuh"\nnamespace flashsmith {\n'
+        '#include "mma_sync/flash_attention.cuh"\nnamespace flashsmith {\n'
         "template <FlashForwardKernelConfig CFG> struct StaticForwardKernelConfig {};\n"
         "template <typename Kernel> void flash_forward_kernel(const ForwardKernelArgs) {}\n"
         f"{instances}\n}}\n"

@@ -133,7 +133,7 @@ def test_an_illegal_config_fails_its_static_assert(
     cfg = FlashForwardKernelConfig(5, 128, 64, 64, n_warps)
     source = tmp_path / "kernel.cc"
     source.write_text(
-        '#include "config_rules.cuh"\nnamespace flashsmith {\n'
+        '#include "mma_sync/config_rules.cuh"\nnamespace flashsmith {\n'
         "template <FlashForwardKernelConfig CFG> struct Kernel {\n"
         '  static_assert(broken_rules(CFG, 166912) == 0, "illegal config");\n};\n'
         f"template struct Kernel<{cfg.to_cpp_struct()}>;\n}}\n"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,6 +80,21 @@ def test_the_parent_itself_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(forks, "_cuda_used", True)
     assert in_child(lambda: True)
     forks.check_not_forked()
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_cuda_that_pytorch_initialised_counts(used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_cuda_used", False)
+    monkeypatch.setitem(sys.modules, "torch.cuda", SimpleNamespace(is_initialized=lambda: used))
+
+    def is_refused() -> bool:
+        try:
+            forks.check_not_forked()
+        except LaunchError:
+            return True
+        return False
+
+    assert in_child(is_refused) == used
 
 
 @pytest.mark.gpu

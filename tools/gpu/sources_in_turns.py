@@ -177,8 +177,8 @@ def main() -> int:
     options = parser.parse_args()
     sources = {BASE: options.base.resolve(), NEW: options.new.resolve()}
     for name, csrc in sources.items():
-        if not (csrc / "flash_attention.cuh").is_file():
-            parser.error(f"--{name} {csrc}: holds no flash_attention.cuh; give a folder csrc")
+        if not (csrc / "common" / "forward_args.cuh").is_file():
+            parser.error(f"--{name} {csrc}: holds no common/forward_args.cuh; give a folder csrc")
     pairs = [
         pair
         for pair in first_ranked(options.softcap)

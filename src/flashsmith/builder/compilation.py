@@ -14,7 +14,7 @@ from flashsmith.builder.manifest import KernelEntry
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptx_module import split_ptx
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
-from flashsmith.builder.recipe import Recipe, copy_sources, source_hash, sources_in
+from flashsmith.builder.recipe import Recipe, copy_sources, host_sources_in, source_hash
 from flashsmith.codegen import GeneratedSources, generate_kernel_instantiations
 from flashsmith.errors import CompileError
 from flashsmith.families import parse_kernel_name_into_config
@@ -25,9 +25,8 @@ _EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
 _CONFIGS_PER_SHARD = 10
 
 
-# What g++ and nvcc take for a file of host code on one core, and for linking: estimates.
+# What g++ takes for a file of host code on one core, and for linking: estimates.
 _GXX_SECONDS = 2.0
-_NVCC_SECONDS = 9.0
 LINK_SECONDS = 0.2
 
 
@@ -38,6 +37,11 @@ class _HostObject:
     name: str
     command: Command
     path: Path
+
+
+def _object_name(csrc: Path, source: Path) -> str:
+    """Families' files may have the same name: the folder tells them apart."""
+    return "_".join(source.relative_to(csrc).with_suffix("").parts)
 
 
 class Compilation:
@@ -89,9 +93,7 @@ class Compilation:
         shards = {self._shard_command(i): i for i in range(len(self.sources.shards))}
         missing = [o for o in self._host_objects() if not self._reuse(cache, o)]
         host = [*(o.command for o in missing), self._map_command()]
-        # The longest first, so that no compiler works alone at the end.
-        host.sort(key=self._estimate, reverse=True)
-        begin([self._estimate(command) for command in host])
+        begin([_GXX_SECONDS] * len(host))
 
         def finished(done: Finished) -> None:
             if done.command in shards:
@@ -99,15 +101,11 @@ class Compilation:
                     entries.append(entry)
                     compiled(entry)
             else:
-                host_compiled(done, self._estimate(done.command))
+                host_compiled(done, _GXX_SECONDS)
 
         run_all([*shards, *host], cwd=self.workspace, jobs=self.jobs, finished=finished)
         self._new_objects = missing
         return sorted(entries, key=lambda entry: entry.config.to_ints())
-
-    def _estimate(self, command: Command) -> float:
-        by_nvcc = command.arguments[0] == str(self.recipe.toolchain.nvcc)
-        return _NVCC_SECONDS if by_nvcc else _GXX_SECONDS
 
     def publish_host_objects(self, cache: Cache) -> None:
         """Keep the host code compiled here, once it is sure which sources it was made of."""
@@ -122,10 +120,7 @@ class Compilation:
 
     def _host_objects(self) -> list[_HostObject]:
         csrc, key = self.csrc, self.recipe.common_key()
-        commands = (
-            *(self._gxx(path.stem, path) for path in sources_in(csrc) if path.suffix == ".cc"),
-            self._nvcc("flash_attention", csrc / "flash_attention.cu", self.recipe.host_cu_flags()),
-        )
+        commands = (self._gxx(_object_name(csrc, path), path) for path in host_sources_in(csrc))
         return [
             _HostObject(f"{key}-{command.name}", command, self._object(command.name))
             for command in commands
@@ -159,7 +154,7 @@ class Compilation:
 
     def _gxx(self, name: str, source: Path) -> Command:
         tools = self.recipe.toolchain
-        arguments = [str(tools.gxx), *self.recipe.host_cc_flags()]
+        arguments = [str(tools.gxx), *self.recipe.host_flags()]
         for folder in tools.include_dirs:
             arguments += ["-isystem", str(folder)]
         return Command(name, (*arguments, *self._compile(source, name)))
@@ -258,8 +253,8 @@ class Compilation:
         exports = self.build / "exports.map"
         exports.write_text(_EXPORTS)
         names = [path.stem for path in self.sources.shards]
-        names += ["flash_attention", "kernel_library"]
-        names += [path.stem for path in sources_in(self.csrc) if path.suffix == ".cc"]
+        names += ["kernel_library"]
+        names += [_object_name(self.csrc, path) for path in host_sources_in(self.csrc)]
         command = Command(
             "link",
             (

@@ -15,7 +15,7 @@ from flashsmith.families import KernelConfig, Semantics, device_spec
 
 _SOURCE_SUFFIXES = (".cu", ".cuh", ".cc", ".h")
 # Below csrc; its other folders hold programs of their own.
-_SOURCE_FOLDERS = (".", "hopper")
+_SOURCE_FOLDERS = ("host", "common", "mma_sync", "wgmma")
 
 # Hidden and without GNU unique symbols: several libraries live in one process, and each must keep
 # the `forward_kernels` map of its own.
@@ -40,6 +40,11 @@ def sources_in(csrc: Path) -> list[Path]:
     folders = (csrc / name for name in _SOURCE_FOLDERS)
     files = (path for folder in folders if folder.is_dir() for path in folder.iterdir())
     return sorted(path for path in files if path.suffix in _SOURCE_SUFFIXES)
+
+
+def host_sources_in(csrc: Path) -> list[Path]:
+    """Those that g++ compiles into every library, sorted."""
+    return [path for path in sources_in(csrc) if path.suffix == ".cc"]
 
 
 def source_hash(csrc: Path) -> str:
@@ -117,12 +122,8 @@ class Recipe:
         """nvcc's flags for the shards."""
         return kernel_flags(self.family, self.arch)
 
-    def host_cu_flags(self) -> tuple[str, ...]:
-        """nvcc's flags for flash_attention.cu, which holds no device code."""
-        return _NVCC_FLAGS
-
-    def host_cc_flags(self) -> tuple[str, ...]:
-        """g++'s flags for the bindings and the map."""
+    def host_flags(self) -> tuple[str, ...]:
+        """g++'s flags for the host path and the map."""
         return _GXX_FLAGS
 
     def key(self) -> str:
@@ -142,8 +143,7 @@ class Recipe:
             FORMAT,
             package_version(),
             self.source_hash,
-            self.host_cu_flags(),
-            self.host_cc_flags(),
+            self.host_flags(),
             self.toolchain.identity(),
         )
 

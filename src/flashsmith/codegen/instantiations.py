@@ -27,15 +27,15 @@ class _CppFamily:
 
 _CPP_FAMILIES = {
     "mma_sync": _CppFamily(
-        "flash_attention.cuh",
-        "forward_kernel.cuh",
+        "mma_sync/flash_attention.cuh",
+        "mma_sync/forward_kernel.cuh",
         "flash_forward_kernel",
         "StaticForwardKernelConfig",
         "forward_kernel_fn",
     ),
     "wgmma": _CppFamily(
-        "hopper/hopper_config.cuh",
-        "hopper/hopper_kernel.cuh",
+        "wgmma/config.cuh",
+        "wgmma/forward_kernel.cuh",
         "hopper_forward_kernel",
         "StaticHopperKernelConfig",
         "hopper_forward_kernel_fn",
@@ -170,7 +170,7 @@ def _map_header_text(configs: Sequence[KernelConfig], note: str) -> str:
 def _library_text(semantics: Semantics, note: str) -> str:
     return (
         f'{note}#include "{MAP_HEADER}"\n'
-        '#include "launch_plan.cuh"\n\n'
+        '#include "host/launch_plan.h"\n\n'
         "namespace flashsmith {\n\n"
         "const KernelMap& kernel_map() {\n"
         "    static const KernelMap map = to_kernel_map(forward_kernels);\n"

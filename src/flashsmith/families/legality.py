@@ -1,6 +1,7 @@
 """Legality: which configs a kernel can be built for. One rule, one predicate, one reason.
 
-csrc/config_rules.cuh has the same rules in the same order; rule i is bit i of both bitmasks.
+csrc/mma_sync/config_rules.cuh has the same rules in the same order; rule i is bit i of both
+bitmasks.
 """
 
 from __future__ import annotations

@@ -51,14 +51,14 @@ class ForwardCall(NamedTuple):
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Where everything is, in the order in which csrc/bindings.cc reads it."""
+        """Where everything is, in the order in which csrc/host/bindings.cc reads it."""
         q, k, v, o = self.tensors
         return (q[0], k[0], v[0], o[0], self.lse, self.row_max, self.sinks, *self.cu_seqlens)
 
     def library_arguments(self) -> tuple[int | float, ...]:
         """What follows the kernel's index in the library's plan and prepare.
 
-        In the order in which csrc/bindings.cc reads it.
+        In the order in which csrc/host/bindings.cc reads it.
         """
         p, d = self.problem, self.device
         q, k, v, o = self.tensors

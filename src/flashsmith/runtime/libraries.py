@@ -117,7 +117,7 @@ class LoadedKernel:
 
 @dataclass(frozen=True)
 class LibraryFunctions:
-    """The functions a loaded library exports (csrc/bindings.cc)."""
+    """The functions a loaded library exports (csrc/host/bindings.cc)."""
 
     plan: Callable[..., Any]
     prepare: Callable[..., Any]

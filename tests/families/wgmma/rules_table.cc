@@ -4,7 +4,7 @@
 
 #include <iterator>
 
-#include "hopper/hopper_rules.cuh"
+#include "wgmma/config_rules.cuh"
 
 namespace {
 
@@ -20,7 +20,7 @@ static_assert(has_all_fields(Config{}));
 extern "C" {
 
 const char* rule_name(int bit) {
-    namespace rules = flashsmith::hopper_rules;
+    namespace rules = flashsmith::wgmma_rules;
     return bit < static_cast<int>(std::size(rules::kRules)) ? rules::kRules[bit].name : nullptr;
 }
 

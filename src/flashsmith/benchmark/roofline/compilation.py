@@ -48,7 +48,7 @@ def compile_sources(sources: Sequence[str], arch: int, kind: Kind = "cubin") -> 
                 (
                     str(toolchain.nvcc),
                     f"-ccbin={toolchain.gxx}",
-                    *("-O3", "-std=c++20", f"-{kind}", "-Xptxas=-v"),
+                    *("-O3", "-std=c++20", f"-{kind}", "-Xptxas=-v", "-Icsrc"),
                     _gencode(target_of(source, arch), kind),
                     f"csrc/roofline/{source}.cu",
                     *("-o", f"{source}.{kind}"),

@@ -1,7 +1,7 @@
 // How many exponentials an SM computes: ex2.approx beside two additions, as in a softmax.
 //
 // The operand alternates between two random values, so that no result can be reused.
-#include "operands.cuh"
+#include "roofline/operands.cuh"
 
 namespace flashsmith::roofline {
 

@@ -1,6 +1,6 @@
 // How fast all SMs together read memory: from L2 a buffer that fits into it, from DRAM one that
 // does not. Every word is added up, so that each must arrive.
-#include "operands.cuh"
+#include "roofline/operands.cuh"
 
 namespace flashsmith::roofline {
 

@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "operands.cuh"
+#include "roofline/operands.cuh"
 
 namespace flashsmith::roofline {
 

@@ -5,8 +5,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "../layout.cuh"
-#include "operands.cuh"
+#include "common/layout.cuh"
+#include "roofline/operands.cuh"
 
 namespace flashsmith::roofline {
 

@@ -1,7 +1,7 @@
 // How a warp's mma.sync fragments lie in plain row-major global memory.
 #pragma once
 
-#include "../ptx_functions.cuh"
+#include "common/ptx_functions.cuh"
 
 namespace flashsmith::roofline {
 

@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "../layout.cuh"
+#include "common/layout.cuh"
 
 namespace flashsmith::roofline {
 

@@ -1,6 +1,7 @@
 """FlashForwardKernelConfig: the knobs that name one kernel of the mma.sync family.
 
-The C++ struct of the same name (csrc/flash_attention.cuh) has the same fields in the same order.
+The C++ struct of the same name (csrc/mma_sync/flash_attention.cuh) has the same fields in the same
+order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """HopperForwardKernelConfig: the knobs that name one kernel of the wgmma family.
 
-The C++ struct of the same name (csrc/hopper/hopper_config.cuh) has the same fields in the same
-order.
+The C++ struct of the same name (csrc/wgmma/config.cuh) has the same fields in the same order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which configs of the wgmma family a kernel can be built for.
 
-csrc/hopper/hopper_rules.cuh has the same rules in the same order; rule i is bit i of both bitmasks.
+csrc/wgmma/config_rules.cuh has the same rules in the same order; rule i is bit i of both bitmasks.
 """
 
 from __future__ import annotations

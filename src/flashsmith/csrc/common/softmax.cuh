@@ -1,0 +1,251 @@
+// Online softmax in fp32 over accumulator tiles. Base 2 throughout: logits carry log2(e).
+//
+// In an accumulator of 16x8 tiles a lane holds, of each tile, columns 2 (lane % 4) + {0, 1} of rows
+// lane / 4 (elements 0, 1) and lane / 4 + 8 (elements 2, 3): four lanes, a quad, share a row.
+#pragma once
+
+#include "common/ptx_functions.cuh"
+
+namespace flashsmith {
+
+constexpr float kLn2 = 0.693147180559945309f;
+constexpr float kLog2E = 1.44269504088896341f;
+
+FS_DEVICE float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+}
+
+FS_DEVICE float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 2);
+    return x + __shfl_xor_sync(0xffffffffu, x, 1);
+}
+
+// How far a row's maximum may outgrow what its exponents are relative to, log2. `sum` is what this
+// lane, one of the row's four, has summed up.
+//
+// The largest probability is no longer exactly 1 then but rounded to 16 bits: most of the row's
+// error where it has much of the row's weight. With a bound on growth alone (2^8: P stays far below
+// fp16's 65,504) 3 small problems of 1,000 err more than twice what a textbook kernel does, with
+// one on the weight too no more than without laziness. Adding up rounded probabilities instead
+// leaves a fifth of them. What is added to 1 is room for a maximum that has not grown.
+constexpr float kMaxGrowth = 8.0f;
+constexpr float kMaxShare = 0.25f;
+FS_DEVICE float room_to_grow(float sum) {
+    return fminf(log2_approx(fmaf(sum, kMaxShare, 1.00001f)), kMaxGrowth);
+}
+
+// tanh x of y = 2 log2(e) x, within 8e-7 of itself however small: a large cap leaves small
+// tangents, and the logit is the cap times them. 1 - 2 / (e^2x + 1) cancels there (at x = 1e-4 it
+// is off by 1e-3), so that an odd polynomial serves below |x| = 0.25, where it is off by 4e-7
+// (least maximum of the relative error) and the other formula by up to 8e-7. A rational function of
+// y, with one special function in place of two, takes 9% longer; the hardware's tanh is off by
+// 2^-11, with a cap of 30 an error of 1.5e-2 in a logit.
+FS_DEVICE float tanh_of_2log2e(float y) {
+    constexpr float kSmall = 0.7213475f;  // 0.25 x 2 log2(e)
+    const float square = y * y;
+    float p = fmaf(square, 6.420915e-4f, -1.38712712e-2f);
+    p = fmaf(square, p, 0.34657344f);
+    const float large = fmaf(-2.0f, reciprocal_approx(exp2_approx(y) + 1.0f), 1.0f);
+    return fabsf(y) < kSmall ? y * p : large;
+}
+
+// scores -> tanh(scores * scale), with `scale_2log2e` = 2 log2(e) scale.
+template <int kMTiles, int kNTiles>
+FS_DEVICE void tanh_scaled(float (&scores)[kMTiles][kNTiles][4], float scale_2log2e) {
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+        for (int n = 0; n < kNTiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                scores[m][n][e] = tanh_of_2log2e(scores[m][n][e] * scale_2log2e);
+}
+
+// Row statistics of 16 kMTiles rows: two rows a lane and tile.
+//
+// kFoldScale (optimized_softmax): the maximum is kept in raw scores and the scale is folded into
+// the one FMA before exp2; otherwise the scores are scaled first, by multiplications of their own.
+// kLazy (lazy_rescale): exponents are relative to an earlier maximum until some row of the warp has
+// outgrown it further than room_to_grow().
+//
+// Scores may be -inf, and a row may have met nothing else so far: maxima have a floor, so that no
+// step asks for -inf - (-inf) or has to look whether it does.
+template <int kMTiles, bool kFoldScale, bool kLazy>
+struct OnlineSoftmax {
+    float scale_log2;
+    float row_max[kMTiles][2];  // not below floor()
+    float row_sum[kMTiles][2];  // this lane's columns only, until finish()
+    float offset[kMTiles][2];   // what exponents are relative to, log2; lazy: from step to step
+
+    FS_DEVICE explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                row_max[m][r] = floor();
+                row_sum[m][r] = 0.0f;
+                offset[m][r] = log2_units(floor());
+            }
+    }
+
+    // Below every score that counts and finite in both units. Raw scores may be as large as bf16's,
+    // or tangents times a scale of up to 2^127 log2(e), where -3e38 / scale is still below -1.
+    FS_DEVICE float floor() const {
+        constexpr float kFloor = -3e38f;
+        return kFoldScale ? fmaxf(kFloor * reciprocal_approx(scale_log2), kFloor) : kFloor;
+    }
+
+    // Turns a tile of scores into probabilities relative to the running maximum and rescales what
+    // was accumulated under the old one. On the first tile nothing was.
+    template <bool kFirst, int kNTiles, int kONTiles>
+    FS_DEVICE void update(float (&scores)[kMTiles][kNTiles][4], float (&o)[kMTiles][kONTiles][4]) {
+        raise_maximum<kFirst>(scores, o);
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int n = 0; n < kNTiles; ++n) exponentiate(scores[m][n], m);
+    }
+
+    // The first half of an update: the new maxima, and everything under them.
+    template <bool kFirst, int kNTiles, int kONTiles>
+    FS_DEVICE void raise_maximum(float (&scores)[kMTiles][kNTiles][4],
+                                 float (&o)[kMTiles][kONTiles][4]) {
+        bool outgrown = false;
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+            if constexpr (!kFoldScale) {
+#pragma unroll
+                for (int n = 0; n < kNTiles; ++n)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) scores[m][n][e] *= scale_log2;
+            }
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float old_max = row_max[m][r];
+                float new_max = old_max;
+#pragma unroll
+                for (int n = 0; n < kNTiles; ++n)
+                    new_max = fmaxf(new_max, fmaxf(scores[m][n][2 * r], scores[m][n][2 * r + 1]));
+                new_max = quad_max(new_max);
+                row_max[m][r] = new_max;
+                if constexpr (kLazy) {
+                    outgrown |= log2_units(new_max) - offset[m][r] > room_to_grow(row_sum[m][r]);
+                } else {
+                    if constexpr (!kFirst)
+                        rescale(o, m, r, exp2_approx(log2_units(old_max - new_max)));
+                    offset[m][r] = log2_units(new_max);
+                }
+            }
+        }
+        if constexpr (kLazy)
+            if (any_lane(outgrown)) catch_up<kFirst>(o);
+    }
+
+    // The second half, a tile of 16x8 at a time.
+    FS_DEVICE void exponentiate(float (&tile)[4], int m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const float x = kFoldScale ? fmaf(tile[e], scale_log2, -offset[m][e / 2])
+                                       : tile[e] - offset[m][e / 2];
+            tile[e] = exp2_approx(x);
+            row_sum[m][e / 2] += tile[e];
+        }
+    }
+
+    // Completes the row sums, lets the head's sink join them, and divides O by them. Leaves the
+    // natural log-sum-exp in row_sum and the natural maximum in row_max. A row that saw nothing, or
+    // scores of -inf alone, gives 0, and -inf or the sink alone.
+    template <int kONTiles>
+    FS_DEVICE void finish(float (&o)[kMTiles][kONTiles][4], const float* sink) {
+        float factors[kMTiles][2];
+        conclude(factors, sink);
+        normalise(o, factors);
+    }
+
+    // finish(), but for O: it is to be normalised by `factors`.
+    FS_DEVICE void conclude(float (&factors)[kMTiles][2], const float* sink) {
+        const float sink_ln = sink == nullptr ? 0.0f : *sink;
+        // Finite, so that differences are; a NaN stays one.
+        float sink_log2 = sink_ln * kLog2E;
+        sink_log2 = sink_log2 > kLargest ? kLargest : sink_log2 < -kLargest ? -kLargest : sink_log2;
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float total = quad_sum(row_sum[m][r]);
+                // The largest score's exponential is above 0.
+                const bool empty = total == 0.0f, is_nan = total != total;
+                const float max_log2 = log2_units(row_max[m][r]);
+                const float accumulated = empty ? -kLargest : kLazy ? offset[m][r] : max_log2;
+                float base = accumulated;
+                float weight = 1.0f;  // of what was accumulated, in terms of `base`
+                if (sink != nullptr) {
+                    base = fmaxf(accumulated, sink_log2);
+                    weight = exp2_approx(accumulated - base);
+                    total = total * weight + exp2_approx(sink_log2 - base);
+                }
+                // A division proper would branch, and its wait is everybody's.
+                factors[m][r] = empty ? kEmptyRow : weight * reciprocal_approx(total);
+                // In base 2 the largest sinks are not what they were.
+                const bool sink_is_base = sink != nullptr && base == sink_log2;
+                const float base_ln = sink_is_base ? sink_ln : base * kLn2;
+                row_sum[m][r] = fmaf(log2_approx(total), kLn2, base_ln);
+                // Comparisons pass NaN by: a maximum of what is left would pass for the row's.
+                const bool unknown = is_nan && row_max[m][r] < INFINITY;
+                row_max[m][r] = empty ? -INFINITY : unknown ? NAN : max_log2 * kLn2;
+            }
+    }
+
+    // A row that is empty is 0 whatever was added to it: V may hold NaN where P is 0.
+    template <int kONTiles>
+    FS_DEVICE static void normalise(float (&o)[kMTiles][kONTiles][4],
+                                    const float (&factors)[kMTiles][2]) {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+            // Selecting every element costs short sequences 1%; hardly a warp has such a row.
+            if (any_lane(factors[m][0] < 0.0f || factors[m][1] < 0.0f)) {
+#pragma unroll
+                for (int n = 0; n < kONTiles; ++n)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        if (factors[m][e / 2] < 0.0f) o[m][n][e] = 0.0f;
+            }
+#pragma unroll
+            for (int n = 0; n < kONTiles; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) o[m][n][e] *= fabsf(factors[m][e / 2]);
+        }
+    }
+
+  private:
+    static constexpr float kLargest = 3.402823466e38f;  // of fp32's
+    static constexpr float kEmptyRow = -1.0f;           // in place of a factor, which is >= 0
+
+    FS_DEVICE float log2_units(float x) const { return kFoldScale ? x * scale_log2 : x; }
+
+    // Every row's exponents become relative to its maximum.
+    template <bool kFirst, int kONTiles>
+    FS_DEVICE void catch_up(float (&o)[kMTiles][kONTiles][4]) {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float maximum = log2_units(row_max[m][r]);
+                if constexpr (!kFirst) rescale(o, m, r, exp2_approx(offset[m][r] - maximum));
+                offset[m][r] = maximum;
+            }
+    }
+
+    template <int kONTiles>
+    FS_DEVICE void rescale(float (&o)[kMTiles][kONTiles][4], int m, int r, float factor) {
+        row_sum[m][r] *= factor;
+#pragma unroll
+        for (int n = 0; n < kONTiles; ++n) {
+            o[m][n][2 * r] *= factor;
+            o[m][n][2 * r + 1] *= factor;
+        }
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,73 @@
+// Which keys a query row may see, and so which K/V blocks a Q block visits. Positions of one
+// sequence; query i stands at key i + seq_k - seq_q (bottom right).
+#pragma once
+
+#include "common/forward_args.cuh"
+#include "common/ptx_functions.cuh"
+
+namespace flashsmith {
+
+// Rows of one sequence of the batch: the first (in a packed tensor) and how many.
+struct SequenceRows {
+    int64_t first;
+    int count;
+};
+
+// The contents of cu_seqlens were never read on the host: they are clamped, so that no value can
+// lead outside the tensors or beyond the grid.
+template <bool kPacked>
+FS_DEVICE SequenceRows sequence_rows(const int32_t* cu_seqlens, int batch, int max_count,
+                                     int total) {
+    if constexpr (!kPacked) return {0, max_count};
+    const int begin = min(max(cu_seqlens[batch], 0), total);
+    const int end = min(max(cu_seqlens[batch + 1], begin), total);
+    return {begin, min(end - begin, max_count)};
+}
+
+struct KeyRange {
+    int first, last;  // inclusive
+    FS_DEVICE bool contains(int key) const { return key >= first && key <= last; }
+};
+
+// K/V blocks to visit, [begin, end), of which [full_begin, full_end) are in sight of every row.
+struct BlockRange {
+    int begin, end, full_begin, full_end;
+    FS_DEVICE bool needs_mask(int block) const { return block < full_begin || block >= full_end; }
+};
+
+template <Semantics SEMANTICS>
+struct VisibleKeys {
+    const ForwardKernelArgs& args;
+    int seq_q, seq_k;
+    static constexpr bool kMasked = SEMANTICS.masked();
+
+    FS_DEVICE VisibleKeys(const ForwardKernelArgs& args, int seq_q, int seq_k)
+        : args(args), seq_q(seq_q), seq_k(seq_k) {}
+
+    FS_DEVICE KeyRange keys(int row) const {
+        const int position = row + seq_k - seq_q;
+        KeyRange keys{0, seq_k - 1};
+        if constexpr (SEMANTICS.mask == MaskKind::causal) keys.last = min(keys.last, position);
+        if constexpr (SEMANTICS.mask == MaskKind::window) {
+            keys.last = min(keys.last, position + args.window_right);
+            keys.first = max(keys.first, position - args.window_left);
+        }
+        return keys;
+    }
+
+    // For rows first_row .. first_row + rows - 1, as far as they exist.
+    FS_DEVICE BlockRange blocks(int first_row, int rows, int B_c) const {
+        if constexpr (!kMasked) return {0, args.n_KV_blocks, 0, args.n_KV_blocks};
+        const int last_row = min(first_row + rows, seq_q) - 1;
+        // Both ends of a row's range grow with the row.
+        const KeyRange top = keys(first_row), bottom = keys(last_row);
+        return {
+            .begin = top.first / B_c,
+            .end = bottom.last < top.first ? top.first / B_c : bottom.last / B_c + 1,
+            .full_begin = (bottom.first + B_c - 1) / B_c,
+            .full_end = (top.last + 1) / B_c,
+        };
+    }
+};
+
+}  // namespace flashsmith

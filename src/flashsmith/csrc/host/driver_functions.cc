@@ -1,0 +1,29 @@
+#include "host/driver_functions.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+namespace flashsmith {
+
+void* driver_function(const char* name, [[maybe_unused]] unsigned version) {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+    const cudaError_t status =
+        cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result);
+#else
+    const cudaError_t status = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+    if (status == cudaSuccess && result == cudaDriverEntryPointSuccess) return found;
+    cudaGetLastError();  // it must not surface in somebody else's next call
+    return nullptr;
+}
+
+bool has_context() {
+    static const auto get_current =
+        reinterpret_cast<decltype(&cuCtxGetCurrent)>(driver_function("cuCtxGetCurrent", 4000));
+    CUcontext context = nullptr;
+    return get_current != nullptr && get_current(&context) == CUDA_SUCCESS && context != nullptr;
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,117 @@
+#include "host/forward_problem.h"
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <stdexcept>
+
+namespace flashsmith {
+namespace {
+
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr int kRowUnit = 8;  // elements of 16 bytes: rows begin and end at such
+// Positions and window limits stay below it, so that sums of two fit an int.
+constexpr int64_t kMaxLength = int64_t{1} << 30;
+
+int32_t blocks_of(int64_t rows, int tile) {
+    return static_cast<int32_t>((rows + tile - 1) / tile);
+}
+
+bool is_packed(const Addresses& at) {
+    return at.cu_seqlens_q != nullptr && at.cu_seqlens_k != nullptr;
+}
+
+}  // namespace
+
+void require(bool condition, const std::string& message) {
+    if (!condition) throw std::invalid_argument(message);
+}
+
+void point_at(ForwardKernelArgs& args, const Addresses& at) {
+    args.q = at.q;
+    args.k = at.k;
+    args.v = at.v;
+    args.o = at.o;
+    args.lse = at.lse;
+    args.row_max = at.row_max;
+    args.sinks = at.sinks;
+    args.cu_seqlens_q = at.cu_seqlens_q;
+    args.cu_seqlens_k = at.cu_seqlens_k;
+}
+
+void check_kind(const Addresses& at, const Semantics& semantics) {
+    require(is_packed(at) == semantics.packed,
+            "packed: this library's kernels are for the other kind");
+}
+
+ForwardKernelArgs forward_arguments(const ForwardProblem& p, int B_r, int B_c) {
+    ForwardKernelArgs args;
+    std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
+    point_at(args, p.at);
+    args.q_batch_stride = p.q.batch;
+    args.q_seq_stride = p.q.seq;
+    args.q_head_stride = p.q.head;
+    args.k_batch_stride = p.k.batch;
+    args.k_seq_stride = p.k.seq;
+    args.k_head_stride = p.k.head;
+    args.v_batch_stride = p.v.batch;
+    args.v_seq_stride = p.v.seq;
+    args.v_head_stride = p.v.head;
+    args.o_batch_stride = p.o.batch;
+    args.o_seq_stride = p.o.seq;
+    args.o_head_stride = p.o.head;
+    const bool packed = is_packed(p.at);
+    args.lse_batch_stride = packed ? 0 : p.heads_q * p.seq_q;
+    args.lse_head_stride = packed ? p.total_q : p.seq_q;
+    args.batch = static_cast<int32_t>(p.batch);
+    args.seq_q = static_cast<int32_t>(p.seq_q);
+    args.seq_k = static_cast<int32_t>(p.seq_k);
+    args.total_q = static_cast<int32_t>(p.total_q);
+    args.total_k = static_cast<int32_t>(p.total_k);
+    args.heads_q = static_cast<int32_t>(p.heads_q);
+    args.heads_k = static_cast<int32_t>(p.heads_k);
+    args.d = static_cast<int32_t>(p.d);
+    args.n_Q_blocks = blocks_of(p.seq_q, B_r);
+    args.n_KV_blocks = blocks_of(p.seq_k, B_c);
+    args.window_left = static_cast<int32_t>(std::min(p.window_left, kMaxLength));
+    args.window_right = static_cast<int32_t>(std::min(p.window_right, kMaxLength));
+    args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
+    args.softcap_scale_2log2e = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
+    return args;
+}
+
+void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_head, int B_r) {
+    const auto length = [](int64_t x) { return x >= 0 && x < kMaxLength; };
+    const auto count = [](int64_t x) { return x > 0 && x <= INT_MAX; };
+    require(length(p.seq_q) && length(p.seq_k), "lengths must be between 0 and 2^30 - 1");
+    require(p.batch >= 0 && p.batch <= INT_MAX && p.total_q >= 0 && p.total_q <= INT_MAX &&
+                p.total_k >= 0 && p.total_k <= INT_MAX,
+            "batch and total lengths must be between 0 and 2^31 - 1");
+    require(count(p.heads_q) && count(p.heads_k) && p.heads_q % p.heads_k == 0,
+            "heads_q must be a multiple of heads_k");
+    require(p.d > 0 && p.d <= d_head && p.d % kRowUnit == 0,
+            "d is " + std::to_string(p.d) + "; the config serves multiples of 8 up to " +
+                std::to_string(d_head));
+
+    check_kind(p.at, semantics);
+    require((p.softcap > 0) == semantics.softcap,
+            "softcap: this library's kernels lack or need one");
+    require(p.window_left >= 0 && p.window_right >= 0, "window limits must not be negative");
+    const bool left = p.window_left < kUnlimited, right = p.window_right < kUnlimited;
+    switch (semantics.mask) {
+        case MaskKind::none:
+            require(!left && !right, "mask: this library's kernels have none");
+            break;
+        case MaskKind::causal:
+            require(!left && p.window_right == 0, "mask: this library's kernels are causal");
+            break;
+        case MaskKind::window:
+            break;
+    }
+    // Two steps, so that no product can overflow.
+    const int64_t sequences = p.batch * p.heads_q;
+    require(sequences <= INT_MAX && sequences * blocks_of(p.seq_q, B_r) <= INT_MAX,
+            "batch x heads x Q blocks must stay within 2^31 - 1");
+}
+
+}  // namespace flashsmith

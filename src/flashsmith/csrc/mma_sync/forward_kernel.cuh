@@ -1,0 +1,274 @@
+// The FlashAttention-2 forward pass on mma.sync: one CTA computes one Q block of one head.
+#pragma once
+
+#include "common/visible_keys.cuh"
+#include "mma_sync/static_kernel_configuration.cuh"
+
+namespace flashsmith {
+
+// Which part of the problem a thread works on.
+//
+// Batch and heads share the one grid dimension that is not limited to 65,535; the Q blocks of a
+// head run side by side, so that its K and V come from DRAM but once. The special registers are
+// read anew each time one of these is made: values kept over the loop would cost registers where
+// kernels with 32 rows a warp have none to spare.
+template <class Kernel>
+struct Coordinates {
+    int warp, lane, Q_block, batch, head;
+    SequenceRows q, k;
+
+    FS_DEVICE explicit Coordinates(const ForwardKernelArgs& args)
+        : warp(thread_index() / kWarpSize), lane(thread_index() % kWarpSize) {
+        uint32_t block = block_index(), first = 0, heads = 1;
+        if constexpr (Kernel::groups_heads) {
+            // Groups of heads, in each all heads' first blocks before any head's second.
+            const uint32_t group_blocks = args.heads_per_group * args.n_Q_blocks;
+            first = block / group_blocks * args.heads_per_group;
+            block %= group_blocks;
+            heads = min(args.heads_per_group, args.batch * args.heads_q - int(first));
+        }
+        const uint32_t sequence = first + (heads == 1 ? block / args.n_Q_blocks : block % heads);
+        Q_block = heads == 1 ? block % args.n_Q_blocks : block / heads;
+        // The last rows of a causal head see most keys: longest first leaves no CTA to wait for.
+        if constexpr (Kernel::SEMANTICS.mask == MaskKind::causal)
+            Q_block = args.n_Q_blocks - 1 - Q_block;
+        batch = sequence / args.heads_q;
+        head = sequence % args.heads_q;
+        q = sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q,
+                                                    args.total_q);
+        k = sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k,
+                                                    args.total_k);
+    }
+    FS_DEVICE int first_row() const { return Q_block * Kernel::B_r; }           // of the Q block
+    FS_DEVICE int warp_row() const { return warp * Kernel::N::rows_per_warp; }  // in the Q block
+};
+
+// One CTA's view of its problem and the steps of its loop, in the order they run.
+template <class Kernel>
+struct ForwardBlock {
+    using N = typename Kernel::N;
+    using value_t = typename Kernel::value_t;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+
+    const ForwardKernelArgs& args;
+    const char *q, *k, *v;  // the Q block, and the first K and V rows of this sequence and head
+    uint32_t smem;
+    int Q_rows, K_rows;  // rows of q and k from there on
+    VisibleKeys<SEMANTICS> visible;
+
+    typename Kernel::Q_t Q;
+    typename Kernel::K_t K;
+    typename Kernel::V_t V;
+    typename Kernel::Softmax softmax;
+    typename Kernel::O_accum_t O = {};
+
+    FS_DEVICE ForwardBlock(const ForwardKernelArgs& args, uint32_t smem,
+                           const Coordinates<Kernel>& at)
+        : args(args),
+          smem(smem),
+          Q_rows(at.q.count - at.first_row()),
+          K_rows(at.k.count),
+          visible(args, at.q.count, at.k.count),
+          Q(smem + Kernel::Q_offset, at.lane, at.warp_row()),
+          K(smem + Kernel::K_offset, at.lane),
+          V(smem + Kernel::V_offset, at.lane),
+          softmax(args.scale_log2) {
+        const int head_k = at.head / (args.heads_q / args.heads_k);
+        q = origin(args.q, at.batch * args.q_batch_stride + at.head * args.q_head_stride +
+                               (at.q.first + at.first_row()) * args.q_seq_stride);
+        k = origin(args.k, at.batch * args.k_batch_stride + head_k * args.k_head_stride +
+                               at.k.first * args.k_seq_stride);
+        v = origin(args.v, at.batch * args.v_batch_stride + head_k * args.v_head_stride +
+                               at.k.first * args.v_seq_stride);
+    }
+
+    // ---- copies ----
+
+    FS_DEVICE void start_Q() {
+        start_copy<typename Kernel::CopyQ>(smem + Kernel::Q_offset, q, args.q_seq_stride, Q_rows);
+    }
+    FS_DEVICE void start_K(int block, uint32_t slot = 0) {
+        start_copy<typename Kernel::CopyKV>(
+            smem + Kernel::K_offset + slot,
+            k + row_bytes(int64_t{block} * Kernel::B_c, args.k_seq_stride), args.k_seq_stride,
+            K_rows - block * Kernel::B_c);
+    }
+    FS_DEVICE void start_V(int block, uint32_t slot = 0) {
+        start_copy<typename Kernel::CopyKV>(
+            smem + Kernel::V_offset + slot,
+            v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride), args.v_seq_stride,
+            K_rows - block * Kernel::B_c);
+    }
+    // Ends a group of copies, to be waited for together; an empty one too, so that groups count
+    // blocks.
+    FS_DEVICE void commit_copies() {
+        if constexpr (Kernel::async_copy) cp_async_commit();
+    }
+    // This thread's copies but those of the last `kPending` groups are done.
+    template <int kPending = 0>
+    FS_DEVICE void wait_for_copies() {
+        if constexpr (Kernel::async_copy) cp_async_wait<kPending>();
+    }
+    // The same of all threads, and every thread of the CTA sees them.
+    template <int kPending = 0>
+    FS_DEVICE void finish_copies() {
+        wait_for_copies<kPending>();
+        __syncthreads();
+    }
+
+    // ---- the algorithm ----
+
+    FS_DEVICE void run() {
+        const BlockRange blocks = visible.blocks(first_row(), Kernel::B_r, Kernel::B_c);
+        if (!Kernel::masked || blocks.begin < blocks.end) Kernel::Schedule::run(*this, blocks);
+        const Coordinates<Kernel> at(args);
+        softmax.finish(O, args.sinks == nullptr ? nullptr : args.sinks + at.head);
+        store_statistics(at);
+        store_O(at);
+    }
+
+    // S = Q K^T with the K tile at `slot`, the distance from the first one.
+    FS_DEVICE void multiply_QK(typename Kernel::S_accum_t& S, uint32_t slot = 0) {
+        zero(S);
+        K.loader.slot = slot;
+        Kernel::GEMM_QK::run(S, Q, K);
+    }
+    FS_DEVICE void multiply_PV(typename Kernel::P_t& P, uint32_t slot = 0) {
+        V.loader.slot = slot;
+        Kernel::GEMM_PV::run(O, P, V);
+    }
+    // From a block's scores to its probabilities. kMask: the block may lie partly out of sight.
+    template <bool kMask, bool kFirst>
+    FS_DEVICE void attend(typename Kernel::P_t& P, typename Kernel::S_accum_t& S, int block,
+                          const BlockRange& blocks) {
+        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+        if constexpr (Kernel::masked && kMask)
+            if (Kernel::trim_masks || blocks.needs_mask(block)) mask(S, block);
+        softmax.template update<kFirst>(S, O);
+        round_probabilities(P, S);
+    }
+    // Whether a row of this warp sees a key of the block.
+    FS_DEVICE bool sees(int block) const {
+        const Coordinates<Kernel> at(args);
+        const int row = at.first_row() + at.warp_row();
+        return visible.keys(row).first < (block + 1) * Kernel::B_c &&
+               visible.keys(row + N::rows_per_warp - 1).last >= block * Kernel::B_c;
+    }
+
+    // Scores of keys that a row may not see become -inf.
+    FS_DEVICE void mask(typename Kernel::S_accum_t& S, int block) {
+        const Coordinates<Kernel> at(args);
+        const int first_column = block * Kernel::B_c + at.lane % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const KeyRange keys =
+                    visible.keys(at.first_row() + at.warp_row() + 16 * m + 8 * r + at.lane / 4);
+#pragma unroll
+                for (int n = 0; n < N::QK_n_tiles; ++n)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e)
+                        if (!keys.contains(first_column + 8 * n + e))
+                            S[m][n][2 * r + e] = -INFINITY;
+            }
+    }
+
+    // ---- the epilogue ----
+
+    FS_DEVICE void store_statistics(const Coordinates<Kernel>& at) {
+        if ((args.lse == nullptr && args.row_max == nullptr) || at.lane % 4 != 0) return;
+        const int64_t first = at.batch * args.lse_batch_stride + at.head * args.lse_head_stride +
+                              at.q.first + at.first_row();
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = at.warp_row() + 16 * m + 8 * r + at.lane / 4;
+                if (SEMANTICS.uneven && row >= Q_rows) continue;
+                if (args.lse != nullptr) args.lse[first + row] = softmax.row_sum[m][r];
+                if (args.row_max != nullptr) args.row_max[first + row] = softmax.row_max[m][r];
+            }
+    }
+
+    // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No
+    // other warp reads these rows.
+    FS_DEVICE void store_O(const Coordinates<Kernel>& at) {
+        // All lanes have left Q. Without a ring a barrier of the whole CTA has seen to that.
+        if constexpr (Kernel::kv_stages > 0) __syncwarp();
+        const uint32_t tile = smem + Kernel::Q_offset;
+        const typename Kernel::QLayout::Cursor cursor(tile, at.warp_row() + at.lane / 4, 0,
+                                                      at.lane % 4 * 4);
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < N::PV_n_tiles; ++n)
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+                    store_shared_4B(cursor.at(16 * m + 8 * r, n),
+                                    pack_16bit<value_t>(O[m][n][2 * r], O[m][n][2 * r + 1]));
+        __syncwarp();
+        char* o = const_cast<char*>(
+            origin(args.o, at.batch * args.o_batch_stride + at.head * args.o_head_stride +
+                               (at.q.first + at.first_row()) * args.o_seq_stride));
+        typename Kernel::CopyO(at.lane, at.warp_row())
+            .shared_to_global(o, tile, row_bytes(1, args.o_seq_stride), extent(Q_rows));
+    }
+
+  private:
+    FS_DEVICE int first_row() const { return Coordinates<Kernel>(args).first_row(); }
+    FS_DEVICE TileExtent extent(int rows) const { return {rows, args.d / kChunkElements}; }
+
+    FS_DEVICE static const char* origin(const void* tensor, int64_t elements) {
+        return static_cast<const char*>(tensor) + elements * int64_t{sizeof(value_t)};
+    }
+    FS_DEVICE static int64_t row_bytes(int64_t rows, int64_t seq_stride) {
+        return rows * seq_stride * int64_t{sizeof(value_t)};
+    }
+
+    template <class Copy>
+    FS_DEVICE void start_copy(uint32_t tile, const char* gmem, int64_t seq_stride, int rows) {
+        const Copy copy(thread_index());
+        if constexpr (Kernel::async_copy)
+            copy.global_to_shared_async(tile, gmem, row_bytes(1, seq_stride), extent(rows));
+        else
+            copy.global_to_shared(tile, gmem, row_bytes(1, seq_stride), extent(rows));
+    }
+
+    FS_DEVICE static void zero(typename Kernel::S_accum_t& S) {
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < N::QK_n_tiles; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) S[m][n][e] = 0.0f;
+    }
+
+    // The accumulator of two neighbouring 16x8 tiles is, rounded and packed, the A fragment of a
+    // k16-step: no lane needs another's values.
+    FS_DEVICE static void round_probabilities(typename Kernel::P_t& P,
+                                              const typename Kernel::S_accum_t& S) {
+#pragma unroll
+        for (int k = 0; k < N::PV_k_steps; ++k)
+#pragma unroll
+            for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float (&tile)[4] = S[m][2 * k + i / 2];
+                    P.fragments[k][m][i] =
+                        pack_16bit<value_t>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+                }
+    }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas_per_sm)
+    flash_forward_kernel(const ForwardKernelArgs args) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const Coordinates<Kernel> at(args);
+    // A packed batch has as many Q blocks per sequence as its longest one needs.
+    if (Kernel::SEMANTICS.packed && at.first_row() >= at.q.count) return;
+    ForwardBlock<Kernel>(args, shared_address(shared_memory), at).run();
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,213 @@
+// Tiles between global and shared memory, in 16-byte chunks, and fragments out of shared memory.
+#pragma once
+
+#include "common/layout.cuh"
+
+namespace flashsmith {
+
+// How much of a tile there is in global memory: rows below `rows`, in each the chunks below
+// `chunks`. What is not there is zero in shared memory and left alone in global memory.
+struct TileExtent {
+    int rows, chunks;
+};
+
+// One thread's share of copying the wide panels, or the narrow one, of a tile's rows.
+//
+// Neighbouring threads take neighbouring chunks of a row, so a row leaves global memory in whole
+// lines. A thread's own chunks stand in one column of chunks, kRowStep rows apart.
+template <class Layout, bool kNarrow, int kRows, int kThreads, bool kPredicated>
+struct PanelCopy {
+    using Panel = typename Layout::template Panel<kNarrow>;
+    static constexpr int kPanels = kNarrow ? 1 : Layout::kWidePanels;
+    static constexpr int kFirstChunk = kNarrow ? 8 * Layout::kWidePanels : 0;
+    static constexpr uint32_t kTileOffset = kNarrow ? Layout::kNarrowOffset : 0;
+    static_assert(kThreads % Panel::kChunks == 0, "a pass of all threads covers whole rows");
+    static constexpr int kRowStep = kThreads / Panel::kChunks;
+    static constexpr int kPasses = (kRows + kRowStep - 1) / kRowStep;
+    // Ordinary loads in flight at once: four, or a row's panels if those are more. A whole tile of
+    // them (up to 64 registers) would spill.
+    static constexpr int kBatchPasses = kPanels >= 4 ? 1 : 4 / kPanels;
+
+    int first_row, row, chunk;
+
+    FS_DEVICE PanelCopy(int thread, int first_row)
+        : first_row(first_row),
+          row(first_row + thread / Panel::kChunks),
+          chunk(thread % Panel::kChunks) {}
+
+    // Whether this thread has chunks in a pass: always, unless the passes overshoot the rows.
+    FS_DEVICE bool active(int pass) const {
+        return pass < kPasses &&
+               (kPasses * kRowStep == kRows || row - first_row + pass * kRowStep < kRows);
+    }
+    FS_DEVICE bool present(int pass, int panel, TileExtent extent) const {
+        return !kPredicated || (row + pass * kRowStep < extent.rows &&
+                                kFirstChunk + 8 * panel + chunk < extent.chunks);
+    }
+    FS_DEVICE uint32_t target(uint32_t tile, int pass, int panel) const {
+        // Steps of whole swizzle periods keep one address and immediates.
+        const uint32_t offset = kRowStep % 8 == 0
+                                    ? Panel::offset(row, chunk) + pass * kRowStep * Panel::kRowBytes
+                                    : Panel::offset(row + pass * kRowStep, chunk);
+        return tile + kTileOffset + panel * Panel::kBytes + offset;
+    }
+    FS_DEVICE int64_t first_byte(int64_t row_bytes) const {
+        return row * row_bytes + (kFirstChunk + chunk) * kChunkBytes;
+    }
+    static constexpr int kPanelBytes = 8 * kChunkBytes;  // of a row, in global memory
+
+    FS_DEVICE void global_to_shared_async(uint32_t tile, const char* gmem, int64_t row_bytes,
+                                          TileExtent extent) const {
+        gmem += first_byte(row_bytes);
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+#pragma unroll
+            for (int p = 0; p < kPanels; ++p) {
+                if (!active(i)) continue;
+                if constexpr (kPredicated)
+                    cp_async_16B_or_zeros(target(tile, i, p), gmem + p * kPanelBytes,
+                                          present(i, p, extent));
+                else
+                    cp_async_16B(target(tile, i, p), gmem + p * kPanelBytes);
+            }
+            gmem += kRowStep * row_bytes;
+        }
+    }
+
+    FS_DEVICE void global_to_shared(uint32_t tile, const char* gmem, int64_t row_bytes,
+                                    TileExtent extent) const {
+        gmem += first_byte(row_bytes);
+#pragma unroll
+        for (int i = 0; i < kPasses; i += kBatchPasses) {
+            uint4 batch[kBatchPasses][kPanels];
+#pragma unroll
+            for (int b = 0; b < kBatchPasses; ++b) {
+#pragma unroll
+                for (int p = 0; p < kPanels; ++p) {
+                    batch[b][p] = uint4{0, 0, 0, 0};
+                    if (active(i + b) && present(i + b, p, extent))
+                        batch[b][p] = load_global_16B(gmem + p * kPanelBytes);
+                }
+                gmem += kRowStep * row_bytes;
+            }
+#pragma unroll
+            for (int b = 0; b < kBatchPasses; ++b)
+#pragma unroll
+                for (int p = 0; p < kPanels; ++p)
+                    if (active(i + b)) store_shared_16B(target(tile, i + b, p), batch[b][p]);
+        }
+    }
+
+    FS_DEVICE void shared_to_global(char* gmem, uint32_t tile, int64_t row_bytes,
+                                    TileExtent extent) const {
+        gmem += first_byte(row_bytes);
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+#pragma unroll
+            for (int p = 0; p < kPanels; ++p)
+                if (active(i) && present(i, p, extent))
+                    store_global_16B(gmem + p * kPanelBytes, load_shared_16B(target(tile, i, p)));
+            gmem += kRowStep * row_bytes;
+        }
+    }
+};
+
+// Copies `kRows` rows of a tile, from `first_row` on, with `kThreads` threads. `gmem` is where the
+// tile's first row is, or would be.
+template <class Layout, int kRows, int kThreads, bool kPredicated>
+struct TileCopy {
+    using Wide = PanelCopy<Layout, false, kRows, kThreads, kPredicated>;
+    using Narrow = PanelCopy<Layout, true, kRows, kThreads, kPredicated>;
+    int thread, first_row;
+
+    FS_DEVICE explicit TileCopy(int thread, int first_row = 0)
+        : thread(thread), first_row(first_row) {}
+
+    // Issues the tile's cp.async; the caller commits and waits.
+    FS_DEVICE void global_to_shared_async(uint32_t tile, const char* gmem, int64_t row_bytes,
+                                          TileExtent extent) const {
+        if constexpr (Layout::kWidePanels > 0)
+            Wide(thread, first_row).global_to_shared_async(tile, gmem, row_bytes, extent);
+        if constexpr (Layout::kHasNarrowPanel)
+            Narrow(thread, first_row).global_to_shared_async(tile, gmem, row_bytes, extent);
+    }
+    FS_DEVICE void global_to_shared(uint32_t tile, const char* gmem, int64_t row_bytes,
+                                    TileExtent extent) const {
+        if constexpr (Layout::kWidePanels > 0)
+            Wide(thread, first_row).global_to_shared(tile, gmem, row_bytes, extent);
+        if constexpr (Layout::kHasNarrowPanel)
+            Narrow(thread, first_row).global_to_shared(tile, gmem, row_bytes, extent);
+    }
+    FS_DEVICE void shared_to_global(char* gmem, uint32_t tile, int64_t row_bytes,
+                                    TileExtent extent) const {
+        if constexpr (Layout::kWidePanels > 0)
+            Wide(thread, first_row).shared_to_global(gmem, tile, row_bytes, extent);
+        if constexpr (Layout::kHasNarrowPanel)
+            Narrow(thread, first_row).shared_to_global(gmem, tile, row_bytes, extent);
+    }
+};
+
+// The loaders below give one k16-step of an mma operand to a warp. Each keeps one place per lane
+// and steps from it by constants.
+
+// A operand, 16 kMTiles rows from `first_row` on: Q as it lies, rows by columns of the head.
+template <class Layout, int kMTiles>
+struct QLoader {
+    using Fragment = uint32_t[kMTiles][4];
+    typename Layout::Cursor cursor;
+
+    FS_DEVICE QLoader(uint32_t tile, int lane, int first_row)
+        : cursor(tile, first_row + lane % 16, lane / 16) {}
+
+    FS_DEVICE void load(Fragment& fragment, int step) const {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) ldmatrix_x4(fragment[m], cursor.at(16 * m, 2 * step));
+    }
+};
+
+// B operand with n along K's rows and k along the head: row-major K is the column-major operand.
+template <class Layout, int kNTiles>
+struct KLoader {
+    using Fragment = uint32_t[kNTiles][2];
+    typename Layout::Cursor cursor;
+    uint32_t slot = 0;  // which tile: its distance from the first, bytes
+
+    FS_DEVICE KLoader(uint32_t tile, int lane)
+        : cursor(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2) {}
+
+    FS_DEVICE void load(Fragment& fragment, int step) const {
+#pragma unroll
+        for (int n = 0; n < kNTiles; n += 2) {
+            uint32_t two_tiles[4];
+            ldmatrix_x4(two_tiles, cursor.at(8 * n, 2 * step, slot));
+            fragment[n][0] = two_tiles[0];
+            fragment[n][1] = two_tiles[1];
+            fragment[n + 1][0] = two_tiles[2];
+            fragment[n + 1][1] = two_tiles[3];
+        }
+    }
+};
+
+// B operand with k along V's rows and n along the head: transposed on the way to registers.
+template <class Layout, int kNTiles>
+struct VLoader {
+    using Fragment = uint32_t[kNTiles][2];
+    typename Layout::Cursor cursor;
+    uint32_t slot = 0;  // which tile: its distance from the first, bytes
+
+    FS_DEVICE VLoader(uint32_t tile, int lane) : cursor(tile, lane % 16, lane / 16) {}
+
+    FS_DEVICE void load(Fragment& fragment, int step) const {
+#pragma unroll
+        for (int n = 0; n < kNTiles; n += 2) {
+            uint32_t two_tiles[4];
+            ldmatrix_x4_transposed(two_tiles, cursor.at(16 * step, n, slot));
+            fragment[n][0] = two_tiles[0];
+            fragment[n][1] = two_tiles[1];
+            fragment[n + 1][0] = two_tiles[2];
+            fragment[n + 1][1] = two_tiles[3];
+        }
+    }
+};
+
+}  // namespace flashsmith

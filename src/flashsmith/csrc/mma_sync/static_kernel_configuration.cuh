@@ -1,0 +1,93 @@
+// A config and what it is to compute, turned into types and constants: everything a kernel knows at
+// compile time.
+#pragma once
+
+#include <type_traits>
+
+#include "common/softmax.cuh"
+#include "mma_sync/config_rules.cuh"
+#include "mma_sync/flash_attention.cuh"
+#include "mma_sync/gemm.cuh"
+#include "mma_sync/kv_schedules.cuh"
+
+#ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
+#error \
+    "define FLASHSMITH_MAX_SMEM_PER_BLOCK: the bytes of shared memory a CTA may have on the target"
+#endif
+
+namespace flashsmith {
+
+constexpr int kWarpSize = 32;
+
+// Tile counts along every dimension of the two products.
+template <const FlashForwardKernelConfig& CFG>
+struct ForwardKernelTileShapes {
+    static constexpr int rows_per_warp = CFG.B_r / CFG.n_warps;
+    static constexpr int m_tiles = rows_per_warp / 16;
+    static constexpr int QK_n_tiles = CFG.B_c / 8;
+    static constexpr int QK_k_steps = CFG.d_head / 16;
+    static constexpr int PV_n_tiles = CFG.d_head / 8;
+    static constexpr int PV_k_steps = CFG.B_c / 16;
+};
+
+template <FlashForwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
+struct StaticForwardKernelConfig {
+    static constexpr FlashForwardKernelConfig CFG = CFG_;
+    static constexpr Semantics SEMANTICS = SEMANTICS_;
+    static constexpr bool masked = SEMANTICS.masked();
+    static_assert(
+        broken_rules(CFG, FLASHSMITH_MAX_SMEM_PER_BLOCK) == 0,
+        "this config breaks a legality rule: see mma_sync/config_rules.cuh for the bits, or "
+        "`flashsmith explain` for the reasons");
+
+    using N = ForwardKernelTileShapes<CFG>;
+    using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
+    using accum_t = float;
+
+    static constexpr int B_r = CFG.B_r;
+    static constexpr int B_c = CFG.B_c;
+    static constexpr int d_head = CFG.d_head;
+    static constexpr int n_threads = CFG.n_warps * kWarpSize;
+    static constexpr bool async_copy = CFG.async_copy;
+    static constexpr bool eager_load_blocks = CFG.eager_load_blocks;
+    static constexpr bool optimized_softmax = CFG.optimized_softmax;
+
+    static constexpr int kv_stages = CFG.kv_stages;
+    static constexpr bool trim_masks = CFG.trim_masks && masked;
+    static constexpr bool groups_heads = CFG.l2_group_mib > 0;
+    static constexpr int min_ctas_per_sm = CFG.min_ctas_per_sm;
+
+    // Shared memory, bytes from its start: Q (and later O), the K tiles, the V tiles.
+    using QLayout = SmemLayout<B_r, d_head, CFG.swizzled>;
+    using KVLayout = SmemLayout<B_c, d_head, CFG.swizzled>;
+    static constexpr int Q_offset = 0;
+    static constexpr int K_offset = Q_offset + QLayout::kBytes;
+    static constexpr int V_offset = K_offset + CFG.kv_tiles() * KVLayout::kBytes;
+    static_assert(V_offset + CFG.kv_tiles() * KVLayout::kBytes == CFG.smem_bytes());
+
+    // All threads copy a Q, K or V tile; a warp writes its own rows of O.
+    using CopyQ = TileCopy<QLayout, B_r, n_threads, SEMANTICS.uneven>;
+    using CopyKV = TileCopy<KVLayout, B_c, n_threads, SEMANTICS.uneven>;
+    using CopyO = TileCopy<QLayout, N::rows_per_warp, kWarpSize, SEMANTICS.uneven>;
+
+    using S_accum_t = accum_t[N::m_tiles][N::QK_n_tiles][4];
+    using O_accum_t = accum_t[N::m_tiles][N::PV_n_tiles][4];
+    using Softmax = OnlineSoftmax<N::m_tiles, optimized_softmax, CFG.lazy_rescale>;
+
+    using Q_t = StreamedOperand<QLoader<QLayout, N::m_tiles>, N::QK_k_steps, CFG.Q_mma_load_K_tiles,
+                                CFG.mma_double_buffer_loads>;
+    using K_t = StreamedOperand<KLoader<KVLayout, N::QK_n_tiles>, N::QK_k_steps,
+                                CFG.K_mma_load_K_tiles, CFG.mma_double_buffer_loads>;
+    using V_t = StreamedOperand<VLoader<KVLayout, N::PV_n_tiles>, N::PV_k_steps,
+                                CFG.V_mma_load_K_tiles, CFG.mma_double_buffer_loads>;
+    using P_t = RegisterOperand<N::m_tiles, N::PV_k_steps>;
+    using GEMM_QK = WarpGemm<value_t, N::m_tiles, N::QK_n_tiles, Q_t, K_t>;
+    using GEMM_PV = WarpGemm<value_t, N::m_tiles, N::PV_n_tiles, P_t, V_t>;
+
+    using Schedule = std::conditional_t<
+        CFG.ping_pong, TakingTurns<StaticForwardKernelConfig>,
+        std::conditional_t<(CFG.kv_stages > 0), PairRing<StaticForwardKernelConfig>,
+                           TwoTiles<StaticForwardKernelConfig>>>;
+};
+
+}  // namespace flashsmith

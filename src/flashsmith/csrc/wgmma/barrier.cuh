@@ -1,0 +1,95 @@
+// Barriers between some threads of a CTA: mbarriers in shared memory and the numbered hardware
+// ones.
+#pragma once
+
+#include "common/ptx_functions.cuh"
+
+namespace flashsmith {
+
+// ---- mbarriers ----------------------------------------------------------------------------------
+
+FS_DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                 : "memory");
+}
+// Makes initialised barriers known to TMA and to the other CTAs of the cluster.
+FS_DEVICE void mbarrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+FS_DEVICE void mbarrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// The same at a barrier in another CTA of the cluster, by its cluster_address().
+FS_DEVICE void mbarrier_arrive_remote(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives, and has the phase wait for `bytes` more to be written by TMA.
+FS_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+FS_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile(
+        "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+// Until the phase of this parity is complete. A trap in this loop would make ptxas give up the
+// register limit of the whole kernel.
+FS_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+    while (!mbarrier_try_wait(barrier, parity)) {
+    }
+}
+
+// ---- numbered barriers --------------------------------------------------------------------------
+
+// `threads` counts those that wait and those that only arrive.
+FS_DEVICE void named_barrier_wait(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+FS_DEVICE void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- clusters -----------------------------------------------------------------------------------
+
+FS_DEVICE uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// Where in the cluster's shared memory another CTA has what this one has at `smem`.
+FS_DEVICE uint32_t cluster_address(uint32_t smem, uint32_t cta) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(smem), "r"(cta));
+    return there;
+}
+// 16 bytes to another CTA's shared memory, counted by an mbarrier there.
+FS_DEVICE void store_remote_16B(uint32_t there, uint32_t barrier, uint4 x) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, "
+        "[%1];" ::"r"(there),
+        "r"(barrier), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+        : "memory");
+}
+FS_DEVICE void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// ---- registers ----------------------------------------------------------------------------------
+
+// `kCount` registers a thread of this warpgroup from here on, which has kHeld. Taking fewer than
+// one has is not defined, nor is handing more back.
+template <int kHeld, int kCount>
+FS_DEVICE void set_registers() {
+    if constexpr (kCount > kHeld)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+    else
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,47 @@
+// The FlashAttention forward pass on wgmma and TMA (sm_90a): a warp that copies, warpgroups that
+// compute.
+#pragma once
+
+#include "wgmma/consumer.cuh"
+#include "wgmma/producer.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+FS_DEVICE void init_barriers(uint32_t smem) {
+    // Q's slots belong to one warpgroup each, K's and V's stages to all of them.
+    constexpr int kUsers = decltype(Producer<Kernel>::K)::users(Kernel::n_warpgroups);
+    RingBarriers{smem + Kernel::Q_barriers}.init(Kernel::Q_slots, kWarpsPerWarpgroup);
+    RingBarriers{smem + Kernel::K_barriers}.init(Kernel::CFG.kv_stages, kUsers);
+    RingBarriers{smem + Kernel::V_barriers}.init(Kernel::CFG.kv_stages, kUsers);
+    if constexpr (Kernel::clusters) RingBarriers{smem + Kernel::answer_barriers}.init(1, 1);
+    mbarrier_init_fence();
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_sm)
+    hopper_forward_kernel(const __grid_constant__ HopperForwardKernelArgs args) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const uint32_t smem = shared_address(shared_memory);
+    if (thread_index() == 0) init_barriers<Kernel>(smem);
+    if constexpr (Kernel::clusters)
+        cluster_barrier();  // nobody may reach for barriers that are not there yet
+    else
+        __syncthreads();
+
+    // The same in all lanes of a warp, and the compiler is told so.
+    const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
+    if (warpgroup == 0) {
+        set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();
+        if (thread_index() == 0) Producer<Kernel>(args, smem).run();
+    } else {
+        set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
+        Consumer<Kernel>(args, smem, warpgroup - 1).run();
+    }
+    if constexpr (Kernel::clusters) {
+        __syncwarp();
+        cluster_barrier();  // the other CTA's last arrivals find this one's barriers
+    }
+}
+
+}  // namespace flashsmith

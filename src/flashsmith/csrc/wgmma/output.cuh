@@ -1,0 +1,122 @@
+// O on its way out: from registers through shared memory, by TMA, drained while the next tile runs.
+#pragma once
+
+#include "wgmma/coordinates.cuh"
+#include "wgmma/pipeline.cuh"
+#include "wgmma/static_kernel_configuration.cuh"
+
+namespace flashsmith {
+
+// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+FS_DEVICE void stmatrix_x4(uint32_t smem, const uint32_t (&d)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
+                 "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
+                 : "memory");
+}
+
+// One warp's sixteen rows of O. They go through the warp's own rows of its Q slot, or of the
+// warpgroup's O tile where there is one.
+template <class Kernel>
+struct OutputStore {
+    using Panel = typename Kernel::Panel;
+    static constexpr bool kSeparate = Kernel::CFG.separate_O;
+    static constexpr int kNoBarrier = 0;
+
+    const HopperForwardKernelArgs& args;
+    int warp, lane;
+    // The empty barrier of the Q slot that a store still reads from.
+    uint32_t slot_in_use = kNoBarrier;
+
+    // `tile` is that of the warpgroup's rows; `slot_empty` tells the producer that Q's slot is
+    // free.
+    FS_DEVICE void start(const typename Kernel::O_t& O, uint32_t tile, uint32_t slot_empty,
+                         const WorkTile& work, int first_row) {
+        if constexpr (kSeparate) {
+            if (lane == 0) tma_store_wait_read();
+            __syncwarp();
+        } else {
+            slot_in_use = slot_empty;
+        }
+        tile += warp * kWarpRows * Panel::kRowBytes;
+        write_rows(O, tile);
+        tma_store_fence();
+        __syncwarp();
+        const int row = first_row + warp * kWarpRows;
+        if (lane == 0 && row < work.row_end) store_panels(tile, work, row);
+    }
+
+    // Straight to global memory. Lanes in pairs swap halves of two neighbouring 16x8 tiles, so that
+    // four lanes write 32 bytes of a row, a whole sector.
+    FS_DEVICE void store_directly(const typename Kernel::O_t& O, const WorkTile& work,
+                                  int first_row) const {
+        const int lane = lane_index();  // as in write_rows()
+        const ForwardKernelArgs& problem = args.problem;
+        const int row = first_row + warp * kWarpRows + lane / 4, odd = lane % 2;
+        auto* o = static_cast<uint16_t*>(problem.o) + work.batch * problem.o_batch_stride +
+                  (work.q_first + row) * problem.o_seq_stride + work.head * problem.o_head_stride +
+                  8 * odd + lane % 4 / 2 * 4;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const bool exists = row + 8 * r < work.row_end;
+#pragma unroll
+            for (int n = 0; n < Kernel::d_head / 8; n += 2) {
+                const uint32_t left = packed(O, n, r), right = packed(O, n + 1, r);
+                const uint32_t swapped = __shfl_xor_sync(0xffffffffu, odd ? left : right, 1);
+                if (exists && (!Kernel::SEMANTICS.uneven || 8 * (n + odd) < problem.d))
+                    store_global_8B(o + 8 * n, odd ? uint2{swapped, right} : uint2{left, swapped});
+            }
+            o += 8 * problem.o_seq_stride;
+        }
+    }
+
+    // The last store has been read; Q's slot is free.
+    FS_DEVICE void drain() {
+        if (kSeparate || slot_in_use == kNoBarrier) return;
+        if (lane == 0) {
+            tma_store_wait_read();
+            mbarrier_arrive(slot_in_use);
+        }
+        slot_in_use = kNoBarrier;
+    }
+
+    // Shared memory lives until its last store was read.
+    FS_DEVICE void finish() const {
+        if (lane == 0) tma_store_wait_read();
+    }
+
+  private:
+    // What a lane has of tile n in its row r.
+    FS_DEVICE static uint32_t packed(const typename Kernel::O_t& O, int n, int r) {
+        return pack_16bit<typename Kernel::value_t>(O[0][n][2 * r], O[0][n][2 * r + 1]);
+    }
+
+    // Two 16x8 tiles of the accumulator are four matrices: lanes 0-15 point at rows of the left
+    // one, lanes 16-31 of the right one.
+    FS_DEVICE void write_rows(const typename Kernel::O_t& O, uint32_t tile) const {
+        // Read anew, or the addresses below would be computed once and keep registers that the
+        // main loop needs.
+        const int lane = lane_index();
+#pragma unroll
+        for (int n = 0; n < Kernel::d_head / 8; n += 2) {
+            uint32_t rows[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) rows[i] = packed(O, n + i / 2, i % 2);
+            const uint32_t panel = n / Panel::kChunks * Kernel::Q_panel_bytes;
+            const int chunk = n % Panel::kChunks + lane / 16;
+            stmatrix_x4(tile + panel + Panel::offset(lane % 16, chunk), rows);
+        }
+    }
+
+    FS_DEVICE void store_panels(uint32_t tile, const WorkTile& work, int row) const {
+        auto box = box_of_rows<Kernel::SEMANTICS.packed>(row, work.q_first, work.row_end, work.head,
+                                                         work.batch);
+#pragma unroll
+        for (int p = 0; p < Kernel::n_panels; ++p) {
+            box.column = p * Panel::kColumns;
+            tma_store(&args.o, box, tile + p * Kernel::Q_panel_bytes);
+        }
+        tma_store_commit();
+    }
+};
+
+}  // namespace flashsmith

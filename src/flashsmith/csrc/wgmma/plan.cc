@@ -1,0 +1,207 @@
+// The wgmma family's part of planning: the grid, the arguments and the tensor maps.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string>
+
+#include "host/launch_plan.h"
+#include "wgmma/config_rules.cuh"
+
+namespace flashsmith {
+namespace {
+
+constexpr int kElementBytes = 2;
+constexpr int kWarpgroupRows = 64;
+constexpr int kStoreRows = 16;  // of a warp
+constexpr int64_t kStrideUnit = 16;
+constexpr int64_t kStrideLimit = int64_t{1} << 40;
+constexpr uint64_t kWrap = uint64_t{1} << 34;
+
+struct Tensor {
+    const char* name;
+    Operand operand;
+    size_t argument_offset;
+    Strides strides;
+    int64_t rows, heads, total;  // rows of a sequence; packed: of all of them
+    int box_rows;
+    bool is_single_row = false;
+
+    bool is_empty(const ForwardProblem& p, bool packed) const {
+        return packed ? total == 0 : rows == 0 || p.batch == 0;
+    }
+};
+
+// TMA takes no stride of 0, and looks at none where there is but one of a kind.
+uint64_t stride_bytes(const Tensor& tensor, const char* what, int64_t elements, int64_t size) {
+    const int64_t bytes = elements * kElementBytes;
+    if (size <= 1 || tensor.is_single_row) return kStrideUnit;
+    require(bytes > 0 && bytes % kStrideUnit == 0 && bytes < kStrideLimit,
+            std::string(tensor.name) + ": its " + what + " stride is " + std::to_string(elements) +
+                " elements; TMA takes positive multiples of 8 below 2^39: make it contiguous, or "
+                "take a config of the mma.sync family");
+    return bytes;
+}
+
+// A tensor without rows has no address and any strides, and its map is never looked at: it becomes
+// one of a single row where q is.
+Tensor single_row(Tensor tensor) {
+    tensor.operand = Operand::q;
+    tensor.rows = tensor.heads = tensor.total = 1;
+    tensor.is_single_row = true;
+    return tensor;
+}
+
+// Columns, rows, heads, batch; packed, columns, rows twice, heads, and a step that makes good for
+// rows having been counted twice: see wgmma/coordinates.cuh. kRowsOfMap times kWrap is 2^64, which
+// to an address is nothing. A map that began some rows before the tensor would do with fewer
+// dimensions, but TMA faults where no memory is, though no box touches it.
+TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardProblem& p,
+                         bool packed, const Tensor& tensor) {
+    const uint32_t columns = config.d_head % 64 == 0 ? 64 : 32;
+    const auto box_rows = static_cast<uint32_t>(tensor.box_rows);
+    const uint64_t d = p.d, rows = tensor.rows, heads = tensor.heads, batch = p.batch;
+    const uint64_t head = stride_bytes(tensor, "head", tensor.strides.head, tensor.heads);
+    TensorMapSpec map{
+        .argument_offset = tensor.argument_offset,
+        .operand = tensor.operand,
+        .element_type = static_cast<int>(config.dtype),
+        .sizes = {},
+        .strides_bytes = {},
+        .box = {},
+        .swizzle_bytes = static_cast<int>(columns) * kElementBytes,
+    };
+    if (packed) {
+        const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, tensor.total);
+        require(row < kWrap, std::string(tensor.name) + ": its row stride is " +
+                                 std::to_string(tensor.strides.seq) +
+                                 " elements; packed sequences take less than 2^33");
+        map.sizes = {d, kRowsOfMap, static_cast<uint64_t>(tensor.total) + 1, heads, kRowsOfMap + 1};
+        map.strides_bytes = {row, row, head, kWrap - row};
+        map.box = {columns, box_rows, 1, 1, 1};
+    } else {
+        const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, tensor.rows);
+        map.sizes = {d, rows, heads, batch};
+        map.strides_bytes = {row, head,
+                             stride_bytes(tensor, "batch", tensor.strides.batch, p.batch)};
+        map.box = {columns, box_rows, 1, 1};
+    }
+    return map;
+}
+
+// Exact for dividends below 2^31 (Granlund and Montgomery's round-up form). Nobody divides by the 0
+// of an empty problem.
+Divisor divide_by(int64_t divisor) {
+    divisor = std::max<int64_t>(1, divisor);
+    uint32_t shift = 0;
+    while ((int64_t{1} << shift) < divisor) ++shift;
+    const uint64_t rest = (uint64_t{1} << shift) - divisor;
+    const auto multiplier = static_cast<uint32_t>((rest << 32) / divisor + 1);
+    return {static_cast<uint32_t>(divisor), multiplier, shift};
+}
+
+// Sections are as even as can be: beside the longest tiles of a last one of few heads most SMs
+// would have nothing to do.
+int64_t section_heads(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
+    const int64_t bytes = 2 * std::max<int64_t>(1, p.seq_k) * config.d_head * kElementBytes;
+    const int64_t at_most = std::max<int64_t>(1, (int64_t{config.section_mib} << 20) / bytes);
+    const int64_t kv_heads = std::max<int64_t>(1, p.batch * p.heads_k);
+    const int64_t sections = (kv_heads + at_most - 1) / at_most;
+    return (kv_heads + sections - 1) / sections * (p.heads_q / p.heads_k);
+}
+
+// How many of a head's tiles have fewer rows than the others: see TileScheduler::rows_of().
+int64_t short_tiles(const HopperForwardKernelConfig& config, int64_t seq_q) {
+    const int64_t rest = (seq_q + kWarpgroupRows - 1) / kWarpgroupRows % config.n_warpgroups;
+    if (rest == 0) return 0;
+    return rest == config.n_warpgroups - 1 ? 1 : 2;
+}
+
+// A third of the SMs' number of heads end with their short tiles.
+void set_last_heads(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
+                    const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
+    const int64_t of_head = args.head_tiles.divisor, all_heads = p.batch * p.heads_q;
+    const int64_t shorts = short_tiles(config, p.seq_q), longs = of_head - shorts;
+    const bool keeps_back = keeps_short_tiles_back(config, semantics) && shorts > 0 && longs > 0;
+    const int64_t heads = keeps_back ? std::min(all_heads, at_once / 3) : 0;
+    args.long_tiles = static_cast<int32_t>(longs);
+    args.first_of_last_heads = static_cast<int32_t>((all_heads - heads) * of_head);
+    args.first_short_tile = static_cast<int32_t>(args.first_of_last_heads + heads * longs);
+}
+
+// A tile is what a cluster computes together, `at_once` of them at a time.
+void set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
+               const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
+    const int64_t of_head =
+        (args.problem.n_Q_blocks + config.cluster_size - 1) / config.cluster_size;
+    const int64_t heads = section_heads(config, p);
+    const int64_t tiles = p.batch * p.heads_q * of_head;
+    const int64_t parts =
+        std::min<int64_t>(config.n_warpgroups, (p.seq_q + kWarpgroupRows - 1) / kWarpgroupRows);
+    int64_t split = splits_last_tiles(config, semantics) ? tiles % at_once : 0;
+    if (parts == 1 || split * parts > at_once) split = 0;
+    args.n_whole_tiles = static_cast<int32_t>(tiles - split);
+    args.tile_parts = divide_by(parts);
+    args.n_tiles = static_cast<int32_t>(tiles - split + split * parts);
+    args.head_tiles = divide_by(of_head);
+    set_last_heads(args, config, p, semantics, at_once);
+    args.heads_q = divide_by(p.heads_q);
+    args.group = divide_by(p.heads_q / p.heads_k);
+    args.section_heads = divide_by(heads);
+    args.section_tiles = divide_by(heads * of_head);
+}
+
+}  // namespace
+
+LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardProblem& p,
+                       const DeviceSpec& device, const Semantics& semantics) {
+    require(device.arch == wgmma_rules::kArch, "wgmma kernels run on compute capability 9.0 only");
+    require(config.smem_bytes() <= device.max_smem_per_block,
+            "the config needs " + std::to_string(config.smem_bytes()) +
+                " bytes of shared memory, the device allows " +
+                std::to_string(device.max_smem_per_block));
+    check_problem(p, semantics, config.d_head, config.B_r);
+    if (!semantics.uneven)
+        require(p.d == config.d_head && p.seq_k % config.B_c == 0 && p.seq_k > 0,
+                "uneven: this library's kernels want whole K/V tiles and d = d_head");
+
+    HopperForwardKernelArgs args;
+    std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
+    args.problem = forward_arguments(p, config.B_r, config.B_c);
+    const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm / config.cluster_size;
+    set_tiles(args, config, p, semantics, at_once);
+
+    LaunchPlan plan{};
+    const int64_t clusters = config.schedule == Schedule::one_tile
+                                 ? args.n_tiles
+                                 : std::min<int64_t>(args.n_tiles, at_once);
+    plan.grid = {static_cast<uint32_t>(clusters * config.cluster_size), 1, 1};
+    plan.cluster = {static_cast<uint32_t>(config.cluster_size), 1, 1};
+    plan.block = {static_cast<uint32_t>(config.n_threads()), 1, 1};
+    plan.smem_bytes = static_cast<int>(config.smem_bytes());
+    plan.problem_offset = offsetof(HopperForwardKernelArgs, problem);
+    if (config.schedule == Schedule::dynamic) {
+        plan.workspace_bytes = sizeof(uint32_t);
+        plan.workspace_zeroed = true;
+        plan.workspace_offset = offsetof(HopperForwardKernelArgs, tile_counter);
+    }
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&args);
+    plan.argument_bytes.assign(bytes, bytes + sizeof args);
+
+    using Args = HopperForwardKernelArgs;
+    const int kv_rows = config.B_c / config.cluster_size;  // what one CTA loads of a tile
+    const Tensor tensors[] = {
+        {"q", Operand::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows},
+        {"k", Operand::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, kv_rows},
+        {"v", Operand::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
+        {"o", Operand::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kStoreRows},
+    };
+    if (args.n_tiles == 0) return plan;
+    for (const Tensor& tensor : tensors) {
+        const bool empty = tensor.is_empty(p, semantics.packed);
+        plan.tensor_maps.push_back(
+            tensor_map(config, p, semantics.packed, empty ? single_row(tensor) : tensor));
+    }
+    return plan;
+}
+
+}  // namespace flashsmith
