@@ -17,7 +17,7 @@ from typing import Any
 
 from flashsmith.families import DType, KernelConfig, Problem, Semantics
 from flashsmith.verify.attention import Attention, Lens, Window, unequal_lens
-from flashsmith.verify.prove import semantics_of
+from flashsmith.verify.forward_reference import semantics_of
 from flashsmith.verify.schedules import MMA_SYNC, WGMMA, family_d_head, schedules
 
 D = (32, 40, 64, 96, 128, 160, 192, 224, 256)
