@@ -24,8 +24,8 @@ from flashsmith.families import (
     Semantics,
 )
 from flashsmith.runtime import run_forward
+from flashsmith.runtime.call import ForwardResult
 from flashsmith.runtime.libraries import loaded_kernels
-from flashsmith.runtime.result import ForwardResult
 from flashsmith.verify import prove
 from flashsmith.verify.attention import offsets
 from flashsmith.verify.inputs import INPUT_KINDS, numpy_dtype

@@ -1,5 +1,6 @@
 """Runs kernels: forward(cfg, q, k, v) on the GPU or, for host tensors, in the emulator."""
 
+from flashsmith.runtime.call import ForwardResult
 from flashsmith.runtime.driver import gpu_count, query_gpu
 from flashsmith.runtime.forward_pass import (
     DEFAULT_EMULATED_ARCH,
@@ -15,7 +16,6 @@ from flashsmith.runtime.operation_run import OperationResult, run_operation
 from flashsmith.runtime.options import ForwardOptions
 from flashsmith.runtime.plan import LaunchPlan, TensorMapSpec
 from flashsmith.runtime.prepared import forget_prepared_calls
-from flashsmith.runtime.result import ForwardResult
 
 __all__ = [
     "DEFAULT_EMULATED_ARCH",

@@ -1,9 +1,10 @@
-"""ForwardCall: one checked forward pass, in the form a kernel library takes it."""
+"""ForwardCall: one checked forward pass, as a kernel library takes it; and what comes of it."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+from flashsmith.emulator import EmulationResult
 from flashsmith.families import DeviceSpec, Problem
 from flashsmith.runtime.frameworks.base import contiguous_strides
 from flashsmith.runtime.options import CAUSAL, NO_MASK, UNLIMITED, Mask
@@ -142,3 +143,28 @@ def unplaced_call(problem: Problem, scale: float, device: DeviceSpec) -> Forward
 def _dense(*shape: int) -> TensorInts:
     batch, seq, head, _ = contiguous_strides(shape)
     return 0, batch, seq, head
+
+
+class ForwardResult(NamedTuple):
+    """o and, if asked for, lse and row_max in the caller's framework; ms on the GPU if timed.
+
+    What was not asked for is None, and so is ``emulation`` where nothing was emulated.
+    """
+
+    o: Any
+    lse: Any
+    row_max: Any
+    ms: float | None
+    emulation: EmulationResult | None
+
+    @property
+    def outputs(self) -> Any:
+        """What forward returns: o, or o and the statistics that were asked for."""
+        return outputs_of(self.o, self.lse, self.row_max)
+
+
+def outputs_of(o: Any, lse: Any, row_max: Any) -> Any:
+    """o, or o and those of the statistics that are not None."""
+    if row_max is None:
+        return o if lse is None else (o, lse)
+    return (o, row_max) if lse is None else (o, lse, row_max)

@@ -10,23 +10,27 @@ from flashsmith.emulator import EmulationResult, Observer
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DeviceSpec,
-    FlashForwardKernelConfig,
-    HopperForwardKernelConfig,
     KernelConfig,
     Problem,
     Semantics,
     device_spec,
+    families,
 )
 from flashsmith.runtime import driver, forks, prepared
 from flashsmith.runtime.arguments import check_config, check_device, check_fit
-from flashsmith.runtime.call import ForwardCall, LibraryCall, forward_call, unplaced_call
+from flashsmith.runtime.call import (
+    ForwardCall,
+    ForwardResult,
+    LibraryCall,
+    forward_call,
+    unplaced_call,
+)
 from flashsmith.runtime.emulation import check_estimate, run_in_emulator
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.options import NO_WINDOW, ForwardOptions, check_flag, check_scale
 from flashsmith.runtime.plan import LaunchPlan
 from flashsmith.runtime.prepared import Likeness, Options, PreparedCall, PreparedCalls, Tensors
 from flashsmith.runtime.request import Request, check_request
-from flashsmith.runtime.result import ForwardResult
 from flashsmith.runtime.substitutes import substitutes
 from flashsmith.runtime.tensors import Array, View
 
@@ -106,18 +110,9 @@ def forward(
         LaunchError: the GPU refused the launch, or its driver is too old for the library.
     """
     options = (
-        causal,
-        window,
-        softcap,
-        scale,
-        sinks,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        return_lse,
-        return_row_max,
-    )
+        causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,
+        max_seqlen_q, max_seqlen_k, return_lse, return_row_max,
+    )  # fmt: skip
     return run_call(check_config(cfg), (q, k, v, o), options, emulate, "o")
 
 
@@ -302,9 +297,10 @@ def run_request(
 def _choose(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
     """The chooser's config for a request. What it knows of are problems, not how tensors lie."""
     cfg = chooser(request.problem, device)
-    if isinstance(cfg, HopperForwardKernelConfig) and not request.suits_tma:
-        return chooser(request.problem, device, FlashForwardKernelConfig.FAMILY)
-    return cfg
+    if not cfg.family.needs_tma or request.suits_tma:
+        return cfg
+    others = (other for other in families(cfg.family.operation) if not other.needs_tma)
+    return chooser(request.problem, device, next(others).name)
 
 
 @lru_cache(maxsize=1024)

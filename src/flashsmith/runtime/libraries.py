@@ -28,7 +28,7 @@ from flashsmith.errors import (
     KernelNotBuiltError,
     LaunchError,
 )
-from flashsmith.families import FAMILIES, KernelConfig, Semantics
+from flashsmith.families import KernelConfig, Semantics, family_named
 from flashsmith.operations.semantics import MASKS
 from flashsmith.runtime.call import LibraryCall
 from flashsmith.runtime.driver import check_runs
@@ -132,7 +132,7 @@ def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     loaded, and LaunchError when what is compiled into it is not what its manifest says.
     """
     functions = _load_functions(library.so_path)
-    config_class = FAMILIES[library.manifest.family]
+    config_class = family_named(library.manifest.family).config_class
     compiled: list[KernelConfig] = [config_class(*ints) for ints in functions.configs()]
     semantics = _semantics(*functions.semantics())
     if set(compiled) != set(library.configs) or semantics != library.manifest.semantics:

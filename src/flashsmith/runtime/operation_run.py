@@ -10,7 +10,7 @@ from flashsmith.did_you_mean import did_you_mean
 from flashsmith.emulator import EmulationResult, Observer, estimate_seconds
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
-from flashsmith.operations import FORWARD, Call, Operation, TensorSpec
+from flashsmith.operations import Call, Operation, TensorSpec
 from flashsmith.operations.operation import shape_of, size_of
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import check_config, check_device
@@ -147,7 +147,7 @@ def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
 
     Raises ArgumentError when it cannot: another operation or dtype, or too small a head.
     """
-    computes = getattr(cfg, "family", FORWARD).name if not hasattr(cfg, "family") else cfg.family.operation
+    computes = cfg.family.operation
     if computes != problem.operation:
         raise ArgumentError(
             f"problem: '{problem}' is of the operation {problem.operation}; the config's kernel "

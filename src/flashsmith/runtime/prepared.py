@@ -13,12 +13,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from flashsmith.runtime.call import outputs_of
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.frameworks.base import RepeatableFramework, contiguous_strides
 from flashsmith.runtime.options import NO_WINDOW, ForwardOptions
 from flashsmith.runtime.overlap import byte_range
 from flashsmith.runtime.request import Request
-from flashsmith.runtime.result import outputs_of
 from flashsmith.runtime.tensors import View
 
 # Those prepared first go first.

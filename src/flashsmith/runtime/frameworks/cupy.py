@@ -51,15 +51,13 @@ class CupyArrays(Framework):
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
         cuda = self._cupy.cuda
         with cuda.Device(device.ordinal):
-            if cuda.runtime.streamIsCapturing(stream):
-                # CuPy's pool would hand out what it gave to the graph to others, too.
-                return stream_ordered_workspace(nbytes, device, stream)
-            if cuda.get_current_stream().ptr == stream:
+            # CuPy's pool reuses memory in the order of the current stream, and would hand out to
+            # others what it gave to a graph.
+            is_current = cuda.get_current_stream().ptr == stream
+            if is_current and not cuda.runtime.streamIsCapturing(stream):
                 memory = cuda.alloc(nbytes)
-            else:
-                with cuda.ExternalStream(stream, device.ordinal):
-                    memory = cuda.alloc(nbytes)
-            return Workspace(int(memory.ptr), memory)
+                return Workspace(int(memory.ptr), memory)
+        return stream_ordered_workspace(nbytes, device, stream)
 
     def current_stream(self, ordinal: int) -> int:
         with self._cupy.cuda.Device(ordinal):
