@@ -260,6 +260,12 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
             f"family: its config_class {quoted(getattr(config_class, '__name__', config_class))} "
             f"has FAMILY={quoted(name)}; give a name of small letters, digits and underscores"
         )
+    knobs = [declared.name for declared in fields(config_class)]
+    if missing := [wanted for wanted in ("dtype", "d_head") if wanted not in knobs]:
+        raise ArgumentError(
+            f"family: {config_class.__name__} has no {' and no '.join(missing)}; every config has "
+            "both"
+        )
     known = FAMILIES.get(name)
     if known is not None and type(known) is not type(family):
         raise ArgumentError(
@@ -282,7 +288,7 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
             "them"
         )
     config_class.family = family
-    config_class.KNOBS = tuple(knob.name for knob in fields(config_class))
+    config_class.KNOBS = tuple(knobs)
     FAMILIES[name] = family
     return family
 
@@ -297,7 +303,6 @@ def load_installed_families() -> bool:
     global _installed_are_loaded
     if _installed_are_loaded:
         return False
-    _installed_are_loaded = True
     # importlib.metadata takes longer to import than all of families.
     from importlib.metadata import entry_points
 
@@ -310,6 +315,7 @@ def load_installed_families() -> bool:
                 f"family {entry.name!r} ({entry.value}) failed to register: "
                 f"{type(error).__name__}: {error}; mend or uninstall its package"
             ) from error
+    _installed_are_loaded = True
     return bool(found)
 
 
