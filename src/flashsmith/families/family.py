@@ -18,6 +18,7 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.rule import LegalSpace, Rule
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
+from flashsmith.operations.registry import find_more_with, operation
 from flashsmith.operations.semantics import Semantics
 from flashsmith.printable import quoted
 
@@ -249,8 +250,8 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
         csrc: the folder of its C++ sources, called like the family; None: the family's own `csrc`.
 
     Raises:
-        ArgumentError: the name is no small C identifier or taken, a class or a folder is missing,
-            or a set's name is taken.
+        ArgumentError: the name is no small C identifier or taken, a class, a folder or the
+            operation is missing, or a set's name is taken.
     """
     config_class: Any = getattr(family, "config_class", None)
     name = getattr(config_class, "FAMILY", None)
@@ -279,6 +280,7 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
             f"csrc={quoted(folder)}: give the Path of the folder of its C++ sources, which exists "
             f"and is called {name!r}"
         )
+    operation(family.operation)
     taken = {key for other in FAMILIES.values() if other.name != name for key in other.sets}
     if doubled := sorted(taken & set(family.sets)):
         raise ArgumentError(
@@ -315,6 +317,9 @@ def load_installed_families() -> bool:
             ) from error
     _installed_are_loaded = True
     return bool(found)
+
+
+find_more_with(load_installed_families)
 
 
 def families(operation: str | None = None) -> tuple[Family, ...]:

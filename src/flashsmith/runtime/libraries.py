@@ -30,7 +30,7 @@ from flashsmith.errors import (
 )
 from flashsmith.families import KernelConfig, Semantics, family_named
 from flashsmith.operations.semantics import MASKS
-from flashsmith.runtime.call import ForwardCall
+from flashsmith.runtime.call import LibraryCall
 from flashsmith.runtime.driver import check_runs
 from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan, plan_from_library
@@ -67,7 +67,7 @@ class LoadedKernel:
         """The kernel's PTX, as compiled into the library."""
         return self.library.ptx(self.config)
 
-    def plan(self, call: ForwardCall) -> LaunchPlan:
+    def plan(self, call: LibraryCall) -> LaunchPlan:
         """The launch that ``call`` becomes. Asks no device.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device.
@@ -84,7 +84,7 @@ class LoadedKernel:
         return plan_from_library(self.entry.ptx_entry, described)
 
     def prepare(
-        self, call: ForwardCall, ordinal: int, *, timed: bool = False
+        self, call: LibraryCall, ordinal: int, *, timed: bool = False
     ) -> Callable[..., float | None]:
         """A function that launches ``call`` on GPU ``ordinal``. Nothing is asked of the GPU yet.
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType
 from flashsmith.runtime.frameworks import framework_of, why_refused
-from flashsmith.runtime.frameworks.base import Device, Framework, RawView
+from flashsmith.runtime.frameworks.base import NUMPY_DTYPES, Device, Framework, RawView
 
 # A NamedTuple's own constructor takes twice as long, and every launch needs several of them.
 _new_tuple = tuple.__new__
@@ -66,6 +66,41 @@ class VectorView(NamedTuple):
         return 4
 
 
+class OperandView(NamedTuple):
+    """The same of a tensor of any element type, which ``dtype`` names as NumPy does."""
+
+    name: str
+    framework: Framework
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    device: Device
+    writable: bool
+    source: Any
+
+    @property
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return NUMPY_DTYPES[self.dtype].itemsize
+
+
+View = TensorView | VectorView | OperandView
+
+
+def view_operand(name: str, tensor: Any) -> OperandView:
+    """Looks at argument ``name``; copies nothing.
+
+    Raises ArgumentError when it is no tensor, or of a dtype that no operation has.
+    """
+    framework, dtype, shape, strides, address, device, writable = _raw_view(name, tensor)
+    known = framework.dtype_names.get(dtype)
+    if known is None:
+        allowed = ", ".join(framework.dtypes)
+        raise ArgumentError(f"{name}: dtype {dtype}; allowed are {allowed}, convert it")
+    return OperandView(name, framework, known, shape, strides, address, device, writable, tensor)
+
+
 def view_tensor(name: str, tensor: Any) -> TensorView:
     """Looks at argument ``name``; copies nothing.
 
@@ -105,20 +140,21 @@ def view_vector(name: str, tensor: Any, dtype: str) -> VectorView:
     return view
 
 
-def check_beside(view: TensorView | VectorView, q: TensorView) -> None:
-    """Raises ArgumentError unless a tensor is of q's framework and lives on q's device."""
-    if view.framework is not q.framework:
+def check_beside(view: View, first: View) -> None:
+    """Raises ArgumentError unless a tensor is of the first's framework and on its device."""
+    if view.framework is not first.framework:
         raise ArgumentError(
-            f"{view.name}: is a {view.framework.name} tensor and q a {q.framework.name} one; "
-            "give all of one framework"
+            f"{view.name}: is a {view.framework.name} tensor and {first.name} a "
+            f"{first.framework.name} one; give all of one framework"
         )
-    if view.device != q.device:
+    if view.device != first.device:
         raise ArgumentError(
-            f"{view.name}: lives on {view.device} and q on {q.device}; move all to one device"
+            f"{view.name}: lives on {view.device} and {first.name} on {first.device}; move all to "
+            "one device"
         )
 
 
-def check_memory(view: TensorView | VectorView) -> None:
+def check_memory(view: View) -> None:
     """Raises ArgumentError when a tensor has elements, but no memory for them."""
     if view.address == 0 and 0 not in view.shape:
         raise ArgumentError(
