@@ -21,13 +21,14 @@ from flashsmith.runtime import driver, forks, prepared
 from flashsmith.runtime.arguments import check_config, check_device, check_fit
 from flashsmith.runtime.call import ForwardCall, ForwardResult, forward_call, unplaced_call
 from flashsmith.runtime.emulation import check_estimate, run_in_emulator
+from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.options import NO_WINDOW, ForwardOptions, check_flag, check_scale
 from flashsmith.runtime.plan import LaunchPlan
 from flashsmith.runtime.prepared import Likeness, Options, PreparedCall, PreparedCalls, Tensors
 from flashsmith.runtime.request import Request, check_request
 from flashsmith.runtime.substitutes import substitutes
-from flashsmith.runtime.tensors import Array, TensorView
+from flashsmith.runtime.tensors import Array
 
 # What LoadedKernel.prepare gives.
 Launch = Callable[..., float | None]
