@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import importlib.util
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import flashsmith
+from flashsmith.families import FAMILIES
 
 # Every import points to a folder further left; `emulator` stands beside `builder`.
 ORDER = (
@@ -86,6 +87,7 @@ def imported_names(tree: ast.AST, module: str, at_import_only: bool = False) -> 
     return names
 
 
+@functools.cache
 def parse(module: str) -> ast.Module:
     return ast.parse((SOURCE / module).read_text(encoding="utf-8"))
 
@@ -353,39 +355,6 @@ def test_operations_and_families_need_the_standard_library_only(module: str) -> 
     assert roots <= {"flashsmith", "__future__"} | set(sys.stdlib_module_names)
 
 
-# What the pages of 0.1.0 import beyond `flashsmith` itself, wherever it lives today.
-DOCUMENTED = (
-    "flashsmith.benchmark.contenders.kernel_contender",
-    "flashsmith.benchmark.roofline.intensity",
-    "flashsmith.benchmark.roofline.load_roofline",
-    "flashsmith.benchmark.rows.read_rows",
-    "flashsmith.benchmark.timing.ONE_BY_ONE",
-    "flashsmith.benchmark.timing.measure",
-    "flashsmith.benchmark.workload.Workload",
-    "flashsmith.configs.Problem",
-    "flashsmith.configs.device_spec",
-    "flashsmith.errors.IllegalConfigError",
-    "flashsmith.integrations.fallbacks.fallback_count",
-    "flashsmith.runtime.count_launches",
-    "flashsmith.tuning.forget_choices",
-    "flashsmith.tuning.sweep.search_space",
-    "flashsmith.verify.prove",
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *DOCUMENTED,
-        *(f"flashsmith.{name}" for name in flashsmith.__all__ if name != "sdpa"),
-        pytest.param("flashsmith.sdpa", marks=pytest.mark.torch),
-    ],
-)
-def test_every_documented_name_can_be_imported(name: str) -> None:
-    module, _, attribute = name.rpartition(".")
-    assert getattr(importlib.import_module(module), attribute) is not None
-
-
 def run_python(code: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
@@ -437,3 +406,79 @@ def test_the_installed_wheel_is_for_this_platform_and_any_python() -> None:
     text = importlib.metadata.distribution("flashsmith").read_text("WHEEL")
     assert text is not None
     assert "Tag: py3-none-linux_x86_64" in text, "an older installation: install it anew"
+
+
+# --- families -------------------------------------------------------------------------------------
+
+# May name a family: public re-exports, and where 'wgmma' is the instruction.
+MAY_NAME_A_FAMILY = (
+    "__init__.py",
+    "families/__init__.py",
+    "benchmark/roofline/",
+    "emulator/translate/",
+)
+# To be asked of the family, too, when plans are.
+STILL_NAMES_A_FAMILY = {"builder/recipe.py", "codegen/instantiations.py"}
+FAMILY_NAMES = frozenset(FAMILIES)
+CONFIG_CLASSES = frozenset(family.config_class.__name__ for family in FAMILIES.values())
+HOUSE = [
+    module
+    for module in MODULES
+    if not module.startswith(tuple(f"families/{name}/" for name in FAMILY_NAMES))
+    and not module.startswith(MAY_NAME_A_FAMILY[2:])
+    and module not in MAY_NAME_A_FAMILY
+]
+
+
+def named_families(tree: ast.AST, module: str) -> set[str]:
+    """What of a module names one family: literals of names, config classes, imports from a folder.
+
+    Prose may: a docstring or a message that mentions a family is no literal of its name.
+    """
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in FAMILY_NAMES:
+            found.add(node.value)
+        elif isinstance(node, ast.Name) and node.id in CONFIG_CLASSES:
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and node.attr in CONFIG_CLASSES:
+            found.add(node.attr)
+    folders = tuple(f"flashsmith.families.{name}" for name in FAMILY_NAMES)
+    for name in imported_names(tree, module):
+        if name.startswith(folders) or name.split(".")[-1] in CONFIG_CLASSES:
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("module", HOUSE)
+def test_no_module_outside_a_family_names_one(module: str) -> None:
+    found = named_families(parse(module), module)
+    if module in STILL_NAMES_A_FAMILY:
+        assert found, f"{module} names no family any more: take it out of the list"
+        return
+    assert not found, f"{module} names {sorted(found)}: ask cfg.family instead"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'if cfg.FAMILY == "wgmma": pass',
+        "isinstance(cfg, HopperForwardKernelConfig)",
+        "isinstance(cfg, configs.FlashForwardKernelConfig)",
+        "from flashsmith.families.mma_sync.rules import RULES",
+        "from flashsmith.families import FlashForwardKernelConfig as Config",
+        'TABLE = {"mma_sync": 0.1}',
+    ],
+)
+def test_a_family_that_is_named_is_seen(text: str) -> None:
+    assert named_families(ast.parse(text), "runtime/planted.py")
+    assert not named_families(ast.parse('"""Of wgmma kernels."""'), "runtime/planted.py")
+
+
+def test_every_family_has_the_same_files() -> None:
+    files = {
+        name: {path.name for path in (SOURCE / "families" / name).glob("*.py")}
+        for name in FAMILY_NAMES
+    }
+    wanted = {"config.py", "rules.py", "sets.py", "space.py", "cost.py", "describe.py"}
+    assert files == {name: {"__init__.py", *wanted} for name in FAMILY_NAMES}

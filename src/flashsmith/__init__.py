@@ -71,7 +71,7 @@ __all__ = [
 
 
 def _shipped_kernels() -> Any:
-    return import_module("flashsmith.chooser.shipped_kernels").shipped_hopper_kernels()
+    return import_module("flashsmith.chooser.shipped_kernels").shipped_kernels()
 
 
 register_shipped_kernels(_shipped_kernels)

@@ -6,12 +6,13 @@ from dataclasses import fields
 
 import pytest
 
-from flashsmith.benchmark.explain import explain, intensity, occupancy, smem_map
+from flashsmith.benchmark.explain import explain, occupancy
 from flashsmith.benchmark.knobs import knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.errors import EmulatorError
 from flashsmith.families import FlashForwardKernelConfig, device_spec, get_kernel_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.families.mma_sync.describe import intensity, smem_map
 from flashsmith.runtime.target import choose_target
 
 STREAMED = parse("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles")

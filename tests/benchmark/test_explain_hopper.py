@@ -9,9 +9,8 @@ from dataclasses import fields, replace
 import pytest
 
 from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
-from flashsmith.benchmark.explain import explain, intensity, occupancy, smem_map
+from flashsmith.benchmark.explain import explain, occupancy
 from flashsmith.benchmark.explanation_text import print_explanation
-from flashsmith.benchmark.hopper_knobs import HOPPER_EFFECTS
 from flashsmith.benchmark.knobs import knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
@@ -30,6 +29,7 @@ from flashsmith.families import (
 )
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.families.config import is_flag
+from flashsmith.families.wgmma.describe import intensity, smem_map
 from flashsmith.runtime.target import choose_target
 
 SHIPPED = parse(
@@ -87,10 +87,11 @@ def test_every_knob_is_explained(cfg: HopperForwardKernelConfig) -> None:
 
 
 def test_every_knob_has_words_of_its_own_and_a_place_in_the_sources() -> None:
-    assert list(HOPPER_EFFECTS) == [knob.name for knob in fields(HopperForwardKernelConfig)]
+    assert all(knob.metadata["effect"] for knob in fields(HopperForwardKernelConfig))
     folder = package_sources() / "wgmma"
     sources = "\n".join(path.read_text() for path in folder.glob("*.cuh"))
-    for knob, (_, where) in HOPPER_EFFECTS.items():
+    for declared in fields(HopperForwardKernelConfig):
+        knob, where = declared.name, declared.metadata["where"]
         for name in where.split("::"):
             assert f" {name}" in sources, f"{knob}: no {name} in csrc/wgmma"
 
@@ -117,7 +118,7 @@ def test_a_knob_is_explained_by_its_value() -> None:
 
 def test_a_knob_is_explained_by_what_it_works_with() -> None:
     def words(knob: str, **changes: object) -> str:
-        effect, _ = HOPPER_EFFECTS[knob]
+        effect = HopperForwardKernelConfig.__dataclass_fields__[knob].metadata["effect"]
         return effect(replace(SHIPPED, **changes))  # type: ignore[arg-type]
 
     section = words("section_mib", section_mib=8, tile_order=TileOrder.LONGEST_FIRST)

@@ -18,7 +18,6 @@ from flashsmith.benchmark.run_table import print_report
 from flashsmith.benchmark.run_times import Timing
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.tasks import EMULATED, OneProblem, Size, default_size
-from flashsmith.benchmark.whole_tiles import tiles_of
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError, LaunchError
 from flashsmith.families import KernelConfig, Problem, Semantics, get_kernel_configs
@@ -318,8 +317,8 @@ def asked_lengths(monkeypatch, key: str, backend: str) -> dict[str, dict[KernelC
 def test_every_kernel_is_proven_at_whole_tiles_of_its_own(monkeypatch, key: str) -> None:
     """The least common multiple over the wgmma set would be 13,440 keys: hours."""
     for cfg, seq in asked_lengths(monkeypatch, key, "emulator")["emulator"].items():
-        assert all(seq % tile == 0 for tile in tiles_of(cfg).values())
-        assert 256 <= seq < 256 + math.lcm(*tiles_of(cfg).values())
+        assert all(seq % tile == 0 for tile in cfg.family.dividing_tiles(cfg).values())
+        assert 256 <= seq < 256 + math.lcm(*cfg.family.dividing_tiles(cfg).values())
 
 
 def test_so_it_is_on_a_gpu(monkeypatch) -> None:

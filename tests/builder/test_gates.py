@@ -16,7 +16,7 @@ from flashsmith.builder.gates import check_shipped, losses
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.manifest import Manifest
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
-from flashsmith.chooser.shipped_kernels import shipped_hopper_kernels
+from flashsmith.chooser.shipped_kernels import shipped_kernels
 from flashsmith.errors import CompileError
 from flashsmith.families import (
     Semantics,
@@ -24,6 +24,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 
+MMA_SYNC = "(FP16, 128, 64, 64, 4): load_0_0_0_tiles"
 SHIPPED = next(cfg for cfg in get_hopper_configs() if cfg.B_c == FAULTY_B_C)
 UNSHIPPED = replace(SHIPPED, kv_stages=1)
 WELL = replace(UNSHIPPED, B_c=96)
@@ -89,20 +90,21 @@ def test_only_what_is_shipped_fails() -> None:
     check_shipped(slow, Semantics("window", softcap=True, uneven=True), "nvcc 99.1")
     check_shipped([entry(UNSHIPPED, SERIALIZED)], Semantics(), "nvcc 99.1")
     check_shipped([entry(SHIPPED, INJECTED)], Semantics(), "nvcc 99.1")
-    mma_sync = parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): load_0_0_0_tiles")
+    mma_sync = parse_kernel_name_into_config(MMA_SYNC)
     check_shipped([entry(mma_sync, spilled=8)], Semantics(), "nvcc 99.1")
 
 
 def test_a_table_ships_what_it_ranks(tmp_path) -> None:
     ranked = [
         {"family": "wgmma", "config": str(UNSHIPPED)},
-        {"family": "mma_sync", "config": "(FP16, 128, 64, 64, 4): load_0_0_0_tiles"},
+        {"family": "mma_sync", "config": MMA_SYNC},
     ]
     row = {"problem": "b2 s1000 h16 d128 fp16 causal", "ranked": ranked}
     (tmp_path / "gpu.json").write_text(json.dumps({"entries": [row]}))
-    added = shipped_hopper_kernels(tmp_path) - shipped_hopper_kernels(tmp_path / "none")
-    assert added == {(UNSHIPPED, Semantics("causal", uneven=True))}
-    assert (SHIPPED, Semantics()) in shipped_hopper_kernels()
+    added = shipped_kernels(tmp_path) - shipped_kernels(tmp_path / "none")
+    causal = Semantics("causal", uneven=True)
+    assert added == {(UNSHIPPED, causal), (parse_kernel_name_into_config(MMA_SYNC), causal)}
+    assert (SHIPPED, Semantics()) in shipped_kernels()
 
 
 def test_whoever_ships_kernels_registers_them(monkeypatch: pytest.MonkeyPatch) -> None:

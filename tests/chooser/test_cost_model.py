@@ -8,26 +8,28 @@ import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from flashsmith.chooser.candidates import candidates, wgmma_candidates
-from flashsmith.chooser.cost_model import (
-    estimate,
-    estimated_registers,
-    estimated_spill_bytes,
-    has_model,
-    resident_ctas,
-)
+from flashsmith.chooser.candidates import candidates
+from flashsmith.chooser.cost_model import estimate
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
+    WGMMA,
     DeviceSpec,
     DType,
+    Family,
     Problem,
     device_spec,
     parse_kernel_name_into_config,
+)
+from flashsmith.families.mma_sync.cost import (
+    estimated_registers,
+    estimated_spill_bytes,
+    resident_ctas,
 )
 
 ROWS = Path(__file__).parents[2] / "benchmarks" / "h200"
@@ -183,7 +185,7 @@ def test_of_the_wgmma_candidates_one_near_the_measured_best_is_taken(length: int
 
 
 def test_one_warpgroup_wins_where_there_are_few_rows_and_three_where_there_are_many() -> None:
-    three = wgmma_candidates(DType.FP16, 128, H200, masked=False)[0]
+    three = WGMMA.candidates(DType.FP16, 128, H200, masked=False)[0]
     one = replace(
         three, B_r=64, n_warpgroups=1, pingpong=0, overlap=True,
         producer_registers=24, consumer_registers=240,
@@ -196,7 +198,7 @@ def test_one_warpgroup_wins_where_there_are_few_rows_and_three_where_there_are_m
 
 
 def test_ctas_that_share_an_sm_take_turns_at_it() -> None:
-    cfg = wgmma_candidates(DType.FP16, 64, H200, masked=False)[0]
+    cfg = WGMMA.candidates(DType.FP16, 64, H200, masked=False)[0]
     one = replace(
         cfg, B_r=64, n_warpgroups=1, B_c=96, pingpong=0, overlap=True,
         producer_registers=24, consumer_registers=136,
@@ -210,10 +212,10 @@ def test_ctas_that_share_an_sm_take_turns_at_it() -> None:
 
 
 def test_wgmma_kernels_run_on_hopper_only() -> None:
-    cfg = wgmma_candidates(DType.FP16, 128, H200, masked=False)[0]
+    cfg = WGMMA.candidates(DType.FP16, 128, H200, masked=False)[0]
     guess = estimate(cfg, Problem.parse("s64 d128 fp16"), device_spec("A100"))
     assert (guess.ms, guess.resident) == (math.inf, 0)
-    assert wgmma_candidates(DType.FP16, 128, device_spec("B200"), masked=False) == ()
+    assert WGMMA.candidates(DType.FP16, 128, device_spec("B200"), masked=False) == ()
 
 
 # --- waves ---------------------------------------------------------------------------------------
@@ -289,10 +291,13 @@ def test_consumer_cards_multiply_at_half_the_rate() -> None:
 
 
 def test_families_without_a_model() -> None:
-    class Other:
+    class OtherConfig:
         FAMILY: ClassVar[str] = "abacus"
 
-    assert has_model("mma_sync")
-    assert not has_model("abacus")
+    class Other(Family):
+        config_class = OtherConfig
+
+    cfg = SimpleNamespace(family=Other())
+    assert not cfg.family.has_cost_model
     with pytest.raises(ArgumentError, match="no cost model for the family 'abacus'"):
-        estimate(Other(), Problem.parse("s64 d128 fp16"), H200)
+        estimate(cfg, Problem.parse("s64 d128 fp16"), H200)

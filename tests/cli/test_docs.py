@@ -11,12 +11,12 @@ import pytest
 
 from flashsmith.env import VARIABLES
 from flashsmith.families import (
+    KNOB_VALUES,
     FlashForwardKernelConfig,
     HopperForwardKernelConfig,
     kernel_set_sizes,
     parse_kernel_name_into_config,
 )
-from flashsmith.families.legal_space import KNOB_VALUES
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -18,7 +18,7 @@ from mutants import Mutant, Operator, mutants_by
 from mutants_hopper import hopper_operators
 from wgmma_victims import KernelVictim, rare, shipped, small
 
-from flashsmith.families.wgmma import PingPong
+from flashsmith.families.wgmma.config import PingPong
 
 SYNCHRONISING = (
     "drop fence", "drop commit", "drop wait", "weaken wait", "flip parity", "load elsewhere",

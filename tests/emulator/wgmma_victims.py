@@ -24,7 +24,7 @@ from flashsmith.families import (
     get_kernel_configs,
 )
 from flashsmith.families import parse_kernel_name_into_config as parse
-from flashsmith.families.wgmma import PingPong
+from flashsmith.families.wgmma.config import PingPong
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.verify import prove
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
 from flashsmith.families import KNOB_VALUES, DType, FlashForwardKernelConfig, Semantics
+from flashsmith.families.knob import knob
 from flashsmith.operations.semantics import MASKS
 
 LADDER_TOP = FlashForwardKernelConfig(
@@ -88,5 +89,5 @@ def random_configs(count: int, seed: int) -> list[FlashForwardKernelConfig]:
 class LaterConfig(FlashForwardKernelConfig):
     """The class as it may look after two more knobs were appended."""
 
-    tiles_ahead: int = field(default=0, metadata={"meaning": "loads in flight", "word": "tiles"})
-    fast: bool = field(default=False, metadata={"meaning": "in less time", "word": "fast"})
+    tiles_ahead: int = knob("loads in flight", values=(0, 1), word="tiles", default=0, lowest=0)
+    fast: bool = knob("in less time", word="fast", default=False)

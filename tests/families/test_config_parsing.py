@@ -139,8 +139,8 @@ def test_what_cannot_be_parsed_is_told_why(text: str, problem: str) -> None:
 
 def test_an_unknown_feature_is_answered_with_the_known_ones() -> None:
     known = (
-        "known are async, eager, swizzled, buffer, opt_softmax, stages_N, lazy_rescale, "
-        "ping_pong, ctas_N, trim, l2_N, load_Q_K_V_tiles"
+        "known are async, eager, swizzled, load_Q_K_V_tiles, buffer, opt_softmax, stages_N, "
+        "lazy_rescale, ping_pong, ctas_N, trim, l2_N"
     )
     with pytest.raises(ConfigParseError, match=known):
         parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): fast+load_0_0_0_tiles")

@@ -25,7 +25,7 @@ from flashsmith.families import (
     is_legal,
     should_autotune_config,
 )
-from flashsmith.families.mma_sync.space import MOVES, neighbours
+from flashsmith.families.mma_sync.space import MOVES
 from flashsmith.families.wgmma import space as hopper
 
 
@@ -106,7 +106,7 @@ def test_space_is_legal_where_there_is_room_and_leads_to_tune() -> None:
     (best_of_tune,) = get_kernel_configs(
         "(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
     )
-    assert any(best_of_tune in neighbours(cfg) for cfg in configs)
+    assert any(best_of_tune in cfg.family.neighbours(cfg) for cfg in configs)
     assert {cfg.d_head for cfg in configs} == {64, 96, 128, 256}
     wide = get_search_space_configs([DType.BF16], [192])
     assert {(cfg.dtype, cfg.d_head) for cfg in wide} == {(DType.BF16, 192)}
@@ -114,7 +114,7 @@ def test_space_is_legal_where_there_is_room_and_leads_to_tune() -> None:
 
 @pytest.mark.parametrize("cfg", get_search_space_configs()[::97], ids=str)
 def test_neighbours_are_one_move_away(cfg: FlashForwardKernelConfig) -> None:
-    found = neighbours(cfg)
+    found = cfg.family.neighbours(cfg)
     assert len(set(found)) == len(found) > 3
     for other in found:
         assert other != cfg
@@ -140,7 +140,7 @@ def test_the_wgmma_space_is_legal_small_and_holds_the_shipped_set() -> None:
 
 @pytest.mark.parametrize("cfg", HOPPER[::13], ids=str)
 def test_wgmma_neighbours_are_one_move_away(cfg: HopperForwardKernelConfig) -> None:
-    found = neighbours(cfg)
+    found = cfg.family.neighbours(cfg)
     assert 5 < len(set(found)) == len(found) < 25
     for other in found:
         assert other != cfg
@@ -189,7 +189,7 @@ def test_the_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatc
 
 VALID_KEYS = (
     f"prog (7), prog-all (56), tune (80), space ({len(get_search_space_configs())}), "
-    f"cover ({len(get_cover_configs())}), all (80), hopper (40), "
+    f"cover ({len(get_cover_configs())}), hopper (40), all (80), "
     "'64,32' (16), '64,64' (32), '128,32' (16), '128,64' (16)"
 )
 

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 
 from flashsmith.families import DType, FlashForwardKernelConfig
+from flashsmith.families.mma_sync.sets import proof_configs
 from flashsmith.printable import quoted
-from flashsmith.verify.grid import schedules
 
 NUMPY = {DType.FP16: np.dtype(np.float16), DType.BF16: np.dtype(ml_dtypes.bfloat16)}
 Arguments = dict[str, Any]
@@ -36,7 +36,7 @@ def tensor(dtype: DType, *shape: int) -> np.ndarray:
 
 
 def config_for(dtype: DType) -> FlashForwardKernelConfig:
-    return schedules(dtype, 32)[0]
+    return proof_configs(dtype, 32)[0]
 
 
 def dense_call(dtype: DType, heads_k: int) -> Arguments:

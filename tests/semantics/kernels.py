@@ -9,7 +9,8 @@ from flashsmith.builder import library_for
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify.grid import Case, covering_cases
-from flashsmith.verify.schedules import MMA_SYNC
+
+MMA_SYNC = "mma_sync"
 
 # Packed kernels are uneven ones.
 SEMANTICS = [

@@ -9,12 +9,13 @@ import pytest
 from kernels import SEMANTICS, built, cover
 
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DType, Semantics
+from flashsmith.families import DType, Semantics, family_named
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.verify import prove
 from flashsmith.verify.grid import REFUSED_D
 from flashsmith.verify.inputs import numpy_dtype
-from flashsmith.verify.schedules import MMA_SYNC, WGMMA, schedules
+
+MMA_SYNC, WGMMA = "mma_sync", "wgmma"
 
 
 def wrong_verdicts(semantics: Semantics, arch: int, family: str, **options: Any) -> list[str]:
@@ -55,6 +56,6 @@ def test_a_cover_is_right_on_the_gpu(semantics: Semantics, family: str) -> None:
 @pytest.mark.parametrize("family", [MMA_SYNC, WGMMA])
 def test_other_head_dimensions_are_refused(family: str, dtype: DType, d: int) -> None:
     q = np.zeros((1, 64, 1, d), numpy_dtype(dtype))
-    for config in schedules(dtype, 64 if d < 64 else 128, family):
+    for config in family_named(family).proof_configs(dtype, 64 if d < 64 else 128):
         with pytest.raises(ArgumentError, match=rf"^q: .*{d}.*multiple of 8"):
             forward(config, q, q, q)

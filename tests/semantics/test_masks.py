@@ -13,10 +13,10 @@ from kernels import built
 from flashsmith.builder import library_for
 from flashsmith.emulator import Launch, MemoryAccess, Observer
 from flashsmith.families import DType, FlashForwardKernelConfig, Semantics
+from flashsmith.families.mma_sync.sets import proof_configs
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify.attention import Attention, offsets, row_slices
-from flashsmith.verify.grid import schedules
 from flashsmith.verify.inputs import numpy_dtype
 
 D = 16
@@ -186,7 +186,7 @@ EMPTY_ROW = 2
 def test_tiles_in_full_sight_run_no_mask_code(mask: str, call: dict[str, Any]) -> None:
     """Of one Q tile only the tiles at the diagonal need a mask, however many keys there are: each
     further tile costs what it costs a kernel that knows no mask."""
-    configs = [schedules(DType.FP16, 64)[i] for i in (0, 3)]
+    configs = [proof_configs(DType.FP16, 64)[i] for i in (0, 3)]
     for semantics in (Semantics(), Semantics(mask)):
         loaded_kernels.add(library_for(configs, semantics=semantics))
     for config in configs:

@@ -12,7 +12,8 @@ from kernels import SEMANTICS, built
 
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, prove
-from flashsmith.verify.schedules import MMA_SYNC, WGMMA
+
+MMA_SYNC, WGMMA = "mma_sync", "wgmma"
 
 LIMITS = st.none() | st.integers(0, 250)
 # The emulator's time goes with d_head; the larger ones have the grid.

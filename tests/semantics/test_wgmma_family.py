@@ -23,13 +23,15 @@ from flashsmith.families import (
     HopperForwardKernelConfig,
     Semantics,
     device_spec,
+    family_named,
     get_kernel_configs,
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import TILE_KINDS, prove
-from flashsmith.verify.schedules import WGMMA, schedules
+
+WGMMA = "wgmma"
 
 ARCH = 90
 # So few that a CTA computes several tiles, and all its rings go round.
@@ -79,7 +81,7 @@ class Kernel:
 
 
 def shown(dtype: DType, d_head: int, place: int, semantics: str) -> Kernel:
-    config = schedules(dtype, d_head, WGMMA)[place]
+    config = family_named(WGMMA).proof_configs(dtype, d_head)[place]
     assert isinstance(config, HopperForwardKernelConfig)
     return Kernel(config, Semantics.parse(semantics))
 

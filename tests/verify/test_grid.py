@@ -14,8 +14,9 @@ from flashsmith.families import (
     HopperForwardKernelConfig,
     check_legal,
     compiled_d_head,
+    family_named,
 )
-from flashsmith.families.wgmma import PingPong, Schedule, TileOrder
+from flashsmith.families.wgmma.config import PingPong, Schedule, TileOrder
 from flashsmith.verify.grid import (
     BATCHES,
     COVER_LENGTHS,
@@ -32,7 +33,8 @@ from flashsmith.verify.grid import (
     covering_cases,
     proof_grid,
 )
-from flashsmith.verify.schedules import MMA_SYNC, WGMMA, family_d_head, schedules
+
+MMA_SYNC, WGMMA = "mma_sync", "wgmma"
 
 FACTORS = {
     "dtype": tuple(DType),
@@ -102,7 +104,7 @@ def test_every_schedule_is_legal_and_used() -> None:
     offered = {
         config
         for dtype, d_head in product(DType, SUPPORTED_D_HEADS)
-        for config in schedules(dtype, d_head)
+        for config in family_named(MMA_SYNC).proof_configs(dtype, d_head)
     }
     assert used == offered
     for config in offered:
@@ -121,7 +123,7 @@ def test_the_wgmma_family_has_the_same_grid() -> None:
     assert {case.config for case in theirs} == {
         config
         for dtype, d in product(DType, D)
-        for config in schedules(dtype, family_d_head(WGMMA, d), WGMMA)
+        for config in family_named(WGMMA).proof_configs(dtype, d)
     }
     assert {case.keywords()["sm_count"] for case in theirs[::11]} == {1, 3, None}
     for case in theirs[::101]:
@@ -133,7 +135,7 @@ def test_every_wgmma_schedule_is_legal_and_they_show_every_knob() -> None:
     configs = [
         config
         for dtype, d in product(DType, D)
-        for config in schedules(dtype, family_d_head(WGMMA, d), WGMMA)
+        for config in family_named(WGMMA).proof_configs(dtype, d)
     ]
     for config in configs:
         check_legal(config)

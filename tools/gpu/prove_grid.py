@@ -28,13 +28,12 @@ import numpy as np
 
 from flashsmith.builder import library_for
 from flashsmith.errors import ArgumentError, FlashsmithError, LaunchError
-from flashsmith.families import DType
+from flashsmith.families import FAMILIES, DType, family_named
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
-from flashsmith.verify.grid import REFUSED_D, Case, covering_cases, proof_grid
+from flashsmith.verify.grid import FIRST_FAMILY, REFUSED_D, Case, covering_cases, proof_grid
 from flashsmith.verify.inputs import numpy_dtype
-from flashsmith.verify.schedules import MMA_SYNC, WGMMA, schedules
 
 FIGURES = ("max_error", "bound", "rel_l2", "lse_error", "row_max_error")
 COLUMNS = ("case", "config", "semantics", "ok", *FIGURES, "said")
@@ -80,7 +79,7 @@ def refused_rows(family: str) -> Iterator[Row]:
     for dtype in DType:
         for d in REFUSED_D:
             q = np.zeros((1, 64, 1, d), numpy_dtype(dtype))
-            config = schedules(dtype, 64 if d < 64 else 128, family)[0]
+            config = family_named(family).proof_configs(dtype, 64 if d < 64 else 128)[0]
             try:
                 forward(config, q, q, q)
                 said = "was not refused"
@@ -91,7 +90,7 @@ def refused_rows(family: str) -> Iterator[Row]:
             yield row | {"case": f"{dtype.name.lower()}, d{d}", "ok": right, "said": said}
 
 
-def handful(family: str = MMA_SYNC) -> list[Case]:
+def handful(family: str = FIRST_FAMILY) -> list[Case]:
     """Few small cases that between them show every semantics and every single value."""
     small = [case for case in covering_cases(family) if max(case.lengths) <= SMALL]
     missing = set().union(*map(single_values, small))
@@ -191,7 +190,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=900.0, help="stop cleanly after so long")
     parser.add_argument("--match", default="", help="only cases whose text holds this")
     parser.add_argument("--handful", action="store_true", help="few small cases, for a sanitizer")
-    parser.add_argument("--family", choices=(MMA_SYNC, WGMMA), default=MMA_SYNC, help="of kernels")
+    parser.add_argument("--family", choices=FAMILIES, default=FIRST_FAMILY, help="of kernels")
     options = parser.parse_args()
 
     deadline = time.monotonic() + options.seconds

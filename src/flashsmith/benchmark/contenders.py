@@ -51,6 +51,10 @@ def kernel_contender(config: KernelConfig, workload: Workload) -> KernelContende
 
 
 def attention_contender(config: KernelConfig, workload: Workload) -> KernelContender:
-    """attention(), called as a user calls it: it chooses the kernel, which is ``config``'s."""
+    """attention(), which chooses the kernel at each call: ``config``'s.
+
+    The chooser's own, without the half microsecond in which `flashsmith.attention` asks PyTorch
+    whether it is tracing.
+    """
     w = workload
     return KernelContender(OURS, config, w, partial(attention, w.q, w.k, w.v, out=w.o, **w.options))

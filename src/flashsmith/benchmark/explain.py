@@ -14,12 +14,13 @@ from flashsmith.emulator import BankConflicts, parse
 from flashsmith.emulator.checks import instruction_mix
 from flashsmith.families import (
     DeviceSpec,
-    HopperForwardKernelConfig,
     KernelConfig,
     is_legal,
     nearest_legal,
     rules_of,
 )
+from flashsmith.families.config import THREADS_PER_WARP
+from flashsmith.families.family import Intensity, SmemRegion
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
 
@@ -35,17 +36,6 @@ class RuleResult:
 
 
 @dataclass(frozen=True)
-class SmemRegion:
-    """A half-open range of a CTA's shared memory, bytes, and what lives there."""
-
-    tile: str
-    begin: int
-    end: int
-    rows: int  # 0 of what is no tile
-    columns: int
-
-
-@dataclass(frozen=True)
 class Occupancy:
     """CTAs that one SM has room for, by resource; the smallest decides."""
 
@@ -53,18 +43,6 @@ class Occupancy:
     warps_per_sm: int
     limits: dict[str, int]
     limited_by: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Intensity:
-    """FLOP of the two products per byte moved, in the long run of a sequence.
-
-    `shared`: read from shared memory by ldmatrix or wgmma; `global_memory`: read by CTAs, mostly
-    from L2.
-    """
-
-    shared: float
-    global_memory: float
 
 
 @dataclass(frozen=True)
@@ -77,7 +55,7 @@ class Explanation:
     nearest: tuple[KernelConfig, ...]
     knobs: tuple[KnobEffect, ...]
     smem: tuple[SmemRegion, ...]
-    intensity: Intensity
+    intensity: Intensity | None
     kernel: KernelEntry | None = None
     occupancy: Occupancy | None = None
     static_mix: dict[str, int] | None = None
@@ -108,7 +86,7 @@ class Explanation:
             "nearest_legal": [str(cfg) for cfg in self.nearest],
             "knobs": [asdict(knob) for knob in self.knobs],
             "smem": [asdict(region) for region in self.smem],
-            "intensity": asdict(self.intensity),
+            "intensity": asdict(self.intensity) if self.intensity else None,
             "kernel": self.kernel.to_json() if self.kernel else None,
             "occupancy": asdict(self.occupancy) if self.occupancy else None,
             "static_instructions": self.static_mix,
@@ -145,8 +123,8 @@ def _before_building(cfg: KernelConfig, target: Target) -> Explanation:
         ),
         nearest=_nearest(cfg, device),
         knobs=knob_effects(cfg),
-        smem=smem_map(cfg),
-        intensity=intensity(cfg),
+        smem=tuple(cfg.family.smem_map(cfg)),
+        intensity=cfg.family.intensity(cfg),
     )
 
 
@@ -175,35 +153,6 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity")
 
 
-def _numbered(tile: str, count: int, rows: int) -> list[tuple[str, int]]:
-    """The name and rows of each of `count` buffers for a tile."""
-    if count == 1:
-        return [(tile, rows)]
-    return [(f"{tile} {i + 1} of {count}", rows) for i in range(count)]
-
-
-def smem_map(cfg: KernelConfig) -> tuple[SmemRegion, ...]:
-    """Where the tiles lie in a CTA's dynamic shared memory; O mostly takes Q's place."""
-    if isinstance(cfg, HopperForwardKernelConfig):
-        shared = not (cfg.separate_O or cfg.direct_O)
-        tiles = _numbered("Q, then O" if shared else "Q", cfg.q_buffers, cfg.B_r)
-        tiles += _numbered("O", cfg.separate_O, cfg.B_r)
-        ring = cfg.kv_stages
-    else:
-        tiles = _numbered("Q, then O", 1, cfg.B_r)
-        ring = cfg.kv_tiles
-    for tile in "KV":
-        tiles += _numbered(tile, ring, cfg.B_c)
-    regions, begin = [], 0
-    for tile, rows in tiles:
-        end = begin + rows * cfg.d_head * cfg.dtype.element_size
-        regions.append(SmemRegion(tile, begin, end, rows, cfg.d_head))
-        begin = end
-    if begin < cfg.smem_bytes():
-        regions.append(SmemRegion("barriers, notices", begin, cfg.smem_bytes(), 0, 0))
-    return tuple(regions)
-
-
 def occupancy(cfg: KernelConfig, device: DeviceSpec, registers: int) -> Occupancy:
     """How many CTAs of a kernel with `registers` per thread fit on one SM, and why not more."""
     limits = cfg.cta_limits(
@@ -215,28 +164,10 @@ def occupancy(cfg: KernelConfig, device: DeviceSpec, registers: int) -> Occupanc
     fewest = min(limits.values())
     return Occupancy(
         ctas_per_sm=fewest,
-        warps_per_sm=fewest * cfg.n_warps,
+        warps_per_sm=fewest * cfg.n_threads // THREADS_PER_WARP,
         limits=limits,
         limited_by=tuple(name for name, ctas in limits.items() if ctas == fewest),
     )
-
-
-def intensity(cfg: KernelConfig) -> Intensity:
-    """FLOP per byte in the loop over K and V; what happens once per CTA does not count.
-
-    A loop step does 4 B_r B_c d FLOP. It reads K and V from global memory once per CTA, and from
-    shared memory once per warp; Q too, unless its fragments stay in registers. With wgmma it is a
-    warpgroup that reads them once, and Q always.
-    """
-    flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
-    tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
-    if isinstance(cfg, HopperForwardKernelConfig):
-        shared = 2 * cfg.n_warpgroups * tile_bytes + cfg.B_r * cfg.d_head * cfg.dtype.element_size
-        return Intensity(shared=flop / shared, global_memory=flop / (2 * tile_bytes))
-    shared = 2 * cfg.n_warps * tile_bytes
-    if cfg.Q_mma_load_K_tiles:
-        shared += cfg.B_r * cfg.d_head * cfg.dtype.element_size
-    return Intensity(shared=flop / shared, global_memory=flop / (2 * tile_bytes))
 
 
 def static_mix(ptx: str, entry: str) -> dict[str, int]:

@@ -9,8 +9,6 @@ from rich.text import Text
 
 from flashsmith.benchmark.explain import Explanation
 from flashsmith.benchmark.table import Column, print_table, print_text
-from flashsmith.builder import KernelEntry
-from flashsmith.families import HopperForwardKernelConfig
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
@@ -95,9 +93,10 @@ def _compiler(console: Console, explanation: Explanation) -> None:
     kernel = explanation.kernel
     if kernel is None:
         return
+    cfg = kernel.config
     _section(console, "Compiler")
     lines = [
-        f"registers per thread  {_registers(kernel)}",
+        f"registers per thread  {cfg.family.registers_in_words(cfg, kernel.registers)}",
         "spilled bytes         "
         f"{kernel.spill_store_bytes} stored, {kernel.spill_load_bytes} loaded",
         f"stack bytes           {kernel.stack_bytes}",
@@ -106,16 +105,6 @@ def _compiler(console: Console, explanation: Explanation) -> None:
         *(f"ptxas warns           {warning}" for warning in kernel.warnings),
     ]
     print_text(console, "\n".join(lines), indent=22)
-
-
-def _registers(kernel: KernelEntry) -> str:
-    cfg = kernel.config
-    if isinstance(cfg, HopperForwardKernelConfig):
-        return (
-            f"{kernel.registers} to begin with, then {cfg.producer_registers} to copy and "
-            f"{cfg.consumer_registers} to compute"
-        )
-    return f"{kernel.registers} of 255"
 
 
 def _occupancy(console: Console, explanation: Explanation) -> None:
@@ -134,8 +123,10 @@ def _occupancy(console: Console, explanation: Explanation) -> None:
 
 
 def _intensity(console: Console, explanation: Explanation) -> None:
-    _section(console, "Arithmetic intensity, FLOP per byte")
     found = explanation.intensity
+    if found is None:
+        return
+    _section(console, "Arithmetic intensity, FLOP per byte")
     console.print(
         f"from shared memory  {found.shared:.1f}\nfrom global memory  {found.global_memory:.1f}",
         markup=False,

@@ -15,19 +15,10 @@ from rich.console import Console
 from flashsmith.benchmark.table import Column, print_table
 from flashsmith.builder import CacheEntry, KernelLibrary, is_current
 from flashsmith.families import KernelConfig, Semantics, is_legal
+from flashsmith.families.selection import config_sets
 from flashsmith.runtime.target import Target
 
 MIB = 2**20
-
-_SETS = {
-    "prog": "the ladder: seven steps, one optimisation each",
-    "prog-all": "the ladder at every block size and warp count",
-    "tune": "what a search for the fastest kernel tries",
-    "space": "what 'flashsmith tune' searches: wider than tune, for more head dimensions",
-    "cover": "every two knob values that can meet do meet",
-    "hopper": "the wgmma kernels that the package ships, for sm_90",
-    "all": "get_kernels_to_build(), what a plain 'flashsmith build' compiles",
-}
 
 
 def print_sets(console: Console, sizes: Mapping[str, int | None]) -> None:
@@ -44,7 +35,8 @@ def _meaning(key: str) -> str:
     if "," in key:
         B_r, B_c = key.split(",")
         return f"of tune, those with B_r {B_r} and B_c {B_c}"
-    return _SETS.get(key, "a set of an installed package")
+    offered = config_sets().get(key)
+    return offered.meaning if offered else "a set of an installed package"
 
 
 def config_facts(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flashsmith.benchmark.run_times import TIMED
-from flashsmith.benchmark.whole_tiles import tiles_of, whole_tiles
+from flashsmith.benchmark.whole_tiles import whole_tiles
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
 from flashsmith.operations import DEFAULT
@@ -57,7 +57,7 @@ class Size:
         if self.semantics.uneven:
             _check_uneven(f"seq={self.seq}", self.problem(cfg), cfg)
             return
-        for name, tile in tiles_of(cfg).items():
+        for name, tile in cfg.family.dividing_tiles(cfg).items():
             if self.length(cfg) % tile:
                 raise ArgumentError(
                     f"seq={self.seq}: must be a multiple of {name}={tile} of {cfg}; "

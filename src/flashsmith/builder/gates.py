@@ -1,6 +1,7 @@
-"""What a shipped wgmma kernel must not be: one that the compiler made slow.
+"""What a shipped kernel must not be: one that the compiler made slow.
 
-Such a kernel computes the right thing at a fraction of its speed, and nothing but ptxas says so.
+Such a kernel of a family that must not spill computes the right thing at a fraction of its speed,
+and nothing but ptxas says so.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 
 from flashsmith.builder.manifest import KernelEntry
 from flashsmith.errors import CompileError
-from flashsmith.families import HopperForwardKernelConfig, Semantics
+from flashsmith.families import Semantics
 from flashsmith.shipped import ships
 
 # In ptxas's words: products that wait for one another, and warpgroups that keep their registers.
@@ -33,11 +34,11 @@ def losses(kernel: KernelEntry) -> list[str]:
 
 
 def check_shipped(kernels: Iterable[KernelEntry], semantics: Semantics, compiler: str) -> None:
-    """Raises CompileError when a shipped wgmma kernel among these lost its speed in `compiler`."""
+    """Raises CompileError when a shipped kernel among these lost its speed in `compiler`."""
     wrong = [
         (kernel, found)
         for kernel in kernels
-        if isinstance(kernel.config, HopperForwardKernelConfig)
+        if kernel.config.family.must_not_spill
         and (found := losses(kernel))
         and ships(kernel.config, semantics)
     ]

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from flashsmith.builder.files import Check, any_owner, read_below
+from flashsmith.errors import ArgumentError
 from flashsmith.families import (
-    FAMILIES,
     KernelConfig,
     Semantics,
     device_spec,
+    family_named,
     parse_kernel_name_into_config,
 )
 from flashsmith.untrusted import parse_json
@@ -156,8 +157,10 @@ class Manifest:
 
     def _check(self) -> None:
         """Raise ValueError unless the fields fit one another."""
-        if self.family not in FAMILIES:
-            raise ValueError(f"it is of an unknown family: {self.family!r}")
+        try:
+            family_named(self.family)
+        except ArgumentError as error:
+            raise ValueError(f"it is of an unknown family: {error}") from error
         device_spec(self.arch)
         if not self.kernels:
             raise ValueError("it lists no kernel")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flashsmith.builder.manifest import FORMAT
 from flashsmith.builder.toolchain import Toolchain
-from flashsmith.families import KernelConfig, Semantics, device_spec
+from flashsmith.families import KernelConfig, Semantics, device_spec, family_named
 
 _SOURCE_SUFFIXES = (".cu", ".cuh", ".cc", ".h")
 # Below csrc; its other folders hold programs of their own.
@@ -80,8 +80,7 @@ def _hash_of(sources: Mapping[str, bytes]) -> str:
 
 def machine_target(family: str, arch: int) -> str:
     """What machine code is for: 'sm_80'."""
-    # wgmma and TMA's multicast are in the architecture's own instructions, for it alone.
-    return f"sm_{arch}a" if family == "wgmma" else f"sm_{arch}"
+    return f"sm_{arch}{family_named(family).target_suffix}"
 
 
 def kernel_flags(family: str, arch: int) -> tuple[str, ...]:

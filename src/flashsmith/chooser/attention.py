@@ -6,7 +6,8 @@ from typing import Any
 
 from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
-from flashsmith.families import FAMILIES, KernelConfig
+from flashsmith.families import KernelConfig
+from flashsmith.families.family import config_class_names
 from flashsmith.runtime import run_call
 from flashsmith.runtime.options import NO_WINDOW
 from flashsmith.runtime.tensors import Array
@@ -73,10 +74,10 @@ def attention(
         ArgumentError: an argument is unusable, or no kernel serves these tensors.
         The other errors of ``flashsmith.forward``.
     """
-    if config is not None and not isinstance(config, tuple(FAMILIES.values())):
+    if config is not None and not isinstance(config, KernelConfig):
         raise ArgumentError(
-            f"config: got {type(config).__name__}; give a FlashForwardKernelConfig or a "
-            "HopperForwardKernelConfig, or None, and one is chosen"
+            f"config: got {type(config).__name__}; give a {' or a '.join(config_class_names())}, "
+            "or None, and one is chosen"
         )
     options = (
         causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flashsmith.chooser.cost_model import Estimate, estimate, has_model
+from flashsmith.chooser.cost_model import Estimate, estimate
 from flashsmith.families import DeviceSpec, Problem
 
 # Below these shares it is worth saying.
@@ -28,7 +28,7 @@ def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
         )
     if problem.semantics.packed:
         yield "packed: every sequence is taken to be as long as the longest"
-    if has_model(config.FAMILY):
+    if config.family.has_cost_model:
         guess = estimate(config, problem, device)
         yield from _about_rows(guess, problem)
         yield from _about_waves(guess, problem, device)

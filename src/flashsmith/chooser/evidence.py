@@ -14,12 +14,12 @@ among the fastest there, too, which is taken to have been as slow as the slowest
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from flashsmith.chooser.candidates import candidates
-from flashsmith.chooser.cost_model import estimate, has_model
+from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.winners import Entry, Found, Ranked, WinnersTable, gpu_name
 from flashsmith.chooser.winners.key import same_gpu
 from flashsmith.chooser.winners.validation import device_of
@@ -116,7 +116,7 @@ def _checked(
         return None, f"it is of the family {config.FAMILY}, not {family}"
     if config.d_head != d_head:
         return None, f"it is for d_head {config.d_head}"
-    config = replace(config, dtype=dtype)
+    config = config.with_knobs(dtype=dtype)
     return config, "; ".join(rule.message for rule in broken_rules(config, device))
 
 
@@ -158,7 +158,7 @@ def _with_others(
     """The same, and first of all the best of those that were not named there, where that promises
     enough: of the choice's family, since that is what was measured with it."""
     family = ordered[0].config.FAMILY
-    if not has_model(family):
+    if not ordered[0].config.family.has_cost_model:
         return ordered
     slowest = max(one.ms for config, one in usable if family == config.FAMILY)
     named = {config for config, _ in usable}
@@ -183,7 +183,7 @@ def _growth(
     config: Any, measured: Problem, there: DeviceSpec, problem: Problem, here: DeviceSpec
 ) -> float:
     """How many times as long the problem takes as the measured one; the FLOP's ratio at least."""
-    if has_model(config.FAMILY):
+    if config.family.has_cost_model:
         now = estimate(config, problem, here).ms
         then = _estimated_before(config, measured, there)
         if 0 < then < float("inf"):

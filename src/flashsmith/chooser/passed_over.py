@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from flashsmith.chooser.candidates import candidates
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.evidence import Expected
-from flashsmith.families import FAMILIES, DeviceSpec, Problem, compiled_d_head
-from flashsmith.families.wgmma.rules import HOPPER_ARCH, HOPPER_D_HEADS
+from flashsmith.families import DeviceSpec, Problem, compiled_d_head, families, family_named
 
 
 def passed_over(
@@ -20,23 +19,10 @@ def passed_over(
     """
     chosen = expected[0]
     return {
-        family: _why_not(family, problem, device, expected, measured)
-        for family in FAMILIES
-        if family != chosen.config.FAMILY
+        family.name: _why_not(family.name, problem, device, expected, measured)
+        for family in families(chosen.config.family.operation)
+        if family is not chosen.config.family
     }
-
-
-def unserved(family: str, problem: Problem, device: DeviceSpec) -> str | None:
-    """Why a family has no kernels for a problem on a device; None where it has."""
-    if family != "wgmma":
-        return None
-    if device.arch != HOPPER_ARCH:
-        return f"its instructions are of sm_{HOPPER_ARCH}, and {device.name} is sm_{device.arch}"
-    d_head = compiled_d_head(problem.d)
-    if d_head not in HOPPER_D_HEADS:
-        served = ", ".join(map(str, HOPPER_D_HEADS))
-        return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"
-    return None
 
 
 def _why_not(
@@ -46,7 +32,7 @@ def _why_not(
     expected: Sequence[Expected],
     measured: bool,
 ) -> str:
-    reason = unserved(family, problem, device)
+    reason = family_named(family).unserved(problem, device)
     if reason is not None:
         return f"does not serve this: {reason}"
     chosen = expected[0]

@@ -100,7 +100,7 @@ def tune_kernels(
     from flashsmith.tuning.problems import read_problems
     from flashsmith.tuning.progress import SweepProgress
     from flashsmith.tuning.ranking import plan_summary, print_plan, print_ranking, summary
-    from flashsmith.tuning.space import SPACES, default_space
+    from flashsmith.tuning.space import default_space, space_keys
     from flashsmith.tuning.sweep import Settings
     from flashsmith.tuning.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
 
@@ -115,7 +115,7 @@ def tune_kernels(
     settings = Settings(
         budget=seconds,
         max_spill=max_spill,
-        refinements=int(key in SPACES) if refine is None else refine,
+        refinements=int(key in space_keys()) if refine is None else refine,
         # Timing needs a core of its own.
         jobs=jobs or max(1, env.jobs() - 1),
     )

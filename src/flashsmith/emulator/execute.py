@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flashsmith.emulator.interface import EmulationResult, Launch, Observer, Site
-from flashsmith.emulator.machine.geometry import WARP, Geometry
+from flashsmith.emulator.machine.geometry import WARP, WARPGROUP, Geometry
 from flashsmith.emulator.machine.group import Group
 from flashsmith.emulator.machine.memory import GlobalMemory
 from flashsmith.emulator.machine.random_schedule import RandomSchedule
@@ -174,7 +174,7 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
     wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
     # What one warp has waited for of a wgmma is done for all four, so these stay together.
-    unit = WARP if translated.warps_are_free else 4 * WARP
+    unit = WARP if translated.warps_are_free else WARPGROUP
     groups = _groups(geometry, random, unit)
     with np.errstate(all="ignore"):
         try:

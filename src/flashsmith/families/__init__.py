@@ -1,48 +1,62 @@
-"""What a kernel is: configs, their names, their rules and the sets of them."""
+"""What a kernel is: families of configs, their names, their rules and the sets of them."""
 
-from flashsmith.families.cover import get_cover_configs
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import (
     DEFAULT_DEVICE,
     KNOWN_DEVICES,
     DeviceSpec,
     device_spec,
 )
-from flashsmith.families.family import FAMILIES, KernelConfig, by_family
-from flashsmith.families.legal_space import KNOB_VALUES, legal_completions
+from flashsmith.families.family import (
+    FAMILIES,
+    Family,
+    families,
+    family_named,
+    register_family,
+)
+from flashsmith.families.legal_space import legal_completions
 from flashsmith.families.legality import (
-    RULES,
-    SUPPORTED_D_HEADS,
     broken_rules,
     compiled_d_head,
     is_legal,
     rule_bitmask,
     rules_of,
 )
+from flashsmith.families.mma_sync import MMA_SYNC
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.families.mma_sync.rules import RULES
+from flashsmith.families.mma_sync.sets import (
+    get_autotuning_kernel_configs,
+    get_cover_configs,
+    get_kernel_progression_configs,
+    should_autotune_config,
+)
 from flashsmith.families.mma_sync.space import get_search_space_configs
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.nearest import check_legal, nearest_legal
 from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.families.selection import (
-    get_autotuning_kernel_configs,
+    by_family,
     get_kernel_configs,
-    get_kernel_progression_configs,
     get_kernels_to_build,
     kernel_set_sizes,
-    should_autotune_config,
 )
-from flashsmith.families.wgmma import (
-    HOPPER_KNOB_VALUES,
-    HOPPER_RULES,
+from flashsmith.families.wgmma import WGMMA
+from flashsmith.families.wgmma.config import (
     HopperForwardKernelConfig,
     PingPong,
     Schedule,
     TileOrder,
-    get_hopper_configs,
 )
+from flashsmith.families.wgmma.rules import HOPPER_RULES
+from flashsmith.families.wgmma.sets import get_hopper_configs
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.semantics import Semantics
+
+SUPPORTED_D_HEADS: tuple[int, ...] = MMA_SYNC.knob_values["d_head"]
+KNOB_VALUES = MMA_SYNC.knob_values
+HOPPER_KNOB_VALUES = WGMMA.knob_values
 
 __all__ = [
     "DEFAULT_DEVICE",
@@ -51,11 +65,14 @@ __all__ = [
     "HOPPER_RULES",
     "KNOB_VALUES",
     "KNOWN_DEVICES",
+    "MMA_SYNC",
     "RULES",
     "SUPPORTED_D_HEADS",
+    "WGMMA",
     "BrokenRule",
     "DType",
     "DeviceSpec",
+    "Family",
     "FlashForwardKernelConfig",
     "HopperForwardKernelConfig",
     "KernelConfig",
@@ -70,6 +87,8 @@ __all__ = [
     "check_legal",
     "compiled_d_head",
     "device_spec",
+    "families",
+    "family_named",
     "get_autotuning_kernel_configs",
     "get_cover_configs",
     "get_hopper_configs",
@@ -82,6 +101,7 @@ __all__ = [
     "legal_completions",
     "nearest_legal",
     "parse_kernel_name_into_config",
+    "register_family",
     "rule_bitmask",
     "rules_of",
     "should_autotune_config",

@@ -1,14 +1,18 @@
-"""FamilyConfig: what the configs of all kernel families have in common, and an SM's limits."""
+"""KernelConfig: what the configs of all kernel families have in common, and an SM's limits."""
 
 from __future__ import annotations
 
+import operator
 import re
-from abc import abstractmethod
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from flashsmith.errors import ArgumentError
+from flashsmith.families.family import Family
+from flashsmith.families.knob import KnobGroup, enumeration, is_flag
 from flashsmith.operations.dtype import DType
+from flashsmith.printable import quoted
 
 THREADS_PER_WARP = 32
 
@@ -26,34 +30,70 @@ INT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, order=True)
-class FamilyConfig:
+class KernelConfig:
     """A frozen, ordered dataclass of knobs that name one kernel; a family's class adds the knobs.
+
+    Every config has a dtype (a DType) and a d_head, the widest head dimension that its kernel
+    takes; any other field is a flag, a member of an enumeration or a number. Each is declared with
+    `knob`.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
     """
 
-    def __post_init__(self) -> None:
-        for knob in fields(self):
-            value = getattr(self, knob.name)
-            checked = self._checked(knob, value)
-            if checked is not value:
-                object.__setattr__(self, knob.name, checked)
+    # The family's name, and the first compute capability its kernels run on (80 for 8.0).
+    FAMILY: ClassVar[str]
+    OLDEST_ARCH: ClassVar[int]
+    # Of the short form: the knobs in the tuple, what follows the last of them there, the first
+    # feature, and the features that say several knobs.
+    SHAPE: ClassVar[tuple[str, ...]] = ()
+    SHAPE_SUFFIX: ClassVar[str] = ""
+    LEADING_WORD: ClassVar[str] = ""
+    GROUPS: ClassVar[tuple[KnobGroup, ...]] = ()
+    # Set when the family is registered: the family, and the names of all knobs in order.
+    family: ClassVar[Family]
+    KNOBS: ClassVar[tuple[str, ...]]
 
-    @staticmethod
-    @abstractmethod
-    def _checked(knob: Field[Any], value: object) -> object:
-        """`value` as the field's own type, or ArgumentError."""
+    if TYPE_CHECKING:
+
+        def __getattr__(self, knob: str) -> Any:
+            """The knobs of whichever family."""
+
+    def __post_init__(self) -> None:
+        for declared in fields(self):
+            value = getattr(self, declared.name)
+            checked = checked_value(declared, value)
+            if checked is not value:
+                object.__setattr__(self, declared.name, checked)
 
     # --- names -----------------------------------------------------------------------------------
 
-    @abstractmethod
     def _shape(self, include_d_head: bool) -> str:
         """What the tuple of the short form says."""
+        shown = [name for name in self.SHAPE if include_d_head or name != "d_head"]
+        values = [
+            value.name if isinstance(value, DType) else str(value)
+            for value in (getattr(self, name) for name in shown)
+        ]
+        return ", ".join(values) + self.SHAPE_SUFFIX
 
-    @abstractmethod
     def _feature_words(self) -> list[str]:
         """What follows the tuple."""
+        words = [self.LEADING_WORD] * bool(self.LEADING_WORD)
+        groups = {group.knobs[0]: group for group in self.GROUPS}
+        for declared in fields(self):
+            if group := groups.get(declared.name):
+                words.append(group.write(tuple(getattr(self, name) for name in group.knobs)))
+                continue
+            value, word = getattr(self, declared.name), declared.metadata["word"]
+            neutral = value == declared.default and not declared.metadata["always"]
+            if word is None or neutral:
+                continue
+            if isinstance(value, IntEnum):
+                words.append(word + value.name.lower())
+            else:
+                words.append(word if value is True else f"{word}_{value}")
+        return words
 
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
         """For example '(FP16, 128, 64, 64, 4): async+swizzled+load_0_2_2_tiles+opt_softmax'.
@@ -85,16 +125,24 @@ class FamilyConfig:
         """The fields in order as ints; the class called with them gives the config back."""
         return tuple(int(getattr(self, knob.name)) for knob in fields(self))
 
+    def with_knobs(self, **values: Any) -> Any:
+        """The config with other values of these knobs, checked as any."""
+        return replace(self, **values)
+
     # --- resources -------------------------------------------------------------------------------
 
     @property
-    @abstractmethod
     def n_threads(self) -> int:
         """Threads of one CTA."""
+        raise NotImplementedError
 
-    @abstractmethod
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of one CTA, bytes."""
+        raise NotImplementedError
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """Whether a kernel for whole tiles serves these sizes."""
+        return d == self.d_head
 
     def cta_limits(
         self,
@@ -127,9 +175,67 @@ class FamilyConfig:
         return min(self.cta_limits(max_smem_bytes, registers).values())
 
 
-def is_flag(knob: Field[Any]) -> bool:
-    """Whether the knob is on or off rather than a number."""
-    return knob.type in ("bool", bool)
+@dataclass(frozen=True, order=True)
+class ForwardConfig(KernelConfig):
+    """What the configs of families of the forward operation have in common: d_head, and B_c keys to
+    a step of the loop."""
+
+    def attn_flop(
+        self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
+    ) -> int:
+        """FLOP of the two matrix products, 4 b h s_q s_k d; half of it when causal."""
+        return 4 * self.d_head * _scores(batch, seq_q, seq_k, heads, causal)
+
+    def total_flop(
+        self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
+    ) -> int:
+        """attn_flop plus the softmax's own, as if O were rescaled for every K/V tile.
+
+        Each score costs 5 (scale, subtract the maximum, exp2, running maximum, running sum). Each
+        K/V tile multiplies the O rows once, d per B_c scores, and the end divides them once more.
+        """
+        scores = _scores(batch, seq_q, seq_k, heads, causal)
+        rescale = scores * self.d_head // self.B_c
+        normalise = batch * heads * seq_q * self.d_head
+        return 4 * self.d_head * scores + 5 * scores + rescale + normalise
+
+
+def _scores(batch: int, seq_q: int, seq_k: int, heads: int, causal: bool) -> int:
+    scores = batch * heads * seq_q * seq_k
+    return scores // 2 if causal else scores
+
+
+def checked_value(declared: Field[Any], value: object) -> object:
+    """`value` as the knob's own type.
+
+    Raises:
+        ArgumentError: it is none of the knob's.
+    """
+    if declared.name == "dtype":
+        return value if isinstance(value, DType) else DType.parse(value)
+    if members := enumeration(declared):
+        return _checked_member(declared.name, members, value)
+    if is_flag(declared):
+        if isinstance(value, bool):
+            return value
+        if hasattr(value, "__index__") and operator.index(value) in (0, 1):
+            return bool(operator.index(value))
+        raise ArgumentError(f"{declared.name}={quoted(value)}: allowed are True and False")
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentError(f"{declared.name}={quoted(value)}: give a whole number")
+    number = value if type(value) is int else operator.index(value)
+    lowest = declared.metadata["lowest"]
+    if not lowest <= number <= INT_MAX:
+        raise ArgumentError(f"{declared.name}={number}: allowed is {lowest} to {INT_MAX}")
+    return number
+
+
+def _checked_member(name: str, members: type[IntEnum], value: object) -> IntEnum:
+    for member in members:
+        if value == member and not isinstance(value, bool):
+            return member
+    allowed = ", ".join(f"{member.name} ({int(member)})" for member in members)
+    raise ArgumentError(f"{name}={quoted(value)}: allowed are {allowed}")
 
 
 def _cpp_literal(value: object) -> str:

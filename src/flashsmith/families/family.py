@@ -1,24 +1,346 @@
-"""The kernel families: a config is of one of them."""
+"""Family: what differs between families of kernels, and the registry of them.
+
+Everything else asks `cfg.family`; docs/add-a-family.md builds one step by step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
-from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
-from flashsmith.families.wgmma.config import HopperForwardKernelConfig
+from flashsmith.errors import ArgumentError
+from flashsmith.families.cost import TileWork
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.rule import LegalSpace, Rule
+from flashsmith.operations.dtype import DType
+from flashsmith.operations.problem import Problem
+from flashsmith.operations.registry import find_more_with, operation
+from flashsmith.operations.semantics import Semantics
+from flashsmith.printable import quoted
 
-KernelConfig = FlashForwardKernelConfig | HopperForwardKernelConfig
-
-# By the name in a library's manifest.
-FAMILIES: dict[str, type[FlashForwardKernelConfig] | type[HopperForwardKernelConfig]] = {
-    config_class.FAMILY: config_class
-    for config_class in (FlashForwardKernelConfig, HopperForwardKernelConfig)
-}
+ENTRY_POINT_GROUP = "flashsmith.families"
+# A C identifier in small letters: it names a folder of sources and stands in manifests.
+_NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 
 
-def by_family(configs: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
-    """The configs of each family together, as a kernel library holds them; in their order."""
-    groups: dict[str, list[KernelConfig]] = {}
-    for cfg in configs:
-        groups.setdefault(cfg.FAMILY, []).append(cfg)
-    return list(groups.values())
+class ConfigSet(NamedTuple):
+    """A set that KERNELS can name: what it is, in words, and its configs."""
+
+    meaning: str
+    make: Callable[[], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class SmemRegion:
+    """A half-open range of a CTA's shared memory, bytes, and what lives there."""
+
+    tile: str
+    begin: int
+    end: int
+    rows: int  # 0 of what is no tile
+    columns: int
+
+
+def smem_regions(
+    cfg: Any, tiles: Iterable[tuple[str, int, int]], rest: str = ""
+) -> tuple[SmemRegion, ...]:
+    """Tiles of d_head columns one after another, and what follows them.
+
+    Args:
+        cfg: with d_head, dtype and smem_bytes().
+        tiles: a tile's name, how many buffers it has, and their rows.
+        rest: what lies between the last tile and the end.
+    """
+    regions, begin = [], 0
+    for tile, count, rows in tiles:
+        for i in range(count):
+            name = tile if count == 1 else f"{tile} {i + 1} of {count}"
+            end = begin + rows * cfg.d_head * cfg.dtype.element_size
+            regions.append(SmemRegion(name, begin, end, rows, cfg.d_head))
+            begin = end
+    if begin < cfg.smem_bytes():
+        regions.append(SmemRegion(rest, begin, cfg.smem_bytes(), 0, 0))
+    return tuple(regions)
+
+
+@dataclass(frozen=True)
+class Intensity:
+    """FLOP per byte moved, in the long run of a sequence.
+
+    `shared`: read from shared memory; `global_memory`: read by CTAs, mostly from L2.
+    """
+
+    shared: float
+    global_memory: float
+
+
+class Family:
+    """One family of kernels: a config class, C++ that it instantiates, and what is known of both.
+
+    A subclass sets what stands without a value here and overrides what its kernels have; the
+    methods' own answers are those of a family that has no such thing. `cfg` is always a config of
+    the family.
+    """
+
+    # The class of its configs; its FAMILY is the family's name.
+    config_class: Any
+    # The family in a sentence: 'mma.sync'.
+    title: str
+    # What its kernels compute, by the operation's name.
+    operation: str = "forward"
+    # Which configs a kernel can be built for.
+    rules: tuple[Rule, ...] = ()
+    # The knobs that are settled first where a config is completed: what many rules read.
+    settled_first: tuple[str, ...] = ()
+    # Of some knobs the values worth a try where a config is to be mended; of the others all.
+    repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    # The folder of its C++ sources, which bears the family's name.
+    csrc: Path
+    # Follows 'sm_90' in the target of its machine code where it is in the architecture's own
+    # instructions, for it alone.
+    target_suffix: str = ""
+    # Whether TMA must be able to copy the tensors: then no stride may be 0 or negative.
+    needs_tma: bool = False
+    # Whether a CTA may compute several tiles, one after the other.
+    persistent: bool = False
+    # Whether a kernel that spills is as good as lost: none that does is measured or shipped.
+    must_not_spill: bool = False
+    # The key under which `flashsmith tune` knows its search space; '' for no space of its own.
+    space_key: str = ""
+    # What KERNELS can name of it, by the key.
+    sets: ClassVar[Mapping[str, ConfigSet]] = {}
+
+    @property
+    def name(self) -> str:
+        """What manifests, tables and rows call it."""
+        return str(self.config_class.FAMILY)
+
+    @property
+    def oldest_arch(self) -> int:
+        """The first compute capability that its kernels run on, 90 for 9.0."""
+        return int(self.config_class.OLDEST_ARCH)
+
+    @cached_property
+    def knob_values(self) -> dict[str, tuple[Any, ...]]:
+        """Every value that a knob has in some legal config, in the order of the fields."""
+        return {knob.name: knob.metadata["values"] for knob in fields(self.config_class)}
+
+    @cached_property
+    def legal_space(self) -> LegalSpace:
+        """The space of its legal configs."""
+        return LegalSpace(self.rules, self.knob_values, self.settled_first, self.repairs)
+
+    def runs_on(self, device: DeviceSpec) -> bool:
+        """Whether some config of it is legal on a device, as far as that is the device's matter."""
+        if device.arch < self.oldest_arch:
+            return False
+        return all(rule.predicate(None, device) for rule in self.rules if not rule.knobs)
+
+    def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
+        """Why it has no kernels for a problem on a device; None where it has."""
+        return None
+
+    # --- which configs ---------------------------------------------------------------------------
+
+    def kernels_to_build(self) -> Sequence[Any]:
+        """The configs that a plain `flashsmith build` compiles."""
+        return ()
+
+    def block_size_set(self) -> Sequence[Any]:
+        """The configs among which the key 'B_r,B_c' selects."""
+        return ()
+
+    def shipped(self) -> Sequence[tuple[Any, Semantics]]:
+        """The kernels that it ships whatever the table of winners says."""
+        return ()
+
+    def candidates(
+        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+    ) -> Sequence[Any]:
+        """The configs worth weighing where nothing was measured, in order of preference.
+
+        masked: whether some rows see fewer keys than others.
+        """
+        return ()
+
+    def search_space(self, dtype: DType, d_head: int, masked: bool) -> Sequence[Any]:
+        """The configs that `flashsmith tune` tries first; () where there are no such kernels."""
+        return ()
+
+    def neighbours(self, cfg: Any) -> Sequence[Any]:
+        """The legal configs one move of the search away from `cfg`, which is not among them."""
+        return ()
+
+    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+        """A few configs for head dimension d that differ in all that a proof should meet."""
+        return ()
+
+    # --- costs -----------------------------------------------------------------------------------
+
+    has_cost_model: bool = False
+
+    # What the emulator takes on one core to translate a kernel, seconds.
+    translation_seconds: float = 0.1
+
+    def compile_cost(self, cfg: Any) -> float:
+        """Relative compile time of one config; 1,000 are about 1.4 s."""
+        return 500.0
+
+    def tile_work(
+        self, cfg: Any, device: DeviceSpec, registers: int | None, spill: int | None
+    ) -> TileWork:
+        """What one tile takes of an SM, for families that have a cost model.
+
+        registers, spill: per thread, bytes, as compiled; None estimates them.
+        """
+        raise ArgumentError(f"cfg: no cost model for the family {self.name!r}")
+
+    # --- descriptions ----------------------------------------------------------------------------
+
+    def dividing_tiles(self, cfg: Any) -> dict[str, int]:
+        """The tiles that must divide a length of queries and keys, by their knobs."""
+        return {}
+
+    def smem_map(self, cfg: Any) -> Sequence[SmemRegion]:
+        """Where things lie in a CTA's dynamic shared memory."""
+        size = cfg.smem_bytes()
+        return (SmemRegion("all", 0, size, 0, 0),) if size else ()
+
+    def intensity(self, cfg: Any) -> Intensity | None:
+        """FLOP per byte in the main loop; None where there is no such loop."""
+        return None
+
+    def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
+        """What its kernels use shared memory for ('ldmatrix', 'copy st', 'O st', 'O ld'), with the
+        accesses that the emulator's observer counts for it."""
+        return {}
+
+    def registers_in_words(self, cfg: Any, registers: int) -> str:
+        """What the registers are that the compiler gave a thread."""
+        return f"{registers} of 255"
+
+    def multiplies_with(self, cfg: Any) -> tuple[str, ...]:
+        """The roofline's ceilings of the instruction that its kernels multiply with."""
+        return ()
+
+    def loop_tiles(self, cfg: Any) -> tuple[int, int] | None:
+        """Rows of a CTA's tile and keys of a step of its loop; None where there is no such loop."""
+        return None
+
+    # Whether a launch is the sum of its CTAs' steps, each like every other.
+    steps_are_alike: bool = False
+
+
+# --- the registry --------------------------------------------------------------------------------
+
+# By name, in the order of their registration.
+FAMILIES: dict[str, Family] = {}
+_installed_are_loaded = False
+
+
+def register_family(family: Family, csrc: Path | None = None) -> Family:
+    """Makes a family known to everything: its configs parse, build, run, and are proven and tuned.
+
+    Args:
+        family: its config class has a FAMILY that is not taken.
+        csrc: the folder of its C++ sources, called like the family; None: the family's own `csrc`.
+
+    Raises:
+        ArgumentError: the name is no small C identifier or taken, a class, a folder or the
+            operation is missing, or a set's name is taken.
+    """
+    config_class: Any = getattr(family, "config_class", None)
+    name = getattr(config_class, "FAMILY", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ArgumentError(
+            f"family: its config_class {quoted(getattr(config_class, '__name__', config_class))} "
+            f"has FAMILY={quoted(name)}; give a name of small letters, digits and underscores"
+        )
+    knobs = [declared.name for declared in fields(config_class)]
+    if missing := [wanted for wanted in ("dtype", "d_head") if wanted not in knobs]:
+        raise ArgumentError(
+            f"family: {config_class.__name__} has no {' and no '.join(missing)}; every config has "
+            "both"
+        )
+    known = FAMILIES.get(name)
+    if known is not None and type(known) is not type(family):
+        raise ArgumentError(
+            f"family: {name!r} is registered already, as {type(known).__qualname__} of "
+            f"{type(known).__module__}; give another FAMILY"
+        )
+    if csrc is not None:
+        family.csrc = csrc
+    folder = getattr(family, "csrc", None)
+    if not isinstance(folder, Path) or folder.name != name or not folder.is_dir():
+        raise ArgumentError(
+            f"csrc={quoted(folder)}: give the Path of the folder of its C++ sources, which exists "
+            f"and is called {name!r}"
+        )
+    operation(family.operation)
+    taken = {key for other in FAMILIES.values() if other.name != name for key in other.sets}
+    if doubled := sorted(taken & set(family.sets)):
+        raise ArgumentError(
+            f"family: {name!r} offers the sets {', '.join(doubled)}, which are another's; rename "
+            "them"
+        )
+    config_class.family = family
+    config_class.KNOBS = tuple(knobs)
+    FAMILIES[name] = family
+    return family
+
+
+def load_installed_families() -> bool:
+    """Registers the families of installed packages: entry points of the group flashsmith.families,
+    each of them a callable that registers what it brings. Whether there was anything to load.
+
+    Raises:
+        ArgumentError: an entry point fails.
+    """
+    global _installed_are_loaded
+    if _installed_are_loaded:
+        return False
+    # importlib.metadata takes longer to import than all of families.
+    from importlib.metadata import entry_points
+
+    found = entry_points(group=ENTRY_POINT_GROUP)
+    for entry in found:
+        try:
+            entry.load()()
+        except Exception as error:
+            raise ArgumentError(
+                f"family {entry.name!r} ({entry.value}) failed to register: "
+                f"{type(error).__name__}: {error}; mend or uninstall its package"
+            ) from error
+    _installed_are_loaded = True
+    return bool(found)
+
+
+find_more_with(load_installed_families)
+
+
+def families(operation: str | None = None) -> tuple[Family, ...]:
+    """All families, those of installed packages too; of one operation where it is given."""
+    load_installed_families()
+    return tuple(family for family in FAMILIES.values() if operation in (None, family.operation))
+
+
+def family_named(name: str) -> Family:
+    """The family of that name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if name not in FAMILIES:
+        load_installed_families()
+    if name not in FAMILIES:
+        raise ArgumentError(f"family={quoted(name)}: known are {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def config_class_names() -> list[str]:
+    """What the families' config classes are called, for messages."""
+    return [family.config_class.__name__ for family in families()]

@@ -1,195 +1,21 @@
-"""Legality: which configs a kernel can be built for. One rule, one predicate, one reason.
-
-csrc/mma_sync/config_rules.cuh has the same rules in the same order; rule i is bit i of both
-bitmasks.
-"""
+"""Legality: which configs a kernel can be built for, by the rules of their families."""
 
 from __future__ import annotations
 
 from flashsmith.errors import ArgumentError
-from flashsmith.families.config import REGISTERS_PER_SM, RESERVED_SMEM_PER_CTA
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec, default_device
-from flashsmith.families.family import KernelConfig
-from flashsmith.families.mma_sync.config import (
-    K_TILE_COLUMNS,
-)
+from flashsmith.families.family import families
 from flashsmith.families.rule import BrokenRule, Rule
-from flashsmith.families.wgmma.config import HopperForwardKernelConfig
-from flashsmith.families.wgmma.rules import HOPPER_RULES
 
-# The sizes that the mma.sync family has kernels for.
-SUPPORTED_D_HEADS = (32, 64, 96, 128, 192, 256)
-SUPPORTED_B_R = (64, 128, 192, 256)
-SUPPORTED_B_C = (32, 48, 64, 96, 128)
-SUPPORTED_N_WARPS = (2, 4, 6, 8, 12)
-SUPPORTED_KV_STAGES = (0, 2, 3, 4)
-SUPPORTED_MIN_CTAS = (0, 2, 3, 4)
-SUPPORTED_L2_GROUP_MIB = (0, 16, 32)
-
-MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
-MAX_THREADS_PER_CTA = 1024
-# K-tiles that the registers can hold of a streamed operand: at d_head 256 not all of them.
-MAX_LOAD_COUNT = 16
 # Elements of 16 bytes: what a row of any tensor must be a multiple of.
 D_STEP = 8
-# With 32 rows a warp, O alone takes d_head registers a thread; 192 leave too few for the rest.
-MAX_D_HEAD_OF_32_ROWS = 128
-# What a thread needs beside O, at the very least: scores, fragments and addresses.
-MIN_REGISTERS_BESIDE_O = 48
-# An SM has four schedulers; half of the warps must put one on each.
-WARPS_PER_HALF = 4
-MIN_PING_PONG_STAGES = 3
 
 
-def _one_of(name: str, knob: str, allowed: tuple[int, ...]) -> Rule:
-    values = ", ".join(map(str, allowed[:-1])) + f" or {allowed[-1]}"
-    return Rule(
-        name,
-        f"{knob} must be {values}: the mma.sync family has kernels for these only",
-        lambda cfg, device: getattr(cfg, knob) in allowed,
-        (knob,),
-    )
-
-
-def _is_load_count(count: int, extent: int) -> bool:
-    """Whether `count` K-tiles at a time walk an operand that is `extent` elements deep."""
-    power_of_two = 2 <= count <= MAX_LOAD_COUNT and count & (count - 1) == 0
-    return count == 0 or (power_of_two and extent % (K_TILE_COLUMNS * count) == 0)
-
-
-def _load_count(operand: str, depth: str) -> Rule:
-    knob = f"{operand}_mma_load_K_tiles"
-    return Rule(
-        f"{operand}_load_count",
-        f"{knob} must be 0 (the whole block in registers) or a power of two from 2 (one m16n8k16 "
-        f"step) to {MAX_LOAD_COUNT} that divides the {depth} / 8 K-tiles of {operand}",
-        lambda cfg, device: _is_load_count(getattr(cfg, knob), getattr(cfg, depth)),
-        (knob, depth),
-    )
-
-
-def _buffered_load_count(operand: str, depth: str) -> Rule:
-    knob = f"{operand}_mma_load_K_tiles"
-    return Rule(
-        f"{operand}_buffered_load_count",
-        f"with mma_double_buffer_loads, {knob} must be at most half of the {depth} / 8 K-tiles of "
-        f"{operand}: while one half is multiplied, another is loaded",
-        lambda cfg, device: (
-            not cfg.mma_double_buffer_loads
-            or getattr(cfg, knob) * 2 * K_TILE_COLUMNS <= getattr(cfg, depth)
-        ),
-        (knob, depth, "mma_double_buffer_loads"),
-    )
-
-
-RULES: tuple[Rule, ...] = (
-    _one_of("d_head_supported", "d_head", SUPPORTED_D_HEADS),
-    _one_of("B_r_supported", "B_r", SUPPORTED_B_R),
-    _one_of("B_c_supported", "B_c", SUPPORTED_B_C),
-    _one_of("n_warps_supported", "n_warps", SUPPORTED_N_WARPS),
-    Rule(
-        "d_head_in_mma_steps",
-        "d_head must be a multiple of 16: the product of Q and K takes 16 columns a step",
-        lambda cfg, device: cfg.d_head % MMA_ROWS == 0,
-        ("d_head",),
-    ),
-    Rule(
-        "B_c_in_mma_steps",
-        "B_c must be a multiple of 16: the product of P and V takes 16 keys a step",
-        lambda cfg, device: cfg.B_c % MMA_ROWS == 0,
-        ("B_c",),
-    ),
-    Rule(
-        "warp_rows_in_mma_steps",
-        "B_r / n_warps, the rows of one warp, must be a multiple of 16: an mma works on 16 rows",
-        lambda cfg, device: cfg.B_r % (MMA_ROWS * cfg.n_warps) == 0,
-        ("B_r", "n_warps"),
-    ),
-    Rule(
-        "threads_within_limit",
-        "32 n_warps, the threads of a CTA, must be at most 1024: no GPU starts a larger CTA",
-        lambda cfg, device: cfg.n_threads <= MAX_THREADS_PER_CTA,
-        ("n_warps",),
-    ),
-    Rule(
-        "smem_within_limit",
-        "the Q, K and V tiles, 2 (B_r + 2 B_c max(1, kv_stages)) d_head bytes, must fit in the "
-        "shared memory that the device gives one CTA",
-        lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("B_r", "B_c", "d_head", "kv_stages"),
-        lambda cfg, device: (
-            f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
-        ),
-    ),
-    _load_count("Q", "d_head"),
-    _load_count("K", "d_head"),
-    _load_count("V", "B_c"),
-    _buffered_load_count("Q", "d_head"),
-    _buffered_load_count("K", "d_head"),
-    _buffered_load_count("V", "B_c"),
-    Rule(
-        "Q_and_K_load_counts_agree",
-        "Q_mma_load_K_tiles must be 0 or equal K_mma_load_K_tiles: both walk d_head in one loop",
-        lambda cfg, device: cfg.Q_mma_load_K_tiles in (0, cfg.K_mma_load_K_tiles),
-        ("Q_mma_load_K_tiles", "K_mma_load_K_tiles"),
-    ),
-    Rule(
-        "O_fits_registers",
-        "d_head above 128 needs B_r / n_warps, the rows of one warp, to be 16: O takes d_head x "
-        "rows / 32 of the 255 registers of a thread",
-        lambda cfg, device: (
-            cfg.d_head <= MAX_D_HEAD_OF_32_ROWS or cfg.B_r <= MMA_ROWS * cfg.n_warps
-        ),
-        ("d_head", "B_r", "n_warps"),
-    ),
-    _one_of("kv_stages_supported", "kv_stages", SUPPORTED_KV_STAGES),
-    Rule(
-        "kv_stages_copy_ahead",
-        "kv_stages needs async_copy and eager_load_blocks: a ring is filled while other tiles of "
-        "it are multiplied",
-        lambda cfg, device: cfg.kv_stages == 0 or (cfg.async_copy and cfg.eager_load_blocks),
-        ("kv_stages", "async_copy", "eager_load_blocks"),
-    ),
-    Rule(
-        "ping_pong_stages",
-        "ping_pong needs kv_stages of 3 or more: half a block apart, the halves use up to two "
-        "tiles of K while the next is filled",
-        lambda cfg, device: not cfg.ping_pong or cfg.kv_stages >= MIN_PING_PONG_STAGES,
-        ("ping_pong", "kv_stages"),
-    ),
-    Rule(
-        "ping_pong_warps",
-        "ping_pong needs n_warps to be a multiple of 8: each half has a warp on each of the four "
-        "schedulers of an SM",
-        lambda cfg, device: not cfg.ping_pong or cfg.n_warps % (2 * WARPS_PER_HALF) == 0,
-        ("ping_pong", "n_warps"),
-    ),
-    _one_of("min_ctas_supported", "min_ctas_per_sm", SUPPORTED_MIN_CTAS),
-    Rule(
-        "min_ctas_fit_registers",
-        "min_ctas_per_sm must leave a thread 48 registers beside O, which takes B_r d_head / "
-        "(32 n_warps): an SM has 65,536",
-        lambda cfg, device: (
-            cfg.min_ctas_per_sm == 0
-            or REGISTERS_PER_SM // (cfg.n_threads * cfg.min_ctas_per_sm)
-            >= cfg.B_r * cfg.d_head // cfg.n_threads + MIN_REGISTERS_BESIDE_O
-        ),
-        ("min_ctas_per_sm", "n_warps", "B_r", "d_head"),
-    ),
-    Rule(
-        "min_ctas_fit_smem",
-        "min_ctas_per_sm CTAs must fit in the shared memory of one SM, each with its tiles and "
-        "1,024 bytes of the system's",
-        lambda cfg, device: (
-            cfg.min_ctas_per_sm == 0
-            or cfg.smem_bytes() + RESERVED_SMEM_PER_CTA
-            <= (device.max_smem_per_block + RESERVED_SMEM_PER_CTA) // cfg.min_ctas_per_sm
-        ),
-        ("min_ctas_per_sm", "B_r", "B_c", "d_head", "kv_stages"),
-        lambda cfg, device: f"{cfg.smem_bytes()} bytes a CTA on {device.name}",
-    ),
-    _one_of("l2_group_supported", "l2_group_mib", SUPPORTED_L2_GROUP_MIB),
-)
+def supported_d_heads() -> tuple[int, ...]:
+    """The head dimensions that forward kernels are compiled for, smallest first."""
+    values = (family.knob_values["d_head"] for family in families("forward"))
+    return tuple(sorted({d_head for listed in values for d_head in listed}))
 
 
 def compiled_d_head(d: int) -> int:
@@ -198,7 +24,8 @@ def compiled_d_head(d: int) -> int:
     Raises:
         ArgumentError: `d` is no multiple of 8 from 8 to 256.
     """
-    largest = SUPPORTED_D_HEADS[-1]
+    d_heads = supported_d_heads()
+    largest = d_heads[-1]
     if d < 1 or d % D_STEP or d > largest:
         advice = "there is none for larger heads; PyTorch's attention takes any"
         if d <= largest:
@@ -206,7 +33,7 @@ def compiled_d_head(d: int) -> int:
         raise ArgumentError(
             f"d={d}: kernels exist for multiples of {D_STEP} from {D_STEP} to {largest} ({advice})"
         )
-    return next(d_head for d_head in SUPPORTED_D_HEADS if d <= d_head)
+    return next(d_head for d_head in d_heads if d <= d_head)
 
 
 def padding_advice(d: int) -> str:
@@ -220,7 +47,7 @@ def padding_advice(d: int) -> str:
 
 def rules_of(cfg: KernelConfig) -> tuple[Rule, ...]:
     """The rules of the config's family."""
-    return HOPPER_RULES if isinstance(cfg, HopperForwardKernelConfig) else RULES
+    return cfg.family.rules
 
 
 def broken_rules(cfg: KernelConfig, device: DeviceSpec | None = None) -> list[BrokenRule]:

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
-from typing import NoReturn
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Any, NoReturn
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError, ConfigParseError
-from flashsmith.families.config import is_flag
-from flashsmith.families.family import KernelConfig
-from flashsmith.families.mma_sync.config import (
-    LOAD_FIELDS,
-    FlashForwardKernelConfig,
-    feature_fields,
-)
-from flashsmith.families.wgmma.config import ENUMERATIONS, HopperForwardKernelConfig
-from flashsmith.families.wgmma.names import (
-    SHAPE_FIELDS,
-    feature_values,
-    known_features,
-    warpgroups_of,
-)
+from flashsmith.families.config import KernelConfig
+from flashsmith.families.family import FAMILIES, load_installed_families
+from flashsmith.families.knob import enumeration, is_flag
 from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
@@ -38,35 +28,47 @@ MOST_CHARACTERS = 10_000
 _TABLE_COLUMNS = re.compile(r"[|│┃]")
 # No two parts of it can match the same character: a text is read once, however long it is.
 _SHORT_FORM = re.compile(r"\(([^()]*)\)\s*:([\w+\s]*)")
-_LOAD = re.compile(r"load_(\d+)_(\d+)_(\d+)_tiles")
-_COUNT = re.compile(r"(\w+)_(\d+)")
+_COUNT = re.compile(r"(\w+?)_(\d+)")
 # Demanglers write a value with or without its type: (flashsmith::DType)5, (bool)1, (int)128, 128.
 _VALUE = re.compile(r"(?:\(\s*(?:\w+::)*\w+\s*\)\s*)?(\w+)")
 
+ConfigClass = type[KernelConfig]
+
 
 def parse_kernel_name_into_config(
-    text: str, mma_sync_class: type[FlashForwardKernelConfig] = FlashForwardKernelConfig
+    text: str, mma_sync_class: ConfigClass | None = None
 ) -> KernelConfig:
     """The config that `text` names, of whichever family.
 
     Args:
         text: a short form, alone or as one cell of a `| ... |` table row; or a demangled kernel
-            name with `FlashForwardKernelConfig{...}` or `HopperForwardKernelConfig{...}` in it, as
-            c++filt and Nsight Compute print it. Trailing fields that are missing there are zero:
-            demanglers drop trailing zeros.
-        mma_sync_class: the class to make for the mma.sync family.
+            name with a config's `ClassName{...}` in it, as c++filt and Nsight Compute print it.
+            Trailing fields that are missing there are zero: demanglers drop trailing zeros.
+        mma_sync_class: a class to make instead of the family's own that it is derived from.
 
     Raises:
         ConfigParseError: neither, or a feature is unknown, doubled or out of range.
     """
+    try:
+        return _parse(text, mma_sync_class)
+    except ConfigParseError:
+        if not load_installed_families():
+            raise
+    return _parse(text, mma_sync_class)
+
+
+def _parse(text: str, derived: ConfigClass | None) -> KernelConfig:
     if len(text) > MOST_CHARACTERS:
         _fail(text, f"it is longer than {MOST_CHARACTERS:,} characters")
-    classes = {cls.__name__: cls for cls in (mma_sync_class, HopperForwardKernelConfig)}
-    struct = re.compile(rf"\b({'|'.join(classes)})\s*\{{([^{{}}]*)\}}")
+    classes: list[ConfigClass] = [family.config_class for family in FAMILIES.values()]
+    if derived is not None:
+        classes = [derived if issubclass(derived, cls) else cls for cls in classes]
+    by_name = {cls.__name__: cls for cls in classes}
+    struct = re.compile(rf"\b({'|'.join(by_name)})\s*\{{([^{{}}]*)\}}")
     values = sorted(set(struct.findall(text)))
     if len(values) == 1:
         name, listed = values[0]
-        return _from_values(text, listed, classes[name])
+        return _from_values(text, listed, by_name[name])
     if values:
         _fail(text, "it names more than one config")
     cells = [cell.strip().strip("`") for cell in _TABLE_COLUMNS.split(text)]
@@ -74,126 +76,134 @@ def parse_kernel_name_into_config(
     if len(matches) != 1:
         _fail(text, "it names more than one config" if matches else "this is no kernel name")
     shape, features = matches[0].groups()
-    if warpgroups_of(shape.split(",")[-1].strip()):
-        return _from_hopper_short_form(text, shape, features)
-    return _from_short_form(text, shape, features, mma_sync_class)
-
-
-def _from_hopper_short_form(text: str, shape: str, features: str) -> HopperForwardKernelConfig:
     parts = [part.strip() for part in shape.split(",")]
-    if len(parts) != 5:
-        _fail(text, f"the tuple has {len(parts)} entries; it is (dtype, d_head, B_r, B_c, Nwg)")
-    values: dict[str, object] = {"dtype": _dtype(text, parts[0])}
-    parts[-1] = warpgroups_of(parts[-1]) or parts[-1]
-    for name, part in zip(SHAPE_FIELDS, parts[1:], strict=True):
-        values[name] = _number(text, name, part)
-    words: set[str] = set()
-    for word in map(str.strip, features.split("+")):
-        found = feature_values(word)
-        if found is None:
-            hint = did_you_mean(word, known_features()) or ";"
-            known = ", ".join(known_features())
-            _fail(text, f"unknown feature {quoted(word)}{hint} known are {known}")
-        if word in words or found.keys() & values.keys():
-            _fail(text, f"the feature {quoted(word)} stands there twice, or contradicts another")
-        words.add(word)
-        values.update(found)
-    if "producer_registers" not in values:
-        _fail(text, "the registers are missing; add regs_N_N, for example regs_24_240")
-    try:
-        return HopperForwardKernelConfig(**values)  # type: ignore[arg-type]
-    except ArgumentError as error:
-        raise ConfigParseError(f"cannot parse {quoted(text)}: {error}") from error
+    words = [word.strip() for word in features.split("+")]
+    # What no other family's form is like is read as the first one's.
+    like = (cls for cls in classes[1:] if _is_like(parts, words, cls))
+    return _from_short_form(text, parts, words, next(like, classes[0]))
+
+
+def _is_like(parts: list[str], words: list[str], config_class: ConfigClass) -> bool:
+    """Whether a short form has what marks the class's own: what its tuple ends with, or else its
+    first feature."""
+    suffix = config_class.SHAPE_SUFFIX
+    if suffix:
+        return whole_number(parts[-1].removesuffix(suffix)) is not None and parts[-1].endswith(
+            suffix
+        )
+    return bool(config_class.LEADING_WORD) and config_class.LEADING_WORD in words
 
 
 def _from_short_form(
-    text: str, shape: str, features: str, config_class: type[FlashForwardKernelConfig]
+    text: str, parts: list[str], words: list[str], config_class: ConfigClass
 ) -> KernelConfig:
-    parts = [part.strip() for part in shape.split(",")]
-    if len(parts) != 5:
-        _fail(text, f"the tuple has {len(parts)} entries; it is (dtype, d_head, B_r, B_c, n_warps)")
-    values: dict[str, object] = {"dtype": _dtype(text, parts[0])}
-    for name, part in zip(("d_head", "B_r", "B_c", "n_warps"), parts[1:], strict=True):
-        values[name] = _number(text, name, part)
-    for word in features.split("+"):
-        for name, value in _feature_values(text, word.strip(), config_class).items():
-            if name in values:
-                _fail(text, f"the feature {quoted(word.strip())} stands there twice")
-            values[name] = value
-    if LOAD_FIELDS[0] not in values:
-        _fail(
-            text, "the load counts are missing; add load_Q_K_V_tiles, for example load_0_2_2_tiles"
-        )
+    names, suffix = config_class.SHAPE, config_class.SHAPE_SUFFIX
+    if len(parts) != len(names):
+        form = ", ".join(names[:-1] + ((f"N{suffix}",) if suffix else names[-1:]))
+        _fail(text, f"the tuple has {len(parts)} entries; it is ({form})")
+    parts[-1] = parts[-1].removesuffix(suffix)
+    knobs = {declared.name: declared for declared in fields(config_class)}
+    values: dict[str, object] = {
+        name: _value(text, knobs[name], part) for name, part in zip(names, parts, strict=True)
+    }
+    seen: set[str] = set()
+    for word in words:
+        found = _feature_values(text, word, config_class)
+        if word in seen or found.keys() & values.keys():
+            _fail(text, f"the feature {quoted(word)} stands there twice, or contradicts another")
+        seen.add(word)
+        values.update(found)
+    for group in config_class.GROUPS:
+        if group.knobs[0] not in values:
+            _fail(
+                text,
+                f"the {group.what} are missing; add {group.form}, for example "
+                f"{group.write(group.example)}",
+            )
     return _construct(text, values, config_class)
 
 
-def _feature_values(
-    text: str, word: str, config_class: type[FlashForwardKernelConfig]
-) -> dict[str, object]:
+def _feature_values(text: str, word: str, config_class: ConfigClass) -> dict[str, object]:
     """The fields that one feature of a short form sets."""
-    if load := _LOAD.fullmatch(word):
-        counts = (_number(text, quoted(word), digits) for digits in load.groups())
-        return dict(zip(LOAD_FIELDS, counts, strict=True))
-    for knob in feature_fields(config_class):
-        if is_flag(knob):
-            if knob.metadata["word"] == word:
-                return {knob.name: True}
-        elif (count := _COUNT.fullmatch(word)) and knob.metadata["word"] == count.group(1):
-            return {knob.name: _number(text, quoted(word), count.group(2))}
-    known = [
-        knob.metadata["word"] + ("" if is_flag(knob) else "_N")
-        for knob in feature_fields(config_class)
-        if knob.metadata["word"]
-    ]
-    known.append("load_Q_K_V_tiles")
+    if word and word == config_class.LEADING_WORD:
+        return {}
+    for group in config_class.GROUPS:
+        if digits := re.fullmatch(group.word.replace("{}", r"(\d+)"), word, re.ASCII):
+            counts = (_number(text, quoted(word), number) for number in digits.groups())
+            return dict(zip(group.knobs, counts, strict=True))
+    count = _COUNT.fullmatch(word)
+    for declared in fields(config_class):
+        name = declared.metadata["word"]
+        if name is None:
+            continue
+        if members := enumeration(declared):
+            for member in members:
+                if word == f"{name}{member.name.lower()}":
+                    return {declared.name: member}
+        elif is_flag(declared):
+            if word == name:
+                return {declared.name: True}
+        elif count and count.group(1) == name:
+            return {declared.name: _number(text, quoted(word), count.group(2))}
+    known = known_features(config_class)
     hint = did_you_mean(word, known) or ";"
     _fail(text, f"unknown feature {quoted(word)}{hint} known are {', '.join(known)}")
 
 
-def _from_values(
-    text: str,
-    listed: str,
-    config_class: type[FlashForwardKernelConfig] | type[HopperForwardKernelConfig],
-) -> KernelConfig:
+def known_features(config_class: ConfigClass) -> list[str]:
+    """Every feature of a family's short forms, for an error message."""
+    words = [config_class.LEADING_WORD] * bool(config_class.LEADING_WORD)
+    groups = {group.knobs[0]: group.form for group in config_class.GROUPS}
+    for declared in fields(config_class):
+        name = declared.metadata["word"]
+        if declared.name in groups:
+            words.append(groups[declared.name])
+        elif members := enumeration(declared):
+            words += [f"{name}{member.name.lower()}" for member in members]
+        elif name is not None:
+            words.append(name if is_flag(declared) else f"{name}_N")
+    return words
+
+
+def _from_values(text: str, listed: str, config_class: ConfigClass) -> KernelConfig:
     knobs = fields(config_class)
     parts = listed.split(",")
     if len(parts) > len(knobs):
         _fail(text, f"{len(parts)} values for the {len(knobs)} fields of {config_class.__name__}")
-    values: dict[str, object] = {}
-    for knob, part in zip(knobs, parts, strict=False):
+    # What is missing is zero; a shape of zero is then refused by the class.
+    values: dict[str, object] = {declared.name: 0 for declared in knobs}
+    for declared, part in zip(knobs, parts, strict=False):
         match = _VALUE.fullmatch(part.strip())
         if match is None:
-            _fail(text, f"{quoted(part.strip())} is no value for {knob.name}")
-        value = match.group(1)
-        if knob.name == "dtype":
-            values[knob.name] = _dtype(text, value)
-        elif is_flag(knob):
-            values[knob.name] = _flag(text, knob.name, value)
-        elif knob.name in ENUMERATIONS:
-            values[knob.name] = _member(text, knob.name, value)
-        else:
-            values[knob.name] = _number(text, knob.name, value)
+            _fail(text, f"{quoted(part.strip())} is no value for {declared.name}")
+        values[declared.name] = _value(text, declared, match.group(1))
     return _construct(text, values, config_class)
 
 
-def _construct(
-    text: str,
-    values: dict[str, object],
-    config_class: type[FlashForwardKernelConfig] | type[HopperForwardKernelConfig],
-) -> KernelConfig:
-    # What is missing is zero; a shape of zero is then refused by the class.
-    filled = {knob.name: values.get(knob.name, 0) for knob in fields(config_class)}
+def _construct(text: str, values: dict[str, object], config_class: ConfigClass) -> KernelConfig:
+    make: Callable[..., KernelConfig] = config_class
     try:
-        return config_class(**filled)  # type: ignore[arg-type]
+        return make(**values)
     except ArgumentError as error:
         raise ConfigParseError(f"cannot parse {quoted(text)}: {error}") from error
 
 
-def _dtype(text: str, part: str) -> DType:
-    try:
-        return DType.parse(part)
-    except ArgumentError as error:
-        raise ConfigParseError(f"cannot parse {quoted(text)}: {error}") from error
+def _value(text: str, declared: Field[Any], part: str) -> object:
+    """One knob's value, as a tuple or a demangler writes it."""
+    if declared.name == "dtype":
+        try:
+            return DType.parse(part)
+        except ArgumentError as error:
+            raise ConfigParseError(f"cannot parse {quoted(text)}: {error}") from error
+    if is_flag(declared):
+        if part not in ("true", "false", "1", "0"):
+            _fail(text, f"{declared.name} is {quoted(part)}; allowed are true, false, 1 and 0")
+        return part in ("true", "1")
+    members = enumeration(declared)
+    # A member's number or its name.
+    if members and part.upper() in members.__members__:
+        return members[part.upper()]
+    return _number(text, declared.name, part)
 
 
 def _number(text: str, name: str, part: str) -> int:
@@ -205,18 +215,6 @@ def _number(text: str, name: str, part: str) -> int:
             f"{MOST_DIGITS_OF_COUNTS} digits",
         )
     return number
-
-
-def _member(text: str, name: str, part: str) -> int:
-    """The number of an enumeration's member, which demanglers write as a number or a name."""
-    members = ENUMERATIONS[name].__members__
-    return members[part.upper()] if part.upper() in members else _number(text, name, part)
-
-
-def _flag(text: str, name: str, part: str) -> bool:
-    if part not in ("true", "false", "1", "0"):
-        _fail(text, f"{name} is {quoted(part)}; allowed are true, false, 1 and 0")
-    return part in ("true", "1")
 
 
 def _fail(text: str, problem: str) -> NoReturn:

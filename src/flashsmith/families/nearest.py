@@ -9,11 +9,12 @@ from itertools import islice
 from math import log2
 
 from flashsmith.errors import IllegalConfigError
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec, default_device
-from flashsmith.families.family import KernelConfig
-from flashsmith.families.legal_space import AnyConfig, LegalSpace, rules_due, space_of, with_knob
+from flashsmith.families.family import families
+from flashsmith.families.legal_space import AnyConfig, rules_due, with_knob
 from flashsmith.families.legality import broken_rules
-from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.families.rule import LegalSpace
 
 # What was changed in a config: knobs with their new values.
 Changes = frozenset[tuple[str, object]]
@@ -32,7 +33,7 @@ def nearest_legal(
     it. `device` None is the family's first.
     """
     device = device or default_device(cfg.OLDEST_ARCH)
-    space = space_of(cfg)
+    space = cfg.family.legal_space
     if not all(rule.predicate(cfg, device) for rule in space.rules if not rule.knobs):
         return []  # no knob has a part in it
     fixed = _fixed_knobs(cfg, space, device)
@@ -124,10 +125,14 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
 
 def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
     """Who serves a device that a whole family does not run on."""
-    other = FlashForwardKernelConfig
-    if isinstance(cfg, other) or device.arch == cfg.OLDEST_ARCH or device.arch < other.OLDEST_ARCH:
+    if device.arch == cfg.OLDEST_ARCH:
         return ""
-    return f"; the {other.FAMILY} family has kernels for it"
+    others = [
+        other.name
+        for other in families(cfg.family.operation)
+        if other.name != cfg.FAMILY and other.oldest_arch < min(cfg.OLDEST_ARCH, device.arch + 1)
+    ]
+    return f"; the {others[0]} family has kernels for it" if others else ""
 
 
 def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> list[str]:

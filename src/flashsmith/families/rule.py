@@ -1,9 +1,10 @@
-"""Rule: one condition on a config, its reason, and what it looks at."""
+"""Rules: conditions on a config with their reasons, and the space of configs that they leave."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from flashsmith.families.device import DeviceSpec
@@ -11,14 +12,17 @@ from flashsmith.families.device import DeviceSpec
 # Of a config of the rule's family, on a device.
 Predicate = Callable[[Any, DeviceSpec], bool]
 
+# How many values are tried of a knob that no other knob has to do with.
+_LONE_REPAIRS = 3
+
 
 @dataclass(frozen=True)
 class Rule:
     """One condition on a config.
 
-    name: the C++ predicate's name. reason: the sentence a user reads. predicate: whether a config
-    on a device satisfies the rule. knobs: the fields that the predicate reads, and no other.
-    figures: what else stands beside the config's values in a message.
+    name: the rule's name. reason: the sentence a user reads. predicate: whether a config on a
+    device satisfies the rule. knobs: the fields that the predicate reads, and no other. figures:
+    what else stands beside the config's values in a message.
     """
 
     name: str
@@ -45,3 +49,32 @@ class BrokenRule:
 
     name: str
     message: str
+
+
+@dataclass(frozen=True, eq=False)
+class LegalSpace:
+    """A family's rules, the values its knobs have in legal configs, which of them are worth a try
+    where a config is to be mended, and what is settled first."""
+
+    rules: tuple[Rule, ...]
+    values: Mapping[str, tuple[Any, ...]]
+    first: tuple[str, ...] = ()
+    repairs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The knobs in the order in which they are settled."""
+        return (*self.first, *(knob for knob in self.values if knob not in self.first))
+
+    @cached_property
+    def lone(self) -> frozenset[str]:
+        """The knobs whose rules read no other knob."""
+        bound = {knob for rule in self.rules if len(rule.knobs) > 1 for knob in rule.knobs}
+        return frozenset(self.values) - bound
+
+    def replacements(self, knob: str, old: Any) -> Sequence[Any]:
+        """What to try instead of a knob's `old` value."""
+        others = [new for new in self.repairs.get(knob, self.values[knob]) if new != old]
+        if knob not in self.lone:
+            return others
+        return sorted(others, key=lambda new: abs(int(new) - int(old)))[:_LONE_REPAIRS]

@@ -5,107 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import product
+from collections.abc import Iterable, Mapping, Sequence
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.env import KERNELS
 from flashsmith.errors import SelectionError
 from flashsmith.families import user_sets
-from flashsmith.families.cover import get_cover_configs
-from flashsmith.families.family import KernelConfig
-from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
-from flashsmith.families.mma_sync.space import get_search_space_configs
+from flashsmith.families.config import KernelConfig
+from flashsmith.families.family import ConfigSet, families
 from flashsmith.families.names import parse_kernel_name_into_config
-from flashsmith.families.wgmma.sets import get_hopper_configs
-from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
 from flashsmith.untrusted import whole_number
-
-# --- tune: the space an autotuner searches -------------------------------------------------------
-
-_TUNE_SPACE: dict[str, tuple[int, ...]] = {
-    "d_head": (128,),
-    "B_r": (64, 128),
-    "B_c": (32, 64),
-    "n_warps": (4,),
-    "async_copy": (True,),
-    "eager_load_blocks": (True,),
-    "swizzled": (True,),
-    "Q_mma_load_K_tiles": (0, 2),
-    "K_mma_load_K_tiles": (0, 2),
-    "V_mma_load_K_tiles": (0, 2),
-    "mma_double_buffer_loads": (False, True),
-    "optimized_softmax": (False, True),
-}
-
-
-def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:
-    """Whether a config is worth an autotuner's time. Narrower than legality, and apart from it."""
-    if cfg.eager_load_blocks and not cfg.async_copy:
-        return False
-    if cfg.Q_mma_load_K_tiles not in (0, cfg.K_mma_load_K_tiles):
-        return False
-    q_in_registers = cfg.Q_mma_load_K_tiles == 0
-    if cfg.B_r == 64:
-        # 8 warps would own 8 rows each. One placement of Q per tile length halves the space.
-        wrong_for_32 = cfg.B_c == 32 and q_in_registers
-        wrong_for_64 = cfg.B_c == 64 and not q_in_registers
-        return not (cfg.n_warps == 8 or wrong_for_32 or wrong_for_64)
-    # With 32 rows a warp O takes 128 registers a thread; Q's 64 more would spill.
-    return not (cfg.B_r == 128 and q_in_registers)
-
-
-def get_autotuning_kernel_configs(
-    dtypes: Sequence[DType] = (DType.FP16, DType.BF16),
-) -> list[FlashForwardKernelConfig]:
-    """The set 'tune': the product of the knobs worth trying, filtered; 40 per dtype."""
-    knobs = {"dtype": tuple(dtypes), **_TUNE_SPACE}
-    configs = (
-        FlashForwardKernelConfig(**dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]
-        for values in product(*knobs.values())
-    )
-    return [cfg for cfg in configs if should_autotune_config(cfg)]
-
-
-# --- prog: the ladder, one optimisation a step ---------------------------------------------------
-
-PROGRESSION_STEPS = (
-    "async+load_0_0_0_tiles",
-    "async+swizzled+load_0_0_0_tiles",
-    "async+eager+swizzled+load_0_0_0_tiles",
-    "async+eager+swizzled+load_2_2_2_tiles",
-    "async+eager+swizzled+load_2_2_2_tiles+buffer",
-    "async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
-    "async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
-)
-
-
-def get_kernel_progression_configs(
-    all_block_sizes: bool = False,
-) -> list[FlashForwardKernelConfig]:
-    """The sets 'prog' (the seven steps at 64 x 64, 4 warps) and 'prog-all' (at every block size).
-
-    Without all_block_sizes in the order of the steps; with it, step by step over the block sizes.
-    """
-    blocks = _progression_blocks() if all_block_sizes else [(64, 64, 4)]
-    configs = (
-        parse_kernel_name_into_config(f"(FP16, 128, {B_r}, {B_c}, {n_warps}): {step}")
-        for step in PROGRESSION_STEPS
-        for B_r, B_c, n_warps in blocks
-    )
-    return [cfg for cfg in configs if isinstance(cfg, FlashForwardKernelConfig)]
-
-
-def _progression_blocks() -> list[tuple[int, int, int]]:
-    blocks = product((128, 64), (128, 64, 32), (4, 8))
-    return [
-        (B_r, B_c, n_warps)
-        for B_r, B_c, n_warps in blocks
-        if not (B_r < 128 and n_warps == 8) and B_r >= B_c
-    ]
-
 
 # --- all: what the package builds ----------------------------------------------------------------
 
@@ -119,22 +29,24 @@ def get_kernels_to_build() -> list[KernelConfig]:
 
     A set of your own needs no change here: give KERNELS a file or an entry point's name.
     """
-    configs: set[KernelConfig] = set(get_autotuning_kernel_configs())
+    configs: set[KernelConfig] = set()
+    for family in families():
+        configs.update(family.kernels_to_build())
     return sorted(configs, key=lambda cfg: (cfg.FAMILY, cfg.to_ints()))
 
 
 # --- selection -----------------------------------------------------------------------------------
 
-_BUILT_IN: dict[str, Callable[[], Sequence[KernelConfig]]] = {
-    "prog": get_kernel_progression_configs,
-    "prog-all": partial(get_kernel_progression_configs, all_block_sizes=True),
-    "tune": get_autotuning_kernel_configs,
-    "space": get_search_space_configs,
-    "cover": get_cover_configs,
-    "all": get_kernels_to_build,
-    "hopper": get_hopper_configs,
-}
 _BLOCK_SIZE_KEY = re.compile(r"\s*(\d+)\s*,\s*(\d+)\s*", re.ASCII)
+
+
+def config_sets() -> Mapping[str, ConfigSet]:
+    """The sets of all families, and 'all'."""
+    sets = {key: offered for family in families() for key, offered in family.sets.items()}
+    sets["all"] = ConfigSet(
+        "get_kernels_to_build(), what a plain 'flashsmith build' compiles", get_kernels_to_build
+    )
+    return sets
 
 
 def get_kernel_configs(key: str | None = None) -> list[KernelConfig]:
@@ -164,11 +76,11 @@ def get_kernel_configs(key: str | None = None) -> list[KernelConfig]:
 
 
 def _select(key: str) -> Sequence[KernelConfig] | None:
-    if key in _BUILT_IN:
-        return _BUILT_IN[key]()
+    if built_in := config_sets().get(key):
+        return built_in.make()
     if block := _BLOCK_SIZE_KEY.fullmatch(key):
         wanted = (whole_number(block.group(1)), whole_number(block.group(2)))
-        return [cfg for cfg in get_autotuning_kernel_configs() if (cfg.B_r, cfg.B_c) == wanted]
+        return [cfg for cfg in _with_block_sizes() if (cfg.B_r, cfg.B_c) == wanted]
     if os.path.isfile(key):
         return user_sets.read_set_file(key)
     if "(" in key:
@@ -179,19 +91,33 @@ def _select(key: str) -> Sequence[KernelConfig] | None:
     return None
 
 
+def _with_block_sizes() -> list[KernelConfig]:
+    return [cfg for family in families() for cfg in family.block_size_set()]
+
+
 def kernel_set_sizes() -> dict[str, int | None]:
     """Every key that names a set, with the number of its configs; None: it cannot be loaded."""
-    sizes: dict[str, int | None] = {name: len(make()) for name, make in _BUILT_IN.items()}
-    blocks = Counter((cfg.B_r, cfg.B_c) for cfg in get_autotuning_kernel_configs())
+    sizes: dict[str, int | None] = {
+        name: len(offered.make()) for name, offered in config_sets().items()
+    }
+    blocks = Counter((cfg.B_r, cfg.B_c) for cfg in _with_block_sizes())
     sizes.update({f"{B_r},{B_c}": count for (B_r, B_c), count in sorted(blocks.items())})
     for name in user_sets.installed_set_names():
-        if name in _BUILT_IN:
+        if name in sizes:
             continue
         try:
             sizes[name] = len(user_sets.load_installed_set(name))
         except SelectionError:
             sizes[name] = None
     return sizes
+
+
+def by_family(configs: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
+    """The configs of each family together, as a kernel library holds them; in their order."""
+    groups: dict[str, list[KernelConfig]] = {}
+    for cfg in configs:
+        groups.setdefault(cfg.FAMILY, []).append(cfg)
+    return list(groups.values())
 
 
 def _valid_keys() -> str:

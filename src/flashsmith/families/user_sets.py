@@ -6,10 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from flashsmith.errors import ConfigParseError, SelectionError
-from flashsmith.families.family import KernelConfig
-from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.families.config import KernelConfig
+from flashsmith.families.family import config_class_names
 from flashsmith.families.names import parse_kernel_name_into_config
-from flashsmith.families.wgmma.config import HopperForwardKernelConfig
 from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, read_text
 
@@ -51,7 +50,7 @@ def installed_set_names() -> list[str]:
 def load_installed_set(name: str) -> list[KernelConfig]:
     """The configs of an installed set: its entry point names a callable that returns them.
 
-    The callable may return FlashForwardKernelConfigs, short forms, or both.
+    The callable may return configs, short forms, or both.
 
     Raises:
         SelectionError: two packages offer the name, or the entry point fails or returns other
@@ -73,7 +72,7 @@ def load_installed_set(name: str) -> list[KernelConfig]:
 
 
 def _as_config(name: str, target: str, item: object) -> KernelConfig:
-    if isinstance(item, (FlashForwardKernelConfig, HopperForwardKernelConfig)):
+    if isinstance(item, KernelConfig):
         return item
     if isinstance(item, str):
         try:
@@ -82,7 +81,7 @@ def _as_config(name: str, target: str, item: object) -> KernelConfig:
             raise SelectionError(f"kernel set {name!r} ({target}): {error}") from error
     raise SelectionError(
         f"kernel set {name!r} ({target}) returned {quoted(item)}: allowed are "
-        "FlashForwardKernelConfig, HopperForwardKernelConfig and short forms"
+        f"{', '.join(config_class_names())} and short forms"
     )
 
 

@@ -8,14 +8,13 @@ as many tensors. Forward only: going backward through one is an error.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any, NoReturn
 
 import torch
 
 from flashsmith import chooser
 from flashsmith.errors import ArgumentError
-from flashsmith.families import FAMILIES, KernelConfig, parse_kernel_name_into_config
+from flashsmith.families import KernelConfig, family_named, parse_kernel_name_into_config
 from flashsmith.runtime.options import check_pair
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
@@ -105,20 +104,16 @@ for _name, _results, _kernel, _fake_kernel in (
     torch.library.register_autograd(_op, _no_gradient)
 
 
-# By family, the names of a config's fields.
-_FIELDS = {name: [field.name for field in fields(kind)] for name, kind in FAMILIES.items()}
-
-
 def _text(config: KernelConfig) -> str:
     """The short form. Field by field, since PyTorch 2.11 makes a constant of no dataclass."""
     family = config.FAMILY
-    return _short_form(family, *[getattr(config, name) for name in _FIELDS[family]])
+    return _short_form(family, *[getattr(config, name) for name in config.KNOBS])
 
 
 @torch.compiler.assume_constant_result
 def _short_form(family: str, *values: Any) -> str:
     """Worked out by Python itself, not traced."""
-    return str(FAMILIES[family](*values))
+    return str(family_named(family).config_class(*values))
 
 
 def traced_attention(

@@ -9,7 +9,6 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
-    FAMILIES,
     DeviceSpec,
     DType,
     KernelConfig,
@@ -17,6 +16,7 @@ from flashsmith.families import (
     Semantics,
     check_legal,
 )
+from flashsmith.families.family import config_class_names
 from flashsmith.families.legality import D_STEP, padding_advice
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.overlap import check_output_distinct
@@ -37,16 +37,15 @@ OLDEST_ARCH = 80
 # Positions, and window limits beyond them, are 32-bit numbers in a kernel.
 LONGEST = 2**30 - 1
 MOST_BLOCKS = 2**31 - 1
-_CONFIG_CLASSES = tuple(FAMILIES.values())
 
 
 def check_config(cfg: Any) -> KernelConfig:
     """Raises ArgumentError unless ``cfg`` is a kernel config."""
-    if isinstance(cfg, _CONFIG_CLASSES):
+    if isinstance(cfg, KernelConfig):
         return cfg
     raise ArgumentError(
-        f"cfg: got {type(cfg).__name__}; give a FlashForwardKernelConfig or a "
-        "HopperForwardKernelConfig (a short form becomes one through "
+        f"cfg: got {type(cfg).__name__}; give a {' or a '.join(config_class_names())} (a short "
+        "form becomes one through "
         "flashsmith.parse_kernel_name_into_config)"
     )
 

@@ -28,9 +28,9 @@ from flashsmith.errors import (
     KernelNotBuiltError,
     LaunchError,
 )
-from flashsmith.families import FAMILIES, KernelConfig, Semantics
+from flashsmith.families import KernelConfig, Semantics, family_named
 from flashsmith.operations.semantics import MASKS
-from flashsmith.runtime.call import ForwardCall
+from flashsmith.runtime.call import LibraryCall
 from flashsmith.runtime.driver import check_runs
 from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan, plan_from_library
@@ -67,7 +67,7 @@ class LoadedKernel:
         """The kernel's PTX, as compiled into the library."""
         return self.library.ptx(self.config)
 
-    def plan(self, call: ForwardCall) -> LaunchPlan:
+    def plan(self, call: LibraryCall) -> LaunchPlan:
         """The launch that ``call`` becomes. Asks no device.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device.
@@ -84,7 +84,7 @@ class LoadedKernel:
         return plan_from_library(self.entry.ptx_entry, described)
 
     def prepare(
-        self, call: ForwardCall, ordinal: int, *, timed: bool = False
+        self, call: LibraryCall, ordinal: int, *, timed: bool = False
     ) -> Callable[..., float | None]:
         """A function that launches ``call`` on GPU ``ordinal``. Nothing is asked of the GPU yet.
 
@@ -132,7 +132,7 @@ def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     loaded, and LaunchError when what is compiled into it is not what its manifest says.
     """
     functions = _load_functions(library.so_path)
-    config_class = FAMILIES[library.manifest.family]
+    config_class = family_named(library.manifest.family).config_class
     compiled: list[KernelConfig] = [config_class(*ints) for ints in functions.configs()]
     semantics = _semantics(*functions.semantics())
     if set(compiled) != set(library.configs) or semantics != library.manifest.semantics:

@@ -53,7 +53,7 @@ class Request(NamedTuple):
 
     @property
     def suits_tma(self) -> bool:
-        """Whether TMA can copy all tensors, which the wgmma family does: it takes no stride of 0,
+        """Whether TMA can copy all tensors, which some families do: it takes no stride of 0,
         which broadcast tensors have, and none below."""
         views = (self.q, self.k, self.v, *([] if self.o is None else [self.o]))
         return all(

@@ -15,7 +15,6 @@ from flashsmith.builder import built_kernels, cache_stamp
 from flashsmith.errors import ArgumentError, KernelNotBuiltError
 from flashsmith.families import (
     DeviceSpec,
-    HopperForwardKernelConfig,
     KernelConfig,
     Problem,
     Semantics,
@@ -56,7 +55,7 @@ class Substitutes:
     ) -> LoadedKernel:
         """The kernel ``wanted``, built if it has to be and may be, else another one that is built.
 
-        ``pick`` chooses among those of either family that serve the request. Another one is warned
+        ``pick`` chooses among those of all families that serve the request. Another one is warned
         of once for each pair of kernels.
 
         Raises KernelNotBuiltError when none serves it, and what the builder raises.
@@ -119,7 +118,7 @@ def _serving(request: Request, device: DeviceSpec) -> dict[KernelConfig, Semanti
     semantics if there is such a kernel, else those for uneven lengths, too."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
-        if isinstance(config, HopperForwardKernelConfig) and not request.suits_tma:
+        if config.family.needs_tma and not request.suits_tma:
             continue
         try:
             required = check_fit(config, request.problem)

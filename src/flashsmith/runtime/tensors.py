@@ -72,16 +72,17 @@ def view_vector(name: str, tensor: Any, dtype: str) -> TensorView:
     return view
 
 
-def check_beside(view: TensorView, q: TensorView) -> None:
-    """Raises ArgumentError unless a tensor is of q's framework and lives on q's device."""
-    if view.framework is not q.framework:
+def check_beside(view: TensorView, first: TensorView) -> None:
+    """Raises ArgumentError unless a tensor is of the first's framework and on its device."""
+    if view.framework is not first.framework:
         raise ArgumentError(
-            f"{view.name}: is a {view.framework.name} tensor and q a {q.framework.name} one; "
-            "give all of one framework"
+            f"{view.name}: is a {view.framework.name} tensor and {first.name} a "
+            f"{first.framework.name} one; give all of one framework"
         )
-    if view.device != q.device:
+    if view.device != first.device:
         raise ArgumentError(
-            f"{view.name}: lives on {view.device} and q on {q.device}; move all to one device"
+            f"{view.name}: lives on {view.device} and {first.name} on {first.device}; move all to "
+            "one device"
         )
 
 

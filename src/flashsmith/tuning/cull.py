@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsmith.families import DeviceSpec, HopperForwardKernelConfig, KernelConfig, broken_rules
+from flashsmith.families import DeviceSpec, KernelConfig, broken_rules
 from flashsmith.tuning.runner import Compiled
 
 # ptxas's spill stores and loads per thread, bytes. A handful outside the loop costs nothing.
@@ -25,9 +25,9 @@ def cull_compiled(
 ) -> str | None:
     """Why a compiled kernel need not be run; None: it is worth a try.
 
-    A wgmma kernel may not spill at all: what the package ships of that family does not.
+    Where a kernel that spills is as good as lost, none may spill at all.
     """
-    if isinstance(cfg, HopperForwardKernelConfig):
+    if cfg.family.must_not_spill:
         max_spill = 0
     if compiled.error is not None:
         return f"does not compile: {compiled.error}"

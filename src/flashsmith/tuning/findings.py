@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flashsmith.families import DeviceSpec, Semantics, parse_kernel_name_into_config
-from flashsmith.families.mma_sync.space import neighbours
 from flashsmith.tuning.candidate import Candidate, Status
 from flashsmith.tuning.cull import cull_compiled
 from flashsmith.tuning.entry import new_candidate
@@ -64,7 +63,8 @@ class Findings:
         while race.refinable:
             joined: list[Candidate] = []
             for leader in race.leaders():
-                for cfg in neighbours(leader.build.config):
+                config = leader.build.config
+                for cfg in config.family.neighbours(config):
                     candidate = new_candidate(race.problem, cfg, self._device)
                     known = [*race.candidates, *(c.name for c in joined)]
                     if candidate.name not in known:

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import lru_cache
 
-from flashsmith.chooser.candidates import mma_sync_candidates
+from flashsmith.chooser.candidates import by_preference
 from flashsmith.chooser.evidence import gather
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.errors import SelectionError
 from flashsmith.families import (
     DeviceSpec,
+    Family,
     KernelConfig,
     Problem,
     compiled_d_head,
+    families,
     get_kernel_configs,
-    get_search_space_configs,
 )
-from flashsmith.families.wgmma.rules import HOPPER_ARCH
-from flashsmith.families.wgmma.space import SHAPES, get_hopper_space_configs
 
-MMA_SYNC, WGMMA, BOTH = "space", "hopper", "both"
-# The keys of search spaces, whose best are worth refining.
-SPACES = (MMA_SYNC, WGMMA, BOTH)
+# The space of the newest family that runs on a device, and a few configs of the others.
+ALL_FAMILIES = "both"
 _FEW = 8
 # Sets that say how to schedule, whatever the dtype and the head dimension; 'B_r,B_c' is of tune.
 _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
 
+def space_keys() -> tuple[str, ...]:
+    """The keys of search spaces, whose best are worth refining."""
+    return (*(family.space_key for family in families() if family.space_key), ALL_FAMILIES)
+
+
 def default_space(device: DeviceSpec) -> str:
     """The key of the space that is searched on a device unless another is asked for."""
-    return BOTH if device.arch == HOPPER_ARCH else MMA_SYNC
+    keys = [family.space_key for family in by_preference() if _searched(family, device)]
+    return ALL_FAMILIES if len(keys) > 1 else keys[0]
+
+
+def _searched(family: Family, device: DeviceSpec) -> bool:
+    return bool(family.space_key) and family.runs_on(device)
 
 
 def search_space(
@@ -39,11 +46,11 @@ def search_space(
 ) -> list[KernelConfig]:
     """The configs that may serve `problem` on `device`, each once; some may turn out illegal there.
 
-    `key` is 'space' (the mma.sync family's), 'hopper' (the wgmma family's), 'both' (the wgmma
-    family's, and of mma.sync a few, those of the shipped tables first), None for
-    default_space(), or a KERNELS key. A space is searched at the problem's own dtype and head
-    dimension, and so are tune, its block sizes ('64,32'), prog, prog-all and all, whose configs get
-    them put in. Of any other set those count that have them already.
+    `key` is that of a family's space ('space' is the mma.sync family's, 'hopper' the wgmma
+    family's), 'both' (the newest family's, and of the others a few, those of the shipped tables
+    first), None for default_space(), or a KERNELS key. A space is searched at the problem's own
+    dtype and head dimension, and so are tune, its block sizes ('64,32'), prog, prog-all and all,
+    whose configs get them put in. Of any other set those count that have them already.
 
     Raises:
         SelectionError: the key is unknown or selects nothing, or none of its configs has the
@@ -52,16 +59,18 @@ def search_space(
     """
     key = key or default_space(device)
     d_head = compiled_d_head(problem.d)
-    if key == MMA_SYNC:
-        return list(get_search_space_configs((problem.dtype,), (d_head,)))
-    if key == WGMMA:
-        return _of_wgmma(problem, d_head)
-    if key == BOTH:
-        wgmma = _of_wgmma(problem, d_head) if d_head in SHAPES else []
-        return [*wgmma, *_few_of_mma_sync(problem, device)]
+    spaces = {family.space_key: family for family in families() if family.space_key}
+    if key in spaces:
+        return _whole(spaces[key], problem, d_head)
+    if key == ALL_FAMILIES:
+        newest, *others = [family for family in by_preference() if family.space_key]
+        found = list(newest.search_space(problem.dtype, d_head, _masked(problem)))
+        for other in others:
+            found += _few(other, problem, device)
+        return found
     configs = get_kernel_configs(key)
     if _SCHEDULES.fullmatch(key):
-        configs = [replace(cfg, dtype=problem.dtype, d_head=d_head) for cfg in configs]
+        configs = [cfg.with_knobs(dtype=problem.dtype, d_head=d_head) for cfg in configs]
     fitting = [cfg for cfg in configs if (cfg.dtype, cfg.d_head) == (problem.dtype, d_head)]
     if not fitting:
         raise SelectionError(
@@ -71,11 +80,12 @@ def search_space(
     return list(dict.fromkeys(fitting))
 
 
-def _few_of_mma_sync(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """What says how the family stands to the other: its own search is for another sweep."""
-    evidence = gather(problem, device, _shipped(), "mma_sync")
+def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
+    """What says how the family stands to another: its own search is for another sweep."""
+    evidence = gather(problem, device, _shipped(), family.name)
     measured = [one.config for one in evidence.expected]
-    sound = mma_sync_candidates(problem.dtype, compiled_d_head(problem.d), device)
+    d_head = compiled_d_head(problem.d)
+    sound = family.candidates(problem.dtype, d_head, device, _masked(problem))
     return list(dict.fromkeys([*measured, *sound]))[:_FEW]
 
 
@@ -85,12 +95,17 @@ def _shipped() -> WinnersTable:
     return WinnersTable.shipped()
 
 
-def _of_wgmma(problem: Problem, d_head: int) -> list[KernelConfig]:
-    masked = problem.semantics.mask != "none"
-    found = get_hopper_space_configs((problem.dtype,), (d_head,), masked)
+def _masked(problem: Problem) -> bool:
+    return problem.semantics.mask != "none"
+
+
+def _whole(family: Family, problem: Problem, d_head: int) -> list[KernelConfig]:
+    found = family.search_space(problem.dtype, d_head, _masked(problem))
     if not found:
+        others = [key for key in space_keys() if key not in (family.space_key, ALL_FAMILIES)]
         raise SelectionError(
-            f"space={WGMMA!r}: the wgmma family has no kernels of d_head {d_head}, which {problem} "
-            f"needs; leave the problem out, or take space={MMA_SYNC!r}"
+            f"space={family.space_key!r}: the {family.title} family has no kernels of d_head "
+            f"{d_head}, which {problem} needs; leave the problem out, or take "
+            f"space={others[0]!r}"
         )
     return list(found)

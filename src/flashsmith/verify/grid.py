@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
-from flashsmith.families import DType, KernelConfig, Problem, Semantics
+from flashsmith.families import FAMILIES, DType, KernelConfig, Problem, Semantics, family_named
 from flashsmith.verify.attention import Attention, Lens, Window, unequal_lens
-from flashsmith.verify.prove import semantics_of
-from flashsmith.verify.schedules import MMA_SYNC, WGMMA, family_d_head, schedules
+from flashsmith.verify.forward_reference import semantics_of
 
+# The family of cases that name none.
+FIRST_FAMILY = next(iter(FAMILIES))
 D = (32, 40, 64, 96, 128, 160, 192, 224, 256)
 REFUSED_D = (59, 111)
 LENGTHS = (
@@ -55,13 +56,13 @@ class Case:
     softcap: float
     batch: str
     sinks: bool = False
-    family: str = MMA_SYNC
+    family: str = FIRST_FAMILY
     inputs: str = "random"
     head_counts: dict[str, tuple[int, int]] = field(default_factory=lambda: HEADS, compare=False)
 
     def __str__(self) -> str:
         said = [
-            self.family * (self.family != MMA_SYNC),
+            self.family * (self.family != FIRST_FAMILY),
             self.dtype.name.lower(), f"d{self.d}", "s{}:{}".format(*self.lengths), self.batch,
             self.heads, "causal" * self.causal, f"window {self.window}",
             f"softcap {self.softcap:g}", "sinks" * self.sinks,
@@ -84,8 +85,8 @@ class Case:
         return self._schedules[self.schedule]
 
     @property
-    def _schedules(self) -> tuple[KernelConfig, ...]:
-        return schedules(self.dtype, family_d_head(self.family, self.d), self.family)
+    def _schedules(self) -> Sequence[KernelConfig]:
+        return family_named(self.family).proof_configs(self.dtype, self.d)
 
     @cached_property
     def semantics(self) -> Semantics:
@@ -110,7 +111,7 @@ class Case:
             "sinks": self.sinks,
             "inputs": self.inputs,
         }
-        if self.family == WGMMA:
+        if family_named(self.family).persistent:
             # Few SMs have persistent kernels come round again and again.
             call["sm_count"] = draw.choice(SM_COUNTS)
             # Who wants them gets another softmax where that is lazy.
@@ -143,7 +144,7 @@ def _lens(kind: str, longest: int, draw: random.Random) -> Lens:
     return unequal_lens(PACKED_SEQUENCES, longest, draw, empty=2 * (kind == "zero lengths"))
 
 
-def proof_grid(family: str = MMA_SYNC) -> Iterator[Case]:
+def proof_grid(family: str = FIRST_FAMILY) -> Iterator[Case]:
     """Every problem of the grid, for kernels of a family; those with the same inputs stand
     together. Sinks alternate."""
     for dtype, d, batch, heads in product(DType, D, BATCHES, HEADS):
@@ -194,7 +195,7 @@ def case_pairs(case: Case) -> list[Pair]:
     return [*combinations(factors, 2), kernel]
 
 
-def covering_cases(family: str = MMA_SYNC) -> list[Case]:
+def covering_cases(family: str = FIRST_FAMILY) -> list[Case]:
     """Few cases in which every pair meets that meets at all; the same on every machine.
 
     Greedy over random cases: the most open pairs first, and among equals one whose kernel another

@@ -22,7 +22,7 @@ from flashsmith.families import (
     get_hopper_configs,
     parse_kernel_name_into_config,
 )
-from flashsmith.families.wgmma.config import ENUMERATIONS
+from flashsmith.families.knob import enumeration
 
 CSRC = Path(__file__).parents[3] / "src" / "flashsmith" / "csrc"
 KNOBS = list(HOPPER_KNOB_VALUES)
@@ -30,6 +30,10 @@ FLAGS = [knob for knob, values in HOPPER_KNOB_VALUES.items() if isinstance(value
 KERNEL = "void flashsmith::hopper_forward_kernel<flashsmith::StaticHopperKernelConfig<{}> >({})"
 STRUCT = "flashsmith::HopperForwardKernelConfig"
 SHORT = "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160"
+
+ENUMERATIONS = {
+    knob.name: kind for knob in fields(HopperForwardKernelConfig) if (kind := enumeration(knob))
+}
 
 
 def demangled(values: str, struct: str = STRUCT) -> str:

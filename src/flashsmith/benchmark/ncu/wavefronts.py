@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,10 +19,6 @@ class WavefrontCount(NamedTuple):
     ideal: int
 
 
-# Rows of Q that a CTA owns, and keys that it takes at a time.
-_TILES: dict[str, Callable[[Any], tuple[int, int]]] = {"mma_sync": lambda cfg: (cfg.B_r, cfg.B_c)}
-
-
 def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount | None:
     """What the emulator counts for `cfg`'s kernel on `problem`; None where it cannot tell.
 
@@ -32,13 +27,13 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
     its CTAs.
     """
     windowed = problem.semantics.mask == "window"
-    if cfg.FAMILY not in _TILES or problem.semantics.packed or windowed:
+    if not cfg.family.steps_are_alike or problem.semantics.packed or windowed:
         return None
     try:
         first, step = _of_a_cta(cfg, problem.semantics.mask == "causal", arch)
     except EmulatorError:
         return None
-    rows, _ = _TILES[cfg.FAMILY](cfg)
+    rows, _ = cfg.family.loop_tiles(cfg)
     heads = problem.batch * problem.heads_q
     steps = [_steps(cfg, problem, begin) for begin in range(0, problem.seq_q, rows)]
     actual, ideal = (
@@ -50,7 +45,7 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
 
 def _steps(cfg: Any, problem: Problem, begin: int) -> int:
     """Tiles of keys that the CTA of the rows from `begin` on passes over."""
-    rows, keys = _TILES[cfg.FAMILY](cfg)
+    rows, keys = cfg.family.loop_tiles(cfg)
     seen = problem.seq_k
     if problem.semantics.mask == "causal":
         last = min(begin + rows, problem.seq_q)
@@ -61,7 +56,7 @@ def _steps(cfg: Any, problem: Problem, begin: int) -> int:
 @lru_cache(maxsize=512)
 def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, WavefrontCount]:
     """Of a CTA that takes one tile of keys, and what every further tile adds."""
-    rows, keys = _TILES[cfg.FAMILY](cfg)
+    rows, keys = cfg.family.loop_tiles(cfg)
     # As many as the diagonal crosses, or a kernel that trims them would count fewer.
     n_few = max(2, -(-rows // keys))
     few, more = (_count(cfg, n, causal, arch) for n in (n_few, n_few + 1))
@@ -72,7 +67,7 @@ def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, Wavefr
 
 
 def _count(cfg: Any, n_tiles: int, causal: bool, arch: int) -> WavefrontCount:
-    rows, keys = _TILES[cfg.FAMILY](cfg)
+    rows, keys = cfg.family.loop_tiles(cfg)
     conflicts = BankConflicts()
     # Masks are aligned to the bottom right: so many keys are seen by the last row, masked or not.
     verdict = prove(

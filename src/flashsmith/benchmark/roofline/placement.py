@@ -13,8 +13,6 @@ from typing import Any
 from flashsmith.benchmark.roofline.ceilings import Roofline
 from flashsmith.families import Problem, Semantics
 
-_WGMMA = ("wgmma_n128", "wgmma_n256")
-
 
 @dataclass(frozen=True)
 class Intensity:
@@ -72,7 +70,5 @@ def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
 
 def _products_of(cfg: Any) -> tuple[str, ...]:
     """The ceilings of the instruction that the config's family multiplies with."""
-    if cfg.FAMILY == "mma_sync":
-        fed = "mma_shared_32_rows" if cfg.rows_per_warp >= 32 else "mma_shared_16_rows"
-        return ("mma_registers", fed)
-    return _WGMMA if cfg.FAMILY == "wgmma" else ()
+    names: tuple[str, ...] = cfg.family.multiplies_with(cfg)
+    return names

@@ -5,18 +5,6 @@ Not for promises: a time in milliseconds may be a quarter off, and more where a 
 those of a data sheet.
 """
 
-from flashsmith.chooser.cost_model.estimate import Estimate, estimate, has_model
-from flashsmith.chooser.cost_model.resources import (
-    estimated_registers,
-    estimated_spill_bytes,
-    resident_ctas,
-)
+from flashsmith.chooser.cost_model.estimate import Estimate, estimate
 
-__all__ = [
-    "Estimate",
-    "estimate",
-    "estimated_registers",
-    "estimated_spill_bytes",
-    "has_model",
-    "resident_ctas",
-]
+__all__ = ["Estimate", "estimate"]

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flashsmith.chooser.cost_model import mma_sync, wgmma
 from flashsmith.chooser.cost_model.schedule import schedule
-from flashsmith.chooser.cost_model.tile_work import TileWork
-from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, Problem
-
-# From a family's config on a device, with its registers and spilled bytes as built, to its tile.
-_MODELS: dict[str, Callable[[Any, DeviceSpec, int | None, int | None], TileWork]] = {
-    "mma_sync": mma_sync.tile_work,
-    "wgmma": wgmma.tile_work,
-}
+from flashsmith.families.cost import TileWork
 
 
 class Estimate(NamedTuple):
@@ -29,11 +20,6 @@ class Estimate(NamedTuple):
     rows: int
 
 
-def has_model(family: str) -> bool:
-    """Whether kernels of a family can be estimated."""
-    return family in _MODELS
-
-
 def estimate(
     cfg: Any,
     problem: Problem,
@@ -45,15 +31,13 @@ def estimate(
     """What a config should take on a problem.
 
     Args:
-        cfg: of a family that has_model() knows.
+        cfg: of a family that has a cost model.
         registers, spill_bytes: per thread, from the compiler's report; None estimates them too.
 
     Raises:
         ArgumentError: no model of the config's family.
     """
-    if cfg.FAMILY not in _MODELS:
-        raise ArgumentError(f"cfg: no cost model for the family {cfg.FAMILY!r}")
-    work = _MODELS[cfg.FAMILY](cfg, device, registers, spill_bytes)
+    work: TileWork = cfg.family.tile_work(cfg, device, registers, spill_bytes)
     if work.resident == 0:
         return Estimate(float("inf"), 0, 0, float("inf"), work.rows)
     whole = schedule(work, problem, device.sm_count)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from math import gcd
 from typing import NamedTuple
 
-from flashsmith.chooser.cost_model.tile_work import TileWork
 from flashsmith.families import Problem
+from flashsmith.families.cost import TileWork
 
 # What is left over at the end where the longest tiles went first, in shortest ones.
 _TAIL = 3.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from flashsmith.emulator.checks.bank_conflicts import BankConflicts, Wavefronts
 from flashsmith.emulator.checks.bounds import Bounds
+from flashsmith.emulator.checks.check import Rules
 from flashsmith.emulator.checks.in_flight import InFlight
 from flashsmith.emulator.checks.instruction_mix import instruction_mix
 from flashsmith.emulator.checks.races import Races
-from flashsmith.emulator.checks.rules import Rules
 from flashsmith.emulator.checks.uninitialised import Uninitialised
 from flashsmith.emulator.interface import Observer
 

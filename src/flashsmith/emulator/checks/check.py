@@ -1,4 +1,7 @@
-"""The base of checks: findings without repetition, and how a thread is named in them."""
+"""The base of checks: findings without repetition, and how a thread is named in them.
+
+Rules is the check that only passes on what the machine has noticed itself.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from flashsmith.emulator.interface import Finding, Launch, MemoryAccess, Observer, Site
+from flashsmith.emulator.interface import Finding, Launch, MemoryAccess, Misuse, Observer, Site
 
 _THREADS_SHOWN = 4
 
@@ -60,6 +63,20 @@ class Check(Observer):
         """``CTA 1 thread 37 (warp 1, lane 5)`` of a flat thread number."""
         cta, tid = divmod(int(thread), self._threads_per_cta)
         return f"CTA {cta} thread {tid} (warp {tid // 32}, lane {tid % 32})"
+
+
+class Rules(Check):
+    """Kinds of findings: ``mbarrier-...``, ``wgmma-...``, ``bulk-...``, ``setmaxnreg``.
+
+    The emulator itself notices these; without this check they end the launch with an error.
+    """
+
+    handles_misuse = True
+
+    def misuse(self, event: Misuse) -> None:
+        """One broken rule."""
+        who = f"{self.name(int(event.threads[0]))}: " if event.threads.size else ""
+        self.report(event.kind, event.site, who + event.message, event.threads, event.address)
 
 
 def _instruction(site: Site) -> str:

@@ -23,6 +23,7 @@ from flashsmith.emulator.interface import (
 )
 from flashsmith.emulator.machine.geometry import WARP
 from flashsmith.emulator.machine.group import Group
+from flashsmith.emulator.machine.layouts import PIECE
 from flashsmith.emulator.machine.mbarriers import Mbarrier, Mbarriers
 from flashsmith.emulator.machine.memory import GlobalMemory
 from flashsmith.emulator.machine.protocols import HoldsMemories
@@ -30,7 +31,6 @@ from flashsmith.emulator.machine.random_schedule import RandomSchedule
 from flashsmith.emulator.machine.tensor_maps import TensorMap
 from flashsmith.errors import EmulatorError
 
-_PIECE = 16
 _TENSOR_ALIGNMENT = 128
 
 
@@ -54,7 +54,7 @@ class PlainRange:
 
     def pieces(self, address: int) -> np.ndarray:
         """Shared addresses of the 16-byte pieces."""
-        return np.arange(address, address + self.box_bytes, _PIECE, dtype=np.int64)
+        return np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
         """The one row in global memory."""
@@ -62,14 +62,14 @@ class PlainRange:
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
         """The bytes."""
-        addresses = coordinates[0] + np.arange(0, self.box_bytes, _PIECE, dtype=np.int64)
-        words: np.ndarray = self.memory.load(addresses, _PIECE)
+        addresses = coordinates[0] + np.arange(0, self.box_bytes, PIECE, dtype=np.int64)
+        words: np.ndarray = self.memory.load(addresses, PIECE)
         return words.view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray) -> None:
         """Put the bytes."""
-        addresses = coordinates[0] + np.arange(0, self.box_bytes, _PIECE, dtype=np.int64)
-        self.memory.store(addresses, _PIECE, data.view(np.complex128))
+        addresses = coordinates[0] + np.arange(0, self.box_bytes, PIECE, dtype=np.int64)
+        self.memory.store(addresses, PIECE, data.view(np.complex128))
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Words:
     """Sixteen bytes out of a thread's registers."""
 
     words: tuple[int, ...]
-    box_bytes: int = _PIECE
+    box_bytes: int = PIECE
     writable: bool = False
 
     def pieces(self, address: int) -> np.ndarray:
@@ -154,7 +154,7 @@ class BulkCopies:
     ) -> None:
         """cp.async.bulk.tensor into shared memory; ``ctas`` is the mask of ranks, None: one."""
         together = []
-        for place in _active(group, mask):
+        for place in group.active(mask).tolist():
             body = self._map(_of(tensor_map, place), rank)
             where = tuple(_signed(_of(c, place)) for c in coordinates)
             address = _of(target, place)
@@ -179,10 +179,10 @@ class BulkCopies:
     ) -> None:
         """cp.async.bulk of plain bytes into shared memory."""
         together = []
-        for place in _active(group, mask):
+        for place in group.active(mask).tolist():
             body = self._range(group, site, place, _of(source, place), _of(size, place))
             address = _of(target, place)
-            self._check_alignment(group, site, place, address, _PIECE)
+            self._check_alignment(group, site, place, address, PIECE)
             ranks = None if ctas is None else _of(ctas, place)
             together += self._load(
                 group, site, place, body, (_of(source, place),), address, _of(barrier, place), ranks
@@ -194,10 +194,10 @@ class BulkCopies:
         self, group: Group, site: Site, target: Any, words: Sequence[Any], barrier: Any, mask: Any
     ) -> None:
         """st.async of sixteen bytes: it lands like a load, and its mbarrier counts it."""
-        for place in _active(group, mask):
+        for place in group.active(mask).tolist():
             body = Words(tuple(_of(word, place) for word in words))
             address = _of(target, place)
-            self._check_alignment(group, site, place, address, _PIECE)
+            self._check_alignment(group, site, place, address, PIECE)
             together = self._load(group, site, place, body, (), address, _of(barrier, place), None)
             if together:
                 self.loads.append(together)
@@ -226,7 +226,7 @@ class BulkCopies:
             at_owners = owners
         if (owners != at_owners).any():
             raise EmulatorError("a bulk copy and its mbarrier are in different CTAs")
-        self.wave.shared.check(np.array([address, address + body.box_bytes - _PIECE]), _PIECE, 16)
+        self.wave.shared.check(np.array([address, address + body.box_bytes - PIECE]), PIECE, 16)
         self._tell_global(group, site, place, body, coordinates, "async_read")
         loads = []
         for owner in (int(cta) for cta in owners):
@@ -252,7 +252,7 @@ class BulkCopies:
         mask: Any,
     ) -> None:
         """cp.async.bulk.tensor out of shared memory."""
-        for place in _active(group, mask):
+        for place in group.active(mask).tolist():
             body = self._map(_of(tensor_map, place), rank)
             where = tuple(_signed(_of(c, place)) for c in coordinates)
             address = _of(source, place)
@@ -263,10 +263,10 @@ class BulkCopies:
         self, group: Group, site: Site, target: Any, source: Any, size: Any, mask: Any
     ) -> None:
         """cp.async.bulk of plain bytes out of shared memory."""
-        for place in _active(group, mask):
+        for place in group.active(mask).tolist():
             body = self._range(group, site, place, _of(target, place), _of(size, place))
             address = _of(source, place)
-            self._check_alignment(group, site, place, address, _PIECE)
+            self._check_alignment(group, site, place, address, PIECE)
             self._store(group, site, place, body, (_of(target, place),), address)
 
     def _store(
@@ -278,7 +278,7 @@ class BulkCopies:
         coordinates: tuple[int, ...],
         address: int,
     ) -> None:
-        self.wave.shared.check(np.array([address, address + body.box_bytes - _PIECE]), _PIECE, 16)
+        self.wave.shared.check(np.array([address, address + body.box_bytes - PIECE]), PIECE, 16)
         thread, cta = int(group.index[place]), int(group.cta[place])
         store = _Store(site, body, coordinates, cta, address, thread, self.wave.tick())
         if self.wave.observers:
@@ -290,13 +290,13 @@ class BulkCopies:
 
     def commit(self, group: Group, mask: Any) -> None:
         """cp.async.bulk.commit_group."""
-        for place in _active(group, mask):
+        for place in group.active(mask).tolist():
             thread = int(group.index[place])
             self.groups.setdefault(thread, []).append(self.open.pop(thread, []))
 
     def wait(self, group: Group, site: Site, allowed: int, mask: Any) -> None:
         """cp.async.bulk.wait_group, .read or not: all but the ``allowed`` newest groups happen."""
-        for place in _active(group, mask):
+        for place in group.active(mask).tolist():
             thread = int(group.index[place])
             groups = self.groups.get(thread, [])
             cut = max(0, len(groups) - allowed)
@@ -316,9 +316,9 @@ class BulkCopies:
                     observer.engine_done(event)
 
     def _perform(self, store: _Store) -> None:
-        pieces = self.wave.shared.views[_PIECE]
+        pieces = self.wave.shared.views[PIECE]
         base = store.cta * self.geometry.shared_pitch
-        data = pieces[(base + store.body.pieces(store.address)) // _PIECE]
+        data = pieces[(base + store.body.pieces(store.address)) // PIECE]
         store.body.write(store.coordinates, data.view(np.uint8))
 
     # Arrivals
@@ -353,12 +353,12 @@ class BulkCopies:
         places = load.body.pieces(load.address)
         data = load.body.read(load.coordinates).view(np.complex128)
         base = load.cta * self.geometry.shared_pitch
-        self.wave.shared.views[_PIECE][(base + places) // _PIECE] = data
+        self.wave.shared.views[PIECE][(base + places) // PIECE] = data
         if self.wave.observers:
             flat = load.cta + self.geometry.first_cta
             engine = Engine("mbarrier", flat, load.barrier.address)
             event = EngineLanding(
-                engine, load.site, flat, places, _PIECE, load.clock, self.wave.tick()
+                engine, load.site, flat, places, PIECE, load.clock, self.wave.tick()
             )
             for observer in self.wave.observers:
                 observer.engine_landing(event)
@@ -402,13 +402,13 @@ class BulkCopies:
         return found
 
     def _range(self, group: Group, site: Site, place: int, address: int, size: int) -> PlainRange:
-        if size % _PIECE or address % _PIECE:
+        if size % PIECE or address % PIECE:
             self.wave.misuse(
                 "bulk-alignment", site, group.threads[place : place + 1],
                 f"{size} bytes at global address {address:#x}: both must be multiples of 16",
                 address,
             )  # fmt: skip
-        return PlainRange(self.wave.memory, size // _PIECE * _PIECE)
+        return PlainRange(self.wave.memory, size // PIECE * PIECE)
 
     def _check_alignment(
         self, group: Group, site: Site, place: int, address: int, alignment: int
@@ -448,7 +448,7 @@ class BulkCopies:
             group.threads[place : place + 1],
             copy.cta + self.geometry.first_cta,
             copy.body.pieces(copy.address),
-            _PIECE,
+            PIECE,
             copy.clock,
         )
         for observer in self.wave.observers:
@@ -476,12 +476,6 @@ class BulkCopies:
         )
         for observer in self.wave.observers:
             observer.memory(event)
-
-
-def _active(group: Group, mask: Any) -> list[int]:
-    if mask is None:
-        return list(range(group.n))
-    return [int(place) for place in np.flatnonzero(np.broadcast_to(mask, (group.n,)))]
 
 
 def _of(value: Any, place: int) -> int:

@@ -12,6 +12,7 @@ from flashsmith.emulator.interface import Clusters
 from flashsmith.errors import EmulatorError
 
 WARP = 32
+WARPGROUP = 4 * WARP
 u4 = np.uint32
 
 #: Shared addresses of other CTAs of a cluster carry their rank + 1 above these bits.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flashsmith.emulator.interface import Site
-from flashsmith.emulator.machine.geometry import WARP, Geometry
+from flashsmith.emulator.machine.geometry import WARP, WARPGROUP, Geometry
 from flashsmith.emulator.machine.protocols import ProductUnderWay
 from flashsmith.errors import EmulatorError
 
@@ -111,12 +111,12 @@ class Group:
     @cached_property
     def whole_warpgroups(self) -> bool:
         """Whether the threads are warpgroups (four warps, the first number a multiple of 4)."""
-        size = 4 * WARP
-        if self.n % size or self.geometry.threads_per_cta % size:
+        if self.n % WARPGROUP or self.geometry.threads_per_cta % WARPGROUP:
             return False
-        first = self.index[::size]
+        first = self.index[::WARPGROUP]
         return bool(
-            (first % size == 0).all() and (self.index[size - 1 :: size] - first == size - 1).all()
+            (first % WARPGROUP == 0).all()
+            and (self.index[WARPGROUP - 1 :: WARPGROUP] - first == WARPGROUP - 1).all()
         )
 
     def require_whole(self, mnemonic: str) -> None:
@@ -172,6 +172,12 @@ class Group:
                 groups[offset + place].update((id(product), product) for product in products)
         self.product_groups = [list(found.values()) for found in groups]
         self.products = list({id(p): p for part in parts for p in part.products}.values())
+
+    def active(self, mask: Any) -> np.ndarray:
+        """Places of the threads for which ``mask`` holds; None: all."""
+        if mask is None:
+            return np.arange(self.n)
+        return np.flatnonzero(np.broadcast_to(mask, (self.n,)))
 
     # Lanes
 

@@ -20,9 +20,11 @@ import numpy as np
 
 from flashsmith.errors import EmulatorError
 
+#: Bytes that stay together whatever the layout.
+PIECE = 16
+
 _FIELD = 0x3FFF
 _SPANS = (0, 128, 64, 32)
-_PIECE = 16
 
 #: Bits of a piece's address that are exchanged, by the bytes of the pattern's rows. The patterns
 #: repeat every 1024, 512 and 256 bytes.
@@ -75,14 +77,14 @@ def starts_of(descriptors: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def _offsets(layout: Layout, rows: int, k_major: bool) -> np.ndarray:
-    line = layout.swizzle or _PIECE
+    line = layout.swizzle or PIECE
     if k_major:
         row, piece = np.arange(rows, dtype=np.int64)[:, None], np.arange(2, dtype=np.int64)
-        along = _PIECE if layout.swizzle else layout.leading
+        along = PIECE if layout.swizzle else layout.leading
         return row % 8 * line + row // 8 * layout.stride + piece * along
     k, piece = np.arange(16, dtype=np.int64)[:, None], np.arange(rows // 8, dtype=np.int64)
     if not layout.swizzle:
         return k % 8 * line + k // 8 * layout.leading + piece * layout.stride
-    per_line = line // _PIECE
-    across = piece % per_line * _PIECE + piece // per_line * layout.leading
+    per_line = line // PIECE
+    across = piece % per_line * PIECE + piece // per_line * layout.leading
     return k % 8 * line + k // 8 * layout.stride + across

@@ -354,12 +354,9 @@ class Mbarriers:
 
 def by_address(group: Group, addresses: Any, mask: Any) -> list[tuple[int, np.ndarray]]:
     """Each address that active threads name, with their places in the group."""
-    if mask is None:
-        places = np.arange(group.n)
-    else:
-        places = np.flatnonzero(np.broadcast_to(mask, (group.n,)))
-        if not places.size:
-            return []
+    places = group.active(mask)
+    if not places.size:
+        return []
     if np.ndim(addresses) == 0:
         return [(int(addresses), places)]
     chosen = addresses[places]

@@ -9,7 +9,6 @@ from flashsmith.emulator.machine.geometry import WARP
 from flashsmith.emulator.machine.group import Group
 from flashsmith.emulator.machine.protocols import Reports
 
-WARPGROUP = 4 * WARP
 _REGISTERS = 65536
 _MOST_PER_THREAD = 255
 _LEAST, _MOST, _STEP = 24, 256, 8

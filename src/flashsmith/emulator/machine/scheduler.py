@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashsmith.emulator.machine.fork import Fork, Part, Split, Values, slice_values
-from flashsmith.emulator.machine.geometry import Geometry
+from flashsmith.emulator.machine.geometry import WARPGROUP, Geometry
 from flashsmith.emulator.machine.group import Group
 from flashsmith.emulator.machine.random_schedule import RandomSchedule
 from flashsmith.emulator.machine.waits import REFUSED, Wait, describe
@@ -40,13 +40,12 @@ _PATIENCE = 16
 
 #: One chance in so many, at each turn of a random schedule, that something happens out of turn.
 _SURPRISE = 6
-_WARPGROUP = 128
 #: For so many turns of a random schedule a laggard stays the same.
 _LAGS = (20, 60, 200)
 
 
 def _warpgroup(task: _Task) -> int:
-    return int(task.group.threads[0]) // _WARPGROUP
+    return int(task.group.threads[0]) // WARPGROUP
 
 
 class Scheduler:

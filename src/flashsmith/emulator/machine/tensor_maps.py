@@ -8,13 +8,12 @@ from typing import Protocol
 
 import numpy as np
 
-from flashsmith.emulator.machine.layouts import swizzled
+from flashsmith.emulator.machine.layouts import PIECE, swizzled
 from flashsmith.emulator.machine.memory import GlobalMemory
 from flashsmith.errors import ArgumentError, EmulatorError
 from flashsmith.families import DType
 
 _MOST_IN_A_BOX = 256
-_PIECE = 16
 
 
 class TensorMapSpec(Protocol):
@@ -96,7 +95,7 @@ class TensorMap:
 
     def pieces(self, address: int) -> np.ndarray:
         """Shared addresses of the 16-byte pieces of a box that begins at ``address``, in order."""
-        plain = np.arange(address, address + self.box_bytes, _PIECE, dtype=np.int64)
+        plain = np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
         return swizzled(plain, self.swizzle)
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
@@ -164,7 +163,7 @@ def _check(spec: TensorMapSpec) -> None:
         wrong = f"address and strides_bytes={spec.strides_bytes} must be multiples of 16"
     elif not all(1 <= extent <= _MOST_IN_A_BOX for extent in spec.box):
         wrong = f"box={spec.box}: extents go from 1 to {_MOST_IN_A_BOX}"
-    elif inner % _PIECE:
+    elif inner % PIECE:
         wrong = f"box={spec.box}: its rows have {inner} bytes, which is no multiple of 16"
     elif spec.swizzle_bytes and inner != spec.swizzle_bytes:
         wrong = f"box={spec.box}: rows of {inner} bytes with a {spec.swizzle_bytes}-byte swizzle"

@@ -17,14 +17,13 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from flashsmith.emulator.interface import Engine, EngineAccess, EngineDone, Site
 from flashsmith.emulator.machine.fragments import bfloats_to_floats, halves_to_floats
-from flashsmith.emulator.machine.geometry import WARP
+from flashsmith.emulator.machine.geometry import WARP, WARPGROUP
 from flashsmith.emulator.machine.group import Group
-from flashsmith.emulator.machine.layouts import Layout, starts_of
+from flashsmith.emulator.machine.layouts import PIECE, Layout, starts_of
 from flashsmith.emulator.machine.protocols import HoldsShared
 from flashsmith.errors import EmulatorError
 
-_PIECE, _DEPTH, _ROWS = 16, 16, 64
-_WARPGROUP = 4 * WARP
+_DEPTH, _ROWS = 16, 64
 _ONE_THREAD = 1 << 18
 f4, u2, u4 = np.float32, np.uint16, np.uint32
 
@@ -119,7 +118,7 @@ class Product:
     @property
     def unit(self) -> int:
         """Threads of a unit."""
-        return _WARPGROUP if self.warpgroups else WARP
+        return WARPGROUP if self.warpgroups else WARP
 
     def descriptors(self, values: np.ndarray) -> np.ndarray:
         """One descriptor per unit; all its threads must agree."""
@@ -191,9 +190,9 @@ class Product:
 
     def _gather(self, addresses: np.ndarray) -> np.ndarray:
         shared = self.products.wave.shared
-        shared.check(addresses.reshape(-1), _PIECE, _PIECE)
+        shared.check(addresses.reshape(-1), PIECE, PIECE)
         base = self.base[:: self.unit, None, None]
-        pieces = shared.views[_PIECE].take((addresses + base) >> 4)
+        pieces = shared.views[PIECE].take((addresses + base) >> 4)
         return self.form.floats(pieces.view(u2))
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
@@ -391,14 +390,14 @@ class Products:
                 group.threads[place * unit : (place + 1) * unit],
                 cta,
                 np.concatenate([operand[place].reshape(-1) for operand in operands]),
-                _PIECE,
+                PIECE,
                 product.clock,
             )
             for observer in self.wave.observers:
                 observer.engine_access(event)
 
     def _tell_done(self, group: Group, site: Site, issued: int) -> None:
-        warpgroups = group.index // _WARPGROUP
+        warpgroups = group.index // WARPGROUP
         for which in np.unique(warpgroups):
             chosen = warpgroups == which
             engine = self._engine(int(group.index[chosen][0]))
@@ -408,4 +407,4 @@ class Products:
 
     def _engine(self, thread: int) -> Engine:
         cta, tid = divmod(thread, self.wave.geometry.threads_per_cta)
-        return Engine("warpgroup", cta + self.wave.geometry.first_cta, tid // _WARPGROUP)
+        return Engine("warpgroup", cta + self.wave.geometry.first_cta, tid // WARPGROUP)

@@ -81,7 +81,7 @@ class WaveMemory:
 
         For the shape "matrix" ``sizes`` is how many lanes of a warp give row addresses.
         """
-        places = _places(group, mask)
+        places = group.active(mask)
         flat = np.broadcast_to(addresses, (group.n,)).astype(np.int64)[places]
         sizes = sizes if np.ndim(sizes) == 0 else np.asarray(sizes)[places].astype(np.int64)
         if space == "generic":
@@ -133,7 +133,7 @@ class WaveMemory:
         """
         if mask is None:
             return self._load(group, space, addresses, size, None)
-        places = _places(group, mask)
+        places = group.active(mask)
         out = np.zeros(group.n, WORDS[size])
         if places.size:
             chosen = np.broadcast_to(addresses, (group.n,))[places]
@@ -155,7 +155,7 @@ class WaveMemory:
         """Write words of ``size`` bytes for the threads that ``mask`` leaves on."""
         places = None
         if mask is not None:
-            places = _places(group, mask)
+            places = group.active(mask)
             if not places.size:
                 return
             addresses = np.broadcast_to(addresses, (group.n,))[places]
@@ -181,7 +181,7 @@ class WaveMemory:
         self, group: Group, space: str, addresses: Any, operation: Any, values: Any, mask: Any
     ) -> np.ndarray:
         """Read-modify-write, one thread after the other; the old values."""
-        places = _places(group, mask)
+        places = group.active(mask)
         flat = np.broadcast_to(addresses, (group.n,))
         values = tuple(np.broadcast_to(value, (group.n,)) for value in values)
         dtype = values[0].dtype
@@ -262,7 +262,7 @@ class WaveMemory:
         target, source = _spread(target, group.n), _spread(source, group.n)
         index, base = group.index, group.shared_base
         if mask is not None:
-            places = _places(group, mask)
+            places = group.active(mask)
             if not places.size:
                 return
             target, source, index, base = (
@@ -323,12 +323,6 @@ class WaveMemory:
                 )
                 for observer in self.observers:
                     observer.async_landing(landing)
-
-
-def _places(group: Group, mask: Any) -> np.ndarray:
-    if mask is None:
-        return np.arange(group.n)
-    return np.flatnonzero(np.broadcast_to(mask, (group.n,)))
 
 
 def _spread(value: Any, threads: int) -> np.ndarray:

@@ -6,25 +6,23 @@ order.
 
 from __future__ import annotations
 
-import operator
-from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-from flashsmith.errors import ArgumentError
-from flashsmith.families.config import INT_MAX, THREADS_PER_WARP, FamilyConfig, is_flag
+from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
+from flashsmith.families.knob import KnobGroup, knob
+from flashsmith.families.mma_sync import describe
 from flashsmith.operations.dtype import DType
-from flashsmith.printable import quoted
 
 K_TILE_COLUMNS = 8
-
-
-def _feature(meaning: str, word: str | None) -> dict[str, str | None]:
-    """Metadata of a knob whose zero is 'as before'. `word` is its name in the short form."""
-    return {"meaning": meaning, "word": word}
+# K-tiles that the registers can hold of a streamed operand: at d_head 256 not all of them.
+MAX_LOAD_COUNT = 16
+LOAD_COUNTS = (0, 2, 4, 8, MAX_LOAD_COUNT)
+LOAD_FIELDS = ("Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles")
 
 
 @dataclass(frozen=True, order=True)
-class FlashForwardKernelConfig(FamilyConfig):
+class FlashForwardKernelConfig(ForwardConfig):
     """One forward kernel of the mma.sync family (sm_80 and later), ordered field by field.
 
     Any positive tile sizes and non-negative load counts can be written down; whether a kernel can
@@ -38,90 +36,175 @@ class FlashForwardKernelConfig(FamilyConfig):
     FAMILY: ClassVar[str] = "mma_sync"
     OLDEST_ARCH: ClassVar[int] = 80
 
-    dtype: DType = field(metadata={"meaning": "element type of q, k, v and o"})
-    d_head: int = field(metadata={"meaning": "head dimension, elements"})
-    B_r: int = field(metadata={"meaning": "rows of Q and O per CTA"})
-    B_c: int = field(metadata={"meaning": "rows of K and V per tile"})
-    n_warps: int = field(metadata={"meaning": "warps per CTA"})
-    async_copy: bool = field(
-        default=False,
-        metadata=_feature("tiles arrive by cp.async instead of 16-byte loads", "async"),
+    SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warps")
+    GROUPS: ClassVar[tuple[KnobGroup, ...]] = (
+        KnobGroup("load_{}_{}_{}_tiles", LOAD_FIELDS, ("Q", "K", "V"), "load counts", (0, 2, 2)),
     )
-    eager_load_blocks: bool = field(
-        default=False,
-        metadata=_feature("the next K (V) tile is fetched once its buffer is free", "eager"),
+
+    dtype: DType = knob(
+        "element type of q, k, v and o",
+        values=tuple(DType),
+        effect=lambda cfg: "element type of q, k, v and o; sums are fp32",
+        where="mma_m16n8k16",
     )
-    swizzled: bool = field(
-        default=False,
-        metadata=_feature("16-byte chunks of shared memory are XOR-swizzled", "swizzled"),
-    )
-    Q_mma_load_K_tiles: int = field(
-        default=0, metadata=_feature("K-tiles of Q fetched per step; 0: all before", None)
-    )
-    K_mma_load_K_tiles: int = field(
-        default=0, metadata=_feature("K-tiles of K fetched per step; 0: all before", None)
-    )
-    V_mma_load_K_tiles: int = field(
-        default=0, metadata=_feature("K-tiles of V fetched per step; 0: all before", None)
-    )
-    mma_double_buffer_loads: bool = field(
-        default=False,
-        metadata=_feature("the next fragments are fetched before the current mma", "buffer"),
-    )
-    optimized_softmax: bool = field(
-        default=False,
-        metadata=_feature(
-            "scale folded into one FMA before exp2, first tile peeled", "opt_softmax"
+    d_head: int = knob(
+        "head dimension, elements",
+        values=(32, 64, 96, 128, 192, 256),
+        effect=lambda cfg: (
+            f"S = Q K^T takes {cfg.d_head // 16} k16-steps; O has {cfg.d_head // 8} tiles"
         ),
+        where="ForwardKernelTileShapes",
     )
-    kv_stages: int = field(
-        default=0,
-        metadata=_feature(
-            "K/V tile pairs in a ring, filled ahead; 0: one pair, K and V each filled once free",
-            "stages",
+    B_r: int = knob(
+        "rows of Q and O per CTA",
+        values=(64, 128, 192, 256),
+        effect=lambda cfg: f"a CTA owns {cfg.B_r} query rows, a warp {cfg.rows_per_warp}",
+        where="ForwardKernelTileShapes",
+    )
+    B_c: int = knob(
+        "rows of K and V per tile",
+        values=(32, 48, 64, 96, 128),
+        effect=lambda cfg: f"a loop step takes {cfg.B_c} keys",
+        where="TwoTiles::step",
+    )
+    n_warps: int = knob(
+        "warps per CTA",
+        values=(2, 4, 6, 8, 12),
+        effect=lambda cfg: f"{cfg.n_threads} threads per CTA",
+        where="StaticForwardKernelConfig",
+    )
+    async_copy: bool = knob(
+        "tiles arrive by cp.async instead of 16-byte loads",
+        word="async",
+        default=False,
+        effect=lambda cfg: (
+            "tiles go straight to shared memory by cp.async"
+            if cfg.async_copy
+            else "tiles go through registers, by 16-byte loads and stores"
         ),
+        where="TileCopy",
     )
-    lazy_rescale: bool = field(
+    eager_load_blocks: bool = knob(
+        "the next K (V) tile is fetched once its buffer is free",
+        word="eager",
         default=False,
-        metadata=_feature("O is rescaled only for a new maximum of some weight", "lazy_rescale"),
+        effect=describe.eager,
+        where="TwoTiles::step",
     )
-    ping_pong: bool = field(
+    swizzled: bool = knob(
+        "16-byte chunks of shared memory are XOR-swizzled",
+        word="swizzled",
         default=False,
-        metadata=_feature("two halves of the warps run half a K/V block apart", "ping_pong"),
+        effect=describe.swizzle,
+        where="SmemLayout",
     )
-    min_ctas_per_sm: int = field(
+    Q_mma_load_K_tiles: int = knob(
+        "K-tiles of Q fetched per step; 0: all before",
+        values=LOAD_COUNTS,
         default=0,
-        metadata=_feature("CTAs per SM for which registers must suffice; 0: any", "ctas"),
+        lowest=0,
+        effect=describe.loads("Q", "d_head", "columns"),
+        where="StreamedOperand",
     )
-    trim_masks: bool = field(
-        default=False,
-        metadata=_feature("masks have code of their own, which skips what a warp misses", "trim"),
-    )
-    l2_group_mib: int = field(
+    K_mma_load_K_tiles: int = knob(
+        "K-tiles of K fetched per step; 0: all before",
+        values=LOAD_COUNTS,
         default=0,
-        metadata=_feature("MiB of K and V whose heads run side by side; 0: a head's", "l2"),
+        lowest=0,
+        effect=describe.loads("K", "d_head", "columns"),
+        where="StreamedOperand",
     )
-
-    @staticmethod
-    def _checked(knob: Field[Any], value: object) -> object:
-        return _checked(knob, value)
-
-    # --- names -----------------------------------------------------------------------------------
-
-    def _shape(self, include_d_head: bool) -> str:
-        d_head = f"{self.d_head}, " if include_d_head else ""
-        return f"{self.dtype.name}, {d_head}{self.B_r}, {self.B_c}, {self.n_warps}"
-
-    def _feature_words(self) -> list[str]:
-        words = []
-        for knob in feature_fields(type(self)):
-            value = getattr(self, knob.name)
-            word = knob.metadata["word"]
-            if knob.name == LOAD_FIELDS[0]:
-                words.append("load_{}_{}_{}_tiles".format(*self.load_counts))
-            elif word is not None and value:
-                words.append(word if is_flag(knob) else f"{word}_{value}")
-        return words
+    V_mma_load_K_tiles: int = knob(
+        "K-tiles of V fetched per step; 0: all before",
+        values=LOAD_COUNTS,
+        default=0,
+        lowest=0,
+        effect=describe.loads("V", "B_c", "keys"),
+        where="StreamedOperand",
+    )
+    mma_double_buffer_loads: bool = knob(
+        "the next fragments are fetched before the current mma",
+        word="buffer",
+        default=False,
+        effect=describe.buffer,
+        where="WarpGemm::run",
+    )
+    optimized_softmax: bool = knob(
+        "scale folded into one FMA before exp2, first tile peeled",
+        word="opt_softmax",
+        default=False,
+        effect=lambda cfg: (
+            "the scale is folded into the FMA before exp2; the first tile is peeled"
+            if cfg.optimized_softmax
+            else "scores are scaled first; every tile rescales O, the first too"
+        ),
+        where="OnlineSoftmax",
+    )
+    kv_stages: int = knob(
+        "K/V tile pairs in a ring, filled ahead; 0: one pair, K and V each filled once free",
+        values=(0, 2, 3, 4),
+        word="stages",
+        default=0,
+        lowest=0,
+        effect=describe.ring,
+        where="PairRing",
+    )
+    lazy_rescale: bool = knob(
+        "O is rescaled only for a new maximum of some weight",
+        word="lazy_rescale",
+        default=False,
+        effect=lambda cfg: (
+            "O is rescaled only once some row's new maximum has much of its weight, or is 2^8 "
+            "times the old one"
+            if cfg.lazy_rescale
+            else "O is rescaled for every K/V block"
+        ),
+        where="OnlineSoftmax",
+    )
+    ping_pong: bool = knob(
+        "two halves of the warps run half a K/V block apart",
+        word="ping_pong",
+        default=False,
+        effect=lambda cfg: (
+            "two halves of the warps take turns at P V, half a K/V block apart"
+            if cfg.ping_pong
+            else "warps run as the schedulers have it"
+        ),
+        where="TakingTurns",
+    )
+    min_ctas_per_sm: int = knob(
+        "CTAs per SM for which registers must suffice; 0: any",
+        values=(0, 2, 3, 4),
+        word="ctas",
+        default=0,
+        lowest=0,
+        effect=lambda cfg: (
+            f"registers are capped for {cfg.min_ctas_per_sm} CTAs per SM"
+            if cfg.min_ctas_per_sm
+            else "registers are the compiler's choice, up to 255"
+        ),
+        where="flash_forward_kernel",
+    )
+    trim_masks: bool = knob(
+        "masks have code of their own, which skips what a warp misses",
+        word="trim",
+        default=False,
+        effect=lambda cfg: (
+            "masked blocks run code of their own, which skips what a warp sees nothing of"
+            if cfg.trim_masks
+            else "every block asks whether it needs its mask"
+        ),
+        where="ForwardBlock::sees",
+    )
+    l2_group_mib: int = knob(
+        "MiB of K and V whose heads run side by side; 0: a head's",
+        values=(0, 16, 32),
+        word="l2",
+        default=0,
+        lowest=0,
+        effect=describe.group,
+        where="Coordinates",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -153,73 +236,3 @@ class FlashForwardKernelConfig(FamilyConfig):
         """Whether a kernel for whole tiles serves these sizes."""
         whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
         return whole and d == self.d_head and seq_k > 0
-
-    # --- work ------------------------------------------------------------------------------------
-
-    def attn_flop(
-        self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
-    ) -> int:
-        """FLOP of the two matrix products, 4 b h s_q s_k d; half of it when causal."""
-        return attn_flop(self.d_head, batch, seq_q, seq_k, heads, causal)
-
-    def total_flop(
-        self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
-    ) -> int:
-        """attn_flop plus the softmax's own, for K/V tiles of B_c rows."""
-        return total_flop(self.d_head, self.B_c, batch, seq_q, seq_k, heads, causal)
-
-
-# The same for every family.
-
-
-def attn_flop(d_head: int, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool) -> int:
-    """FLOP of the two matrix products, 4 b h s_q s_k d; half of it when causal."""
-    return 4 * d_head * _scores(batch, seq_q, seq_k, heads, causal)
-
-
-def total_flop(
-    d_head: int, B_c: int, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool
-) -> int:
-    """attn_flop plus the softmax's own.
-
-    Each score costs 5 (scale, subtract the maximum, exp2, running maximum, running sum). Each K/V
-    tile multiplies the O rows once, d per B_c scores, and the end divides them once more.
-    """
-    scores = _scores(batch, seq_q, seq_k, heads, causal)
-    rescale = scores * d_head // B_c
-    normalise = batch * heads * seq_q * d_head
-    return 4 * d_head * scores + 5 * scores + rescale + normalise
-
-
-def _scores(batch: int, seq_q: int, seq_k: int, heads: int, causal: bool) -> int:
-    scores = batch * heads * seq_q * seq_k
-    return scores // 2 if causal else scores
-
-
-LOAD_FIELDS = ("Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles")
-
-
-def feature_fields(config_class: type[FlashForwardKernelConfig]) -> tuple[Field[Any], ...]:
-    """The knobs that the short form writes after the tuple, in order."""
-    return tuple(knob for knob in fields(config_class) if "word" in knob.metadata)
-
-
-def _checked(knob: Field[Any], value: object) -> object:
-    """`value` as the field's own type, or ArgumentError."""
-    if knob.name == "dtype":
-        return value if isinstance(value, DType) else DType.parse(value)
-    if is_flag(knob):
-        return value if isinstance(value, bool) else _checked_flag(knob.name, value)
-    lowest = 0 if "word" in knob.metadata else 1
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ArgumentError(f"{knob.name}={quoted(value)}: give a whole number")
-    number = value if type(value) is int else operator.index(value)
-    if not lowest <= number <= INT_MAX:
-        raise ArgumentError(f"{knob.name}={number}: allowed is {lowest} to {INT_MAX}")
-    return number
-
-
-def _checked_flag(name: str, value: object) -> bool:
-    if hasattr(value, "__index__") and operator.index(value) in (0, 1):
-        return bool(operator.index(value))
-    raise ArgumentError(f"{name}={quoted(value)}: allowed are True and False")

@@ -1,5 +1,5 @@
 """The space that `flashsmith tune` searches of the mma.sync family: a product of knobs, the
-neighbours of what did well in it, and what is not worth a try. hopper/search_space.py has wgmma's.
+neighbours of what did well in it, and what is not worth a try.
 
 The product is wider than 'tune' in every direction: every head dimension, 8 warps, long key tiles.
 It cannot hold every knob: each doubles it. A new knob joins the search as a line of MOVES, and is
@@ -14,12 +14,8 @@ from itertools import product
 
 from flashsmith.families.config import THREADS_PER_WARP
 from flashsmith.families.device import KNOWN_DEVICES
-from flashsmith.families.family import KernelConfig
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
-from flashsmith.families.wgmma import space as hopper
-from flashsmith.families.wgmma.config import HopperForwardKernelConfig
-from flashsmith.families.wgmma.rules import HOPPER_ARCH
 from flashsmith.operations.dtype import DType
 
 SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
@@ -60,10 +56,6 @@ SEARCH_D_HEADS = (64, 96, 128, 256)
 # fragments of K and V need the rest.
 _MAX_HELD_REGISTERS = 208
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
-_ROOMIEST_HOPPER = max(
-    (device for device in KNOWN_DEVICES if device.arch == HOPPER_ARCH),
-    key=lambda device: device.max_smem_per_block,
-)
 
 
 def held_registers(cfg: FlashForwardKernelConfig) -> int:
@@ -91,16 +83,10 @@ def get_search_space_configs(
     return [cfg for cfg in configs if worth_searching(cfg) and is_legal(cfg, _ROOMIEST)]
 
 
-def neighbours(cfg: KernelConfig) -> list[KernelConfig]:
-    """The configs one of MOVES away that are legal on the roomiest device of their family, and
-    worth it."""
-    if isinstance(cfg, HopperForwardKernelConfig):
-        found: list[KernelConfig] = [c for c in hopper.moved(cfg) if hopper.worth_searching(c)]
-        device = _ROOMIEST_HOPPER
-    else:
-        found = [c for c in _moved(cfg) if worth_searching(c)]
-        device = _ROOMIEST
-    return [other for other in dict.fromkeys(found) if other != cfg and is_legal(other, device)]
+def neighbours(cfg: FlashForwardKernelConfig) -> list[FlashForwardKernelConfig]:
+    """The configs one of MOVES away that are legal on the roomiest device, and worth it."""
+    found = dict.fromkeys(other for other in _moved(cfg) if worth_searching(other))
+    return [other for other in found if other != cfg and is_legal(other, _ROOMIEST)]
 
 
 def _moved(cfg: FlashForwardKernelConfig) -> Iterator[FlashForwardKernelConfig]:

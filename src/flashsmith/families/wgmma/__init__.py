@@ -1,21 +1,125 @@
 """The wgmma family: warp-specialised kernels of Hopper GPUs, fed by TMA."""
 
-from flashsmith.families.wgmma.config import (
-    HopperForwardKernelConfig,
-    PingPong,
-    Schedule,
-    TileOrder,
-)
-from flashsmith.families.wgmma.knob_values import HOPPER_KNOB_VALUES
-from flashsmith.families.wgmma.rules import HOPPER_RULES
-from flashsmith.families.wgmma.sets import get_hopper_configs
+from __future__ import annotations
 
-__all__ = [
-    "HOPPER_KNOB_VALUES",
-    "HOPPER_RULES",
-    "HopperForwardKernelConfig",
-    "PingPong",
-    "Schedule",
-    "TileOrder",
-    "get_hopper_configs",
-]
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flashsmith.families.cost import TileWork
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.legality import compiled_d_head
+from flashsmith.families.wgmma import cost, describe, rules, sets, space
+from flashsmith.families.wgmma.config import D_HEADS, DEFAULT_SECTION_MIB, HopperForwardKernelConfig
+from flashsmith.operations.dtype import DType
+from flashsmith.operations.problem import Problem
+from flashsmith.operations.semantics import Semantics
+
+
+class WgmmaFamily(Family):
+    """Kernels of warpgroups that multiply with wgmma, of which one copies by TMA."""
+
+    config_class = HopperForwardKernelConfig
+    title = "wgmma"
+    rules = rules.HOPPER_RULES
+    # Shared memory before registers: a device that is too small for any tile is then left at once.
+    settled_first = (
+        "dtype", "d_head", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O",
+        "ctas_per_sm", "overlap", "consumer_registers", "producer_registers",
+    )  # fmt: skip
+    repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        # Of the producer's registers only fewer can help, and fewer than these it cannot do with.
+        "producer_registers": (24, 32, 40),
+        # What can be wrong with them, these values mend; others only make the search long.
+        "section_mib": (DEFAULT_SECTION_MIB,),
+        "ctas_per_sm": (1,),
+    }
+    csrc = Path(__file__).parents[2] / "csrc" / "wgmma"
+    # wgmma and TMA's multicast are in the architecture's own instructions.
+    target_suffix = "a"
+    needs_tma = True
+    persistent = True
+    # Such a kernel computes the right thing at a fraction of its speed.
+    must_not_spill = True
+    space_key = "hopper"
+    has_cost_model = True
+    translation_seconds = 0.3
+    sets: ClassVar[Mapping[str, ConfigSet]] = {
+        "hopper": ConfigSet(
+            "the wgmma kernels that the package ships, for sm_90", sets.get_hopper_configs
+        )
+    }
+
+    def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
+        if device.arch != rules.HOPPER_ARCH:
+            return (
+                f"its instructions are of sm_{rules.HOPPER_ARCH}, and {device.name} is "
+                f"sm_{device.arch}"
+            )
+        d_head = compiled_d_head(problem.d)
+        if d_head not in D_HEADS:
+            served = ", ".join(map(str, D_HEADS))
+            return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"
+        return None
+
+    def shipped(self) -> Sequence[tuple[HopperForwardKernelConfig, Semantics]]:
+        # Plain and causal attention on whole tiles, which they were chosen for.
+        return [
+            (cfg, semantics)
+            for cfg in sets.get_hopper_configs()
+            for semantics in (Semantics(), Semantics("causal"))
+        ]
+
+    def candidates(
+        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+    ) -> Sequence[HopperForwardKernelConfig]:
+        return sets.candidates(dtype, d_head, device, masked)
+
+    def search_space(
+        self, dtype: DType, d_head: int, masked: bool
+    ) -> Sequence[HopperForwardKernelConfig]:
+        return space.get_hopper_space_configs((dtype,), (d_head,), masked)
+
+    def neighbours(self, cfg: HopperForwardKernelConfig) -> Sequence[HopperForwardKernelConfig]:
+        return space.neighbours(cfg)
+
+    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+        return sets.proof_configs(dtype, d)
+
+    def compile_cost(self, cfg: HopperForwardKernelConfig) -> float:
+        return cost.COMPILE_COST
+
+    def tile_work(
+        self,
+        cfg: HopperForwardKernelConfig,
+        device: DeviceSpec,
+        registers: int | None,
+        spill: int | None,
+    ) -> TileWork:
+        return cost.tile_work(cfg, device, registers, spill)
+
+    def dividing_tiles(self, cfg: HopperForwardKernelConfig) -> dict[str, int]:
+        # Of the queries TMA leaves out the rows that are not there.
+        return {"B_c": cfg.B_c}
+
+    def loop_tiles(self, cfg: HopperForwardKernelConfig) -> tuple[int, int]:
+        return cfg.B_r, cfg.B_c
+
+    def smem_map(self, cfg: HopperForwardKernelConfig) -> Sequence[SmemRegion]:
+        return describe.smem_map(cfg)
+
+    def intensity(self, cfg: HopperForwardKernelConfig) -> Intensity:
+        return describe.intensity(cfg)
+
+    def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
+        return describe.CONFLICT_KINDS
+
+    def registers_in_words(self, cfg: HopperForwardKernelConfig, registers: int) -> str:
+        return describe.registers_in_words(cfg, registers)
+
+    def multiplies_with(self, cfg: HopperForwardKernelConfig) -> tuple[str, ...]:
+        return ("wgmma_n128", "wgmma_n256")
+
+
+WGMMA = register_family(WgmmaFamily())

@@ -5,16 +5,14 @@ The C++ struct of the same name (csrc/wgmma/config.cuh) has the same fields in t
 
 from __future__ import annotations
 
-import operator
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from flashsmith.errors import ArgumentError
-from flashsmith.families.config import INT_MAX, THREADS_PER_WARP, FamilyConfig, is_flag
-from flashsmith.families.mma_sync.config import attn_flop, total_flop
+from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
+from flashsmith.families.knob import KnobGroup, knob
+from flashsmith.families.wgmma import describe
 from flashsmith.operations.dtype import DType
-from flashsmith.printable import quoted
 
 WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
@@ -45,16 +43,27 @@ class TileOrder(IntEnum):
     LONGEST_FIRST = 1
 
 
-def _knob(meaning: str, word: str | None = None) -> dict[str, str | None]:
-    """Metadata of a field: what it means, and its word in the short form if it has one.
+# A wgmma has 64 rows, and its B a multiple of 16 keys.
+D_HEADS = (64, 96, 128, 192, 256)
+MAX_WARPGROUPS = 4
+MAX_KV_STAGES = 8
+B_C_STEP, MIN_B_C, MAX_B_C = 16, 32, 256
+REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
+# What a thread needs beside its shares of O, S and P: addresses, row statistics, loop state.
+REGISTERS_BESIDE_TILES = 24
+MAX_RESCALE_THRESHOLD = 8
+DEFAULT_SECTION_MIB = 32
+MAX_CTAS = 4
+MAX_EXP2_FMA_SHARE = 50
 
-    An enumeration's word is a prefix of its value's name.
-    """
-    return {"meaning": meaning, "word": word}
+_WARPGROUPS = tuple(range(1, MAX_WARPGROUPS + 1))
+_REGISTERS = range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT)
+# What the smallest tiles need: O's columns and S's, and what is beside them.
+_LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 
 
 @dataclass(frozen=True, order=True)
-class HopperForwardKernelConfig(FamilyConfig):
+class HopperForwardKernelConfig(ForwardConfig):
     """One forward kernel of the wgmma family (sm_90a), ordered field by field.
 
     Any positive sizes can be written down; whether a kernel can be built for them is for
@@ -67,100 +76,188 @@ class HopperForwardKernelConfig(FamilyConfig):
     FAMILY: ClassVar[str] = "wgmma"
     OLDEST_ARCH: ClassVar[int] = 90
 
-    dtype: DType = field(metadata=_knob("element type of q, k, v and o"))
-    d_head: int = field(metadata=_knob("head dimension, elements"))
-    B_r: int = field(metadata=_knob("rows of Q and O per CTA"))
-    B_c: int = field(metadata=_knob("rows of K and V per tile"))
-    n_warpgroups: int = field(
-        metadata=_knob("warpgroups that compute, 64 rows each; one more copies")
+    SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warpgroups")
+    SHAPE_SUFFIX: ClassVar[str] = "wg"
+    LEADING_WORD: ClassVar[str] = "tma"
+    GROUPS: ClassVar[tuple[KnobGroup, ...]] = (
+        KnobGroup(
+            "regs_{}_{}",
+            ("producer_registers", "consumer_registers"),
+            ("N", "N"),
+            "registers",
+            (24, 240),
+        ),
     )
-    kv_stages: int = field(
-        default=2, metadata=_knob("K tiles, and V tiles, held at once", "stages")
+
+    dtype: DType = knob(
+        "element type of q, k, v and o",
+        values=tuple(DType),
+        effect=lambda cfg: "element type of q, k, v and o; sums are fp32",
+        where="Wgmma",
     )
-    q_buffers: int = field(default=1, metadata=_knob("Q tiles held at once", "q_buffers"))
-    producer_registers: int = field(
-        default=24, metadata=_knob("registers a thread of the warpgroup that copies keeps")
+    d_head: int = knob(
+        "head dimension, elements",
+        values=D_HEADS,
+        effect=lambda cfg: (
+            f"S = Q K^T takes {cfg.d_head // 16} k16-steps; O has {cfg.d_head // 2} "
+            "registers a thread"
+        ),
+        where="StaticHopperKernelConfig",
     )
-    consumer_registers: int = field(
-        default=240, metadata=_knob("registers a thread of the others gets")
+    B_r: int = knob(
+        "rows of Q and O per CTA",
+        values=tuple(WARPGROUP_ROWS * count for count in _WARPGROUPS),
+        effect=lambda cfg: f"a CTA owns {cfg.B_r} query rows",
+        where="StaticHopperKernelConfig",
     )
-    overlap: bool = field(
+    B_c: int = knob(
+        "rows of K and V per tile",
+        values=tuple(range(MIN_B_C, MAX_B_C + 1, B_C_STEP)),
+        effect=describe.keys,
+        where="Consumer::attend",
+    )
+    n_warpgroups: int = knob(
+        "warpgroups that compute, 64 rows each; one more copies",
+        values=_WARPGROUPS,
+        effect=lambda cfg: (
+            f"{cfg.n_warpgroups} compute, 64 rows each; with the one that copies "
+            f"{cfg.n_threads} threads per CTA"
+        ),
+        where="Consumer",
+    )
+    kv_stages: int = knob(
+        "K tiles, and V tiles, held at once",
+        values=tuple(range(1, MAX_KV_STAGES + 1)),
+        word="stages",
+        default=2,
+        always=True,
+        effect=describe.ring,
+        where="TileRing",
+    )
+    q_buffers: int = knob(
+        "Q tiles held at once",
+        values=(1, 2),
+        word="q_buffers",
+        default=1,
+        always=True,
+        effect=describe.q,
+        where="Producer::load_Q",
+    )
+    producer_registers: int = knob(
+        "registers a thread of the warpgroup that copies keeps",
+        values=tuple(_REGISTERS),
+        default=24,
+        effect=describe.registers,
+        where="hopper_forward_kernel",
+    )
+    consumer_registers: int = knob(
+        "registers a thread of the others gets",
+        values=tuple(count for count in _REGISTERS if count >= _LEAST_TO_COMPUTE),
+        default=240,
+        effect=describe.registers,
+        where="hopper_forward_kernel",
+    )
+    overlap: bool = knob(
+        "a warpgroup's next Q K^T runs under its softmax",
+        word="overlap",
         default=False,
-        metadata=_knob("a warpgroup's next Q K^T runs under its softmax", "overlap"),
+        effect=describe.overlap,
+        where="Consumer::attend",
     )
-    pingpong: PingPong = field(
+    pingpong: PingPong = knob(
+        "warpgroups take turns: at products, or at exponentials",
+        values=tuple(PingPong),
+        word="pingpong_",
         default=PingPong.NONE,
-        metadata=_knob("warpgroups take turns: at products, or at exponentials", "pingpong_"),
+        effect=lambda cfg: describe.TURNS[cfg.pingpong.name],
+        where="Turns",
     )
-    cluster_size: int = field(
-        default=1, metadata=_knob("CTAs that share the copies of K and V", "cluster")
+    cluster_size: int = knob(
+        "CTAs that share the copies of K and V",
+        values=(1, 2),
+        word="cluster",
+        default=1,
+        effect=describe.cluster,
+        where="Producer::load",
     )
-    schedule: Schedule = field(
+    schedule: Schedule = knob(
+        "how many tiles a CTA computes, and who says which",
+        values=tuple(Schedule),
+        word="",
         default=Schedule.ONE_TILE,
-        metadata=_knob("how many tiles a CTA computes, and who says which", ""),
+        effect=lambda cfg: describe.SCHEDULES[cfg.schedule.name],
+        where="TileScheduler",
     )
-    tile_order: TileOrder = field(
-        default=TileOrder.BY_HEAD, metadata=_knob("which tiles begin first", "")
+    tile_order: TileOrder = knob(
+        "which tiles begin first",
+        values=tuple(TileOrder),
+        word="",
+        default=TileOrder.BY_HEAD,
+        effect=lambda cfg: describe.ORDERS[cfg.tile_order.name],
+        where="TileScheduler::work_of",
     )
-    separate_O: bool = field(
+    separate_O: bool = knob(
+        "O leaves through shared memory of its own, not Q's",
+        word="separate_O",
         default=False,
-        metadata=_knob("O leaves through shared memory of its own, not Q's", "separate_O"),
+        effect=describe.way_of_O,
+        where="OutputStore::start",
     )
-    rescale_threshold: int = field(
+    rescale_threshold: int = knob(
+        "O is rescaled for a new maximum of some weight or above 2^this",
+        values=tuple(range(MAX_RESCALE_THRESHOLD + 1)),
+        word="rescale",
         default=0,
-        metadata=_knob("O is rescaled for a new maximum of some weight or above 2^this", "rescale"),
+        lowest=0,
+        effect=describe.rescale,
+        where="RowSoftmax::raise_maximum",
     )
-    section_mib: int = field(
-        default=32,
-        metadata=_knob(
-            "longest first: MiB of K and V of the heads that run side by side", "section"
-        ),
+    section_mib: int = knob(
+        "longest first: MiB of K and V of the heads that run side by side",
+        values=(1, 2, 4, 8, 16, DEFAULT_SECTION_MIB, 64),
+        word="section",
+        default=DEFAULT_SECTION_MIB,
+        effect=describe.section,
+        where="TileScheduler::work_of",
     )
-    ctas_per_sm: int = field(default=1, metadata=_knob("CTAs that share an SM", "ctas"))
-    exp2_fma_share: int = field(
+    ctas_per_sm: int = knob(
+        "CTAs that share an SM",
+        values=tuple(range(1, MAX_CTAS + 1)),
+        word="ctas",
+        default=1,
+        effect=describe.ctas,
+        where="hopper_forward_kernel",
+    )
+    exp2_fma_share: int = knob(
+        "percent of the exponentials that the FMA pipe computes",
+        values=tuple(range(MAX_EXP2_FMA_SHARE + 1)),
+        word="exp2_fma",
         default=0,
-        metadata=_knob("percent of the exponentials that the FMA pipe computes", "exp2_fma"),
+        lowest=0,
+        effect=describe.exp2,
+        where="exp2_shared_out",
     )
-    early_exp: bool = field(
+    early_exp: bool = knob(
+        "with overlap: no exponential waits for the product beside it",
+        word="early_exp",
         default=False,
-        metadata=_knob("with overlap: no exponential waits for the product beside it", "early_exp"),
+        effect=describe.early,
+        where="Consumer::end_block_after",
     )
-    stale_max: bool = field(
+    stale_max: bool = knob(
+        "later blocks look for no maximum: their sums tell when it is out of date",
+        word="stale_max",
         default=False,
-        metadata=_knob(
-            "later blocks look for no maximum: their sums tell when it is out of date", "stale_max"
-        ),
+        effect=describe.stale,
+        where="Consumer::settle",
     )
-    direct_O: bool = field(
+    direct_O: bool = knob(
+        "O leaves from registers, so that Q's place is free before O is done",
+        word="direct_O",
         default=False,
-        metadata=_knob(
-            "O leaves from registers, so that Q's place is free before O is done", "direct_O"
-        ),
+        effect=describe.direct,
+        where="OutputStore::store_directly",
     )
-
-    @staticmethod
-    def _checked(knob: Field[Any], value: object) -> object:
-        return _checked(knob, value)
-
-    # --- names -----------------------------------------------------------------------------------
-
-    def _shape(self, include_d_head: bool) -> str:
-        d_head = f"{self.d_head}, " if include_d_head else ""
-        return f"{self.dtype.name}, {d_head}{self.B_r}, {self.B_c}, {self.n_warpgroups}wg"
-
-    def _feature_words(self) -> list[str]:
-        words = ["tma"]
-        for knob in fields(self):
-            value, word = getattr(self, knob.name), knob.metadata["word"]
-            if knob.name == "producer_registers":
-                words.append(f"regs_{value}_{self.consumer_registers}")
-            elif word is None or (value == knob.default and knob.name not in _ALWAYS_SAID):
-                continue
-            elif isinstance(value, IntEnum):
-                words.append(word + value.name.lower())
-            else:
-                words.append(word if value is True else f"{word}_{value}")
-        return words
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -194,58 +291,3 @@ class HopperForwardKernelConfig(FamilyConfig):
         Rows of Q and O may be fewer than a tile has: TMA leaves out what is not there.
         """
         return d == self.d_head and seq_k % self.B_c == 0 and seq_k > 0
-
-    # --- work ------------------------------------------------------------------------------------
-
-    def attn_flop(
-        self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
-    ) -> int:
-        """FLOP of the two matrix products, 4 b h s_q s_k d; half of it when causal."""
-        return attn_flop(self.d_head, batch, seq_q, seq_k, heads, causal)
-
-    def total_flop(
-        self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
-    ) -> int:
-        """attn_flop plus the softmax's own, as if O were rescaled for every K/V tile."""
-        return total_flop(self.d_head, self.B_c, batch, seq_q, seq_k, heads, causal)
-
-
-# What the short form says even where it is as usual.
-_ALWAYS_SAID = ("kv_stages", "q_buffers")
-_MAY_BE_ZERO = ("rescale_threshold", "exp2_fma_share")
-
-
-def _checked(knob: Field[Any], value: object) -> object:
-    """`value` as the field's own type, or ArgumentError."""
-    if knob.name == "dtype":
-        return value if isinstance(value, DType) else DType.parse(value)
-    if knob.name in ENUMERATIONS:
-        return _checked_member(knob.name, value)
-    if is_flag(knob):
-        if hasattr(value, "__index__") and operator.index(value) in (0, 1):
-            return bool(value)
-        raise ArgumentError(f"{knob.name}={quoted(value)}: allowed are True and False")
-    lowest = 0 if knob.name in _MAY_BE_ZERO else 1
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ArgumentError(f"{knob.name}={quoted(value)}: give a whole number")
-    number = operator.index(value)
-    if not lowest <= number <= INT_MAX:
-        raise ArgumentError(f"{knob.name}={number}: allowed is {lowest} to {INT_MAX}")
-    return number
-
-
-def _checked_member(name: str, value: object) -> IntEnum:
-    enumeration = ENUMERATIONS[name]
-    for member in enumeration:
-        if value == member and not isinstance(value, bool):
-            return member
-    allowed = ", ".join(f"{member.name} ({int(member)})" for member in enumeration)
-    raise ArgumentError(f"{name}={quoted(value)}: allowed are {allowed}")
-
-
-# The fields whose values have names.
-ENUMERATIONS: dict[str, type[IntEnum]] = {
-    "pingpong": PingPong,
-    "schedule": Schedule,
-    "tile_order": TileOrder,
-}

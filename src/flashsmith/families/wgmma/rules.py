@@ -9,7 +9,20 @@ from flashsmith.families.config import RESERVED_SMEM_PER_CTA
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.rule import Rule
 from flashsmith.families.wgmma.config import (
+    B_C_STEP,
     BARRIER_PAGE,
+    DEFAULT_SECTION_MIB,
+    MAX_B_C,
+    MAX_CTAS,
+    MAX_EXP2_FMA_SHARE,
+    MAX_KV_STAGES,
+    MAX_REGISTERS,
+    MAX_RESCALE_THRESHOLD,
+    MAX_WARPGROUPS,
+    MIN_B_C,
+    MIN_REGISTERS,
+    REGISTER_UNIT,
+    REGISTERS_BESIDE_TILES,
     WARPGROUP_ROWS,
     HopperForwardKernelConfig,
     PingPong,
@@ -17,25 +30,22 @@ from flashsmith.families.wgmma.config import (
 )
 
 HOPPER_ARCH = 90
-HOPPER_D_HEADS = (64, 96, 128, 192, 256)
-MAX_WARPGROUPS = 4
-MAX_KV_STAGES = 8
-Q_BUFFERS = (1, 2)
-B_C_STEP, MIN_B_C, MAX_B_C = 16, 32, 256
-REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
 # 65,536 registers over the 128 threads of a warpgroup.
 REGISTERS_TO_SHARE = 512
-# What a thread needs beside its shares of O, S and P: addresses, row statistics, loop state.
-REGISTERS_BESIDE_TILES = 24
 # What ptxas wants beside the accumulators of one wgmma, of the registers that a thread starts with;
 # what setmaxnreg gives later does not count (C7602).
 REGISTERS_BESIDE_PRODUCT = 26
-MAX_RESCALE_THRESHOLD = 8
-CLUSTER_SIZES = (1, 2)
-DEFAULT_SECTION_MIB = 32
-SECTIONS_MIB = (1, 2, 4, 8, 16, 32, 64)
-MAX_CTAS = 4
-MAX_EXP2_FMA_SHARE = 50
+
+
+def _supported(knob: str, reason: str) -> Rule:
+    """That a knob has one of its declared values."""
+    values = HopperForwardKernelConfig.__dataclass_fields__[knob].metadata["values"]
+    return Rule(
+        f"{knob}_supported",
+        f"{knob} must be {reason}",
+        lambda cfg, device: getattr(cfg, knob) in values,
+        (knob,),
+    )
 
 
 def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
@@ -74,18 +84,14 @@ HOPPER_RULES: tuple[Rule, ...] = (
         (),
         lambda cfg, device: f"{device.name} is sm_{device.arch}",
     ),
-    Rule(
-        "d_head_supported",
-        "d_head must be 64, 96, 128, 192 or 256: the wgmma family has kernels for these only",
-        lambda cfg, device: cfg.d_head in HOPPER_D_HEADS,
-        ("d_head",),
+    _supported(
+        "d_head",
+        "64, 96, 128, 192 or 256: the wgmma family has kernels for these only",
     ),
-    Rule(
-        "n_warpgroups_supported",
-        f"n_warpgroups must be 1 to {MAX_WARPGROUPS}: with one more that copies, more than these "
+    _supported(
+        "n_warpgroups",
+        f"1 to {MAX_WARPGROUPS}: with one more that copies, more than these "
         "have too few registers for their tiles",
-        lambda cfg, device: 1 <= cfg.n_warpgroups <= MAX_WARPGROUPS,
-        ("n_warpgroups",),
     ),
     Rule(
         "B_r_is_warpgroups",
@@ -93,24 +99,18 @@ HOPPER_RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.B_r == WARPGROUP_ROWS * cfg.n_warpgroups,
         ("B_r", "n_warpgroups"),
     ),
-    Rule(
-        "B_c_supported",
-        f"B_c must be a multiple of {B_C_STEP} from {MIN_B_C} to {MAX_B_C}: the product of P and V "
+    _supported(
+        "B_c",
+        f"a multiple of {B_C_STEP} from {MIN_B_C} to {MAX_B_C}: the product of P and V "
         "takes 16 keys a step, a wgmma has at most 256 columns",
-        lambda cfg, device: MIN_B_C <= cfg.B_c <= MAX_B_C and cfg.B_c % B_C_STEP == 0,
-        ("B_c",),
     ),
-    Rule(
-        "kv_stages_supported",
-        f"kv_stages must be 1 to {MAX_KV_STAGES}",
-        lambda cfg, device: 1 <= cfg.kv_stages <= MAX_KV_STAGES,
-        ("kv_stages",),
+    _supported(
+        "kv_stages",
+        f"1 to {MAX_KV_STAGES}",
     ),
-    Rule(
-        "q_buffers_supported",
-        "q_buffers must be 1, or 2 for the next tile's Q to arrive during this one's work",
-        lambda cfg, device: cfg.q_buffers in Q_BUFFERS,
-        ("q_buffers",),
+    _supported(
+        "q_buffers",
+        "1, or 2 for the next tile's Q to arrive during this one's work",
     ),
     Rule(
         "smem_within_limit",
@@ -158,25 +158,18 @@ HOPPER_RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.pingpong == PingPong.NONE or cfg.n_warpgroups >= 2,
         ("pingpong", "n_warpgroups"),
     ),
-    Rule(
-        "cluster_size_supported",
-        "cluster_size must be 1 or 2: more CTAs wait longer for each other than sharing K and V "
-        "saves",
-        lambda cfg, device: cfg.cluster_size in CLUSTER_SIZES,
-        ("cluster_size",),
+    _supported(
+        "cluster_size",
+        "1 or 2: more CTAs wait longer for each other than sharing K and V saves",
     ),
-    Rule(
-        "rescale_threshold_supported",
-        f"rescale_threshold must be 0 to {MAX_RESCALE_THRESHOLD}: probabilities grow to two to "
+    _supported(
+        "rescale_threshold",
+        f"0 to {MAX_RESCALE_THRESHOLD}: probabilities grow to two to "
         "the power of it, and stay far from fp16's limit",
-        lambda cfg, device: 0 <= cfg.rescale_threshold <= MAX_RESCALE_THRESHOLD,
-        ("rescale_threshold",),
     ),
-    Rule(
-        "section_mib_supported",
-        f"section_mib must be a power of two up to {SECTIONS_MIB[-1]}: no L2 holds more",
-        lambda cfg, device: cfg.section_mib in SECTIONS_MIB,
-        ("section_mib",),
+    _supported(
+        "section_mib",
+        "a power of two up to 64: no L2 holds more",
     ),
     Rule(
         "section_needs_longest_first",
@@ -187,11 +180,9 @@ HOPPER_RULES: tuple[Rule, ...] = (
         ),
         ("section_mib", "tile_order"),
     ),
-    Rule(
-        "ctas_per_sm_supported",
-        f"ctas_per_sm must be 1 to {MAX_CTAS}",
-        lambda cfg, device: 1 <= cfg.ctas_per_sm <= MAX_CTAS,
-        ("ctas_per_sm",),
+    _supported(
+        "ctas_per_sm",
+        f"1 to {MAX_CTAS}",
     ),
     Rule(
         "ctas_fit_shared_memory",
@@ -205,12 +196,9 @@ HOPPER_RULES: tuple[Rule, ...] = (
         ("ctas_per_sm", "d_head", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
         _smem_figures,
     ),
-    Rule(
-        "exp2_fma_share_supported",
-        f"exp2_fma_share must be 0 to {MAX_EXP2_FMA_SHARE} percent: beyond that the FMA pipe is "
-        "the slower one",
-        lambda cfg, device: 0 <= cfg.exp2_fma_share <= MAX_EXP2_FMA_SHARE,
-        ("exp2_fma_share",),
+    _supported(
+        "exp2_fma_share",
+        f"0 to {MAX_EXP2_FMA_SHARE} percent: beyond that the FMA pipe is the slower one",
     ),
     Rule(
         "early_exp_needs_overlap",

@@ -1,16 +1,22 @@
-"""The set 'hopper': the wgmma configs that the package ships."""
+"""The sets of the wgmma family: what the package ships, what is chosen and what is proven."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 
+from flashsmith.families.config import KernelConfig
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.legality import is_legal
+from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.wgmma.config import (
+    DEFAULT_SECTION_MIB,
     HopperForwardKernelConfig,
     PingPong,
     Schedule,
     TileOrder,
 )
-from flashsmith.families.wgmma.rules import DEFAULT_SECTION_MIB
 from flashsmith.operations.dtype import DType
 
 
@@ -135,3 +141,83 @@ def _two_warpgroups(
         early_exp=early_exp,
         direct_O=direct_O,
     )
+
+
+# --- what the grid of proofs runs ----------------------------------------------------------------
+
+# Kernels that are asked for the row maxima rescale always, and always know the maximum: the grid
+# asks for them in half of its problems.
+# Between them 1 to 3 warpgroups, every turn-taking, schedule and order of tiles, one and two Q
+# buffers, an O of its own or straight out of registers, overlap, 1 to 4 stages, maxima that may be
+# out of date, and key tiles from 32 to what fits.
+_PROOF_CONFIGS = {
+    64: (
+        "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+        "+longest_first+rescale_8+stale_max",
+        "128, 80, 2wg): tma+stages_3+q_buffers_1+regs_24_240+overlap+pingpong_exp"
+        "+static_persistent+separate_O",
+        "64, 48, 1wg): tma+stages_1+q_buffers_2+regs_24_240+longest_first+direct_O",
+        "128, 176, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm+dynamic"
+        "+rescale_4+stale_max",
+    ),
+    96: (
+        "192, 112, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_exp+dynamic"
+        "+longest_first+rescale_8+stale_max",
+        "128, 144, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm"
+        "+static_persistent+separate_O",
+        "64, 32, 1wg): tma+stages_4+q_buffers_1+regs_24_240+overlap+dynamic+direct_O",
+        "128, 64, 2wg): tma+stages_1+q_buffers_2+regs_24_240+rescale_8",
+    ),
+    128: (
+        "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic+rescale_8"
+        "+stale_max",
+        "128, 128, 2wg): tma+stages_2+q_buffers_2+regs_24_240+overlap+pingpong_gemm+dynamic"
+        "+longest_first+rescale_8+direct_O",
+        "64, 64, 1wg): tma+stages_1+q_buffers_1+regs_24_240+static_persistent+separate_O",
+        "128, 96, 2wg): tma+stages_3+q_buffers_1+regs_24_240+overlap+pingpong_exp",
+    ),
+    192: (
+        "192, 64, 3wg): tma+stages_2+q_buffers_1+regs_32_160+pingpong_gemm+dynamic+rescale_8"
+        "+stale_max",
+        "128, 112, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm+dynamic"
+        "+longest_first+direct_O",
+        "64, 32, 1wg): tma+stages_3+q_buffers_2+regs_24_240+static_persistent+separate_O",
+        "128, 80, 2wg): tma+stages_1+q_buffers_2+regs_24_240+pingpong_exp",
+    ),
+    256: (
+        "128, 80, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm+dynamic"
+        "+longest_first+rescale_8+stale_max+direct_O",
+        "64, 64, 1wg): tma+stages_1+q_buffers_1+regs_24_240+overlap+separate_O",
+        "128, 32, 2wg): tma+stages_3+q_buffers_2+regs_24_240+pingpong_exp+static_persistent",
+        "128, 64, 2wg): tma+stages_2+q_buffers_1+regs_24_240+dynamic+direct_O",
+    ),
+}
+
+
+@cache
+def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
+    """The configs that problems of a dtype and head dimension are proven with."""
+    d_head = min(d_head for d_head in _PROOF_CONFIGS if d_head >= d)
+    texts = (f"({dtype.name}, {d_head}, {rest}" for rest in _PROOF_CONFIGS[d_head])
+    return tuple(map(parse_kernel_name_into_config, texts))
+
+
+# --- what is chosen where nothing was measured ---------------------------------------------------
+
+
+def candidates(
+    dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+) -> tuple[HopperForwardKernelConfig, ...]:
+    """The shipped configs, none on a device or for a d_head that they do not serve; first those of
+    the order that suits, then the shapes of the others in it. Under a mask the longest tiles begin:
+    607 against 585 TFLOP/s causal, and 637 against 687 without a mask (d 128 on an H200)."""
+    order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
+    shipped = [config for config in get_hopper_configs((dtype,)) if config.d_head == d_head]
+    ordered = sorted(shipped, key=lambda config: config.tile_order != order)
+    found = (
+        config
+        if config.tile_order == order
+        else replace(config, tile_order=order, section_mib=DEFAULT_SECTION_MIB)
+        for config in ordered
+    )
+    return tuple(dict.fromkeys(config for config in found if is_legal(config, device)))

@@ -15,11 +15,19 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from flashsmith.chooser.cost_model.rates import EXP2, rates_of
-from flashsmith.chooser.cost_model.tile_work import TileWork
-from flashsmith.families import DeviceSpec, HopperForwardKernelConfig, is_legal
-from flashsmith.families.wgmma import Schedule, TileOrder
-from flashsmith.families.wgmma.config import WARPGROUP_ROWS
+from flashsmith.families.cost import EXP2, TileWork, rates_of
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.legality import is_legal
+from flashsmith.families.wgmma.config import (
+    WARPGROUP_ROWS,
+    HopperForwardKernelConfig,
+    Schedule,
+    TileOrder,
+)
+
+# Relative compile time of a kernel: short, whatever its tiles; one instruction is a warpgroup's
+# product.
+COMPILE_COST = 700.0
 
 # A tile's first K, its epilogue, and the queue in which its number stands.
 _TILE_CYCLES = 2000.0

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from flashsmith.chooser.cost_model.rates import EXP2, QUARTERS, SMEM_BYTES, Rates, rates_of
-from flashsmith.chooser.cost_model.resources import (
-    estimated_registers,
-    estimated_spill_bytes,
-    resident_ctas,
+from flashsmith.families.config import (
+    REGISTERS_PER_THREAD_UNIT,
+    RESERVED_SMEM_PER_CTA,
+    THREADS_PER_WARP,
 )
-from flashsmith.chooser.cost_model.tile_work import TileWork
-from flashsmith.families import DeviceSpec, FlashForwardKernelConfig
+from flashsmith.families.cost import EXP2, QUARTERS, SMEM_BYTES, Rates, TileWork, rates_of
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 
 _WARP = 32
 _MMA_FLOP = 4096  # of one m16n8k16
@@ -102,3 +102,63 @@ def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool 
         read += cfg.rows_per_warp * cfg.d_head * cfg.dtype.element_size
     # Unswizzled, the eight rows of an 8x8 matrix begin in the same bank, or in few.
     return read * (1 if cfg.swizzled or not conflicts else min(8, cfg.d_head / 8))
+
+
+# --- what a kernel takes of an SM, before it is built --------------------------------------------
+
+MAX_REGISTERS = 255
+# Over the estimate by this much a kernel still compiles without spilling to speak of.
+_SLACK = 28
+
+
+def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
+    """Registers per thread that the kernel would like to have; above 255 it spills.
+
+    The fp32 accumulators of O and S with what is kept beside them, and Q's fragments where all of
+    them stay. Fitted to 498 kernels of all head dimensions and semantics as ptxas built them for
+    sm_80 and sm_90: 10 registers root mean square, 34 at most; every kernel that spills more than
+    16 bytes is estimated above 255.
+    """
+    of_a_lane = cfg.rows_per_warp / THREADS_PER_WARP
+    registers = 25 + 6.5 * cfg.rows_per_warp / 16
+    registers += 1.3 * of_a_lane * (cfg.d_head + cfg.B_c)
+    if cfg.Q_mma_load_K_tiles == 0:
+        registers += 0.7 * of_a_lane * cfg.d_head / 2
+    return registers + (0 if cfg.async_copy else 5)
+
+
+def estimated_spill_bytes(cfg: FlashForwardKernelConfig) -> float:
+    """Bytes per thread that the kernel keeps in memory for want of registers."""
+    return 12.0 * max(0.0, estimated_registers(cfg) - MAX_REGISTERS - _SLACK)
+
+
+def resident_ctas(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: float) -> int:
+    """CTAs that one SM of ``device`` holds at a time; 0: not even one."""
+    unit = REGISTERS_PER_THREAD_UNIT
+    per_thread = -(-int(min(registers, MAX_REGISTERS)) // unit) * unit
+    warps = device.registers_per_sm // (per_thread * THREADS_PER_WARP)
+    return min(
+        device.max_smem_per_sm // (cfg.smem_bytes() + RESERVED_SMEM_PER_CTA),
+        device.max_threads_per_sm // cfg.n_threads,
+        device.max_ctas_per_sm,
+        warps * THREADS_PER_WARP // cfg.n_threads,
+    )
+
+
+# --- compilation ---------------------------------------------------------------------------------
+
+# What everything but the products costs, in products: over the 80 configs of tune a kernel took
+# 0.25 s + 1.4 ms for each.
+_FIXED_COST = 180.0
+
+
+def compile_cost(cfg: FlashForwardKernelConfig) -> float:
+    """Relative compile time of one config (no unit).
+
+    Both compilers spend their time on the unrolled body of the KV loop, whose length is the
+    number of m16n8k16 products one warp issues for one KV block: rows per warp / 16, times B_c / 8,
+    times d_head / 16, once for Q K^T and once for P V. A peeled first tile is a second body.
+    """
+    products = 2 * (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (cfg.d_head // 16)
+    bodies = 2 if cfg.optimized_softmax else 1
+    return _FIXED_COST + products * bodies

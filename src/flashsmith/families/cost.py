@@ -1,11 +1,11 @@
-"""How fast the parts of an SM are, per architecture."""
+"""What a family's cost model is made of: the rates of an SM, and what one tile takes of it."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import NamedTuple
 
-from flashsmith.families import DeviceSpec
+from flashsmith.families.device import DeviceSpec
 
 
 class Rates(NamedTuple):
@@ -49,3 +49,26 @@ def rates_of(device: DeviceSpec) -> Rates:
     if "rtx 30" in device.name.lower() or "rtx 40" in device.name.lower():
         return rates._replace(mma=_CONSUMER_MMA)
     return rates
+
+
+class TileWork(NamedTuple):
+    """One kernel's tile on one GPU.
+
+    A CTA computes ``rows`` rows of Q in steps of ``keys`` keys; an SM holds ``resident`` CTAs.
+    ``step_cycles[n]`` are the cycles in which each of n CTAs on an SM does one step, for n from 0
+    to resident; ``cta_cycles`` those of a CTA apart from its steps. ``clock`` is the SM's under
+    this work, GHz.
+
+    ``masked_rows``: a mask spares a CTA's work in blocks of so many rows; 0: of all its rows.
+    ``longest_first``: the longest tiles of many heads begin first, so that the short ones fill up
+    the end.
+    """
+
+    rows: int
+    keys: int
+    resident: int
+    cta_cycles: float
+    step_cycles: tuple[float, ...]
+    clock: float
+    masked_rows: int = 0
+    longest_first: bool = False

@@ -1,0 +1,89 @@
+"""Knob: one field of a config, declared once.
+
+Everything about a knob stands beside its field: its type and neutral default, what it means, its
+word in the short form, the values it has in legal configs, what each value does in the kernel and
+where. The short form, the parser, the rules of what is supported, the search and the explanation
+read it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, field
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+_FLAG = (False, True)
+
+
+def knob(
+    meaning: str,
+    *,
+    values: tuple[Any, ...] = _FLAG,
+    word: str | None = None,
+    default: Any = MISSING,
+    lowest: int = 1,
+    always: bool = False,
+    effect: Callable[[Any], str] | None = None,
+    where: str = "",
+) -> Any:
+    """A dataclass field that is a knob.
+
+    Args:
+        meaning: what it is, for `flashsmith explain` and the docs.
+        values: every value that it has in some legal config, in the order in which a search tries
+            them; a flag's by default. Members of an enumeration are written by their names.
+        word: its name in the short form, an enumeration's a prefix of its value's name; None where
+            the tuple or a group of knobs says it.
+        default: the neutral value, which the short form leaves out; without one it must be given.
+        lowest: the smallest number that can be written down.
+        always: whether the short form says it even where it is neutral.
+        effect: from a config to what the knob's value does in its kernel; None: its meaning.
+        where: the name in csrc/ where it acts.
+    """
+    metadata = {
+        "meaning": meaning,
+        "values": values,
+        "word": word,
+        "lowest": lowest,
+        "always": always,
+        "effect": effect,
+        "where": where,
+    }
+    return field(default=default, metadata=metadata)
+
+
+class KnobGroup(NamedTuple):
+    """Knobs that the short form says in one word, such as load_0_2_2_tiles.
+
+    word: the word with {} for each number; knobs: their names; what: how an error calls them.
+    example: numbers for an error's example.
+    """
+
+    word: str
+    knobs: tuple[str, ...]
+    letters: tuple[str, ...]
+    what: str
+    example: tuple[int, ...]
+
+    def write(self, values: tuple[int, ...]) -> str:
+        """The word for these values."""
+        return self.word.format(*values)
+
+    @property
+    def form(self) -> str:
+        """The word with letters for the numbers."""
+        return self.word.format(*self.letters)
+
+
+def is_flag(declared: Field[Any]) -> bool:
+    """Whether the knob is on or off rather than a number."""
+    return declared.type in ("bool", bool)
+
+
+def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
+    """The type of a knob whose values have names; None for numbers, flags and the dtype."""
+    values = declared.metadata["values"]
+    if declared.name == "dtype" or not values or not isinstance(values[0], IntEnum):
+        return None
+    return type(values[0])

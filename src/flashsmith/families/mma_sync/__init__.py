@@ -1,0 +1,103 @@
+"""The mma.sync family (sm_80 and later): the kernel of the seed documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flashsmith.families.cost import TileWork
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.mma_sync import cost, describe, rules, sets, space
+from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.operations.dtype import DType
+
+
+class MmaSyncFamily(Family):
+    """Kernels of warps that multiply with mma.sync, fed by cp.async."""
+
+    config_class = FlashForwardKernelConfig
+    title = "mma.sync"
+    rules = rules.RULES
+    settled_first = (
+        "dtype", "d_head", "n_warps", "B_r", "min_ctas_per_sm", "ping_pong", "kv_stages", "B_c",
+    )  # fmt: skip
+    csrc = Path(__file__).parents[2] / "csrc" / "mma_sync"
+    space_key = "space"
+    has_cost_model = True
+    steps_are_alike = True
+    sets: ClassVar[Mapping[str, ConfigSet]] = {
+        "prog": ConfigSet(
+            "the ladder: seven steps, one optimisation each", sets.get_kernel_progression_configs
+        ),
+        "prog-all": ConfigSet(
+            "the ladder at every block size and warp count",
+            partial(sets.get_kernel_progression_configs, all_block_sizes=True),
+        ),
+        "tune": ConfigSet(
+            "what a search for the fastest kernel tries", sets.get_autotuning_kernel_configs
+        ),
+        "space": ConfigSet(
+            "what 'flashsmith tune' searches: wider than tune, for more head dimensions",
+            space.get_search_space_configs,
+        ),
+        "cover": ConfigSet("every two knob values that can meet do meet", sets.get_cover_configs),
+    }
+
+    def kernels_to_build(self) -> Sequence[FlashForwardKernelConfig]:
+        return sets.get_autotuning_kernel_configs()
+
+    def block_size_set(self) -> Sequence[FlashForwardKernelConfig]:
+        return sets.get_autotuning_kernel_configs()
+
+    def candidates(
+        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+    ) -> Sequence[FlashForwardKernelConfig]:
+        return sets.candidates(dtype, d_head, device)
+
+    def search_space(
+        self, dtype: DType, d_head: int, masked: bool
+    ) -> Sequence[FlashForwardKernelConfig]:
+        return space.get_search_space_configs((dtype,), (d_head,))
+
+    def neighbours(self, cfg: FlashForwardKernelConfig) -> Sequence[FlashForwardKernelConfig]:
+        return space.neighbours(cfg)
+
+    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+        return sets.proof_configs(dtype, d)
+
+    def compile_cost(self, cfg: FlashForwardKernelConfig) -> float:
+        return cost.compile_cost(cfg)
+
+    def tile_work(
+        self,
+        cfg: FlashForwardKernelConfig,
+        device: DeviceSpec,
+        registers: int | None,
+        spill: int | None,
+    ) -> TileWork:
+        return cost.tile_work(cfg, device, registers, spill)
+
+    def dividing_tiles(self, cfg: FlashForwardKernelConfig) -> dict[str, int]:
+        return {"B_r": cfg.B_r, "B_c": cfg.B_c}
+
+    def smem_map(self, cfg: FlashForwardKernelConfig) -> Sequence[SmemRegion]:
+        return describe.smem_map(cfg)
+
+    def intensity(self, cfg: FlashForwardKernelConfig) -> Intensity:
+        return describe.intensity(cfg)
+
+    def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
+        return describe.CONFLICT_KINDS
+
+    def multiplies_with(self, cfg: FlashForwardKernelConfig) -> tuple[str, ...]:
+        fed = "mma_shared_32_rows" if cfg.rows_per_warp >= 32 else "mma_shared_16_rows"
+        return ("mma_registers", fed)
+
+    def loop_tiles(self, cfg: FlashForwardKernelConfig) -> tuple[int, int]:
+        return cfg.B_r, cfg.B_c
+
+
+MMA_SYNC = register_family(MmaSyncFamily())

@@ -1,0 +1,102 @@
+"""What a kernel of the mma.sync family does, in words and figures: for `flashsmith explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+
+Effect = Callable[[Any], str]
+
+# What the emulator's observer calls an access, by what the kernels use it for.
+CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
+    "ldmatrix": ("ldmatrix",),
+    "copy st": ("cp.async", "st.shared.16B"),
+    "O st": ("st.shared.4B",),
+    "O ld": ("ld.shared.16B",),
+}
+
+
+def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
+    """Where the tiles lie in a CTA's dynamic shared memory; O takes Q's place."""
+    tiles = [("Q, then O", 1, cfg.B_r), ("K", cfg.kv_tiles, cfg.B_c), ("V", cfg.kv_tiles, cfg.B_c)]
+    return smem_regions(cfg, tiles)
+
+
+def intensity(cfg: Any) -> Intensity:
+    """FLOP per byte in the loop over K and V; what happens once per CTA does not count.
+
+    A loop step does 4 B_r B_c d FLOP. It reads K and V from global memory once per CTA, and from
+    shared memory once per warp; Q too, unless its fragments stay in registers.
+    """
+    flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
+    tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
+    shared = 2 * cfg.n_warps * tile_bytes
+    if cfg.Q_mma_load_K_tiles:
+        shared += cfg.B_r * cfg.d_head * cfg.dtype.element_size
+    return Intensity(shared=flop / shared, global_memory=flop / (2 * tile_bytes))
+
+
+# --- what a knob's value does --------------------------------------------------------------------
+
+
+def loads(operand: str, depth: str, unit: str) -> Effect:
+    knob = f"{operand}_mma_load_K_tiles"
+
+    def effect(cfg: Any) -> str:
+        count = getattr(cfg, knob)
+        if count == 0 and operand == "Q":
+            return "all of Q's fragments are loaded once and stay in registers for the whole loop"
+        if count == 0:
+            return f"all of {operand}'s fragments are in registers before the product begins"
+        total = getattr(cfg, depth)
+        part = f"{8 * count} of {total} {unit}"
+        return f"{operand}'s fragments come {count} K-tiles ({part}) at a time"
+
+    return effect
+
+
+def buffer(cfg: Any) -> str:
+    if not any(cfg.load_counts):
+        return "nothing: every operand is loaded whole"
+    if cfg.mma_double_buffer_loads:
+        return "streamed fragments have two register sets: one is loaded while the other multiplies"
+    return "streamed fragments are loaded right before they multiply"
+
+
+def ring(cfg: Any) -> str:
+    if cfg.kv_stages == 0:
+        return (
+            "one K and one V tile, each filled once its last product is over; two barriers a block"
+        )
+    ahead = cfg.kv_stages - (2 if cfg.ping_pong else 1)
+    return f"a ring of {cfg.kv_stages} K/V tiles, filled {ahead} ahead; one barrier a block"
+
+
+def group(cfg: Any) -> str:
+    if cfg.l2_group_mib == 0:
+        return "a head's blocks run side by side"
+    return f"heads whose K and V take {cfg.l2_group_mib} MiB share the GPU, block by block"
+
+
+def eager(cfg: Any) -> str:
+    if not cfg.eager_load_blocks:
+        return "a tile's copy is issued where the tile is wanted, and waited for at once"
+    if not cfg.async_copy:
+        return "the next tile is copied as soon as its buffer is free, by ordinary loads"
+    return "the next tile's copy is issued as soon as its buffer is free, under the other product"
+
+
+def swizzle(cfg: Any) -> str:
+    if not cfg.swizzled:
+        return "rows lie as they are: the eight rows of an ldmatrix share their banks"
+    # As panels of 64 columns, and of 32 for what is left.
+    wide, narrow = "c xor (r mod 8)", "c xor (r / 2 mod 4)"
+    if cfg.d_head % 64 == 0:
+        where = wide
+    elif cfg.d_head < 64:
+        where = narrow
+    else:
+        where = f"{wide}, in the last 32 columns {narrow}"
+    return f"chunk c of row r lies at chunk {where}: ldmatrix meets no bank conflict"

@@ -1,0 +1,181 @@
+"""The sets of the mma.sync family: tune, prog, what is chosen and what is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from itertools import product
+
+from flashsmith.families.config import KernelConfig
+from flashsmith.families.cover import cover
+from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
+from flashsmith.families.legality import compiled_d_head, is_legal
+from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.families.names import parse_kernel_name_into_config
+from flashsmith.operations.dtype import DType
+
+# --- tune: the space an autotuner searches -------------------------------------------------------
+
+_TUNE_SPACE: dict[str, tuple[int, ...]] = {
+    "d_head": (128,),
+    "B_r": (64, 128),
+    "B_c": (32, 64),
+    "n_warps": (4,),
+    "async_copy": (True,),
+    "eager_load_blocks": (True,),
+    "swizzled": (True,),
+    "Q_mma_load_K_tiles": (0, 2),
+    "K_mma_load_K_tiles": (0, 2),
+    "V_mma_load_K_tiles": (0, 2),
+    "mma_double_buffer_loads": (False, True),
+    "optimized_softmax": (False, True),
+}
+
+
+def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:
+    """Whether a config is worth an autotuner's time. Narrower than legality, and apart from it."""
+    if cfg.eager_load_blocks and not cfg.async_copy:
+        return False
+    if cfg.Q_mma_load_K_tiles not in (0, cfg.K_mma_load_K_tiles):
+        return False
+    q_in_registers = cfg.Q_mma_load_K_tiles == 0
+    if cfg.B_r == 64:
+        # 8 warps would own 8 rows each. One placement of Q per tile length halves the space.
+        wrong_for_32 = cfg.B_c == 32 and q_in_registers
+        wrong_for_64 = cfg.B_c == 64 and not q_in_registers
+        return not (cfg.n_warps == 8 or wrong_for_32 or wrong_for_64)
+    # With 32 rows a warp O takes 128 registers a thread; Q's 64 more would spill.
+    return not (cfg.B_r == 128 and q_in_registers)
+
+
+def get_autotuning_kernel_configs(
+    dtypes: Sequence[DType] = (DType.FP16, DType.BF16),
+) -> list[FlashForwardKernelConfig]:
+    """The set 'tune': the product of the knobs worth trying, filtered; 40 per dtype."""
+    knobs = {"dtype": tuple(dtypes), **_TUNE_SPACE}
+    configs = (
+        FlashForwardKernelConfig(**dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]
+        for values in product(*knobs.values())
+    )
+    return [cfg for cfg in configs if should_autotune_config(cfg)]
+
+
+# --- prog: the ladder, one optimisation a step ---------------------------------------------------
+
+PROGRESSION_STEPS = (
+    "async+load_0_0_0_tiles",
+    "async+swizzled+load_0_0_0_tiles",
+    "async+eager+swizzled+load_0_0_0_tiles",
+    "async+eager+swizzled+load_2_2_2_tiles",
+    "async+eager+swizzled+load_2_2_2_tiles+buffer",
+    "async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
+    "async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+)
+
+
+def get_kernel_progression_configs(
+    all_block_sizes: bool = False,
+) -> list[FlashForwardKernelConfig]:
+    """The sets 'prog' (the seven steps at 64 x 64, 4 warps) and 'prog-all' (at every block size).
+
+    Without all_block_sizes in the order of the steps; with it, step by step over the block sizes.
+    """
+    blocks = _progression_blocks() if all_block_sizes else [(64, 64, 4)]
+    configs = (
+        parse_kernel_name_into_config(f"(FP16, 128, {B_r}, {B_c}, {n_warps}): {step}")
+        for step in PROGRESSION_STEPS
+        for B_r, B_c, n_warps in blocks
+    )
+    return [cfg for cfg in configs if isinstance(cfg, FlashForwardKernelConfig)]
+
+
+def _progression_blocks() -> list[tuple[int, int, int]]:
+    blocks = product((128, 64), (128, 64, 32), (4, 8))
+    return [
+        (B_r, B_c, n_warps)
+        for B_r, B_c, n_warps in blocks
+        if not (B_r < 128 and n_warps == 8) and B_r >= B_c
+    ]
+
+
+# --- cover ---------------------------------------------------------------------------------------
+
+
+def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKernelConfig]:
+    """The set 'cover': a pairwise covering array over all legal knob values, sorted; the same on
+    every machine.
+
+    Each pair of values of two knobs that occurs in some config legal on `device` (None: the A100)
+    occurs in one of these: cp.async off, eager without async, loads 4 to 16, 8 warps, d_head 64,
+    both dtypes.
+    """
+    found = cover(FlashForwardKernelConfig.family, device or DEFAULT_DEVICE)
+    return [cfg for cfg in found if isinstance(cfg, FlashForwardKernelConfig)]
+
+
+# --- what the grid of proofs runs ----------------------------------------------------------------
+
+# Between them both softmaxes, both copies, both layouts, 16 and 32 rows a warp, tiles of every
+# size, the ring of K and V, halves that take turns, lazy rescaling.
+_PROOF_CONFIGS = (
+    "({dtype}, {d_head}, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
+    "({dtype}, {d_head}, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+stages_3"
+    "+lazy_rescale+ping_pong",
+    "({dtype}, {d_head}, 64, 32, 4): load_4_4_2_tiles+opt_softmax+lazy_rescale+trim",
+    "({dtype}, {d_head}, 128, {B_c}, 4): async+eager+swizzled+load_2_2_4_tiles+opt_softmax"
+    "+stages_2+trim+l2_16",
+)
+
+
+@cache
+def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
+    """The configs that problems of a dtype and head dimension are proven with."""
+    d_head = compiled_d_head(d)
+    B_c = 128 if d_head <= 64 else 64
+    texts = _PROOF_CONFIGS if d_head <= 128 else _PROOF_CONFIGS[:-1]
+    return tuple(
+        parse_kernel_name_into_config(text.format(dtype=dtype.name, d_head=d_head, B_c=B_c))
+        for text in texts
+    )
+
+
+# --- what is chosen where nothing was measured ---------------------------------------------------
+
+# An earlier shape is preferred, so that a small gain on paper does not make another
+# kernel, which may have to be built first. B_r, B_c, n_warps.
+SHAPES = (
+    (128, 64, 4),
+    (128, 64, 8),
+    (64, 64, 4),
+    (128, 32, 4),
+    (64, 32, 4),
+    (128, 32, 8),
+    (128, 128, 8),
+    (64, 128, 4),
+)
+
+
+@lru_cache(maxsize=256)
+def candidates(
+    dtype: DType, d_head: int, device: DeviceSpec
+) -> tuple[FlashForwardKernelConfig, ...]:
+    """Those of SHAPES that are legal on the device."""
+    configs = (_of_shape(dtype, d_head, *shape) for shape in SHAPES)
+    return tuple(config for config in configs if is_legal(config, device))
+
+
+def _of_shape(
+    dtype: DType, d_head: int, rows: int, keys: int, n_warps: int
+) -> FlashForwardKernelConfig:
+    """The kernel of this shape with the optimisations that paid on an H200.
+
+    Q stays in registers where that leaves enough of them: 4-7% at d 64, a loss beyond. Where O
+    takes half of all registers, the peeled first tile of optimized_softmax costs more spills than
+    it saves (causal, d 128: 325 against 338 TFLOP/s).
+    """
+    of_a_warp = rows // n_warps * d_head
+    q_loads = 0 if of_a_warp <= 32 * 64 else 2
+    peeled = of_a_warp < 32 * 128
+    return FlashForwardKernelConfig(
+        dtype, d_head, rows, keys, n_warps, True, True, True, q_loads, 2, 2, True, peeled
+    )

@@ -1,0 +1,164 @@
+"""What a kernel of the wgmma family does, in words and figures: for `flashsmith explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+
+# Tiles come and go by TMA, which is no warp's access; the others tell of tiles, 32 bytes at a time.
+CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
+    "ldmatrix": (),
+    "copy st": (),
+    "O st": ("stmatrix",),
+    "O ld": (),
+}
+
+
+def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
+    """Where the tiles lie in a CTA's dynamic shared memory; O mostly takes Q's place."""
+    shared = not (cfg.separate_O or cfg.direct_O)
+    tiles = [
+        ("Q, then O" if shared else "Q", cfg.q_buffers, cfg.B_r),
+        ("O", int(cfg.separate_O), cfg.B_r),
+        ("K", cfg.kv_stages, cfg.B_c),
+        ("V", cfg.kv_stages, cfg.B_c),
+    ]
+    return smem_regions(cfg, tiles, rest="barriers, notices")
+
+
+def intensity(cfg: Any) -> Intensity:
+    """FLOP per byte in the loop over K and V; what happens once per CTA does not count.
+
+    A loop step does 4 B_r B_c d FLOP. It reads K and V from global memory once per CTA, and from
+    shared memory once per warpgroup; Q always.
+    """
+    flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
+    tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
+    shared = 2 * cfg.n_warpgroups * tile_bytes + cfg.B_r * cfg.d_head * cfg.dtype.element_size
+    return Intensity(shared=flop / shared, global_memory=flop / (2 * tile_bytes))
+
+
+def registers_in_words(cfg: Any, registers: int) -> str:
+    """What the registers are that the compiler gave a thread, and what becomes of them."""
+    return (
+        f"{registers} to begin with, then {cfg.producer_registers} to copy and "
+        f"{cfg.consumer_registers} to compute"
+    )
+
+
+# --- what a knob's value does --------------------------------------------------------------------
+
+TURNS = {
+    "NONE": "warpgroups run as the schedulers have it",
+    "GEMM": "warpgroups issue their products one after the other, in a ring",
+    "EXP": "warpgroups exponentiate one after the other, in a ring",
+}
+SCHEDULES = {
+    "ONE_TILE": "a CTA computes one tile",
+    "STATIC_PERSISTENT": "as many CTAs as run at once; each takes every so manyth tile",
+    "DYNAMIC": "as many CTAs as run at once; each takes the next tile that nobody has begun",
+}
+ORDERS = {
+    "BY_HEAD": "tiles begin head by head, first rows first",
+    "LONGEST_FIRST": "last rows first, side by side for the heads whose K and V fit L2",
+}
+
+
+def keys(cfg: Any) -> str:
+    return f"a loop step takes {cfg.B_c} keys: S has {cfg.B_c // 2} registers a thread"
+
+
+def ring(cfg: Any) -> str:
+    if cfg.kv_stages == 1:
+        return "one K and one V tile, each copied once its last product is over"
+    return f"rings of {cfg.kv_stages} K and {cfg.kv_stages} V tiles, copied ahead by TMA"
+
+
+def q(cfg: Any) -> str:
+    if cfg.q_buffers == 1 and (cfg.separate_O or cfg.direct_O):
+        return "the next tile's Q is copied once this one's last Q K^T is over"
+    if cfg.q_buffers == 1:
+        return "the next tile's Q is copied once this one's O has left its place"
+    return "the next tile's Q is copied during this tile's work"
+
+
+def registers(cfg: Any) -> str:
+    return (
+        f"setmaxnreg leaves the warpgroup that copies {cfg.producer_registers} a thread, and gives "
+        f"those that compute {cfg.consumer_registers}"
+    )
+
+
+def overlap(cfg: Any) -> str:
+    if cfg.overlap:
+        return "Q K^T of the next block and P V of this one run under a block's softmax"
+    return "a warpgroup's products and its softmax follow one another"
+
+
+def cluster(cfg: Any) -> str:
+    if cfg.cluster_size == 1:
+        return "every CTA copies its own K and V"
+    return f"{cfg.cluster_size} CTAs copy a part of K and V each, for all of them"
+
+
+def rescale(cfg: Any) -> str:
+    if cfg.rescale_threshold == 0:
+        return "O is rescaled for every K/V block"
+    return (
+        "O is rescaled only once some row's maximum has grown by a factor of "
+        f"2^{cfg.rescale_threshold}"
+    )
+
+
+def way_of_O(cfg: Any) -> str:
+    if cfg.separate_O:
+        return "O leaves through shared memory of its own, by TMA"
+    if cfg.direct_O:
+        return "O does not leave through shared memory"
+    return "O leaves through the place of its Q, by TMA"
+
+
+def section(cfg: Any) -> str:
+    if cfg.tile_order.name == "LONGEST_FIRST":
+        return f"heads whose K and V take {cfg.section_mib} MiB together run side by side"
+    return "nothing: tiles begin head by head"
+
+
+def ctas(cfg: Any) -> str:
+    if cfg.ctas_per_sm == 1:
+        return "a CTA has an SM to itself: its threads start with all registers"
+    return f"{cfg.ctas_per_sm} CTAs share an SM, and its registers"
+
+
+def exp2(cfg: Any) -> str:
+    if cfg.exp2_fma_share == 0:
+        return "all exponentials are the special function unit's"
+    return (
+        f"of 100 exponentials {cfg.exp2_fma_share} are a cubic on the FMA pipe, the others the "
+        "special function unit's"
+    )
+
+
+def early(cfg: Any) -> str:
+    if cfg.early_exp:
+        return "a block's exponentials end before the wait for the P V beside them"
+    if cfg.overlap:
+        return "the compiler may put exponentials off until the P V beside them is over"
+    return "nothing: no product runs beside the exponentials"
+
+
+def stale(cfg: Any) -> str:
+    if not cfg.stale_max:
+        return "every block's maximum is found before its exponentials"
+    return (
+        "from the third block that all rows see on, exponents are relative to the maximum so far; "
+        "a warp whose sums show that some row has outgrown it scales its P down, or computes the "
+        "block's scores again"
+    )
+
+
+def direct(cfg: Any) -> str:
+    if cfg.direct_O:
+        return "O goes from registers to global memory, and Q's place is free after the last Q K^T"
+    return "O goes to global memory by TMA, through shared memory"

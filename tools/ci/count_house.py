@@ -1,0 +1,127 @@
+"""How large the house is, and how well its rooms are apart: lines, files, names, circles.
+
+    python tools/ci/count_house.py [--base-tree DIR]
+
+Prints the figures of this tree and, beside them, those of another checkout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parents[2]
+FAMILIES = {"mma_sync", "wgmma"}
+CONFIG_CLASSES = {"FlashForwardKernelConfig", "HopperForwardKernelConfig"}
+# What belongs to one family, in this layout and in the one before it, and public re-exports.
+OF_A_FAMILY = ("families/mma_sync/", "families/wgmma/", "configs/hopper/")
+RE_EXPORTS = ("__init__.py", "families/__init__.py", "configs/__init__.py")
+CUDA = {".cu", ".cuh", ".cc", ".h"}
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--base-tree", type=Path, help="a checkout to compare with")
+    options = parser.parse_args()
+    trees = [ROOT] if options.base_tree is None else [options.base_tree, ROOT]
+    found = [figures(tree) for tree in trees]
+    heads = ["then", "now"][-len(trees) :]
+    print(" " * 40 + "".join(f"{head:>10}" for head in heads))
+    for name in found[-1]:
+        values = "".join(f"{one[name]:>10,}" for one in found)
+        print(f"{name:<40}{values}")
+
+
+def figures(tree: Path) -> dict[str, int]:
+    """The figures of one checkout, by name."""
+    source = tree / "src" / "flashsmith"
+    modules = {path.relative_to(source).as_posix(): path for path in source.rglob("*.py")}
+    parsed = {name: ast.parse(path.read_text()) for name, path in modules.items()}
+    lengths = {name: lines(path) for name, path in modules.items()}
+    bases = Counter(Path(name).name for name in modules if Path(name).name != "__init__.py")
+    named = {
+        name: count
+        for name, tree_of in parsed.items()
+        if not name.startswith(OF_A_FAMILY) and name not in RE_EXPORTS
+        if (count := sum(1 for _ in family_names(tree_of)))
+    }
+    return {
+        "Python files under src": len(modules),
+        "Python lines under src": sum(lengths.values()),
+        "median lines of a file": int(median(lengths.values())),
+        "module names used more than once": sum(count > 1 for count in bases.values()),
+        "files that name a family": len(named),
+        "places that name a family": sum(named.values()),
+        "files in the circles of imports": files_in_circles(parsed),
+        "lines of CUDA C++": sum(
+            lines(path) for path in (source / "csrc").rglob("*") if path.suffix in CUDA
+        ),
+        "lines of tests": sum(lines(path) for path in (tree / "tests").rglob("*.py")),
+    }
+
+
+def lines(path: Path) -> int:
+    """Lines of a text file."""
+    return len(path.read_text().splitlines())
+
+
+def family_names(tree: ast.AST) -> Iterator[str]:
+    """Every place of a module that names one family: a literal, or a config class."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in FAMILIES:
+            yield node.value
+        elif isinstance(node, ast.Name) and node.id in CONFIG_CLASSES:
+            yield node.id
+        elif isinstance(node, ast.Attribute) and node.attr in CONFIG_CLASSES:
+            yield node.attr
+
+
+def files_in_circles(parsed: dict[str, ast.Module]) -> int:
+    """Modules that import each other by way of others, imports inside functions included."""
+    names = {module_name(path): path for path in parsed}
+    graph = {name: imports(parsed[path], name, path, set(names)) for name, path in names.items()}
+    return sum(
+        any(name in reachable(graph, target) for target in targets)
+        for name, targets in graph.items()
+    )
+
+
+def module_name(path: str) -> str:
+    """Dotted, from the path of a module below src/flashsmith."""
+    parts = ["flashsmith", *Path(path).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.Module, name: str, path: str, known: set[str]) -> set[str]:
+    """The `known` modules that a module's import statements name; `from package import name` counts
+    as the package only where the name is no module of it."""
+    package = name.split(".") if path.endswith("__init__.py") else name.split(".")[:-1]
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            inner = [f"{stem}.{alias.name}" for alias in node.names]
+            found |= {each if each in known else stem for each in inner}
+    return found & known - {name}
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Every module that `start` leads to, itself included."""
+    seen, left = {start}, [start]
+    while left:
+        for target in graph[left.pop()] - seen:
+            seen.add(target)
+            left.append(target)
+    return seen
+
+
+if __name__ == "__main__":
+    main()
