@@ -86,7 +86,7 @@ def test_a_wrong_kernel_is_wrong_for_its_semantics(monkeypatch: pytest.MonkeyPat
     """Which the failed verdict says; proven with another mask than it has, a kernel is wrong."""
 
     def other_mask(cfg: Any, **call: Any) -> Any:
-        module = __import__("importlib").import_module("flashsmith.verify.prove")
+        module = __import__("importlib").import_module("flashsmith.verify.forward_reference")
         right = module.inputs_and_references
 
         def unmasked(spec: Any, causal: bool, *rest: Any) -> Any:

@@ -12,8 +12,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.operations.semantics import MASKS
 from flashsmith.verify import Attention
+from flashsmith.verify.forward_reference import semantics_of
 from flashsmith.verify.problem_call import problem_call
-from flashsmith.verify.prove import semantics_of
 
 FLAGS = [" ".join(words) for words in product(("", "softcap"), ("", "packed", "uneven"))]
 

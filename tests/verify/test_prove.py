@@ -101,7 +101,7 @@ class TestBrokenKernels:
 
     @pytest.fixture
     def breaking(self, monkeypatch: pytest.MonkeyPatch, progression: list[Any]) -> Any:
-        module = importlib.import_module("flashsmith.verify.prove")
+        module = importlib.import_module("flashsmith.verify.forward_reference")
         run = module.run_forward
 
         def install(damage: Any) -> None:
@@ -177,7 +177,7 @@ class TestBrokenKernels:
         assert self.failing().mismatches == 0
 
     def test_a_wrong_scale(self, monkeypatch: pytest.MonkeyPatch, progression: list[Any]) -> None:
-        module = importlib.import_module("flashsmith.verify.prove")
+        module = importlib.import_module("flashsmith.verify.forward_reference")
         run = module.run_forward
         monkeypatch.setattr(
             module,

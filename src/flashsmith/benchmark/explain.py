@@ -19,6 +19,7 @@ from flashsmith.families import (
     nearest_legal,
     rules_of,
 )
+from flashsmith.families.config import THREADS_PER_WARP
 from flashsmith.families.family import Intensity, SmemRegion
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
@@ -163,7 +164,7 @@ def occupancy(cfg: KernelConfig, device: DeviceSpec, registers: int) -> Occupanc
     fewest = min(limits.values())
     return Occupancy(
         ctas_per_sm=fewest,
-        warps_per_sm=fewest * cfg.n_warps,
+        warps_per_sm=fewest * cfg.n_threads // THREADS_PER_WARP,
         limits=limits,
         limited_by=tuple(name for name, ctas in limits.items() if ctas == fewest),
     )

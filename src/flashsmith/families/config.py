@@ -33,8 +33,9 @@ INT_MAX = 2**31 - 1
 class KernelConfig:
     """A frozen, ordered dataclass of knobs that name one kernel; a family's class adds the knobs.
 
-    A field called dtype is a DType; any other is a flag, a member of an enumeration or a number.
-    Every field is declared with `knob`.
+    Every config has a dtype (a DType) and a d_head, the widest head dimension that its kernel
+    takes; any other field is a flag, a member of an enumeration or a number. Each is declared with
+    `knob`.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -138,6 +139,10 @@ class KernelConfig:
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of one CTA, bytes."""
         raise NotImplementedError
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """Whether a kernel for whole tiles serves these sizes."""
+        return d == self.d_head
 
     def cta_limits(
         self,

@@ -15,10 +15,11 @@ from typing import Any, ClassVar, NamedTuple
 from flashsmith.errors import ArgumentError
 from flashsmith.families.cost import TileWork
 from flashsmith.families.cpp import Cpp
-from flashsmith.families.device import DeviceSpec
+from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
 from flashsmith.families.rule import LegalSpace, Rule
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
+from flashsmith.operations.registry import find_more_with, operation
 from flashsmith.operations.semantics import Semantics
 from flashsmith.printable import quoted
 
@@ -179,9 +180,29 @@ class Family:
         """The configs that `flashsmith tune` tries first; () where there are no such kernels."""
         return ()
 
-    def neighbours(self, cfg: Any) -> Sequence[Any]:
-        """The legal configs one move of the search away from `cfg`, which is not among them."""
+    def moved(self, cfg: Any) -> Iterable[Any]:
+        """The configs one move of the search away from `cfg`, legal or not, worth a try or not."""
         return ()
+
+    def worth_searching(self, cfg: Any) -> bool:
+        """Whether a legal config may win; narrower than legality, and apart from it."""
+        return True
+
+    def neighbours(self, cfg: Any) -> list[Any]:
+        """The configs one move away that are worth it, and legal on the roomiest device."""
+        found = dict.fromkeys(other for other in self.moved(cfg) if self.worth_searching(other))
+        device, rules = self.roomiest_device, self.rules
+        return [
+            other
+            for other in found
+            if other != cfg and all(rule.predicate(other, device) for rule in rules)
+        ]
+
+    @cached_property
+    def roomiest_device(self) -> DeviceSpec:
+        """The known GPU with the most shared memory that it runs on."""
+        served = [device for device in KNOWN_DEVICES if self.runs_on(device)]
+        return max(served, key=lambda device: device.max_smem_per_block)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         """A few configs for head dimension d that differ in all that a proof should meet."""
@@ -258,8 +279,8 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
         csrc: the folder of its C++ sources, called like the family; None: the family's own `csrc`.
 
     Raises:
-        ArgumentError: the name is no small C identifier or taken, a class or a folder is missing,
-            or a set's name is taken.
+        ArgumentError: the name is no small C identifier or taken, a class, a folder or the
+            operation is missing, or a set's name is taken.
     """
     config_class: Any = getattr(family, "config_class", None)
     name = getattr(config_class, "FAMILY", None)
@@ -267,6 +288,12 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
         raise ArgumentError(
             f"family: its config_class {quoted(getattr(config_class, '__name__', config_class))} "
             f"has FAMILY={quoted(name)}; give a name of small letters, digits and underscores"
+        )
+    knobs = [declared.name for declared in fields(config_class)]
+    if missing := [wanted for wanted in ("dtype", "d_head") if wanted not in knobs]:
+        raise ArgumentError(
+            f"family: {config_class.__name__} has no {' and no '.join(missing)}; every config has "
+            "both"
         )
     known = FAMILIES.get(name)
     if known is not None and type(known) is not type(family):
@@ -286,6 +313,7 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
         raise ArgumentError(
             f"family: {name!r} has no cpp; set it to a Cpp, which names its kernels in C++"
         )
+    operation(family.operation)
     taken = {key for other in FAMILIES.values() if other.name != name for key in other.sets}
     if doubled := sorted(taken & set(family.sets)):
         raise ArgumentError(
@@ -293,7 +321,7 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
             "them"
         )
     config_class.family = family
-    config_class.KNOBS = tuple(knob.name for knob in fields(config_class))
+    config_class.KNOBS = tuple(knobs)
     FAMILIES[name] = family
     return family
 
@@ -308,7 +336,6 @@ def load_installed_families() -> bool:
     global _installed_are_loaded
     if _installed_are_loaded:
         return False
-    _installed_are_loaded = True
     # importlib.metadata takes longer to import than all of families.
     from importlib.metadata import entry_points
 
@@ -321,7 +348,11 @@ def load_installed_families() -> bool:
                 f"family {entry.name!r} ({entry.value}) failed to register: "
                 f"{type(error).__name__}: {error}; mend or uninstall its package"
             ) from error
+    _installed_are_loaded = True
     return bool(found)
+
+
+find_more_with(load_installed_families)
 
 
 def families(operation: str | None = None) -> tuple[Family, ...]:

@@ -36,7 +36,8 @@ class TensorSpec:
         presence: 'required', 'optional' (the caller may leave it out), or 'packed' (required of
             packed problems, which no others have).
         packed: the dimensions where sequences are packed; () is the same as dims.
-        may_share: names of tensors that read the same memory and may lie where this one is written.
+        may_share: names of tensors that may lie where this one is written.
+        alignment: bytes that its address, and every stride but the last, are a multiple of.
     """
 
     name: str
@@ -46,6 +47,7 @@ class TensorSpec:
     presence: Presence = "required"
     packed: tuple[str | int, ...] = ()
     may_share: tuple[str, ...] = ()
+    alignment: int = 16
 
     @property
     def is_output(self) -> bool:

@@ -18,7 +18,7 @@ _TAKEN = {*MASKS, *SEMANTIC_WORDS, "plain", "fp16", "bf16"}
 
 OPERATIONS: dict[str, Operation] = {FORWARD.name: FORWARD}
 # What registers the operations of installed packages; asked once a name is unknown.
-_finders: list[Callable[[], None]] = []
+_finders: list[Callable[[], object]] = []
 
 
 def register_operation(operation: Operation) -> Operation:
@@ -42,7 +42,7 @@ def register_operation(operation: Operation) -> Operation:
     return operation
 
 
-def find_more_with(finder: Callable[[], None]) -> None:
+def find_more_with(finder: Callable[[], object]) -> None:
     """Has `finder` called once a name is unknown, so that it may register what it knows."""
     _finders.append(finder)
 

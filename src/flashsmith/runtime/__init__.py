@@ -12,6 +12,7 @@ from flashsmith.runtime.forward_pass import (
     run_forward,
 )
 from flashsmith.runtime.launches import Launches, count_launches, launch_count
+from flashsmith.runtime.operation_run import OperationResult, run_operation
 from flashsmith.runtime.options import ForwardOptions
 from flashsmith.runtime.plan import LaunchPlan, TensorMapSpec
 from flashsmith.runtime.prepared import forget_prepared_calls
@@ -23,6 +24,7 @@ __all__ = [
     "ForwardResult",
     "LaunchPlan",
     "Launches",
+    "OperationResult",
     "TensorMapSpec",
     "count_launches",
     "forget_prepared_calls",
@@ -34,4 +36,5 @@ __all__ = [
     "query_gpu",
     "run_call",
     "run_forward",
+    "run_operation",
 ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from flashsmith.emulator import EmulationResult
 from flashsmith.families import DeviceSpec, Problem
-from flashsmith.runtime.frameworks.base import contiguous_strides
+from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
 from flashsmith.runtime.options import CAUSAL, NO_MASK, UNLIMITED, Mask
 from flashsmith.runtime.request import Request
-from flashsmith.runtime.tensors import TensorView
 
 # address, batch stride, seq stride, head stride
 TensorInts = tuple[int, int, int, int]
@@ -17,6 +16,18 @@ TensorInts = tuple[int, int, int, int]
 # Stands for what a planned call has, but nowhere yet.
 _SOMEWHERE = 1
 _NOMINAL_MASKS = {"none": NO_MASK, "causal": CAUSAL, "window": Mask("window", 0, UNLIMITED)}
+
+
+class LibraryCall(Protocol):
+    """What a kernel library plans and launches: a problem, and where its tensors are."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def addresses(self) -> tuple[int, ...]: ...
+
+    def library_arguments(self) -> tuple[int | float, ...]: ...
 
 
 class ForwardCall(NamedTuple):

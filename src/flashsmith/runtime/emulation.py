@@ -21,8 +21,12 @@ LONGEST_UNASKED_SECONDS = 60.0
 
 def check_estimate(cfg: KernelConfig, request: Request) -> None:
     """Raises EmulationTooLongError when emulating the request is estimated above 60 s."""
-    problem = request.problem
-    seconds = estimate_seconds(cfg, _as_one_sequence(request) if request.packing else problem)
+    alike = _as_one_sequence(request) if request.packing else request.problem
+    check_seconds(cfg, request.problem, estimate_seconds(cfg, alike))
+
+
+def check_seconds(cfg: KernelConfig, problem: Problem, seconds: float) -> None:
+    """Raises EmulationTooLongError when what emulating is estimated to take is above 60 s."""
     if seconds > LONGEST_UNASKED_SECONDS:
         raise EmulationTooLongError(
             f"emulating {problem} with {cfg} is estimated to take {seconds:.0f} s, above "

@@ -18,15 +18,22 @@ from flashsmith.families import (
 )
 from flashsmith.runtime import driver, forks, prepared
 from flashsmith.runtime.arguments import check_config, check_device, check_fit
-from flashsmith.runtime.call import ForwardCall, ForwardResult, forward_call, unplaced_call
+from flashsmith.runtime.call import (
+    ForwardCall,
+    ForwardResult,
+    LibraryCall,
+    forward_call,
+    unplaced_call,
+)
 from flashsmith.runtime.emulation import check_estimate, run_in_emulator
+from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.options import NO_WINDOW, ForwardOptions, check_flag, check_scale
 from flashsmith.runtime.plan import LaunchPlan
 from flashsmith.runtime.prepared import Likeness, Options, PreparedCall, PreparedCalls, Tensors
 from flashsmith.runtime.request import Request, check_request
 from flashsmith.runtime.substitutes import substitutes
-from flashsmith.runtime.tensors import Array, TensorView
+from flashsmith.runtime.tensors import Array
 
 # What LoadedKernel.prepare gives.
 Launch = Callable[..., float | None]
@@ -260,7 +267,7 @@ def run_request(
     q = request.q
     if arch is None:
         arch = DEFAULT_EMULATED_ARCH if callable(config) else config.OLDEST_ARCH
-    device = _device(q, check_flag("emulate", emulate), arch)
+    device = limits_of(q, check_flag("emulate", emulate), arch)
     cfg = _choose(config, request, device) if callable(config) else config
     semantics = _check_server(cfg, request.problem, device)
     on_gpu = q.device.kind == "cuda"
@@ -305,18 +312,18 @@ def _check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Se
     return semantics
 
 
-def _device(q: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
+def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
     """The limits to plan for: those given, the tensors' own GPU's, or the emulated arch's."""
     limits = arch if isinstance(arch, DeviceSpec) else None
-    if q.device.kind == "cpu":
+    if view.device.kind == "cpu":
         return arch if isinstance(arch, DeviceSpec) else device_spec(arch)
     if emulate:
         raise ArgumentError(
-            f"emulate=True: the tensors live on {q.device}; the emulator runs host tensors, copy "
-            "them there"
+            f"emulate=True: the tensors live on {view.device}; the emulator runs host tensors, "
+            "copy them there"
         )
     forks.check_not_forked()
-    return limits or driver.query_gpu(q.device.ordinal)
+    return limits or driver.query_gpu(view.device.ordinal)
 
 
 def _kernel(
@@ -345,13 +352,13 @@ def _kernel(
     )
 
 
-def run_on_gpu(launch: Launch, call: ForwardCall, q: TensorView) -> float | None:
-    """Launches ``call`` by what its kernel prepared for it, on the stream that q's framework would
-    use where q lives.
+def run_on_gpu(launch: Launch, call: LibraryCall, view: TensorView) -> float | None:
+    """Launches ``call`` by what its kernel prepared for it, on the stream that a tensor's framework
+    would use where the tensor lives.
 
     Returns milliseconds if prepared so, else None. Raises LaunchError when the launch is refused.
     """
-    framework, ordinal = q.framework, q.device.ordinal
+    framework, ordinal = view.framework, view.device.ordinal
     result = launch(framework.current_stream(ordinal), *call.addresses)
     framework.finish(ordinal)
     return result

@@ -30,7 +30,7 @@ from flashsmith.errors import (
 )
 from flashsmith.families import KernelConfig, Semantics, family_named
 from flashsmith.operations.semantics import MASKS
-from flashsmith.runtime.call import ForwardCall
+from flashsmith.runtime.call import LibraryCall
 from flashsmith.runtime.driver import check_runs
 from flashsmith.runtime.frameworks.base import Device, Framework
 from flashsmith.runtime.launches import note_launch
@@ -74,7 +74,7 @@ class LoadedKernel:
         beside = self.library.ptx_beside(self.config)
         return {self.entry.ptx_entry: self.ptx, **beside}
 
-    def plan(self, call: ForwardCall) -> LaunchPlan:
+    def plan(self, call: LibraryCall) -> LaunchPlan:
         """The launches that ``call`` becomes. Asks no device.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device.
@@ -87,7 +87,7 @@ class LoadedKernel:
 
     def prepare(
         self,
-        call: ForwardCall,
+        call: LibraryCall,
         ordinal: int,
         *,
         timed: bool = False,

@@ -2,19 +2,23 @@
 
 from flashsmith.verify.attention import Attention
 from flashsmith.verify.inputs import INPUT_KINDS, TILE_KINDS, Inputs, InputSpec, make_inputs
-from flashsmith.verify.prove import BACKENDS, Verdict, prove
+from flashsmith.verify.operation_reference import Case, OperationReference
+from flashsmith.verify.prove import BACKENDS, Verdict, prove, prove_problem, reference_of
 from flashsmith.verify.reference import References, compute_references, inputs_and_references
-from flashsmith.verify.rule import Comparison, Location, compare, heads_for_enough_outputs
+from flashsmith.verify.rule import Comparison, Expected, Location, compare, heads_for_enough_outputs
 
 __all__ = [
     "BACKENDS",
     "INPUT_KINDS",
     "TILE_KINDS",
     "Attention",
+    "Case",
     "Comparison",
+    "Expected",
     "InputSpec",
     "Inputs",
     "Location",
+    "OperationReference",
     "References",
     "Verdict",
     "compare",
@@ -23,4 +27,6 @@ __all__ = [
     "inputs_and_references",
     "make_inputs",
     "prove",
+    "prove_problem",
+    "reference_of",
 ]

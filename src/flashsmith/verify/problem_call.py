@@ -33,28 +33,40 @@ def problem_call(
         ArgumentError: a window or a softcap where the semantics have none, or one that is none; or
             packed without a sequence.
     """
+    p = problem
+    call = {"heads": p.heads_q, "heads_k": p.heads_k, "d": p.d, "seed": seed}
+    if not p.semantics.packed:
+        call |= {"batch": p.batch, "seq": p.seq_q, "seq_k": p.seq_k}
+    return call | problem_options(problem, window=window, softcap=softcap, sinks=sinks, seed=seed)
+
+
+def problem_options(
+    problem: Problem,
+    *,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """What problem_call() says beside the problem's sizes."""
     p, semantics = problem, problem.semantics
     if window is not None:
         _check_window(p, window)
     if softcap is not None:
         _check_softcap(p, softcap)
-    call = {
-        "heads": p.heads_q,
-        "heads_k": p.heads_k,
-        "d": p.d,
+    options = {
         "causal": semantics.mask == "causal",
         "window": window or p.window or NO_WINDOW,
         "softcap": p.softcap if softcap is None else softcap,
         "sinks": sinks,
-        "seed": seed,
     }
     if not semantics.packed:
-        return call | {"batch": p.batch, "seq": p.seq_q, "seq_k": p.seq_k}
+        return options
     if p.batch < 1:
         raise ArgumentError(f"problem='{p}': packed, give at least one sequence: b1")
     draw = random.Random(seed)
     lens_q, lens_k = (unequal_lens(p.batch, longest, draw) for longest in (p.seq_q, p.seq_k))
-    return call | {"lens_q": lens_q, "lens_k": lens_k}
+    return options | {"lens_q": lens_q, "lens_k": lens_k}
 
 
 def _check_window(problem: Problem, window: Window) -> None:

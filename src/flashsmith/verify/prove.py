@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from flashsmith.emulator import EmulationResult, Finding, Observer
 from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
-from flashsmith.runtime import ForwardResult, query_gpu, run_forward
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
+from flashsmith.operations import FORWARD, Operation
+from flashsmith.operations.operation import load_attribute
+from flashsmith.runtime import query_gpu
 from flashsmith.runtime.frameworks.device_array import DeviceArray
-from flashsmith.runtime.options import check_mask, check_scale
-from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, Window, offsets
+from flashsmith.runtime.operation_run import check_serves
+from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, Window
 from flashsmith.verify.engine import gpu_engine_pays
-from flashsmith.verify.inputs import TILE_KINDS, Inputs, InputSpec, check_seed
-from flashsmith.verify.reference import inputs_and_references
-from flashsmith.verify.rule import Comparison, compare, heads_for_enough_outputs
+from flashsmith.verify.forward_reference import ForwardReference, check_lens, semantics_of
+from flashsmith.verify.inputs import check_seed
+from flashsmith.verify.operation_reference import OperationReference
+from flashsmith.verify.rule import Comparison
 
 BACKENDS = ("emulator", "gpu")
 # One mistake in a kernel makes a finding at every instruction that it reaches.
 _FINDINGS_SHOWN = 8
+# By the operations' names; those of others join them as they are loaded.
+_REFERENCES: dict[str, OperationReference] = {FORWARD.name: ForwardReference()}
 
 
 @dataclass(frozen=True)
 class Verdict(Comparison):
     """What a proof found out about one kernel on one problem: the comparison, and how it ran.
 
-    ``problem`` is what ran, heads repeated included, and ``attention`` what was computed;
+    ``problem`` is what ran, heads repeated included, and ``meaning`` what was computed, in words;
     ``findings`` are the emulator's checks', and ``emulation`` its counts (None on a GPU).
     """
 
     config: KernelConfig
     problem: Problem
-    attention: Attention
+    meaning: str
     inputs: str
     backend: str
     arch: int
@@ -54,8 +57,7 @@ class Verdict(Comparison):
 
     def __str__(self) -> str:
         where = (
-            f"{self.config} on {self.problem}, {self.attention}, {self.inputs} inputs, "
-            f"{self.backend}"
+            f"{self.config} on {self.problem}, {self.meaning}, {self.inputs} inputs, {self.backend}"
         )
         if self.ok:
             return f"{where}: right (largest error {self.max_error:.3g}, allowed {self.bound:.3g})"
@@ -127,150 +129,133 @@ def prove(
             config cannot serve.
         EmulatorError, LaunchError: the kernel did not come to its end.
     """
-    if backend not in BACKENDS:
-        raise ArgumentError(f"backend={backend!r}: allowed are {', '.join(BACKENDS)}")
-    check_seed(seed)
+    options: dict[str, Any] = {
+        "causal": causal,
+        "window": window,
+        "softcap": softcap,
+        "scale": scale,
+        "sinks": sinks,
+        "lens_q": lens_q,
+        "lens_k": lens_k,
+        "row_max": row_max,
+    }
     d = cfg.d_head if d is None else d
     if lens_q is not None:
-        lens_k = lens_q if lens_k is None else lens_k
-        _check_lens(lens_q, lens_k)
+        lens_k = options["lens_k"] = lens_q if lens_k is None else lens_k
+        check_lens(lens_q, lens_k)
         batch, seq, seq_k = len(lens_q), max(lens_q, default=0), max(lens_k, default=0)
     elif lens_k is not None:
         raise ArgumentError("lens_k: give lens_q as well")
-    seq_k = seq if seq_k is None else seq_k
-    attention = Attention(check_scale(scale, d), causal, window, softcap, lens_q, lens_k)
-    problem = _repeated_over_heads(
-        Problem(
-            batch,
-            seq,
-            seq_k,
-            heads,
-            heads if heads_k is None else heads_k,
-            d,
-            cfg.dtype,
-            semantics_of(attention),
-        ),
-        lens_q,
+    problem = Problem(
+        batch,
+        seq,
+        seq if seq_k is None else seq_k,
+        heads,
+        heads if heads_k is None else heads_k,
+        d,
+        cfg.dtype,
+        semantics_of(Attention(1.0, causal, window, softcap, lens_q, lens_k)),
     )
-    problem = replace(problem, semantics=problem.required_semantics(cfg))
-    spec = InputSpec(
-        kind=inputs,
-        dtype=cfg.dtype,
-        batch=batch,
-        seq_q=seq,
-        seq_k=seq_k,
-        heads=problem.heads_q,
-        d=d,
-        scale=attention.scale,
+    return prove_problem(
+        cfg,
+        problem,
+        options=options,
+        inputs=inputs,
+        backend=backend,
+        arch=arch,
+        device=device,
+        checks=checks,
+        observers=observers,
         seed=seed,
-        first_tile=cfg.B_c if inputs in TILE_KINDS else 0,
-        heads_k=problem.heads_k,
-        lens_q=lens_q,
-        lens_k=lens_k,
-        sinks=sinks,
+        schedule_seed=schedule_seed,
+        sm_count=sm_count,
     )
-    on_gpu = backend == "gpu" and gpu_engine_pays(batch * problem.heads_q * seq * seq_k)
-    drawn, references = inputs_and_references(spec, causal, window, softcap, on_gpu)
+
+
+def prove_problem(
+    cfg: KernelConfig,
+    problem: Problem,
+    *,
+    options: Mapping[str, Any] | None = None,
+    inputs: str = "random",
+    backend: str = "emulator",
+    arch: int | None = None,
+    device: int = 0,
+    checks: bool = False,
+    observers: Sequence[Observer] = (),
+    seed: int = 0,
+    schedule_seed: int | None = None,
+    sm_count: int | None = None,
+) -> Verdict:
+    """Runs ``cfg``'s kernel on ``problem``, of whatever operation, and judges what it wrote by the
+    operation's reference. Outputs are NaN before the launch.
+
+    Args:
+        options: what the operation's reference takes for a proof; None is what it takes for
+            typical of the problem.
+        inputs: 'random' or another kind that the reference draws.
+        backend, arch, device, checks, observers, seed, schedule_seed, sm_count: as in ``prove``.
+
+    Raises as ``prove`` does.
+    """
+    if backend not in BACKENDS:
+        raise ArgumentError(f"backend={backend!r}: allowed are {', '.join(BACKENDS)}")
+    check_seed(seed)
+    check_serves(cfg, problem)
+    reference = reference_of(problem.computed)
+    if inputs not in reference.kinds:
+        raise ArgumentError(f"inputs={inputs!r}: allowed are {', '.join(reference.kinds)}")
+    asked = reference.options(problem, seed=seed) if options is None else options
+    work = problem.batch * problem.heads_q * problem.seq_q * problem.seq_k
+    on_gpu = backend == "gpu" and gpu_engine_pays(work)
+    case = reference.case(cfg, problem, kind=inputs, seed=seed, options=asked, on_gpu=on_gpu)
     if backend == "gpu":
         where = _with_sms(query_gpu(device), sm_count)
-        outputs = _run_on_gpu(cfg, drawn, attention, device, return_row_max=row_max, arch=where)
-        emulation = None
+        result = reference.run(
+            cfg, case, lambda array: DeviceArray.from_host(array, device), arch=where
+        )
+        outputs = {name: array.to_host() for name, array in result.outputs.items()}
     else:
         where = _with_sms(device_spec(cfg.OLDEST_ARCH if arch is None else arch), sm_count)
-        result = _run(
+        result = reference.run(
             cfg,
-            drawn,
-            attention,
-            _on_host,
-            return_row_max=row_max,
+            case,
+            lambda array: array,
             emulate=True,
             arch=where,
             observers=[*observers, *(all_checks() if checks else ())],
             schedule_seed=schedule_seed,
         )
-        outputs, emulation = (result.o, result.lse, result.row_max), result.emulation
-    o, lse, maxima = outputs
+        outputs = result.outputs
     return Verdict(
-        **vars(compare(cfg, o, lse, references, row_max=maxima, lens_q=lens_q)),
+        **vars(reference.compare(cfg, case, outputs)),
         config=cfg,
-        problem=problem,
-        attention=attention,
+        problem=case.problem,
+        meaning=reference.meaning(case.problem, case.options),
         inputs=inputs,
         backend=backend,
         arch=where.arch,
-        emulation=emulation,
+        emulation=result.emulation,
     )
+
+
+def reference_of(operation: Operation) -> OperationReference:
+    """What judges an operation's outputs: the package's own, or what the operation names.
+
+    Raises ArgumentError when that cannot be loaded, or is no OperationReference.
+    """
+    known = _REFERENCES.get(operation.name)
+    if known is None:
+        what = f"reference of the operation {operation.name}"
+        known = load_attribute(operation.reference, what)
+        if not isinstance(known, OperationReference):
+            raise ArgumentError(
+                f"{what}: {operation.reference!r} is a {type(known).__name__}; give an instance of "
+                "a class derived from flashsmith.verify.OperationReference"
+            )
+        _REFERENCES[operation.name] = known
+    return known
 
 
 def _with_sms(device: DeviceSpec, sm_count: int | None) -> DeviceSpec:
     return device if sm_count is None else replace(device, sm_count=sm_count)
-
-
-def _check_lens(lens_q: Lens, lens_k: Lens) -> None:
-    if len(lens_q) != len(lens_k) or not lens_q or min(*lens_q, *lens_k) < 0:
-        raise ArgumentError(
-            f"lens_q={lens_q}, lens_k={lens_k}: give as many of both, at least one, none negative"
-        )
-
-
-def semantics_of(attention: Attention) -> Semantics:
-    """What is compiled in, whatever the lengths."""
-    packed = attention.packed
-    mask = check_mask(attention.causal, attention.window).kind
-    return Semantics(mask, attention.softcap > 0, packed, uneven=packed)
-
-
-def _repeated_over_heads(problem: Problem, lens_q: Lens | None) -> Problem:
-    """The problem with its heads, grouped as they are, repeated until its outputs are enough."""
-    rows = problem.batch * problem.seq_q if lens_q is None else sum(lens_q)
-    heads = heads_for_enough_outputs(1, rows, problem.heads_q, problem.d)
-    repeats = heads // problem.heads_q
-    return replace(problem, heads_q=heads, heads_k=problem.heads_k * repeats)
-
-
-def _run(
-    cfg: KernelConfig,
-    drawn: Inputs,
-    attention: Attention,
-    place: Callable[[np.ndarray], Any],
-    **options: Any,
-) -> ForwardResult:
-    """Runs on ``drawn``, wherever ``place`` puts the arrays."""
-    packed: dict[str, Any] = {}
-    if attention.lens_q is not None and attention.lens_k is not None:
-        packed = {
-            "cu_seqlens_q": place(offsets(attention.lens_q)),
-            "cu_seqlens_k": place(offsets(attention.lens_k)),
-            "max_seqlen_q": max(attention.lens_q),
-            "max_seqlen_k": max(attention.lens_k),
-        }
-    return run_forward(
-        cfg,
-        place(drawn.q),
-        place(drawn.k),
-        place(drawn.v),
-        causal=attention.causal,
-        window=attention.window,
-        softcap=attention.softcap,
-        scale=attention.scale,
-        sinks=None if drawn.sinks is None else place(drawn.sinks),
-        return_lse=True,
-        poisoned=True,
-        **packed,
-        **options,
-    )
-
-
-def _on_host(array: np.ndarray) -> np.ndarray:
-    return array
-
-
-def _run_on_gpu(
-    cfg: KernelConfig, drawn: Inputs, attention: Attention, device: int, **options: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    def place(array: np.ndarray) -> DeviceArray:
-        return DeviceArray.from_host(array, device)
-
-    result = _run(cfg, drawn, attention, place, **options)
-    maxima = None if result.row_max is None else result.row_max.to_host()
-    return result.o.to_host(), result.lse.to_host(), maxima

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig
 from flashsmith.verify.attention import Lens, offsets
 from flashsmith.verify.reference import References
@@ -63,6 +66,29 @@ class Location:
 
 
 @dataclass(frozen=True)
+class Element:
+    """One element of an output of any operation."""
+
+    what: str
+    index: tuple[int, ...]
+    got: float
+    expected: float
+
+    def __str__(self) -> str:
+        place = ", ".join(map(str, self.index))
+        return f"{self.what}[{place}]: got {self.got:.6g}, expected {self.expected:.6g}"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is right, by the outputs' names: ``exact`` in float64, never rounded, and ``rounded``
+    as a plain implementation gives it that rounds where a kernel must."""
+
+    exact: Mapping[str, np.ndarray]
+    rounded: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """An output set against its references. ``reasons`` is empty when it is right."""
 
@@ -75,7 +101,7 @@ class Comparison:
     row_max_error: float | None
     outputs: int
     mismatches: int
-    first_mismatch: Location | None
+    first_mismatch: Location | Element | None
 
     @property
     def ok(self) -> bool:
@@ -175,31 +201,11 @@ def compare(
     """
     dtype = kernel if isinstance(kernel, DType) else kernel.dtype
     judge = None if isinstance(kernel, DType) else _Judge(kernel, lens_q)
-    got = o.astype(np.float64)
-    same = references.same_precision.astype(np.float64)
-    error = _finite_difference(got, references.o)
-    bound = MAX_ERROR_FACTOR * _largest(_finite_difference(same, references.o))
-    bound += MAX_ERROR_SLACK
-    nonfinite_equal = _same_nonfinite(got, references.o)
-    if not nonfinite_equal.all():
-        nonfinite_equal |= _same_nonfinite(got, same) & ~np.isfinite(got)
-    if references.tainted is not None:
-        nonfinite_equal |= references.tainted & ~np.isfinite(got)
-    wrong = (error > bound) | ~nonfinite_equal
-    max_error, rel_l2 = _largest(error), _relative_l2(error, references.o)
-    rel_l2_bound = RELATIVE_L2_BOUND[dtype]
-
-    reasons = []
-    if not nonfinite_equal.all():
-        reasons.append(f"NaN or inf differ in {int((~nonfinite_equal).sum())} elements")
-        max_error = rel_l2 = math.inf
-    if max_error > bound:
-        reasons.append(f"largest error {max_error:.3g} is above {bound:.3g}")
-    if rel_l2 > rel_l2_bound and max_error > SMALLEST_STEP[dtype]:
-        reasons.append(f"relative L2 error {rel_l2:.3g} is above {rel_l2_bound:.3g}")
+    found = _judge_output(dtype, o, references.o, references.same_precision, references.tainted)
+    reasons = list(found.reasons)
     first_mismatch = None
     if reasons and judge:
-        first_mismatch = judge.locate("o", wrong if wrong.any() else error, got, references.o)
+        first_mismatch = judge.locate("o", found.wrong, o, references.o)
 
     errors: dict[str, float | None] = {}
     for what, values, expected in (
@@ -218,16 +224,116 @@ def compare(
                 first_mismatch = judge.locate(what, wrong_rows, values, expected)
     return Comparison(
         reasons=tuple(reasons),
-        max_error=max_error,
-        bound=bound,
-        rel_l2=rel_l2,
-        rel_l2_bound=rel_l2_bound,
+        max_error=found.max_error,
+        bound=found.bound,
+        rel_l2=found.rel_l2,
+        rel_l2_bound=RELATIVE_L2_BOUND[dtype],
         lse_error=errors["LSE"],
         row_max_error=errors["row maximum"],
         outputs=o.size,
-        mismatches=int(wrong.sum()),
+        mismatches=found.mismatches,
         first_mismatch=first_mismatch,
     )
+
+
+def compare_tensors(
+    dtype: DType, outputs: Mapping[str, np.ndarray], expected: Expected
+) -> Comparison:
+    """Judges every output that is expected, by compare()'s rule for o with the bounds of ``dtype``;
+    whole numbers must be equal. The figures are those of the output that is furthest off its bound.
+
+    Raises ArgumentError when an output is missing, or of another shape than expected.
+    """
+    judged: dict[str, _Judged] = {}
+    for name, exact in expected.exact.items():
+        got = outputs.get(name)
+        if got is None or got.shape != exact.shape:
+            have = "is missing" if got is None else f"has shape {got.shape}"
+            raise ArgumentError(f"{name}: {have}; the reference expects {exact.shape}")
+        judged[name] = _judge_output(dtype, got, exact, expected.rounded[name])
+    named = len(judged) > 1
+    reasons = tuple(
+        f"{name}: {reason}" if named else reason
+        for name, found in judged.items()
+        for reason in found.reasons
+    )
+    worst = max(judged, key=lambda name: (bool(judged[name].reasons), judged[name].excess))
+    first = None
+    if reasons:
+        index = np.unravel_index(int(np.argmax(judged[worst].wrong)), outputs[worst].shape)
+        first = Element(
+            worst,
+            tuple(map(int, index)),
+            float(outputs[worst][index]),
+            float(expected.exact[worst][index]),
+        )
+    return Comparison(
+        reasons=reasons,
+        max_error=judged[worst].max_error,
+        bound=judged[worst].bound,
+        rel_l2=judged[worst].rel_l2,
+        rel_l2_bound=RELATIVE_L2_BOUND[dtype],
+        lse_error=None,
+        row_max_error=None,
+        outputs=sum(outputs[name].size for name in judged),
+        mismatches=sum(found.mismatches for found in judged.values()),
+        first_mismatch=first,
+    )
+
+
+class _Judged(NamedTuple):
+    """One output: ``wrong`` marks the elements that break the rule or, where only all of them
+    together do, how far each is off."""
+
+    reasons: tuple[str, ...]
+    wrong: np.ndarray
+    mismatches: int
+    max_error: float
+    bound: float
+    rel_l2: float
+
+    @property
+    def excess(self) -> float:
+        """The largest error as a share of what is allowed."""
+        return self.max_error / self.bound if self.bound else self.max_error
+
+
+def _judge_output(
+    dtype: DType,
+    output: np.ndarray,
+    exact: np.ndarray,
+    rounded: np.ndarray,
+    tainted: np.ndarray | None = None,
+) -> _Judged:
+    """compare()'s rule on one output."""
+    if output.dtype.kind in "iub":
+        differ = output != exact
+        said = (f"{int(differ.sum())} numbers differ",) if differ.any() else ()
+        most = _largest(np.abs(output.astype(np.float64) - exact))
+        return _Judged(said, differ, int(differ.sum()), most, 0.0, 0.0)
+    got, same = output.astype(np.float64), rounded.astype(np.float64)
+    error = _finite_difference(got, exact)
+    bound = MAX_ERROR_FACTOR * _largest(_finite_difference(same, exact))
+    bound += MAX_ERROR_SLACK
+    nonfinite_equal = _same_nonfinite(got, exact)
+    if not nonfinite_equal.all():
+        nonfinite_equal |= _same_nonfinite(got, same) & ~np.isfinite(got)
+    if tainted is not None:
+        nonfinite_equal |= tainted & ~np.isfinite(got)
+    wrong = (error > bound) | ~nonfinite_equal
+    max_error, rel_l2 = _largest(error), _relative_l2(error, exact)
+    rel_l2_bound = RELATIVE_L2_BOUND[dtype]
+
+    reasons = []
+    if not nonfinite_equal.all():
+        reasons.append(f"NaN or inf differ in {int((~nonfinite_equal).sum())} elements")
+        max_error = rel_l2 = math.inf
+    if max_error > bound:
+        reasons.append(f"largest error {max_error:.3g} is above {bound:.3g}")
+    if rel_l2 > rel_l2_bound and max_error > SMALLEST_STEP[dtype]:
+        reasons.append(f"relative L2 error {rel_l2:.3g} is above {rel_l2_bound:.3g}")
+    place = wrong if wrong.any() else error
+    return _Judged(tuple(reasons), place, int(wrong.sum()), max_error, bound, rel_l2)
 
 
 def _largest(errors: np.ndarray) -> float:

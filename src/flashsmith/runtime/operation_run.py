@@ -1,0 +1,284 @@
+"""run_operation(): any operation by one named kernel, wherever the tensors are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flashsmith.did_you_mean import did_you_mean
+from flashsmith.emulator import EmulationResult, Observer, estimate_seconds
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
+from flashsmith.operations import Call, Operation, TensorSpec
+from flashsmith.operations.operation import shape_of, size_of
+from flashsmith.printable import quoted
+from flashsmith.runtime.arguments import check_config, check_device
+from flashsmith.runtime.emulation import check_seconds, run_in_emulator
+from flashsmith.runtime.forward_pass import limits_of, run_on_gpu
+from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.runtime.options import check_flag
+from flashsmith.runtime.overlap import check_output_distinct
+from flashsmith.runtime.tensors import check_beside, check_memory, view_tensor
+
+
+class OperationCall(NamedTuple):
+    """One checked call of any operation, in the form a kernel library takes it.
+
+    ``numbers`` and ``addresses`` are in the operation's order; an address is 0 for what is not
+    given.
+    """
+
+    problem: Problem
+    device: DeviceSpec
+    numbers: tuple[int | float, ...]
+    addresses: tuple[int, ...]
+
+    def library_arguments(self) -> tuple[int | float, ...]:
+        """What follows the kernel's index in the library's plan and prepare."""
+        d = self.device
+        return (
+            *(d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm),
+            *(len(self.numbers), *self.numbers),
+            *self.addresses,
+        )
+
+
+class OperationResult(NamedTuple):
+    """The tensors that were written, by name, in the caller's framework; ms on the GPU if timed.
+
+    ``emulation`` is None where nothing was emulated.
+    """
+
+    outputs: dict[str, Any]
+    ms: float | None
+    emulation: EmulationResult | None
+
+
+def run_operation(
+    cfg: KernelConfig,
+    problem: Problem,
+    tensors: Mapping[str, Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    wanted: Collection[str] = (),
+    emulate: bool = False,
+    timed: bool = False,
+    poisoned: bool = False,
+    arch: int | DeviceSpec | None = None,
+    observers: Sequence[Observer] = (),
+    schedule_seed: int | None = None,
+) -> OperationResult:
+    """Runs ``cfg``'s kernel on ``problem``: on a GPU where the tensors are there, host tensors in
+    the emulator. A kernel that is not built is built first.
+
+    Args:
+        tensors: by the names of the operation's: every input, and those outputs that have memory
+            already. All of one framework and device, the last dimension contiguous.
+        options: of the operation, by name; those left out have its defaults.
+        wanted: names of optional outputs that are to be written too.
+        emulate, timed, poisoned, arch, observers, schedule_seed: as of ``run_forward``.
+
+    Raises:
+        ArgumentError: an argument is unusable, its name first; nothing was launched.
+        IllegalConfigError, KernelNotBuiltError, EmulationTooLongError, LaunchError: as ``forward``.
+    """
+    operation = problem.computed
+    check_serves(check_config(cfg), problem)
+    views, sizes = _check_tensors(operation, problem, tensors)
+    asked = _check_options(operation, options or {})
+    first = next(iter(views.values()))
+    device = limits_of(
+        first, check_flag("emulate", emulate), cfg.OLDEST_ARCH if arch is None else arch
+    )
+    check_device(cfg, device)
+    on_gpu = first.device.kind == "cuda"
+    if not on_gpu and not emulate:
+        check_seconds(cfg, problem, estimate_seconds(cfg, problem))
+
+    outputs: dict[str, Any] = {}
+    for tensor in operation.outputs:
+        if tensor.name in views:
+            outputs[tensor.name] = views[tensor.name].source
+        elif tensor.is_required(problem) or tensor.name in wanted:
+            made = first.framework.allocate(
+                first.source,
+                shape_of(tensor, problem, sizes),
+                tensor.dtype_of(problem),
+                poisoned=poisoned,
+            )
+            outputs[tensor.name] = made
+            views[tensor.name] = view_tensor(tensor.name, made, (tensor.dtype_of(problem),))
+    _check_wanted(operation, wanted)
+
+    if all(math.prod(views[name].shape) == 0 for name in outputs):
+        return OperationResult(outputs, 0.0 if on_gpu and timed else None, None)
+    strides = {name: view.strides for name, view in views.items()}
+    call = OperationCall(
+        problem,
+        device,
+        operation.numbers(Call(problem, strides, sizes, asked)),
+        tuple(views[t.name].address if t.name in views else 0 for t in operation.tensors),
+    )
+
+    def may_build() -> bool:
+        return not on_gpu or not first.framework.is_capturing(first.device.ordinal)
+
+    semantics = problem.required_semantics(cfg)
+    kernel = loaded_kernels.get(cfg, device.arch, semantics, may_build)
+    if on_gpu:
+        launch = kernel.prepare(call, first.device.ordinal, timed=timed)
+        return OperationResult(outputs, run_on_gpu(launch, call, first), None)
+    as_numpy = first.framework.as_numpy
+    arrays = {name: as_numpy(view.source) for name, view in views.items()}
+    emulation = run_in_emulator(
+        kernel.ptx,
+        kernel.plan(call),
+        readable={name: array for name, array in arrays.items() if name not in outputs},
+        writable={name: arrays[name] for name in outputs},
+        observers=observers,
+        schedule_seed=schedule_seed,
+    )
+    return OperationResult(outputs, None, emulation)
+
+
+def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
+    """What the config's kernel must be compiled for to compute the problem.
+
+    Raises ArgumentError when it cannot: another operation or dtype, or too small a head.
+    """
+    computes = cfg.family.operation
+    if computes != problem.operation:
+        raise ArgumentError(
+            f"problem: '{problem}' is of the operation {problem.operation}; the config's kernel "
+            f"({cfg}) computes {computes}: choose another config"
+        )
+    if problem.dtype is not cfg.dtype:
+        raise ArgumentError(
+            f"problem: dtype {problem.dtype.name}; the config's kernel is for {cfg.dtype.name}"
+        )
+    if problem.d > cfg.d_head:
+        raise ArgumentError(
+            f"problem: d {problem.d}; the config's kernel is for up to {cfg.d_head}: choose a "
+            "config with a larger d_head"
+        )
+    return problem.required_semantics(cfg)
+
+
+def _check_tensors(
+    operation: Operation, problem: Problem, tensors: Mapping[str, Any]
+) -> tuple[dict[str, TensorView], dict[str, int]]:
+    """Views of what is given, in the operation's order, and the sizes of the dimensions with names
+    of their own."""
+    names = [tensor.name for tensor in operation.tensors]
+    for name in tensors:
+        if name not in names:
+            hint = did_you_mean(str(name), names) or ";"
+            raise ArgumentError(
+                f"{name}: {operation} has no such tensor{hint} it has {', '.join(names)}"
+            )
+    views: dict[str, TensorView] = {}
+    sizes: dict[str, int] = {}
+    for tensor in operation.tensors:
+        given = tensors.get(tensor.name)
+        if given is None:
+            if tensor.role != "out" and tensor.is_required(problem):
+                raise ArgumentError(f"{tensor.name}: missing; {operation} reads it, give a tensor")
+            continue
+        if tensor.presence == "packed" and not problem.semantics.packed:
+            raise ArgumentError(
+                f"{tensor.name}: given, and '{problem}' has no packed sequences; leave it out, or "
+                "add the word packed to the problem"
+            )
+        view = view_tensor(tensor.name, given, (tensor.dtype_of(problem),))
+        for other in views.values():
+            check_beside(view, other)
+            break
+        _check_shape(tensor, view, problem, sizes)
+        _check_memory(tensor, view)
+        views[tensor.name] = view
+    if not views:
+        raise ArgumentError(f"tensors: none; {operation} takes {', '.join(names)}")
+    for tensor in operation.outputs:
+        if tensor.name in views:
+            _check_output(tensor, views)
+    return views, sizes
+
+
+def _check_shape(
+    tensor: TensorSpec, view: TensorView, problem: Problem, sizes: dict[str, int]
+) -> None:
+    """Raises ArgumentError unless the shape is the specification's; notes new sizes."""
+    dims = tensor.dims_of(problem)
+    wanted = [size_of(dim, problem, sizes) for dim in dims]
+    if len(dims) != len(view.shape) or any(
+        size not in (None, real) for size, real in zip(wanted, view.shape, strict=True)
+    ):
+        meaning = ", ".join(map(str, dims))
+        known = ", ".join("any" if size is None else str(size) for size in wanted)
+        raise ArgumentError(
+            f"{view.name}: shape {view.shape}; must be ({meaning}), ({known}) of '{problem}'"
+        )
+    for dim, size, real in zip(dims, wanted, view.shape, strict=True):
+        if size is None:
+            name, _, more = str(dim).partition("+")
+            sizes[name] = real - int(more or 0)
+
+
+def _check_memory(tensor: TensorSpec, view: TensorView) -> None:
+    """Raises ArgumentError unless the last dimension is contiguous and rows are aligned."""
+    check_memory(view)
+    if 0 in view.shape:
+        return
+    *steps, last = view.strides or (1,)
+    if last != 1 and view.shape[-1] > 1:
+        raise ArgumentError(
+            f"{view.name}: stride of the last dimension is {last}; must be 1 (make it contiguous)"
+        )
+    step = max(1, tensor.alignment // view.element_size)
+    for axis, stride in enumerate(steps):
+        if stride % step and view.shape[axis] > 1:
+            raise ArgumentError(
+                f"{view.name}: stride {stride} of dimension {axis} is not a multiple of {step} "
+                f"elements ({tensor.alignment} bytes); make it contiguous"
+            )
+    if view.address % max(tensor.alignment, view.element_size):
+        raise ArgumentError(
+            f"{view.name}: address {view.address:#x} is not a multiple of {tensor.alignment} "
+            "bytes; copy it into a tensor of its own"
+        )
+
+
+def _check_output(tensor: TensorSpec, views: Mapping[str, TensorView]) -> None:
+    view = views[tensor.name]
+    if not view.writable:
+        raise ArgumentError(f"{view.name}: is read-only; give a writable array")
+    others = (
+        other
+        for name, other in views.items()
+        if name != tensor.name and name not in tensor.may_share
+    )
+    check_output_distinct(view, list(others))
+
+
+def _check_options(operation: Operation, options: Mapping[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if name not in operation.options:
+            known = ", ".join(operation.options) or "none"
+            hint = did_you_mean(str(name), operation.options) or ";"
+            raise ArgumentError(
+                f"{name}={quoted(options[name])}: {operation} has no such option{hint} it has "
+                f"{known}"
+            )
+    return {**operation.options, **options}
+
+
+def _check_wanted(operation: Operation, wanted: Collection[str]) -> None:
+    known = [t.name for t in operation.outputs if t.presence == "optional"]
+    unknown = sorted(set(wanted) - {t.name for t in operation.outputs})
+    if unknown:
+        raise ArgumentError(
+            f"wanted={quoted(', '.join(unknown))}: {operation} has no such output; optional are "
+            f"{', '.join(known) or 'none'}"
+        )

@@ -1,0 +1,158 @@
+"""ForwardReference: the reference of attention, in the terms of forward()'s keywords."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, KernelConfig, Problem, Semantics
+from flashsmith.runtime import OperationResult, run_forward
+from flashsmith.runtime.options import check_mask, check_scale
+from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, offsets
+from flashsmith.verify.inputs import INPUT_KINDS, TILE_KINDS, InputSpec
+from flashsmith.verify.operation_reference import Case, OperationReference, Place
+from flashsmith.verify.problem_call import problem_options
+from flashsmith.verify.reference import References, inputs_and_references
+from flashsmith.verify.rule import Comparison, Expected, compare, heads_for_enough_outputs
+
+
+class _Expected(NamedTuple):
+    attention: Attention
+    references: References
+
+
+class ForwardReference(OperationReference):
+    """Attention: options are ``causal``, ``window``, ``softcap``, ``scale``, ``lens_q`` and
+    ``lens_k`` as in prove(), ``sinks`` (whether there are some) and ``row_max`` (whether it is
+    asked for)."""
+
+    kinds = INPUT_KINDS
+
+    def options(self, problem: Problem, *, seed: int = 0, **asked: Any) -> dict[str, Any]:
+        return problem_options(problem, seed=seed, **asked)
+
+    def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
+        said = str(_attention(1.0, options))
+        return f"{said}, sinks" if options.get("sinks") else said
+
+    def case(
+        self,
+        cfg: KernelConfig,
+        problem: Problem,
+        *,
+        kind: str,
+        seed: int,
+        options: Mapping[str, Any],
+        on_gpu: bool = False,
+    ) -> Case:
+        attention = _attention(check_scale(options.get("scale"), problem.d), options)
+        problem = _repeated_over_heads(problem, attention.lens_q)
+        problem = replace(problem, semantics=problem.required_semantics(cfg))
+        spec = InputSpec(
+            kind=kind,
+            dtype=problem.dtype,
+            batch=problem.batch,
+            seq_q=problem.seq_q,
+            seq_k=problem.seq_k,
+            heads=problem.heads_q,
+            d=problem.d,
+            scale=attention.scale,
+            seed=seed,
+            first_tile=cfg.B_c if kind in TILE_KINDS else 0,
+            heads_k=problem.heads_k,
+            lens_q=attention.lens_q,
+            lens_k=attention.lens_k,
+            sinks=bool(options.get("sinks")),
+        )
+        drawn, references = inputs_and_references(
+            spec, attention.causal, attention.window, attention.softcap, on_gpu
+        )
+        inputs = {"q": drawn.q, "k": drawn.k, "v": drawn.v}
+        if drawn.sinks is not None:
+            inputs["sinks"] = drawn.sinks
+        if attention.lens_q is not None and attention.lens_k is not None:
+            inputs["cu_seqlens_q"] = offsets(attention.lens_q)
+            inputs["cu_seqlens_k"] = offsets(attention.lens_k)
+        return Case(problem, inputs, options, _Expected(attention, references))
+
+    def expected(
+        self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
+    ) -> Expected:
+        raise NotImplementedError("case() has the references, which a set of configs shares")
+
+    def run(self, cfg: KernelConfig, case: Case, place: Place, **how: Any) -> OperationResult:
+        """Through run_forward, as a caller's own call goes."""
+        attention: Attention = case.expected.attention
+        packed: dict[str, Any] = {}
+        if attention.lens_q is not None and attention.lens_k is not None:
+            packed = {
+                "max_seqlen_q": max(attention.lens_q),
+                "max_seqlen_k": max(attention.lens_k),
+            }
+        given = {name: place(array) for name, array in case.inputs.items()}
+        result = run_forward(
+            cfg,
+            **given,
+            causal=attention.causal,
+            window=attention.window,
+            softcap=attention.softcap,
+            scale=attention.scale,
+            return_lse=True,
+            return_row_max=case.options.get("row_max", True),
+            poisoned=True,
+            **packed,
+            **how,
+        )
+        named = {"o": result.o, "lse": result.lse, "row_max": result.row_max}
+        outputs = {name: array for name, array in named.items() if array is not None}
+        return OperationResult(outputs, result.ms, result.emulation)
+
+    def compare(
+        self, kernel: KernelConfig | DType, case: Case, outputs: Mapping[str, np.ndarray]
+    ) -> Comparison:
+        return compare(
+            kernel,
+            outputs["o"],
+            outputs.get("lse"),
+            case.expected.references,
+            row_max=outputs.get("row_max"),
+            lens_q=case.expected.attention.lens_q,
+        )
+
+
+def _attention(scale: float, options: Mapping[str, Any]) -> Attention:
+    return Attention(
+        scale,
+        options.get("causal", False),
+        options.get("window") or NO_WINDOW,
+        options.get("softcap", 0.0),
+        options.get("lens_q"),
+        options.get("lens_k"),
+    )
+
+
+def semantics_of(attention: Attention) -> Semantics:
+    """What is compiled in, whatever the lengths."""
+    packed = attention.packed
+    mask = check_mask(attention.causal, attention.window).kind
+    return Semantics(mask, attention.softcap > 0, packed, uneven=packed)
+
+
+def check_lens(lens_q: Lens, lens_k: Lens) -> None:
+    """Raises ArgumentError unless these can be the lengths of packed sequences."""
+    if len(lens_q) != len(lens_k) or not lens_q or min(*lens_q, *lens_k) < 0:
+        raise ArgumentError(
+            f"lens_q={lens_q}, lens_k={lens_k}: give as many of both, at least one, none negative"
+        )
+
+
+def _repeated_over_heads(problem: Problem, lens_q: Lens | None) -> Problem:
+    """The problem with its heads, grouped as they are, repeated until its outputs are enough."""
+    rows = problem.batch * problem.seq_q if lens_q is None else sum(lens_q)
+    heads = heads_for_enough_outputs(1, rows, problem.heads_q, problem.d)
+    repeats = heads // problem.heads_q
+    return replace(problem, heads_q=heads, heads_k=problem.heads_k * repeats)

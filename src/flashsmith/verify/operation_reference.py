@@ -1,0 +1,147 @@
+"""OperationReference: the inputs of a proof, what is right for them, and the verdict on outputs."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, KernelConfig, Problem
+from flashsmith.operations import Operation
+from flashsmith.operations.operation import packed_rows, shape_of
+from flashsmith.printable import quoted
+from flashsmith.runtime import OperationResult, run_operation
+from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
+from flashsmith.verify.rule import MIN_OUTPUTS, Comparison, Expected, compare_tensors
+
+# Where a proof's arrays go: onto the host as they are, or to a GPU.
+Place = Callable[[np.ndarray], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem of a proof: what runs, on which inputs, and what is right.
+
+    ``inputs`` are host arrays by the operation's names; ``expected`` is what the reference that
+    made the case compares with.
+    """
+
+    problem: Problem
+    inputs: Mapping[str, np.ndarray]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    expected: Any = None
+
+
+class OperationReference(ABC):
+    """What proofs need to know of an operation; a subclass says at least what is right.
+
+    ``kinds`` are the kinds of inputs that ``draw`` knows, the first of them the plain random one.
+    """
+
+    kinds: tuple[str, ...] = ("random",)
+
+    # --- what an operation has to say ------------------------------------------------------------
+
+    @abstractmethod
+    def expected(
+        self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
+    ) -> Expected:
+        """What is right for these inputs: every output in float64, never rounded, and what a plain
+        implementation gives that rounds where a kernel must."""
+
+    # --- what it may say otherwise ---------------------------------------------------------------
+
+    def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
+        """The inputs of a kind, by name: here standard normal numbers, of every required input.
+
+        Raises ArgumentError for an input of whole numbers, which means something.
+        """
+        rng = np.random.default_rng(seed)
+        drawn = {}
+        for tensor in problem.computed.inputs:
+            if not tensor.is_required(problem):
+                continue
+            dtype = NUMPY_DTYPES[tensor.dtype_of(problem)]
+            if dtype.kind in "iu":
+                raise ArgumentError(
+                    f"{tensor.name}: nothing is known of what its numbers mean; the reference of "
+                    f"{problem.operation} must draw them"
+                )
+            shape = shape_of(tensor, problem, packed_rows(problem))
+            drawn[tensor.name] = rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+        return drawn
+
+    def options(self, problem: Problem, *, seed: int = 0, **asked: Any) -> dict[str, Any]:
+        """The options of a proof of ``problem``: of those ``asked`` for what is not None or False.
+
+        Raises ArgumentError for one that the operation does not have.
+        """
+        said = {name: value for name, value in asked.items() if value not in (None, False)}
+        known = problem.computed.options
+        unknown = [name for name in said if name not in known]
+        if unknown:
+            raise ArgumentError(
+                f"{unknown[0]}={quoted(said[unknown[0]])}: {problem.operation} has no such option; "
+                f"leave it out (it has {', '.join(known) or 'none'})"
+            )
+        return said
+
+    def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
+        """What is computed, in words, as far as the problem's text leaves it open."""
+        return ", ".join(f"{name} {value}" for name, value in options.items()) or "plain"
+
+    def case(
+        self,
+        cfg: KernelConfig,
+        problem: Problem,
+        *,
+        kind: str,
+        seed: int,
+        options: Mapping[str, Any],
+        on_gpu: bool = False,
+    ) -> Case:
+        """One proof of ``cfg``'s kernel: the problem with its heads repeated until MIN_OUTPUTS
+        outputs are compared, and the semantics that the kernel is compiled for.
+
+        ``on_gpu``: whether a GPU may compute what is right.
+        """
+        repeats = -(-MIN_OUTPUTS // max(1, outputs_of(problem.computed, problem)))
+        problem = replace(
+            problem,
+            heads_q=problem.heads_q * repeats,
+            heads_k=problem.heads_k * repeats,
+            semantics=problem.required_semantics(cfg),
+        )
+        inputs = self.draw(problem, kind, seed)
+        return Case(problem, inputs, options, self.expected(problem, inputs, options))
+
+    def run(self, cfg: KernelConfig, case: Case, place: Place, **how: Any) -> OperationResult:
+        """Runs the kernel, every output NaN before; ``how`` are run_operation's keywords."""
+        operation = case.problem.computed
+        given = {name: place(array) for name, array in case.inputs.items()}
+        return run_operation(
+            cfg,
+            case.problem,
+            given,
+            options=case.options,
+            wanted=[tensor.name for tensor in operation.outputs],
+            poisoned=True,
+            **how,
+        )
+
+    def compare(
+        self, kernel: KernelConfig | DType, case: Case, outputs: Mapping[str, np.ndarray]
+    ) -> Comparison:
+        """The verdict on outputs by name: rule.compare_tensors."""
+        dtype = kernel if isinstance(kernel, DType) else kernel.dtype
+        return compare_tensors(dtype, outputs, case.expected)
+
+
+def outputs_of(operation: Operation, problem: Problem) -> int:
+    """Elements of the first output, which a proof counts."""
+    return math.prod(shape_of(operation.outputs[0], problem, packed_rows(problem)))

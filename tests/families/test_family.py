@@ -1,0 +1,200 @@
+"""The registry of families: what may be registered, and what is said where it may not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
+    FAMILIES,
+    DType,
+    Family,
+    FlashForwardKernelConfig,
+    KernelConfig,
+    families,
+    family,
+    family_named,
+    parse_kernel_name_into_config,
+    register_family,
+)
+from flashsmith.families.family import ConfigSet
+from flashsmith.families.knob import knob
+
+
+@dataclass(frozen=True, order=True)
+class AbacusConfig(KernelConfig):
+    FAMILY: ClassVar[str] = "abacus"
+    OLDEST_ARCH: ClassVar[int] = 80
+    SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head")
+    LEADING_WORD: ClassVar[str] = "beads"
+
+    dtype: DType = knob("element type", values=tuple(DType))
+    d_head: int = knob("head dimension", values=(64,))
+    rods: int = knob("rods", values=(1, 2), word="rods", default=1)
+
+
+class Abacus(Family):
+    config_class = AbacusConfig
+    title = "abacus"
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    before = dict(FAMILIES)
+    yield
+    FAMILIES.clear()
+    FAMILIES.update(before)
+
+
+@pytest.fixture
+def csrc(tmp_path: Path) -> Path:
+    folder = tmp_path / "abacus"
+    folder.mkdir()
+    return folder
+
+
+def test_a_registered_family_is_asked_for_by_name_and_by_config(csrc: Path) -> None:
+    registered = register_family(Abacus(), csrc)
+    assert family_named("abacus") is registered is AbacusConfig.family
+    assert registered in families("forward")
+    assert registered not in families("backward")
+    cfg = parse_kernel_name_into_config("(BF16, 64): beads+rods_2")
+    assert cfg == AbacusConfig(DType.BF16, 64, rods=2)
+    assert str(cfg) == "(BF16, 64): beads+rods_2"
+    demangled = "void k<Static<flashsmith::AbacusConfig{(flashsmith::DType)15, 64, 2}>>()"
+    assert parse_kernel_name_into_config(demangled) == cfg
+
+
+def test_a_family_answers_as_one_without_special_traits(csrc: Path) -> None:
+    cfg, one = AbacusConfig(DType.FP16, 64), register_family(Abacus(), csrc)
+    assert (one.sets, one.kernels_to_build(), one.shipped()) == ({}, (), ())
+    assert (one.neighbours(cfg), one.search_space(DType.FP16, 64, masked=False)) == ([], ())
+    assert (one.intensity(cfg), one.loop_tiles(cfg), one.dividing_tiles(cfg)) == (None, None, {})
+    assert one.knob_values == {"dtype": tuple(DType), "d_head": (64,), "rods": (1, 2)}
+    assert cfg.fills_tiles(100, 3, 64)
+    assert not cfg.fills_tiles(100, 3, 56)
+
+
+def test_registering_again_replaces_the_family(csrc: Path) -> None:
+    register_family(Abacus(), csrc)
+    second = register_family(Abacus(), csrc)
+    assert AbacusConfig.family is second
+
+
+def with_class(**changes: Any) -> Family:
+    made = Abacus()
+    made.config_class = dataclass(frozen=True, order=True)(
+        type("AbacusConfig", (AbacusConfig,), changes)
+    )
+    return made
+
+
+@pytest.mark.parametrize("name", ["", "Abacus", "aba-cus", "../abacus", 3, None])
+def test_a_name_that_is_none(name: object, csrc: Path) -> None:
+    with pytest.raises(ArgumentError, match="give a name of small letters, digits and underscores"):
+        register_family(with_class(FAMILY=name), csrc)
+
+
+def test_a_family_without_a_config_class(csrc: Path) -> None:
+    with pytest.raises(ArgumentError, match="family: its config_class None has FAMILY=None"):
+        register_family(Family(), csrc)
+
+
+def test_a_config_without_a_head_dimension(csrc: Path) -> None:
+    @dataclass(frozen=True, order=True)
+    class Bare(KernelConfig):
+        FAMILY: ClassVar[str] = "abacus"
+        OLDEST_ARCH: ClassVar[int] = 80
+
+        dtype: DType = knob("element type", values=tuple(DType))
+
+    bare = Abacus()
+    bare.config_class = Bare
+    with pytest.raises(ArgumentError, match="family: Bare has no d_head; every config has both"):
+        register_family(bare, csrc)
+
+
+def test_a_name_that_is_taken() -> None:
+    class Usurper(Family):
+        config_class = FlashForwardKernelConfig
+
+    with pytest.raises(ArgumentError, match="'mma_sync' is registered already, as MmaSyncFamily"):
+        register_family(Usurper())
+    assert type(FAMILIES["mma_sync"]) is not Usurper
+
+
+def test_sources_that_are_not_there(tmp_path: Path, csrc: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for folder in (None, tmp_path / "nowhere" / "abacus", tmp_path / "other", str(csrc)):
+        with pytest.raises(ArgumentError, match=r"csrc=.*is called 'abacus'"):
+            register_family(Abacus(), folder)  # type: ignore[arg-type]
+    assert "abacus" not in FAMILIES
+
+
+def test_a_set_that_is_another_s(csrc: Path) -> None:
+    class Greedy(Abacus):
+        sets: ClassVar[dict[str, ConfigSet]] = {"tune": ConfigSet("mine", list)}
+
+    with pytest.raises(ArgumentError, match="offers the sets tune, which are another's"):
+        register_family(Greedy(), csrc)
+
+
+def test_a_name_that_nobody_registered() -> None:
+    with pytest.raises(ArgumentError, match="family='abacus': known are mma_sync, wgmma"):
+        family_named("abacus")
+
+
+PACKAGE = """
+from pathlib import Path
+
+from flashsmith.families import register_family
+from test_family import Abacus
+
+
+def register():
+    register_family(Abacus(), Path(__file__).parent / "csrc" / "abacus")
+
+
+def broken():
+    raise OSError("no such abacus")
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a package with an entry point where Python finds it."""
+    monkeypatch.setattr(family, "_installed_are_loaded", False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "test_family", sys.modules[__name__])
+    monkeypatch.delitem(sys.modules, "abacus_kernels", raising=False)
+
+    def install(function: str) -> None:
+        info = tmp_path / "abacus_kernels-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: abacus-kernels\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(
+            f"[flashsmith.families]\nabacus = abacus_kernels:{function}\n"
+        )
+        (tmp_path / "abacus_kernels.py").write_text(PACKAGE)
+        (tmp_path / "csrc" / "abacus").mkdir(parents=True)
+
+    return install
+
+
+def test_the_families_of_installed_packages(install: Any) -> None:
+    install("register")
+    assert str(parse_kernel_name_into_config("(FP16, 64): beads")) == "(FP16, 64): beads"
+    assert "abacus" in {one.name for one in families()}
+
+
+def test_an_installed_family_that_fails(install: Any) -> None:
+    install("broken")
+    for _ in range(2):  # not once and never again
+        with pytest.raises(ArgumentError, match=r"'abacus' \(abacus_kernels:broken\) failed"):
+            families()
