@@ -36,7 +36,7 @@ class OperationCall(NamedTuple):
     addresses: tuple[int, ...]
 
     def library_arguments(self) -> tuple[int | float, ...]:
-        """What follows the kernel's index in the library's plan and prepare."""
+        """What follows the config's index in the library's plan and prepare."""
         d = self.device
         return (
             *(d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm),
@@ -128,12 +128,12 @@ def run_operation(
     semantics = problem.required_semantics(cfg)
     kernel = loaded_kernels.get(cfg, device.arch, semantics, may_build)
     if on_gpu:
-        launch = kernel.prepare(call, first.device.ordinal, timed=timed)
+        launch = kernel.prepare(call, first.device.ordinal, timed=timed, framework=first.framework)
         return OperationResult(outputs, run_on_gpu(launch, call, first), None)
     as_numpy = first.framework.as_numpy
     arrays = {name: as_numpy(view.source) for name, view in views.items()}
     emulation = run_in_emulator(
-        kernel.ptx,
+        kernel.modules,
         kernel.plan(call),
         readable={name: array for name, array in arrays.items() if name not in outputs},
         writable={name: arrays[name] for name in outputs},
