@@ -11,17 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DType
-from flashsmith.runtime.frameworks.base import HOST, Device
+from flashsmith.runtime.frameworks.base import HOST, Device, TensorView
 from flashsmith.runtime.frameworks.numpy import NumpyArrays
 from flashsmith.runtime.overlap import byte_range, check_output_distinct, share_memory
-from flashsmith.runtime.tensors import TensorView, view_tensor
+from flashsmith.runtime.tensors import view_tensor
 
 
 def view_at(
     address: int, shape: tuple[int, ...], strides: tuple[int, ...], device: Device = HOST
 ) -> TensorView:
-    return TensorView("t", NumpyArrays(), DType.FP16, shape, strides, address, device, True, None)
+    return TensorView("t", NumpyArrays(), "float16", shape, strides, address, device, True, None)
 
 
 def touched_bytes(view: TensorView) -> set[int]:

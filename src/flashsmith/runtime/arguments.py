@@ -18,11 +18,11 @@ from flashsmith.families import (
 )
 from flashsmith.families.family import config_class_names
 from flashsmith.families.legality import D_STEP, padding_advice
+from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.overlap import check_output_distinct
 from flashsmith.runtime.sequences import Packing
 from flashsmith.runtime.tensors import (
-    TensorView,
-    VectorView,
+    DTYPES,
     check_beside,
     check_memory,
     view_tensor,
@@ -78,7 +78,7 @@ def check_problem(
     """
     q, k, v = views
     packed = None if packing is None else packing[2:]
-    return _problem(q.dtype, q.shape, k.shape, v.shape, packed, mask, softcap > 0)
+    return _problem(DTYPES[q.dtype], q.shape, k.shape, v.shape, packed, mask, softcap > 0)
 
 
 def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
@@ -104,7 +104,7 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
     return problem.required_semantics(cfg)
 
 
-def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> VectorView | None:
+def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> TensorView | None:
     """A view of the sinks, or None. Raises ArgumentError unless they are (heads_q,) of fp32."""
     if sinks is None:
         return None
@@ -119,7 +119,7 @@ def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> VectorView | None:
 
 
 def check_output(
-    o: Any, q: TensorView, inputs: Sequence[TensorView | VectorView], name: str = "o"
+    o: Any, q: TensorView, inputs: Sequence[TensorView], name: str = "o"
 ) -> TensorView:
     """A view of a given output, which the caller knows as ``name``.
 
@@ -166,9 +166,9 @@ def _wrong_rank(view: TensorView, packed: bool) -> ArgumentError:
 def _check_same_kind(view: TensorView, q: TensorView) -> None:
     check_beside(view, q)
     if view.dtype != q.dtype:
+        own, of_q = DTYPES[view.dtype].name, DTYPES[q.dtype].name
         raise ArgumentError(
-            f"{view.name}: dtype {view.dtype.name} and q {q.dtype.name}; all must have one dtype: "
-            "convert one"
+            f"{view.name}: dtype {own} and q {of_q}; all must have one dtype: convert one"
         )
 
 

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 from flashsmith.emulator import EmulationResult
 from flashsmith.families import DeviceSpec, Problem
-from flashsmith.runtime.frameworks.base import contiguous_strides
+from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
 from flashsmith.runtime.options import CAUSAL, NO_MASK, UNLIMITED, Mask
 from flashsmith.runtime.request import Request
-from flashsmith.runtime.tensors import TensorView
 
 # address, batch stride, seq stride, head stride
 TensorInts = tuple[int, int, int, int]

@@ -26,13 +26,14 @@ from flashsmith.runtime.call import (
     unplaced_call,
 )
 from flashsmith.runtime.emulation import check_estimate, run_in_emulator
+from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.options import NO_WINDOW, ForwardOptions, check_flag, check_scale
 from flashsmith.runtime.plan import LaunchPlan
 from flashsmith.runtime.prepared import Likeness, Options, PreparedCall, PreparedCalls, Tensors
 from flashsmith.runtime.request import Request, check_request
 from flashsmith.runtime.substitutes import substitutes
-from flashsmith.runtime.tensors import Array, View
+from flashsmith.runtime.tensors import Array
 
 # What LoadedKernel.prepare gives.
 Launch = Callable[..., float | None]
@@ -311,7 +312,7 @@ def _check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Se
     return semantics
 
 
-def limits_of(view: View, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
+def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
     """The limits to plan for: those given, the tensors' own GPU's, or the emulated arch's."""
     limits = arch if isinstance(arch, DeviceSpec) else None
     if view.device.kind == "cpu":
@@ -351,7 +352,7 @@ def _kernel(
     )
 
 
-def run_on_gpu(launch: Launch, call: LibraryCall, view: View) -> float | None:
+def run_on_gpu(launch: Launch, call: LibraryCall, view: TensorView) -> float | None:
     """Launches ``call`` by what its kernel prepared for it, on the stream that a tensor's framework
     would use where the tensor lives.
 

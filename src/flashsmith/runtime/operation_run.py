@@ -16,10 +16,11 @@ from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import check_config, check_device
 from flashsmith.runtime.emulation import check_seconds, run_in_emulator
 from flashsmith.runtime.forward_pass import limits_of, run_on_gpu
+from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.options import check_flag
 from flashsmith.runtime.overlap import check_output_distinct
-from flashsmith.runtime.tensors import OperandView, check_beside, check_memory, view_operand
+from flashsmith.runtime.tensors import check_beside, check_memory, view_tensor
 
 
 class OperationCall(NamedTuple):
@@ -108,7 +109,7 @@ def run_operation(
                 poisoned=poisoned,
             )
             outputs[tensor.name] = made
-            views[tensor.name] = view_operand(tensor.name, made)
+            views[tensor.name] = view_tensor(tensor.name, made, (tensor.dtype_of(problem),))
     _check_wanted(operation, wanted)
 
     if all(math.prod(views[name].shape) == 0 for name in outputs):
@@ -167,7 +168,7 @@ def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
 
 def _check_tensors(
     operation: Operation, problem: Problem, tensors: Mapping[str, Any]
-) -> tuple[dict[str, OperandView], dict[str, int]]:
+) -> tuple[dict[str, TensorView], dict[str, int]]:
     """Views of what is given, in the operation's order, and the sizes of the dimensions with names
     of their own."""
     names = [tensor.name for tensor in operation.tensors]
@@ -177,7 +178,7 @@ def _check_tensors(
             raise ArgumentError(
                 f"{name}: {operation} has no such tensor{hint} it has {', '.join(names)}"
             )
-    views: dict[str, OperandView] = {}
+    views: dict[str, TensorView] = {}
     sizes: dict[str, int] = {}
     for tensor in operation.tensors:
         given = tensors.get(tensor.name)
@@ -190,7 +191,7 @@ def _check_tensors(
                 f"{tensor.name}: given, and '{problem}' has no packed sequences; leave it out, or "
                 "add the word packed to the problem"
             )
-        view = view_operand(tensor.name, given)
+        view = view_tensor(tensor.name, given, (tensor.dtype_of(problem),))
         for other in views.values():
             check_beside(view, other)
             break
@@ -206,12 +207,9 @@ def _check_tensors(
 
 
 def _check_shape(
-    tensor: TensorSpec, view: OperandView, problem: Problem, sizes: dict[str, int]
+    tensor: TensorSpec, view: TensorView, problem: Problem, sizes: dict[str, int]
 ) -> None:
-    """Raises ArgumentError unless dtype and shape are the specification's; notes new sizes."""
-    dtype = tensor.dtype_of(problem)
-    if view.dtype != dtype:
-        raise ArgumentError(f"{view.name}: dtype {view.dtype}; must be {dtype}, convert it")
+    """Raises ArgumentError unless the shape is the specification's; notes new sizes."""
     dims = tensor.dims_of(problem)
     wanted = [size_of(dim, problem, sizes) for dim in dims]
     if len(dims) != len(view.shape) or any(
@@ -228,7 +226,7 @@ def _check_shape(
             sizes[name] = real - int(more or 0)
 
 
-def _check_memory(tensor: TensorSpec, view: OperandView) -> None:
+def _check_memory(tensor: TensorSpec, view: TensorView) -> None:
     """Raises ArgumentError unless the last dimension is contiguous and rows are aligned."""
     check_memory(view)
     if 0 in view.shape:
@@ -252,7 +250,7 @@ def _check_memory(tensor: TensorSpec, view: OperandView) -> None:
         )
 
 
-def _check_output(tensor: TensorSpec, views: Mapping[str, OperandView]) -> None:
+def _check_output(tensor: TensorSpec, views: Mapping[str, TensorView]) -> None:
     view = views[tensor.name]
     if not view.writable:
         raise ArgumentError(f"{view.name}: is read-only; give a writable array")

@@ -8,11 +8,10 @@ from functools import lru_cache
 import numpy as np
 
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime.frameworks.base import HostMemory
-from flashsmith.runtime.tensors import View
+from flashsmith.runtime.frameworks.base import HostMemory, TensorView
 
 
-def byte_range(view: View) -> tuple[int, int]:
+def byte_range(view: TensorView) -> tuple[int, int]:
     """First byte and one past the last byte that the tensor can touch."""
     first, end = _element_range(view.shape, view.strides)
     itemsize = view.element_size
@@ -28,7 +27,7 @@ def _element_range(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
     return first, last + 1
 
 
-def share_memory(a: View, b: View) -> bool:
+def share_memory(a: TensorView, b: TensorView) -> bool:
     """Whether some byte belongs to an element of both (interleaved slices do not share)."""
     if a.device != b.device or 0 in a.shape or 0 in b.shape:
         return False
@@ -40,13 +39,13 @@ def share_memory(a: View, b: View) -> bool:
     return bool(np.shares_memory(_as_array(a), _as_array(b)))
 
 
-def _as_array(view: View) -> np.ndarray:
+def _as_array(view: TensorView) -> np.ndarray:
     size = view.element_size
     strides = tuple(stride * size for stride in view.strides)
     return np.asarray(HostMemory(view.address, view.shape, size, strides))
 
 
-def check_output_distinct(o: View, inputs: Sequence[View]) -> None:
+def check_output_distinct(o: TensorView, inputs: Sequence[TensorView]) -> None:
     """Raises ArgumentError when o shares memory with an input or with itself."""
     if 0 in o.shape:
         return

@@ -15,11 +15,10 @@ from typing import Any
 
 from flashsmith.runtime.call import outputs_of
 from flashsmith.runtime.frameworks import framework_of
-from flashsmith.runtime.frameworks.base import RepeatableFramework, contiguous_strides
+from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
 from flashsmith.runtime.options import NO_WINDOW, ForwardOptions
 from flashsmith.runtime.overlap import byte_range
 from flashsmith.runtime.request import Request
-from flashsmith.runtime.tensors import View
 
 # Those prepared first go first.
 MOST_CALLS = 1024
@@ -108,7 +107,7 @@ class PreparedCall:
         return outputs_of(o, lse, row_max)
 
 
-def _overlap(o: View, view: View | None) -> tuple[int, int]:
+def _overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
     """Between which differences of address, an input's less o's, their outer bounds meet."""
     if view is None:
         return 0, 0

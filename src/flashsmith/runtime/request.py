@@ -11,6 +11,7 @@ from flashsmith.runtime.arguments import (
     check_problem,
     check_sinks,
 )
+from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.options import (
     ForwardOptions,
     Mask,
@@ -20,7 +21,6 @@ from flashsmith.runtime.options import (
     check_softcap,
 )
 from flashsmith.runtime.sequences import Packing, check_packing
-from flashsmith.runtime.tensors import TensorView, VectorView
 
 
 class Request(NamedTuple):
@@ -32,7 +32,7 @@ class Request(NamedTuple):
     v: TensorView
     o: TensorView | None
     packing: Packing | None
-    sinks: VectorView | None
+    sinks: TensorView | None
     mask: Mask
     scale: float
     softcap: float
@@ -64,7 +64,7 @@ class Request(NamedTuple):
         )
 
     @property
-    def readable(self) -> tuple[TensorView | VectorView, ...]:
+    def readable(self) -> tuple[TensorView, ...]:
         """Everything that the kernel reads."""
         return _readable((self.q, self.k, self.v), self.packing, self.sinks)
 
@@ -99,7 +99,7 @@ def check_request(
 
 
 def _readable(
-    inputs: tuple[TensorView, ...], packing: Packing | None, sinks: VectorView | None
-) -> tuple[TensorView | VectorView, ...]:
+    inputs: tuple[TensorView, ...], packing: Packing | None, sinks: TensorView | None
+) -> tuple[TensorView, ...]:
     offsets = () if packing is None else (packing.cu_seqlens_q, packing.cu_seqlens_k)
     return (*inputs, *offsets, *(() if sinks is None else (sinks,)))

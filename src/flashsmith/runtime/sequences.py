@@ -9,8 +9,9 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
+from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.options import ForwardOptions, whole_number
-from flashsmith.runtime.tensors import TensorView, VectorView, check_beside, view_vector
+from flashsmith.runtime.tensors import check_beside, view_vector
 
 _SIDES = ("q", "k")
 
@@ -18,8 +19,8 @@ _SIDES = ("q", "k")
 class Packing(NamedTuple):
     """Where a packed batch's sequences begin and end, and how long the longest are."""
 
-    cu_seqlens_q: VectorView
-    cu_seqlens_k: VectorView
+    cu_seqlens_q: TensorView
+    cu_seqlens_k: TensorView
     batch: int
     max_seqlen_q: int
     max_seqlen_k: int
@@ -77,7 +78,7 @@ def _refuse_limits(options: ForwardOptions) -> None:
     )
 
 
-def _view_offsets(side: str, value: Any, q: TensorView) -> VectorView:
+def _view_offsets(side: str, value: Any, q: TensorView) -> TensorView:
     if value is None:
         raise ArgumentError(f"cu_seqlens_{side}: missing; packed sequences need both: give it")
     view = view_vector(f"cu_seqlens_{side}", value, "int32")
@@ -97,7 +98,7 @@ def _check_limit(side: str, limit: Any) -> int | None:
 
 
 def _longest(
-    offsets: Sequence[VectorView],
+    offsets: Sequence[TensorView],
     totals: Sequence[int],
     limits: Sequence[int | None],
     check_contents: bool,
@@ -113,7 +114,7 @@ def _longest(
     return [next(measured) if limit is None else limit for limit in limits]
 
 
-def _longest_on_host(view: VectorView, total: int, limit: int | None, check_contents: bool) -> int:
+def _longest_on_host(view: TensorView, total: int, limit: int | None, check_contents: bool) -> int:
     offsets = view.framework.as_numpy(view.source)
     lengths = np.diff(offsets.astype(np.int64))
     longest = max(0, int(lengths.max(initial=0)))
@@ -132,7 +133,7 @@ def _longest_on_host(view: VectorView, total: int, limit: int | None, check_cont
     return longest if limit is None else limit
 
 
-def _longest_on_device(missing: list[VectorView]) -> list[int]:
+def _longest_on_device(missing: list[TensorView]) -> list[int]:
     """Asks the device once; what the offsets say beyond all reason the caller clamps."""
     first = missing[0]
     if first.framework.is_capturing(first.device.ordinal):

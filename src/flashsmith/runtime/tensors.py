@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection
+from typing import Any, Protocol
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType
 from flashsmith.runtime.frameworks import framework_of, why_refused
-from flashsmith.runtime.frameworks.base import NUMPY_DTYPES, Device, Framework, RawView
+from flashsmith.runtime.frameworks.base import TensorView
 
-# A NamedTuple's own constructor takes twice as long, and every launch needs several of them.
-_new_tuple = tuple.__new__
-
-_DTYPES: dict[str | None, DType] = {"float16": DType.FP16, "bfloat16": DType.BF16}
+# What q, k, v and o may be of.
+DTYPES = {"float16": DType.FP16, "bfloat16": DType.BF16}
 
 
 class Array(Protocol):
@@ -30,107 +29,40 @@ class Array(Protocol):
     def __dlpack__(self, *args: Any, **keywords: Any) -> Any: ...
 
 
-class TensorView(NamedTuple):
-    """What flashsmith needs to know of a 16-bit tensor. Strides count elements."""
-
-    name: str
-    framework: Framework
-    dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    address: int
-    device: Device
-    writable: bool
-    source: Any
-
-    @property
-    def element_size(self) -> int:
-        """Bytes of one element."""
-        return self.dtype.element_size
-
-
-class VectorView(NamedTuple):
-    """The same of a vector of 32-bit numbers: sequence offsets, sinks."""
-
-    name: str
-    framework: Framework
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    address: int
-    device: Device
-    source: Any
-
-    @property
-    def element_size(self) -> int:
-        """Bytes of one element."""
-        return 4
-
-
-class OperandView(NamedTuple):
-    """The same of a tensor of any element type, which ``dtype`` names as NumPy does."""
-
-    name: str
-    framework: Framework
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    address: int
-    device: Device
-    writable: bool
-    source: Any
-
-    @property
-    def element_size(self) -> int:
-        """Bytes of one element."""
-        return NUMPY_DTYPES[self.dtype].itemsize
-
-
-View = TensorView | VectorView | OperandView
-
-
-def view_operand(name: str, tensor: Any) -> OperandView:
+def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> TensorView:
     """Looks at argument ``name``; copies nothing.
 
-    Raises ArgumentError when it is no tensor, or of a dtype that no operation has.
+    Raises ArgumentError when it is no tensor, its dtype is none of ``dtypes``, it lives neither on
+    the host nor on a CUDA GPU, or autograd would have to follow it.
     """
-    framework, dtype, shape, strides, address, device, writable = _raw_view(name, tensor)
-    known = framework.dtype_names.get(dtype)
-    if known is None:
-        allowed = ", ".join(framework.dtypes)
-        raise ArgumentError(f"{name}: dtype {dtype}; allowed are {allowed}, convert it")
-    return OperandView(name, framework, known, shape, strides, address, device, writable, tensor)
+    kind = type(tensor)
+    framework = framework_of(kind)
+    if framework is None:
+        why = why_refused(kind) or (
+            f"got {kind.__module__}.{kind.__qualname__}; "
+            "give a PyTorch tensor, or a NumPy, CuPy or JAX array"
+        )
+        raise ArgumentError(f"{name}: {why}")
+    view = framework.view(name, tensor)
+    if view.dtype not in dtypes:
+        *most, last = dtypes
+        allowed = f"allowed are {', '.join(most)} and {last}" if most else f"must be {last}"
+        raise ArgumentError(f"{name}: dtype {tensor.dtype}; {allowed}, convert it")
+    return view
 
 
-def view_tensor(name: str, tensor: Any) -> TensorView:
-    """Looks at argument ``name``; copies nothing.
-
-    Raises ArgumentError when it is no tensor, its dtype is neither fp16 nor bf16, it lives neither
-    on the host nor on a CUDA GPU, or autograd would have to follow it.
-    """
-    framework, dtype, shape, strides, address, device, writable = _raw_view(name, tensor)
-    known = _DTYPES.get(framework.dtype_names.get(dtype))
-    if known is None:
-        raise ArgumentError(f"{name}: dtype {dtype}; allowed are float16 and bfloat16, convert it")
-    return _new_tuple(
-        TensorView, (name, framework, known, shape, strides, address, device, writable, tensor)
-    )
-
-
-def view_vector(name: str, tensor: Any, dtype: str) -> VectorView:
+def view_vector(name: str, tensor: Any, dtype: str) -> TensorView:
     """Looks at argument ``name``, a vector of ``dtype`` ('int32' or 'float32'); copies nothing.
 
     Raises ArgumentError when it is no tensor, or of another dtype or rank or not contiguous.
     """
-    raw = _raw_view(name, tensor)
-    if raw.framework.dtype_names.get(raw.dtype) != dtype:
-        raise ArgumentError(f"{name}: dtype {raw.dtype}; must be {dtype}, convert it")
-    if len(raw.shape) != 1:
+    view = view_tensor(name, tensor, (dtype,))
+    if len(view.shape) != 1:
         raise ArgumentError(
-            f"{name}: rank {len(raw.shape)} (shape {raw.shape}); must be 1: give a vector"
+            f"{name}: rank {len(view.shape)} (shape {view.shape}); must be 1: give a vector"
         )
-    if raw.strides[0] != 1 and raw.shape[0] > 1:
-        raise ArgumentError(f"{name}: stride {raw.strides[0]}; must be 1 (make it contiguous)")
-    view = VectorView(name, raw.framework, raw.shape, raw.strides, raw.address, raw.device, tensor)
+    if view.strides[0] != 1 and view.shape[0] > 1:
+        raise ArgumentError(f"{name}: stride {view.strides[0]}; must be 1 (make it contiguous)")
     check_memory(view)
     if view.address % view.element_size:
         raise ArgumentError(
@@ -140,7 +72,7 @@ def view_vector(name: str, tensor: Any, dtype: str) -> VectorView:
     return view
 
 
-def check_beside(view: View, first: View) -> None:
+def check_beside(view: TensorView, first: TensorView) -> None:
     """Raises ArgumentError unless a tensor is of the first's framework and on its device."""
     if view.framework is not first.framework:
         raise ArgumentError(
@@ -154,22 +86,10 @@ def check_beside(view: View, first: View) -> None:
         )
 
 
-def check_memory(view: View) -> None:
+def check_memory(view: TensorView) -> None:
     """Raises ArgumentError when a tensor has elements, but no memory for them."""
     if view.address == 0 and 0 not in view.shape:
         raise ArgumentError(
             f"{view.name}: has no memory (a fake tensor, or one whose storage was freed); give a "
             "real one"
         )
-
-
-def _raw_view(name: str, tensor: Any) -> RawView:
-    kind = type(tensor)
-    framework = framework_of(kind)
-    if framework is not None:
-        return framework.view(name, tensor)
-    why = why_refused(kind) or (
-        f"got {kind.__module__}.{kind.__qualname__}; "
-        "give a PyTorch tensor, or a NumPy, CuPy or JAX array"
-    )
-    raise ArgumentError(f"{name}: {why}")

@@ -40,16 +40,26 @@ class Device(NamedTuple):
 HOST = Device("cpu", 0)
 
 
-class RawView(NamedTuple):
-    """What a framework says of a tensor, its dtype still its own. Strides count elements."""
+class TensorView(NamedTuple):
+    """What flashsmith needs to know of a tensor, whoever made it. Strides count elements.
 
+    ``dtype`` is a name in NUMPY_DTYPES, or empty for any other.
+    """
+
+    name: str  # the argument's
     framework: Framework
-    dtype: Any
+    dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     address: int
     device: Device
     writable: bool
+    source: Any
+
+    @property
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return NUMPY_DTYPES[self.dtype].itemsize
 
 
 class Workspace(NamedTuple):
@@ -85,10 +95,10 @@ class Framework(ABC):
         return None
 
     @abstractmethod
-    def view(self, name: str, tensor: Any) -> RawView:
-        """Looks at argument ``name``; copies nothing.
+    def view(self, name: str, tensor: Any) -> TensorView:
+        """Looks at argument ``name``, of any dtype; copies nothing.
 
-        Raises ArgumentError when no kernel could work on it, whatever its dtype.
+        Raises ArgumentError when no kernel could work on it.
         """
 
     @abstractmethod

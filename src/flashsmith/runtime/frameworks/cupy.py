@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.runtime.frameworks.base import Device, Framework, RawView, Workspace, in_elements
+from flashsmith.runtime.frameworks.base import Device, Framework, TensorView, Workspace, in_elements
 from flashsmith.runtime.frameworks.device_array import stream_ordered_workspace
 
 
@@ -26,11 +26,12 @@ class CupyArrays(Framework):
     def owns(cls, kind: type) -> bool:
         return kind.__module__.partition(".")[0] == "cupy" and kind.__name__ == "ndarray"
 
-    def view(self, name: str, tensor: Any) -> RawView:
+    def view(self, name: str, tensor: Any) -> TensorView:
         # CuPy says of its arrays what NumPy does, strides in bytes among it.
         strides = in_elements(name, "cupy", tensor.strides, max(tensor.itemsize, 1))
-        device = Device("cuda", tensor.device.id)
-        return RawView(self, tensor.dtype, tensor.shape, strides, tensor.data.ptr, device, True)
+        dtype, device = self.dtype_names.get(tensor.dtype, ""), Device("cuda", tensor.device.id)
+        address = tensor.data.ptr
+        return TensorView(name, self, dtype, tensor.shape, strides, address, device, True, tensor)
 
     def allocate(
         self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False

@@ -14,7 +14,7 @@ from flashsmith.runtime import driver
 from flashsmith.runtime.frameworks.base import (
     Device,
     Framework,
-    RawView,
+    TensorView,
     Workspace,
     contiguous_strides,
 )
@@ -93,10 +93,11 @@ class DeviceArrays(Framework):
     def owns(cls, kind: type) -> bool:
         return issubclass(kind, DeviceArray)
 
-    def view(self, name: str, tensor: Any) -> RawView:
-        device = Device("cuda", tensor.ordinal)
-        strides = contiguous_strides(tensor.shape)
-        return RawView(self, tensor.dtype, tensor.shape, strides, tensor.address, device, True)
+    def view(self, name: str, tensor: Any) -> TensorView:
+        dtype, device = self.dtype_names.get(tensor.dtype, ""), Device("cuda", tensor.ordinal)
+        shape, address = tensor.shape, tensor.address
+        strides = contiguous_strides(shape)
+        return TensorView(name, self, dtype, shape, strides, address, device, True, tensor)
 
     def allocate(
         self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False

@@ -14,7 +14,7 @@ from flashsmith.runtime.frameworks.base import (
     Device,
     Framework,
     HostMemory,
-    RawView,
+    TensorView,
     Workspace,
     host_workspace,
 )
@@ -46,7 +46,7 @@ class JaxArrays(Framework):
             "jax.vmap, on arrays"
         )
 
-    def view(self, name: str, tensor: Any) -> RawView:
+    def view(self, name: str, tensor: Any) -> TensorView:
         import tvm_ffi
 
         tensor.block_until_ready()
@@ -60,7 +60,8 @@ class JaxArrays(Framework):
             raise ArgumentError(f"{name}: lives on a {platform}; allowed are cpu and gpu")
         device = HOST if platform == "cpu" else Device("cuda", int(lent.device.index))
         strides = tuple(int(stride) for stride in lent.strides)
-        return RawView(self, tensor.dtype, tensor.shape, strides, lent.data_ptr(), device, False)
+        dtype, address = self.dtype_names.get(tensor.dtype, ""), lent.data_ptr()
+        return TensorView(name, self, dtype, tensor.shape, strides, address, device, False, tensor)
 
     def allocate(
         self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False

@@ -12,7 +12,7 @@ from flashsmith.runtime.frameworks.base import (
     HOST,
     Device,
     Framework,
-    RawView,
+    TensorView,
     Workspace,
     host_workspace,
     in_elements,
@@ -28,14 +28,17 @@ class NumpyArrays(Framework):
     def owns(cls, kind: type) -> bool:
         return issubclass(kind, np.ndarray)
 
-    def view(self, name: str, tensor: Any) -> RawView:
+    def view(self, name: str, tensor: Any) -> TensorView:
         if isinstance(tensor, np.ma.MaskedArray):
             raise ArgumentError(
                 f"{name}: is a masked array, whose mask no kernel would see; give its .filled()"
             )
         strides = in_elements(name, "numpy", tensor.strides, max(tensor.itemsize, 1))
         address, read_only = tensor.__array_interface__["data"]
-        return RawView(self, tensor.dtype, tensor.shape, strides, address, HOST, not read_only)
+        dtype = self.dtype_names.get(tensor.dtype, "")
+        return TensorView(
+            name, self, dtype, tensor.shape, strides, address, HOST, not read_only, tensor
+        )
 
     def allocate(
         self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False

@@ -16,8 +16,8 @@ from flashsmith.runtime.frameworks.base import (
     HOST,
     NUMPY_DTYPES,
     Device,
-    RawView,
     RepeatableFramework,
+    TensorView,
     Workspace,
     contiguous_strides,
     host_workspace,
@@ -50,7 +50,7 @@ class TorchTensors(RepeatableFramework):
             for base in kind.__mro__
         )
 
-    def view(self, name: str, tensor: Any) -> RawView:
+    def view(self, name: str, tensor: Any) -> TensorView:
         if tensor.layout is not self._strided:
             raise ArgumentError(f"{name}: layout {tensor.layout}; give a strided (dense) tensor")
         if tensor.requires_grad and self._grad_enabled():
@@ -62,8 +62,11 @@ class TorchTensors(RepeatableFramework):
         device = self._devices.get(tensor.device)
         if device is None:
             device = self._devices[tensor.device] = self.place(name, tensor.device)
-        shape, strides, address = tuple(tensor.shape), tensor.stride(), tensor.data_ptr()
-        return _new_tuple(RawView, (self, tensor.dtype, shape, strides, address, device, True))
+        dtype, address = self.dtype_names.get(tensor.dtype, ""), tensor.data_ptr()
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        return _new_tuple(
+            TensorView, (name, self, dtype, shape, strides, address, device, True, tensor)
+        )
 
     def place(self, name: str, device: Any) -> Device:
         """Where a torch.device is. Raises ArgumentError unless it is the host or a GPU."""
