@@ -104,7 +104,7 @@ def bucket(size: int) -> int:
 
 
 def kind_class(problem: Problem) -> str:
-    """What a problem computes, but for uneven, which follows from lengths: 'causal+packed', 'plain',
+    """What a problem computes but for uneven, which follows from lengths: 'causal+packed', 'plain',
     'first_row'."""
     words = [word for word in problem.kind.split("+") if word != "uneven"]
     return "+".join(words) or "plain"
