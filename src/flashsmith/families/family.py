@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families.cost import TileWork
-from flashsmith.families.device import DeviceSpec
+from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
 from flashsmith.families.rule import LegalSpace, Rule
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
@@ -171,9 +171,29 @@ class Family:
         """The configs that `flashsmith tune` tries first; () where there are no such kernels."""
         return ()
 
-    def neighbours(self, cfg: Any) -> Sequence[Any]:
-        """The legal configs one move of the search away from `cfg`, which is not among them."""
+    def moved(self, cfg: Any) -> Iterable[Any]:
+        """The configs one move of the search away from `cfg`, legal or not, worth a try or not."""
         return ()
+
+    def worth_searching(self, cfg: Any) -> bool:
+        """Whether a legal config may win; narrower than legality, and apart from it."""
+        return True
+
+    def neighbours(self, cfg: Any) -> list[Any]:
+        """The configs one move away that are worth it, and legal on the roomiest device."""
+        found = dict.fromkeys(other for other in self.moved(cfg) if self.worth_searching(other))
+        device, rules = self.roomiest_device, self.rules
+        return [
+            other
+            for other in found
+            if other != cfg and all(rule.predicate(other, device) for rule in rules)
+        ]
+
+    @cached_property
+    def roomiest_device(self) -> DeviceSpec:
+        """The known GPU with the most shared memory that it runs on."""
+        served = [device for device in KNOWN_DEVICES if self.runs_on(device)]
+        return max(served, key=lambda device: device.max_smem_per_block)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         """A few configs for head dimension d that differ in all that a proof should meet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -62,8 +62,11 @@ class MmaSyncFamily(Family):
     ) -> Sequence[FlashForwardKernelConfig]:
         return space.get_search_space_configs((dtype,), (d_head,))
 
-    def neighbours(self, cfg: FlashForwardKernelConfig) -> Sequence[FlashForwardKernelConfig]:
-        return space.neighbours(cfg)
+    def moved(self, cfg: FlashForwardKernelConfig) -> Iterable[FlashForwardKernelConfig]:
+        return space.moved(cfg)
+
+    def worth_searching(self, cfg: FlashForwardKernelConfig) -> bool:
+        return space.worth_searching(cfg)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         return sets.proof_configs(dtype, d)

@@ -83,13 +83,7 @@ def get_search_space_configs(
     return [cfg for cfg in configs if worth_searching(cfg) and is_legal(cfg, _ROOMIEST)]
 
 
-def neighbours(cfg: FlashForwardKernelConfig) -> list[FlashForwardKernelConfig]:
-    """The configs one of MOVES away that are legal on the roomiest device, and worth it."""
-    found = dict.fromkeys(other for other in _moved(cfg) if worth_searching(other))
-    return [other for other in found if other != cfg and is_legal(other, _ROOMIEST)]
-
-
-def _moved(cfg: FlashForwardKernelConfig) -> Iterator[FlashForwardKernelConfig]:
+def moved(cfg: FlashForwardKernelConfig) -> Iterator[FlashForwardKernelConfig]:
     for knobs, choices in MOVES.items():
         for values in choices:
             yield replace(cfg, **dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]

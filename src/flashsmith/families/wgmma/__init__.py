@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,8 +81,11 @@ class WgmmaFamily(Family):
     ) -> Sequence[HopperForwardKernelConfig]:
         return space.get_hopper_space_configs((dtype,), (d_head,), masked)
 
-    def neighbours(self, cfg: HopperForwardKernelConfig) -> Sequence[HopperForwardKernelConfig]:
-        return space.neighbours(cfg)
+    def moved(self, cfg: HopperForwardKernelConfig) -> Iterable[HopperForwardKernelConfig]:
+        return space.moved(cfg)
+
+    def worth_searching(self, cfg: HopperForwardKernelConfig) -> bool:
+        return space.worth_searching(cfg)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         return sets.proof_configs(dtype, d)

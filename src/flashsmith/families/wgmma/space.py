@@ -12,8 +12,6 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from flashsmith.families.device import KNOWN_DEVICES
-from flashsmith.families.legality import is_legal
 from flashsmith.families.wgmma.config import (
     B_C_STEP,
     MAX_RESCALE_THRESHOLD,
@@ -23,7 +21,6 @@ from flashsmith.families.wgmma.config import (
     Schedule,
     TileOrder,
 )
-from flashsmith.families.wgmma.rules import HOPPER_ARCH
 from flashsmith.families.wgmma.sets import get_hopper_configs
 from flashsmith.operations.dtype import DType
 
@@ -120,10 +117,6 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
 # Key tiles longer and shorter by these.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
 _SHORTEST_B_C = 48
-_ROOMIEST = max(
-    (device for device in KNOWN_DEVICES if device.arch == HOPPER_ARCH),
-    key=lambda device: device.max_smem_per_block,
-)
 
 
 def worth_searching(cfg: HopperForwardKernelConfig) -> bool:
@@ -182,13 +175,7 @@ def _of_shape(
         )
 
 
-def neighbours(cfg: HopperForwardKernelConfig) -> list[HopperForwardKernelConfig]:
-    """The configs one of MOVES away that are legal on the roomiest device, and worth it."""
-    found = dict.fromkeys(other for other in _moved(cfg) if worth_searching(other))
-    return [other for other in found if other != cfg and is_legal(other, _ROOMIEST)]
-
-
-def _moved(cfg: HopperForwardKernelConfig) -> Iterator[HopperForwardKernelConfig]:
+def moved(cfg: HopperForwardKernelConfig) -> Iterator[HopperForwardKernelConfig]:
     """The configs one move away, legal or not, `cfg` itself among them."""
     for knobs, choices in MOVES.items():
         for values in choices:
