@@ -23,6 +23,7 @@ from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError, 
 from flashsmith.families import KernelConfig, Problem, Semantics, get_kernel_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime.target import choose_target
+from flashsmith.verify import prove
 
 STEP_1 = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 STEP_2 = parse("(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
@@ -78,15 +79,15 @@ def test_a_right_kernel_passes() -> None:
 
 
 def test_a_wrong_kernel_fails_and_is_located(monkeypatch) -> None:
-    right = run_module.prove
+    right = run_module.prove_problem
 
-    def wrong(cfg, **options):
-        verdict = right(cfg, **options)
+    def wrong(cfg, problem, **options):
+        verdict = right(cfg, problem, **options)
         if cfg == STEP_2:
             return replace(verdict, reasons=("largest error 3 is above 0.1",), max_error=3.0)
         return verdict
 
-    monkeypatch.setattr(run_module, "prove", wrong)
+    monkeypatch.setattr(run_module, "prove_problem", wrong)
     report = run(STEP_1, STEP_2)
     assert [row.ok for row in report.rows] == [True, False]
     assert not report.ok
@@ -98,10 +99,10 @@ def test_a_wrong_kernel_fails_and_is_located(monkeypatch) -> None:
 
 
 def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> None:
-    def deadlock(cfg, **options):
+    def deadlock(cfg, problem, **options):
         raise EmulatorError("deadlock: 32 threads wait at bar.sync 0")
 
-    monkeypatch.setattr(run_module, "prove", deadlock)
+    monkeypatch.setattr(run_module, "prove_problem", deadlock)
     report = run(STEP_1)
     assert not report.ok
     text = printed(report)
@@ -111,18 +112,18 @@ def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> Non
 
 def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(monkeypatch) -> None:
     """Or every kernel after it would be called wrong. The emulator stands for a GPU."""
-    right = run_module.prove
+    right = run_module.prove_problem
     clock = PretendedClock()
 
-    def prove(cfg, **options):
+    def prove_or_not(cfg, problem, **options):
         if options["backend"] == "gpu" and cfg == STEP_2:
             raise LaunchError("an illegal memory access")
-        return right(cfg, **{**options, "backend": "emulator"})
+        return right(cfg, problem, **{**options, "backend": "emulator"})
 
     def gone() -> None:
         raise LaunchError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
     monkeypatch.setattr(run_module, "CudaEvents", lambda: clock)
     monkeypatch.setattr(run_module, "time_kernels", lambda problem_of, seed: {})
     target = replace(TARGET, backend="gpu")
@@ -136,7 +137,7 @@ def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(monkeypatch) -> None:
 
 def test_conflict_factors_are_grouped_by_use() -> None:
     measured = BankConflicts()
-    run_module.prove(STEP_1, seq=64, observers=[measured])
+    prove(STEP_1, seq=64, observers=[measured])
     factors = conflict_factors(measured, STEP_1)
     assert tuple(factors) == CONFLICT_KINDS
     assert factors["ldmatrix"] == 8.0
@@ -146,10 +147,10 @@ def test_conflict_factors_are_grouped_by_use() -> None:
 
 def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
     """The emulator stands for the GPU that proves."""
-    right = run_module.prove
+    right = run_module.prove_problem
 
-    def prove(cfg, **options):
-        verdict = right(cfg, **{**options, "backend": "emulator"})
+    def prove_or_not(cfg, problem, **options):
+        verdict = right(cfg, problem, **{**options, "backend": "emulator"})
         wrong = cfg == STEP_1 and options["backend"] == "gpu"
         return replace(verdict, reasons=("wrong",)) if wrong else verdict
 
@@ -159,7 +160,7 @@ def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
         asked.extend(problem_of)
         return {STEP_2: Timing(1.5, 1.25, 0.01, 300.0), STEP_3: ("the timed launch: wrong",)}
 
-    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
     monkeypatch.setattr(run_module, "time_kernels", time_kernels)
     target = replace(TARGET, backend="gpu")
     report = run_kernels(
@@ -177,11 +178,11 @@ def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
 def test_on_a_gpu_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) -> None:
     asked = []
 
-    def prove(cfg, **options):
-        asked.append((options["backend"], options["seq"]))
+    def prove_or_not(cfg, problem, **options):
+        asked.append((options["backend"], problem.seq_q))
         raise EmulatorError("not today")
 
-    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
     monkeypatch.setattr(run_module, "CudaEvents", PretendedClock)
     monkeypatch.setattr(run_module, "time_kernels", lambda problem_of, seed: {})
     wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
@@ -228,10 +229,10 @@ def test_on_a_gpu_the_same_semantics_are_proven_counted_and_timed(
     monkeypatch, task, proven: str, emulated: str, timed: str | None, said: str
 ) -> None:
     calls, asked = [], {}
-    verdict = run_module.prove(STEP_2, seq=64)
+    verdict = prove(STEP_2, seq=64)
 
-    def prove(cfg, **call):
-        calls.append((call["backend"], call["causal"], call["window"][0], call["softcap"]))
+    def prove_or_not(cfg, problem, *, options, backend, **call):
+        calls.append((backend, options["causal"], options["window"][0], options["softcap"]))
         return verdict
 
     def time_kernels(problem_of, seed):
@@ -241,7 +242,7 @@ def test_on_a_gpu_the_same_semantics_are_proven_counted_and_timed(
     entry = SimpleNamespace(registers=99, spill_store_bytes=0, spill_load_bytes=0)
     library = SimpleNamespace(entry=lambda cfg: entry)
     built = []
-    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
     monkeypatch.setattr(run_module, "time_kernels", time_kernels)
     monkeypatch.setattr(run_module, "conflict_factors", lambda *_: dict.fromkeys(CONFLICT_KINDS))
     monkeypatch.setattr(
@@ -289,13 +290,13 @@ def asked_lengths(monkeypatch, key: str, backend: str) -> dict[str, dict[KernelC
     """At which length a run proves each kernel of a set when none is given, by backend."""
     asked: dict[str, dict[KernelConfig, int]] = {"emulator": {}, "gpu": {}}
 
-    def prove(cfg, **options):
-        asked[options["backend"]][cfg] = options["seq"]
+    def prove_or_not(cfg, problem, **options):
+        asked[options["backend"]][cfg] = problem.seq_q
         raise EmulatorError("not today")
 
     entry = SimpleNamespace(registers=168, spill_store_bytes=0, spill_load_bytes=0)
     library = SimpleNamespace(entry=lambda cfg: entry)
-    monkeypatch.setattr(run_module, "prove", prove)
+    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
     monkeypatch.setattr(
         run_module, "libraries_for", lambda configs, **_: dict.fromkeys(configs, library)
     )

@@ -50,11 +50,11 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch) -> Stage:
-    from flashsmith.benchmark import contenders
+    from flashsmith.benchmark import workload
     from flashsmith.benchmark.timing import Protocol
 
     stage = Stage()
-    monkeypatch.setattr(contenders, "forward", stage.forward)
+    monkeypatch.setattr(workload, "forward", stage.forward)
     monkeypatch.setattr(run_times, "TIMED", TimedSize(batch=2, seq=64, heads=3))
     monkeypatch.setattr(run_times, "INTERLEAVED", Protocol(runs=3, measure_ms=0, warmup_ms=0))
     return stage

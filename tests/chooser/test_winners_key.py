@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flashsmith.chooser.winners import WinnerKey, bucket, gpu_name, semantics_class
+from flashsmith.chooser.winners import WinnerKey, bucket, gpu_name, kind_class
 from flashsmith.chooser.winners.key import parse_class, same_gpu
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics, device_spec
@@ -69,7 +69,10 @@ def test_uneven_is_no_class_of_its_own() -> None:
         for packed in (False, True):
             for softcap in (False, True):
                 semantics = Semantics(mask, softcap, packed, uneven=packed)
-                assert parse_class(semantics_class(semantics)) == semantics
+                assert parse_class(kind_class(replace(even, semantics=semantics))) == (
+                    "forward",
+                    semantics,
+                )
 
 
 def test_a_d_without_kernels_has_no_key() -> None:

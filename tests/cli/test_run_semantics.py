@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from flashsmith.benchmark import run as run_module
 from flashsmith.cli import app
 from flashsmith.errors import EmulatorError, FlashsmithError
-from flashsmith.families import Semantics
+from flashsmith.families import Problem, Semantics
 from flashsmith.operations.semantics import MASKS
-from flashsmith.verify import prove
+from flashsmith.verify import prove_problem
 
 # Both are built by other tests for masks and uneven lengths.
 MMA_SYNC = "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+lazy_rescale"
@@ -48,12 +48,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Semantics, dict[str, An
         built.append(semantics)
         return dict.fromkeys(configs, SimpleNamespace(entry=lambda cfg: entry))
 
-    def stopped(cfg: Any, **call: Any) -> Any:
-        made.append((built[-1], call))
+    def stopped(cfg: Any, problem: Problem, *, options: dict[str, Any], **call: Any) -> Any:
+        sizes = {"batch": problem.batch, "seq": problem.seq_q, "seq_k": problem.seq_k}
+        heads = {"heads": problem.heads_q, "heads_k": problem.heads_k, "d": problem.d}
+        made.append((built[-1], {**sizes, **heads, **options, **call}))
         raise EmulatorError("not today")
 
     monkeypatch.setattr(run_module, "libraries_for", libraries_for)
-    monkeypatch.setattr(run_module, "prove", stopped)
+    monkeypatch.setattr(run_module, "prove_problem", stopped)
     return made
 
 
@@ -85,7 +87,7 @@ def test_semantics_with_all_that_they_leave_open_in_json() -> None:
 def test_a_wrong_kernel_is_wrong_for_its_semantics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which the failed verdict says; proven with another mask than it has, a kernel is wrong."""
 
-    def other_mask(cfg: Any, **call: Any) -> Any:
+    def other_mask(cfg: Any, problem: Problem, **call: Any) -> Any:
         module = __import__("importlib").import_module("flashsmith.verify.forward_reference")
         right = module.inputs_and_references
 
@@ -94,9 +96,9 @@ def test_a_wrong_kernel_is_wrong_for_its_semantics(monkeypatch: pytest.MonkeyPat
 
         with monkeypatch.context() as patch:
             patch.setattr(module, "inputs_and_references", unmasked)
-            return prove(cfg, **call)
+            return prove_problem(cfg, problem, **call)
 
-    monkeypatch.setattr(run_module, "prove", other_mask)
+    monkeypatch.setattr(run_module, "prove_problem", other_mask)
     text = run("--problem", "s300 d64 fp16 causal", status=1)
     assert "| causal+uneven | FAIL " in text
     assert "d64 fp16 causal uneven, causal, random inputs, emulator: WRONG" in text

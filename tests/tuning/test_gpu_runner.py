@@ -108,7 +108,7 @@ def test_tensors_are_kept_and_make_room(bench: GpuBench, monkeypatch: pytest.Mon
             raise MemoryError
         return Workload(problem, place=place)
 
-    monkeypatch.setattr(gpu_runner, "Workload", make)
+    monkeypatch.setattr(gpu_runner, "workload_of", make)
     for _ in range(3):
         bench.prepare(PROBLEM)
     assert made == [PROBLEM]

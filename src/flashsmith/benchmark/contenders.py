@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from flashsmith.benchmark.timing import Contender
-from flashsmith.benchmark.workload import Workload
+from flashsmith.benchmark.workload import AnyWorkload
 from flashsmith.chooser import attention
 from flashsmith.families import KernelConfig
-from flashsmith.runtime import forward
 
 OURS = "ours"
 
@@ -25,11 +24,11 @@ class JudgedContender(Contender, Protocol):
 
 @dataclass(frozen=True)
 class KernelContender:
-    """A kernel of ours on one workload, whose o it writes."""
+    """A kernel of ours on one workload, whose outputs it writes."""
 
     name: str
     config: KernelConfig
-    workload: Workload
+    workload: AnyWorkload
     call: Callable[[], Any]
 
     def launch(self) -> Any:
@@ -37,20 +36,18 @@ class KernelContender:
         return self.call()
 
     def output(self) -> Any:
-        """The workload's o, written over NaN."""
-        self.workload.place.poison(self.workload.o)
+        """What the workload has for an output, written over NaN."""
+        self.workload.poison()
         self.call()
-        return self.workload.o
+        return self.workload.output
 
 
-def kernel_contender(config: KernelConfig, workload: Workload) -> KernelContender:
+def kernel_contender(config: KernelConfig, workload: AnyWorkload) -> KernelContender:
     """The kernel that ``config`` names."""
-    w = workload
-    call = partial(forward, config, w.q, w.k, w.v, w.o, **w.options)
-    return KernelContender(str(config), config, w, call)
+    return KernelContender(str(config), config, workload, workload.call(config))
 
 
-def attention_contender(config: KernelConfig, workload: Workload) -> KernelContender:
+def attention_contender(config: KernelConfig, workload: Any) -> KernelContender:
     """attention(), which chooses the kernel at each call: ``config``'s.
 
     The chooser's own, without the half microsecond in which `flashsmith.attention` asks PyTorch

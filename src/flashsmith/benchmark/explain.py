@@ -134,7 +134,8 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     conflicts = BankConflicts()
     # Two K/V steps: the peeled first one, if there is one, and the loop's. Whole tiles, because the
     # kernel of others is another than the one whose registers are shown.
-    verdict = prove(cfg, seq=cfg.B_r, seq_k=2 * cfg.B_c, arch=device.arch, observers=[conflicts])
+    rows, step = cfg.family.loop_tiles(cfg) or (_ROWS, _ROWS // 2)
+    verdict = prove(cfg, seq=rows, seq_k=2 * step, arch=device.arch, observers=[conflicts])
     return Explanation(
         **{name: getattr(known, name) for name in _BEFORE},
         kernel=kernel,
@@ -150,6 +151,8 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     return () if is_legal(cfg, device) else tuple(nearest_legal(cfg, device))
 
 
+# Of a kernel without a loop over keys.
+_ROWS = 128
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity")
 
 

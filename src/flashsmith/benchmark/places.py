@@ -25,8 +25,11 @@ class Place(Protocol):
     def draw(self, shape: Shape, dtype: DType, seed: int) -> Any:
         """A dense random tensor."""
 
-    def offsets(self, offsets: np.ndarray) -> Any:
-        """A copy of cu_seqlens."""
+    def put(self, array: np.ndarray) -> Any:
+        """A copy of a host array."""
+
+    def fetch(self, tensor: Any) -> np.ndarray:
+        """A copy on the host. Raises LaunchError when a kernel before it failed."""
 
     def poison(self, tensor: Any) -> None:
         """Fills a tensor with NaN."""
@@ -48,27 +51,33 @@ class TorchPlace:
         kind = torch.bfloat16 if dtype is DType.BF16 else torch.float16
         return torch.randn(shape, generator=generator, device=self.device, dtype=kind)
 
-    def offsets(self, offsets: np.ndarray) -> Any:
+    def put(self, array: np.ndarray) -> Any:
         import torch
 
-        return torch.from_numpy(offsets).to(self.device)
+        if array.dtype == ml_dtypes.bfloat16:
+            # torch takes no bfloat16 from NumPy: the bits travel as integers.
+            bits = torch.from_numpy(array.view(np.int16)).to(self.device)
+            return bits.view(torch.bfloat16)
+        return torch.from_numpy(array).to(self.device)
+
+    def fetch(self, tensor: Any) -> np.ndarray:
+        import torch
+
+        try:
+            host = tensor.contiguous().cpu()
+        except RuntimeError as error:  # a kernel before it has failed
+            raise LaunchError(str(error).splitlines()[0]) from None
+        if host.dtype is torch.bfloat16:
+            bits: np.ndarray = host.view(torch.int16).numpy()
+            return bits.view(ml_dtypes.bfloat16)
+        numbers: np.ndarray = host.numpy()
+        return numbers
 
     def poison(self, tensor: Any) -> None:
         tensor.fill_(math.nan)
 
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
-        import torch
-
-        try:
-            rows = tensor[at][:, head].contiguous().cpu()
-        except RuntimeError as error:  # a kernel before it has failed
-            raise LaunchError(str(error).splitlines()[0]) from None
-        if rows.dtype is torch.bfloat16:
-            # torch hands no bfloat16 to NumPy: the bits travel as integers.
-            bits: np.ndarray = rows.view(torch.int16).numpy()
-            return bits.view(ml_dtypes.bfloat16)
-        numbers: np.ndarray = rows.numpy()
-        return numbers
+        return self.fetch(tensor[at][:, head])
 
 
 class DriverPlace:
@@ -78,8 +87,11 @@ class DriverPlace:
         numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
         return DeviceArray.from_host(numbers.astype(numpy_dtype(dtype)))
 
-    def offsets(self, offsets: np.ndarray) -> DeviceArray:
-        return DeviceArray.from_host(offsets)
+    def put(self, array: np.ndarray) -> DeviceArray:
+        return DeviceArray.from_host(array)
+
+    def fetch(self, tensor: DeviceArray) -> np.ndarray:
+        return tensor.to_host()
 
     def poison(self, tensor: DeviceArray) -> None:
         # All bits set is NaN in either dtype.

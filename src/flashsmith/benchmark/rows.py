@@ -97,7 +97,7 @@ def problem_columns(problem: Problem) -> dict[str, Any]:
     return {
         **{name: getattr(problem, name) for name in _PROBLEM_SIZES},
         "dtype": problem.dtype.name.lower(),
-        "semantics": str(problem.semantics),
+        "semantics": problem.kind,
     }
 
 

@@ -18,9 +18,8 @@ from flashsmith.emulator import BankConflicts, estimate_seconds
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.families import KernelConfig, Problem, Semantics, check_legal
 from flashsmith.runtime.target import Target
-from flashsmith.verify import Attention, Verdict, prove
+from flashsmith.verify import Verdict, prove_problem, reference_of
 from flashsmith.verify.attention import Window
-from flashsmith.verify.problem_call import problem_call
 
 # What the emulator's checks slow it down by, for the estimate.
 _CHECKS_COST = 4.0
@@ -39,9 +38,9 @@ class Options:
     checks: bool = False
     seed: int = 0
 
-    def call(self, problem: Problem) -> dict[str, Any]:
-        """The keywords with which `prove` proves `problem`."""
-        return problem_call(
+    def of(self, problem: Problem) -> dict[str, Any]:
+        """The options with which `prove_problem` proves `problem`."""
+        return reference_of(problem.computed).options(
             problem,
             window=self.window,
             softcap=self.softcap,
@@ -108,10 +107,8 @@ class Report:
     @property
     def meaning(self) -> str:
         """What is computed, in the terms of forward(): masks, caps, lengths, sinks."""
-        call = self.options.call(self.rows[0].proven)
-        named = ("causal", "window", "softcap", "lens_q", "lens_k")
-        said = str(Attention(1.0, **{name: call[name] for name in named if name in call}))
-        return f"{said}, sinks" if self.options.sinks else said
+        problem = self.rows[0].proven
+        return reference_of(problem.computed).meaning(problem, self.options.of(problem))
 
     def to_json(self) -> dict[str, Any]:
         """As JSON takes it, a kernel an item of `kernels`."""
@@ -199,7 +196,7 @@ def _estimates(jobs: Sequence[_Job]) -> list[float]:
 def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Job:
     """One kernel's part. Raises ArgumentError for options that do not fit the task."""
     proven = emulated = task.problem(cfg)
-    options.call(proven)
+    options.of(proven)
     if target.backend == "gpu":
         emulated = size_for(EMULATED, proven.semantics).problem(cfg)
     return _Job(cfg, target, proven, emulated, options)
@@ -287,9 +284,11 @@ class _Job:
     ) -> Verdict | None:
         """The verdict, or None for a kernel that did not end; what is wrong goes to `problems`."""
         try:
-            verdict = prove(
+            verdict = prove_problem(
                 self.config,
-                **self.options.call(problem),
+                problem,
+                options=self.options.of(problem),
+                seed=self.options.seed,
                 backend=backend,
                 arch=self.target.device.arch,
                 checks=self.options.checks and backend == "emulator",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flashsmith.benchmark.contenders import KernelContender, kernel_contender
 from flashsmith.benchmark.timing import INTERLEAVED, Clock, CudaEvents, Samples, measure
 from flashsmith.benchmark.usable_gpu import require_usable_gpu
-from flashsmith.benchmark.workload import Workload
+from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.errors import LaunchError
 from flashsmith.families import KernelConfig, Problem, Semantics
 
@@ -30,7 +30,7 @@ class TimedSize:
         """It, for a config's dtype and head dimension; semantics None are plain."""
         semantics = semantics or Semantics()
         b, s, h = self.batch, self.length(semantics), self.heads
-        return Problem(b, s, s, h, h, cfg.d_head, cfg.dtype, semantics)
+        return Problem(b, s, s, h, h, cfg.d_head, cfg.dtype, semantics, cfg.family.operation)
 
 
 TIMED = TimedSize()
@@ -42,7 +42,7 @@ Problems = tuple[str, ...]
 @dataclass(frozen=True)
 class Timing:
     """Median and best time of the launches, and their interquartile range over the median; FLOP are
-    those of the two products, `Problem.attn_flop`."""
+    `Problem.attn_flop`'s: of attention those of the two products."""
 
     ms: float
     best_ms: float
@@ -55,7 +55,7 @@ def time_kernels(
     seed: int,
     *,
     clock: Clock | None = None,
-    make_workload: Callable[[Problem, int], Workload] = Workload,
+    make_workload: Callable[[Problem, int], AnyWorkload] = workload_of,
 ) -> dict[KernelConfig, Timing | Problems]:
     """Launches every kernel on its problem, judges two heads of its output, then times the right
     ones.

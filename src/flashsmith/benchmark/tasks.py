@@ -39,7 +39,7 @@ class Size:
     def problem(self, cfg: KernelConfig) -> Problem:
         """What `cfg`'s kernel computes, with the semantics that it is compiled for."""
         b, s, h = self.batch, self.length(cfg), self.heads
-        return Problem(b, s, s, h, h, cfg.d_head, cfg.dtype, self.semantics)
+        return Problem(b, s, s, h, h, cfg.d_head, cfg.dtype, self.semantics, cfg.family.operation)
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
         """What it is timed on: a size that fills a GPU, for the same kernel."""
@@ -104,6 +104,8 @@ class OneProblem:
 
     def why_not(self, cfg: KernelConfig) -> str | None:
         """Why `cfg`'s kernel cannot compute it; None if it can."""
+        if cfg.family.operation != self.given.operation:
+            return f"computes {cfg.family.operation}"
         if cfg.dtype is not self.given.dtype:
             return f"is for {cfg.dtype.name.lower()}"
         if cfg.d_head < self.given.d:

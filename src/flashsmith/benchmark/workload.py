@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flashsmith.benchmark.places import Place, gpu_place
 from flashsmith.errors import ArgumentError
-from flashsmith.families import Problem
-from flashsmith.verify import Comparison, References, compare, compute_references
+from flashsmith.families import KernelConfig, Problem
+from flashsmith.operations import DEFAULT, TensorSpec
+from flashsmith.operations.operation import packed_rows, shape_of
+from flashsmith.runtime import forward, run_operation
+from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
+from flashsmith.verify import (
+    Case,
+    Comparison,
+    References,
+    compare,
+    compute_references,
+    reference_of,
+)
 from flashsmith.verify.attention import NO_WINDOW, offsets
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.inputs import check_seed, default_scale
@@ -61,7 +72,7 @@ class Workload:
         self.cu_seqlens_q = self.cu_seqlens_k = None
         if self.packed:
             self.cu_seqlens_q, self.cu_seqlens_k = (
-                self.place.offsets(offsets((seq,) * p.batch)) for seq in (p.seq_q, p.seq_k)
+                self.place.put(offsets((seq,) * p.batch)) for seq in (p.seq_q, p.seq_k)
             )
 
     @property
@@ -90,6 +101,19 @@ class Workload:
                 "max_seqlen_k": self.problem.seq_k,
             }
         return asked
+
+    def call(self, config: KernelConfig) -> Callable[[], Any]:
+        """One call of a config's kernel, which writes o."""
+        return partial(forward, config, self.q, self.k, self.v, self.o, **self.options)
+
+    @property
+    def output(self) -> Any:
+        """What a call writes: o."""
+        return self.o
+
+    def poison(self) -> None:
+        """Fills o with NaN."""
+        self.place.poison(self.o)
 
     def judge(self, output: Any, scores: int | None = None) -> Comparison:
         """Verify's rule on the first head of the first sequence and the last of the last.
@@ -155,6 +179,67 @@ class Workload:
         masked = p.semantics.mask != "none"
         end = rows.stop + p.seq_k - p.seq_q if masked else p.seq_k
         return slice(0, max(0, end))
+
+
+class OperationWorkload:
+    """One problem of any operation: its tensors, as its reference draws them, and outputs to be
+    filled. ``place`` is where the tensors live: GPU 0 unless a test says otherwise.
+
+    The whole output is judged, so that the problem is what a reference computes in seconds.
+
+    Raises ArgumentError for a problem with nothing to compute.
+    """
+
+    def __init__(self, problem: Problem, seed: int = 0, place: Place | None = None) -> None:
+        if not problem.attn_flop():
+            raise ArgumentError(
+                f"problem='{problem}': there is nothing to compute; give sizes above 0"
+            )
+        check_seed(seed)
+        self.problem, self.seed, self.place = problem, seed, place or gpu_place()
+        self._reference = reference_of(problem.computed)
+        self._options = self._reference.options(problem, seed=seed)
+        drawn = self._reference.draw(problem, self._reference.kinds[0], seed)
+        self._expected = self._reference.expected(problem, drawn, self._options)
+        self.inputs = {name: self.place.put(array) for name, array in drawn.items()}
+        written = [tensor for tensor in problem.computed.outputs if tensor.is_required(problem)]
+        self.output = {
+            tensor.name: self.inputs.get(tensor.name)
+            if tensor.name in self.inputs
+            else self.place.put(self._blank(tensor))
+            for tensor in written
+        }
+
+    def call(self, config: KernelConfig) -> Callable[[], Any]:
+        """One call of a config's kernel, which writes the outputs."""
+        tensors = {**self.inputs, **self.output}
+        return partial(run_operation, config, self.problem, tensors, options=self._options)
+
+    def poison(self) -> None:
+        """Fills the outputs with NaN; what a kernel reads, too, stays."""
+        for name, tensor in self.output.items():
+            if name not in self.inputs:
+                self.place.poison(tensor)
+
+    def judge(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
+        """The reference's verdict on the outputs by name; ``scores`` does not matter."""
+        arrays = {name: self.place.fetch(tensor) for name, tensor in output.items()}
+        case = Case(self.problem, {}, self._options, self._expected)
+        return self._reference.compare(self.problem.dtype, case, arrays)
+
+    def _blank(self, tensor: TensorSpec) -> np.ndarray:
+        shape = shape_of(tensor, self.problem, packed_rows(self.problem))
+        return np.zeros(shape, NUMPY_DTYPES[tensor.dtype_of(self.problem)])
+
+
+AnyWorkload = Workload | OperationWorkload
+
+
+def workload_of(problem: Problem, seed: int = 0, place: Place | None = None) -> AnyWorkload:
+    """The workload of a problem, of whatever operation; ``place`` None is GPU 0's."""
+    if problem.operation == DEFAULT:
+        return Workload(problem, seed, place or gpu_place())
+    return OperationWorkload(problem, seed, place)
 
 
 def _joined(references: Iterable[References]) -> References:

@@ -23,6 +23,7 @@ from flashsmith.families import (
     compiled_d_head,
     device_spec,
 )
+from flashsmith.operations import DEFAULT
 from flashsmith.printable import printable
 from flashsmith.runtime import forget_prepared_calls
 from flashsmith.runtime.target import choose_target
@@ -135,6 +136,11 @@ def _winners() -> WinnersTable:
 
 
 def _check_d(problem: Problem, argument: str) -> None:
+    if problem.operation != DEFAULT:
+        raise ArgumentError(
+            f"{argument}: '{problem}' is of the operation {problem.operation}, and attention() "
+            "computes attention alone; `flashsmith winners` lists what was measured of others"
+        )
     try:
         compiled_d_head(problem.d)
     except ArgumentError as error:

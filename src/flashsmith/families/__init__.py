@@ -18,6 +18,7 @@ from flashsmith.families.legal_space import legal_completions
 from flashsmith.families.legality import (
     broken_rules,
     compiled_d_head,
+    d_head_for,
     is_legal,
     rule_bitmask,
     rules_of,
@@ -86,6 +87,7 @@ __all__ = [
     "by_family",
     "check_legal",
     "compiled_d_head",
+    "d_head_for",
     "device_spec",
     "families",
     "family_named",

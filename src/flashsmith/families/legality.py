@@ -7,6 +7,8 @@ from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec, default_device
 from flashsmith.families.family import families
 from flashsmith.families.rule import BrokenRule, Rule
+from flashsmith.operations.problem import Problem
+from flashsmith.operations.registry import DEFAULT
 
 # Elements of 16 bytes: what a row of any tensor must be a multiple of.
 D_STEP = 8
@@ -34,6 +36,25 @@ def compiled_d_head(d: int) -> int:
             f"d={d}: kernels exist for multiples of {D_STEP} from {D_STEP} to {largest} ({advice})"
         )
     return next(d_head for d_head in d_heads if d <= d_head)
+
+
+def d_head_for(problem: Problem) -> int:
+    """The smallest d_head whose kernels, of the problem's operation, serve its head dimension.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if problem.operation == DEFAULT:
+        return compiled_d_head(problem.d)
+    listed = (family.knob_values["d_head"] for family in families(problem.operation))
+    d_heads = sorted({d_head for values in listed for d_head in values})
+    found = next((d_head for d_head in d_heads if problem.d <= d_head), None)
+    if found is None:
+        allowed = ", ".join(map(str, d_heads)) or "none: no family of kernels computes it"
+        raise ArgumentError(
+            f"d={problem.d}: the d_heads of {problem.operation} are {allowed}; take one of these"
+        )
+    return found
 
 
 def padding_advice(d: int) -> str:

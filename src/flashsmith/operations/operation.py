@@ -98,7 +98,7 @@ class Operation:
         flop: floating-point operations of a problem, above 0 where there is anything to compute.
         semantics: the words of Semantics that may differ from the plain case.
         options: what a call may say beside its tensors, by name, with the value if it does not.
-        peers: 'module:attribute' of the benchmark's peers by name, likewise.
+        peers: 'module:attribute' of a sequence of the benchmark's peers; '' is the package's own.
 
     Raises:
         ArgumentError: a name is none, or doubled, or a word of semantics is unknown.

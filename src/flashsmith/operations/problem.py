@@ -24,6 +24,7 @@ TYPICAL_SOFTCAP = 30.0
 _SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
 _PLAIN = "plain"
 _SEMANTIC_WORDS = (*MASKS, "softcap", "packed", "uneven", _PLAIN)
+_NAMES_AN_OPERATION = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _DTYPE_WORDS = {word for dtype in DType for word in (dtype.name.lower(), str(int(dtype)))}
 
 
@@ -179,6 +180,15 @@ def parse_kind(text: str) -> tuple[str, Semantics]:
     if len(names) > 1:
         raise ArgumentError(f"operation={quoted('+'.join(names))}: give one")
     semantics = "+".join(word for word in words if word not in names)
+    strangers = [w for w in words if w not in _SEMANTIC_WORDS and w not in names]
+    if strangers and _NAMES_AN_OPERATION.fullmatch(strangers[0]):
+        hint = did_you_mean(strangers[0], (*_SEMANTIC_WORDS, *OPERATIONS)) or ";"
+        raise ArgumentError(
+            f"semantics={quoted(text)}: {quoted(strangers[0])} is no word of semantics, and no "
+            f"operation of that name is registered{hint} known are "
+            f"{', '.join((*_SEMANTIC_WORDS, *OPERATIONS))}. Install or import the package that "
+            "registers it"
+        )
     return names[0] if names else DEFAULT, Semantics.parse(semantics or _PLAIN)
 
 

@@ -17,7 +17,7 @@ from flashsmith.benchmark.timing import (
     Telemetry,
     measure,
 )
-from flashsmith.benchmark.workload import Workload
+from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.builder import KernelEntry, KernelLibrary, build, find_library
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.find import find_library_from
@@ -125,7 +125,7 @@ class GpuBench:
         Raises LaunchError when there is no GPU.
         """
         self._place = gpu_place()
-        self._workloads: OrderedDict[Problem, Workload] = OrderedDict()
+        self._workloads: OrderedDict[Problem, AnyWorkload] = OrderedDict()
         self._open_libraries: dict[str, KernelLibrary] = {}
         self._clock = CudaEvents()
         self._telemetry = Telemetry()
@@ -181,7 +181,7 @@ class GpuBench:
             loaded_kernels.add(opened)
         return kernel_contender(build.config, self._workload(problem))
 
-    def _workload(self, problem: Problem) -> Workload:
+    def _workload(self, problem: Problem) -> AnyWorkload:
         found = self._workloads.pop(problem, None)
         if found is None:
             while len(self._workloads) >= _WORKLOADS_KEPT:
@@ -190,12 +190,12 @@ class GpuBench:
         self._workloads[problem] = found
         return found
 
-    def _make(self, problem: Problem) -> Workload:
+    def _make(self, problem: Problem) -> AnyWorkload:
         try:
-            return Workload(problem, place=self._place)
+            return workload_of(problem, place=self._place)
         except Exception:
             # PyTorch and the driver have errors of their own for 'out of memory'.
             if not self._workloads:
                 raise
             self._workloads.clear()
-            return Workload(problem, place=self._place)
+            return workload_of(problem, place=self._place)

@@ -98,6 +98,7 @@ def mentor_of(problem: Problem, device: DeviceSpec, others: Iterable[Problem]) -
 
 def _kind(problem: Problem) -> tuple[object, ...]:
     return (
+        problem.operation,
         problem.d,
         problem.dtype,
         problem.semantics,

@@ -15,9 +15,11 @@ from flashsmith.families import (
     KernelConfig,
     Problem,
     compiled_d_head,
+    d_head_for,
     families,
     get_kernel_configs,
 )
+from flashsmith.operations import DEFAULT
 
 # The space of the newest family that runs on a device, and a few configs of the others.
 ALL_FAMILIES = "both"
@@ -58,7 +60,9 @@ def search_space(
         ArgumentError: no kernel is made for the problem's d.
     """
     key = key or default_space(device)
-    d_head = compiled_d_head(problem.d)
+    d_head = d_head_for(problem)
+    if problem.operation != DEFAULT and key in space_keys():
+        return _of_operation(problem, d_head, key)
     spaces = {family.space_key: family for family in families() if family.space_key}
     if key in spaces:
         return _whole(spaces[key], problem, d_head)
@@ -69,15 +73,34 @@ def search_space(
             found += _few(other, problem, device)
         return found
     configs = get_kernel_configs(key)
-    if _SCHEDULES.fullmatch(key):
+    if _SCHEDULES.fullmatch(key) and problem.operation == DEFAULT:
         configs = [cfg.with_knobs(dtype=problem.dtype, d_head=d_head) for cfg in configs]
-    fitting = [cfg for cfg in configs if (cfg.dtype, cfg.d_head) == (problem.dtype, d_head)]
+    wanted = problem.operation, problem.dtype, d_head
+    fitting = [cfg for cfg in configs if (cfg.family.operation, cfg.dtype, cfg.d_head) == wanted]
     if not fitting:
         raise SelectionError(
             f"space={key!r}: none of its configs ({len(configs)}) is for {problem.dtype.name} and "
             f"d_head {d_head}, which {problem} needs; leave the problem out, or take another space"
         )
     return list(dict.fromkeys(fitting))
+
+
+def _of_operation(problem: Problem, d_head: int, key: str) -> list[KernelConfig]:
+    """The spaces of the families of an operation: that of the key if it is one of theirs, else all,
+    since the keys that stand for attention's say nothing about them."""
+    own = families(problem.operation)
+    asked = [family for family in own if family.space_key == key] or own
+    found = [
+        cfg
+        for family in asked
+        for cfg in family.search_space(problem.dtype, d_head, _masked(problem))
+    ]
+    if not found:
+        raise SelectionError(
+            f"space={key!r}: no family of {problem.operation} searches d_head {d_head}, which "
+            f"{problem} needs; name configs"
+        )
+    return found
 
 
 def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:

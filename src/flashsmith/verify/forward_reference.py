@@ -15,7 +15,7 @@ from flashsmith.runtime.options import check_mask, check_scale
 from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, offsets
 from flashsmith.verify.inputs import INPUT_KINDS, TILE_KINDS, InputSpec
 from flashsmith.verify.operation_reference import Case, OperationReference, Place
-from flashsmith.verify.problem_call import problem_options
+from flashsmith.verify.problem_options import problem_options
 from flashsmith.verify.reference import References, inputs_and_references
 from flashsmith.verify.rule import Comparison, Expected, compare, heads_for_enough_outputs
 

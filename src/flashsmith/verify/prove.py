@@ -10,7 +10,7 @@ from flashsmith.emulator import EmulationResult, Finding, Observer
 from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
-from flashsmith.operations import FORWARD, Operation
+from flashsmith.operations import DEFAULT, FORWARD, Operation
 from flashsmith.operations.operation import load_attribute
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.frameworks.device_array import DeviceArray
@@ -25,6 +25,8 @@ from flashsmith.verify.rule import Comparison
 BACKENDS = ("emulator", "gpu")
 # One mistake in a kernel makes a finding at every instruction that it reaches.
 _FINDINGS_SHOWN = 8
+# What prove's keywords are where they say nothing.
+_NOT_SAID = (None, False, 0.0, NO_WINDOW)
 # By the operations' names; those of others join them as they are loaded.
 _REFERENCES: dict[str, OperationReference] = {FORWARD.name: ForwardReference()}
 
@@ -109,7 +111,8 @@ def prove(
         batch, heads: of the problem.
         heads_k: heads of k and v; None means as many as heads.
         d: of the tensors; None is the config's d_head.
-        causal, window, softcap: as in ``forward``.
+        causal, window, softcap: as in ``forward``. A config of another operation takes those of
+            its options alone, and its reference says what they mean.
         scale: None is 1/sqrt(d).
         sinks: whether every head has a sink logit (drawn with the inputs).
         lens_q, lens_k: lengths of packed sequences, in place of batch, seq and seq_k; lens_k None
@@ -155,7 +158,12 @@ def prove(
         d,
         cfg.dtype,
         semantics_of(Attention(1.0, causal, window, softcap, lens_q, lens_k)),
+        cfg.family.operation,
     )
+    if problem.operation != DEFAULT:
+        del options["row_max"]
+        said = {name: value for name, value in options.items() if value not in _NOT_SAID}
+        options = reference_of(problem.computed).options(problem, seed=seed, **said)
     return prove_problem(
         cfg,
         problem,

@@ -10,7 +10,9 @@ from flashsmith.benchmark.peers import Peer
 from flashsmith.benchmark.timing import INTERLEAVED, Protocol
 from flashsmith.chooser import choose_config
 from flashsmith.errors import ArgumentError, FlashsmithError
-from flashsmith.families import DeviceSpec, KernelConfig, Problem, compiled_d_head
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for
+from flashsmith.operations import DEFAULT
+from flashsmith.operations.operation import load_attribute
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class BenchPlan:
 
     def entrants(self, problem: Problem, device: DeviceSpec) -> Iterator[Entrant]:
         """Those of ours that serve a problem."""
-        if self.ours:
+        if self.ours and problem.operation == DEFAULT:
             try:
                 chosen = choose_config(problem, device)
             except FlashsmithError as error:
@@ -66,7 +68,20 @@ class BenchPlan:
                 yield Entrant(OURS, chosen, attention=True)
         yield from (Entrant(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
 
+    def peers_of(self, problem: Problem) -> tuple[Peer, ...]:
+        """The peers that a problem is for: those asked for or, of another operation than attention,
+        all that it names.
+
+        Raises ArgumentError when these cannot be loaded.
+        """
+        if problem.operation == DEFAULT or not self.peers:
+            return self.peers
+        named = problem.computed.peers
+        return tuple(load_attribute(named, f"peers of {problem.operation}")) if named else ()
+
 
 def serves(cfg: KernelConfig, problem: Problem) -> bool:
-    """Whether a kernel is made for a problem's dtype and head dimension."""
-    return cfg.dtype == problem.dtype and cfg.d_head == compiled_d_head(problem.d)
+    """Whether a kernel is made for a problem's operation, dtype and head dimension."""
+    if cfg.family.operation != problem.operation or cfg.dtype != problem.dtype:
+        return False
+    return cfg.d_head == d_head_for(problem)

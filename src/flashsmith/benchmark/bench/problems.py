@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Problem, Semantics
+from flashsmith.operations import DEFAULT
 from flashsmith.printable import quoted
 from flashsmith.untrusted import whole_number
 
@@ -26,6 +27,7 @@ def default_problem(
     causal: bool = False,
     heads: tuple[int, int] | None = None,
     packed: bool = False,
+    operation: str = DEFAULT,
 ) -> Problem:
     """The problem that stands for a head size and a length: batch 16 up to 4096, 8 up to 8192, 4 up
     to 16384; heads 16, or 32 for d 64 and 8 for d 256, unless given as (heads_q, heads_k).
@@ -35,7 +37,7 @@ def default_problem(
     heads_q, heads_k = heads or (default_heads(d),) * 2
     batch = next((batch for longest, batch in _BATCHES if seq <= longest), 1)
     semantics = Semantics("causal" if causal else "none", packed=packed, uneven=packed)
-    return Problem(batch, seq, seq, heads_q, heads_k, d, dtype, semantics)
+    return Problem(batch, seq, seq, heads_q, heads_k, d, dtype, semantics, operation)
 
 
 def default_heads(d: int) -> int:
@@ -53,12 +55,21 @@ class Shapes:
     masks: tuple[bool, ...]  # causal or not
     gqa: str | None = None
     packed: bool = False
+    operation: str = DEFAULT
 
     def problems(self) -> tuple[Problem, ...]:
         """The product. Raises ArgumentError when the sizes make no problem."""
         product = itertools.product(self.d_heads, self.dtypes, self.masks, self.seq_lens)
         return tuple(
-            default_problem(d, seq, dtype, causal=causal, heads=self._heads(d), packed=self.packed)
+            default_problem(
+                d,
+                seq,
+                dtype,
+                causal=causal,
+                heads=self._heads(d),
+                packed=self.packed,
+                operation=self.operation,
+            )
             for d, dtype, causal, seq in product
         )
 

@@ -9,6 +9,7 @@ from flashsmith.benchmark.bench.problems import SEQ_LENS, Shapes
 from flashsmith.benchmark.contenders import OURS
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem, get_kernel_configs
+from flashsmith.operations import DEFAULT
 from flashsmith.printable import quoted
 from flashsmith.untrusted import whole_number
 
@@ -60,6 +61,7 @@ def make_shapes(
 
     Raises ArgumentError for what is no such list.
     """
+    operations = {config.family.operation for config in configs}
     return Shapes(
         d_heads=(
             _numbers("d_heads", d_heads)
@@ -75,6 +77,7 @@ def make_shapes(
         masks=(False, True) if both else (causal,),
         gqa=gqa,
         packed=packed,
+        operation=operations.pop() if len(operations) == 1 else DEFAULT,
     )
 
 

@@ -19,11 +19,11 @@ from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.rows import BenchRow, now, problem_columns
 from flashsmith.benchmark.timing import Clock, Environment, Samples, Telemetry, measure
 from flashsmith.benchmark.usable_gpu import require_usable_gpu
-from flashsmith.benchmark.workload import Workload
+from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, Problem
 
-MakeWorkload = Callable[[Problem, int], Workload]
+MakeWorkload = Callable[[Problem, int], AnyWorkload]
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Bench:
     environment: Environment
     clock: Clock
     telemetry: Telemetry
-    make_workload: MakeWorkload = Workload
+    make_workload: MakeWorkload = workload_of
 
 
 def run_bench(
@@ -48,7 +48,7 @@ def run_bench(
     telemetry: Telemetry,
     narrator: Narrator,
     write: Callable[[BenchRow], None] = lambda row: None,
-    make_workload: MakeWorkload = Workload,
+    make_workload: MakeWorkload = workload_of,
 ) -> list[BenchRow]:
     """The rows of all cells, in the order of the problems, each given to ``write`` as it is made.
 
@@ -113,7 +113,7 @@ class _Cell:
         contenders: list[JudgedContender] = []
         for entrant in bench.plan.entrants(self.problem, bench.device):
             contenders += self._enter_ours(entrant, workload)
-        for peer in bench.plan.peers:
+        for peer in bench.plan.peers_of(self.problem):
             contenders += self._enter_peer(peer, workload)
         first = bench.plan.rotation % max(1, len(contenders))
         contenders = [*contenders[first:], *contenders[:first]]
@@ -136,7 +136,7 @@ class _Cell:
             if entrant.config is not None:
                 columns = self.bench.kernels.columns(entrant.config, self.problem)
             self._add(entrant.name, "ours", "error", **columns, note=why)
-        for peer in self.bench.plan.peers:
+        for peer in self.bench.plan.peers_of(self.problem):
             self._add(peer.name, "peer", "absent", family="", config="", note=why)
         self._check_gpu("making the tensors")
         return self.rows
@@ -157,7 +157,7 @@ class _Cell:
         ]
         return self.rows
 
-    def _enter_ours(self, entrant: Entrant, workload: Workload) -> list[JudgedContender]:
+    def _enter_ours(self, entrant: Entrant, workload: AnyWorkload) -> list[JudgedContender]:
         kernels = self.bench.kernels
         if entrant.config is None:
             self._add(entrant.name, "ours", "error", family="", config="", note=entrant.note)
@@ -175,7 +175,7 @@ class _Cell:
             self._check_gpu(entrant.name)
             return []
 
-    def _enter_peer(self, peer: Peer, workload: Workload) -> list[JudgedContender]:
+    def _enter_peer(self, peer: Peer, workload: AnyWorkload) -> list[JudgedContender]:
         columns: dict[str, Any] = {"family": "", "config": ""}
         absence = peer.absence(self.problem)
         if absence is not None:
@@ -192,7 +192,7 @@ class _Cell:
             return []
 
     def _judge(
-        self, contender: JudgedContender, workload: Workload, kind: str, columns: dict[str, Any]
+        self, contender: JudgedContender, workload: AnyWorkload, kind: str, columns: dict[str, Any]
     ) -> list[JudgedContender]:
         """The contender if its output is right; its row says so in either case."""
         found = workload.judge(contender.output())

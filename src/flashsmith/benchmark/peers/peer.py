@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flashsmith.benchmark.workload import Workload
 from flashsmith.families import Problem
 
 
@@ -24,8 +23,9 @@ class Peer(Protocol):
     def version(self) -> str:
         """Of what computes, if it takes part."""
 
-    def prepare(self, workload: Workload) -> PeerContender:
-        """The contender on a workload whose tensors are PyTorch's. What it raises is an absence."""
+    def prepare(self, workload: Any) -> PeerContender:
+        """The contender on a Workload, or that of another operation, whose tensors are PyTorch's.
+        What it raises is an absence."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ user measures goes to a table of the user's own, whose entries stand before the 
 """
 
 from flashsmith.chooser.winners.entry import Entry, Ranked
-from flashsmith.chooser.winners.key import WinnerKey, bucket, gpu_name, semantics_class
+from flashsmith.chooser.winners.key import WinnerKey, bucket, gpu_name, kind_class
 from flashsmith.chooser.winners.lookup import Found
 from flashsmith.chooser.winners.storage import require_user_table_path, user_table_path
 from flashsmith.chooser.winners.table import PREFERENCES, SCHEMA, WinnersTable
@@ -28,9 +28,9 @@ __all__ = [
     "check_table",
     "gpu_name",
     "join_winners",
+    "kind_class",
     "record_winners",
     "require_user_table_path",
-    "semantics_class",
     "update_table",
     "user_table_path",
 ]

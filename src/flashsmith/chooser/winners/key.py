@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, TypeGuard
 
-from flashsmith.families import DeviceSpec, DType, Problem, Semantics, compiled_d_head
+from flashsmith.families import DeviceSpec, DType, Problem, Semantics, d_head_for
+from flashsmith.operations import parse_kind
 from flashsmith.printable import quoted
 
 # Of a GPU, a dtype or a class; no name of theirs comes near it.
@@ -26,7 +27,7 @@ class WinnerKey:
     """One cell of the table; sizes are bucketed.
 
     gpu: its name as gpu_name() writes it; arch: 90 is sm_90; dtype: 'fp16' or 'bf16'; d_head: the
-    head dimension compiled for; semantics: see semantics_class(); batch_heads: batch x heads_q.
+    head dimension compiled for; semantics: see kind_class(); batch_heads: batch x heads_q.
 
     Raises:
         ValueError: a field has another type, a name is not printable or too long, a number is out
@@ -69,8 +70,8 @@ class WinnerKey:
             gpu=gpu_name(device.name),
             arch=device.arch,
             dtype=problem.dtype.name.lower(),
-            d_head=compiled_d_head(problem.d),
-            semantics=semantics_class(problem.semantics),
+            d_head=d_head_for(problem),
+            semantics=kind_class(problem),
             seq_q=bucket(problem.seq_q),
             seq_k=bucket(problem.seq_k),
             batch_heads=bucket(problem.batch * problem.heads_q),
@@ -102,20 +103,20 @@ def bucket(size: int) -> int:
     return int(2 ** round(math.log2(max(1, size))))
 
 
-def semantics_class(semantics: Semantics) -> str:
-    """The words of ``semantics`` but for uneven, which follows from lengths: 'causal+packed'."""
-    words = [word for word in semantics.words() if word != "uneven"]
+def kind_class(problem: Problem) -> str:
+    """What a problem computes but for uneven, which follows from lengths: 'causal+packed', 'plain',
+    'first_row'."""
+    words = [word for word in problem.kind.split("+") if word != "uneven"]
     return "+".join(words) or "plain"
 
 
 @lru_cache(maxsize=64)
-def parse_class(text: str) -> Semantics:
-    """The semantics that semantics_class() wrote.
+def parse_class(text: str) -> tuple[str, Semantics]:
+    """The operation and the semantics that kind_class() wrote.
 
     Raises ArgumentError when a word is unknown.
     """
-    words = text.split("+")
-    return Semantics.parse(text + "+uneven" if "packed" in words else text)
+    return parse_kind(text + "+uneven" if "packed" in text.split("+") else text)
 
 
 @lru_cache(maxsize=256)

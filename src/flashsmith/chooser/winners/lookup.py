@@ -8,8 +8,8 @@ The distance of an entry is counted in octaves, doublings of a size:
       20 for another GPU of the same architecture.
 
 Sizes are the measured problem's own. An entry of the problem's very key comes before all others.
-d_head and architecture must agree. A relation costs so much that an entry of another class counts
-only where the problem's own class was not measured, or nowhere near.
+Operation, d_head and architecture must agree. A relation costs so much that an entry of another
+class counts only where the problem's own class was not measured, or nowhere near.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from math import log2
 from typing import NamedTuple
 
 from flashsmith.chooser.winners.entry import Entry
-from flashsmith.chooser.winners.key import bucket, gpu_name, parse_class, same_gpu, semantics_class
-from flashsmith.families import DeviceSpec, Problem, Semantics, compiled_d_head
+from flashsmith.chooser.winners.key import bucket, gpu_name, kind_class, parse_class, same_gpu
+from flashsmith.families import DeviceSpec, Problem, Semantics, d_head_for
 
 DTYPE, PACKED, SOFTCAP, MASK, NEAR_MASK, OTHER_GPU = 4.0, 6.0, 8.0, 10.0, 5.0, 20.0
 
@@ -73,15 +73,15 @@ class Index:
 
         Raises ArgumentError when no kernel is made for the problem's d.
         """
-        kinds = self._kinds.get((device.arch, compiled_d_head(problem.d)), {})
-        wanted = _Kind(
-            gpu_name(device.name), problem.dtype.name.lower(), semantics_class(problem.semantics)
-        )
+        kinds = self._kinds.get((device.arch, d_head_for(problem)), {})
+        wanted = _Kind(gpu_name(device.name), problem.dtype.name.lower(), kind_class(problem))
         sizes = (problem.seq_q, problem.seq_k, problem.batch * problem.heads_q)
         seq_q, seq_k, batch_heads = _logs(sizes)
         buckets = tuple(map(bucket, sizes))
         found = []
         for kind, placed in kinds.items():
+            if parse_class(kind.semantics)[0] != problem.operation:
+                continue
             relation, cost = _relation(kind, wanted)
             for entry, logs, its_buckets in placed:
                 distance = abs(logs[0] - seq_q) + abs(logs[1] - seq_k)
@@ -99,7 +99,7 @@ def _logs(sizes: Sizes) -> tuple[float, float, float]:
 @lru_cache(maxsize=1024)
 def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
     """In what a kind of entries differs from the problem's, in words, and what that costs."""
-    there, here = parse_class(measured.semantics), parse_class(wanted.semantics)
+    (_, there), (_, here) = parse_class(measured.semantics), parse_class(wanted.semantics)
     differences = []
     if not same_gpu(measured.gpu, wanted.gpu):
         differences.append((f"measured on {measured.gpu}", OTHER_GPU))

@@ -11,35 +11,6 @@ from flashsmith.runtime.options import check_mask, check_scale, check_softcap
 from flashsmith.verify.attention import NO_WINDOW, Window, unequal_lens
 
 
-def problem_call(
-    problem: Problem,
-    *,
-    window: Window | None = None,
-    softcap: float | None = None,
-    sinks: bool = False,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """The keywords with which ``prove`` proves ``problem``, but for where and with which inputs.
-
-    Packed, one sequence has the problem's lengths, and the others shorter ones, drawn from seed.
-
-    Args:
-        problem: what the kernel computes; packed, ``batch`` is how many sequences.
-        window, softcap: None is the problem's typical one, if its semantics have one.
-        sinks: whether every head has a sink logit.
-        seed: of the lengths, and of the inputs.
-
-    Raises:
-        ArgumentError: a window or a softcap where the semantics have none, or one that is none; or
-            packed without a sequence.
-    """
-    p = problem
-    call = {"heads": p.heads_q, "heads_k": p.heads_k, "d": p.d, "seed": seed}
-    if not p.semantics.packed:
-        call |= {"batch": p.batch, "seq": p.seq_q, "seq_k": p.seq_k}
-    return call | problem_options(problem, window=window, softcap=softcap, sinks=sinks, seed=seed)
-
-
 def problem_options(
     problem: Problem,
     *,
@@ -48,7 +19,20 @@ def problem_options(
     sinks: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What problem_call() says beside the problem's sizes."""
+    """What stands for all that an attention problem's semantics leave open, by prove()'s keywords.
+
+    Packed, one sequence has the problem's lengths, and the others shorter ones, drawn from seed.
+
+    Args:
+        problem: what the kernel computes; packed, ``batch`` is how many sequences.
+        window, softcap: None is the problem's typical one, if its semantics have one.
+        sinks: whether every head has a sink logit.
+        seed: of the lengths.
+
+    Raises:
+        ArgumentError: a window or a softcap where the semantics have none, or one that is none; or
+            packed without a sequence.
+    """
     p, semantics = problem, problem.semantics
     if window is not None:
         _check_window(p, window)
