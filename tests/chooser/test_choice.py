@@ -36,6 +36,15 @@ def problem(seq_q: int, seq_k: int, d: int = 128, heads: int = 8) -> Problem:
     return Problem(4, seq_q, seq_k, heads, heads, d, DType.BF16)
 
 
+def test_figures_of_sources_with_the_same_kernels_are_as_good_as_ours() -> None:
+    """Those of the sources before they moved into folders, and of no sources that nobody knows."""
+    older = {"csrc": "2d747c3b1412"}
+    assert not staleness.is_of_other_sources(older, "mma_sync")
+    assert not staleness.is_of_other_sources(older, "wgmma")
+    assert staleness.is_of_other_sources({"csrc": "0123456789ab"}, "wgmma")
+    assert len(WinnersTable.shipped().remarks()) == 1, "what was stale stays so"
+
+
 @pytest.mark.parametrize(
     ("environment", "noted"),
     [
