@@ -1,6 +1,7 @@
 """What every test folder shares: the two sizes of the suite, and which skips are acceptable.
 
-A plain ``pytest`` leaves out what is marked ``full``; ``pytest -m full`` runs everything.
+A plain ``pytest`` leaves out what is marked ``full``; ``pytest -m full`` runs everything, and
+``pytest --shard K/N`` one part in N of what a plain run leaves out (shards.py).
 With CI=true a skip for a reason outside ALLOWED_SKIPS fails the run: a suite that quietly
 skips itself proves nothing.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -19,6 +21,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+# What several folders' tests share.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import shards
 
 NO_GPU = "needs an NVIDIA GPU: none is usable here"
 NO_TORCH = "needs PyTorch: it is not installed"
@@ -75,19 +82,72 @@ def gpu_count() -> int:
     return count.value
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("flashsmith")
+    group.addoption(
+        "--shard",
+        type=shards.shard_option,
+        metavar="K/N",
+        help="run shard K of N (K from 0) of the tests that are marked full",
+    )
+    group.addoption(
+        "--log-durations",
+        type=Path,
+        metavar="FILE",
+        help="append how long each test took as it ends, for tests/shards.py --record",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    worker: dict[str, int] | None = getattr(config, "workerinput", None)
+    if worker is not None:
+        # The cores are shared, and each compiler more reads the headers once more.
+        jobs = max(1, len(os.sched_getaffinity(0)) // worker["workercount"])
+        os.environ.setdefault("FLASHSMITH_JOBS", str(jobs))
+    # Where workers run the tests, their reports come to the others.
+    elif config.option.log_durations:
+        config.pluginmanager.register(DurationsLog(config.option.log_durations))
+
+
+class DurationsLog:
+    """A line for each test that has ended: what is written survives a run that is cut off."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("a")
+        self.seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+        if report.when == "teardown":
+            line = json.dumps([report.nodeid, round(self.seconds.pop(report.nodeid), 3)])
+            print(line, file=self.file, flush=True)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     expression = config.option.markexpr
+    full = [item for item in items if item.get_closest_marker("full")]
     if expression == "full":
         config.option.markexpr = ""
+    if config.option.shard:
+        shard, count = config.option.shard
+        places = shards.shards_of([item.nodeid for item in full], count, shards.recorded())
+        _keep([item for item, place in zip(full, places, strict=True) if place == shard], items)
     elif "full" not in expression and not _names_one_test(config):
-        left_out = [item for item in items if item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        _keep([item for item in items if not item.get_closest_marker("full")], items)
     for item in items:
         if item.get_closest_marker("gpu") and gpu_count() == 0:
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
         if item.get_closest_marker("torch") and importlib.util.find_spec("torch") is None:
             item.add_marker(pytest.mark.skip(reason=NO_TORCH))
+
+
+def _keep(kept: list[pytest.Item], items: list[pytest.Item]) -> None:
+    """Deselects all other items."""
+    wanted = set(kept)
+    left_out = [item for item in items if item not in wanted]
+    if left_out:
+        left_out[0].config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 def _names_one_test(config: pytest.Config) -> bool:

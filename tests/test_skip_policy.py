@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,10 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     conftest = Path(__file__).with_name("conftest.py").read_text()
     pytester.makeconftest(conftest.replace('CDLL("libcuda.so.1")', 'CDLL("no-such-driver.so")'))
     pytester.makeini(MARKERS)
+    shutil.copy(Path(__file__).with_name("shards.py"), pytester.path)
     monkeypatch.setenv("CI", "true")
+    # Loading them takes longer than the suite.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return pytester
 
 
@@ -65,7 +69,7 @@ def test_another_mark_still_leaves_the_full_grid_out(suite: pytest.Pytester) -> 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_an_unlisted_skip_fails_the_run_in_ci(suite: pytest.Pytester, workers: str) -> None:
     suite.makepyfile("import pytest\ndef test_it():\n    pytest.skip('no mood')\n")
-    result = run(suite, "-n", workers)
+    result = run(suite, "-p", "xdist", "-n", workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*skips that CI does not accept*", "1 x no mood"])
 
@@ -78,7 +82,7 @@ def test_an_unlisted_skip_of_a_whole_file_fails_the_run_in_ci(
         test_good="def test_it():\n    pass\n",
         test_gone="import pytest\npytest.skip('not today', allow_module_level=True)\n",
     )
-    result = run(suite, "-n", workers)
+    result = run(suite, "-p", "xdist", "-n", workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["* x not today"])
 

@@ -42,7 +42,7 @@ def calls_of_attention(monkeypatch) -> list[dict[str, Any]]:
 @pytest.fixture
 def clock(monkeypatch) -> PretendedClock:
     monkeypatch.setattr(
-        named_runs, "Workload", lambda problem, seed: Workload(problem, seed, HostPlace())
+        named_runs, "workload_of", lambda problem, seed: Workload(problem, seed, HostPlace())
     )
     return PretendedClock()
 

@@ -97,12 +97,16 @@ def test_a_library_is_found_only_for_its_arch_sources_and_version(
 
 # ---- the cache ----
 
+DAMAGED = ("library.so", "manifest.json", "ptx", "sources")
+DAMAGES = ("flip", "truncate", "remove")
+
 
 @pytest.mark.parametrize(
     ("name", "how"),
     [
         ("lock", "remove"),
-        *product(("library.so", "manifest.json", "ptx", "sources"), ("flip", "truncate", "remove")),
+        *zip(DAMAGED, ("flip", "truncate", "remove", "flip"), strict=True),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in product(DAMAGED, DAMAGES)),
     ],
 )
 def test_a_damaged_library_is_built_again(build, cuda_home, tiny_csrc, name, how):

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
+from shared_kernels import with_every_value
 
 import flashsmith.builder as builder
 from flashsmith.families import DeviceSpec, FlashForwardKernelConfig, device_spec, get_cover_configs
 
-ARCHS = (80, 86, 89, 90, 100, pytest.param(103, marks=pytest.mark.full), 120)
+ARCHS = (89, 100, *(pytest.param(arch, marks=pytest.mark.full) for arch in (80, 86, 90, 103, 120)))
 
 
 @pytest.fixture(params=ARCHS, ids="sm_{}".format)
 def device(request: pytest.FixtureRequest) -> DeviceSpec:
     """The GPU that stands for the architecture: of all that have it, the first known."""
     return device_spec(request.param)
-
-
-def values(cfg: FlashForwardKernelConfig) -> set[tuple[str, object]]:
-    return {(name, getattr(cfg, name)) for name in cfg.__dataclass_fields__}
-
-
-def with_every_value(
-    configs: Sequence[FlashForwardKernelConfig],
-) -> list[FlashForwardKernelConfig]:
-    """Few of the configs, in which every knob has every value it has in all."""
-    missing, chosen = set[tuple[str, object]]().union(*map(values, configs)), []
-    while missing:
-        chosen.append(max(configs, key=lambda cfg: len(values(cfg) & missing)))
-        missing -= values(chosen[-1])
-    return chosen
 
 
 def check_compiles(configs: list[FlashForwardKernelConfig], device: DeviceSpec) -> None:

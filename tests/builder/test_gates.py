@@ -141,7 +141,7 @@ def test_the_builder_needs_nobody_to_import_the_chooser() -> None:
     ("fault", "words"),
     [
         ("serialized", "wgmma.mma_async instructions are serialized due to"),
-        ("setmaxnreg", "'setmaxnreg' ignored"),
+        pytest.param("setmaxnreg", "'setmaxnreg' ignored", marks=pytest.mark.full),
         ("spills", "bytes of registers are spilled"),
     ],
 )
@@ -156,7 +156,11 @@ def test_a_shipped_kernel_with_a_fault_is_not_built(fault, words, cache, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [("serialized", "are serialized"), ("setmaxnreg", "'setmaxnreg' ignored")]
+    ("fault", "words"),
+    [
+        pytest.param("serialized", "are serialized", marks=pytest.mark.full),
+        ("setmaxnreg", "'setmaxnreg' ignored"),
+    ],
 )
 def test_the_fault_of_another_kernel_is_recorded_and_told(
     fault, words, cache_root, tmp_path

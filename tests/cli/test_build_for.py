@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 
 from flashsmith.families import Semantics
 
@@ -73,7 +74,7 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
 def test_what_is_built_for_a_problem_serves_read_only_and_without_a_compiler(
     tmp_path: Path,
 ) -> None:
-    cache = tmp_path / "cache"
+    cache = shared_kernels.with_host_code(tmp_path / "cache")
     text = "b1 s70:90 h4:2 d24 fp16 causal"
     done = flashsmith("build", "--for", text, "--arch", "80", "--json", cache=cache)
     assert done.returncode == 0, done.stderr
@@ -106,6 +107,7 @@ def test_what_is_built_for_a_problem_serves_read_only_and_without_a_compiler(
 
 
 def test_several_problems_of_one_kernel_are_one_library(tmp_path: Path) -> None:
+    shared_kernels.with_host_code(tmp_path)
     problems = ("b1 s70 h4 d32 fp16", "b2 s80 h4 d32 fp16 uneven", "b1 s70 h4 d32 fp16")
     arguments = [word for text in problems for word in ("--for", text)]
     done = flashsmith("build", *arguments, "--arch", "80", cache=tmp_path)
@@ -114,6 +116,7 @@ def test_several_problems_of_one_kernel_are_one_library(tmp_path: Path) -> None:
 
 
 def test_a_set_is_built_for_semantics(tmp_path: Path) -> None:
+    shared_kernels.with_host_code(tmp_path)
     words = "uneven+causal"
     done = flashsmith("build", "-k", CONFIG, "--semantics", words, "--json", cache=tmp_path)
     assert done.returncode == 0, done.stderr

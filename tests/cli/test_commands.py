@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import shared_kernels
 
 from flashsmith.env import VARIABLES
 from flashsmith.families import get_kernel_configs, parse_kernel_name_into_config
@@ -78,8 +79,9 @@ def test_configs_without_a_key_lists_the_sets() -> None:
         assert f" {size} |" in table
 
 
-@pytest.mark.parametrize("key", ["nonsense", " ", "7,7"])
-@pytest.mark.parametrize("command", ["configs", "build", "run"])
+@pytest.mark.parametrize(
+    ("command", "key"), [("configs", "nonsense"), ("build", " "), ("run", "7,7")]
+)
 def test_an_unusable_key_lists_the_keys(command: str, key: str) -> None:
     arguments = (command, "-k", key)
     done = flashsmith(*arguments)
@@ -168,6 +170,16 @@ def test_a_size_that_tiles_do_not_divide_is_refused_before_the_build(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+shared_kernels.want(map(parse_kernel_name_into_config, (STEP_1, STEP_2)))
+
+
+@pytest.fixture
+def built() -> None:
+    """The kernels of STEP_1 and STEP_2, in the cache that the command uses."""
+    shared_kernels.load(list(map(parse_kernel_name_into_config, (STEP_1, STEP_2))))
+
+
+@pytest.mark.usefixtures("built")
 def test_run_builds_proves_and_tells_what_swizzling_did() -> None:
     key = f"{STEP_1}; {STEP_2}"
     done = flashsmith("run", "--emulate", "--seq", "128", "--check", "-k", key)
@@ -196,6 +208,7 @@ def test_run_builds_proves_and_tells_what_swizzling_did() -> None:
         assert set(row["conflicts"]) == {"ldmatrix", "copy st", "O st", "O ld"}
 
 
+@pytest.mark.usefixtures("built")
 def test_explain_a_legal_config() -> None:
     facts = json.loads(flashsmith("explain", STEP_2, "--arch", "sm_80", "--json").stdout)
     assert facts["legal"] is True
@@ -214,6 +227,7 @@ def test_explain_a_legal_config() -> None:
 @pytest.fixture
 def small_cache(tmp_path: Path) -> str:
     """A cache of its own that holds one library."""
+    shared_kernels.with_host_code(tmp_path)
     assert flashsmith("build", "-k", STEP_1, FLASHSMITH_CACHE_DIR=str(tmp_path)).returncode == 0
     return str(tmp_path)
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 from hopper_plans import wgmma_config
 
-from flashsmith.builder import KernelLibrary, library_for
+from flashsmith.builder import KernelLibrary
 from flashsmith.emulator import Observer
 from flashsmith.emulator.checks import Bounds
 from flashsmith.emulator.interface import EngineDone, MbarrierEvent
@@ -24,7 +24,6 @@ from flashsmith.families import (
     device_spec,
 )
 from flashsmith.runtime import run_forward
-from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
 from flashsmith.verify.attention import offsets
 from flashsmith.verify.inputs import numpy_dtype
@@ -46,11 +45,14 @@ PACKED = Semantics(mask="causal", packed=True, uneven=True)
 CONFIGS = pytest.mark.parametrize("cfg", [WIDE, NARROW], ids=["wide", "narrow"])
 
 
-@cache
+THROUGH_Q = [replace(cfg, direct_O=False) for cfg in (WIDE, NARROW)]
+for known in (PLAIN, CAUSAL, WINDOW, PACKED):
+    shared_kernels.want([WIDE, NARROW], known)
+shared_kernels.want(THROUGH_Q)
+
+
 def load(semantics: Semantics) -> KernelLibrary:
-    library = library_for([WIDE, NARROW], arch=90, semantics=semantics)
-    loaded_kernels.add(library)
-    return library
+    return shared_kernels.load([WIDE, NARROW], semantics)
 
 
 @CONFIGS
@@ -131,10 +133,7 @@ class Releases(Observer):
 
 @CONFIGS
 def test_Q_is_released_before_the_last_product_is_over(cfg: HopperForwardKernelConfig) -> None:
-    load(PLAIN)
-    through_Q = replace(cfg, direct_O=False)
-    loaded_kernels.add(library_for([through_Q], arch=90))
-    for one in (cfg, through_Q):
+    for one in (cfg, replace(cfg, direct_O=False)):
         seen = Releases(one)
         prove(one, seq=one.B_r, seq_k=3 * one.B_c, row_max=False, observers=[seen], sm_count=1)
         early = [w for w, clock in seen.released.items() if clock < seen.products_over[w]]

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import shared_kernels
 
-from flashsmith.builder import library_for
 from flashsmith.families import (
     HopperForwardKernelConfig,
     Semantics,
     parse_kernel_name_into_config,
 )
-from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
 
 CONFIGS = tuple(
@@ -40,11 +39,9 @@ CAUSAL = Semantics(mask="causal", uneven=True)
 PACKED = Semantics(mask="causal", packed=True, uneven=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    for semantics in (PLAIN, CAUSAL):
-        loaded_kernels.add(library_for(CONFIGS, arch=90, semantics=semantics))
-    loaded_kernels.add(library_for(CLUSTERS[:2], arch=90, semantics=PACKED))
+shared_kernels.want(CONFIGS, PLAIN)
+shared_kernels.want(CONFIGS, CAUSAL)
+shared_kernels.want(CLUSTERS[:2], PACKED)
 
 
 def prove_right(cfg: HopperForwardKernelConfig, **problem: Any) -> None:

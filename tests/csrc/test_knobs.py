@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 import pytest
+import shared_kernels
 
-from flashsmith.builder import KernelLibrary, build, library_for
+from flashsmith.builder import KernelLibrary
 from flashsmith.emulator.ptx import parse
 from flashsmith.emulator.ptx.syntax import Entry, Instruction, Label
 from flashsmith.families import (
-    DType,
     FlashForwardKernelConfig,
     Semantics,
     get_kernel_configs,
@@ -47,11 +47,14 @@ KNOBS = {
     "groups": replace(BASE, l2_group_mib=16),
 }
 MASKED = {"asks": BASE, "trims": replace(BASE, trim_masks=True)}
+CAUSAL = Semantics(mask="causal")
+shared_kernels.want(KNOBS.values())
+shared_kernels.want(MASKED.values(), CAUSAL)
 
 
 @pytest.fixture(scope="session")
 def library() -> KernelLibrary:
-    return build(sorted(KNOBS.values()), arch=80)
+    return shared_kernels.load(list(KNOBS.values()))
 
 
 @dataclass(frozen=True)
@@ -284,7 +287,7 @@ def is_op(item: object, opcode: str) -> bool:
 
 
 def test_trimmed_masks_have_a_loop_body_without_mask() -> None:
-    library = build(sorted(MASKED.values()), arch=80, semantics=Semantics(mask="causal"))
+    library = shared_kernels.load(list(MASKED.values()), CAUSAL)
 
     def bodies(name: str) -> tuple[int, int]:
         """Products and selects in the loop."""
@@ -367,9 +370,8 @@ def differing_knobs(a: FlashForwardKernelConfig, b: FlashForwardKernelConfig) ->
     return [name for name in a.__dataclass_fields__ if getattr(a, name) != getattr(b, name)]
 
 
-def _neighbours_check(key: str, dtype: DType | None) -> int:
-    configs = [c for c in get_kernel_configs(key) if dtype is None or c.dtype is dtype]
-    library = library_for(configs)
+def _neighbours_check(configs: list[FlashForwardKernelConfig]) -> int:
+    library = shared_kernels.load(configs)
     sequences = {
         c: instruction_sequence(parse(library.ptx(c)).entry(library.entry(c).ptx_entry))
         for c in configs
@@ -389,11 +391,12 @@ def _neighbours_check(key: str, dtype: DType | None) -> int:
     return pairs
 
 
-def test_neighbours_in_the_tuning_space_are_different_kernels() -> None:
-    assert _neighbours_check("tune", DType.FP16) > 80
+def test_neighbours_of_a_kernel_are_different_kernels() -> None:
+    """One for every knob; the next test takes those of whole sets."""
+    assert _neighbours_check(list(KNOBS.values())) > 10
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("key", ["tune", "prog-all", "cover"])
 def test_neighbours_of_every_set_are_different_kernels(key: str) -> None:
-    _neighbours_check(key, None)
+    _neighbours_check(get_kernel_configs(key))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import shared_kernels
 from hopper_plans import wgmma_config
 
-from flashsmith.families import HopperForwardKernelConfig
+from flashsmith.families import HopperForwardKernelConfig, Semantics
 from flashsmith.verify import prove
 
 CONFIGS = [
@@ -20,6 +21,8 @@ CONFIGS = [
         "+rescale_8+stale_max",
     )
 ]
+shared_kernels.want(CONFIGS)
+shared_kernels.want(CONFIGS, Semantics(uneven=True))
 FEW, MANY = 4, 7
 
 

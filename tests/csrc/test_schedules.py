@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 
-from flashsmith.builder import library_for
 from flashsmith.emulator.checks import Bounds
 from flashsmith.families import (
     FlashForwardKernelConfig,
@@ -18,7 +18,6 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime import forward, run_forward
-from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import INPUT_KINDS, prove
 from flashsmith.verify.inputs import numpy_dtype
 
@@ -44,35 +43,44 @@ def prove_right(cfg: FlashForwardKernelConfig, **problem: Any) -> None:
     assert verdict.ok, str(verdict)
 
 
-@pytest.fixture(scope="module")
-def uneven() -> tuple[FlashForwardKernelConfig, ...]:
-    """The configs, their kernels for causal problems of any length in one library."""
-    loaded_kernels.add(library_for(CONFIGS, semantics=Semantics(mask="causal", uneven=True)))
-    loaded_kernels.add(library_for(CONFIGS, semantics=Semantics(mask="window", uneven=True)))
-    return CONFIGS
+for semantics in (Semantics(), Semantics("causal", uneven=True), Semantics("window", uneven=True)):
+    shared_kernels.want(CONFIGS, semantics)
 
 
-@pytest.fixture(scope="module")
-def plain() -> tuple[FlashForwardKernelConfig, ...]:
-    loaded_kernels.add(library_for(CONFIGS))
-    return CONFIGS
+@pytest.mark.parametrize("cfg", CONFIGS, ids=IDS)
+@pytest.mark.parametrize("blocks", [(1, 2, 5), pytest.param((3, 7), marks=pytest.mark.full)])
+def test_whole_tiles(cfg: FlashForwardKernelConfig, blocks: tuple[int, ...]) -> None:
+    for count in blocks:
+        prove_right(cfg, seq=cfg.B_r, seq_k=count * cfg.B_c)
 
 
-@pytest.mark.parametrize("place", range(len(CONFIGS)), ids=IDS)
-def test_whole_tiles(plain: tuple[FlashForwardKernelConfig, ...], place: int) -> None:
-    cfg = plain[place]
-    for blocks in (1, 2, 3, 7):
-        prove_right(cfg, seq=cfg.B_r, seq_k=blocks * cfg.B_c, heads=3)
+# Fewer keys than queries leave whole Q blocks without any; 1 row leaves warps without any.
+RAGGED = [
+    {"seq": 1, "seq_k": 130, "causal": True},
+    {"seq": 203, "seq_k": 61, "causal": True},
+    {"seq": 130, "seq_k": 200, "window": (50, 20)},
+]
+MORE_RAGGED = [
+    {"seq": 300, "seq_k": 300, "causal": True},
+    {"seq": 70, "seq_k": 261, "causal": True},
+    {"seq": 300, "seq_k": 330, "window": (50, 20)},
+    {"seq": 130, "seq_k": 330, "window": (0, 0)},
+]
 
 
-@pytest.mark.parametrize("place", range(len(CONFIGS)), ids=IDS)
-def test_masks_and_ragged_ends(uneven: tuple[FlashForwardKernelConfig, ...], place: int) -> None:
-    cfg = uneven[place]
-    # Fewer keys than queries leave whole Q blocks without any; 1 row leaves warps without any.
-    for seq, seq_k in ((300, 300), (1, 130), (203, 61), (70, 261)):
-        prove_right(cfg, seq=seq, seq_k=seq_k, heads=2, causal=True)
-    prove_right(cfg, seq=300, seq_k=330, heads=2, window=(50, 20))
-    prove_right(cfg, seq=130, seq_k=330, heads=2, window=(0, 0))
+@pytest.mark.parametrize("cfg", CONFIGS, ids=IDS)
+@pytest.mark.parametrize(
+    "problems",
+    [
+        pytest.param(RAGGED, id="few"),
+        pytest.param(MORE_RAGGED, id="more", marks=pytest.mark.full),
+    ],
+)
+def test_masks_and_ragged_ends(
+    cfg: FlashForwardKernelConfig, problems: list[dict[str, Any]]
+) -> None:
+    for problem in problems:
+        prove_right(cfg, heads=2, **problem)
 
 
 GROUPED = [cfg for cfg in CONFIGS if cfg.l2_group_mib]
@@ -80,7 +88,7 @@ GROUPED = [cfg for cfg in CONFIGS if cfg.l2_group_mib]
 
 @pytest.mark.parametrize("cfg", GROUPED, ids=str)
 def test_the_last_group_of_heads_may_be_smaller(
-    uneven: tuple[FlashForwardKernelConfig, ...], cfg: FlashForwardKernelConfig
+    cfg: FlashForwardKernelConfig,
 ) -> None:
     """Two heads' keys fill the L2 and there is a third; a window leaves few of them to look at."""
     keys, rows, window = 30_000, 2 * cfg.B_r - 1, (40, 0)
@@ -101,18 +109,14 @@ def test_the_last_group_of_heads_may_be_smaller(
 
 
 @pytest.mark.parametrize("kind", INPUT_KINDS)
-def test_a_lazy_rescale_is_right_whatever_the_maxima_do(
-    plain: tuple[FlashForwardKernelConfig, ...], kind: str
-) -> None:
+def test_a_lazy_rescale_is_right_whatever_the_maxima_do(kind: str) -> None:
     for cfg in LAZY:
         if cfg.B_c != 48:
             prove_right(cfg, seq=cfg.B_r, seq_k=4 * cfg.B_c, heads=2, inputs=kind)
 
 
 @pytest.mark.parametrize("growth", [0.5, 7.9, 8.1, 30.0])
-def test_a_lazy_rescale_keeps_the_true_maximum(
-    plain: tuple[FlashForwardKernelConfig, ...], growth: float
-) -> None:
+def test_a_lazy_rescale_keeps_the_true_maximum(growth: float) -> None:
     """Every row's maximum grows by `growth` (log2) a K/V block; blocks run last to first."""
     for cfg in LAZY[:2]:
         blocks, d = 4, cfg.d_head

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 from hopper_plans import wgmma_config
 
-from flashsmith.builder import library_for
 from flashsmith.emulator.translate import translator
 from flashsmith.emulator.translate.opcodes_float import transcendental
 from flashsmith.families import (
@@ -25,7 +24,6 @@ from flashsmith.families import (
 )
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.call import ForwardResult
-from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
 from flashsmith.verify.attention import offsets
 from flashsmith.verify.inputs import INPUT_KINDS, numpy_dtype
@@ -61,11 +59,16 @@ SOME_JUMPS = (9, 60, 200, 1000)
 OVERFLOWS = 200
 
 
-@cache
-def load(cfg: HopperForwardKernelConfig, semantics: Semantics) -> None:
-    """Its kernel, and the same config's that keeps every maximum up to date."""
-    pair = [cfg, replace(cfg, stale_max=False)]
-    loaded_kernels.add(library_for(pair, arch=90, semantics=semantics))
+def up_to_date(cfg: HopperForwardKernelConfig) -> HopperForwardKernelConfig:
+    """The same config's kernel that keeps every maximum up to date."""
+    return replace(cfg, stale_max=False)
+
+
+shared_kernels.want([ALONE, EARLY, NARROW, TURNS, *map(up_to_date, (ALONE, EARLY, NARROW))], PLAIN)
+shared_kernels.want([EARLY, up_to_date(EARLY), NARROW], CAUSAL)
+shared_kernels.want([ALONE], WINDOW)
+shared_kernels.want([EARLY], SOFTCAP)
+shared_kernels.want([NARROW], PACKED)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,6 @@ class Problem:
     scale = math.log(2.0)
 
     def run(self, cfg: HopperForwardKernelConfig, **more: Any) -> ForwardResult:
-        load(replace(cfg, stale_max=True), self.semantics)
         packed = {f"cu_seq{name}": offsets(lens) for name, lens in self.lens.items()}
         options = self.options | packed | more
         tensors = self.q, self.k, self.v
@@ -145,9 +147,20 @@ def executed(result: ForwardResult, beginning: str) -> int:
 # --- jumps ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cfg", [ALONE, EARLY, NARROW], ids=str)
-def test_a_maximum_may_jump_by_anything(cfg: HopperForwardKernelConfig) -> None:
-    for jump in JUMPS:
+@pytest.mark.parametrize(
+    ("cfg", "jumps"),
+    [
+        (ALONE, JUMPS),
+        (EARLY, SOME_JUMPS),
+        (NARROW, SOME_JUMPS),
+        pytest.param(EARLY, JUMPS, marks=pytest.mark.full),
+        pytest.param(NARROW, JUMPS, marks=pytest.mark.full),
+    ],
+)
+def test_a_maximum_may_jump_by_anything(
+    cfg: HopperForwardKernelConfig, jumps: tuple[float, ...]
+) -> None:
+    for jump in jumps:
         problem = jumping(cfg, PLAIN, jump)
         result = problem.run(cfg)
         check_right(problem, result, cfg)
@@ -180,7 +193,6 @@ def test_whatever_else_is_asked_for(
 @pytest.mark.parametrize("cfg", [ALONE, EARLY], ids=str)
 def test_maxima_that_grow_as_fast_as_sums_do(cfg: HopperForwardKernelConfig) -> None:
     """Growth alone keeps probabilities within fp16: each block's are too few to outgrow the sum."""
-    load(cfg, PLAIN)
     verdict = prove(cfg, seq=64, seq_k=24 * cfg.B_c, inputs="growing_maxima", row_max=False)
     assert verdict.ok, str(verdict)
 
@@ -219,7 +231,7 @@ def test_keys_that_leave_the_window_stay_out_of_it(key: int) -> None:
 
 def check_as_up_to_date(problem: Problem, cfg: HopperForwardKernelConfig) -> ForwardResult:
     """Right is what the kernel gives that keeps every maximum up to date."""
-    result, expected = (problem.run(one) for one in (cfg, replace(cfg, stale_max=False)))
+    result, expected = (problem.run(one) for one in (cfg, up_to_date(cfg)))
     for name, tolerance in (("o", 4 * np.finfo(np.float16).eps), ("lse", 1e-4)):
         got, wanted = (np.asarray(getattr(x, name), np.float64) for x in (result, expected))
         np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
@@ -286,7 +298,7 @@ def test_most_blocks_look_for_no_maximum(cfg: HopperForwardKernelConfig) -> None
     problem = Problem(PLAIN, q, k, v)
     result = problem.run(cfg)
     assert executed(result, "mma.sync") == 0
-    looked = executed(problem.run(replace(cfg, stale_max=False)), "max.f32")
+    looked = executed(problem.run(up_to_date(cfg)), "max.f32")
     # Two blocks of ten, and for the others the largest of four sums a row.
     assert executed(result, "max.f32") < 0.6 * looked
 
@@ -305,6 +317,5 @@ SHAPES: list[tuple[HopperForwardKernelConfig, dict[str, Any]]] = [
 def test_no_inputs_make_it_wrong(
     cfg: HopperForwardKernelConfig, shape: dict[str, Any], inputs: str
 ) -> None:
-    load(cfg, CAUSAL if "causal" in shape else PLAIN)
     verdict = prove(cfg, inputs=inputs, checks=True, row_max=False, sm_count=2, **shape)
     assert verdict.ok, str(verdict)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 from hopper_plans import wgmma_config
 
-from flashsmith.builder import library_for
 from flashsmith.emulator import Observer
 from flashsmith.emulator.interface import MemoryAccess
 from flashsmith.families import (
@@ -23,7 +23,6 @@ from flashsmith.families import (
     device_spec,
 )
 from flashsmith.runtime import run_forward
-from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
 from flashsmith.verify.attention import offsets
 from flashsmith.verify.inputs import numpy_dtype
@@ -43,15 +42,13 @@ CAUSAL = Semantics(mask="causal", uneven=True)
 PACKED = Semantics(packed=True, uneven=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    in_turn = [replace(cfg, schedule=Schedule.DYNAMIC) for cfg in CONFIGS]
-    for semantics in (UNEVEN, CAUSAL, PACKED):
-        configs = [*CONFIGS, *in_turn]
-        if semantics == CAUSAL:
-            configs += [replace(cfg, tile_order=TileOrder.LONGEST_FIRST) for cfg in in_turn]
-            configs += [LONG_HEAD, CLUSTERS]
-        loaded_kernels.add(library_for(configs, arch=90, semantics=semantics))
+IN_TURN = [replace(cfg, schedule=Schedule.DYNAMIC) for cfg in CONFIGS]
+LONGEST_FIRST = [replace(cfg, tile_order=TileOrder.LONGEST_FIRST) for cfg in IN_TURN]
+shared_kernels.want([*CONFIGS, *IN_TURN], UNEVEN)
+shared_kernels.want([*CONFIGS, *LONGEST_FIRST, LONG_HEAD, CLUSTERS], CAUSAL)
+shared_kernels.want([THREE, *IN_TURN], PACKED)
+shared_kernels.want([THREE, *IN_TURN], replace(CAUSAL, packed=True))
+shared_kernels.want(LONGEST_FIRST, replace(UNEVEN, mask="window"))
 
 
 class Writers(Observer):
@@ -229,8 +226,14 @@ def test_the_last_heads_short_tiles_come_last(
     assert all(found == sorted(found) for found in firsts.values()), "a head's rows in their order"
 
 
-@pytest.mark.parametrize("cfg", CONFIGS, ids=["two", "three", "four"])
-@pytest.mark.parametrize("sm_count", [1, 3, 132])
+@pytest.mark.parametrize(
+    ("cfg", "sm_count"),
+    [
+        pytest.param(cfg, sm_count, marks=[pytest.mark.full] * (place != turn))
+        for place, cfg in enumerate(CONFIGS)
+        for turn, sm_count in enumerate((1, 3, 132))
+    ],
+)
 def test_all_ways_are_right(cfg: HopperForwardKernelConfig, sm_count: int) -> None:
     one = replace(cfg, schedule=Schedule.DYNAMIC)
     longest_first = replace(one, tile_order=TileOrder.LONGEST_FIRST)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
-from mutant_runs import ARCH, Victim
+import shared_kernels
+from mutant_runs import Victim
 from mutants import Mutant, operators
 
-from flashsmith.builder import build
 from flashsmith.families import FlashForwardKernelConfig, parse_kernel_name_into_config
 
 # Small tiles, so that all sites can be tried; between them every knob has both its values.
@@ -28,7 +28,7 @@ CONFIGS = tuple(
     )
 )
 SYNCHRONISING = ("drop barrier", "drop wait", "weaken wait", "drop commit", "shuffle nothing")
-SAMPLED_PER_OPERATOR = 6
+SAMPLED_PER_OPERATOR = 2
 # All mutants of a config take a minute: several workers can share them.
 PARTS = 4
 
@@ -56,9 +56,11 @@ EQUIVALENT = (
 )
 
 
+shared_kernels.want(CONFIGS)
+
+
 @pytest.fixture(scope="session")
 def victims() -> dict[FlashForwardKernelConfig, Victim]:
-    build(CONFIGS, arch=ARCH)
     return {cfg: Victim(cfg) for cfg in CONFIGS}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import shared_kernels
 
 from flashsmith.builder import build
 from flashsmith.families import FlashForwardKernelConfig, get_kernel_configs
@@ -15,9 +16,7 @@ EVERYTHING = sorted(
 )
 
 
-@pytest.fixture(scope="module")
-def progression() -> None:
-    build(PROGRESSION, arch=ARCH)
+shared_kernels.want(PROGRESSION)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,6 @@ def check(config: FlashForwardKernelConfig, seq: int) -> None:
     assert verdict.ok, str(verdict)
 
 
-@pytest.mark.usefixtures("progression")
 @pytest.mark.parametrize("config", PROGRESSION, ids=str)
 def test_the_progression(config: FlashForwardKernelConfig) -> None:
     check(config, seq=256)

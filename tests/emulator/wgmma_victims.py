@@ -9,11 +9,11 @@ from importlib.resources import files
 from typing import Any
 from unittest.mock import patch
 
+import shared_kernels
 from hopper_mutant_runs import Noticed
 from mutants import Mutant, mutants_by
 from mutants_hopper import hopper_operators
 
-from flashsmith.builder import library_for
 from flashsmith.emulator.ptx import Instruction
 from flashsmith.emulator.ptx import parse as parse_ptx
 from flashsmith.errors import EmulatorError
@@ -68,7 +68,7 @@ class KernelVictim:
     @cached_property
     def kernel(self) -> LoadedKernel:
         """The kernel as it is."""
-        loaded_kernels.add(library_for([self.config], arch=ARCH, semantics=self.semantics))
+        shared_kernels.load([self.config], self.semantics)
         return loaded_kernels.get(self.config, ARCH, self.semantics)
 
     @cached_property
@@ -233,3 +233,7 @@ def small() -> dict[str, KernelVictim]:
             heads=1, d=56, window=(60, 10),
         ),
     }  # fmt: skip
+
+
+for _victim in (*small().values(), *shipped().values()):
+    shared_kernels.want([_victim.config], _victim.semantics)

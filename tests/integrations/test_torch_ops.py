@@ -77,7 +77,7 @@ def test_opcheck_of_statistics(lse: bool, row_max: bool) -> None:
     torch.library.opcheck(op, packed(), asked)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_compiled_in_one_graph(backend: str) -> None:
     def model(q: Any, k: Any, v: Any) -> Any:
         return flashsmith.attention(2 * q, k, v, causal=True) + 1

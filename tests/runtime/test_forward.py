@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import shared_kernels
 
 from flashsmith.errors import EmulationTooLongError
 from flashsmith.families import (
@@ -33,6 +34,7 @@ CONFIGS = {
     for dtype in DType
 }
 WGMMA = parse_kernel_name_into_config("(FP16, 64, 64, 64, 1wg): tma+stages_2+regs_24_240")
+shared_kernels.want([*CONFIGS.values(), WGMMA])
 BATCH, SEQ_Q, SEQ_K, HEADS, D = 2, 128, 64, 2, 64
 
 

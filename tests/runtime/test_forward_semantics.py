@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import shared_kernels
 
 from flashsmith.emulator import estimate_seconds
 from flashsmith.emulator.checks import all_checks
@@ -35,6 +36,18 @@ def config(d: int = 64, dtype: DType = DType.FP16, **knobs: Any) -> FlashForward
 
 
 CFG = config()
+MASKED = [
+    FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4, True, True, True, 0, 2, 2, False, optimized)
+    for optimized in (False, True)
+]
+HEAD_DIMENSIONS = [*zip((8, 72, 96, 136, 256), 3 * tuple(DType), strict=False)]
+for _semantics in shared_kernels.EVERY_SEMANTICS:
+    shared_kernels.want([CFG], _semantics)
+for _mask in ("causal", "window"):
+    shared_kernels.want(MASKED, Semantics(_mask, uneven=True))
+shared_kernels.want(
+    [config(d, dtype) for d, dtype in HEAD_DIMENSIONS], Semantics("causal", uneven=True)
+)
 
 
 def drawn(
@@ -125,12 +138,9 @@ def test_a_window_wider_than_the_sequence_hides_nothing() -> None:
     assert np.array_equal(wide, forward(CFG, *qkv))
 
 
-@pytest.mark.parametrize("optimized_softmax", [False, True])
-def test_a_row_masked_throughout_its_first_visited_tile(optimized_softmax: bool) -> None:
+@pytest.mark.parametrize("cfg", MASKED, ids=str)
+def test_a_row_masked_throughout_its_first_visited_tile(cfg: FlashForwardKernelConfig) -> None:
     """The last rows' window ends before the last tile, which the block's other rows visit first."""
-    cfg = FlashForwardKernelConfig(
-        *(DType.FP16, 64, 64, 32, 4, True, True, True, 0, 2, 2, False, optimized_softmax)
-    )
     check(cfg, drawn(64, 96), window=(0, 0))
     check(cfg, drawn(64, 96), causal=True)
 
@@ -171,9 +181,7 @@ def test_the_scale_is_that_of_the_true_d() -> None:
     check(CFG, drawn(70, 64, d=40), scale=0.3)
 
 
-@pytest.mark.parametrize(
-    ("d", "dtype"), [*zip((8, 72, 96, 136, 256), 3 * tuple(DType), strict=False)]
-)
+@pytest.mark.parametrize(("d", "dtype"), HEAD_DIMENSIONS)
 def test_head_dimensions(d: int, dtype: DType) -> None:
     numpy_dtype = np.float16 if dtype is DType.FP16 else ml_dtypes.bfloat16
     check(config(d, dtype), drawn(70, 40, heads=(1, 1), d=d, dtype=numpy_dtype), causal=True)

@@ -1,25 +1,21 @@
-"""The kernels that this folder's tests run: those of the cover of the grid, each built once."""
+"""The kernels that this folder's tests run: those of the cover of the grid, built together.
+
+A plain run takes a few problems of the cover, and one or two kernels of each semantics.
+"""
 
 from __future__ import annotations
 
-from functools import cache
-from itertools import product
+from functools import cache, partial
 
-from flashsmith.builder import library_for
+import shared_kernels
+
 from flashsmith.families import KernelConfig, Semantics
-from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify.grid import Case, covering_cases
 
 MMA_SYNC = "mma_sync"
 
-# Packed kernels are uneven ones.
-SEMANTICS = [
-    Semantics(mask, softcap, packed, uneven)
-    for mask, softcap, packed, uneven in product(
-        ("none", "causal", "window"), (False, True), (False, True), (False, True)
-    )
-    if uneven or not packed
-]
+SEMANTICS = shared_kernels.EVERY_SEMANTICS
+_FACTORS = ("dtype", "d", "lengths", "window", "heads", "batch", "sinks", "schedule", "semantics")
 
 
 @cache
@@ -28,9 +24,49 @@ def cover(family: str = MMA_SYNC) -> tuple[Case, ...]:
 
 
 @cache
-def built(semantics: Semantics, arch: int = 80, family: str = MMA_SYNC) -> tuple[KernelConfig, ...]:
-    """The configs of a family's cover of one semantics, sorted, their kernels loaded from one
-    library."""
+def quick_cover(family: str = MMA_SYNC) -> tuple[Case, ...]:
+    """Of the cover's cases few that have every value of every factor, and every semantics."""
+    open_values = {(name, getattr(case, name)) for case in cover(family) for name in _FACTORS}
+    chosen: list[Case] = []
+
+    def rank(case: Case) -> tuple[int, bool, int]:
+        gain = sum((name, getattr(case, name)) in open_values for name in _FACTORS)
+        # What takes longest is to compile another kernel, then to emulate a large problem.
+        new = case.config != _smallest(case.semantics, family) and all(
+            (case.config, case.semantics) != (other.config, other.semantics) for other in chosen
+        )
+        return gain, not new, -case.lengths[0] * case.lengths[1] * case.config.d_head
+
+    while open_values:
+        best = max(cover(family), key=rank)
+        chosen.append(best)
+        open_values -= {(name, getattr(best, name)) for name in _FACTORS}
+    return tuple(chosen)
+
+
+def _smallest(semantics: Semantics, family: str = MMA_SYNC) -> KernelConfig:
+    """The kernel of the cover with the smallest heads, which runs fastest."""
     configs = sorted({case.config for case in cover(family) if case.semantics == semantics})
-    loaded_kernels.add(library_for(configs, arch=arch, semantics=semantics))
-    return tuple(configs)
+    return min(configs, key=lambda config: config.d_head)
+
+
+@cache
+def built(
+    semantics: Semantics, arch: int = 80, family: str = MMA_SYNC, whole: bool = False
+) -> tuple[KernelConfig, ...]:
+    """The configs of a family's ``whole`` cover of one semantics, or of its quick one and the
+    smallest, sorted, their kernels loaded from one library."""
+    configs = _configs(semantics, family, whole)
+    shared_kernels.load(configs, semantics, arch)
+    return configs
+
+
+def _configs(semantics: Semantics, family: str, whole: bool = False) -> tuple[KernelConfig, ...]:
+    cases = cover(family) if whole else quick_cover(family)
+    found = {case.config for case in cases if case.semantics == semantics}
+    return tuple(sorted(found | {_smallest(semantics, family)}))
+
+
+for _semantics in SEMANTICS:
+    _quick = partial(_configs, _semantics, MMA_SYNC)
+    shared_kernels.want_later(_quick, MMA_SYNC, _semantics, arch=80)

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 from kernels import built
 
-from flashsmith.builder import library_for
 from flashsmith.emulator import Launch, MemoryAccess, Observer
 from flashsmith.families import DType, FlashForwardKernelConfig, Semantics
 from flashsmith.families.mma_sync.sets import proof_configs
 from flashsmith.runtime import run_forward
-from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify.attention import Attention, offsets, row_slices
 from flashsmith.verify.inputs import numpy_dtype
 
@@ -173,6 +172,9 @@ def decisions(config: FlashForwardKernelConfig, seq_k: int, **call: Any) -> int:
     return sum(count for name, count in counts if name.startswith(("setp", "selp")))
 
 
+COUNTED = [proof_configs(DType.FP16, 64)[i] for i in (0, 3)]
+for _mask in ("none", "causal", "window"):
+    shared_kernels.want(COUNTED, Semantics(_mask))
 # Whether a tile's number is in the range in full sight; per warp and tile.
 IN_SIGHT = 4
 # Whether a row's maximum is -inf, and what to take exponents relative to then; per row of a lane.
@@ -186,10 +188,9 @@ EMPTY_ROW = 2
 def test_tiles_in_full_sight_run_no_mask_code(mask: str, call: dict[str, Any]) -> None:
     """Of one Q tile only the tiles at the diagonal need a mask, however many keys there are: each
     further tile costs what it costs a kernel that knows no mask."""
-    configs = [proof_configs(DType.FP16, 64)[i] for i in (0, 3)]
     for semantics in (Semantics(), Semantics(mask)):
-        loaded_kernels.add(library_for(configs, semantics=semantics))
-    for config in configs:
+        shared_kernels.load(COUNTED, semantics)
+    for config in COUNTED:
         diagonal = max(config.B_r, config.B_c)
         few, many = diagonal + 2 * config.B_c, diagonal + 6 * config.B_c
         masked = decisions(config, many, **call) - decisions(config, few, **call)

@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 from kernels import SEMANTICS, built
 from runs import Run, options_for, run_for
-from test_wgmma_family import CAUSAL, KERNELS, PACKED, PLAIN, WINDOW, Kernel, shown
+from test_wgmma_family import CAUSAL, KERNELS, PACKED, WINDOW, Kernel
 
-from flashsmith.families import KernelConfig, Semantics
+from flashsmith.families import DType, KernelConfig, Semantics
+from flashsmith.families.mma_sync.sets import proof_configs
 from flashsmith.runtime import run_forward
 from flashsmith.verify import prove
 
 BEYOND = ("nonfinite", "lost_keys", "huge", "far_scores")
-SOFTCAPPED = shown(KERNELS[4].config.dtype, 64, 1, "softcap+uneven")
+SOFTCAPPED = KERNELS[4]
 
 
 def smallest(semantics: Semantics) -> KernelConfig:
@@ -46,7 +48,7 @@ def test_what_is_not_finite_stays_where_it_belongs(semantics: Semantics, kind: s
 @pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
 def test_what_is_not_finite_in_every_schedule(semantics: Semantics, kind: str) -> None:
     """And of several seeds, which draw where such values lie."""
-    for config in built(semantics):
+    for config in built(semantics, whole=True):
         for seed in range(1, 6):
             verdict = prove(config, **problem(config, semantics), inputs=kind, seed=seed)
             assert verdict.ok, str(verdict)
@@ -55,10 +57,7 @@ def test_what_is_not_finite_in_every_schedule(semantics: Semantics, kind: str) -
 @pytest.mark.parametrize("kind", BEYOND)
 @pytest.mark.parametrize(
     "known",
-    [
-        pytest.param(known, marks=[pytest.mark.full] * (known not in (WINDOW, PLAIN)))
-        for known in KERNELS
-    ],
+    [pytest.param(known, marks=[pytest.mark.full] * (known != WINDOW)) for known in KERNELS],
     ids=str,
 )
 def test_what_is_not_finite_in_wgmma_kernels(known: Kernel, kind: str) -> None:
@@ -81,13 +80,18 @@ def with_lost_keys(seq_k: int, lost: int, d: int, dtype: Any) -> tuple[np.ndarra
     return q, k, v
 
 
+# Of both softmaxes, by whether it is folded into the exponent.
+SOFTMAXES = {config.optimized_softmax: config for config in proof_configs(DType.FP16, 64)[:2]}
+for _uneven in (False, True):
+    shared_kernels.want(SOFTMAXES.values(), Semantics(uneven=_uneven))
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("folded", [False, True])
 def test_blocks_of_lost_keys_leave_no_trace(folded: bool, uneven: bool, blocks: int) -> None:
     """The rows are those of the keys that are left, whichever kernel computes them."""
-    configs = built(Semantics(uneven=uneven))
-    config = next(c for c in configs if getattr(c, "optimized_softmax", False) == folded)
+    config = SOFTMAXES[folded]
     seq_k = 4 * config.B_c + 8 * uneven
     dtype = run_for(Semantics(uneven=uneven), config=config).inputs.q.dtype
     q, k, v = with_lost_keys(seq_k, blocks * config.B_c, config.d_head, dtype)

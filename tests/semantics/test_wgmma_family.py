@@ -1,16 +1,17 @@
-"""The wgmma family in the emulator: every shipped config, and kernels that show the other knobs,
-each compiled for one semantics. ``-m full`` takes every shipped config with every semantics; the
+"""The wgmma family in the emulator: kernels that show its knobs, and shipped ones, with every two
+of what semantics are made of. ``-m full`` takes every shipped config with every semantics; the
 cover of the grid is in test_grid.py."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 from kernels import SEMANTICS
 from runs import Run, keywords, options_for, run_for
 from test_layouts import laid_out
@@ -64,10 +65,7 @@ class Kernel:
 
     def load(self) -> None:
         """Builds and loads the kernel, if need be."""
-        load_all(self.semantics)
-        if (self.config, ARCH, self.semantics) not in loaded_kernels.kernels:
-            library = library_for([self.config], arch=ARCH, semantics=self.semantics)
-            loaded_kernels.add(library)
+        shared_kernels.load([self.config], self.semantics)
 
     def problem(self) -> dict[str, Any]:
         """Keywords of prove() for a problem with several tiles and K/V blocks a head."""
@@ -86,11 +84,6 @@ def shown(dtype: DType, d_head: int, place: int, semantics: str) -> Kernel:
     return Kernel(config, Semantics.parse(semantics))
 
 
-# Each shipped config with one semantics: between them most of those that there are.
-SHIPPED_KERNELS = [
-    Kernel(config, SEMANTICS[(5 * place + place // len(SEMANTICS)) % len(SEMANTICS)])
-    for place, config in enumerate(SHIPPED)
-]
 # Between them all knobs' values, 1 to 4 warpgroups, every mask.
 WINDOW = shown(DType.BF16, 128, 0, "window+uneven")
 CAUSAL = shown(DType.FP16, 128, 1, "causal+uneven")
@@ -115,17 +108,19 @@ KERNELS = [
     FOUR,
 ]
 UNEVEN = [known for known in KERNELS if known.semantics.uneven]
+# With these every two of mask, cap, packed and uneven sequences meet.
+PAIRED = ("causal+softcap", "window", "window+softcap+packed+uneven")
+SHIPPED_KERNELS = [
+    Kernel(SHIPPED[len(SHIPPED) * place // len(PAIRED)], Semantics.parse(semantics))
+    for place, semantics in enumerate(PAIRED)
+]
 
 
-@cache
-def load_all(semantics: Semantics) -> None:
-    """One build for all kernels of one semantics takes less time than one for each."""
-    known = [*SHIPPED_KERNELS, *KERNELS]
-    configs = {one.config for one in known if one.semantics == semantics}
-    loaded_kernels.add(library_for(sorted(configs), arch=ARCH, semantics=semantics))
+for _known in (*SHIPPED_KERNELS, *KERNELS):
+    shared_kernels.want([_known.config], _known.semantics)
 
 
-@pytest.mark.parametrize("known", [*SHIPPED_KERNELS, *KERNELS[4:]], ids=str)
+@pytest.mark.parametrize("known", [*SHIPPED_KERNELS, *KERNELS], ids=str)
 def test_outputs_are_right_and_nothing_is_found(known: Kernel) -> None:
     known.load()
     verdict = prove(known.config, **known.problem(), sm_count=2, checks=True)
@@ -250,8 +245,9 @@ def test_steps_that_tma_cannot_take_are_refused(known: Kernel, dimension: str) -
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
+# One semantics after the other: all kernels of one are a library.
 @pytest.mark.parametrize("config", SHIPPED, ids=str)
+@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
 def test_every_shipped_config_with_every_semantics(
     config: HopperForwardKernelConfig, semantics: Semantics
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 import time
@@ -133,7 +132,9 @@ def test_ties_are_ranked_by_name(tmp_path: Path) -> None:
     assert finalists == sorted(NAMES[:6])[:3]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))]
+)
 def test_on_a_noisy_clock_the_winner_is_among_the_best(tmp_path: Path, seed: int) -> None:
     best = 5 + seed
     kernels = times(best, count=16, step=0.02)
@@ -210,7 +211,10 @@ def test_a_library_that_is_gone_again_costs_its_kernel(tmp_path: Path) -> None:
     assert order(race) == [NAMES[0], NAMES[2]]
 
 
-@pytest.mark.parametrize(("fails", "how"), [("prove", "raise"), ("compile", "refuse")])
+@pytest.mark.parametrize(
+    ("fails", "how"),
+    [("prove", "raise"), pytest.param("compile", "refuse", marks=pytest.mark.full)],
+)
 def test_what_the_machine_may_be_to_blame_for_is_tried_again_when_going_on(
     tmp_path: Path, fails: str, how: str
 ) -> None:
@@ -221,7 +225,7 @@ def test_what_the_machine_may_be_to_blame_for_is_tried_again_when_going_on(
     assert order(race)[0] == NAMES[0]
 
 
-@pytest.mark.parametrize("how", ["abort", "lie"])
+@pytest.mark.parametrize("how", [pytest.param("abort", marks=pytest.mark.full), "lie"])
 def test_what_a_kernel_did_is_remembered(tmp_path: Path, how: str) -> None:
     kernels = times(best=0, count=4)
     sweep(World(but(kernels, {0: {"fails": "prove", "how": how}})), tmp_path)
@@ -387,17 +391,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[object], bytes
     return found, (folder / "journal.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize(
+    "part", [0.6, *(pytest.param(part, marks=pytest.mark.full) for part in (0.0, 0.15, 0.9, 1.0))]
+)
 def test_whatever_part_of_the_journal_is_left_the_ranking_is_the_same(
-    tmp_path: Path, whole: tuple[list[object], bytes]
+    tmp_path: Path, whole: tuple[list[object], bytes], part: float
 ) -> None:
     """A kill at any moment leaves a beginning of the journal, perhaps cut within a line."""
     expected, content = whole
-    draw = random.Random(7)
-    for n, cut in enumerate([0, len(content), *draw.sample(range(len(content)), 3)]):
-        folder = tmp_path / str(n)
-        folder.mkdir()
-        (folder / "journal.jsonl").write_bytes(content[:cut])
-        assert ranking(sweep(NOISY, folder, PROBLEMS)) == expected, cut
+    cut = int(part * len(content))
+    (tmp_path / "journal.jsonl").write_bytes(content[:cut])
+    assert ranking(sweep(NOISY, tmp_path, PROBLEMS)) == expected, cut
 
 
 def test_a_finished_sweep_measures_nothing_again(
@@ -424,7 +428,7 @@ sweep(World(MIXED, noise=0.01, seconds_per_request=0.02), Path({folder!r}), PROB
 """
 
 
-@pytest.mark.parametrize("records", [3, 40])
+@pytest.mark.parametrize("records", [pytest.param(3, marks=pytest.mark.full), 40])
 def test_killed_with_all_its_processes_it_goes_on(
     tmp_path: Path, whole: tuple[list[object], bytes], records: int
 ) -> None:
@@ -468,13 +472,15 @@ def path_to_the_best() -> tuple[list[str], World]:
     return names, World(speeds, default=Kernel(ms=2.0))
 
 
-def test_neighbours_of_the_best_are_tried_and_their_neighbours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refinements", [0, pytest.param(1, marks=pytest.mark.full), 2])
+def test_neighbours_of_the_best_are_tried_and_their_neighbours(
+    tmp_path: Path, refinements: int
+) -> None:
     names, world = path_to_the_best()
-    for refinements in (0, 1, 2):
-        races = refined(tmp_path / str(refinements), world, refinements, names[0])
-        assert [order(race)[0] for race in races] == [names[refinements]] * 2
-        tried = [len(race.candidates) for race in races]
-        assert tried == [1, 1] if refinements == 0 else min(tried) > 8 * refinements
+    races = refined(tmp_path, world, refinements, names[0])
+    assert [order(race)[0] for race in races] == [names[refinements]] * 2
+    tried = [len(race.candidates) for race in races]
+    assert tried == [1, 1] if refinements == 0 else min(tried) > 8 * refinements
 
 
 def test_both_families_race_and_the_table_says_which_wins(tmp_path: Path) -> None:
@@ -500,7 +506,12 @@ def test_both_families_race_and_the_table_says_which_wins(tmp_path: Path) -> Non
     assert ranking(refined(folder, world, 1, "both")) == ranking(races)
 
 
-def test_neighbours_that_fail_cost_themselves_and_a_refined_sweep_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "part", [0.5, *(pytest.param(part, marks=pytest.mark.full) for part in (0.75, 1.0))]
+)
+def test_neighbours_that_fail_cost_themselves_and_a_refined_sweep_goes_on(
+    tmp_path: Path, part: float
+) -> None:
     names, world = path_to_the_best()
     kernels = {**world.kernels, names[2]: Kernel(ms=0.1, fails="check", how="lie")}
     world = replace(world, kernels=kernels)
@@ -508,8 +519,7 @@ def test_neighbours_that_fail_cost_themselves_and_a_refined_sweep_goes_on(tmp_pa
     assert [order(race)[0] for race in expected] == [names[1]] * 2
     assert [statuses(race)[names[2]] for race in expected] == ["wrong"] * 2
     content = (tmp_path / "whole" / "journal.jsonl").read_bytes()
-    for cut in (len(content), len(content) // 2, len(content) * 3 // 4):
-        folder = tmp_path / str(cut)
-        folder.mkdir()
-        (folder / "journal.jsonl").write_bytes(content[:cut])
-        assert ranking(refined(folder, world, 2, names[0])) == ranking(expected)
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    (folder / "journal.jsonl").write_bytes(content[: int(part * len(content))])
+    assert ranking(refined(folder, world, 2, names[0])) == ranking(expected)

@@ -67,7 +67,7 @@ def test_the_default_problems_leave_out_what_the_space_has_nothing_for() -> None
     assert len(races) == 12
     assert len(plan_races(None, fakes.DEVICE, "tune", settings)) == 72
     with pytest.raises(SelectionError, match="is no known key"):
-        plan_races(None, fakes.DEVICE, "nonsense", settings)
+        plan_races([PROBLEM], fakes.DEVICE, "nonsense", settings)
     with pytest.raises(SelectionError, match=r"none of its configs \(1\)"):
         plan_races(
             [PROBLEM, races[0].problem], fakes.DEVICE, NAMES[0].replace("128", "64"), settings
@@ -345,7 +345,10 @@ def test_the_space_comes_from_the_environment_too() -> None:
         (("--max-spill", "-1"), "max_spill=-1: give 0 or more"),
         (("--jobs", "0"), "jobs=0: give at least 1"),
         (("--dry-run", "--problems", "b2"), "problem='b2': s, d, dtype missing"),
-        (("--dry-run", "--space", "nonsense"), "kernels='nonsense' is no known key"),
+        (
+            ("--dry-run", "--space", "nonsense", "--problems", str(PROBLEM)),
+            "kernels='nonsense' is no known key",
+        ),
     ],
 )
 def test_bad_options_are_named(arguments: tuple[str, ...], said: str) -> None:

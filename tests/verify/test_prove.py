@@ -9,27 +9,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
+from shared_kernels import with_every_value
 
-from flashsmith.builder import library_for
 from flashsmith.emulator import Finding, Observer
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     FlashForwardKernelConfig,
+    Semantics,
     get_cover_configs,
     get_kernel_configs,
     get_kernel_progression_configs,
     is_legal,
 )
-from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, prove
 
 PROGRESSION = get_kernel_progression_configs()
 BEST = PROGRESSION[-2]
+EVERYTHING = Semantics("window", softcap=True, packed=True, uneven=True)
+shared_kernels.want(PROGRESSION)
+for _semantics in (Semantics(uneven=True), Semantics(packed=True, uneven=True), EVERYTHING):
+    shared_kernels.want([BEST], _semantics)
 
 
 def built_together(configs: list[FlashForwardKernelConfig]) -> list[FlashForwardKernelConfig]:
     """The same configs, their kernels loaded from one library: far quicker than one by one."""
-    loaded_kernels.add(library_for(configs))
+    shared_kernels.load(configs)
     return configs
 
 
@@ -227,15 +232,25 @@ def test_a_finding_fails_a_verdict_whose_numbers_are_right(
 COVER = get_cover_configs()
 
 
+FEW = with_every_value(COVER)
+shared_kernels.want(FEW)
+
+
+@pytest.mark.parametrize("cfg", FEW, ids=str)
+def test_every_value_of_every_knob_is_right(cfg: FlashForwardKernelConfig) -> None:
+    assert_right(cfg, seq=cfg.B_r, seq_k=3 * cfg.B_c)
+
+
 @pytest.fixture(scope="module")
 def cover() -> None:
     built_together(COVER)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("cover")
 @pytest.mark.parametrize("cfg", COVER, ids=str)
-def test_a_covering_set_is_right(cfg: FlashForwardKernelConfig) -> None:
-    assert_right(cfg, seq=256, heads=1)
+def test_every_pair_of_values_is_right(cfg: FlashForwardKernelConfig) -> None:
+    assert_right(cfg, seq=2 * cfg.B_r, seq_k=4 * cfg.B_c, heads=1)
 
 
 def d_head_64(configs: list[FlashForwardKernelConfig]) -> list[FlashForwardKernelConfig]:

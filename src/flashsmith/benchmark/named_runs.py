@@ -20,7 +20,7 @@ from flashsmith.benchmark.timing import (
     Protocol,
     Telemetry,
 )
-from flashsmith.benchmark.workload import Workload
+from flashsmith.benchmark.workload import workload_of
 from flashsmith.env import KERNELS
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, get_kernel_configs
@@ -108,14 +108,14 @@ def launch_named(
             reason = entrant.note if config is None else kernels.illegality(config)
             if reason:
                 raise ArgumentError(f"kernels: {entrant.name} on '{problem}': {reason}")
-        for peer in plan.peers:
+        for peer in plan.peers_of(problem):
             if absence := peer.absence(problem):
                 raise ArgumentError(f"ref={peer.name!r} on '{problem}': {absence}")
     uses = [(e.config, p) for p, found in entrants.items() for e in found if e.config is not None]
     kernels.build(uses, narrator.build)
     total = plan.protocol.num_warmups + plan.protocol.runs
     for problem in plan.problems:
-        workload = Workload(problem, plan.seed)
+        workload = workload_of(problem, plan.seed)
         contenders: list[Contender] = [
             attention_contender(entrant.config, workload)
             if entrant.attention
@@ -123,7 +123,7 @@ def launch_named(
             for entrant in entrants[problem]
             if entrant.config is not None
         ]
-        contenders += [peer.prepare(workload) for peer in plan.peers]
+        contenders += [peer.prepare(workload) for peer in plan.peers_of(problem)]
         for contender in contenders:
             with clock.running():
                 for _ in range(total):

@@ -69,7 +69,9 @@ class Size:
         d_heads = ", ".join(map(str, sorted({cfg.d_head for cfg in configs})))
         dtypes = ", ".join(sorted({cfg.dtype.name.lower() for cfg in configs}))
         lengths = describe_lengths([self.length(cfg) for cfg in configs])
-        return f"batch {self.batch}, seq {lengths}, heads {self.heads}, d_head {d_heads}, {dtypes}"
+        size = f"batch {self.batch}, seq {lengths}, heads {self.heads}, d_head {d_heads}, {dtypes}"
+        others = sorted({cfg.family.operation for cfg in configs} - {DEFAULT})
+        return ", ".join([size, *others])
 
     def describe_timed(self) -> str:
         """The size that is timed."""

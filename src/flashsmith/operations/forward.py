@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashsmith.errors import ArgumentError
 from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
 from flashsmith.operations.sizes import Sizes
 
@@ -31,21 +32,42 @@ def _scores_in_window(seq_q: int, seq_k: int, left: int) -> int:
     return short * (2 * first + short + 1) // 2 + (queries - short) * (left + 1)
 
 
+# A window limit that no sequence reaches: csrc's kUnlimited.
+UNLIMITED = 2**30
+
+
 def batch_seq_head(strides: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a (batch, seq, heads, d) tensor but the last; packed, the batch's is 0."""
     return (0,) * (4 - len(strides)) + strides[:-1]
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """Sizes, rows of all packed sequences, strides of q, k, v and o, scale, softcap, and how many
-    keys before and after a row's own it sees."""
+    """Sizes, rows of all packed sequences, strides of q, k, v and o, scale (None: 1/sqrt(d)),
+    softcap, and the window's limits."""
     p, options = call.problem, call.options
     return (
         *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
         *(call.sizes.get(name, 0) for name in ("total_q", "total_k")),
         *(stride for name in "qkvo" for stride in batch_seq_head(call.strides[name])),
-        *(options["scale"], options["softcap"], options["left"], options["right"]),
+        *(p.d**-0.5 if options["scale"] is None else options["scale"], options["softcap"]),
+        *_limits(p, options["left"], options["right"]),
     )
+
+
+def _limits(p: Sizes, left: int | None, right: int | None) -> tuple[int, int]:
+    """How many keys before and after a row's own it sees; None is no limit but the mask's own.
+
+    Raises ArgumentError where the mask and the limits contradict each other.
+    """
+    mask = p.semantics.mask
+    if (mask == "window") != (left is not None or right is not None):
+        raise ArgumentError(
+            f"left={left}, right={right}: give the limits of a window, and of nothing else; the "
+            f"problem's mask is {mask!r}"
+        )
+    if mask == "causal":
+        right = 0
+    return UNLIMITED if left is None else left, UNLIMITED if right is None else right
 
 
 FORWARD = Operation(

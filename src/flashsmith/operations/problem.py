@@ -208,7 +208,8 @@ def _unknown(word: str) -> str:
     hint = did_you_mean(wrong, (*_SEMANTIC_WORDS, *operations, *dtypes))
     return (
         f"unknown word {quoted(wrong)}{hint or ';'} allowed are sizes (b2, s128 or s128:512, h16 "
-        f"or h32:8, d64), fp16 or bf16, and {', '.join((*_SEMANTIC_WORDS, *operations))}"
+        f"or h32:8, d64), fp16 or bf16, and {', '.join((*_SEMANTIC_WORDS, *operations))}, and an "
+        "operation's name where the package that registers it is installed"
     )
 
 

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 from flashsmith.emulator import EmulationResult
 from flashsmith.families import DeviceSpec, Problem
+from flashsmith.operations.forward import UNLIMITED
 from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
-from flashsmith.runtime.options import CAUSAL, NO_MASK, UNLIMITED, Mask
+from flashsmith.runtime.options import CAUSAL, NO_MASK, Mask
 from flashsmith.runtime.request import Request
 
 # address, batch stride, seq stride, head stride

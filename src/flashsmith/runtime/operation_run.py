@@ -19,8 +19,12 @@ from flashsmith.runtime.forward_pass import limits_of, run_on_gpu
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.options import check_flag
-from flashsmith.runtime.overlap import check_output_distinct
-from flashsmith.runtime.tensors import check_beside, check_memory, view_tensor
+from flashsmith.runtime.tensors import (
+    check_beside,
+    check_memory,
+    check_output_distinct,
+    view_tensor,
+)
 
 
 class OperationCall(NamedTuple):

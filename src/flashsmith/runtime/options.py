@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsmith.errors import ArgumentError
+from flashsmith.operations.forward import UNLIMITED
 from flashsmith.printable import quoted
 
 # The kernel takes scale * log2(e) as fp32; outside of these it would become inf, or lose bits.
@@ -18,8 +19,6 @@ MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
 # fp32, in base 2: from 2^28 on rounding alone makes them so wrong that a probability overflows.
 # Above this scale a score of 2 is already there.
 MAX_UNCAPPED_SCALE = 2.0**27
-# A window limit that no sequence reaches: csrc's kUnlimited.
-UNLIMITED = 2**30
 NO_WINDOW = (None, None)
 
 

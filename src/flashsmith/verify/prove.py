@@ -258,8 +258,8 @@ def reference_of(operation: Operation) -> OperationReference:
         known = load_attribute(operation.reference, what)
         if not isinstance(known, OperationReference):
             raise ArgumentError(
-                f"{what}: {operation.reference!r} is a {type(known).__name__}; give an instance of "
-                "a class derived from flashsmith.verify.OperationReference"
+                f"{what}: {operation.reference!r} is an object of {type(known).__name__}; give "
+                "one of a class derived from flashsmith.verify.OperationReference"
             )
         _REFERENCES[operation.name] = known
     return known

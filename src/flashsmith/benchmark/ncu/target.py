@@ -51,7 +51,7 @@ def run_job(job: Job) -> None:
     Raises what launching raises: after a crash the GPU serves this process no more.
     """
     from flashsmith.benchmark.contenders import kernel_contender
-    from flashsmith.benchmark.workload import Workload
+    from flashsmith.benchmark.workload import workload_of
 
     verdicts: list[str] = []
     path = Path(job.verdicts)
@@ -60,7 +60,7 @@ def run_job(job: Job) -> None:
     for use in job.uses:
         if workload is None or use.problem != problem:
             problem, workload = use.problem, None
-            workload = Workload(Problem.parse(use.problem))
+            workload = workload_of(Problem.parse(use.problem))
         contender = kernel_contender(parse_kernel_name_into_config(use.config), workload)
         verdicts.append("; ".join(workload.judge(contender.output()).reasons))
         path.write_text(json.dumps(verdicts))

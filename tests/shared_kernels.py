@@ -1,0 +1,129 @@
+"""Kernels that tests need, compiled together: one library for each family, architecture and
+semantics.
+
+A compiler takes three seconds for a library before its first kernel. So a module says at import
+which kernels its plain run needs, and the first test that uses one of them builds all that any
+module wants of the same semantics. Every worker imports all modules, so all want the same library,
+and find it in the cache once one of them has built it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import TypeVar
+
+from flashsmith.builder import KernelLibrary, cache_dir, library_for
+from flashsmith.builder.cache import Cache
+from flashsmith.families import KernelConfig, Semantics
+from flashsmith.runtime.libraries import Key, LoadedKernel, loaded_kernels
+
+_CACHE = cache_dir()
+AnyConfig = TypeVar("AnyConfig", bound=KernelConfig)
+# Packed kernels are uneven ones.
+EVERY_SEMANTICS = [
+    Semantics(mask, softcap, packed, uneven)
+    for mask, softcap, packed, uneven in product(
+        ("none", "causal", "window"), (False, True), (False, True), (False, True)
+    )
+    if uneven or not packed
+]
+
+Group = tuple[str, int, Semantics]
+_wanted: dict[Group, set[KernelConfig]] = defaultdict(set)
+_later: dict[Group, list[Callable[[], Iterable[KernelConfig]]]] = defaultdict(list)
+_built: dict[Group, KernelLibrary] = {}
+
+
+def want(
+    configs: Iterable[KernelConfig], semantics: Semantics | None = None, arch: int | None = None
+) -> None:
+    """Has these configs' kernels built with the others of these semantics (None: plain), for an
+    architecture (None: the oldest that their family runs on)."""
+    for cfg in configs:
+        _wanted[_group(cfg, semantics, arch)].add(cfg)
+
+
+def want_later(
+    configs: Callable[[], Iterable[KernelConfig]], family: str, semantics: Semantics, arch: int
+) -> None:
+    """The same for configs that take too long to name while tests are collected."""
+    _later[family, arch, semantics].append(configs)
+
+
+def load(
+    configs: Sequence[KernelConfig], semantics: Semantics | None = None, arch: int | None = None
+) -> KernelLibrary:
+    """Loads the kernels of configs of one family. Those that nobody wanted are built by themselves.
+
+    The library is the one that holds the first config.
+    """
+    group = _group(configs[0], semantics, arch)
+    shared = _library(group)
+    alone = [cfg for cfg in configs if shared is None or cfg not in shared]
+    if shared is not None:
+        loaded_kernels.add(shared)
+    if alone:
+        library = library_for(alone, arch=group[1], semantics=group[2])
+        loaded_kernels.add(library)
+    return library if shared is None or configs[0] in alone else shared
+
+
+def with_host_code(folder: Path) -> Path:
+    """A cache folder for a test that needs one of its own: nothing but the host code that all
+    libraries share is compiled, if any library is built by now."""
+    home = Cache(_CACHE).root
+    if home.is_dir():
+        others = shutil.ignore_patterns("libraries", "locks", "tmp")
+        shutil.copytree(home, Cache(folder).root, ignore=others)
+    return folder
+
+
+def with_every_value(configs: Sequence[AnyConfig]) -> list[AnyConfig]:
+    """Few of the configs, in which every knob has every value that it has in all of them."""
+
+    def values(cfg: AnyConfig) -> set[tuple[str, object]]:
+        return {(knob, getattr(cfg, knob)) for knob in cfg.__dataclass_fields__}
+
+    missing, chosen = set[tuple[str, object]]().union(*map(values, configs)), []
+    # The smallest tiles among equals: their kernels compile and run fastest.
+    configs = sorted(configs, key=lambda cfg: cfg.d_head * (cfg.B_r + cfg.B_c))
+    while missing:
+        chosen.append(max(configs, key=lambda cfg: len(values(cfg) & missing)))
+        missing -= values(chosen[-1])
+    return chosen
+
+
+def _build_together(build: Callable[[Key], LoadedKernel], key: Key) -> LoadedKernel:
+    """What is compiled on its first use comes with the others too, if some module wants it."""
+    cfg, arch, semantics = key
+    shared = _library((cfg.FAMILY, arch, semantics))
+    if shared is None or cfg not in shared:
+        return build(key)
+    loaded_kernels.add(shared)
+    return loaded_kernels.kernels[key]
+
+
+def _group(cfg: KernelConfig, semantics: Semantics | None, arch: int | None) -> Group:
+    return cfg.FAMILY, arch or cfg.OLDEST_ARCH, semantics or Semantics()
+
+
+def _library(group: Group) -> KernelLibrary | None:
+    """What all modules want of a group; None for a test that has a cache of its own."""
+    if cache_dir() != _CACHE:
+        return None
+    if group not in _built:
+        for configs in _later.pop(group, []):
+            _wanted[group].update(configs())
+        if not _wanted[group]:
+            return None
+        _, arch, semantics = group
+        _built[group] = library_for(sorted(_wanted[group]), arch=arch, semantics=semantics)
+    return _built[group]
+
+
+loaded_kernels._build = partial(_build_together, loaded_kernels._build)  # type: ignore[method-assign]
