@@ -24,7 +24,6 @@ ORDER = (
     ("operations",),
     ("families",),
     ("configs",),
-    ("codegen",),
     ("builder", "emulator"),
     ("runtime",),
     ("verify",),
@@ -208,8 +207,7 @@ def test_words_are_no_folders(code: str) -> None:
 # Folders of csrc, each with those whose files its own may include besides.
 CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     "common": set(),
-    # The families, until it takes configs as their numbers.
-    "host": {"common", "mma_sync", "wgmma"},
+    "host": {"common"},
     "mma_sync": {"common", "host"},
     "wgmma": {"common", "host"},
     "roofline": {"common"},
@@ -417,8 +415,6 @@ MAY_NAME_A_FAMILY = (
     "benchmark/roofline/",
     "emulator/translate/",
 )
-# To be asked of the family, too, when plans are.
-STILL_NAMES_A_FAMILY = {"builder/recipe.py", "codegen/instantiations.py"}
 FAMILY_NAMES = frozenset(FAMILIES)
 CONFIG_CLASSES = frozenset(family.config_class.__name__ for family in FAMILIES.values())
 HOUSE = [
@@ -453,9 +449,6 @@ def named_families(tree: ast.AST, module: str) -> set[str]:
 @pytest.mark.parametrize("module", HOUSE)
 def test_no_module_outside_a_family_names_one(module: str) -> None:
     found = named_families(parse(module), module)
-    if module in STILL_NAMES_A_FAMILY:
-        assert found, f"{module} names no family any more: take it out of the list"
-        return
     assert not found, f"{module} names {sorted(found)}: ask cfg.family instead"
 
 

@@ -25,7 +25,7 @@ SOURCE = ROOT / "src" / "flashsmith"
 # What the extra 'cli' brings.
 CLI = ("rich", "typer")
 # What attention() may reach.
-RUNTIME = ("families", "codegen", "builder", "emulator", "runtime", "chooser")
+RUNTIME = ("families", "builder", "emulator", "runtime", "chooser")
 
 
 def run_python(code: str, without: tuple[str, ...] = CLI) -> subprocess.CompletedProcess[str]:

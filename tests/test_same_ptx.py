@@ -92,6 +92,8 @@ def write_library(cache: Path, ptx: str, **changes: Any) -> None:
     version = changes.pop("nvcc_version", "13.0.1")
     data = {
         "arch": 80,
+        "family": "mma_sync",
+        "source_hash": "0" * 32,
         "semantics": semantics,
         "nvcc_version": version,
         "kernels": [kernel | changes],
@@ -193,6 +195,13 @@ def test_a_folder_that_is_no_tree_is_refused(
     monkeypatch.setattr(sys, "argv", ["same_ptx.py", "--base-tree", str(tmp_path)])
     with pytest.raises(SystemExit):
         tool.main()
+
+
+def test_what_is_recorded_leads_to_the_newest_sources(tool: ModuleType) -> None:
+    known = tool.recorded({}, {"a": "tree", "b": "tree"}, {"a": "a1", "b": "b1"})
+    assert known == {"tree": {"a": "a1", "b": "b1"}}
+    known = tool.recorded(known, {"a": "a1", "b": "b1"}, {"a": "a2", "b": "b1"})
+    assert known == {"a1": {"a": "a2"}, "tree": {"a": "a2", "b": "b1"}}
 
 
 @pytest.mark.full

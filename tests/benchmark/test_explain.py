@@ -91,7 +91,7 @@ def test_the_swizzle_is_that_of_the_panels(d_head: int, places: list[str]) -> No
 
 
 def test_the_places_exist_in_the_sources() -> None:
-    from flashsmith.builder.recipe import package_sources
+    from flashsmith.builder.sources import package_sources
 
     sources = "\n".join(path.read_text() for path in package_sources().glob("*/*.cuh"))
     for effect in knob_effects(KEPT):

@@ -15,7 +15,7 @@ from flashsmith.benchmark.knobs import knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.whole_tiles import whole_tiles
-from flashsmith.builder.recipe import package_sources
+from flashsmith.builder.sources import package_sources
 from flashsmith.emulator import BankConflicts
 from flashsmith.emulator.checks.bank_conflicts import Wavefronts
 from flashsmith.families import (

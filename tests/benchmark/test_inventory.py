@@ -10,12 +10,8 @@ import pytest
 from flashsmith.benchmark.inventory import config_facts, entry_facts, print_entries
 from flashsmith.benchmark.table import make_console
 from flashsmith.builder import CacheEntry, KernelEntry, Manifest
-from flashsmith.builder.recipe import (
-    kernel_flags,
-    package_sources,
-    package_version,
-    source_hash,
-)
+from flashsmith.builder.recipe import kernel_flags, package_version
+from flashsmith.builder.sources import source_hash
 from flashsmith.builder.toolchain import tvm_ffi_version
 from flashsmith.families import DEFAULT_DEVICE, Semantics, get_kernel_configs
 from flashsmith.runtime.target import Target
@@ -32,7 +28,7 @@ def library() -> Manifest:
         family="mma_sync",
         semantics=Semantics(),
         arch=DEFAULT_DEVICE.arch,
-        source_hash=source_hash(package_sources()),
+        source_hash=source_hash("mma_sync"),
         package_version=package_version(),
         nvcc_version="13.0",
         gxx_version="12",

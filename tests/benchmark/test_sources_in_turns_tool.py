@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashsmith.builder.recipe import package_sources
+from flashsmith.builder.sources import package_sources
 
 
 @pytest.fixture

@@ -60,30 +60,23 @@ if constexpr (faulty) {
     }""",
 }
 
-_FILES = {
-    "host/launch_plan.h": """\
-#pragma once
-#include <map>
-#include "wgmma/config.cuh"
-namespace flashsmith {
-using KernelMap = std::map<HopperForwardKernelConfig, hopper_forward_kernel_fn>;
-const KernelMap& kernel_map();
-inline const KernelMap& to_kernel_map(const KernelMap& kernels) { return kernels; }
-Semantics kernel_semantics();
-int device_count();
-}  // namespace flashsmith
-""",
+_PLAN = """\
+#include "wgmma/plan.h"
+flashsmith::Plan flashsmith::plan_forward(const HopperForwardKernelConfig&, NumberReader&, Tensors,
+                                          const DeviceSpec&, const Semantics&) {
+    return {};
 }
+"""
 
 
 def write_hopper_sources(folder: Path, fault: str) -> Path:
     """The miniature csrc with `fault` ('none', 'serialized', 'setmaxnreg' or 'spills'), in
     ``folder``."""
     write_sources(folder)
-    for name, text in _FILES.items():
-        (folder / name).write_text(text)
     (folder / "wgmma").mkdir()
-    shutil.copy(_REAL_CSRC / "wgmma" / "config.cuh", folder / "wgmma")
+    for name in ("config.cuh", "plan.h"):
+        shutil.copy(_REAL_CSRC / "wgmma" / name, folder / "wgmma")
+    (folder / "wgmma" / "plan.cc").write_text(_PLAN)
     # Without bounds ptxas does not know how many registers a thread begins with.
     bounds = "" if fault == "setmaxnreg" else "__launch_bounds__(512, 1)"
     text = _KERNEL.replace("BOUNDS", bounds).replace("FAULTY_B_C", str(FAULTY_B_C))

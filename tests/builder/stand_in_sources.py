@@ -16,7 +16,8 @@ import pytest
 from flashsmith.builder import processes
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.compilation import Compilation
-from flashsmith.builder.recipe import Recipe, source_hash
+from flashsmith.builder.recipe import Recipe
+from flashsmith.builder.sources import source_hash
 from flashsmith.builder.toolchain import Toolchain
 from flashsmith.families import FlashForwardKernelConfig, Semantics, parse_kernel_name_into_config
 
@@ -52,39 +53,49 @@ __device__ inline float twice(float x) {
     return x * 2;
 }
 """,
-    "host/launch_plan.h": """\
-#pragma once
-#include <map>
-#include "mma_sync/flash_attention.cuh"
-namespace flashsmith {
-using KernelMap = std::map<FlashForwardKernelConfig, forward_kernel_fn>;
-const KernelMap& kernel_map();
-inline const KernelMap& to_kernel_map(const KernelMap& kernels) { return kernels; }
-Semantics kernel_semantics();
-int device_count();
-}  // namespace flashsmith
+    "mma_sync/plan.cc": """\
+#include "mma_sync/plan.h"
+flashsmith::Plan flashsmith::plan_forward(const FlashForwardKernelConfig&, NumberReader&, Tensors,
+                                          const DeviceSpec&, const Semantics&) {
+    return {};
+}
 """,
     "host/launcher.cc": """\
 #include <cuda_runtime_api.h>
-#include "host/launch_plan.h"
-int flashsmith::device_count() {
+#include "host/launcher.h"
+int device_count() {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 """,
+    "host/launcher.h": """\
+#pragma once
+int device_count();
+""",
     "host/bindings.cc": """\
-#include "host/launch_plan.h"
+#include "host/kernel_library.h"
+#include "host/launcher.h"
 extern "C" __attribute__((visibility("default"))) int __tvm_ffi_kernel_count() {
-    return flashsmith::kernel_map().size();
+    return flashsmith::kernel_library().configs.size();
 }
 extern "C" __attribute__((visibility("default"))) int __tvm_ffi_mask_kind() {
-    return static_cast<int>(flashsmith::kernel_semantics().mask);
+    return flashsmith::kernel_library().semantics[0];
 }
 extern "C" __attribute__((visibility("default"))) int __tvm_ffi_device_count() {
-    return flashsmith::device_count();
+    return device_count();
 }
 """,
 }
+
+# What of the package's own sources the miniature has.
+_COPIED = (
+    "common/types.cuh",
+    "common/forward_args.cuh",
+    "host/kernel_library.h",
+    "host/plan.h",
+    "mma_sync/flash_attention.cuh",
+    "mma_sync/plan.h",
+)
 
 _PLAYER = """\
 #!/bin/sh
@@ -117,7 +128,7 @@ def write_sources(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for part in ("host", "common", "mma_sync"):
         (folder / part).mkdir()
-    for name in ("common/forward_args.cuh", "mma_sync/flash_attention.cuh"):
+    for name in _COPIED:
         shutil.copy(_REAL_CSRC / name, folder / name)
     for name, text in _FILES.items():
         (folder / name).write_text(text)
@@ -126,7 +137,7 @@ def write_sources(folder: Path) -> Path:
 
 def record_compiler(home: Path, csrc: Path, toolchain: Toolchain) -> Path:
     """A CUDA_HOME whose nvcc replays compiling CONFIGS from ``csrc`` as a single shard."""
-    recipe = Recipe(CONFIGS, 80, Semantics(), csrc, source_hash(csrc), toolchain)
+    recipe = Recipe(CONFIGS, 80, Semantics(), csrc, source_hash("mma_sync", csrc), toolchain)
     cache = Cache(home / "cache")
     recorded = home / "recorded"
     with cache.building(recipe.key(), lambda seconds: None), cache.workspace() as workspace:

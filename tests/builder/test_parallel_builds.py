@@ -45,7 +45,7 @@ def test_a_waiting_build_takes_over_when_the_other_is_killed(cache, cuda_home, t
     first.communicate()
     output, errors = second.communicate(timeout=120)
     assert second.returncode == 0, errors
-    assert "done 6 6" in output
+    assert "done 7 7" in output
     check_stand_in_library(build_from(tiny_csrc, CONFIGS, jobs=1))
 
 

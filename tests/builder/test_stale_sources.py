@@ -1,4 +1,4 @@
-"""No library outlives a change of its sources, whichever folder of csrc they lie in."""
+"""No library outlives a change of its sources, and none is built anew for another family's."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ from stand_in_sources import CONFIGS, write_sources
 
 from flashsmith.builder.find import find_library_from
 from flashsmith.builder.library_build import build_from
-from flashsmith.builder.recipe import package_sources, source_hash
+from flashsmith.builder.sources import family_sources, package_sources, source_hash, tree_hash
+from flashsmith.families import FAMILIES
 
-# Programs of their own, compiled anew whenever they run.
-NOT_IN_LIBRARIES = "roofline"
-
-
-def library_files(csrc: Path) -> list[Path]:
-    """Every file below csrc that a kernel library may be made of."""
-    files = (path for path in csrc.rglob("*") if path.is_file())
-    return sorted(path for path in files if path.relative_to(csrc).parts[0] != NOT_IN_LIBRARIES)
+SHARED = {"common", "host"}
 
 
 @pytest.fixture
@@ -29,52 +23,78 @@ def csrc(tmp_path: Path) -> Path:
     return Path(shutil.copytree(package_sources(), tmp_path / "csrc"))
 
 
-def test_a_change_of_any_file_is_noticed(csrc: Path) -> None:
-    before = source_hash(csrc)
-    assert before == source_hash(package_sources())
-    files = library_files(csrc)
-    assert {path.parent.name for path in files} == {"host", "common", "mma_sync", "wgmma"}
-    for path in files:
-        text = path.read_bytes()
-        path.write_bytes(text + b"\n")
-        assert source_hash(csrc) != before, path
-        path.write_bytes(text)
-    assert source_hash(csrc) == before
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_change_of_any_file_it_is_made_of_is_noticed(csrc: Path, family: str) -> None:
+    before = source_hash(family, csrc)
+    assert before == source_hash(family)
+    for name in family_sources(family, csrc).texts:
+        text = (csrc / name).read_bytes()
+        (csrc / name).write_bytes(text + b"\n")
+        assert source_hash(family, csrc) != before, name
+        (csrc / name).write_bytes(text)
+    assert source_hash(family, csrc) == before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_made_of_its_own_folder_and_what_all_share(csrc: Path, family: str) -> None:
+    names = set(family_sources(family, csrc).texts)
+    assert {name.split("/")[0] for name in names} == {family, *SHARED}
+    own = {path.relative_to(csrc).as_posix() for path in (csrc / family).iterdir()}
+    host = {path.relative_to(csrc).as_posix() for path in (csrc / "host").iterdir()}
+    assert own | host <= names
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_change_in_another_family_is_none(csrc: Path, family: str) -> None:
+    before = source_hash(family, csrc), tree_hash(csrc)
+    for path in csrc.rglob("*.*"):
+        if path.parent.name not in {family, *SHARED}:
+            path.write_bytes(path.read_bytes() + b"\n")
+    assert source_hash(family, csrc) == before[0]
+    assert tree_hash(csrc) != before[1]
 
 
 @pytest.mark.parametrize("folder", ["host", "wgmma"])
-def test_files_that_come_go_or_move_are_noticed(csrc: Path, folder: str) -> None:
-    hashes = {source_hash(csrc)}
-    new = csrc / folder / "a_new_one.cuh"
+def test_host_code_that_comes_goes_or_moves_is_noticed(csrc: Path, folder: str) -> None:
+    hashes = {source_hash("wgmma", csrc)}
+    new = csrc / folder / "a_new_one.cc"
     new.write_text("")
-    hashes.add(source_hash(csrc))
-    new = new.rename(new.with_name("another_name.cuh"))
-    hashes.add(source_hash(csrc))
-    new = new.rename(csrc / "common" / new.name)
-    hashes.add(source_hash(csrc))
-    assert len(hashes) == 4
+    hashes.add(source_hash("wgmma", csrc))
+    new = new.rename(new.with_name("another_name.cc"))
+    hashes.add(source_hash("wgmma", csrc))
+    assert len(hashes) == 3
     new.unlink()
-    assert source_hash(csrc) in hashes
+    assert source_hash("wgmma", csrc) in hashes
+
+
+def test_headers_count_once_they_are_included(csrc: Path) -> None:
+    """From anywhere: beside the file that includes them, or by their folder."""
+    before = source_hash("mma_sync", csrc)
+    (csrc / "mma_sync" / "beside.cuh").write_text('#  include "common/by_folder.cuh"\n')
+    (csrc / "common" / "by_folder.cuh").write_text("")
+    assert source_hash("mma_sync", csrc) == before
+    kernel = csrc / "mma_sync" / "gemm.cuh"
+    kernel.write_text(f'#include "beside.cuh"\n{kernel.read_text()}')
+    names = family_sources("mma_sync", csrc).texts
+    assert {"mma_sync/beside.cuh", "common/by_folder.cuh"} <= names.keys()
 
 
 def test_what_is_not_noticed_is_not_included() -> None:
-    csrc = package_sources()
-    known = set(library_files(csrc))
-    for path in known:
-        for name in re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE):
-            assert csrc / name in known, f"{path} includes {name}"
+    for family in FAMILIES:
+        known = family_sources(family).texts
+        for path, text in known.items():
+            for name in re.findall(r'^#include "(.+)"', text.decode(), re.MULTILINE):
+                assert name in known, f"{path} includes {name}"
 
 
-@pytest.mark.parametrize("folder", ["host", "wgmma"])
+@pytest.mark.parametrize("name", ["host/bindings.cc", "common/twice.cuh"])
 def test_a_library_of_other_sources_is_not_found_and_not_reused(
-    cache_root: Path, cuda_home: Path, tmp_path: Path, folder: str
+    cache_root: Path, cuda_home: Path, tmp_path: Path, name: str
 ) -> None:
     csrc = write_sources(tmp_path / "csrc")
-    (csrc / "wgmma").mkdir(exist_ok=True)
-    changed = csrc / folder / "later.cuh"
-    changed.write_text("// one\n")
+    changed = csrc / name
     first = build_from(csrc, CONFIGS, jobs=1)
     assert find_library_from(csrc, CONFIGS, arch=80) is not None
-    changed.write_text("// two\n")
+    changed.write_text(changed.read_text() + "// two\n")
     assert find_library_from(csrc, CONFIGS, arch=80) is None
     assert build_from(csrc, CONFIGS, jobs=1).path != first.path

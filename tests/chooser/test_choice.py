@@ -13,6 +13,7 @@ from winner_samples import BIG, H200, MIDDLE, SMALL, TUNED, WGMMA, add, ranked, 
 
 import flashsmith
 from flashsmith.builder import find_library
+from flashsmith.builder.sources import source_hash
 from flashsmith.chooser import build_for, choice, choose, choose_config, forget_choices
 from flashsmith.chooser.winners import WinnersTable, record_winners, staleness, storage
 from flashsmith.errors import ArgumentError
@@ -36,12 +37,26 @@ def problem(seq_q: int, seq_k: int, d: int = 128, heads: int = 8) -> Problem:
     return Problem(4, seq_q, seq_k, heads, heads, d, DType.BF16)
 
 
+def test_figures_of_sources_with_the_same_kernels_are_as_good_as_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = source_hash("wgmma")
+    known = {"0123456789ab" + 20 * "0": {"wgmma": here, "mma_sync": here}}
+    monkeypatch.setattr(staleness, "equivalent_sources", lambda: known)
+    judged = staleness._as_good_as_here
+    monkeypatch.setattr(staleness, "_as_good_as_here", judged.__wrapped__)
+    older = {"csrc": "0123456789ab"}
+    assert not staleness.is_of_other_sources(older, "wgmma")
+    assert staleness.is_of_other_sources(older, "mma_sync"), "of that family's sources it is not"
+    assert staleness.is_of_other_sources({"csrc": "ba9876543210"}, "wgmma")
+
+
 @pytest.mark.parametrize(
     ("environment", "noted"),
     [
         ({"revision": "csrc 0123456789ab"}, True),
         ({"revision": "v1-dirty", "csrc": "0123456789ab"}, True),
-        ({"revision": "v1-dirty", "csrc": staleness.sources_here()}, False),
+        ({"revision": "v1-dirty", "csrc": staleness.sources_here("mma_sync")}, False),
         ({"revision": "v1-dirty"}, False),
     ],
 )

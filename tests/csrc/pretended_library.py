@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from flashsmith.builder import find_toolchain
-from flashsmith.builder.recipe import host_sources_in
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
 from flashsmith.operations.semantics import MASKS
 from flashsmith.runtime.call import ForwardCall, unplaced_call
@@ -27,15 +26,35 @@ CSRC = HERE.parents[1] / "src" / "flashsmith" / "csrc"
 H200 = device_spec("H200")
 
 _LIBRARY = """\
-#include "host/launch_plan.h"
+#include "host/kernel_library.h"
+#include "mma_sync/plan.h"
+#include "wgmma/plan.h"
+#include "two_steps.h"
 namespace flashsmith {{
 static Semantics the_semantics{{}};
-Semantics kernel_semantics() {{ return the_semantics; }}
-const KernelMap& kernel_map() {{
-    static const KernelMap map = {{
+template <class Config>
+LibraryConfig config(const Config& config, std::vector<int64_t> numbers, uintptr_t kernel) {{
+    return {{numbers,
+            {{reinterpret_cast<const void*>(kernel)}},
+            [config](NumberReader& numbers, Tensors tensors, const DeviceSpec& device) {{
+                return plan_forward(config, numbers, tensors, device, the_semantics);
+            }}}};
+}}
+const KernelLibrary& kernel_library() {{
+    static const KernelLibrary library = {{
+        .configs = {{
 {entries}
+            {{{{}},
+             {{reinterpret_cast<const void*>(0x2000), reinterpret_cast<const void*>(0x2001)}},
+             [](NumberReader& numbers, Tensors, const DeviceSpec&) {{
+                 return plan_two_steps(numbers);
+             }}}},
+        }},
+        .semantics = {{}},
+        .n_tensors = 9,
+        .n_required = 4,
     }};
-    return map;
+    return library;
 }}
 }}
 extern "C" void pretended_semantics(int mask, bool softcap, bool packed, bool uneven) {{
@@ -102,6 +121,7 @@ class PretendedLibrary:
         for name in ("end_capture", "destroy"):
             getattr(self.cuda, f"pretended_{name}").argtypes = [ctypes.c_uint64]
         listed = [tuple(map(int, ints)) for ints in self.functions.configs()]
+        self.two_steps = len(configs)  # the index of the config of two_steps.h
         self.index = {cfg: listed.index(cfg.to_ints()) for cfg in configs}
 
     def reset(self, devices: int = 1) -> None:
@@ -139,8 +159,7 @@ class PretendedLibrary:
     def plan(self, cfg: KernelConfig, call: ForwardCall) -> LaunchPlan:
         """The launch that a call becomes. Raises ValueError as the library does."""
         described = self.functions.plan(self.index[cfg], *call.library_arguments())
-        assert int(described[0]) == self.index[cfg]
-        return plan_from_library("a_kernel", described)
+        return plan_from_library(["a_kernel"], described)
 
     def plan_problem(
         self, cfg: KernelConfig, problem: Problem, device: DeviceSpec = H200
@@ -153,19 +172,28 @@ class PretendedLibrary:
         self, cfg: KernelConfig, call: ForwardCall, ordinal: int = 0
     ) -> Callable[..., float | None]:
         """A function of a stream and addresses that launches the call."""
-        return self.functions.prepare(self.index[cfg], *call.library_arguments(), ordinal, False)  # type: ignore[no-any-return]
+        launch, block_bytes = self.functions.prepare(
+            self.index[cfg], *call.library_arguments(), ordinal, False
+        )
+        assert block_bytes == 0
+        return launch  # type: ignore[no-any-return]
 
 
 def build_pretended_library(folder: Path, configs: Sequence[KernelConfig]) -> PretendedLibrary:
     """Compiles and loads it; half a minute of one core's time."""
     tools = find_toolchain()
     entries = "\n".join(
-        f"        {{{cfg.to_cpp_struct()}, reinterpret_cast<const void*>(uintptr_t{{{i}}})}},"
+        f"            config({cfg.to_cpp_struct()}, {{{', '.join(map(str, cfg.to_ints()))}}}, {i}),"
         for i, cfg in enumerate(configs, start=0x1000)
     )
     (folder / "library.cc").write_text(_LIBRARY.format(entries=entries))
-    sources = [*host_sources_in(CSRC), folder / "library.cc", HERE / "pretended_cuda.cc"]
-    includes = [f"-I{CSRC}", *(f"-isystem{path}" for path in tools.include_dirs)]
+    ours = [folder / "library.cc", HERE / "pretended_cuda.cc"]
+    sources = [
+        *CSRC.glob("host/*.cc"),
+        *(CSRC / f"{family}/plan.cc" for family in ("mma_sync", "wgmma")),
+        *ours,
+    ]
+    includes = [f"-I{CSRC}", f"-I{HERE}", *(f"-isystem{path}" for path in tools.include_dirs)]
     flags = ["-std=c++20", "-O1", "-fPIC", "-x", "c++", *includes]
 
     def compile_one(source: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashsmith.builder.recipe import package_sources
+from flashsmith.builder.sources import package_sources
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.emulator import GlobalMemory, emulate
 

@@ -81,7 +81,7 @@ def test_cpp_has_the_same_fields_values_and_default(tmp_path: Path) -> None:
     )
     source = tmp_path / "semantics.cc"
     source.write_text(
-        '#include <cstdio>\n#include "common/forward_args.cuh"\nusing namespace flashsmith;\n'
+        '#include <cstdio>\n#include "common/types.cuh"\nusing namespace flashsmith;\n'
         f"int main() {{\n{prints}}}\n"
     )
     program = tmp_path / "semantics"

@@ -322,7 +322,8 @@ def test_a_launcher_takes_a_stream_and_addresses(kernel: Any) -> None:
     """Zeros at the end may be left out; a number too many or too few is told before any launch."""
     call = unplaced_call(PROBLEM, 0.125, A100)
     arguments = (kernel.index, *call.library_arguments(), 4095, False)
-    launch = kernel.functions.prepare(*arguments)
+    launch, block_bytes = kernel.functions.prepare(*arguments)
+    assert block_bytes == 0
     for short in range(5):
         with pytest.raises(ValueError, match="fewer arguments than the call takes"):
             launch(*[0] * short)

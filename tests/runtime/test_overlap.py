@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime.frameworks.base import HOST, Device, TensorView
 from flashsmith.runtime.frameworks.numpy import NumpyArrays
-from flashsmith.runtime.overlap import byte_range, check_output_distinct, share_memory
-from flashsmith.runtime.tensors import view_tensor
+from flashsmith.runtime.tensors import (
+    byte_range,
+    check_output_distinct,
+    share_memory,
+    view_tensor,
+)
 
 
 def view_at(

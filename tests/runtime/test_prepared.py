@@ -231,7 +231,7 @@ def test_threads(gpu: PretendedGpu) -> None:
     assert not wrong
     assert len(gpu.launches) == 8 * 200
     for launch in gpu.launches:
-        seq, q_rows = launch.prepared[1], launch.prepared[8] // (4 * 64)
+        seq, q_rows = launch.prepared[6], launch.prepared[13] // (4 * 64)
         assert seq == q_rows
 
 

@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from flashsmith.codegen import generate_kernel_instantiations
+from flashsmith.builder.generate import generate_kernel_instantiations
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import Semantics, get_kernel_configs, get_kernels_to_build
 

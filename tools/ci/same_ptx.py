@@ -13,8 +13,12 @@ the order in which they come. Where the text differs, numbers of machine instruc
 spilled bytes stand beside it. What ships is each distinct config and semantics that ranks first in
 an entry of a shipped table, for the architecture of its GPU.
 
-A file of --write-base has the hash of each kernel's canonical PTX, its figures and the compiler's
-version. It shows which kernels differ, not in which lines; the compiler must be the same.
+A file of --write-base has the hash of each kernel's canonical PTX, its figures, the compiler's
+version and the sources' hash. It shows which kernels differ, not in which lines; the compiler must
+be the same.
+
+With --record, and without --set, the sources of both trees are written down as equivalent once all
+kernels are the same: figures that were measured with the base tree's are then as good as ours.
 
 The exit status is 1 when a kernel differs, or only one tree has it.
 """
@@ -30,12 +34,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from flashsmith.builder.sources import EQUIVALENT_SOURCES, equivalent_sources
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.families import (
     KernelConfig,
@@ -90,9 +95,10 @@ Key = tuple[int, str, str]  # arch, semantics, short form
 
 @dataclass(frozen=True)
 class Compiled:
-    """A tree's kernels, and the compiler that made them."""
+    """A tree's kernels, the compiler that made them, and the hash of each family's sources."""
 
     nvcc_version: str
+    sources: dict[str, str]
     kernels: dict[Key, Kernel]
 
     def write(self, path: Path) -> None:
@@ -103,7 +109,8 @@ class Compiled:
         ]
         kernels = ",\n".join(lines)
         path.write_text(
-            f'{{"nvcc": {json.dumps(self.nvcc_version)}, "kernels": [\n{kernels}\n]}}\n'
+            f'{{"nvcc": {json.dumps(self.nvcc_version)}, "sources": {json.dumps(self.sources)}, '
+            f'"kernels": [\n{kernels}\n]}}\n'
         )
 
     @classmethod
@@ -113,7 +120,7 @@ class Compiled:
             (arch, semantics, form): Kernel(digest, *statistics)
             for arch, semantics, form, digest, *statistics in data["kernels"]
         }
-        return cls(data["nvcc"], kernels)
+        return cls(data["nvcc"], data["sources"], kernels)
 
 
 def canonical(ptx: str) -> tuple[str, ...]:
@@ -170,10 +177,11 @@ def build(tree: Path, jobs: Iterable[Job], cache: Path) -> None:
 
 def compiled_in(cache: Path) -> Compiled:
     """What lies in a cache, whatever its layout: by manifest."""
-    versions, kernels = set(), {}
+    versions, sources, kernels = set(), {}, {}
     for manifest in sorted(cache.rglob("manifest.json")):
         data: dict[str, Any] = json.loads(manifest.read_text().partition("\n")[2])
         versions.add(data["nvcc_version"])
+        sources[data["family"]] = data["source_hash"]
         semantics = str(Semantics(**data["semantics"]))
         for kernel in data["kernels"]:
             text = canonical((manifest.parent / kernel["ptx_file"]).read_text())
@@ -184,7 +192,7 @@ def compiled_in(cache: Path) -> Compiled:
                 kernel["spill_store_bytes"] + kernel["spill_load_bytes"],
                 text,
             )
-    return Compiled(" and ".join(sorted(versions)), kernels)
+    return Compiled(" and ".join(sorted(versions)), sources, kernels)
 
 
 def compiled_from(tree: Path, jobs: Iterable[Job]) -> Compiled:
@@ -194,6 +202,22 @@ def compiled_from(tree: Path, jobs: Iterable[Job]) -> Compiled:
         cache.mkdir()
         build(tree, jobs, cache)
         return compiled_in(cache)
+
+
+def recorded(
+    known: Mapping[str, Mapping[str, str]], base: Mapping[str, str], new: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """What is known of equivalent sources, and that the base's are the new ones', by family."""
+    found = {
+        older: {
+            family: new[family] if now == base.get(family) else now for family, now in to.items()
+        }
+        for older, to in known.items()
+    }
+    for family, older in base.items():
+        if older != new[family]:
+            found.setdefault(older, {})[family] = new[family]
+    return dict(sorted(found.items()))
 
 
 def differences(base: dict[Key, Kernel], new: dict[Key, Kernel]) -> Iterator[str]:
@@ -225,7 +249,10 @@ def main() -> int:
     parser.add_argument("--set", help="a key of KERNELS, instead of cover and what ships")
     parser.add_argument("--arch", default="sm_80", help="with --set")
     parser.add_argument("--semantics", default="plain", help="with --set")
+    parser.add_argument("--record", action="store_true", help="write down that they are equivalent")
     options = parser.parse_args()
+    if options.record and options.set:
+        parser.error("--record: needs cover and all that ships; leave --set out")
     if options.base_tree and not (options.base_tree / "src" / "flashsmith").is_dir():
         parser.error(f"--base-tree {options.base_tree}: holds no src/flashsmith")
     if options.write_base and not options.base_tree:
@@ -253,6 +280,9 @@ def main() -> int:
         print(paragraph)
     kernels = len(base.kernels.keys() | new.kernels.keys())
     print(f"{kernels} kernels, {kernels - len(told)} the same, {len(told)} not")
+    if options.record and kernels and not told:
+        equivalent = recorded(equivalent_sources(), base.sources, new.sources)
+        EQUIVALENT_SOURCES.write_text(json.dumps(equivalent, indent=1) + "\n")
     return 1 if told or not kernels else 0
 
 

@@ -89,14 +89,15 @@ def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
     seen: list[Callable[[], Any]] = []
     prepare = LoadedKernel.prepare
 
-    def noting(kernel: LoadedKernel, call: Any, ordinal: int, *, timed: bool = False) -> Any:
-        function = kernel.functions.prepare(kernel.index, *call.library_arguments(), ordinal, timed)
+    def noting(kernel: LoadedKernel, call: Any, ordinal: int, **options: Any) -> Any:
+        arguments = (kernel.index, *call.library_arguments(), ordinal, options["timed"])
+        function, _ = kernel.functions.prepare(*arguments)
         stream = framework_of(torch.Tensor).current_stream(ordinal)
         addresses = call.addresses
         while addresses[-1] == 0:
             addresses = addresses[:-1]
         seen.append(partial(function, stream, *addresses))
-        return prepare(kernel, call, ordinal, timed=timed)
+        return prepare(kernel, call, ordinal, **options)
 
     forget_prepared_calls()
     with mock.patch.object(LoadedKernel, "prepare", noting):

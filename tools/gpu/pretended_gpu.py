@@ -63,14 +63,14 @@ class PretendedGpu:
         return self.kernels[key]
 
     def _load(self, config: Any, semantics: Any) -> libraries.LoadedKernel:
-        def prepare(index: int, *arguments: Any) -> Callable[..., Any]:
+        def prepare(index: int, *arguments: Any) -> tuple[Callable[..., Any], int]:
             def note(stream: int, *addresses: int) -> None:
                 absent = (0,) * (N_ADDRESSES - len(addresses))
                 self.launches.append(
                     Launch(config, semantics, arguments, stream, (*addresses, *absent))
                 )
 
-            return self.launcher or note
+            return self.launcher or note, 0
 
         library: Any = SimpleNamespace(
             manifest=SimpleNamespace(semantics=semantics, nvcc_version="13.0.88")

@@ -34,7 +34,7 @@ from flashsmith.benchmark.workload import Workload
 from flashsmith.builder import KernelLibrary
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.library_build import build_from
-from flashsmith.builder.recipe import package_sources, source_hash
+from flashsmith.builder.sources import package_sources, source_hash, tree_hash
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.families import (
@@ -82,7 +82,8 @@ def first_ranked(softcap: bool) -> list[Pair]:
 
 def library_of(csrc: Path, configs: set[KernelConfig], semantics: Semantics) -> KernelLibrary:
     """A library of these sources that holds the configs: from the cache, or built."""
-    cache, sources = Cache(cache_dir()), source_hash(csrc)
+    (family,) = {config.FAMILY for config in configs}
+    cache, sources = Cache(cache_dir()), source_hash(family, csrc)
     for manifest in cache.manifests():
         held = {kernel.config for kernel in manifest.kernels}
         alike = manifest.source_hash == sources and manifest.arch == ARCH
@@ -192,7 +193,7 @@ def main() -> int:
     if options.build_only:
         return 0
     kernels = {name: kernels_of(csrc, pairs, load=True) for name, csrc in sources.items()}
-    hashes = {name: source_hash(csrc)[:12] for name, csrc in sources.items()}
+    hashes = {name: tree_hash(csrc)[:12] for name, csrc in sources.items()}
     print(f"{Environment.collect(0).gpu}: {hashes}", flush=True)
     figures, wrong = [], 0
     with open(options.csv, "w", newline="") as file:

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.cubin import kernel_code_bytes
 from flashsmith.builder.demangle import demangle
+from flashsmith.builder.generate import GeneratedSources, generate_kernel_instantiations
 from flashsmith.builder.library import SHARED_OBJECT
-from flashsmith.builder.manifest import KernelEntry
+from flashsmith.builder.manifest import KernelBeside, KernelEntry
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptx_module import split_ptx
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
-from flashsmith.builder.recipe import Recipe, copy_sources, host_sources_in, source_hash
-from flashsmith.codegen import GeneratedSources, generate_kernel_instantiations
+from flashsmith.builder.recipe import Recipe
+from flashsmith.builder.sources import family_sources, source_hash
 from flashsmith.errors import CompileError
-from flashsmith.families import parse_kernel_name_into_config
+from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 
 # Nothing but the bindings' entry points leaves the library.
 _EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
@@ -39,9 +41,9 @@ class _HostObject:
     path: Path
 
 
-def _object_name(csrc: Path, source: Path) -> str:
-    """Families' files may have the same name: the folder tells them apart."""
-    return "_".join(source.relative_to(csrc).with_suffix("").parts)
+def _object_name(source: str) -> str:
+    """What the object of 'mma_sync/plan.cc' is called: files of two folders may be called alike."""
+    return source.removesuffix(".cc").replace("/", "_")
 
 
 class Compilation:
@@ -59,7 +61,8 @@ class Compilation:
         self.csrc = workspace / "csrc"
         (self.library / "ptx").mkdir(parents=True)
         self.build.mkdir()
-        self._copied_hash = copy_sources(recipe.csrc, self.csrc)
+        self._originals = family_sources(recipe.family, recipe.csrc)
+        self._originals.copy_to(self.csrc)
         self._new_objects: list[_HostObject] = []
         shards = -(-len(recipe.configs) // _CONFIGS_PER_SHARD)
         self.sources: GeneratedSources = generate_kernel_instantiations(
@@ -71,7 +74,9 @@ class Compilation:
 
     def is_current(self) -> bool:
         """Whether what is compiled is what the recipe names, and the sources still are."""
-        return self._copied_hash == self.recipe.source_hash == source_hash(self.recipe.csrc)
+        recipe = self.recipe
+        now = source_hash(recipe.family, recipe.csrc)
+        return self._originals.hash() == recipe.source_hash == now
 
     # ---- compiling ----
 
@@ -119,8 +124,9 @@ class Compilation:
         return self._nvcc(f"shard_{index}", self.sources.shards[index], flags)
 
     def _host_objects(self) -> list[_HostObject]:
-        csrc, key = self.csrc, self.recipe.common_key()
-        commands = (self._gxx(_object_name(csrc, path), path) for path in host_sources_in(csrc))
+        key = self.recipe.common_key()
+        files = self._originals.host_files
+        commands = (self._gxx(_object_name(name), self.csrc / name) for name in files)
         return [
             _HostObject(f"{key}-{command.name}", command, self._object(command.name))
             for command in commands
@@ -171,8 +177,17 @@ class Compilation:
             reports = parse_ptxas_report(done.output)
             nameless = self._nameless(modules, done.output)
             sizes = kernel_code_bytes((keep / f"shard_{index}.cubin").read_bytes())
-            names = {parse_kernel_name_into_config(demangle(name)): name for name in modules}
-            missing = [cfg for cfg in configs if cfg not in names]
+            names = {self._kernel_of(name): name for name in modules}
+            kernels = {
+                cfg: cfg.family.kernel_templates(cfg)  # the templates by role
+                for cfg in configs
+            }
+            missing = [
+                f"{cfg} ({template})"
+                for cfg, templates in kernels.items()
+                for template in templates.values()
+                if (cfg, template) not in names
+            ]
             if missing:
                 raise ValueError(f"no kernel for {missing[0]} in {sorted(modules)}")
             unknown = [name for name in names.values() if name not in reports or name not in sizes]
@@ -184,33 +199,54 @@ class Compilation:
                 f"({self.recipe.toolchain.nvcc_version}) was not understood: {error}"
             ) from error
 
-        shard_bytes = sum(len(modules[names[cfg]]) for cfg in configs)
-        shared_seconds = done.seconds - sum(reports[names[cfg]].ptxas_seconds for cfg in configs)
-        entries = []
-        for cfg in configs:
-            name = names[cfg]
-            share = len(modules[name]) / shard_bytes * max(0.0, shared_seconds)
-            report = reports[name]
-            ptx_file = f"ptx/{cfg.kernel_name()}.ptx"
+        shard_bytes = sum(map(len, modules.values()))
+        shared_seconds = done.seconds - sum(reports[name].ptxas_seconds for name in modules)
+
+        def compiled(cfg: KernelConfig, role: str, template: str) -> dict[str, Any]:
+            """What is known of one kernel, its PTX written to the library."""
+            name = names[cfg, template]
+            ptx_file = f"ptx/{cfg.kernel_name()}{role and '_' + role}.ptx"
             (self.library / ptx_file).write_text(modules[name])
+            report = reports[name]
+            return {
+                "ptx_entry": name,
+                "ptx_file": ptx_file,
+                "registers": report.registers,
+                "stack_bytes": report.stack_bytes,
+                "spill_store_bytes": report.spill_store_bytes,
+                "spill_load_bytes": report.spill_load_bytes,
+                "static_smem_bytes": report.static_smem_bytes,
+                "ptx_bytes": len(modules[name]),
+                "code_bytes": sizes[name],
+                "warnings": (*report.warnings, *nameless.get(name, ())),
+            }
+
+        entries = []
+        for cfg, templates in kernels.items():
+            (_, main), *others = templates.items()
+            of_config = [names[cfg, template] for template in templates.values()]
+            share = sum(len(modules[name]) for name in of_config) / shard_bytes
+            seconds = sum(reports[name].ptxas_seconds for name in of_config)
             entries.append(
                 KernelEntry(
                     config=cfg,
                     short_form=cfg.short_form(),
-                    ptx_entry=name,
-                    ptx_file=ptx_file,
-                    registers=report.registers,
-                    stack_bytes=report.stack_bytes,
-                    spill_store_bytes=report.spill_store_bytes,
-                    spill_load_bytes=report.spill_load_bytes,
-                    static_smem_bytes=report.static_smem_bytes,
-                    compile_seconds=round(report.ptxas_seconds + share, 3),
-                    ptx_bytes=len(modules[name]),
-                    code_bytes=sizes[name],
-                    warnings=(*report.warnings, *nameless.get(name, ())),
+                    compile_seconds=round(seconds + share * max(0.0, shared_seconds), 3),
+                    beside=tuple(
+                        KernelBeside(role=role, **compiled(cfg, role, template))
+                        for role, template in others
+                    ),
+                    **compiled(cfg, "", main),
                 )
             )
         return entries
+
+    @staticmethod
+    def _kernel_of(name: str) -> tuple[KernelConfig, str]:
+        """The config and the template that a kernel is made of."""
+        readable = demangle(name)
+        template = readable.partition("<")[0].rpartition("::")[2]
+        return parse_kernel_name_into_config(readable), template
 
     def _nameless(self, modules: dict[str, str], output: str) -> dict[str, tuple[str, ...]]:
         """ptxas's warnings that name no kernel, by the kernel they are of.
@@ -242,7 +278,8 @@ class Compilation:
         tools = self.recipe.toolchain
         # A system toolkit's nvcc reads its own headers through targets/, not through include/.
         own = tools.nvcc.parent.parent / "targets" / "x86_64-linux" / "include"
-        folders = (self.recipe.csrc, self.csrc, self.library / "sources", *tools.include_dirs, own)
+        folders = (*self._originals.roots, self.csrc, self.library / "sources")
+        folders = (*folders, *tools.include_dirs, own)
         return [root for folder in folders for root in (folder, folder.resolve())]
 
     # ---- linking ----
@@ -254,7 +291,7 @@ class Compilation:
         exports.write_text(_EXPORTS)
         names = [path.stem for path in self.sources.shards]
         names += ["kernel_library"]
-        names += [_object_name(self.csrc, path) for path in host_sources_in(self.csrc)]
+        names += map(_object_name, self._originals.host_files)
         command = Command(
             "link",
             (

@@ -10,12 +10,8 @@ from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.manifest import Manifest
 from flashsmith.builder.progress import Progress
-from flashsmith.builder.recipe import (
-    kernel_flags,
-    package_sources,
-    package_version,
-    source_hash,
-)
+from flashsmith.builder.recipe import kernel_flags, package_version
+from flashsmith.builder.sources import package_sources, source_hash
 from flashsmith.builder.toolchain import tvm_ffi_version
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.families import KernelConfig, Semantics, by_family
@@ -118,13 +114,13 @@ def is_current(manifest: Manifest) -> bool:
     Flags count too, compilers do not: what is built needs none. Others stay in the cache until they
     are evicted, but are not used.
     """
-    return _is_of(manifest, _origin_now(package_sources()))
+    return _is_of(manifest, _Origin(package_sources()))
 
 
 def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None) -> list[Manifest]:
     """The manifests of the cached libraries made from ``csrc``, most recently used first; of all
     semantics where none are given."""
-    origin = _origin_now(csrc)
+    origin = _Origin(csrc)
     return [
         m
         for m in Cache(cache_dir()).manifests()
@@ -132,10 +128,20 @@ def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None)
     ]
 
 
-def _is_of(manifest: Manifest, origin: tuple[str, str, str]) -> bool:
+class _Origin:
+    """What libraries would be made of now: the sources of their family, and the packages."""
+
+    def __init__(self, csrc: Path) -> None:
+        self._csrc, self._hashes = csrc, dict[str, str]()
+        self._packages = package_version(), tvm_ffi_version()
+
+    def of(self, family: str) -> tuple[str, str, str]:
+        if family not in self._hashes:
+            self._hashes[family] = source_hash(family, self._csrc)
+        return self._hashes[family], *self._packages
+
+
+def _is_of(manifest: Manifest, origin: _Origin) -> bool:
     made = (manifest.source_hash, manifest.package_version, manifest.tvm_ffi_version)
-    return made == origin and manifest.flags == kernel_flags(manifest.family, manifest.arch)
-
-
-def _origin_now(csrc: Path) -> tuple[str, str, str]:
-    return source_hash(csrc), package_version(), tvm_ffi_version()
+    flags = kernel_flags(manifest.family, manifest.arch)
+    return made == origin.of(manifest.family) and manifest.flags == flags

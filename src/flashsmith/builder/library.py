@@ -68,7 +68,13 @@ class KernelLibrary:
         Raises KernelNotBuiltError, or CacheError when the file was damaged since the library was
         opened.
         """
-        name = self.entry(cfg).ptx_file
+        return self._text(self.entry(cfg).ptx_file)
+
+    def ptx_beside(self, cfg: KernelConfig) -> dict[str, str]:
+        """The same of the kernels beside the main one, by entry."""
+        return {one.ptx_entry: self._text(one.ptx_file) for one in self.entry(cfg).beside}
+
+    def _text(self, name: str) -> str:
         try:
             data = (self.path / name).read_bytes()
         except OSError as error:

@@ -10,17 +10,18 @@ from pathlib import Path
 from flashsmith import env
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.compilation import LINK_SECONDS, Compilation
+from flashsmith.builder.cost import expected_seconds
 from flashsmith.builder.gates import check_shipped, slowing_warnings
+from flashsmith.builder.generate import sorted_configs
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.builder.processes import Finished
 from flashsmith.builder.progress import BuildEvent, Progress, Stage, silent
-from flashsmith.builder.recipe import Recipe, package_sources, package_version, source_hash
+from flashsmith.builder.recipe import Recipe, package_version
 from flashsmith.builder.scratch import require_plain, scratch_folder
+from flashsmith.builder.sources import family_sources, package_sources, source_hash
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.builder.user_cache import cache_dir
-from flashsmith.codegen import sorted_configs
-from flashsmith.codegen.cost import expected_seconds
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, CacheError, CompileError
 from flashsmith.families import KernelConfig, Semantics, check_legal, device_spec
@@ -66,12 +67,14 @@ def build_from(
     if jobs < 1:
         raise ArgumentError(f"jobs={jobs}: give at least 1")
     csrc = csrc.absolute()
-    require_plain("csrc", csrc)
+    for folder in family_sources(unique[0].FAMILY, csrc).roots:
+        require_plain("csrc", folder)
     toolchain = find_toolchain()
     toolchain.check_arch(arch)
     cache = Cache(cache_dir())
     for _ in range(_ATTEMPTS):
-        recipe = Recipe(unique, arch, semantics or Semantics(), csrc, source_hash(csrc), toolchain)
+        sources = source_hash(unique[0].FAMILY, csrc)
+        recipe = Recipe(unique, arch, semantics or Semantics(), csrc, sources, toolchain)
         library = _Build(recipe, cache, jobs, progress or silent).run()
         if library is not None:
             return library

@@ -28,12 +28,32 @@ LIBRARY_FILE = re.compile(r"library\.so|ptx/\w+\.ptx|sources/\w+\.(?:cu|cuh|cc)"
 # Some 400 bytes a kernel, of at most a few thousand.
 _MOST_BYTES = 2**26
 # Raised whenever the layout of a library changes: older libraries are then built anew.
-FORMAT = 2
+FORMAT = 3
+
+
+@dataclass(frozen=True)
+class KernelBeside:
+    """A kernel that a config has beside its main one, as compiled; see KernelEntry.
+
+    ``role`` is the family's word for it.
+    """
+
+    role: str
+    ptx_entry: str
+    ptx_file: str
+    registers: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    static_smem_bytes: int
+    ptx_bytes: int
+    code_bytes: int
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """One kernel of a library, as compiled.
+    """One config of a library: its main kernel, as compiled, and the kernels ``beside`` it.
 
     ``registers`` and the stack and spill bytes are per thread, as ptxas reports them.
     ``compile_seconds`` is this kernel's own time in ptxas plus a share of the rest of its shard's
@@ -55,6 +75,12 @@ class KernelEntry:
     ptx_bytes: int
     code_bytes: int
     warnings: tuple[str, ...] = ()
+    beside: tuple[KernelBeside, ...] = ()
+
+    @property
+    def ptx_entries(self) -> tuple[str, ...]:
+        """Of all its kernels, the main one first; plans call them by their place."""
+        return (self.ptx_entry, *(kernel.ptx_entry for kernel in self.beside))
 
     @property
     def spills(self) -> bool:
@@ -64,14 +90,19 @@ class KernelEntry:
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON takes them."""
         # The short form stands for the config, so a manifest never holds two spellings of it.
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "config"}
+        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "config"}
+        return data | {"beside": [asdict(kernel) for kernel in self.beside]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> KernelEntry:
         """What to_json wrote. Raises ValueError, KeyError or TypeError for anything else."""
-        warnings = tuple(data["warnings"])
         config = parse_kernel_name_into_config(data["short_form"])
-        return _checked(cls(config=config, **{**data, "warnings": warnings}))
+        beside = tuple(
+            _checked(KernelBeside(**kernel | {"warnings": tuple(kernel["warnings"])}))
+            for kernel in data["beside"]
+        )
+        data = data | {"warnings": tuple(data["warnings"]), "beside": beside}
+        return _checked(cls(config=config, **data))
 
 
 @dataclass(frozen=True)
@@ -165,7 +196,8 @@ class Manifest:
         if not self.kernels:
             raise ValueError("it lists no kernel")
         for kernel in self.kernels:
-            if self.family != kernel.config.FAMILY or kernel.ptx_file not in self.files:
+            files = {kernel.ptx_file, *(one.ptx_file for one in kernel.beside)}
+            if self.family != kernel.config.FAMILY or not files <= self.files.keys():
                 raise ValueError(f"it lists a kernel that cannot be in it: {kernel.short_form}")
         for name in self.files:
             if not LIBRARY_FILE.fullmatch(name):

@@ -330,7 +330,8 @@ class GlobalMemoryView(ABC):
 
 
 class Observer:
-    """Watches one launch. Subclass and override what is of interest; every hook may be left alone.
+    """Watches one launch after another. Subclass and override what is of interest; every hook may
+    be left alone.
 
     Hooks cost nothing when a launch has no observer. Findings are appended to ``findings``; a
     finding never stops the run.
@@ -417,7 +418,7 @@ class Finding:
 
 @dataclass
 class EmulationResult:
-    """Outcome of one launch.
+    """Outcome of one launch, or of all launches of a plan.
 
     ``instructions`` maps each mnemonic to warp instructions issued, ``thread_instructions`` to
     active threads summed over them (threads switched off by a guard count as active).
@@ -426,6 +427,15 @@ class EmulationResult:
     instructions: dict[str, int] = field(default_factory=dict)
     thread_instructions: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+
+    def add(self, other: EmulationResult) -> None:
+        """Counts another launch's instructions to this one's."""
+        for ours, theirs in (
+            (self.instructions, other.instructions),
+            (self.thread_instructions, other.thread_instructions),
+        ):
+            for mnemonic, times in theirs.items():
+                ours[mnemonic] = ours.get(mnemonic, 0) + times
 
     @property
     def warp_instructions(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families.cost import TileWork
+from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
 from flashsmith.families.rule import LegalSpace, Rule
 from flashsmith.operations.dtype import DType
@@ -98,8 +99,11 @@ class Family:
     settled_first: tuple[str, ...] = ()
     # Of some knobs the values worth a try where a config is to be mended; of the others all.
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    # The folder of its C++ sources, which bears the family's name.
+    # The folder of its C++ sources, which bears the family's name: includes begin with it, and its
+    # .cc files are compiled into every library.
     csrc: Path
+    # What stands in them.
+    cpp: Cpp
     # Follows 'sm_90' in the target of its machine code where it is in the architecture's own
     # instructions, for it alone.
     target_suffix: str = ""
@@ -133,6 +137,11 @@ class Family:
     def legal_space(self) -> LegalSpace:
         """The space of its legal configs."""
         return LegalSpace(self.rules, self.knob_values, self.settled_first, self.repairs)
+
+    def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
+        """The templates of the kernels that a config's plans launch, by a word for what they do;
+        the main one first."""
+        return {"main": self.cpp.kernel}
 
     def runs_on(self, device: DeviceSpec) -> bool:
         """Whether some config of it is legal on a device, as far as that is the device's matter."""
@@ -299,6 +308,10 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
         raise ArgumentError(
             f"csrc={quoted(folder)}: give the Path of the folder of its C++ sources, which exists "
             f"and is called {name!r}"
+        )
+    if not isinstance(getattr(family, "cpp", None), Cpp):
+        raise ArgumentError(
+            f"family: {name!r} has no cpp; set it to a Cpp, which names its kernels in C++"
         )
     operation(family.operation)
     taken = {key for other in FAMILIES.values() if other.name != name for key in other.sets}

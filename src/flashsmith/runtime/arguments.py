@@ -19,12 +19,12 @@ from flashsmith.families import (
 from flashsmith.families.family import config_class_names
 from flashsmith.families.legality import D_STEP, padding_advice
 from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.overlap import check_output_distinct
 from flashsmith.runtime.sequences import Packing
 from flashsmith.runtime.tensors import (
     DTYPES,
     check_beside,
     check_memory,
+    check_output_distinct,
     view_tensor,
     view_vector,
 )

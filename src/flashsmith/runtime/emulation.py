@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +10,9 @@ import numpy as np
 from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate, estimate_seconds
 from flashsmith.errors import EmulationTooLongError, EmulatorError
 from flashsmith.families import KernelConfig, Problem
+from flashsmith.runtime.frameworks.base import WORKSPACE_ALIGNMENT
 from flashsmith.runtime.launches import note_launch
-from flashsmith.runtime.plan import LaunchPlan
+from flashsmith.runtime.plan import Contents, Launch, LaunchPlan, TensorMapSpec, Workspace
 from flashsmith.runtime.request import Request
 
 # Above this the caller has to say emulate=True.
@@ -50,7 +51,7 @@ def _as_one_sequence(request: Request) -> Problem:
 
 
 def run_in_emulator(
-    ptx: str,
+    ptx: str | Mapping[str, str],
     plan: LaunchPlan,
     *,
     readable: dict[str, np.ndarray],
@@ -58,43 +59,72 @@ def run_in_emulator(
     observers: Sequence[Observer] = (),
     schedule_seed: int | None = None,
 ) -> EmulationResult:
-    """Executes ``plan`` on the host; the kernel may touch the named arrays and nothing else.
+    """Executes ``plan`` on the host; its kernels may touch the named arrays, the plan's workspaces
+    and nothing else. Each launch sees what those before it have written.
 
-    ``schedule_seed`` is None for the fixed schedule, else the number that decides a random one.
+    ``ptx`` is the text of a module with all kernels, or of one for each, by its entry. Workspaces
+    whose contents are undefined are full of NaN. Observers watch one launch after the other.
+    ``schedule_seed`` is None for the fixed schedule, else the number that decides a random one. The
+    result counts the instructions of all launches.
 
-    Raises EmulatorError when the kernel cannot go on, or leaves a workspace behind that the next
-    launch could not use.
+    Raises EmulatorError when a kernel cannot go on, or leaves a workspace behind that the next call
+    could not use.
     """
     memory = GlobalMemory()
     for name, array in readable.items():
         memory.register(name, array, writable=False)
     for name, array in writable.items():
         memory.register(name, array, writable=True)
-    arguments = plan.argument_bytes
-    if plan.workspace_bytes:
-        workspace = np.zeros(plan.workspace_bytes, np.uint8)
-        memory.register("workspace", workspace, writable=True)
-        place = slice(plan.workspace_offset, plan.workspace_offset + 8)
-        patched = bytearray(arguments)
-        patched[place] = workspace.ctypes.data.to_bytes(8, "little")
-        arguments = bytes(patched)
-    result = emulate(
-        ptx,
-        plan.kernel,
-        grid=plan.grid,
-        block=plan.block,
-        cluster=plan.cluster,
-        smem_bytes=plan.smem_bytes,
-        argument_bytes=arguments,
-        memory=memory,
-        tensor_maps=plan.tensor_maps,
-        observers=observers,
-        seed=schedule_seed,
-    )
-    if plan.workspace_bytes and plan.workspace_zeroed and workspace.any():
-        raise EmulatorError(
-            f"{plan.kernel}: its workspace must be zero at the end, for the next launch, and holds "
-            f"{workspace.tobytes().hex()}"
+    workspaces = [_filled(workspace) for workspace in plan.workspaces]
+    for workspace, array in zip(plan.workspaces, workspaces, strict=True):
+        memory.register(workspace.name, array, writable=True)
+    addresses = [array.ctypes.data for array in workspaces]
+    total = EmulationResult()
+    for launch in plan.launches:
+        if not launch.grid[0]:
+            continue
+        result = emulate(
+            ptx if isinstance(ptx, str) else ptx[launch.kernel],
+            launch.kernel,
+            grid=launch.grid,
+            block=launch.block,
+            cluster=launch.cluster,
+            smem_bytes=launch.smem_bytes,
+            argument_bytes=_arguments(launch, addresses),
+            memory=memory,
+            tensor_maps=[_placed(spec, addresses) for spec in launch.tensor_maps],
+            observers=observers,
+            seed=schedule_seed,
         )
+        total.add(result)
+    total.findings = [finding for observer in observers for finding in observer.findings]
+    for workspace, array in zip(plan.workspaces, workspaces, strict=True):
+        if workspace.contents == Contents.KEPT_ZERO and array.any():
+            raise EmulatorError(
+                f"{plan.kernel}: its workspace {workspace.name} must be zero at the end, for the "
+                f"next call, and holds {array[:64].tobytes().hex()}"
+            )
     note_launch("emulator")
-    return result
+    return total
+
+
+def _filled(workspace: Workspace) -> np.ndarray:
+    """A workspace on the host with its contents; bytes of 0xFF are NaN, whatever the format."""
+    byte = 0xFF if workspace.contents == Contents.UNDEFINED else 0
+    memory = np.full(workspace.nbytes + WORKSPACE_ALIGNMENT, byte, np.uint8)
+    begin = -memory.ctypes.data % WORKSPACE_ALIGNMENT
+    return memory[begin : begin + workspace.nbytes]
+
+
+def _arguments(launch: Launch, workspaces: Sequence[int]) -> bytes:
+    """A launch's arguments with the addresses of workspaces in them."""
+    arguments = bytearray(launch.argument_bytes)
+    for offset, workspace, bytes_into in launch.workspace_addresses:
+        arguments[offset : offset + 8] = (workspaces[workspace] + bytes_into).to_bytes(8, "little")
+    return bytes(arguments)
+
+
+def _placed(spec: TensorMapSpec, workspaces: Sequence[int]) -> TensorMapSpec:
+    if spec.workspace is None:
+        return spec
+    return replace(spec, address=workspaces[spec.workspace] + spec.address, workspace=None)

@@ -138,7 +138,7 @@ def forward_timed(
 
 
 def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> LaunchPlan:
-    """The launch of ``config``'s kernel for dense tensors of ``problem`` on ``device``.
+    """The launches of ``config``'s kernel for dense tensors of ``problem`` on ``device``.
 
     Asks no GPU: ``device`` may be one this machine lacks. Tensors have address 0 in the argument
     bytes (cu_seqlens 1), a softcap is 1, and a window's left limit 0. A kernel that is not built
@@ -285,7 +285,7 @@ def run_request(
     if kernel is not None:
         call = forward_call(request, o, lse, row_max, device)
         if on_gpu:
-            launch = kernel.prepare(call, q.device.ordinal, timed=timed)
+            launch = kernel.prepare(call, q.device.ordinal, timed=timed, framework=q.framework)
             ms = run_on_gpu(launch, call, q)
             if launched is not None and (kernel.config, kernel.semantics) == (cfg, semantics):
                 launched(request, launch)
@@ -375,7 +375,7 @@ def _emulate(
     as_numpy = request.q.framework.as_numpy
     named = zip(("o", "lse", "row_max"), outputs, strict=True)
     return run_in_emulator(
-        kernel.ptx,
+        kernel.modules,
         kernel.plan(call),
         readable={view.name: as_numpy(view.source) for view in request.readable},
         writable={name: as_numpy(array) for name, array in named if array is not None},

@@ -32,6 +32,7 @@ from flashsmith.families import KernelConfig, Semantics, family_named
 from flashsmith.operations.semantics import MASKS
 from flashsmith.runtime.call import LibraryCall
 from flashsmith.runtime.driver import check_runs
+from flashsmith.runtime.frameworks.base import Device, Framework
 from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan, plan_from_library
 
@@ -67,8 +68,14 @@ class LoadedKernel:
         """The kernel's PTX, as compiled into the library."""
         return self.library.ptx(self.config)
 
+    @cached_property
+    def modules(self) -> dict[str, str]:
+        """The PTX of all kernels that the config's plans launch, by entry."""
+        beside = self.library.ptx_beside(self.config)
+        return {self.entry.ptx_entry: self.ptx, **beside}
+
     def plan(self, call: LibraryCall) -> LaunchPlan:
-        """The launch that ``call`` becomes. Asks no device.
+        """The launches that ``call`` becomes. Asks no device.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device.
         """
@@ -76,15 +83,15 @@ class LoadedKernel:
             described = self.functions.plan(self.index, *call.library_arguments())
         except ValueError as error:
             raise ArgumentError(str(error)) from None
-        if int(described[0]) != self.index:
-            raise LaunchError(
-                f"{self.library.so_path}: planned kernel {described[0]} where {self.index} "
-                f"({self.config}) was asked for; 'flashsmith cache clear' and build again"
-            )
-        return plan_from_library(self.entry.ptx_entry, described)
+        return plan_from_library(self.entry.ptx_entries, described)
 
     def prepare(
-        self, call: LibraryCall, ordinal: int, *, timed: bool = False
+        self,
+        call: LibraryCall,
+        ordinal: int,
+        *,
+        timed: bool = False,
+        framework: Framework | None = None,
     ) -> Callable[..., float | None]:
         """A function that launches ``call`` on GPU ``ordinal``. Nothing is asked of the GPU yet.
 
@@ -93,12 +100,17 @@ class LoadedKernel:
         has it return the milliseconds between two events around the launch. It raises LaunchError
         with CUDA's words when the launch is refused. Threads may share it.
 
+        Where the plan has workspaces, they are the ``framework``'s memory; without one they are
+        allocated in the order of the stream.
+
         Raises ArgumentError when the kernel cannot serve the problem or the device, and LaunchError
         when the driver is too old for the library.
         """
         check_runs(self.library.manifest.nvcc_version)
         try:
-            function = self.functions.prepare(self.index, *call.library_arguments(), ordinal, timed)
+            function, block_bytes = self.functions.prepare(
+                self.index, *call.library_arguments(), ordinal, timed
+            )
         except ValueError as error:
             raise ArgumentError(str(error)) from None
 
@@ -112,7 +124,16 @@ class LoadedKernel:
             note_launch("gpu")
             return milliseconds
 
-        return launch
+        if not block_bytes or framework is None:
+            return launch
+        nbytes, device, n_tensors = int(block_bytes), Device("cuda", ordinal), len(call.addresses)
+
+        def launch_with_block(stream: int, *addresses: int) -> float | None:
+            block = framework.workspace(nbytes, device, stream)
+            absent = (0,) * (n_tensors - len(addresses))
+            return launch(stream, *addresses, *absent, block.address)
+
+        return launch_with_block
 
 
 @dataclass(frozen=True)

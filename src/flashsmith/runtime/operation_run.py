@@ -14,13 +14,18 @@ from flashsmith.operations import Call, Operation, TensorSpec
 from flashsmith.operations.operation import shape_of, size_of
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import check_config, check_device
+from flashsmith.runtime.call import library_arguments
 from flashsmith.runtime.emulation import check_seconds, run_in_emulator
 from flashsmith.runtime.forward_pass import limits_of, run_on_gpu
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.options import check_flag
-from flashsmith.runtime.overlap import check_output_distinct
-from flashsmith.runtime.tensors import check_beside, check_memory, view_tensor
+from flashsmith.runtime.tensors import (
+    check_beside,
+    check_memory,
+    check_output_distinct,
+    view_tensor,
+)
 
 
 class OperationCall(NamedTuple):
@@ -36,13 +41,8 @@ class OperationCall(NamedTuple):
     addresses: tuple[int, ...]
 
     def library_arguments(self) -> tuple[int | float, ...]:
-        """What follows the kernel's index in the library's plan and prepare."""
-        d = self.device
-        return (
-            *(d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm),
-            *(len(self.numbers), *self.numbers),
-            *self.addresses,
-        )
+        """What follows the config's index in the library's plan and prepare."""
+        return library_arguments(self.device, self.numbers, self.addresses)
 
 
 class OperationResult(NamedTuple):
@@ -128,12 +128,12 @@ def run_operation(
     semantics = problem.required_semantics(cfg)
     kernel = loaded_kernels.get(cfg, device.arch, semantics, may_build)
     if on_gpu:
-        launch = kernel.prepare(call, first.device.ordinal, timed=timed)
+        launch = kernel.prepare(call, first.device.ordinal, timed=timed, framework=first.framework)
         return OperationResult(outputs, run_on_gpu(launch, call, first), None)
     as_numpy = first.framework.as_numpy
     arrays = {name: as_numpy(view.source) for name, view in views.items()}
     emulation = run_in_emulator(
-        kernel.ptx,
+        kernel.modules,
         kernel.plan(call),
         readable={name: array for name, array in arrays.items() if name not in outputs},
         writable={name: arrays[name] for name in outputs},

@@ -1,9 +1,11 @@
-"""LaunchPlan: all that a launch consists of, the same for the GPU and the emulator."""
+"""LaunchPlan: all that a call's launches consist of, the same for the GPU and the emulator."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 from flashsmith.families import DType
 
@@ -12,7 +14,11 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class TensorMapSpec:
-    """How a TMA tensor map is to be encoded, and where in the arguments it belongs (bytes)."""
+    """How a TMA tensor map is to be encoded, and where in the arguments it belongs (bytes).
+
+    ``address`` is that of a tensor; with a ``workspace``, the place of one in the plan's, it counts
+    from the workspace's beginning.
+    """
 
     argument_offset: int
     address: int
@@ -21,43 +27,159 @@ class TensorMapSpec:
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int
+    workspace: int | None = None
+
+
+class Contents(IntEnum):
+    """What is in a workspace when the first launch of a call begins (csrc/host/plan.h)."""
+
+    UNDEFINED = 0
+    ZEROED = 1  # at every call
+    KEPT_ZERO = 2  # because the launches before left it so
+
+
+class Workspace(NamedTuple):
+    """Memory that a call needs beside its tensors, bytes, aligned to 256 of them."""
+
+    name: str
+    nbytes: int
+    contents: Contents
+
+
+class WorkspaceAddress(NamedTuple):
+    """Where in a kernel's arguments the address of a workspace belongs; bytes.
+
+    ``workspace`` is its place in the plan's.
+    """
+
+    argument_offset: int
+    workspace: int
+    byte_offset: int
 
 
 @dataclass(frozen=True)
-class LaunchPlan:
-    """One launch. ``kernel`` is its entry in the library's PTX; sizes are bytes.
+class Launch:
+    """One launch of a plan. ``kernel`` is its entry in the library's PTX; sizes are bytes.
 
-    ``workspace_bytes`` is device memory the launch needs beside its tensors, ``workspace_zeroed``
-    whether it must be zero at the start, ``workspace_offset`` where in the arguments its address
-    belongs; ``tensor_maps`` is empty for kernels without TMA.
+    ``argument_bytes`` hold the addresses of tensors; those of workspaces are yet to be written.
+    ``is_main`` tells the config's main kernel from those beside it. With an empty grid there is
+    nothing to launch.
     """
 
     kernel: str
+    is_main: bool
     grid: Extent
     cluster: Extent
     block: Extent
     smem_bytes: int
-    workspace_bytes: int
-    workspace_zeroed: bool
     argument_bytes: bytes
-    tensor_maps: tuple[TensorMapSpec, ...]
-    workspace_offset: int = 0
+    workspace_addresses: tuple[WorkspaceAddress, ...] = ()
+    tensor_maps: tuple[TensorMapSpec, ...] = ()
 
 
-def plan_from_library(kernel: str, described: Any) -> LaunchPlan:
-    """The plan that a library's ``plan`` function described, for PTX entry ``kernel``."""
-    _, grid, cluster, block, smem, workspace, zeroed, arguments, maps, offset = described
+@dataclass(frozen=True)
+class LaunchPlan:
+    """The launches of a call, in their order, and the workspaces that they share.
+
+    What a launch has, the plan has too: that of its main kernel, or of the first launch where there
+    is no such.
+    """
+
+    launches: tuple[Launch, ...]
+    workspaces: tuple[Workspace, ...] = ()
+
+    @property
+    def main(self) -> Launch:
+        """The launch of the config's main kernel."""
+        return next((one for one in self.launches if one.is_main), self.launches[0])
+
+    @property
+    def kernel(self) -> str:
+        """The main kernel's entry in the library's PTX."""
+        return self.main.kernel
+
+    @property
+    def grid(self) -> Extent:
+        """The main launch's CTAs."""
+        return self.main.grid
+
+    @property
+    def cluster(self) -> Extent:
+        """CTAs of one of the main launch's clusters."""
+        return self.main.cluster
+
+    @property
+    def block(self) -> Extent:
+        """Threads of one of the main launch's CTAs."""
+        return self.main.block
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of one of the main launch's CTAs."""
+        return self.main.smem_bytes
+
+    @property
+    def argument_bytes(self) -> bytes:
+        """The main kernel's arguments; addresses of workspaces are yet to be written."""
+        return self.main.argument_bytes
+
+    @property
+    def tensor_maps(self) -> tuple[TensorMapSpec, ...]:
+        """Of the main launch; empty for kernels without TMA."""
+        return self.main.tensor_maps
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that the call needs beside its tensors."""
+        return sum(workspace.nbytes for workspace in self.workspaces)
+
+    @property
+    def workspace_zeroed(self) -> bool:
+        """Whether some of it must be zero at the start."""
+        return any(workspace.contents != Contents.UNDEFINED for workspace in self.workspaces)
+
+    @property
+    def workspace_offset(self) -> int:
+        """Where in the main kernel's arguments the address of its first workspace belongs; 0 where
+        it has none."""
+        addresses = self.main.workspace_addresses
+        return addresses[0].argument_offset if addresses else 0
+
+
+def plan_from_library(kernels: Sequence[str], described: Any) -> LaunchPlan:
+    """The plan that a library's ``plan`` function described; ``kernels`` are the PTX entries of the
+    config, the main one first."""
+    launches, workspaces = described
     return LaunchPlan(
-        kernel=kernel,
+        launches=tuple(_launch(kernels, *launch) for launch in launches),
+        workspaces=tuple(
+            Workspace(str(name), int(nbytes), Contents(int(contents)))
+            for name, nbytes, contents in workspaces
+        ),
+    )
+
+
+def _launch(
+    kernels: Sequence[str],
+    kernel: Any,
+    grid: Any,
+    cluster: Any,
+    block: Any,
+    smem_bytes: Any,
+    arguments: Any,
+    addresses: Any,
+    tensor_maps: Any,
+) -> Launch:
+    return Launch(
+        kernel=kernels[int(kernel)],
+        is_main=int(kernel) == 0,
         grid=_extent(grid),
         cluster=_extent(cluster),
         block=_extent(block),
-        smem_bytes=int(smem),
-        workspace_bytes=int(workspace),
-        workspace_zeroed=bool(zeroed),
+        smem_bytes=int(smem_bytes),
         argument_bytes=bytes(arguments),
-        tensor_maps=tuple(_tensor_map(*spec) for spec in maps),
-        workspace_offset=int(offset),
+        workspace_addresses=tuple(WorkspaceAddress(*map(int, one)) for one in addresses),
+        tensor_maps=tuple(_tensor_map(*spec) for spec in tensor_maps),
     )
 
 
@@ -67,7 +189,14 @@ def _extent(values: Any) -> Extent:
 
 
 def _tensor_map(
-    offset: Any, address: Any, element_type: Any, sizes: Any, strides: Any, box: Any, swizzle: Any
+    offset: Any,
+    address: Any,
+    element_type: Any,
+    sizes: Any,
+    strides: Any,
+    box: Any,
+    swizzle: Any,
+    workspace: Any,
 ) -> TensorMapSpec:
     return TensorMapSpec(
         argument_offset=int(offset),
@@ -77,4 +206,5 @@ def _tensor_map(
         strides_bytes=tuple(map(int, strides)),
         box=tuple(map(int, box)),
         swizzle_bytes=int(swizzle),
+        workspace=None if int(workspace) < 0 else int(workspace),
     )

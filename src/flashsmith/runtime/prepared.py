@@ -17,8 +17,8 @@ from flashsmith.runtime.call import outputs_of
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
 from flashsmith.runtime.options import NO_WINDOW, ForwardOptions
-from flashsmith.runtime.overlap import byte_range
 from flashsmith.runtime.request import Request
+from flashsmith.runtime.tensors import byte_range
 
 # Those prepared first go first.
 MOST_CALLS = 1024

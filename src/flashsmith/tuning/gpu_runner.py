@@ -21,7 +21,7 @@ from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.builder import KernelEntry, KernelLibrary, build, find_library
 from flashsmith.builder.cache import Cache
 from flashsmith.builder.find import find_library_from
-from flashsmith.builder.recipe import package_sources, source_hash
+from flashsmith.builder.sources import package_sources, tree_hash
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.errors import CompileError, IllegalConfigError
 from flashsmith.families import DeviceSpec, Problem
@@ -44,7 +44,7 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
         environment={
             "gpu": device.name,
             "driver": origin["driver"],
-            "csrc": source_hash(package_sources()),
+            "csrc": tree_hash(),
             "protocol": f"{halving.rungs}, {halving.final_least} x {halving.final_ms:g} ms",
         },
         origin=origin,

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from flashsmith.benchmark.rows import BenchRow, Verdict, now, problem_columns, write_rows
 from flashsmith.benchmark.table import Column, print_table, print_text
+from flashsmith.builder.sources import source_hash
 from flashsmith.chooser.winners import Ranked, WinnersTable, join_winners, record_winners
 from flashsmith.chooser.winners.staleness import DIGITS
 from flashsmith.tuning.candidate import Candidate
@@ -60,18 +61,23 @@ def winners(race: Race, runner: Runner) -> list[Ranked]:
     origins = [{**runner.origin, "time": "", **s.origin} for s in standings if s.stage == "final"]
     origins = origins or [{**runner.origin, "time": "", **s.origin} for s in standings]
     environment = max(origins, key=lambda origin: str(origin["time"]), default={})
-    if csrc := runner.environment.get("csrc"):
-        environment["csrc"] = csrc[:DIGITS]
     return [
         Ranked(
             family=standing.candidate.build.config.FAMILY,
             config=standing.candidate.name,
             ms=standing.ms,
             tflops=_tflops(race, standing),
-            environment=environment,
+            environment=environment | _measured_with(standing, runner),
         )
         for standing in standings
     ]
+
+
+def _measured_with(standing: Standing, runner: Runner) -> dict[str, str]:
+    """The sources of the candidate's family; a journal ends where any sources change."""
+    if "csrc" not in runner.environment:
+        return {}
+    return {"csrc": source_hash(standing.candidate.build.config.FAMILY)[:DIGITS]}
 
 
 def write_ranking(folder: Path, races: Sequence[Race], runner: Runner) -> None:

@@ -9,8 +9,8 @@ from flashsmith import env
 from flashsmith.builder import find_toolchain
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptxas_report import ResourceReport, parse_ptxas_report
-from flashsmith.builder.recipe import copy_sources, package_sources
 from flashsmith.builder.scratch import require_plain, scratch_folder
+from flashsmith.builder.sources import Sources, package_sources
 from flashsmith.errors import CompileError
 
 # Its instructions exist under this target's name only.
@@ -40,8 +40,8 @@ def compile_sources(sources: Sequence[str], arch: int, kind: Kind = "cubin") -> 
         reports[done.command.name] = done.output
 
     with scratch_folder() as scratch:
-        copy_sources(csrc, scratch / "csrc")
-        copy_sources(csrc / "roofline", scratch / "csrc" / "roofline")
+        names = [f"roofline/{source}.cu" for source in sources]
+        Sources(csrc, names).copy_to(scratch / "csrc")
         commands = [
             Command(
                 source,

@@ -98,6 +98,6 @@ def _revision() -> str:
             ).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
             pass
-    from flashsmith.builder.recipe import package_sources, source_hash
+    from flashsmith.builder.sources import tree_hash
 
-    return f"csrc {source_hash(package_sources())[:12]}"
+    return f"csrc {tree_hash()[:12]}"

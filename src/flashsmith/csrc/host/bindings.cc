@@ -1,20 +1,23 @@
 // What Python calls in a kernel library, exported through tvm-ffi. One g++ translation unit, built
 // once: the tvm-ffi headers would cost every .cu file seconds of nvcc.
 //
-// Tensors arrive as an address and element strides, exactly as Python checked them: DLPack would
-// carry neither a read-only NumPy array nor a problem that has no tensors yet. A call is one flat
-// list of numbers: nested tuples would cost more than the rest of it, a microsecond each.
+// Tensors arrive as addresses, and their strides among the operation's numbers, exactly as Python
+// checked them: DLPack would carry neither a read-only NumPy array nor a problem that has no
+// tensors yet. A call is one flat list of numbers: nested tuples would cost more than the rest of
+// it, a microsecond each.
 #include <tvm/ffi/tvm_ffi.h>
 
+#include <array>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "host/launch_plan.h"
+#include "host/kernel_library.h"
 #include "host/launcher.h"
+#include "host/plan.h"
 
 namespace flashsmith {
 namespace {
@@ -23,6 +26,8 @@ namespace ffi = tvm::ffi;
 
 using Int = int64_t;
 
+constexpr size_t kMostTensors = 32;  // of an operation
+
 // The arguments of one call, read from the first to the last.
 class Arguments {
   public:
@@ -30,16 +35,14 @@ class Arguments {
 
     Int integer() { return next().cast<Int>(); }
     int small_integer() { return static_cast<int>(integer()); }
-    double number() { return next().cast<double>(); }
-    template <typename T>
-    T* address() {
-        return reinterpret_cast<T*>(integer());
+    NumberReader::Number number() {
+        const ffi::AnyView value = next();
+        if (value.type_index() == ffi::TypeIndex::kTVMFFIFloat) return value.cast<double>();
+        return value.cast<Int>();
     }
-    // Null when there are no more arguments.
-    template <typename T>
-    T* address_if_given() {
-        return used_ == count_ ? nullptr : address<T>();
-    }
+    uintptr_t address() { return static_cast<uintptr_t>(integer()); }
+    // 0 when there are no more arguments.
+    uintptr_t address_if_given() { return used_ == count_ ? 0 : address(); }
     void end() const {
         if (used_ != count_) throw std::invalid_argument("more arguments than the call takes");
     }
@@ -54,67 +57,42 @@ class Arguments {
     int32_t used_ = 0;
 };
 
-// In the order of the members, as ForwardCall.library_arguments (runtime/call.py) lists them.
-// Initialisers in braces are evaluated from left to right.
-
-Strides strides(Arguments& args) {
-    return {args.integer(), args.integer(), args.integer()};
-}
-
-Addresses addresses(Arguments& args) {
-    return {
-        .q = args.address<void>(),
-        .k = args.address<void>(),
-        .v = args.address<void>(),
-        .o = args.address<void>(),
-        .lse = args.address_if_given<float>(),
-        .row_max = args.address_if_given<float>(),
-        .sinks = args.address_if_given<const float>(),
-        .cu_seqlens_q = args.address_if_given<const int32_t>(),
-        .cu_seqlens_k = args.address_if_given<const int32_t>(),
-    };
-}
-
-ForwardProblem forward_problem(Arguments& args) {
-    return {
-        .batch = args.integer(),
-        .seq_q = args.integer(),
-        .seq_k = args.integer(),
-        .heads_q = args.integer(),
-        .heads_k = args.integer(),
-        .d = args.integer(),
-        .total_q = args.integer(),
-        .total_k = args.integer(),
-        .q = strides(args),
-        .k = strides(args),
-        .v = strides(args),
-        .o = strides(args),
-        .at = addresses(args),
-        .scale = static_cast<float>(args.number()),
-        .softcap = static_cast<float>(args.number()),
-        .window_left = args.integer(),
-        .window_right = args.integer(),
-    };
-}
-
 DeviceSpec device_spec(Arguments& args) {
     return {args.small_integer(), args.small_integer(), args.small_integer(), args.small_integer()};
 }
 
-// The kernel's index in map order (configs() lists them), the problem, the device.
-struct PlannedProblem {
-    Addresses at;
-    LaunchPlan plan;
+// Addresses of the operation's tensors; 0 for those at the end that are left out.
+using Addresses = std::array<uintptr_t, kMostTensors>;
+
+// The config's place in configs(), the device, how many numbers the operation has, these, and the
+// addresses of all its tensors.
+struct PlannedCall {
+    const LibraryConfig& config;
+    Addresses tensors;
+    Plan plan;
 };
 
-PlannedProblem launch_plan(Arguments& args) {
+PlannedCall plan_call(Arguments& args) {
+    const KernelLibrary& library = kernel_library();
+    require(library.n_tensors <= kMostTensors,
+            "an operation has at most " + std::to_string(kMostTensors) + " tensors");
     const Int index = args.integer();
-    if (index < 0 || index >= static_cast<Int>(kernel_map().size()))
+    if (index < 0 || index >= static_cast<Int>(library.configs.size()))
         throw std::out_of_range("index: this library has no such config");
-    const ForwardProblem problem = forward_problem(args);
+    const LibraryConfig& config = library.configs[index];
     const DeviceSpec device = device_spec(args);
-    const auto kernel = std::next(kernel_map().begin(), index);
-    return {problem.at, plan_forward(kernel->first, problem, device)};
+    const Int count = args.integer();
+    std::vector<NumberReader::Number> numbers;
+    for (Int i = 0; i < count; ++i) numbers.push_back(args.number());
+    Addresses tensors{};
+    for (size_t i = 0; i < library.n_tensors; ++i) tensors[i] = args.address();
+    NumberReader reader(numbers);
+    Plan plan = config.plan(reader, {tensors.data(), library.n_tensors}, device);
+    reader.end();
+    for (const Launch& launch : plan.launches)
+        if (launch.kernel >= config.kernels.size())
+            throw std::runtime_error("the plan launches a kernel that the config has not");
+    return {config, tensors, std::move(plan)};
 }
 
 template <typename Range>
@@ -123,73 +101,42 @@ ffi::Array<Int> to_ints(const Range& values) {
     return ffi::Array<Int>(ints.begin(), ints.end());
 }
 
-// The fields in their one order, Python's and C++'s.
-ffi::Array<Int> to_ints(const FlashForwardKernelConfig& c) {
-    return {static_cast<Int>(c.dtype),
-            c.d_head,
-            c.B_r,
-            c.B_c,
-            c.n_warps,
-            c.async_copy,
-            c.eager_load_blocks,
-            c.swizzled,
-            c.Q_mma_load_K_tiles,
-            c.K_mma_load_K_tiles,
-            c.V_mma_load_K_tiles,
-            c.mma_double_buffer_loads,
-            c.optimized_softmax,
-            c.kv_stages,
-            c.lazy_rescale,
-            c.ping_pong,
-            c.min_ctas_per_sm,
-            c.trim_masks,
-            c.l2_group_mib};
-}
-
-ffi::Array<Int> to_ints(const HopperForwardKernelConfig& c) {
-    return {static_cast<Int>(c.dtype),
-            c.d_head,
-            c.B_r,
-            c.B_c,
-            c.n_warpgroups,
-            c.kv_stages,
-            c.q_buffers,
-            c.producer_registers,
-            c.consumer_registers,
-            c.overlap,
-            static_cast<Int>(c.pingpong),
-            c.cluster_size,
-            static_cast<Int>(c.schedule),
-            static_cast<Int>(c.tile_order),
-            c.separate_O,
-            c.rescale_threshold,
-            c.section_mib,
-            c.ctas_per_sm,
-            c.exp2_fma_share,
-            c.early_exp,
-            c.stale_max,
-            c.direct_O};
-}
-
-ffi::Array<ffi::Any> describe(const TensorMapSpec& map, const Addresses& at) {
+// Of a tensor the address, of a workspace how far into which one it is.
+ffi::Array<ffi::Any> describe(const TensorMapSpec& map, Tensors tensors) {
+    const Place& place = map.place;
+    const Int at = place.is_workspace ? place.byte_offset : Buffers{tensors, {}}.address(place);
     return {static_cast<Int>(map.argument_offset),
-            static_cast<Int>(map.data(at)),
+            at,
             map.element_type,
             to_ints(map.sizes),
             to_ints(map.strides_bytes),
             to_ints(map.box),
-            map.swizzle_bytes};
+            map.swizzle_bytes,
+            place.is_workspace ? static_cast<Int>(place.index) : Int{-1}};
 }
 
-// Where the planned kernel stands in the map: which kernel a plan launches is read back from the
-// plan, not assumed from what was asked for.
-Int kernel_index(const void* kernel) {
-    Int index = 0;
-    for (const auto& entry : kernel_map()) {
-        if (entry.second == kernel) return index;
-        ++index;
-    }
-    throw std::runtime_error("the planned kernel is not one of this library's");
+// Its arguments have the addresses of tensors, but not yet those of workspaces.
+ffi::Array<ffi::Any> describe(const Launch& launch, size_t n_workspaces, Tensors tensors) {
+    std::vector<uint8_t> arguments = launch.argument_bytes;
+    const std::vector<uintptr_t> nowhere(n_workspaces);
+    launch.write_addresses({tensors, nowhere}, arguments.data());
+    ffi::Array<ffi::Any> patches, tensor_maps;
+    for (const AddressPatch& patch : launch.addresses)
+        if (patch.place.is_workspace)
+            patches.push_back(ffi::Array<Int>{static_cast<Int>(patch.argument_offset),
+                                              static_cast<Int>(patch.place.index),
+                                              static_cast<Int>(patch.place.byte_offset)});
+    for (const TensorMapSpec& map : launch.tensor_maps)
+        tensor_maps.push_back(describe(map, tensors));
+    const auto* bytes = reinterpret_cast<const char*>(arguments.data());
+    return {static_cast<Int>(launch.kernel),
+            to_ints(launch.grid),
+            to_ints(launch.cluster),
+            to_ints(launch.block),
+            launch.smem_bytes,
+            ffi::Bytes(bytes, arguments.size()),
+            patches,
+            tensor_maps};
 }
 
 // Python tells a bad argument (ValueError) from a failed launch (RuntimeError).
@@ -204,60 +151,65 @@ void telling_errors_apart(const Body& body) {
 
 // ---- what is exported ----
 
+// The launches in their order, and the workspaces.
 ffi::Any plan(Arguments& args) {
-    const auto [at, p] = launch_plan(args);
+    const PlannedCall call = plan_call(args);
     args.end();
-    ffi::Array<ffi::Any> tensor_maps;
-    for (const TensorMapSpec& map : p.tensor_maps) tensor_maps.push_back(describe(map, at));
-    const auto* bytes = reinterpret_cast<const char*>(p.argument_bytes.data());
-    return ffi::Array<ffi::Any>{kernel_index(p.kernel),
-                                to_ints(p.grid),
-                                to_ints(p.cluster),
-                                to_ints(p.block),
-                                p.smem_bytes,
-                                static_cast<Int>(p.workspace_bytes),
-                                p.workspace_zeroed,
-                                ffi::Bytes(bytes, p.argument_bytes.size()),
-                                tensor_maps,
-                                static_cast<Int>(p.workspace_offset)};
+    const Tensors tensors{call.tensors.data(), kernel_library().n_tensors};
+    ffi::Array<ffi::Any> launches, workspaces;
+    for (const Launch& launch : call.plan.launches)
+        launches.push_back(describe(launch, call.plan.workspaces.size(), tensors));
+    for (const Workspace& workspace : call.plan.workspaces)
+        workspaces.push_back(ffi::Array<ffi::Any>{ffi::String(workspace.name),
+                                                  static_cast<Int>(workspace.bytes),
+                                                  static_cast<Int>(workspace.contents)});
+    return ffi::Array<ffi::Any>{launches, workspaces};
 }
 
-// Followed by the GPU's ordinal, and whether launches are to be timed. Gives a function of the
-// stream's handle and the addresses, those at the end left out if null: it launches the plan on
-// tensors that may be anywhere. Timed, it waits and returns milliseconds.
+// Followed by the GPU's ordinal, and whether launches are to be timed. Gives a function and how
+// many bytes of workspaces, one block, a call of it may bring. It takes the stream's handle, the
+// addresses of the tensors, 0 for what is not given, and that of the block; what is 0 at the end
+// may be left out. It launches the plan on tensors that may be anywhere. Timed, it waits and
+// returns milliseconds.
 ffi::Any prepare(Arguments& args) {
-    LaunchPlan plan = launch_plan(args).plan;
+    PlannedCall call = plan_call(args);
     const int ordinal = args.small_integer();
     const bool timed = args.integer() != 0;
     args.end();
-    const auto prepared = std::make_shared<const PreparedLaunch>(std::move(plan), ordinal);
-    return ffi::Function::FromPacked(
-        [=](const ffi::AnyView* values, int32_t count, ffi::Any* result) {
-            telling_errors_apart([&] {
-                Arguments args(values, count);
-                void* stream = args.address<void>();
-                const Addresses at = addresses(args);
-                args.end();
-                if (timed)
-                    *result = prepared->launch_timed(at, stream);
-                else
-                    prepared->launch(at, stream);
-            });
+    const auto prepared =
+        std::make_shared<const PreparedPlan>(std::move(call.plan), call.config.kernels, ordinal);
+    const auto launch = [=](const ffi::AnyView* values, int32_t count, ffi::Any* result) {
+        telling_errors_apart([&] {
+            const KernelLibrary& library = kernel_library();
+            Arguments args(values, count);
+            void* stream = reinterpret_cast<void*>(args.address());
+            Addresses tensors{};
+            for (size_t i = 0; i < library.n_tensors; ++i)
+                tensors[i] = i < library.n_required ? args.address() : args.address_if_given();
+            const uintptr_t block = prepared->block_bytes() > 0 ? args.address_if_given() : 0;
+            args.end();
+            const Tensors at{tensors.data(), library.n_tensors};
+            if (timed)
+                *result = prepared->launch_timed(at, block, stream);
+            else
+                prepared->launch(at, block, stream);
         });
+    };
+    return ffi::Array<ffi::Any>{ffi::Function::FromPacked(launch),
+                                static_cast<Int>(prepared->block_bytes())};
 }
 
 ffi::Any configs(Arguments& args) {
     args.end();
     ffi::Array<ffi::Array<Int>> list;
-    for (const auto& entry : kernel_map())
-        list.push_back(std::visit([](const auto& config) { return to_ints(config); }, entry.first));
+    for (const LibraryConfig& config : kernel_library().configs)
+        list.push_back(to_ints(config.numbers));
     return list;
 }
 
 ffi::Any semantics(Arguments& args) {
     args.end();
-    const Semantics s = kernel_semantics();
-    return ffi::Array<Int>{static_cast<Int>(s.mask), s.softcap, s.packed, s.uneven};
+    return to_ints(kernel_library().semantics);
 }
 
 int export_call(ffi::Any (*function)(Arguments&), const TVMFFIAny* values, int32_t count,

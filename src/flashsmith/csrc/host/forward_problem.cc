@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstddef>
 #include <cstring>
-#include <stdexcept>
+#include <string>
 
 namespace flashsmith {
 namespace {
@@ -17,37 +18,41 @@ int32_t blocks_of(int64_t rows, int tile) {
     return static_cast<int32_t>((rows + tile - 1) / tile);
 }
 
-bool is_packed(const Addresses& at) {
-    return at.cu_seqlens_q != nullptr && at.cu_seqlens_k != nullptr;
+constexpr const char* kOtherKind = "packed: this library's kernels are for the other kind";
+
+Strides read_strides(NumberReader& numbers) {
+    // Braces are evaluated from left to right.
+    return {numbers.integer(), numbers.integer(), numbers.integer()};
 }
 
 }  // namespace
 
-void require(bool condition, const std::string& message) {
-    if (!condition) throw std::invalid_argument(message);
-}
-
-void point_at(ForwardKernelArgs& args, const Addresses& at) {
-    args.q = at.q;
-    args.k = at.k;
-    args.v = at.v;
-    args.o = at.o;
-    args.lse = at.lse;
-    args.row_max = at.row_max;
-    args.sinks = at.sinks;
-    args.cu_seqlens_q = at.cu_seqlens_q;
-    args.cu_seqlens_k = at.cu_seqlens_k;
-}
-
-void check_kind(const Addresses& at, const Semantics& semantics) {
-    require(is_packed(at) == semantics.packed,
-            "packed: this library's kernels are for the other kind");
+ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors) {
+    return {
+        .batch = numbers.integer(),
+        .seq_q = numbers.integer(),
+        .seq_k = numbers.integer(),
+        .heads_q = numbers.integer(),
+        .heads_k = numbers.integer(),
+        .d = numbers.integer(),
+        .total_q = numbers.integer(),
+        .total_k = numbers.integer(),
+        .q = read_strides(numbers),
+        .k = read_strides(numbers),
+        .v = read_strides(numbers),
+        .o = read_strides(numbers),
+        .scale = static_cast<float>(numbers.number()),
+        .softcap = static_cast<float>(numbers.number()),
+        .window_left = numbers.integer(),
+        .window_right = numbers.integer(),
+        .packed =
+            tensors[ForwardTensor::cu_seqlens_q] != 0 && tensors[ForwardTensor::cu_seqlens_k] != 0,
+    };
 }
 
 ForwardKernelArgs forward_arguments(const ForwardProblem& p, int B_r, int B_c) {
     ForwardKernelArgs args;
     std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
-    point_at(args, p.at);
     args.q_batch_stride = p.q.batch;
     args.q_seq_stride = p.q.seq;
     args.q_head_stride = p.q.head;
@@ -60,9 +65,8 @@ ForwardKernelArgs forward_arguments(const ForwardProblem& p, int B_r, int B_c) {
     args.o_batch_stride = p.o.batch;
     args.o_seq_stride = p.o.seq;
     args.o_head_stride = p.o.head;
-    const bool packed = is_packed(p.at);
-    args.lse_batch_stride = packed ? 0 : p.heads_q * p.seq_q;
-    args.lse_head_stride = packed ? p.total_q : p.seq_q;
+    args.lse_batch_stride = p.packed ? 0 : p.heads_q * p.seq_q;
+    args.lse_head_stride = p.packed ? p.total_q : p.seq_q;
     args.batch = static_cast<int32_t>(p.batch);
     args.seq_q = static_cast<int32_t>(p.seq_q);
     args.seq_k = static_cast<int32_t>(p.seq_k);
@@ -93,7 +97,7 @@ void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_he
             "d is " + std::to_string(p.d) + "; the config serves multiples of 8 up to " +
                 std::to_string(d_head));
 
-    check_kind(p.at, semantics);
+    require(p.packed == semantics.packed, kOtherKind);
     require((p.softcap > 0) == semantics.softcap,
             "softcap: this library's kernels lack or need one");
     require(p.window_left >= 0 && p.window_right >= 0, "window limits must not be negative");
@@ -112,6 +116,36 @@ void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_he
     const int64_t sequences = p.batch * p.heads_q;
     require(sequences <= INT_MAX && sequences * blocks_of(p.seq_q, B_r) <= INT_MAX,
             "batch x heads x Q blocks must stay within 2^31 - 1");
+}
+
+std::vector<AddressPatch> forward_addresses(size_t problem_offset) {
+    using Args = ForwardKernelArgs;
+    using Tensor = ForwardTensor;
+    std::vector<AddressPatch> patches = {
+        {offsetof(Args, q), in_tensor(Tensor::q)},
+        {offsetof(Args, k), in_tensor(Tensor::k)},
+        {offsetof(Args, v), in_tensor(Tensor::v)},
+        {offsetof(Args, o), in_tensor(Tensor::o)},
+        {offsetof(Args, lse), in_tensor(Tensor::lse)},
+        {offsetof(Args, row_max), in_tensor(Tensor::row_max)},
+        {offsetof(Args, sinks), in_tensor(Tensor::sinks)},
+        {offsetof(Args, cu_seqlens_q), in_tensor(Tensor::cu_seqlens_q)},
+        {offsetof(Args, cu_seqlens_k), in_tensor(Tensor::cu_seqlens_k)},
+    };
+    for (AddressPatch& patch : patches) patch.argument_offset += problem_offset;
+    return patches;
+}
+
+std::vector<Presence> forward_presence(const Semantics& semantics) {
+    return {{ForwardTensor::cu_seqlens_q, semantics.packed, kOtherKind},
+            {ForwardTensor::cu_seqlens_k, semantics.packed, kOtherKind}};
+}
+
+void check_smem(int64_t smem_bytes, const DeviceSpec& device) {
+    require(smem_bytes <= device.max_smem_per_block,
+            "the config needs " + std::to_string(smem_bytes) +
+                " bytes of shared memory, the device allows " +
+                std::to_string(device.max_smem_per_block));
 }
 
 }  // namespace flashsmith

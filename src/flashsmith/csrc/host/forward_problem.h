@@ -2,13 +2,20 @@
 // share. Plain C++20 without CUDA headers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <string>
+#include <vector>
 
 #include "common/forward_args.cuh"
-#include "host/tensor_maps.h"
+#include "host/plan.h"
 
 namespace flashsmith {
+
+// The operation's tensors, in its order.
+struct ForwardTensor {
+    static constexpr size_t q = 0, k = 1, v = 2, o = 3, lse = 4, row_max = 5, sinks = 6,
+                            cu_seqlens_q = 7, cu_seqlens_k = 8;
+};
 
 // Of a (batch, seq, heads, d) tensor, or a packed (total, heads, d) one with batch stride 0. They
 // count elements; the last dimension is contiguous.
@@ -22,22 +29,27 @@ struct ForwardProblem {
     int64_t heads_q, heads_k, d;
     int64_t total_q, total_k;  // packed: rows of all sequences together; else 0
     Strides q, k, v, o;
-    Addresses at;
     float scale;    // multiplies q k^T
     float softcap;  // 0: none
     int64_t window_left, window_right;
+    bool packed;  // offsets of sequences are given
 };
 
+ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors);
+
 // What every family needs: that the problem is one for kernels of these semantics and tiles of
-// `B_r` rows, and the problem as kernels take it. Both throw std::invalid_argument.
-void require(bool condition, const std::string& message);
+// `B_r` rows, and the problem as kernels take it, addresses left out. Both throw
+// std::invalid_argument.
 void check_problem(const ForwardProblem& problem, const Semantics& semantics, int d_head, int B_r);
 ForwardKernelArgs forward_arguments(const ForwardProblem& problem, int B_r, int B_c);
 
-// The same arguments for tensors elsewhere.
-void point_at(ForwardKernelArgs& args, const Addresses& at);
+// Where addresses belong in arguments that have the ForwardKernelArgs at `problem_offset`.
+std::vector<AddressPatch> forward_addresses(size_t problem_offset = 0);
 
-// That offsets of packed sequences are given to kernels that take them, and to no others.
-void check_kind(const Addresses& at, const Semantics& semantics);
+// That packed calls, and no others, are given where sequences begin.
+std::vector<Presence> forward_presence(const Semantics& semantics);
+
+// That the device can hold a CTA with so much shared memory.
+void check_smem(int64_t smem_bytes, const DeviceSpec& device);
 
 }  // namespace flashsmith

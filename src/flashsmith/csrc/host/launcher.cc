@@ -7,6 +7,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "host/driver_functions.h"
 #include "host/workspaces.h"
@@ -15,6 +16,7 @@ namespace flashsmith {
 namespace {
 
 constexpr size_t kMostArgumentBytes = 4096;
+constexpr size_t kMostWorkspaces = 16;
 
 void check(cudaError_t status, const char* what) {
     if (status == cudaSuccess) return;
@@ -43,6 +45,26 @@ class CurrentDevice {
     bool changed_ = false;
 };
 
+// Memory in the order of a stream; while that is captured, of the graph.
+class StreamMemory {
+  public:
+    StreamMemory(size_t bytes, void* stream) : stream_(static_cast<cudaStream_t>(stream)) {
+        check(cudaMallocAsync(&address_, bytes, stream_), "cudaMallocAsync");
+    }
+    ~StreamMemory() { cudaFreeAsync(address_, stream_); }
+    StreamMemory(const StreamMemory&) = delete;
+    StreamMemory& operator=(const StreamMemory&) = delete;
+    void* address() const { return address_; }
+
+  private:
+    void* address_ = nullptr;
+    cudaStream_t stream_;
+};
+
+uintptr_t address(const void* memory) {
+    return reinterpret_cast<uintptr_t>(memory);
+}
+
 class Event {
   public:
     Event() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
@@ -57,60 +79,95 @@ class Event {
 
 }  // namespace
 
-void PreparedLaunch::raise_smem_limit() const {
-    if (smem_limit_raised_.load(std::memory_order_relaxed)) return;
-    check(cudaFuncSetAttribute(plan_.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               plan_.smem_bytes),
-          "raising the kernel's shared-memory limit");
-    smem_limit_raised_.store(true, std::memory_order_relaxed);
+PreparedPlan::PreparedPlan(Plan plan, const std::vector<const void*>& kernels, int device)
+    : plan_(std::move(plan)), layout_(layout_of(plan_.workspaces)), device_(device) {
+    require(plan_.workspaces.size() <= kMostWorkspaces,
+            "a plan has at most " + std::to_string(kMostWorkspaces) + " workspaces");
+    for (Launch& launch : plan_.launches) {
+        require(
+            launch.argument_bytes.size() <= kMostArgumentBytes,
+            "a kernel takes at most " + std::to_string(kMostArgumentBytes) + " bytes of arguments");
+        require(launch.kernel < kernels.size(), "the plan launches a kernel that there is not");
+        if (!launch.is_empty()) steps_.emplace_back(std::move(launch), kernels[launch.kernel]);
+    }
+    plan_.launches.clear();
+    needs_block_ = layout_.block_bytes > 0 && !steps_.empty();
 }
 
-void PreparedLaunch::launch_on_current_device(const Addresses& at, void* stream) const {
-    if (plan_.grid[0] == 0) return;  // no rows: CUDA refuses an empty grid, and nothing is asked
+void PreparedPlan::raise_smem_limits() const {
+    if (smem_limits_raised_.load(std::memory_order_relaxed)) return;
+    for (const Step& step : steps_)
+        check(cudaFuncSetAttribute(step.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   step.launch.smem_bytes),
+              "raising the kernel's shared-memory limit");
+    smem_limits_raised_.store(true, std::memory_order_relaxed);
+}
+
+void PreparedPlan::launch_step(const Step& step, const Buffers& buffers, void* stream) const {
+    const Launch& launch = step.launch;
     alignas(64) uint8_t arguments[kMostArgumentBytes];
-    std::memcpy(arguments, plan_.argument_bytes.data(), plan_.argument_bytes.size());
-    point_at(*reinterpret_cast<ForwardKernelArgs*>(arguments + plan_.problem_offset), at);
-    encoded_.write(at, arguments);
-    std::optional<Workspace> workspace;  // until after the launch
-    if (plan_.workspace_bytes > 0) {
-        void* address = workspace.emplace(plan_.workspace_bytes, stream).address();
-        std::memcpy(arguments + plan_.workspace_offset, &address, sizeof address);
-    }
-    raise_smem_limit();
+    std::memcpy(arguments, launch.argument_bytes.data(), launch.argument_bytes.size());
+    launch.write_addresses(buffers, arguments);
+    step.maps.write(buffers, arguments);
     void* parameters[] = {arguments};
     const auto dim = [](const std::array<uint32_t, 3>& x) { return dim3(x[0], x[1], x[2]); };
-    if (plan_.cluster == std::array<uint32_t, 3>{1, 1, 1}) {
-        check(cudaLaunchKernel(plan_.kernel, dim(plan_.grid), dim(plan_.block), parameters,
-                               plan_.smem_bytes, static_cast<cudaStream_t>(stream)),
+    if (launch.cluster == std::array<uint32_t, 3>{1, 1, 1}) {
+        check(cudaLaunchKernel(step.kernel, dim(launch.grid), dim(launch.block), parameters,
+                               launch.smem_bytes, static_cast<cudaStream_t>(stream)),
               "cudaLaunchKernel");
         return;
     }
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {plan_.cluster[0], plan_.cluster[1], plan_.cluster[2]};
+    cluster.val.clusterDim = {launch.cluster[0], launch.cluster[1], launch.cluster[2]};
     cudaLaunchConfig_t config{};
-    config.gridDim = dim(plan_.grid);
-    config.blockDim = dim(plan_.block);
-    config.dynamicSmemBytes = plan_.smem_bytes;
+    config.gridDim = dim(launch.grid);
+    config.blockDim = dim(launch.block);
+    config.dynamicSmemBytes = launch.smem_bytes;
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = &cluster;
     config.numAttrs = 1;
-    check(cudaLaunchKernelExC(&config, plan_.kernel, parameters), "cudaLaunchKernelExC");
+    check(cudaLaunchKernelExC(&config, step.kernel, parameters), "cudaLaunchKernelExC");
 }
 
-void PreparedLaunch::launch(const Addresses& at, void* stream) const {
-    check_kind(at, kernel_semantics());
+void PreparedPlan::run_on_current_device(Tensors tensors, uintptr_t block, void* stream) const {
+    if (steps_.empty()) return;
+    std::array<uintptr_t, kMostWorkspaces> workspaces;
+    std::optional<KeptWorkspace> kept;  // until after the launches, as is the block
+    std::optional<StreamMemory> allocated;
+    if (!plan_.workspaces.empty()) {
+        uintptr_t zeros = 0;
+        if (layout_.kept_bytes > 0)
+            zeros = address(kept.emplace(layout_.kept_bytes, stream).address());
+        if (needs_block_ && block == 0)
+            block = address(allocated.emplace(layout_.block_bytes, stream).address());
+        if (layout_.zeroed_bytes > 0)
+            check(cudaMemsetAsync(reinterpret_cast<void*>(block), 0, layout_.zeroed_bytes,
+                                  static_cast<cudaStream_t>(stream)),
+                  "zeroing the workspaces");
+        for (size_t i = 0; i < plan_.workspaces.size(); ++i) {
+            const bool is_kept = plan_.workspaces[i].contents == Contents::kept_zero;
+            workspaces[i] = (is_kept ? zeros : block) + layout_.offsets[i];
+        }
+    }
+    raise_smem_limits();
+    const Buffers buffers{tensors, {workspaces.data(), plan_.workspaces.size()}};
+    for (const Step& step : steps_) launch_step(step, buffers, stream);
+}
+
+void PreparedPlan::launch(Tensors tensors, uintptr_t block, void* stream) const {
+    plan_.check_presence(tensors);
     const CurrentDevice current(device_);
-    launch_on_current_device(at, stream);
+    run_on_current_device(tensors, block, stream);
 }
 
-float PreparedLaunch::launch_timed(const Addresses& at, void* stream) const {
-    check_kind(at, kernel_semantics());
+float PreparedPlan::launch_timed(Tensors tensors, uintptr_t block, void* stream) const {
+    plan_.check_presence(tensors);
     const CurrentDevice current(device_);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     const Event start, stop;
     check(cudaEventRecord(start.get(), cuda_stream), "cudaEventRecord");
-    launch_on_current_device(at, stream);
+    run_on_current_device(tensors, block, stream);
     check(cudaEventRecord(stop.get(), cuda_stream), "cudaEventRecord");
     check(cudaEventSynchronize(stop.get()), "the kernel");
     float milliseconds = 0.0f;

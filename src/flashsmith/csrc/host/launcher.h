@@ -2,33 +2,56 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <utility>
+#include <vector>
 
-#include "host/launch_plan.h"
+#include "host/plan.h"
+#include "host/tensor_maps.h"
 
 namespace flashsmith {
 
 // A plan for one GPU, launched as often as asked for, on the tensors of one call after another that
-// differ in nothing but their addresses. Threads may share it. Launches make the GPU current for
-// their duration and throw std::runtime_error with CUDA's words when they are refused.
-class PreparedLaunch {
+// differ in nothing but their addresses. Threads may share it. Calls make the GPU current for their
+// duration and throw std::runtime_error with CUDA's words when a launch is refused.
+class PreparedPlan {
   public:
-    PreparedLaunch(LaunchPlan plan, int device)
-        : plan_(std::move(plan)), device_(device), encoded_(plan_.tensor_maps) {}
+    // `kernels` are the config's, by their role. Throws std::invalid_argument when the plan asks
+    // for more than a launch can have.
+    PreparedPlan(Plan plan, const std::vector<const void*>& kernels, int device);
 
-    // Throws std::invalid_argument too when offsets are missing, or given to kernels without.
-    void launch(const Addresses& at, void* stream) const;
+    // Bytes of the block that a call brings, or has allocated; 0: it needs none.
+    size_t block_bytes() const { return needs_block_ ? layout_.block_bytes : 0; }
+
+    // `block`, of at least block_bytes(), aligned to 256 bytes, is the call's own until what is
+    // enqueued here is done; 0 has one allocated in the stream's order. Throws
+    // std::invalid_argument too when a tensor is missing, or given to kernels without.
+    void launch(Tensors tensors, uintptr_t block, void* stream) const;
     // The same between two events, waiting for both; milliseconds.
-    float launch_timed(const Addresses& at, void* stream) const;
+    float launch_timed(Tensors tensors, uintptr_t block, void* stream) const;
 
   private:
-    void launch_on_current_device(const Addresses& at, void* stream) const;
-    void raise_smem_limit() const;
+    struct Step {
+        Step(Launch planned, const void* its_kernel)
+            : launch(std::move(planned)), kernel(its_kernel), maps(launch.tensor_maps) {}
 
-    LaunchPlan plan_;
+        Launch launch;
+        const void* kernel;
+        mutable EncodedTensorMaps maps;
+    };
+
+    void run_on_current_device(Tensors tensors, uintptr_t block, void* stream) const;
+    void launch_step(const Step& step, const Buffers& buffers, void* stream) const;
+    void raise_smem_limits() const;
+
+    Plan plan_;  // its launches are the steps'
+    WorkspaceLayout layout_;
+    std::deque<Step> steps_;
+    bool needs_block_;
     int device_;
-    mutable std::atomic<bool> smem_limit_raised_{false};
-    mutable EncodedTensorMaps encoded_;
+    mutable std::atomic<bool> smem_limits_raised_{false};
 };
 
 }  // namespace flashsmith

@@ -38,20 +38,6 @@ std::string name_of(CUresult status) {
     return "error " + std::to_string(status);
 }
 
-const char* name_of(Operand operand) {
-    switch (operand) {
-        case Operand::q:
-            return "q";
-        case Operand::k:
-            return "k";
-        case Operand::v:
-            return "v";
-        case Operand::o:
-            return "o";
-    }
-    return "?";
-}
-
 template <typename Extents>
 std::string joined(const Extents& extents) {
     std::string text;
@@ -62,9 +48,9 @@ std::string joined(const Extents& extents) {
 // What was refused, in a form that can be compared with the driver's rules.
 std::string description(const TensorMapSpec& spec, uintptr_t data) {
     std::ostringstream text;
-    text << name_of(spec.operand) << " at 0x" << std::hex << data << std::dec << ", "
-         << joined(spec.sizes) << " elements with strides of " << joined(spec.strides_bytes)
-         << " bytes, box " << joined(spec.box) << ", swizzle " << spec.swizzle_bytes << " bytes";
+    text << spec.name << " at 0x" << std::hex << data << std::dec << ", " << joined(spec.sizes)
+         << " elements with strides of " << joined(spec.strides_bytes) << " bytes, box "
+         << joined(spec.box) << ", swizzle " << spec.swizzle_bytes << " bytes";
     return text.str();
 }
 
@@ -103,20 +89,6 @@ TensorMap encode(const TensorMapSpec& spec, uintptr_t data) {
 
 }  // namespace
 
-const void* address_of(Operand operand, const Addresses& at) {
-    switch (operand) {
-        case Operand::q:
-            return at.q;
-        case Operand::k:
-            return at.k;
-        case Operand::v:
-            return at.v;
-        case Operand::o:
-            return at.o;
-    }
-    return nullptr;
-}
-
 EncodedTensorMaps::EncodedTensorMaps(const std::vector<TensorMapSpec>& specs) {
     for (const TensorMapSpec& spec : specs) entries_.push_back({spec, {}});
 }
@@ -129,11 +101,11 @@ const TensorMap& EncodedTensorMaps::find(Entry& entry, uintptr_t data) {
     return entry.encoded.emplace(data, map).first->second;
 }
 
-void EncodedTensorMaps::write(const Addresses& at, uint8_t* arguments) {
+void EncodedTensorMaps::write(const Buffers& buffers, uint8_t* arguments) {
     if (entries_.empty()) return;
     const std::lock_guard lock(mutex_);
     for (Entry& entry : entries_) {
-        const TensorMap& map = find(entry, entry.spec.data(at));
+        const TensorMap& map = find(entry, buffers.address(entry.spec.place));
         std::memcpy(arguments + entry.spec.argument_offset, &map, sizeof map);
     }
 }

@@ -53,7 +53,7 @@ class Slots {
         if (void* slot = take_free()) return slot;
         const std::lock_guard lock(mutex_);
         if (used_ == kSlotsPerChunk) allocate();
-        return chunk_ + Workspace::kMostBytes * used_++;
+        return chunk_ + KeptWorkspace::kMostBytes * used_++;
     }
 
     // The slot of a stream, by the stream's id: no later stream gets it, unlike its handle. Null
@@ -105,7 +105,7 @@ class Slots {
     // Zeroed on a stream of its own: the default stream must not be touched during a capture.
     void allocate() {
         const AllocationDuringCapture allowed;
-        constexpr size_t bytes = kSlotsPerChunk * Workspace::kMostBytes;
+        constexpr size_t bytes = kSlotsPerChunk * KeptWorkspace::kMostBytes;
         void* chunk = nullptr;
         check(cudaMalloc(&chunk, bytes), "cudaMalloc");
         cudaStream_t stream = nullptr;
@@ -206,7 +206,7 @@ void* temporary(size_t bytes, cudaStream_t stream) {
 
 }  // namespace
 
-Workspace::Workspace(size_t bytes, void* stream_handle) : stream_(stream_handle) {
+KeptWorkspace::KeptWorkspace(size_t bytes, void* stream_handle) : stream_(stream_handle) {
     if (bytes > kMostBytes)
         throw std::runtime_error("a workspace of " + std::to_string(bytes) + " bytes; at most " +
                                  std::to_string(kMostBytes));
@@ -224,7 +224,7 @@ Workspace::Workspace(size_t bytes, void* stream_handle) : stream_(stream_handle)
     if (is_temporary_) address_ = temporary(bytes, stream);
 }
 
-Workspace::~Workspace() {
+KeptWorkspace::~KeptWorkspace() {
     if (is_temporary_) cudaFreeAsync(address_, static_cast<cudaStream_t>(stream_));
 }
 

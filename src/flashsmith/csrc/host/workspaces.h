@@ -1,4 +1,4 @@
-// Device memory that a launch needs beside its tensors, without waiting for any other launch.
+// Device memory that every launch leaves zero for the next, without waiting for any other.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@ namespace flashsmith {
 // 16,384 of a context for good, later ones for as long as the graph, or an executable made of it,
 // exists. Replays of one executable run one after the other; of a graph that is made executable
 // twice the two must not run at once.
-class Workspace {
+class KeptWorkspace {
   public:
     static constexpr size_t kMostBytes = 64;
 
     // Throws std::runtime_error with CUDA's words.
-    Workspace(size_t bytes, void* stream);
-    ~Workspace();
-    Workspace(const Workspace&) = delete;
-    Workspace& operator=(const Workspace&) = delete;
+    KeptWorkspace(size_t bytes, void* stream);
+    ~KeptWorkspace();
+    KeptWorkspace(const KeptWorkspace&) = delete;
+    KeptWorkspace& operator=(const KeptWorkspace&) = delete;
 
     void* address() const { return address_; }
 

@@ -1,9 +1,10 @@
-// The mma.sync family's part of planning: the grid and the arguments.
-#include <algorithm>
-#include <string>
+#include "mma_sync/plan.h"
 
-#include "host/launch_plan.h"
-#include "mma_sync/flash_attention.cuh"
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "host/forward_problem.h"
 
 namespace flashsmith {
 namespace {
@@ -23,13 +24,11 @@ int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardPro
 
 }  // namespace
 
-LaunchPlan plan_launch(const FlashForwardKernelConfig& config, const ForwardProblem& p,
-                       const DeviceSpec& device, const Semantics& semantics) {
+Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
+                  const DeviceSpec& device, const Semantics& semantics) {
+    const ForwardProblem p = read_forward_problem(numbers, tensors);
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
-    require(config.smem_bytes() <= device.max_smem_per_block,
-            "the config needs " + std::to_string(config.smem_bytes()) +
-                " bytes of shared memory, the device allows " +
-                std::to_string(device.max_smem_per_block));
+    check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, config.B_r);
     if (!semantics.uneven)
         require(p.d == config.d_head && p.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&
@@ -37,15 +36,19 @@ LaunchPlan plan_launch(const FlashForwardKernelConfig& config, const ForwardProb
                 "uneven: this library's kernels want whole tiles and d = d_head");
     ForwardKernelArgs args = forward_arguments(p, config.B_r, config.B_c);
     args.heads_per_group = heads_per_group(config, p);
-    LaunchPlan plan{};
     const int64_t blocks = p.batch * p.heads_q * args.n_Q_blocks;
-    plan.grid = {static_cast<uint32_t>(blocks), 1, 1};
-    plan.cluster = {1, 1, 1};
-    plan.block = {static_cast<uint32_t>(config.n_warps * kWarp), 1, 1};
-    plan.smem_bytes = config.smem_bytes();
     const auto* bytes = reinterpret_cast<const uint8_t*>(&args);
-    plan.argument_bytes.assign(bytes, bytes + sizeof args);
-    return plan;
+    Launch launch{
+        .kernel = 0,
+        .grid = {static_cast<uint32_t>(blocks), 1, 1},
+        .cluster = {1, 1, 1},
+        .block = {static_cast<uint32_t>(config.n_warps * kWarp), 1, 1},
+        .smem_bytes = config.smem_bytes(),
+        .argument_bytes = {bytes, bytes + sizeof args},
+        .addresses = forward_addresses(),
+        .tensor_maps = {},
+    };
+    return {{std::move(launch)}, {}, forward_presence(semantics)};
 }
 
 }  // namespace flashsmith

@@ -1,10 +1,12 @@
-// The wgmma family's part of planning: the grid, the arguments and the tensor maps.
+#include "wgmma/plan.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <utility>
 
-#include "host/launch_plan.h"
+#include "host/forward_problem.h"
 #include "wgmma/config_rules.cuh"
 
 namespace flashsmith {
@@ -19,7 +21,7 @@ constexpr uint64_t kWrap = uint64_t{1} << 34;
 
 struct Tensor {
     const char* name;
-    Operand operand;
+    size_t index;  // in the operation's order
     size_t argument_offset;
     Strides strides;
     int64_t rows, heads, total;  // rows of a sequence; packed: of all of them
@@ -45,7 +47,7 @@ uint64_t stride_bytes(const Tensor& tensor, const char* what, int64_t elements, 
 // A tensor without rows has no address and any strides, and its map is never looked at: it becomes
 // one of a single row where q is.
 Tensor single_row(Tensor tensor) {
-    tensor.operand = Operand::q;
+    tensor.index = ForwardTensor::q;
     tensor.rows = tensor.heads = tensor.total = 1;
     tensor.is_single_row = true;
     return tensor;
@@ -63,7 +65,8 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
     const uint64_t head = stride_bytes(tensor, "head", tensor.strides.head, tensor.heads);
     TensorMapSpec map{
         .argument_offset = tensor.argument_offset,
-        .operand = tensor.operand,
+        .place = in_tensor(tensor.index),
+        .name = tensor.name,
         .element_type = static_cast<int>(config.dtype),
         .sizes = {},
         .strides_bytes = {},
@@ -86,6 +89,25 @@ TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardP
         map.box = {columns, box_rows, 1, 1};
     }
     return map;
+}
+
+std::vector<TensorMapSpec> tensor_maps(const HopperForwardKernelConfig& config,
+                                       const ForwardProblem& p, bool packed) {
+    using Args = HopperForwardKernelArgs;
+    using Order = ForwardTensor;
+    const int kv_rows = config.B_c / config.cluster_size;  // what one CTA loads of a tile
+    const Tensor tensors[] = {
+        {"q", Order::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows},
+        {"k", Order::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, kv_rows},
+        {"v", Order::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
+        {"o", Order::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kStoreRows},
+    };
+    std::vector<TensorMapSpec> maps;
+    for (const Tensor& tensor : tensors) {
+        const bool empty = tensor.is_empty(p, packed);
+        maps.push_back(tensor_map(config, p, packed, empty ? single_row(tensor) : tensor));
+    }
+    return maps;
 }
 
 // Exact for dividends below 2^31 (Granlund and Montgomery's round-up form). Nobody divides by the 0
@@ -152,13 +174,11 @@ void set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& c
 
 }  // namespace
 
-LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardProblem& p,
-                       const DeviceSpec& device, const Semantics& semantics) {
+Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
+                  const DeviceSpec& device, const Semantics& semantics) {
+    const ForwardProblem p = read_forward_problem(numbers, tensors);
     require(device.arch == wgmma_rules::kArch, "wgmma kernels run on compute capability 9.0 only");
-    require(config.smem_bytes() <= device.max_smem_per_block,
-            "the config needs " + std::to_string(config.smem_bytes()) +
-                " bytes of shared memory, the device allows " +
-                std::to_string(device.max_smem_per_block));
+    check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, config.B_r);
     if (!semantics.uneven)
         require(p.d == config.d_head && p.seq_k % config.B_c == 0 && p.seq_k > 0,
@@ -170,38 +190,28 @@ LaunchPlan plan_launch(const HopperForwardKernelConfig& config, const ForwardPro
     const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm / config.cluster_size;
     set_tiles(args, config, p, semantics, at_once);
 
-    LaunchPlan plan{};
+    using Args = HopperForwardKernelArgs;
     const int64_t clusters = config.schedule == Schedule::one_tile
                                  ? args.n_tiles
                                  : std::min<int64_t>(args.n_tiles, at_once);
-    plan.grid = {static_cast<uint32_t>(clusters * config.cluster_size), 1, 1};
-    plan.cluster = {static_cast<uint32_t>(config.cluster_size), 1, 1};
-    plan.block = {static_cast<uint32_t>(config.n_threads()), 1, 1};
-    plan.smem_bytes = static_cast<int>(config.smem_bytes());
-    plan.problem_offset = offsetof(HopperForwardKernelArgs, problem);
-    if (config.schedule == Schedule::dynamic) {
-        plan.workspace_bytes = sizeof(uint32_t);
-        plan.workspace_zeroed = true;
-        plan.workspace_offset = offsetof(HopperForwardKernelArgs, tile_counter);
-    }
     const auto* bytes = reinterpret_cast<const uint8_t*>(&args);
-    plan.argument_bytes.assign(bytes, bytes + sizeof args);
-
-    using Args = HopperForwardKernelArgs;
-    const int kv_rows = config.B_c / config.cluster_size;  // what one CTA loads of a tile
-    const Tensor tensors[] = {
-        {"q", Operand::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows},
-        {"k", Operand::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, kv_rows},
-        {"v", Operand::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
-        {"o", Operand::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kStoreRows},
+    Launch launch{
+        .kernel = 0,
+        .grid = {static_cast<uint32_t>(clusters * config.cluster_size), 1, 1},
+        .cluster = {static_cast<uint32_t>(config.cluster_size), 1, 1},
+        .block = {static_cast<uint32_t>(config.n_threads()), 1, 1},
+        .smem_bytes = static_cast<int>(config.smem_bytes()),
+        .argument_bytes = {bytes, bytes + sizeof args},
+        .addresses = forward_addresses(offsetof(Args, problem)),
+        .tensor_maps = {},
     };
-    if (args.n_tiles == 0) return plan;
-    for (const Tensor& tensor : tensors) {
-        const bool empty = tensor.is_empty(p, semantics.packed);
-        plan.tensor_maps.push_back(
-            tensor_map(config, p, semantics.packed, empty ? single_row(tensor) : tensor));
+    std::vector<Workspace> workspaces;
+    if (config.schedule == Schedule::dynamic) {
+        workspaces.push_back({"tile_counter", sizeof(uint32_t), Contents::kept_zero});
+        launch.addresses.push_back({offsetof(Args, tile_counter), in_workspace(0)});
     }
-    return plan;
+    if (args.n_tiles > 0) launch.tensor_maps = tensor_maps(config, p, semantics.packed);
+    return {{std::move(launch)}, std::move(workspaces), forward_presence(semantics)};
 }
 
 }  // namespace flashsmith

@@ -28,6 +28,7 @@ class Check(Observer):
     def begin(self, launch: Launch) -> None:
         """Learns the launch's shape; subclasses extend it."""
         self._threads_per_cta = launch.threads_per_cta
+        self._places = {}  # another kernel's lines are other places
 
     def report(
         self, kind: str, site: Site, message: str, threads: np.ndarray, address: int

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flashsmith.families.cost import TileWork
+from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
 from flashsmith.families.mma_sync import cost, describe, rules, sets, space
@@ -25,6 +26,14 @@ class MmaSyncFamily(Family):
         "dtype", "d_head", "n_warps", "B_r", "min_ctas_per_sm", "ping_pong", "kv_stages", "B_c",
     )  # fmt: skip
     csrc = Path(__file__).parents[2] / "csrc" / "mma_sync"
+    cpp = Cpp(
+        config_header="mma_sync/flash_attention.cuh",
+        kernel_header="mma_sync/forward_kernel.cuh",
+        kernel="flash_forward_kernel",
+        static_config="StaticForwardKernelConfig",
+        function="forward_kernel_fn",
+        plan_header="mma_sync/plan.h",
+    )
     space_key = "space"
     has_cost_model = True
     steps_are_alike = True

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flashsmith.families.cost import TileWork
+from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
 from flashsmith.families.legality import compiled_d_head
@@ -36,6 +37,14 @@ class WgmmaFamily(Family):
         "ctas_per_sm": (1,),
     }
     csrc = Path(__file__).parents[2] / "csrc" / "wgmma"
+    cpp = Cpp(
+        config_header="wgmma/config.cuh",
+        kernel_header="wgmma/forward_kernel.cuh",
+        kernel="hopper_forward_kernel",
+        static_config="StaticHopperKernelConfig",
+        function="hopper_forward_kernel_fn",
+        plan_header="wgmma/plan.h",
+    )
     # wgmma and TMA's multicast are in the architecture's own instructions.
     target_suffix = "a"
     needs_tma = True

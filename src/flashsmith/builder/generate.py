@@ -6,41 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashsmith.codegen.cost import balance
+from flashsmith.builder.cost import balance
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Semantics
+from flashsmith.operations import operation
+from flashsmith.operations.semantics import MASKS
 
 MAP_HEADER = "flash_kernels.cuh"
 LIBRARY_SOURCE = "kernel_library.cc"
-
-
-@dataclass(frozen=True)
-class _CppFamily:
-    """What a family's C++ is called: the headers of its config and kernel, and the names there."""
-
-    config_header: str
-    header: str
-    kernel: str
-    static_config: str
-    function: str  # the type of a pointer to a kernel
-
-
-_CPP_FAMILIES = {
-    "mma_sync": _CppFamily(
-        "mma_sync/flash_attention.cuh",
-        "mma_sync/forward_kernel.cuh",
-        "flash_forward_kernel",
-        "StaticForwardKernelConfig",
-        "forward_kernel_fn",
-    ),
-    "wgmma": _CppFamily(
-        "wgmma/config.cuh",
-        "wgmma/forward_kernel.cuh",
-        "hopper_forward_kernel",
-        "StaticHopperKernelConfig",
-        "hopper_forward_kernel_fn",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -64,9 +37,9 @@ def generate_kernel_instantiations(
 
     ``shard_<i>.cu`` instantiate the kernels, about equally expensive, for ``semantics`` (None:
     plain); ``flash_kernels.cuh`` holds ``forward_kernels``, the map from config to kernel;
-    ``kernel_library.cc`` defines what the host code asks: the map, and the semantics. A file whose
-    text is already right is not touched, and shards left over from an earlier, finer split are
-    removed.
+    ``kernel_library.cc`` defines what the host code asks: the configs by their numbers, their
+    kernels, how calls are planned, and the semantics. A file whose text is already right is not
+    touched, and shards left over from an earlier, finer split are removed.
 
     Raises ArgumentError when ``configs`` is empty or of several families, or ``n_shards`` is not
     positive.
@@ -85,7 +58,7 @@ def generate_kernel_instantiations(
     for stale in set(out_dir.glob("shard_*.cu")) - set(paths):
         stale.unlink()
     _write_if_changed(out_dir / MAP_HEADER, _map_header_text(unique, note))
-    _write_if_changed(out_dir / LIBRARY_SOURCE, _library_text(semantics, note))
+    _write_if_changed(out_dir / LIBRARY_SOURCE, _library_text(unique, semantics, note))
     return GeneratedSources(
         shards=paths,
         map_header=out_dir / MAP_HEADER,
@@ -121,8 +94,13 @@ def _write_if_changed(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _function_name(cfg: KernelConfig) -> str:
-    return f"kernel_{cfg.kernel_name()}"
+def _function_name(cfg: KernelConfig, role: str = "") -> str:
+    return f"kernel_{cfg.kernel_name()}{role and '_' + role}"
+
+
+def _others(cfg: KernelConfig) -> dict[str, str]:
+    """The kernels beside the main one: templates by their role."""
+    return dict(list(cfg.family.kernel_templates(cfg).items())[1:])
 
 
 def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
@@ -130,26 +108,42 @@ def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
     arguments = [cfg.to_cpp_struct()]
     if semantics != Semantics():
         arguments.append(semantics.to_cpp_struct())
-    return f"{_CPP_FAMILIES[cfg.FAMILY].static_config}<{', '.join(arguments)}>"
+    return f"{cfg.family.cpp.static_config}<{', '.join(arguments)}>"
 
 
 def _shard_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str) -> str:
     # A __global__ template cannot be declared extern across translation units, so each shard
     # hands its kernels out through plain functions.
-    cpp = _CPP_FAMILIES[configs[0].FAMILY]
-    body = "\n".join(
+    cpp = configs[0].family.cpp
+    body = "\n".join(_functions(cfg, semantics) for cfg in configs)
+    return f'{note}#include "{cpp.kernel_header}"\n\nnamespace flashsmith {{\n\n{body}\n}}\n'
+
+
+def _functions(cfg: KernelConfig, semantics: Semantics) -> str:
+    cpp, argument = cfg.family.cpp, _static_config(cfg, semantics)
+    main = next(iter(cfg.family.kernel_templates(cfg).values()))
+    text = (
         f"// {cfg.short_form()}\n"
         f"{cpp.function} {_function_name(cfg)}() {{\n"
-        f"    return &{cpp.kernel}<{_static_config(cfg, semantics)}>;\n"
+        f"    return &{main}<{argument}>;\n"
         "}\n"
-        for cfg in configs
     )
-    return f'{note}#include "{cpp.header}"\n\nnamespace flashsmith {{\n\n{body}\n}}\n'
+    for role, template in _others(cfg).items():
+        text += (
+            f"const void* {_function_name(cfg, role)}() {{\n"
+            f"    return reinterpret_cast<const void*>(&{template}<{argument}>);\n"
+            "}\n"
+        )
+    return text
 
 
 def _map_header_text(configs: Sequence[KernelConfig], note: str) -> str:
-    cpp, config_class = _CPP_FAMILIES[configs[0].FAMILY], type(configs[0]).__name__
-    declarations = "".join(f"{cpp.function} {_function_name(cfg)}();\n" for cfg in configs)
+    cpp, config_class = configs[0].family.cpp, type(configs[0]).__name__
+    declarations = "".join(
+        f"{cpp.function} {_function_name(cfg)}();\n"
+        + "".join(f"const void* {_function_name(cfg, role)}();\n" for role in _others(cfg))
+        for cfg in configs
+    )
     entries = "".join(
         f"    // {cfg.short_form()}\n    {{{cfg.to_cpp_struct()}, {_function_name(cfg)}()}},\n"
         for cfg in configs
@@ -167,17 +161,65 @@ def _map_header_text(configs: Sequence[KernelConfig], note: str) -> str:
     )
 
 
-def _library_text(semantics: Semantics, note: str) -> str:
-    return (
-        f'{note}#include "{MAP_HEADER}"\n'
-        '#include "host/launch_plan.h"\n\n'
-        "namespace flashsmith {\n\n"
-        "const KernelMap& kernel_map() {\n"
-        "    static const KernelMap map = to_kernel_map(forward_kernels);\n"
-        "    return map;\n"
-        "}\n\n"
-        "Semantics kernel_semantics() {\n"
-        f"    return {semantics.to_cpp_struct()};\n"
-        "}\n\n"
-        "}  // namespace flashsmith\n"
+def _library_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str) -> str:
+    cpp, config_class = configs[0].family.cpp, type(configs[0]).__name__
+    tensors = operation(configs[0].family.operation).tensors
+    required = [tensor.presence == "required" for tensor in tensors]
+    entries = "".join(
+        f"            // {cfg.short_form()}\n"
+        f"            library_config({cfg.to_cpp_struct()},\n"
+        f"                           {{{_listed(cfg.to_ints())}}}{_beside(cfg)}),\n"
+        for cfg in configs
     )
+    return f"""\
+{note}#include "{MAP_HEADER}"
+#include "host/kernel_library.h"
+#include "{cpp.plan_header}"
+
+namespace flashsmith {{
+namespace {{
+
+constexpr Semantics kSemantics = {semantics.to_cpp_struct()};
+
+LibraryConfig library_config(const {config_class}& config, std::vector<int64_t> numbers,
+                             std::initializer_list<const void*> beside = {{}}) {{
+    std::vector<const void*> kernels = {{
+        reinterpret_cast<const void*>(forward_kernels.at(config))}};
+    kernels.insert(kernels.end(), beside);
+    const auto plan = [config](NumberReader& numbers, Tensors tensors, const DeviceSpec& device) {{
+        return {cpp.plan_function}(config, numbers, tensors, device, kSemantics);
+    }};
+    return {{std::move(numbers), std::move(kernels), plan}};
+}}
+
+}}  // namespace
+
+const KernelLibrary& kernel_library() {{
+    static const KernelLibrary library = {{
+        .configs = {{
+{entries}\
+        }},
+        .semantics = {{{_listed(_numbers(semantics))}}},
+        .n_tensors = {len(tensors)},
+        .n_required = {[*required, False].index(False)},
+    }};
+    return library;
+}}
+
+}}  // namespace flashsmith
+"""
+
+
+def _beside(cfg: KernelConfig) -> str:
+    """What the library's text says of the kernels beside the main one."""
+    functions = ", ".join(f"{_function_name(cfg, role)}()" for role in _others(cfg))
+    return f", {{{functions}}}" if functions else ""
+
+
+def _numbers(semantics: Semantics) -> tuple[int, ...]:
+    mask = MASKS.index(semantics.mask)
+    return mask, int(semantics.softcap), int(semantics.packed), int(semantics.uneven)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(str(int(number)) for number in numbers)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flashsmith.codegen import generate_kernel_instantiations
+from flashsmith.builder.generate import generate_kernel_instantiations
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Semantics, get_kernel_configs, get_kernel_progression_configs
 
@@ -45,31 +45,62 @@ def test_each_config_is_instantiated_in_the_shard_it_is_listed_for(sources):
             assert f"StaticForwardKernelConfig<{cfg.to_cpp_struct()}>" in text
 
 
-def test_the_generated_map_finds_every_kernel(sources, tmp_path):
-    """Compiled by the host compiler, with plain functions in place of the kernels."""
-    stubs = "".join(
+STUBS = """\
+#include "flash_kernels.cuh"
+#include "host/kernel_library.h"
+#include "mma_sync/plan.h"
+namespace flashsmith {
+static FlashForwardKernelConfig asked;
+static Semantics said;
+Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader&, Tensors,
+                  const DeviceSpec&, const Semantics& semantics) {
+    asked = config;
+    said = semantics;
+    return {};
+}
+"""
+
+
+def run_with_stubs(folder, configs, sources, checks) -> int:
+    """Links the generated library with plain functions in place of kernels and of planning; the
+    first of ``checks`` that does not hold, counted from 1, or 0."""
+    functions = "".join(
         f"static void body_{i}(const ForwardKernelArgs) {{}}\n"
         f"forward_kernel_fn kernel_{cfg.kernel_name()}() {{ return &body_{i}; }}\n"
-        for i, cfg in enumerate(CONFIGS)
+        for i, cfg in enumerate(configs)
     )
-    checks = "".join(
-        f"    if (map.at({cfg.to_cpp_struct()}) != (const void*)kernel_{cfg.kernel_name()}())"
-        f" return {i + 1};\n"
-        for i, cfg in enumerate(CONFIGS)
-    )
-    main = tmp_path / "main.cc"
+    tests = "".join(f"    if (!({check})) return {i};\n" for i, check in enumerate(checks, 1))
+    main = folder / "main.cc"
     main.write_text(
-        '#include "flash_kernels.cuh"\n#include "host/launch_plan.h"\n'
-        f"namespace flashsmith {{\n{stubs}}}\n"
-        "using namespace flashsmith;\nint main() {\n    const auto& map = kernel_map();\n"
-        f"{checks}    return map.size() == {len(CONFIGS)} ? 0 : 100;\n}}\n"
+        f"{STUBS}{functions}}}\nusing namespace flashsmith;\nusing Numbers = "
+        "std::vector<int64_t>;\nint main() {\n    const auto& library = kernel_library();\n"
+        "    NumberReader none({});\n"
+        f"{tests}    return 0;\n}}\n"
     )
-    program = tmp_path / "main"
+    program = folder / "main"
     subprocess.run(
-        ["g++", "-std=c++20", f"-I{CSRC}", f"-I{tmp_path}", "-o", program, main, sources.library],
+        ["g++", "-std=c++20", f"-I{CSRC}", f"-I{folder}", "-o", program, main, sources.library],
         check=True,
     )
-    assert subprocess.run([program], check=False).returncode == 0
+    return subprocess.run([program], check=False).returncode
+
+
+def test_the_library_has_every_config_with_its_kernel_and_plan(sources, tmp_path):
+    checks = [
+        f"library.configs.size() == {len(CONFIGS)}",
+        "library.n_tensors == 9 && library.n_required == 4",
+    ]
+    for i, cfg in enumerate(sorted(CONFIGS)):
+        numbers = ", ".join(str(int(value)) for value in cfg.to_ints())
+        config, kernel = cfg.to_cpp_struct(), f"kernel_{cfg.kernel_name()}()"
+        checks += [
+            f"(library.configs[{i}].numbers == Numbers{{{numbers}}})",
+            f"library.configs[{i}].kernels.size() == 1",
+            f"library.configs[{i}].kernels[0] == reinterpret_cast<const void*>({kernel})",
+            f"forward_kernels.at({config}) == {kernel}",
+            f"(library.configs[{i}].plan(none, {{}}, {{}}), asked == {config})",
+        ]
+    assert run_with_stubs(tmp_path, CONFIGS, sources, checks) == 0
 
 
 SEMANTICS = Semantics("causal", packed=True, uneven=True)
@@ -84,31 +115,37 @@ def test_kernels_are_instantiated_for_the_semantics(tmp_path):
     for cfg in CONFIGS[:2]:
         arguments = f"{cfg.to_cpp_struct()}, {SEMANTICS.to_cpp_struct()}"
         assert f"&flash_forward_kernel<StaticForwardKernelConfig<{arguments}>>;" in text
-    assert f"return {SEMANTICS.to_cpp_struct()};" in sources.library.read_text()
+    assert f" = {SEMANTICS.to_cpp_struct()};" in sources.library.read_text()
 
 
 def test_plain_kernels_leave_the_semantics_unsaid(sources):
     assert "Semantics{" not in "".join(path.read_text() for path in sources.shards)
-    assert f"return {Semantics().to_cpp_struct()};" in sources.library.read_text()
+    assert f" = {Semantics().to_cpp_struct()};" in sources.library.read_text()
 
 
 def test_the_library_says_its_semantics(tmp_path):
-    """Compiled by the host compiler; the map's kernels are left out."""
     sources = generate_kernel_instantiations(CONFIGS[:1], tmp_path, semantics=SEMANTICS)
-    main = tmp_path / "main.cc"
-    main.write_text(
-        '#include "host/launch_plan.h"\n'
-        "namespace flashsmith {\n"
-        f"forward_kernel_fn kernel_{CONFIGS[0].kernel_name()}() {{ return nullptr; }}\n}}\n"
-        "using namespace flashsmith;\n"
-        f"int main() {{ return kernel_semantics() == {SEMANTICS.to_cpp_struct()} ? 0 : 1; }}\n"
+    checks = (
+        "(library.semantics == Numbers{1, 0, 1, 1})",
+        f"(library.configs[0].plan(none, {{}}, {{}}), said == {SEMANTICS.to_cpp_struct()})",
     )
-    program = tmp_path / "main"
-    subprocess.run(
-        ["g++", "-std=c++20", f"-I{CSRC}", f"-I{tmp_path}", "-o", program, main, sources.library],
-        check=True,
-    )
-    assert subprocess.run([program], check=False).returncode == 0
+    assert run_with_stubs(tmp_path, CONFIGS[:1], sources, checks) == 0
+
+
+def test_kernels_beside_the_main_one(tmp_path, monkeypatch):
+    """A function hands each out; the map keeps to the main one."""
+    kernels = {"main": "flash_forward_kernel", "merge": "merge_parts"}
+    cfg = CONFIGS[0]
+    monkeypatch.setattr(cfg.family, "kernel_templates", lambda cfg: kernels)
+    sources = generate_kernel_instantiations([cfg], tmp_path)
+    merge = f"const void* kernel_{cfg.kernel_name()}_merge()"
+    body = f"&merge_parts<StaticForwardKernelConfig<{cfg.to_cpp_struct()}>>"
+    shard = sources.shards[0].read_text()
+    assert f"{merge} {{\n    return reinterpret_cast<const void*>({body});\n}}\n" in shard
+    header = sources.map_header.read_text()
+    assert f"{merge};\n" in header
+    library = sources.library.read_text()
+    assert f", {{kernel_{cfg.kernel_name()}_merge()}})," in library
 
 
 def test_a_file_that_is_right_is_not_touched(sources, tmp_path):

@@ -1,0 +1,126 @@
+"""The C++ sources of a library: which files they are, one hash over them, and copies to compile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from flashsmith.families import family_named
+
+EQUIVALENT_SOURCES = Path(__file__).with_name("equivalent_sources.json")
+
+_SUFFIXES = (".cu", ".cuh", ".cc", ".h")
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+# Generated code asks for nothing else of the host path.
+_ASKED = "host/kernel_library.h"
+
+
+def package_sources() -> Path:
+    """The CUDA C++ sources that came with the package."""
+    return Path(__file__).parents[1] / "csrc"
+
+
+class Sources:
+    """Files and what they include, as they are on the disk now.
+
+    Includes name folders below ``csrc``, or one of ``folders``, which may lie anywhere.
+    """
+
+    def __init__(self, csrc: Path, roots: Iterable[str], folders: Iterable[Path] = ()) -> None:
+        self._csrc, self._folders = csrc, {folder.name: folder for folder in folders}
+        texts: dict[str, bytes] = {}
+        waiting = list(roots)
+        while waiting:
+            name = waiting.pop()
+            text = None if name in texts else self._read(name)
+            if text is None:
+                continue  # the compiler says best that a file is not there
+            texts[name] = text
+            for found in _INCLUDE.findall(text):
+                included = found.decode(errors="replace")
+                waiting.append(posixpath.normpath(f"{posixpath.dirname(name)}/{included}"))
+                waiting.append(posixpath.normpath(included))
+        self.texts = dict(sorted(texts.items()))
+
+    def path(self, name: str) -> Path:
+        """Where the file lies that includes call ``name``."""
+        folder, _, rest = name.partition("/")
+        return self._folders.get(folder, self._csrc / folder) / rest
+
+    @property
+    def roots(self) -> list[Path]:
+        """The folders that names are relative to."""
+        return [self._csrc, *(folder.parent for folder in self._folders.values())]
+
+    @property
+    def host_files(self) -> list[str]:
+        """What g++ compiles into every library, by the names that includes have for them."""
+        return [name for name in self.texts if name.endswith(".cc")]
+
+    def hash(self) -> str:
+        """One hash over the files' names and texts."""
+        total = hashlib.sha256()
+        for name, text in self.texts.items():
+            total.update(f"{name}\0{len(text)}\0".encode())
+            total.update(text)
+        return total.hexdigest()[:32]
+
+    def copy_to(self, target: Path) -> None:
+        """Copy the files into ``target``, which becomes the folder that includes start from.
+
+        Compilers call a copy by its original's name: in errors, and in what tells machine code's
+        lines.
+        """
+        for name, text in self.texts.items():
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(f'#line 1 "{self.path(name)}"\n'.encode() + text)
+
+    def _read(self, name: str) -> bytes | None:
+        if name.startswith(("/", "../")):
+            return None
+        try:
+            return self.path(name).read_bytes()
+        except (OSError, ValueError):
+            return None
+
+
+def family_sources(family: str, csrc: Path | None = None) -> Sources:
+    """What a family's libraries are made of: its kernels, its part of planning, the host path, and
+    what these include. ``csrc`` takes the place of the package's own folder."""
+    csrc = csrc or package_sources()
+    found = family_named(family)
+    is_ours = found.csrc.parent == package_sources()
+    cpp, own = found.cpp, csrc / found.csrc.name if is_ours else found.csrc
+    host = [
+        f"{folder.name}/{path.name}"
+        for folder in (csrc / "host", own)
+        for path in folder.glob("*.cc")
+    ]
+    roots = (*host, _ASKED, cpp.config_header, cpp.kernel_header, cpp.plan_header)
+    return Sources(csrc, roots, folders=[own])
+
+
+def source_hash(family: str, csrc: Path | None = None) -> str:
+    """The hash of a family's sources as they are now: libraries of others are not used."""
+    return family_sources(family, csrc).hash()
+
+
+def tree_hash(csrc: Path | None = None) -> str:
+    """One hash over all sources, of whichever family: it names a version of the package."""
+    csrc = csrc or package_sources()
+    files = (path.relative_to(csrc).as_posix() for path in csrc.rglob("*"))
+    return Sources(csrc, (name for name in files if name.endswith(_SUFFIXES))).hash()
+
+
+def equivalent_sources() -> dict[str, dict[str, str]]:
+    """Of older sources' hashes those, by family, of the sources that compile to the same kernels.
+
+    tools/ci/same_ptx.py writes them down, once it has compared the kernels.
+    """
+    found: dict[str, dict[str, str]] = json.loads(EQUIVALENT_SOURCES.read_text())
+    return found

@@ -1,0 +1,71 @@
+#include "host/plan.h"
+
+#include <cstring>
+#include <stdexcept>
+
+namespace flashsmith {
+namespace {
+
+// What vectors of a kept workspace ask for; it has no more than 64 bytes.
+constexpr size_t kKeptAlignment = 16;
+
+size_t aligned(size_t bytes, size_t alignment) {
+    return (bytes + alignment - 1) / alignment * alignment;
+}
+
+}  // namespace
+
+void require(bool condition, const std::string& message) {
+    if (!condition) throw std::invalid_argument(message);
+}
+
+const NumberReader::Number& NumberReader::next() {
+    require(used_ < numbers_.size(), "fewer numbers than the operation takes");
+    return numbers_[used_++];
+}
+
+int64_t NumberReader::integer() {
+    const auto* const value = std::get_if<int64_t>(&next());
+    require(value != nullptr,
+            "number " + std::to_string(used_) + " of the call is no integer, and must be one");
+    return *value;
+}
+
+double NumberReader::number() {
+    return std::visit([](auto value) { return static_cast<double>(value); }, next());
+}
+
+void NumberReader::end() const {
+    require(used_ == numbers_.size(), "more numbers than the operation takes");
+}
+
+void Launch::write_addresses(const Buffers& buffers, uint8_t* arguments) const {
+    for (const AddressPatch& patch : addresses) {
+        const uintptr_t address = buffers.address(patch.place);
+        std::memcpy(arguments + patch.argument_offset, &address, sizeof address);
+    }
+}
+
+void Plan::check_presence(Tensors tensors) const {
+    for (const Presence& known : presence)
+        if ((tensors[known.tensor] != 0) != known.is_given)
+            throw std::invalid_argument(known.otherwise);
+}
+
+WorkspaceLayout layout_of(const std::vector<Workspace>& workspaces) {
+    WorkspaceLayout layout{std::vector<size_t>(workspaces.size()), 0, 0, 0};
+    const auto place = [&](Contents contents, size_t& end, size_t alignment) {
+        for (size_t i = 0; i < workspaces.size(); ++i) {
+            if (workspaces[i].contents != contents) continue;
+            layout.offsets[i] = end;
+            end = aligned(end + workspaces[i].bytes, alignment);
+        }
+    };
+    place(Contents::kept_zero, layout.kept_bytes, kKeptAlignment);
+    place(Contents::zeroed, layout.block_bytes, kWorkspaceAlignment);
+    layout.zeroed_bytes = layout.block_bytes;
+    place(Contents::undefined, layout.block_bytes, kWorkspaceAlignment);
+    return layout;
+}
+
+}  // namespace flashsmith

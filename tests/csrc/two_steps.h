@@ -1,0 +1,52 @@
+// A plan of two launches over four workspaces, for operations that take one number and have a
+// tensor to read at place 0 and one to write at place 3: what test_plans.py launches and emulates.
+#pragma once
+
+#include <cstring>
+#include <utility>
+
+#include "host/plan.h"
+
+namespace flashsmith {
+
+struct PartsArgs {
+    const void *x, *scratch, *sums, *counter;
+};
+struct MergeArgs {
+    const void *scratch, *sums, *o, *counter;
+};
+
+template <class Args>
+Launch step_of(size_t kernel, uint32_t ctas, std::vector<Place> places) {
+    Launch launch{
+        .kernel = kernel,
+        .grid = {ctas, 1, 1},
+        .cluster = {1, 1, 1},
+        .block = {32, 1, 1},
+        .smem_bytes = static_cast<int>(1024 * (kernel + 1)),
+        .argument_bytes = std::vector<uint8_t>(sizeof(Args)),
+        .addresses = {},
+        .tensor_maps = {},
+    };
+    for (size_t i = 0; i < places.size(); ++i)
+        launch.addresses.push_back({i * sizeof(void*), places[i]});
+    return launch;
+}
+
+// Each of n x 32 elements of x, doubled, is scratch; every fourth one adds to the same sum.
+inline Plan plan_two_steps(NumberReader& numbers) {
+    const auto ctas = static_cast<uint32_t>(numbers.integer());
+    const size_t bytes = 128 * ctas;
+    Plan plan;
+    plan.workspaces = {{"padding", 40, Contents::undefined},
+                       {"scratch", bytes, Contents::undefined},
+                       {"counter", 4, Contents::kept_zero},
+                       {"sums", 16 + 300, Contents::zeroed}};
+    plan.launches.push_back(step_of<PartsArgs>(
+        0, ctas, {in_tensor(0), in_workspace(1), in_workspace(3, 300), in_workspace(2)}));
+    plan.launches.push_back(step_of<MergeArgs>(
+        1, ctas, {in_workspace(1), in_workspace(3, 300), in_tensor(3), in_workspace(2)}));
+    return plan;
+}
+
+}  // namespace flashsmith
