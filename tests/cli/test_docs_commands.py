@@ -26,7 +26,9 @@ from flashsmith.errors import FlashsmithError, LaunchError, ProfilerError
 from flashsmith.runtime import gpu_count
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# add-a-family.md needs the package that it builds; tests/first_row runs what it shows.
+PAGES = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "add-a-family.md"})
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 MEASURED = ROOT / "benchmarks" / "h200"
 COMMANDS = typer.main.get_command(app)
 

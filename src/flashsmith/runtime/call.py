@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flashsmith.emulator import EmulationResult
 from flashsmith.families import DeviceSpec, Problem
+from flashsmith.operations import FORWARD, Call
 from flashsmith.operations.forward import UNLIMITED
 from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
 from flashsmith.runtime.options import CAUSAL, NO_MASK, Mask
@@ -57,23 +58,26 @@ class ForwardCall(NamedTuple):
         return (q[0], k[0], v[0], o[0], self.lse, self.row_max, self.sinks, *self.cu_seqlens)
 
     def library_arguments(self) -> tuple[int | float, ...]:
-        """What follows the config's index in the library's plan and prepare: the device, how many
-        numbers the operation has, these in its order, and the addresses.
-        """
-        p, d = self.problem, self.device
-        q, k, v, o = self.tensors
-        numbers = (
-            *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
-            *self.totals,
-            *(*q[1:], *k[1:], *v[1:], *o[1:]),
-            *(self.scale, self.softcap),
-            *(self.mask.left, self.mask.right),
-        )
-        return (
-            *(d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm),
-            *(len(numbers), *numbers),
-            *self.addresses,
-        )
+        """What follows the config's index in the library's plan and prepare."""
+        strides = {name: (*ints[1:], 1) for name, ints in zip("qkvo", self.tensors, strict=True)}
+        totals = dict(zip(("total_q", "total_k"), self.totals, strict=True))
+        options = {"scale": self.scale, "softcap": self.softcap, "left": None, "right": None}
+        if self.mask.kind == "window":
+            options |= {"left": self.mask.left, "right": self.mask.right}
+        numbers = FORWARD.numbers(Call(self.problem, strides, totals, options))
+        return library_arguments(self.device, numbers, self.addresses)
+
+
+def library_arguments(
+    device: DeviceSpec, numbers: tuple[int | float, ...], addresses: tuple[int, ...]
+) -> tuple[int | float, ...]:
+    """What follows the config's index in a library's plan and prepare: the device, how many numbers
+    the operation has, these in its order, and the addresses of its tensors."""
+    return (
+        *(device.arch, device.sm_count, device.max_smem_per_block, device.max_smem_per_sm),
+        *(len(numbers), *numbers),
+        *addresses,
+    )
 
 
 def forward_call(

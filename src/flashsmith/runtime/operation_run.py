@@ -14,6 +14,7 @@ from flashsmith.operations import Call, Operation, TensorSpec
 from flashsmith.operations.operation import shape_of, size_of
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import check_config, check_device
+from flashsmith.runtime.call import library_arguments
 from flashsmith.runtime.emulation import check_seconds, run_in_emulator
 from flashsmith.runtime.forward_pass import limits_of, run_on_gpu
 from flashsmith.runtime.frameworks.base import TensorView
@@ -41,12 +42,7 @@ class OperationCall(NamedTuple):
 
     def library_arguments(self) -> tuple[int | float, ...]:
         """What follows the config's index in the library's plan and prepare."""
-        d = self.device
-        return (
-            *(d.arch, d.sm_count, d.max_smem_per_block, d.max_smem_per_sm),
-            *(len(self.numbers), *self.numbers),
-            *self.addresses,
-        )
+        return library_arguments(self.device, self.numbers, self.addresses)
 
 
 class OperationResult(NamedTuple):

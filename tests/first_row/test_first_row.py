@@ -1,0 +1,291 @@
+"""A stranger's family and operation: everything that is there for attention is there for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import sweep_fakes as fakes
+from stand_ins import HostPlace, PretendedClock
+
+from flashsmith.benchmark.bench import BenchPlan, run_bench
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.rows import read_rows, write_rows
+from flashsmith.benchmark.timing import Environment, Protocol, Telemetry
+from flashsmith.benchmark.workload import workload_of
+from flashsmith.builder import library_for
+from flashsmith.chooser import choose
+from flashsmith.chooser.winners import WinnersTable
+from flashsmith.chooser.winners.key import parse_class
+from flashsmith.errors import ArgumentError, ConfigParseError, IllegalConfigError
+from flashsmith.families import (
+    FAMILIES,
+    Problem,
+    check_legal,
+    device_spec,
+    get_kernel_configs,
+    nearest_legal,
+)
+from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.families.family import register_family
+from flashsmith.operations import OPERATIONS
+from flashsmith.runtime import libraries, run_operation
+from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.runtime.plan import Contents, LaunchPlan
+from flashsmith.tuning.progress import SweepProgress
+from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.tune import plan_races, tune
+from flashsmith.verify import prove, prove_problem
+
+PLAIN, STAGED = "(FP16, 64, 2): first_row", "(FP16, 64, 2): first_row+staged"
+PROBLEM = "b2 s1:5 h3 d64 fp16 first_row"
+A100 = device_spec("A100")
+
+
+@pytest.fixture
+def built(first_row: ModuleType) -> dict[str, Any]:
+    """Both configs, their kernels loaded from one library."""
+    configs = {text: parse(text) for text in (PLAIN, STAGED)}
+    loaded_kernels.add(library_for(list(configs.values()), arch=80))
+    return configs
+
+
+# --- names and rules -----------------------------------------------------------------------------
+
+
+def test_its_configs_parse_and_are_listed(first_row: ModuleType) -> None:
+    for cfg in get_kernel_configs("first-row"):
+        assert parse(str(cfg)) == cfg
+        assert cfg.family.operation == "first_row"
+    assert parse("first_row_kernel<FirstRowKernelConfig{(flashsmith::DType)5, 64, 2}>()") == parse(
+        PLAIN
+    )
+    assert parse(STAGED) == first_row.FirstRowKernelConfig("fp16", 64, 2, staged=True)
+    with pytest.raises(ConfigParseError, match="unknown feature 'stagde'; did you mean 'staged'"):
+        parse("(FP16, 64, 2): first_row+stagde")
+
+
+def test_a_broken_rule_is_told_with_the_nearest_legal_config(first_row: ModuleType) -> None:
+    wide = parse("(FP16, 64, 4): first_row")
+    with pytest.raises(IllegalConfigError, match="at most d_head: each copies an element or more"):
+        check_legal(wide, A100)
+    assert parse(PLAIN) in nearest_legal(wide, A100)
+
+
+def test_its_problems_have_a_word_of_their_own(first_row: ModuleType) -> None:
+    problem = Problem.parse(PROBLEM)
+    assert (str(problem), problem.computed) == (PROBLEM, first_row.FIRST_ROW)
+    assert problem.attn_flop() == 2 * 3 * 64
+    assert first_row.FIRST_ROW.bytes(problem) == 2 * (2 * 5 * 3 * 64 + 2 * 3 * 64)
+    with pytest.raises(ArgumentError, match="semantics='causal': first_row knows no causal"):
+        Problem.parse(f"{PROBLEM} causal")
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [PLAIN, STAGED])
+def test_its_kernels_are_right(built: dict[str, Any], text: str) -> None:
+    for schedule_seed in (None, 7):
+        verdict = prove(
+            built[text], seq=3, batch=2, heads=2, d=40, checks=True, schedule_seed=schedule_seed
+        )
+        assert verdict.ok, str(verdict)
+        assert verdict.outputs >= 4096
+        assert (verdict.max_error, verdict.meaning) == (0.0, "plain")
+
+
+def test_any_strides_and_an_output_of_ones_own(built: dict[str, Any]) -> None:
+    problem = Problem.parse("b2 s1:5 h3 d40 fp16 first_row")
+    wide = np.random.default_rng(0).standard_normal((2, 5, 4, 48)).astype(np.float16)
+    v, o = wide[:, :, 1:, 8:], np.zeros((2, 3, 40), np.float16)
+    for cfg in built.values():
+        o[:] = 0
+        result = run_operation(cfg, problem, {"v": v, "o": o})
+        assert result.outputs["o"] is o
+        np.testing.assert_array_equal(o, v[:, 0])
+        made = run_operation(cfg, problem, {"v": v}, poisoned=True).outputs["o"]
+        np.testing.assert_array_equal(made, o)
+
+
+def _later(plan: LaunchPlan, offset: int) -> LaunchPlan:
+    first, second = plan.launches
+    (place,) = second.workspace_addresses
+    moved = replace(second, workspace_addresses=(place._replace(byte_offset=offset),))
+    return replace(plan, launches=(first, moved))
+
+
+MUTANTS: dict[str, Callable[[LaunchPlan], LaunchPlan]] = {
+    "not zeroed": lambda plan: replace(
+        plan, workspaces=tuple(w._replace(contents=Contents.UNDEFINED) for w in plan.workspaces)
+    ),
+    "swapped": lambda plan: replace(plan, launches=plan.launches[::-1]),
+    "the second left out": lambda plan: replace(plan, launches=plan.launches[:1]),
+    "an offset wrong": lambda plan: _later(plan, 4),
+    "too small a workspace": lambda plan: replace(
+        plan, workspaces=tuple(w._replace(nbytes=w.nbytes - 4) for w in plan.workspaces)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_plan_of_two_launches_is_caught(
+    built: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    right = libraries.plan_from_library
+    wrong = MUTANTS[name]
+    monkeypatch.setattr(libraries, "plan_from_library", lambda *described: wrong(right(*described)))
+    assert not prove(built[STAGED], seq=2, checks=True).ok
+
+
+def test_a_wrong_kernel_is_located(built: dict[str, Any], first_row: ModuleType) -> None:
+    reference = first_row.reference.REFERENCE
+    case = reference.case(built[PLAIN], Problem.parse(PROBLEM), kind="random", seed=0, options={})
+    o = case.expected.rounded["o"].copy()
+    o[1, 2, 3] += 1
+    found = reference.compare(built[PLAIN], case, {"o": o})
+    assert not found.ok
+    assert str(found.first_mismatch).startswith("o[1, 2, 3]: got ")
+    assert found.mismatches == 1
+
+
+def _v(**change: Any) -> np.ndarray:
+    return np.zeros(change.get("shape", (2, 5, 3, 64)), change.get("dtype", np.float16))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "keywords", "message"),
+    [
+        ({}, {}, "v: missing; first_row reads it"),
+        ({"w": _v()}, {}, "w: first_row has no such tensor"),
+        ({"v": _v(shape=(2, 5, 64))}, {}, "v: shape (2, 5, 64); must be (batch, seq_k, heads_k,"),
+        ({"v": _v(shape=(2, 4, 3, 64))}, {}, "(2, 5, 3, 64) of 'b2 s1:5 h3 d64 fp16 first_row'"),
+        ({"v": _v(dtype=np.float32)}, {}, "v: dtype float32; must be float16"),
+        ({"v": _v().transpose(0, 1, 3, 2).copy().transpose(0, 1, 3, 2)}, {},
+         "v: stride of the last dimension is 3; must be 1"),
+        ({"v": _v(shape=(2, 5, 3, 65))[..., :64]}, {}, "v: stride 975 of dimension 0 is not a"),
+        ({"v": _v(), "o": _v()[:, 0][:, :2]}, {}, "o: shape (2, 2, 64); must be (batch, heads_k"),
+        ({"v": _v()}, {"options": {"scale": 2.0}}, "scale=2.0: first_row has no such option"),
+        ({"v": _v()}, {"wanted": ("lse",)}, "wanted='lse': first_row has no such output"),
+        ({"v": [1.0]}, {}, "v: got builtins.list; give a PyTorch tensor"),
+    ],
+)  # fmt: skip
+def test_tensors_that_do_not_fit_are_refused(
+    first_row: ModuleType, tensors: dict[str, Any], keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        run_operation(parse(PLAIN), Problem.parse(PROBLEM), tensors, **keywords)
+
+
+def test_an_output_may_not_lie_in_what_is_read_nor_be_read_only(first_row: ModuleType) -> None:
+    v, problem = _v(), Problem.parse(PROBLEM)
+    with pytest.raises(ArgumentError, match="o: shares memory with v"):
+        run_operation(parse(PLAIN), problem, {"v": v, "o": v[:, 0]})
+    o = np.zeros((2, 3, 64), np.float16)
+    o.flags.writeable = False
+    with pytest.raises(ArgumentError, match="o: is read-only"):
+        run_operation(parse(PLAIN), problem, {"v": v, "o": o})
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        ("s5 d64 fp16", "problem: 'b1 s5 h1 d64 fp16' is of the operation forward; the config's"),
+        ("s5 d64 bf16 first_row", "problem: dtype BF16; the config's kernel is for FP16"),
+        ("s5 d72 fp16 first_row", "problem: d 72; the config's kernel is for up to 64"),
+    ],
+)
+def test_problems_of_others_are_refused(first_row: ModuleType, problem: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        prove_problem(parse(PLAIN), Problem.parse(problem))
+
+
+def test_what_an_operation_does_not_know_cannot_be_asked_of_its_proof(
+    first_row: ModuleType,
+) -> None:
+    with pytest.raises(ArgumentError, match="sinks=True: first_row has no such option"):
+        prove(parse(PLAIN), sinks=True)
+    with pytest.raises(ArgumentError, match="semantics='softcap': first_row knows no softcap"):
+        prove(parse(PLAIN), softcap=3.0)
+    with pytest.raises(ArgumentError, match="inputs='huge': allowed are random"):
+        prove(parse(PLAIN), inputs="huge")
+
+
+# --- benchmark, tuner, table ---------------------------------------------------------------------
+
+
+def test_it_is_benched(built: dict[str, Any], tmp_path: Path) -> None:
+    """On pretended hardware: the emulator runs the kernels, and a clock says what they took."""
+    problem = Problem.parse(PROBLEM)
+    rows = run_bench(
+        BenchPlan(
+            (problem,),
+            configs=tuple(built.values()),
+            ours=True,
+            protocol=Protocol(num_warmups=0, runs=3, warmup_ms=0, measure_ms=0, num_estimates=1),
+        ),
+        A100,
+        environment=Environment("Pretended", 80, "1", "13.0", "", "0.1", "abc", "3.11"),
+        clock=PretendedClock(tick=1e-7),
+        telemetry=Telemetry(sensor=lambda: (1500.0, 650.0)),
+        narrator=Narrator(quiet=True),
+        make_workload=lambda problem, seed: workload_of(problem, seed, HostPlace()),
+    )
+    assert [(row.contender, row.verdict) for row in rows] == [(PLAIN, "pass"), (STAGED, "pass")]
+    assert all(row.family == "first_row" and row.tflops for row in rows)
+    write_rows(tmp_path / "rows.csv", rows)
+    assert [row.problem for row in read_rows(tmp_path / "rows.csv")] == [problem] * 2
+
+
+def test_it_is_tuned_and_its_winner_kept(first_row: ModuleType, tmp_path: Path) -> None:
+    problem = Problem.parse("b4 s512 h4 d64 fp16 first_row")
+    races = plan_races([problem], fakes.DEVICE, "both", Settings())
+    assert list(races[0].candidates) == [PLAIN, STAGED]
+    world = fakes.World({PLAIN: fakes.Kernel(ms=1.0), STAGED: fakes.Kernel(ms=1.5)})
+    table = tmp_path / "mine.json"
+    done = tune(races, fakes.fake_runner(world), Settings(), tmp_path / "out",
+                SweepProgress(quiet=True), table=table)  # fmt: skip
+    assert done.ok
+    found = WinnersTable.load(table)
+    (entry,) = found
+    assert (entry.best.family, entry.best.config) == ("first_row", PLAIN)
+    assert str(entry.key) == "H200 sm_90 fp16 d64 first_row s512 bh16"
+    assert not found.validate()
+    assert [one.entry for one in found.lookup(problem, fakes.DEVICE)] == [entry]
+    assert found.lookup(Problem.parse("b4 s512 h4 d64 fp16"), fakes.DEVICE) == []
+    with pytest.raises(ArgumentError, match="is of the operation first_row, and attention"):
+        choose(problem, fakes.DEVICE, table=found)
+    # Who does not have the package is told what an entry is of, and keeps it.
+    del OPERATIONS["first_row"]
+    parse_class.cache_clear()
+    strange = WinnersTable.load(table)
+    assert len(strange) == 0
+    assert "'first_row' is no word of semantics, and no operation of that name" in strange.notes[0]
+    assert strange.to_json()["entries"] == found.to_json()["entries"]
+
+
+# --- what cannot be registered -------------------------------------------------------------------
+
+
+def test_a_family_of_an_operation_that_is_not_there_is_refused(first_row: ModuleType) -> None:
+    class Lost(first_row.FirstRowFamily):  # type: ignore[misc, name-defined]
+        operation = "first_rwo"
+
+    del FAMILIES["first_row"]
+    with pytest.raises(ArgumentError, match="operation='first_rwo': no such operation is reg"):
+        register_family(Lost())
+
+
+def test_a_reference_that_is_none_is_refused(first_row: ModuleType) -> None:
+    OPERATIONS["first_row"] = replace(first_row.FIRST_ROW, reference="first_row:FIRST_ROW")
+    from flashsmith.verify.prove import _REFERENCES
+
+    _REFERENCES.pop("first_row", None)
+    with pytest.raises(ArgumentError, match=r"reference .*'first_row:FIRST_ROW' is an object of"):
+        prove(parse(PLAIN))
