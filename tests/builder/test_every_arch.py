@@ -8,7 +8,8 @@ from shared_kernels import with_every_value
 import flashsmith.builder as builder
 from flashsmith.families import DeviceSpec, FlashForwardKernelConfig, device_spec, get_cover_configs
 
-ARCHS = (89, 100, *(pytest.param(arch, marks=pytest.mark.full) for arch in (80, 86, 90, 103, 120)))
+# One here that no GPU of ours has: the others' kernels are built for 80 and 90.
+ARCHS = (120, *(pytest.param(arch, marks=pytest.mark.full) for arch in (80, 86, 89, 90, 100, 103)))
 
 
 @pytest.fixture(params=ARCHS, ids="sm_{}".format)

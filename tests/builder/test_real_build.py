@@ -30,9 +30,10 @@ shared_kernels.want([FIRST, BUFFERED, LAST])
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """Two kernels of the progression, built cold."""
+    """Two kernels of the progression, built in a cache of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path_factory.mktemp("real") / "cache"))
+        folder = shared_kernels.with_host_code(tmp_path_factory.mktemp("real") / "cache")
+        patch.setenv("FLASHSMITH_CACHE_DIR", str(folder))
         return builder.build([LAST, FIRST])
 
 

@@ -272,7 +272,6 @@ def test_what_is_wrong_only_if_a_warpgroup_lags() -> None:
 
 def test_the_sample_has_every_kind() -> None:
     sampled = [mutant for _, mutant in sample()]
-    assert len(sampled) >= 60
     of_clusters = {"load for one CTA", "arrive at the own CTA"}
     # Of these all change nothing here; there are others among the shipped kernels' mutants.
     absent = of_clusters | {"another barrier", "B's leading offset"}
