@@ -9,15 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 
-from flashsmith.chooser import attention, choose_config
+from flashsmith.chooser import attention, choose, choose_config
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DType, FlashForwardKernelConfig
+from flashsmith.families import DType, FlashForwardKernelConfig, Semantics
 from flashsmith.runtime import ForwardOptions, forward, forward_pass
 from flashsmith.verify import compare, compute_references
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
 RNG = np.random.default_rng(0)
+RAGGED = choose("b1 s70:90 h1 d64 fp16 uneven", 80).config
+for _semantics in ("uneven", "causal+uneven", "window+uneven", "softcap+uneven", "packed+uneven"):
+    shared_kernels.want([RAGGED], Semantics.parse(_semantics))
+shared_kernels.want([choose("b1 s64 h1 d64 fp16", 80).config])
 
 
 def tensors(seq_q: int = 64, seq_k: int = 64, d: int = 64, dtype: Any = np.float16) -> list[Any]:

@@ -282,8 +282,12 @@ def test_it_is_tuned_and_its_winner_kept(first_row: ModuleType, tmp_path: Path) 
     assert not found.validate()
     assert [one.entry for one in found.lookup(problem, fakes.DEVICE)] == [entry]
     assert found.lookup(Problem.parse("b4 s512 h4 d64 fp16"), fakes.DEVICE) == []
-    with pytest.raises(ArgumentError, match="is of the operation first_row, and attention"):
-        choose(problem, fakes.DEVICE, table=found)
+    chosen = choose(problem, fakes.DEVICE, table=found)
+    assert (str(chosen.config), chosen.evidence) == (PLAIN, "table")
+    offered = choose(problem, fakes.DEVICE, table=WinnersTable())
+    assert (str(offered.config), offered.evidence, offered.tflops) == (PLAIN, "offered", 0.0)
+    assert "expected" not in str(offered)
+    assert f"runner-up   {STAGED}\n" in f"{offered}\n"
     # Who does not have the package is told what an entry is of, and keeps it.
     del OPERATIONS["first_row"]
     parse_class.cache_clear()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import shared_kernels
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
@@ -16,13 +17,23 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list  # noqa: E402
 
 import flashsmith  # noqa: E402
 from flashsmith import chooser  # noqa: E402
-from flashsmith.families import KernelConfig, parse_kernel_name_into_config  # noqa: E402
+from flashsmith.families import (  # noqa: E402
+    KernelConfig,
+    Semantics,
+    parse_kernel_name_into_config,
+)
 from flashsmith.integrations import traceable  # noqa: E402
 from flashsmith.runtime.launches import count_launches  # noqa: E402
 
 CONFIG = parse_kernel_name_into_config(
     "(FP16, 32, 64, 64, 4): async+eager+swizzled+load_0_0_0_tiles+opt_softmax"
 )
+UNEVEN = Semantics(uneven=True)
+EVERYTHING = Semantics("window", softcap=True, uneven=True)
+CHOSEN = flashsmith.choose("b1 s20:33 h4:2 d32 fp16 uneven", 80).config
+shared_kernels.want([CONFIG, replace(CONFIG, swizzled=False), CHOSEN], UNEVEN)
+shared_kernels.want([CHOSEN], Semantics("causal", uneven=True))
+shared_kernels.want([CONFIG, CHOSEN], EVERYTHING)
 
 
 def drawn(*shape: int, seed: int = 0) -> Any:

@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import shared_kernels
 
 from flashsmith import attention
 from flashsmith.errors import ArgumentError, IllegalConfigError, KernelNotBuiltError
@@ -31,6 +32,8 @@ HOPPER = parse(
 )
 MMA_SYNC = parse("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles")
 H200 = device_spec("H200")
+shared_kernels.want([HOPPER, MMA_SYNC])
+shared_kernels.want([MMA_SYNC], arch=90)
 D = 128
 
 

@@ -35,6 +35,7 @@ CONFIGS = {
 }
 WGMMA = parse_kernel_name_into_config("(FP16, 64, 64, 64, 1wg): tma+stages_2+regs_24_240")
 shared_kernels.want([*CONFIGS.values(), WGMMA])
+shared_kernels.want([CONFIGS[DType.FP16]], arch=90)
 BATCH, SEQ_Q, SEQ_K, HEADS, D = 2, 128, 64, 2, 64
 
 

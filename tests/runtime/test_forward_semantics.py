@@ -43,8 +43,9 @@ MASKED = [
 HEAD_DIMENSIONS = [*zip((8, 72, 96, 136, 256), 3 * tuple(DType), strict=False)]
 for _semantics in shared_kernels.EVERY_SEMANTICS:
     shared_kernels.want([CFG], _semantics)
+shared_kernels.want([config(32), config(128)], Semantics(uneven=True))
 for _mask in ("causal", "window"):
-    shared_kernels.want(MASKED, Semantics(_mask, uneven=True))
+    shared_kernels.want(MASKED, Semantics(_mask))
 shared_kernels.want(
     [config(d, dtype) for d, dtype in HEAD_DIMENSIONS], Semantics("causal", uneven=True)
 )
