@@ -1,15 +1,17 @@
-"""The C++ side says the same of thousands of configs: rules, shared memory, residency, order."""
+"""The C++ side says the same of thousands of configs: shared memory, residency, order."""
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 from config_samples import random_configs
+from static_assertions import failed_assertions
 
 from flashsmith.families import (
     DEFAULT_DEVICE,
@@ -23,18 +25,15 @@ from flashsmith.families import (
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "src" / "flashsmith" / "csrc"
-LIMITS = sorted({device.max_smem_per_block for device in KNOWN_DEVICES} | {1024, 49152, 65536})
 
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = tmp_path_factory.mktemp("config_rules") / "table.so"
+    library = tmp_path_factory.mktemp("config_table") / "table.so"
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    source = str(HERE / "config_rules_table.cc")
+    source = str(HERE / "config_table.cc")
     subprocess.run(["g++", *flags, f"-I{CSRC}", source, "-o", str(library)], check=True)
-    loaded = ctypes.CDLL(str(library))
-    loaded.rule_name.restype = ctypes.c_char_p
-    return loaded
+    return ctypes.CDLL(str(library))
 
 
 @pytest.fixture(scope="module")
@@ -60,37 +59,6 @@ def configs() -> list[FlashForwardKernelConfig]:
 def packed(configs: list[FlashForwardKernelConfig]) -> ctypes.Array[ctypes.c_int]:
     ints = [value for cfg in configs for value in cfg.to_ints()]
     return (ctypes.c_int * len(ints))(*ints)
-
-
-def test_both_sides_have_the_same_rules_in_the_same_order(table: ctypes.CDLL) -> None:
-    names = [table.rule_name(bit) for bit in range(len(RULES) + 1)]
-    assert names == [*(rule.name.encode() for rule in RULES), None]
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_broken_rules_agree(
-    table: ctypes.CDLL, configs: list[FlashForwardKernelConfig], limit: int
-) -> None:
-    device = replace(DEFAULT_DEVICE, max_smem_per_block=limit)
-    masks = (ctypes.c_uint * len(configs))()
-    table.tabulate_broken_rules(packed(configs), len(configs), limit, masks)
-    expected = [rule_bitmask(cfg, device) for cfg in configs]
-    differing = [
-        str(cfg)
-        for cfg, ours, theirs in zip(configs, expected, masks, strict=True)
-        if ours != theirs
-    ]
-    assert differing == []
-
-
-def test_the_sample_breaks_every_rule_and_keeps_every_rule(
-    configs: list[FlashForwardKernelConfig],
-) -> None:
-    device = replace(DEFAULT_DEVICE, max_smem_per_block=65536)
-    masks = [rule_bitmask(cfg, device) for cfg in configs]
-    for bit, rule in enumerate(RULES):
-        assert 0 < sum(mask >> bit & 1 for mask in masks) < len(masks), rule.name
-    assert masks.count(0) > 250
 
 
 def fits_an_int(cfg: FlashForwardKernelConfig) -> bool:
@@ -126,19 +94,37 @@ def test_both_sides_order_configs_alike(table: ctypes.CDLL) -> None:
         assert table.compare(rows[left], rows[right]) == expected
 
 
-@pytest.mark.parametrize(("n_warps", "compiles"), [(4, True), (8, False)])
-def test_an_illegal_config_fails_its_static_assert(
-    tmp_path: Path, n_warps: int, compiles: bool
-) -> None:
-    cfg = FlashForwardKernelConfig(5, 128, 64, 64, n_warps)
-    source = tmp_path / "kernel.cc"
-    source.write_text(
-        '#include "mma_sync/config_rules.cuh"\nnamespace flashsmith {\n'
-        "template <FlashForwardKernelConfig CFG> struct Kernel {\n"
-        '  static_assert(broken_rules(CFG, 166912) == 0, "illegal config");\n};\n'
-        f"template struct Kernel<{cfg.to_cpp_struct()}>;\n}}\n"
-    )
-    command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{CSRC}", str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode == 0) == compiles
-    assert ("illegal config" in done.stderr) != compiles
+# What the kernel takes for granted, and a change of a legal config that breaks it.
+ASSUMPTIONS = {
+    "d_head": {"d_head": 80},
+    "B_r": {"n_warps": 8},
+    "B_c": {"B_c": 40},
+    "n_warps": {"B_r": 1024, "n_warps": 64},
+    "the tiles need more shared memory": {"B_c": 1024},
+    "Q_mma_load_K_tiles: 0": {"Q_mma_load_K_tiles": 3, "K_mma_load_K_tiles": 3},
+    "K_mma_load_K_tiles: 0": {"Q_mma_load_K_tiles": 0, "K_mma_load_K_tiles": 16},
+    "V_mma_load_K_tiles: 0": {"V_mma_load_K_tiles": 8, "mma_double_buffer_loads": True},
+    "Q_mma_load_K_tiles: Q and K": {"Q_mma_load_K_tiles": 4},
+    "kv_stages": {"kv_stages": 2, "eager_load_blocks": False},
+    "ping_pong": {"kv_stages": 2, "ping_pong": True, "B_r": 128, "n_warps": 8},
+}
+
+
+def test_what_the_kernel_takes_for_granted_is_asserted(tmp_path: Path) -> None:
+    """Each in words of its own; and nothing is said of a legal config."""
+    legal = FlashForwardKernelConfig(
+        *(5, 64, 64, 64, 4), async_copy=True, eager_load_blocks=True,
+        Q_mma_load_K_tiles=2, K_mma_load_K_tiles=2, V_mma_load_K_tiles=2,
+    )  # fmt: skip
+    illegal = {text: replace(legal, **change) for text, change in ASSUMPTIONS.items()}  # type: ignore[arg-type]
+    assert rule_bitmask(legal, DEFAULT_DEVICE) == 0
+    assert all(rule_bitmask(cfg, DEFAULT_DEVICE) for cfg in illegal.values())
+    place = (tmp_path, "mma_sync", 80, "mma_sync/static_kernel_configuration.cuh")
+
+    def failed(configs: Iterable[FlashForwardKernelConfig]) -> set[str]:
+        static = (f"StaticForwardKernelConfig<{cfg.to_cpp_struct()}>" for cfg in configs)
+        return failed_assertions(*place, static)
+
+    said = failed(illegal.values())
+    assert [text for text in illegal if not any(one.startswith(text) for one in said)] == []
+    assert failed([legal]) == set()

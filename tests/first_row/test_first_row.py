@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +39,9 @@ from flashsmith.operations import OPERATIONS
 from flashsmith.runtime import libraries, run_operation
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.plan import Contents, LaunchPlan
+from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.progress import SweepProgress
+from flashsmith.tuning.runner import Build
 from flashsmith.tuning.sweep import Settings
 from flashsmith.tuning.tune import plan_races, tune
 from flashsmith.verify import prove, prove_problem
@@ -243,6 +246,26 @@ def test_it_is_benched(built: dict[str, Any], tmp_path: Path) -> None:
     assert [row.problem for row in read_rows(tmp_path / "rows.csv")] == [problem] * 2
 
 
+def test_the_tuners_own_bench_serves_it(
+    built: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler and the bench of real sweeps, with the emulator in the GPU's place."""
+    monkeypatch.setattr(gpu_runner, "CudaEvents", partial(PretendedClock, tick=1.0))
+    monkeypatch.setattr(gpu_runner, "Telemetry", partial(Telemetry, sensor=lambda: (1.0, 1.0)))
+    monkeypatch.setattr(gpu_runner, "gpu_place", HostPlace)
+    problem = Problem.parse(PROBLEM)
+    builds = [Build.of(problem, cfg) for cfg in built.values()]
+    compiled = gpu_runner.NvccCompiler(80).compile(builds)
+    assert [one.error for one in compiled] == [None, None]
+    bench = gpu_runner.GpuBench()
+    bench.open()
+    bench.prepare(problem)
+    kernels = [(build, one.library) for build, one in zip(builds, compiled, strict=True)]
+    for kernel in kernels:
+        assert bench.prove(problem, *kernel, thorough=True).ok
+    assert [one.median_ms for one in bench.time(problem, kernels, 2, 0.0, False)] == [1.0, 1.0]
+
+
 def test_it_is_tuned_and_its_winner_kept(first_row: ModuleType, tmp_path: Path) -> None:
     problem = Problem.parse("b4 s512 h4 d64 fp16 first_row")
     races = plan_races([problem], fakes.DEVICE, "both", Settings())
@@ -259,8 +282,12 @@ def test_it_is_tuned_and_its_winner_kept(first_row: ModuleType, tmp_path: Path) 
     assert not found.validate()
     assert [one.entry for one in found.lookup(problem, fakes.DEVICE)] == [entry]
     assert found.lookup(Problem.parse("b4 s512 h4 d64 fp16"), fakes.DEVICE) == []
-    with pytest.raises(ArgumentError, match="is of the operation first_row, and attention"):
-        choose(problem, fakes.DEVICE, table=found)
+    chosen = choose(problem, fakes.DEVICE, table=found)
+    assert (str(chosen.config), chosen.evidence) == (PLAIN, "table")
+    offered = choose(problem, fakes.DEVICE, table=WinnersTable())
+    assert (str(offered.config), offered.evidence, offered.tflops) == (PLAIN, "offered", 0.0)
+    assert "expected" not in str(offered)
+    assert f"runner-up   {STAGED}\n" in f"{offered}\n"
     # Who does not have the package is told what an entry is of, and keeps it.
     del OPERATIONS["first_row"]
     parse_class.cache_clear()

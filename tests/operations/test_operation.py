@@ -109,6 +109,10 @@ def test_an_unknown_name_asks_for_installed_operations_once_more() -> None:
         (lambda: load_attribute("flashsmith.verify:nothing", "peers"),
          "peers: 'flashsmith.verify:nothing' cannot be loaded"),
         (lambda: load_attribute("flashsmith", "peers"), "peers: 'flashsmith' cannot be loaded"),
+        (lambda: replace(PAGED, tensors=(TensorSpec("x", ("d",), "int8", "out"),)),
+         "x of paged_copy: dtype 'int8'; allowed are float16"),
+        (lambda: replace(PAGED, tensors=(TensorSpec("x", ("d",), presence="optional"),
+         *PAGED.tensors)), "tensors of paged_copy: one that every call has stands behind one"),
         (lambda: PAGED.bytes(PROBLEM), "pages: the size of 'pages' is not known; give the tensor"),
     ],
 )  # fmt: skip

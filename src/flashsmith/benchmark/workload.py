@@ -14,7 +14,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem
 from flashsmith.operations import DEFAULT, TensorSpec
 from flashsmith.operations.operation import packed_rows, shape_of
-from flashsmith.runtime import forward, run_operation
+from flashsmith.runtime import forward, prepare_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify import (
     Case,
@@ -213,7 +213,7 @@ class OperationWorkload:
     def call(self, config: KernelConfig) -> Callable[[], Any]:
         """One call of a config's kernel, which writes the outputs."""
         tensors = {**self.inputs, **self.output}
-        return partial(run_operation, config, self.problem, tensors, options=self._options)
+        return prepare_operation(config, self.problem, tensors, options=self._options).run
 
     def poison(self) -> None:
         """Fills the outputs with NaN; what a kernel reads, too, stays."""

@@ -20,10 +20,9 @@ from flashsmith.families import (
     DeviceSpec,
     KernelConfig,
     Problem,
-    compiled_d_head,
+    d_head_for,
     device_spec,
 )
-from flashsmith.operations import DEFAULT
 from flashsmith.printable import printable
 from flashsmith.runtime import forget_prepared_calls
 from flashsmith.runtime.target import choose_target
@@ -35,7 +34,8 @@ def choose(
     *,
     table: WinnersTable | None = None,
 ) -> Choice:
-    """The kernel that attention() takes for a problem, why, and what the others would cost.
+    """The kernel that attention() takes for a problem, why, and what the others would cost; of
+    another operation the one that the same evidence speaks for.
 
     Args:
         problem: a Problem, or its text: 'b16 s4096 h32:8 d128 bf16 causal'.
@@ -64,7 +64,7 @@ def choose(
         ms=chosen.ms,
         runners_up=tuple(RunnerUp(one.config, one.config.FAMILY, one.ms) for one in others),
         passed_over=passed_over(
-            problem, device, evidence.expected, measured=evidence.kind != "cost model"
+            problem, device, evidence.expected, measured=evidence.entry is not None
         ),
         notes=(
             *filter(None, [evidence.fallback]),
@@ -136,13 +136,8 @@ def _winners() -> WinnersTable:
 
 
 def _check_d(problem: Problem, argument: str) -> None:
-    if problem.operation != DEFAULT:
-        raise ArgumentError(
-            f"{argument}: '{problem}' is of the operation {problem.operation}, and attention() "
-            "computes attention alone; `flashsmith winners` lists what was measured of others"
-        )
     try:
-        compiled_d_head(problem.d)
+        d_head_for(problem)
     except ArgumentError as error:
         raise ArgumentError(f"{argument}: {error}") from None
 

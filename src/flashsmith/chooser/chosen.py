@@ -27,8 +27,9 @@ class Choice:
     """The kernel for a problem on a device, and what speaks for it.
 
     evidence: 'table' (measured in this bucket), 'nearest' (another bucket), 'related' (another
-    mask, layout, dtype or GPU) or 'cost model' (nothing was measured). why: the same as a sentence.
-    ms: the expected time; tflops: the problem's attn_flop() over it, 0 where there is none.
+    mask, layout, dtype or GPU), 'cost model' (nothing was measured) or 'offered' (nor is there a
+    cost model). why: the same as a sentence. ms: the expected time, 0 where nothing says it;
+    tflops: the problem's attn_flop() over it, 0 where there is none.
     runners_up: fastest first. passed_over: the families that were not chosen, each with why. notes:
     what these kernels do badly here, and what was ignored.
     """
@@ -59,11 +60,13 @@ class Choice:
             f"  kernel      {self.config}",
             f"  family      {self.family}",
             f"  evidence    {self.evidence}: {self.why}",
-            f"  expected    {_milliseconds(self.ms)}, {self.tflops:.0f} TFLOP/s",
         ]
+        if self.evidence != "offered":
+            lines.append(f"  expected    {_milliseconds(self.ms)}, {self.tflops:.0f} TFLOP/s")
         for one in self.runners_up[:_SHOWN]:
             behind = f"{one.ms / self.ms - 1:+.1%}" if self.ms else ""
-            lines.append(f"  runner-up   {one.config}  {_milliseconds(one.ms)} ({behind})")
+            time = f"  {_milliseconds(one.ms)} ({behind})" * (self.evidence != "offered")
+            lines.append(f"  runner-up   {one.config}{time}")
         lines += [f"  other       {family}: {why}" for family, why in self.passed_over.items()]
         lines += [f"  note        {note}" for note in self.notes]
         return "\n".join(map(printable, lines))

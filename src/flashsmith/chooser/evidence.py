@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from flashsmith.chooser.candidates import candidates
+from flashsmith.chooser.candidates import by_preference, candidates
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.winners import Entry, Found, Ranked, WinnersTable, gpu_name
 from flashsmith.chooser.winners.key import same_gpu
@@ -29,11 +29,13 @@ from flashsmith.families import (
     DType,
     Problem,
     broken_rules,
-    compiled_d_head,
+    d_head_for,
+    families,
+    is_legal,
     parse_kernel_name_into_config,
 )
 
-EvidenceKind = Literal["table", "nearest", "related", "cost model"]
+EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
 # What an estimate must promise for a config to be taken in place of the one that was measured
 # fastest, or of one that is preferred. Less is within its error, and a new kernel must be built.
@@ -45,7 +47,7 @@ GAIN_UNMEASURED = 0.10
 
 @dataclass(frozen=True)
 class Expected:
-    """A config and its expected time."""
+    """A config and its expected time, 0 where nothing says it."""
 
     config: Any
     ms: float
@@ -234,7 +236,9 @@ def _estimated(
     notes: Sequence[str],
     family: str | None,
 ) -> Evidence:
-    d_head = compiled_d_head(problem.d)
+    d_head = d_head_for(problem)
+    if not any(one.has_cost_model for one in families(problem.operation)):
+        return _offered(problem, d_head, device, notes, family)
     expected = []
     masked = problem.semantics.mask != "none"
     for config in candidates(problem.dtype, d_head, device, masked):
@@ -252,3 +256,24 @@ def _estimated(
     why = f"the best of {len(expected)} on paper; nothing was measured"
     ordered, slower = _by_preference(expected, GAIN_OVER_PREFERRED)
     return Evidence("cost model", tuple(ordered), why + slower, fallback, tuple(notes))
+
+
+def _offered(
+    problem: Problem, d_head: int, device: DeviceSpec, notes: Sequence[str], family: str | None
+) -> Evidence:
+    """What families without a cost model offer, in their own order."""
+    masked = problem.semantics.mask != "none"
+    offered = [
+        Expected(config, 0.0)
+        for one in by_preference(problem.operation)
+        if family in (None, one.name)
+        for config in (
+            one.candidates(problem.dtype, d_head, device, masked)
+            or one.search_space(problem.dtype, d_head, masked)
+        )
+        if is_legal(config, device)
+    ]
+    if not offered:
+        raise ArgumentError(f"device: no family offers {device.name} a kernel for '{problem}'")
+    why = f"the first of {len(offered)} that are offered; nothing was measured or can be estimated"
+    return Evidence("offered", tuple(offered), why, notes=tuple(notes))

@@ -16,7 +16,7 @@ from flashsmith.printable import quoted
 
 SEMANTIC_WORDS = (*(mask for mask in MASKS if mask != "none"), "softcap", "packed", "uneven")
 # Bytes of an element, by NumPy's name of the type.
-ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8, "uint8": 1}
+ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
 Role = Literal["in", "out", "inout"]
@@ -48,11 +48,6 @@ class TensorSpec:
     packed: tuple[str | int, ...] = ()
     may_share: tuple[str, ...] = ()
     alignment: int = 16
-
-    @property
-    def is_output(self) -> bool:
-        """Whether a kernel fills it, and the caller need not bring it."""
-        return self.role == "out"
 
     def dims_of(self, problem: Sizes) -> tuple[str | int, ...]:
         """The dimensions that it has in `problem`."""
@@ -91,7 +86,8 @@ class Operation:
 
     Args:
         name: the word that stands in a problem's text, in tables and in rows: lower case.
-        tensors: what a call hands over, in the order in which the C++ host path takes addresses.
+        tensors: what a call hands over, in the order in which the C++ host path takes addresses;
+            those that every call has stand first.
         numbers: what the C++ host path takes beside tensors and device, in its order.
         reference: 'module:attribute' of what draws inputs, computes what is right and judges
             outputs; imported once something is proven. '' is the package's own of that name.
@@ -101,7 +97,8 @@ class Operation:
         peers: 'module:attribute' of a sequence of the benchmark's peers; '' is the package's own.
 
     Raises:
-        ArgumentError: a name is none, or doubled, or a word of semantics is unknown.
+        ArgumentError: a name is none, or doubled, a dtype or a word of semantics is unknown, or
+            the tensors' order is wrong.
     """
 
     name: str
@@ -127,6 +124,18 @@ class Operation:
                 f"tensors of {self.name}: {wrong}; give each one name, and one of the role 'out' "
                 "or 'inout' at least"
             )
+        for tensor in self.tensors:
+            if tensor.dtype and tensor.dtype not in ELEMENT_BYTES:
+                raise ArgumentError(
+                    f"{tensor.name} of {self.name}: dtype {quoted(tensor.dtype)}; allowed are "
+                    f"{', '.join(ELEMENT_BYTES)}, and '' for the problem's"
+                )
+        required = [tensor.presence == "required" for tensor in self.tensors]
+        if required != sorted(required, reverse=True):
+            raise ArgumentError(
+                f"tensors of {self.name}: one that every call has stands behind one that may be "
+                "missing; put the required ones first"
+            )
         unknown = sorted(self.semantics - set(SEMANTIC_WORDS))
         if unknown:
             raise ArgumentError(
@@ -146,10 +155,6 @@ class Operation:
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The tensors that a kernel writes."""
         return tuple(tensor for tensor in self.tensors if tensor.role != "in")
-
-    def tensor(self, name: str) -> TensorSpec:
-        """The tensor of that name; raises KeyError."""
-        return next(tensor for tensor in self.tensors if tensor.name == name)
 
     def shape(self, tensor: TensorSpec, problem: Sizes) -> tuple[int, ...]:
         """The shape of a problem's tensor; packed, of sequences that are all as long as the

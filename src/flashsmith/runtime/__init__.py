@@ -12,7 +12,7 @@ from flashsmith.runtime.forward_pass import (
     run_forward,
 )
 from flashsmith.runtime.launches import Launches, count_launches, launch_count
-from flashsmith.runtime.operation_run import OperationResult, run_operation
+from flashsmith.runtime.operation_run import OperationResult, prepare_operation, run_operation
 from flashsmith.runtime.options import ForwardOptions
 from flashsmith.runtime.plan import LaunchPlan, TensorMapSpec
 from flashsmith.runtime.prepared import forget_prepared_calls
@@ -33,6 +33,7 @@ __all__ = [
     "gpu_count",
     "launch_count",
     "plan_forward",
+    "prepare_operation",
     "query_gpu",
     "run_call",
     "run_forward",

@@ -1,8 +1,8 @@
-"""run_operation(): any operation by one named kernel, wherever the tensors are."""
+"""Any operation by one named kernel, wherever the tensors are: run_operation(), and
+prepare_operation() for those who run one call many times."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,9 +16,9 @@ from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import check_config, check_device
 from flashsmith.runtime.call import library_arguments
 from flashsmith.runtime.emulation import check_seconds, run_in_emulator
-from flashsmith.runtime.forward_pass import limits_of, run_on_gpu
+from flashsmith.runtime.forward_pass import Launch, limits_of, run_on_gpu
 from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.options import check_flag
 from flashsmith.runtime.tensors import (
     check_beside,
@@ -56,7 +56,60 @@ class OperationResult(NamedTuple):
     emulation: EmulationResult | None
 
 
+class PreparedOperation(NamedTuple):
+    """A checked call of any operation on tensors that stay where they are, to be run as often as
+    one likes.
+
+    ``kernel`` is None where there is nothing to compute, ``launch`` where the emulator runs it.
+    """
+
+    call: OperationCall
+    views: dict[str, TensorView]
+    outputs: dict[str, Any]
+    kernel: LoadedKernel | None
+    launch: Launch | None
+    timed: bool
+
+    def run(
+        self, observers: Sequence[Observer] = (), schedule_seed: int | None = None
+    ) -> OperationResult:
+        """Runs it; observers and the schedule's seed are the emulator's."""
+        if self.kernel is None:
+            return OperationResult(self.outputs, 0.0 if self.timed else None, None)
+        first = next(iter(self.views.values()))
+        if self.launch is not None:
+            return OperationResult(self.outputs, run_on_gpu(self.launch, self.call, first), None)
+        as_numpy = first.framework.as_numpy
+        arrays = {name: as_numpy(view.source) for name, view in self.views.items()}
+        emulation = run_in_emulator(
+            self.kernel.modules,
+            self.kernel.plan(self.call),
+            readable={name: it for name, it in arrays.items() if name not in self.outputs},
+            writable={name: arrays[name] for name in self.outputs},
+            observers=observers,
+            schedule_seed=schedule_seed,
+        )
+        return OperationResult(self.outputs, None, emulation)
+
+
 def run_operation(
+    cfg: KernelConfig,
+    problem: Problem,
+    tensors: Mapping[str, Any],
+    *,
+    observers: Sequence[Observer] = (),
+    schedule_seed: int | None = None,
+    **how: Any,
+) -> OperationResult:
+    """Runs ``cfg``'s kernel on ``problem`` once: ``prepare_operation``, whose keywords ``how`` are.
+
+    ``observers`` watch the emulator, and ``schedule_seed`` decides its schedule (None: the fixed
+    one).
+    """
+    return prepare_operation(cfg, problem, tensors, **how).run(observers, schedule_seed)
+
+
+def prepare_operation(
     cfg: KernelConfig,
     problem: Problem,
     tensors: Mapping[str, Any],
@@ -67,18 +120,16 @@ def run_operation(
     timed: bool = False,
     poisoned: bool = False,
     arch: int | DeviceSpec | None = None,
-    observers: Sequence[Observer] = (),
-    schedule_seed: int | None = None,
-) -> OperationResult:
-    """Runs ``cfg``'s kernel on ``problem``: on a GPU where the tensors are there, host tensors in
-    the emulator. A kernel that is not built is built first.
+) -> PreparedOperation:
+    """Everything but the launch of ``cfg``'s kernel on ``problem``: on a GPU where the tensors are
+    there, for host tensors in the emulator. A kernel that is not built is built.
 
     Args:
         tensors: by the names of the operation's: every input, and those outputs that have memory
             already. All of one framework and device, the last dimension contiguous.
         options: of the operation, by name; those left out have its defaults.
         wanted: names of optional outputs that are to be written too.
-        emulate, timed, poisoned, arch, observers, schedule_seed: as of ``run_forward``.
+        emulate, timed, poisoned, arch: as of ``run_forward``.
 
     Raises:
         ArgumentError: an argument is unusable, its name first; nothing was launched.
@@ -86,6 +137,7 @@ def run_operation(
     """
     operation = problem.computed
     check_serves(check_config(cfg), problem)
+    _check_wanted(operation, wanted)
     views, sizes = _check_tensors(operation, problem, tensors)
     asked = _check_options(operation, options or {})
     first = next(iter(views.values()))
@@ -102,18 +154,16 @@ def run_operation(
         if tensor.name in views:
             outputs[tensor.name] = views[tensor.name].source
         elif tensor.is_required(problem) or tensor.name in wanted:
+            dtype = tensor.dtype_of(problem)
             made = first.framework.allocate(
                 first.source,
                 shape_of(tensor, problem, sizes),
-                tensor.dtype_of(problem),
-                poisoned=poisoned,
+                dtype,
+                poisoned=poisoned and "float" in dtype,
             )
             outputs[tensor.name] = made
-            views[tensor.name] = view_tensor(tensor.name, made, (tensor.dtype_of(problem),))
-    _check_wanted(operation, wanted)
+            views[tensor.name] = view_tensor(tensor.name, made, (dtype,))
 
-    if all(math.prod(views[name].shape) == 0 for name in outputs):
-        return OperationResult(outputs, 0.0 if on_gpu and timed else None, None)
     strides = {name: view.strides for name, view in views.items()}
     call = OperationCall(
         problem,
@@ -121,26 +171,17 @@ def run_operation(
         operation.numbers(Call(problem, strides, sizes, asked)),
         tuple(views[t.name].address if t.name in views else 0 for t in operation.tensors),
     )
+    if all(0 in views[name].shape for name in outputs):
+        return PreparedOperation(call, views, outputs, None, None, timed and on_gpu)
 
     def may_build() -> bool:
         return not on_gpu or not first.framework.is_capturing(first.device.ordinal)
 
-    semantics = problem.required_semantics(cfg)
-    kernel = loaded_kernels.get(cfg, device.arch, semantics, may_build)
+    kernel = loaded_kernels.get(cfg, device.arch, problem.required_semantics(cfg), may_build)
+    launch = None
     if on_gpu:
         launch = kernel.prepare(call, first.device.ordinal, timed=timed, framework=first.framework)
-        return OperationResult(outputs, run_on_gpu(launch, call, first), None)
-    as_numpy = first.framework.as_numpy
-    arrays = {name: as_numpy(view.source) for name, view in views.items()}
-    emulation = run_in_emulator(
-        kernel.modules,
-        kernel.plan(call),
-        readable={name: array for name, array in arrays.items() if name not in outputs},
-        writable={name: arrays[name] for name in outputs},
-        observers=observers,
-        schedule_seed=schedule_seed,
-    )
-    return OperationResult(outputs, None, emulation)
+    return PreparedOperation(call, views, outputs, kernel, launch, timed)
 
 
 def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:

@@ -16,7 +16,7 @@ from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, offsets
 from flashsmith.verify.inputs import INPUT_KINDS, TILE_KINDS, InputSpec
 from flashsmith.verify.operation_reference import Case, OperationReference, Place
 from flashsmith.verify.problem_options import problem_options
-from flashsmith.verify.reference import References, inputs_and_references
+from flashsmith.verify.reference import References, compute_references, inputs_and_references
 from flashsmith.verify.rule import Comparison, Expected, compare, heads_for_enough_outputs
 
 
@@ -82,7 +82,22 @@ class ForwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> Expected:
-        raise NotImplementedError("case() has the references, which a set of configs shares")
+        """Apart from case(), whose references are shared by a set of configs."""
+        attention = _attention(check_scale(options.get("scale"), problem.d), options)
+        found = compute_references(
+            inputs["q"],
+            inputs["k"],
+            inputs["v"],
+            attention.scale,
+            causal=attention.causal,
+            window=attention.window,
+            softcap=attention.softcap,
+            sinks=inputs.get("sinks"),
+            lens_q=attention.lens_q,
+            lens_k=attention.lens_k,
+        )
+        statistics = {"lse": found.lse, "row_max": found.row_max}
+        return Expected({"o": found.o, **statistics}, {"o": found.same_precision, **statistics})
 
     def run(self, cfg: KernelConfig, case: Case, place: Place, **how: Any) -> OperationResult:
         """Through run_forward, as a caller's own call goes."""

@@ -1,21 +1,23 @@
-"""The C++ side says the same of thousands of wgmma configs: fields, rules, shared memory,
-residency, order."""
+"""The C++ side says the same of thousands of wgmma configs: fields, shared memory, residency,
+order."""
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 from hopper_samples import SHIPPED, random_configs
+from static_assertions import failed_assertions
 
 from flashsmith.families import (
     HOPPER_KNOB_VALUES,
-    HOPPER_RULES,
     HopperForwardKernelConfig,
+    PingPong,
     device_spec,
     get_hopper_configs,
     legal_completions,
@@ -45,15 +47,13 @@ def generated_fields() -> str:
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("hopper_rules")
+    folder = tmp_path_factory.mktemp("hopper_table")
     (folder / "fields.inc").write_text(generated_fields())
-    library, source = folder / "table.so", HERE / "rules_table.cc"
+    library, source = folder / "table.so", HERE / "config_table.cc"
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
     includes = [f"-I{folder}", f"-I{CSRC}"]
     subprocess.run(["g++", *flags, *includes, str(source), "-o", str(library)], check=True)
-    loaded = ctypes.CDLL(str(library))
-    loaded.rule_name.restype = ctypes.c_char_p
-    return loaded
+    return ctypes.CDLL(str(library))
 
 
 @pytest.fixture(scope="module")
@@ -72,39 +72,6 @@ def configs() -> list[HopperForwardKernelConfig]:
 def packed(configs: list[HopperForwardKernelConfig]) -> ctypes.Array[ctypes.c_int]:
     ints = [value for cfg in configs for value in cfg.to_ints()]
     return (ctypes.c_int * len(ints))(*ints)
-
-
-def test_both_sides_have_the_same_rules_in_the_same_order(table: ctypes.CDLL) -> None:
-    names = [table.rule_name(bit) for bit in range(len(HOPPER_RULES) + 1)]
-    assert names == [*(rule.name.encode() for rule in HOPPER_RULES), None]
-
-
-@pytest.mark.parametrize(
-    ("limit", "arch"), [(H200.max_smem_per_block, 90), (166912, 80), (101376, 90), (1024, 100)]
-)
-def test_broken_rules_agree(
-    table: ctypes.CDLL, configs: list[HopperForwardKernelConfig], limit: int, arch: int
-) -> None:
-    device = replace(H200, max_smem_per_block=limit, arch=arch)
-    masks = (ctypes.c_uint * len(configs))()
-    table.tabulate_broken_rules(packed(configs), len(configs), limit, arch, masks)
-    expected = [rule_bitmask(cfg, device) for cfg in configs]
-    differing = [
-        str(cfg)
-        for cfg, ours, theirs in zip(configs, expected, masks, strict=True)
-        if ours != theirs
-    ]
-    assert differing == []
-
-
-def test_the_sample_breaks_every_rule_and_keeps_every_rule(
-    configs: list[HopperForwardKernelConfig],
-) -> None:
-    masks = [rule_bitmask(cfg, H200) for cfg in configs]
-    for bit, rule in enumerate(HOPPER_RULES):
-        if rule.knobs:  # else it is the device's matter alone
-            assert 0 < sum(mask >> bit & 1 for mask in masks) < len(masks), rule.name
-    assert masks.count(0) > 250
 
 
 def fits(cfg: HopperForwardKernelConfig) -> bool:
@@ -139,3 +106,37 @@ def test_both_sides_order_configs_alike(table: ctypes.CDLL) -> None:
     for left, right in product(range(len(sample)), repeat=2):
         expected = (sample[left] > sample[right]) - (sample[left] < sample[right])
         assert table.compare(rows[left], rows[right]) == expected
+
+
+# What the kernel takes for granted, and a change of a legal config that breaks it.
+ASSUMPTIONS = {
+    "d_head": {"d_head": 80},
+    "B_r": {"B_r": 128},
+    "B_c": {"B_c": 72},
+    "q_buffers": {"q_buffers": 3, "B_c": 32},
+    "the tiles need more shared memory": {"kv_stages": 8},
+    "registers: setmaxnreg": {"producer_registers": 30},
+    "registers: who asks": {"consumer_registers": 240},
+    "pingpong": {"pingpong": PingPong.GEMM, "n_warpgroups": 1, "B_r": 64},
+    "cluster_size": {"cluster_size": 4},
+    "early_exp": {"early_exp": True},
+    "stale_max": {"stale_max": True, "rescale_threshold": 0},
+    "direct_O": {"direct_O": True, "separate_O": True, "B_c": 32},
+}
+
+
+def test_what_the_kernel_takes_for_granted_is_asserted(tmp_path: Path) -> None:
+    """Each in words of its own; and nothing is said of a legal config."""
+    legal = SHIPPED
+    illegal = {text: replace(legal, **change) for text, change in ASSUMPTIONS.items()}  # type: ignore[arg-type]
+    assert rule_bitmask(legal, H200) == 0
+    assert all(rule_bitmask(cfg, H200) for cfg in illegal.values())
+    place = (tmp_path, "wgmma", 90, "wgmma/static_kernel_configuration.cuh")
+
+    def failed(configs: Iterable[HopperForwardKernelConfig]) -> set[str]:
+        static = (f"StaticHopperKernelConfig<{cfg.to_cpp_struct()}>" for cfg in configs)
+        return failed_assertions(*place, static)
+
+    said = failed(illegal.values())
+    assert [text for text in illegal if not any(one.startswith(text) for one in said)] == []
+    assert failed([legal]) == set()

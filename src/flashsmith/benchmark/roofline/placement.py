@@ -12,6 +12,7 @@ from typing import Any
 
 from flashsmith.benchmark.roofline.ceilings import Roofline
 from flashsmith.families import Problem, Semantics
+from flashsmith.operations import DEFAULT
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Intensity:
     """FLOP of the products per byte of DRAM and L2 traffic, and per exponential.
 
     dram: q, k, v and o once each, the least there can be. l2: what the CTAs read and write, each
-    its Q block and all of the keys it sees.
+    its Q block and all of the keys it sees. Of another operation than attention both are all
+    tensors once, and exp2 is infinite.
     """
 
     dram: float
@@ -38,6 +40,9 @@ class Bound:
 def intensity(problem: Problem, cfg: Any) -> Intensity:
     """The intensities of `cfg`'s kernel on `problem`, which must not be empty."""
     flop = problem.attn_flop()
+    if problem.operation != DEFAULT:
+        once = flop / problem.computed.bytes(problem)
+        return Intensity(dram=once, l2=once, exp2=math.inf)
     q_bytes, k_bytes = _bytes_once(problem)
     all_scores = replace(problem, semantics=Semantics()).attn_flop()
     blocks = math.ceil(problem.seq_q / cfg.B_r)
@@ -63,7 +68,7 @@ def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
     own = intensity(problem, cfg)
     for key, work in (("exp2", own.exp2), ("l2_read", own.l2), ("dram_read", own.dram)):
         rate = roofline.per_second(key)
-        if rate is not None:
+        if rate is not None and math.isfinite(work):
             found.append(Bound(key, work * rate / 1e12))
     return tuple(sorted(found, key=lambda bound: bound.tflops))
 

@@ -46,6 +46,23 @@ struct FlashForwardKernelConfig {
     constexpr int num_ctas_per_sm(int max_smem_bytes, int registers = 0) const;
 };
 
+constexpr int FlashForwardKernelConfig::num_ctas_per_sm(int max_smem_bytes, int registers) const {
+    constexpr int kReservedSmemPerCta = 1024, kRegistersPerSm = 65536, kThreadsPerWarp = 32;
+    constexpr int kMaxThreadsPerSm = 2048, kMaxCtasPerSm = 32;
+
+    int ctas = max_smem_bytes / (smem_bytes() + kReservedSmemPerCta);
+    const int by_threads = kMaxThreadsPerSm / (kThreadsPerWarp * n_warps);
+    ctas = by_threads < ctas ? by_threads : ctas;
+    ctas = kMaxCtasPerSm < ctas ? kMaxCtasPerSm : ctas;
+    if (registers > 0) {
+        // A warp's registers are handed out 8 per thread at a time: 256 per warp.
+        const int per_warp = (registers + 7) / 8 * 8 * kThreadsPerWarp;
+        const int by_registers = kRegistersPerSm / per_warp / n_warps;
+        ctas = by_registers < ctas ? by_registers : ctas;
+    }
+    return ctas;
+}
+
 using forward_kernel_fn = void (*)(const ForwardKernelArgs);
 
 }  // namespace flashsmith

@@ -46,6 +46,7 @@ struct Coordinates {
 // One CTA's view of its problem and the steps of its loop, in the order they run.
 template <class Kernel>
 struct ForwardBlock {
+    static_assert(Kernel::valid_config());
     using N = typename Kernel::N;
     using value_t = typename Kernel::value_t;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;

@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "common/softmax.cuh"
-#include "mma_sync/config_rules.cuh"
 #include "mma_sync/flash_attention.cuh"
 #include "mma_sync/gemm.cuh"
 #include "mma_sync/kv_schedules.cuh"
@@ -35,10 +34,6 @@ struct StaticForwardKernelConfig {
     static constexpr FlashForwardKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
-    static_assert(
-        broken_rules(CFG, FLASHSMITH_MAX_SMEM_PER_BLOCK) == 0,
-        "this config breaks a legality rule: see mma_sync/config_rules.cuh for the bits, or "
-        "`flashsmith explain` for the reasons");
 
     using N = ForwardKernelTileShapes<CFG>;
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
@@ -88,6 +83,43 @@ struct StaticForwardKernelConfig {
         CFG.ping_pong, TakingTurns<StaticForwardKernelConfig>,
         std::conditional_t<(CFG.kv_stages > 0), PairRing<StaticForwardKernelConfig>,
                            TwoTiles<StaticForwardKernelConfig>>>;
+
+    // What the types above and the kernel take for granted. `flashsmith explain` has all rules and
+    // their reasons.
+    static constexpr bool valid_config() {
+        static_assert(CFG.d_head % 32 == 0 && CFG.d_head <= 256,
+                      "d_head: a row is panels of 32 or 64 columns, and O is kept in registers");
+        static_assert(CFG.B_r % (16 * CFG.n_warps) == 0, "B_r: a warp has products of 16 rows");
+        static_assert(CFG.B_c % 16 == 0, "B_c: a step of P V takes 16 keys");
+        static_assert(n_threads <= 1024, "n_warps: a CTA has at most 1,024 threads");
+        static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
+                      "the tiles need more shared memory than a CTA may have");
+        static_assert(is_load_count(CFG.Q_mma_load_K_tiles, d_head),
+                      "Q_mma_load_K_tiles: 0, 2, 4, 8 or 16, and whole steps of d_head");
+        static_assert(is_load_count(CFG.K_mma_load_K_tiles, d_head),
+                      "K_mma_load_K_tiles: 0, 2, 4, 8 or 16, and whole steps of d_head");
+        static_assert(is_load_count(CFG.V_mma_load_K_tiles, B_c),
+                      "V_mma_load_K_tiles: 0, 2, 4, 8 or 16, and whole steps of B_c");
+        static_assert(
+            CFG.Q_mma_load_K_tiles == 0 || CFG.Q_mma_load_K_tiles == CFG.K_mma_load_K_tiles,
+            "Q_mma_load_K_tiles: Q and K are walked in step");
+        static_assert(CFG.kv_stages == 0 || (CFG.async_copy && CFG.eager_load_blocks),
+                      "kv_stages: a ring is filled ahead, by copies that nobody waits for");
+        static_assert(
+            !CFG.ping_pong || (CFG.kv_stages >= 3 && CFG.n_warps % 8 == 0),
+            "ping_pong: halves of whole warpgroups, and a stage for each beside the next");
+        return true;
+    }
+
+  private:
+    // Whether `count` K-tiles at a time walk an operand that is `extent` elements deep; where one
+    // half is loaded while the other is multiplied, in two of them at least.
+    static constexpr bool is_load_count(int count, int extent) {
+        const bool power_of_two = count >= 2 && count <= 16 && (count & (count - 1)) == 0;
+        const int halves = CFG.mma_double_buffer_loads ? 2 : 1;
+        return count == 0 ||
+               (power_of_two && extent % (8 * count) == 0 && count * 8 * halves <= extent);
+    }
 };
 
 }  // namespace flashsmith

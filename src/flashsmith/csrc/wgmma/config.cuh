@@ -59,6 +59,21 @@ struct HopperForwardKernelConfig {
     constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage; }
 };
 
+// CTAs that fit on one SM with `max_smem_bytes` of shared memory. `registers` is the compiler's
+// count per thread, the same for all warps when they start; 0 leaves the register file out of
+// account.
+constexpr int64_t num_ctas_per_sm(const HopperForwardKernelConfig& cfg, int max_smem_bytes,
+                                  int registers = 0) {
+    constexpr int kReservedSmemPerCta = 1024, kMaxThreadsPerSm = 2048, kMaxCtasPerSm = 32;
+    constexpr int64_t kRegistersPerSm = 65536;
+    const auto less = [](int64_t a, int64_t b) { return a < b ? a : b; };
+    const int64_t threads = cfg.n_threads();
+    const int64_t by_smem = max_smem_bytes / (cfg.smem_bytes() + kReservedSmemPerCta);
+    const int64_t ctas = less(less(by_smem, kMaxThreadsPerSm / threads), kMaxCtasPerSm);
+    if (registers <= 0) return ctas;
+    return less(ctas, kRegistersPerSm / ((registers + 7) / 8 * 8 * threads));
+}
+
 // Whether the tiles of a last round that leaves most SMs idle are split into parts, one warpgroup's
 // rows each, and spread: 4,096 tiles on 132 SMs are 31 rounds and four tiles more. A warpgroup by
 // itself is slower than beside others, so only parts that all fit one round gain anything. Masks

@@ -9,6 +9,7 @@ namespace flashsmith {
 
 template <class Kernel>
 struct Consumer {
+    static_assert(Kernel::valid_config());
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
 

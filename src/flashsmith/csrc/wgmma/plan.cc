@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "host/forward_problem.h"
-#include "wgmma/config_rules.cuh"
 
 namespace flashsmith {
 namespace {
 
+constexpr int kArch = 90;
 constexpr int kElementBytes = 2;
 constexpr int kWarpgroupRows = 64;
 constexpr int kStoreRows = 16;  // of a warp
@@ -177,7 +177,7 @@ void set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& c
 Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                   const DeviceSpec& device, const Semantics& semantics) {
     const ForwardProblem p = read_forward_problem(numbers, tensors);
-    require(device.arch == wgmma_rules::kArch, "wgmma kernels run on compute capability 9.0 only");
+    require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
     check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, config.B_r);
     if (!semantics.uneven)

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "wgmma/config.cuh"
-#include "wgmma/config_rules.cuh"
 #include "wgmma/wgmma.cuh"
 
 #ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
@@ -29,9 +28,6 @@ struct StaticHopperKernelConfig {
     static constexpr HopperForwardKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
-    static_assert(broken_rules(CFG, FLASHSMITH_MAX_SMEM_PER_BLOCK) == 0,
-                  "this config breaks a legality rule: see wgmma/config_rules.cuh for the bits, or "
-                  "`flashsmith explain` for the reasons");
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
     static constexpr int B_r = CFG.B_r;
@@ -39,8 +35,8 @@ struct StaticHopperKernelConfig {
     static constexpr int d_head = CFG.d_head;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
     static constexpr bool clusters = CFG.cluster_size > 1;
-    static constexpr int registers_at_start =
-        wgmma_rules::registers_each((n_warpgroups + 1) * CFG.ctas_per_sm);
+    // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
+    static constexpr int registers_at_start = 512 / ((n_warpgroups + 1) * CFG.ctas_per_sm) / 8 * 8;
 
     // Under a mask a tile's last rows see the most keys. Where a softmax takes longer than the
     // other warpgroups' products, they are the first warpgroup's, which was the first to be done
@@ -87,6 +83,44 @@ struct StaticHopperKernelConfig {
     static constexpr int answer = notices + notice_bytes * Q_slots;
     static constexpr int answer_barriers = answer + 16;
     static_assert(answer_barriers + 16 <= CFG.smem_bytes());
+
+    // What the constants above and the kernel take for granted. `flashsmith explain` has all rules
+    // and their reasons.
+    static constexpr bool valid_config() {
+        static_assert(d_head % 32 == 0 && d_head <= 256,
+                      "d_head: a row is panels of 32 or 64 columns, and a product has up to 256");
+        static_assert(B_r == kWarpgroupRows * n_warpgroups, "B_r: a warpgroup has 64 rows");
+        static_assert(B_c % 16 == 0 && B_c <= 256,
+                      "B_c: a step of P V takes 16 keys, a product Q K^T up to 256");
+        static_assert(CFG.q_buffers == 1 || CFG.q_buffers == 2,
+                      "q_buffers: of this tile, and of the next");
+        static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
+                      "the tiles need more shared memory than a CTA may have");
+        static_assert(can_be_set(CFG.producer_registers) && can_be_set(CFG.consumer_registers),
+                      "registers: setmaxnreg takes multiples of 8 between 24 and 240");
+        static_assert(CFG.producer_registers + n_warpgroups * CFG.consumer_registers <=
+                          (n_warpgroups + 1) * registers_at_start,
+                      "registers: who asks for more than there are waits for ever");
+        static_assert(CFG.pingpong == PingPong::none || n_warpgroups >= 2,
+                      "pingpong: turns are taken by two warpgroups at least");
+        static_assert(CFG.cluster_size == 1 || CFG.cluster_size == 2,
+                      "cluster_size: a CTA has one partner, or none");
+        static_assert(CFG.overlap || !CFG.early_exp,
+                      "early_exp: without overlap there is nothing to put off");
+        static_assert(
+            !CFG.stale_max ||
+                (CFG.rescale_threshold > 0 && CFG.exp2_fma_share == 0 && CFG.cluster_size == 1),
+            "stale_max: it rescales late, scores above the maximum must come out infinite, "
+            "and a warp may read K by itself");
+        static_assert(!(CFG.direct_O && CFG.separate_O),
+                      "direct_O: O that leaves from registers needs no memory");
+        return true;
+    }
+
+  private:
+    static constexpr bool can_be_set(int registers) {
+        return registers >= 24 && registers <= 240 && registers % 8 == 0;
+    }
 };
 
 }  // namespace flashsmith

@@ -1,7 +1,4 @@
-"""Which configs of the wgmma family a kernel can be built for.
-
-csrc/wgmma/config_rules.cuh has the same rules in the same order; rule i is bit i of both bitmasks.
-"""
+"""Which configs of the wgmma family a kernel can be built for."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 // The C++ side's answers for many configs at once, for test_cpp_parity.py to compare with Python's.
 
-#include <iterator>
-
-#include "mma_sync/config_rules.cuh"
+#include "mma_sync/flash_attention.cuh"
 
 namespace {
 
@@ -36,17 +34,6 @@ FlashForwardKernelConfig config_from(const int* v) {
 }  // namespace
 
 extern "C" {
-
-const char* rule_name(int bit) {
-    namespace rules = flashsmith::config_rules;
-    return bit < static_cast<int>(std::size(rules::kRules)) ? rules::kRules[bit].name : nullptr;
-}
-
-void tabulate_broken_rules(const int* configs, int count, int max_smem_per_block, unsigned* out) {
-    for (int i = 0; i < count; ++i) {
-        out[i] = flashsmith::broken_rules(config_from(configs + i * kFields), max_smem_per_block);
-    }
-}
 
 void tabulate_smem_bytes(const int* configs, int count, int elem_size, int* out) {
     for (int i = 0; i < count; ++i) {

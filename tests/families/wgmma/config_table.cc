@@ -2,9 +2,7 @@
 // Python's. fields.inc is generated from Python's fields: it defines kFields, config_from(ints)
 // and has_all_fields.
 
-#include <iterator>
-
-#include "wgmma/config_rules.cuh"
+#include "wgmma/config.cuh"
 
 namespace {
 
@@ -18,18 +16,6 @@ static_assert(has_all_fields(Config{}));
 }  // namespace
 
 extern "C" {
-
-const char* rule_name(int bit) {
-    namespace rules = flashsmith::wgmma_rules;
-    return bit < static_cast<int>(std::size(rules::kRules)) ? rules::kRules[bit].name : nullptr;
-}
-
-void tabulate_broken_rules(const int* configs, int count, int max_smem_per_block, int arch,
-                           unsigned* out) {
-    for (int i = 0; i < count; ++i)
-        out[i] =
-            flashsmith::broken_rules(config_from(configs + i * kFields), max_smem_per_block, arch);
-}
 
 void tabulate_smem_bytes(const int* configs, int count, long long* out) {
     for (int i = 0; i < count; ++i) out[i] = config_from(configs + i * kFields).smem_bytes();
