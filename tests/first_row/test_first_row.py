@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ import sweep_fakes as fakes
 from stand_ins import HostPlace, PretendedClock
 
 from flashsmith.benchmark.bench import BenchPlan, run_bench
+from flashsmith.benchmark.peers import PeerContender, get_peers
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.rows import read_rows, write_rows
+from flashsmith.benchmark.rows import BenchRow, read_rows, write_rows
 from flashsmith.benchmark.timing import Environment, Protocol, Telemetry
-from flashsmith.benchmark.workload import workload_of
+from flashsmith.benchmark.workload import OperationWorkload, workload_of
 from flashsmith.builder import library_for
 from flashsmith.chooser import choose
 from flashsmith.chooser.winners import WinnersTable
@@ -223,14 +225,15 @@ def test_what_an_operation_does_not_know_cannot_be_asked_of_its_proof(
 # --- benchmark, tuner, table ---------------------------------------------------------------------
 
 
-def test_it_is_benched(built: dict[str, Any], tmp_path: Path) -> None:
-    """On pretended hardware: the emulator runs the kernels, and a clock says what they took."""
-    problem = Problem.parse(PROBLEM)
-    rows = run_bench(
+def bench(*configs: Any, peers: str = "none") -> list[BenchRow]:
+    """Rows of PROBLEM on pretended hardware: the emulator runs the kernels, and a clock says what
+    they took."""
+    return run_bench(
         BenchPlan(
-            (problem,),
-            configs=tuple(built.values()),
+            (Problem.parse(PROBLEM),),
+            configs=configs,
             ours=True,
+            peers=get_peers(peers),
             protocol=Protocol(num_warmups=0, runs=3, warmup_ms=0, measure_ms=0, num_estimates=1),
         ),
         A100,
@@ -240,10 +243,33 @@ def test_it_is_benched(built: dict[str, Any], tmp_path: Path) -> None:
         narrator=Narrator(quiet=True),
         make_workload=lambda problem, seed: workload_of(problem, seed, HostPlace()),
     )
+
+
+def test_it_is_benched(built: dict[str, Any], tmp_path: Path) -> None:
+    rows = bench(*built.values(), peers="all")
     assert [(row.contender, row.verdict) for row in rows] == [(PLAIN, "pass"), (STAGED, "pass")]
     assert all(row.family == "first_row" and row.tflops for row in rows)
     write_rows(tmp_path / "rows.csv", rows)
-    assert [row.problem for row in read_rows(tmp_path / "rows.csv")] == [problem] * 2
+    assert [row.problem for row in read_rows(tmp_path / "rows.csv")] == 2 * [Problem.parse(PROBLEM)]
+
+
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_peers_of_its_operation_take_part(
+    built: dict[str, Any], first_row: ModuleType, monkeypatch: pytest.MonkeyPatch, off: float
+) -> None:
+    def prepare(workload: OperationWorkload) -> PeerContender:
+        o = workload.inputs["v"][:, 0] + np.float16(off)
+        return PeerContender("numpy", lambda: {"o": o}, lambda found: found)
+
+    peer = SimpleNamespace(
+        name="numpy", absence=lambda problem: None, version=lambda: "2", prepare=prepare
+    )
+    monkeypatch.setitem(sys.modules, "first_row_peers", SimpleNamespace(ALL=[peer]))
+    OPERATIONS["first_row"] = replace(first_row.FIRST_ROW, peers="first_row_peers:ALL")
+    ours, theirs = bench(built[PLAIN], peers="fa2")
+    assert (ours.contender, ours.verdict) == (PLAIN, "pass")
+    assert (theirs.contender, theirs.kind) == ("numpy", "peer")
+    assert theirs.verdict == ("fail" if off else "pass")
 
 
 def test_the_tuners_own_bench_serves_it(
