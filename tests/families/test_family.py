@@ -23,6 +23,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
     register_family,
 )
+from flashsmith.families.cpp import Cpp
 from flashsmith.families.family import ConfigSet
 from flashsmith.families.knob import knob
 
@@ -42,6 +43,14 @@ class AbacusConfig(KernelConfig):
 class Abacus(Family):
     config_class = AbacusConfig
     title = "abacus"
+    cpp = Cpp(
+        config_header="abacus/config.cuh",
+        kernel_header="abacus/kernel.cuh",
+        kernel="abacus_kernel",
+        static_config="StaticAbacus",
+        function="abacus_kernel_fn",
+        plan_header="abacus/plan.h",
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +143,17 @@ def test_sources_that_are_not_there(tmp_path: Path, csrc: Path) -> None:
     for folder in (None, tmp_path / "nowhere" / "abacus", tmp_path / "other", str(csrc)):
         with pytest.raises(ArgumentError, match=r"csrc=.*is called 'abacus'"):
             register_family(Abacus(), folder)  # type: ignore[arg-type]
+    assert "abacus" not in FAMILIES
+
+
+def test_no_names_for_its_kernels_and_no_operation(csrc: Path) -> None:
+    nameless, lost = Abacus(), Abacus()
+    nameless.cpp = None  # type: ignore[assignment]
+    with pytest.raises(ArgumentError, match="'abacus' has no cpp; set it to a Cpp"):
+        register_family(nameless, csrc)
+    lost.operation = "counting"
+    with pytest.raises(ArgumentError, match="operation='counting': no such operation is regist"):
+        register_family(lost, csrc)
     assert "abacus" not in FAMILIES
 
 

@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 
 from flashsmith.errors import ArgumentError
-from flashsmith.families import Problem
-from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.families import DType, FlashForwardKernelConfig, Problem, Semantics
 from flashsmith.runtime import run_forward, run_operation
 
-CFG = parse("(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax")
+# What test_forward_semantics.py has, too.
+CFG = FlashForwardKernelConfig(
+    DType.FP16, 64, 64, 32, 4, True, True, True, 2, 2, 2, optimized_softmax=True
+)
+for _words in ("plain", "window+uneven", "causal+packed+uneven"):
+    shared_kernels.want([CFG], Semantics.parse(_words))
 
 
 def tensors(problem: Problem) -> dict[str, np.ndarray]:

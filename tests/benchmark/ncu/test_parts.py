@@ -16,7 +16,7 @@ from flashsmith.benchmark.ncu.target import Job, Use, run_job
 from flashsmith.benchmark.ncu.wavefronts import WavefrontCount, emulated_wavefronts
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError, ProfilerError
-from flashsmith.families import Problem
+from flashsmith.families import Problem, get_hopper_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime import driver
 from flashsmith.verify import prove
@@ -215,11 +215,8 @@ def test_a_trimmed_diagonal_over_many_tiles_is_extrapolated_too() -> None:
 def test_what_the_emulator_cannot_tell_is_left_out(monkeypatch) -> None:
     from flashsmith.benchmark.ncu import wavefronts
 
-    class Hopper:
-        FAMILY = "wgmma"
-
     problem = Problem.parse("s256 d128 fp16")
-    assert emulated_wavefronts(Hopper(), problem, 90) is None
+    assert emulated_wavefronts(get_hopper_configs()[0], problem, 90) is None
 
     def no_such_opcode(*_):
         raise EmulatorError("unknown opcode")
