@@ -11,12 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import shared_kernels
 from typer.testing import CliRunner, Result
 
 from flashsmith.benchmark import run as run_module
 from flashsmith.cli import app
 from flashsmith.errors import EmulatorError, FlashsmithError
-from flashsmith.families import Problem, Semantics
+from flashsmith.families import Problem, Semantics, parse_kernel_name_into_config
 from flashsmith.operations.semantics import MASKS
 from flashsmith.verify import prove_problem
 
@@ -24,9 +25,19 @@ from flashsmith.verify import prove_problem
 MMA_SYNC = "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+lazy_rescale"
 BF16 = MMA_SYNC.replace("FP16", "BF16")
 WGMMA = "(FP16, 64, 64, 64, 1wg): tma+stages_2+q_buffers_1+regs_24_240+rescale_8+stale_max"
+PROVEN = [Semantics.parse(text) for text in ("plain", "causal+uneven", "window+uneven")]
+for _semantics in PROVEN:
+    shared_kernels.want([parse_kernel_name_into_config(MMA_SYNC)], _semantics)
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    """In the cache, where the command finds them."""
+    for semantics in PROVEN:
+        shared_kernels.load([parse_kernel_name_into_config(MMA_SYNC)], semantics)
 
 
 def run(*words: str, key: str = MMA_SYNC, status: int = 0) -> str:

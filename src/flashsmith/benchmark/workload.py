@@ -200,15 +200,20 @@ class OperationWorkload:
         self._reference = reference_of(problem.computed)
         self._options = self._reference.options(problem, seed=seed)
         drawn = self._reference.draw(problem, self._reference.kinds[0], seed)
-        self._expected = self._reference.expected(problem, drawn, self._options)
-        self.inputs = {name: self.place.put(array) for name, array in drawn.items()}
         written = [tensor for tensor in problem.computed.outputs if tensor.is_required(problem)]
-        self.output = {
-            tensor.name: self.inputs.get(tensor.name)
-            if tensor.name in self.inputs
-            else self.place.put(self._blank(tensor))
+        expected = self._reference.expected(problem, drawn, self._options)
+        self._expected = expected.only({tensor.name for tensor in written})
+        self.inputs = {name: self.place.put(array) for name, array in drawn.items()}
+        blank = {
+            tensor.name: self.place.put(self._blank(tensor))
             for tensor in written
+            if tensor.name not in self.inputs
         }
+        self.output = {**blank, **{t.name: self.inputs[t.name] for t in written if t.role != "out"}}
+        # Of whole numbers none is NaN.
+        self._poisonable = [
+            blank[t.name] for t in written if t.name in blank and "float" in t.dtype_of(problem)
+        ]
 
     def call(self, config: KernelConfig) -> Callable[[], Any]:
         """One call of a config's kernel, which writes the outputs."""
@@ -217,9 +222,8 @@ class OperationWorkload:
 
     def poison(self) -> None:
         """Fills the outputs with NaN; what a kernel reads, too, stays."""
-        for name, tensor in self.output.items():
-            if name not in self.inputs:
-                self.place.poison(tensor)
+        for tensor in self._poisonable:
+            self.place.poison(tensor)
 
     def judge(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
         """The reference's verdict on the outputs by name; ``scores`` does not matter."""

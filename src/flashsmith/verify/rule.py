@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,6 +86,13 @@ class Expected:
 
     exact: Mapping[str, np.ndarray]
     rounded: Mapping[str, np.ndarray]
+
+    def only(self, names: Collection[str]) -> Expected:
+        """The same of these outputs alone."""
+        return Expected(
+            {name: array for name, array in self.exact.items() if name in names},
+            {name: array for name, array in self.rounded.items() if name in names},
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import shared_kernels
 
 from flashsmith.benchmark import workload as workload_module
 from flashsmith.benchmark.ncu import Ledger, ProfileRow, read_profile, target
@@ -16,13 +17,15 @@ from flashsmith.benchmark.ncu.target import Job, Use, run_job
 from flashsmith.benchmark.ncu.wavefronts import WavefrontCount, emulated_wavefronts
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError, ProfilerError
-from flashsmith.families import Problem, get_hopper_configs
+from flashsmith.families import Problem, Semantics, get_hopper_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime import driver
 from flashsmith.verify import prove
 
 PLAIN = parse("(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles")
 SWIZZLED = parse("(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
+TRIMMED = parse("(FP16, 32, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+opt_softmax+trim")
+shared_kernels.want([PLAIN, SWIZZLED, TRIMMED], Semantics("causal"))
 
 # --- finding it -----------------------------------------------------------------------------------
 
@@ -207,7 +210,7 @@ def test_the_extrapolated_count_is_the_emulated_one(cfg, text: str) -> None:
 
 
 def test_a_trimmed_diagonal_over_many_tiles_is_extrapolated_too() -> None:
-    cfg = parse("(FP16, 32, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+opt_softmax+trim")
+    cfg = TRIMMED
     problem = Problem.parse("s384 d32 fp16 causal")
     assert emulated_wavefronts(cfg, problem, 80) == counted(cfg, problem)
 
