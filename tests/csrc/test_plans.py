@@ -56,10 +56,12 @@ MODULES = {
 }
 
 
-def arguments(library: PretendedLibrary, ctas: int = CTAS, x: int = X, o: int = O) -> list[int]:
+def arguments(
+    library: PretendedLibrary, ctas: int = CTAS, x: int = X, o: int = O, wrong: int = 0
+) -> list[int]:
     """Of the two-step plan, as the library takes them."""
     device = (H200.arch, H200.sm_count, H200.max_smem_per_block, H200.max_smem_per_sm)
-    return [library.two_steps, *device, 1, ctas, x, 0, 0, o, 0, 0, 0, 0, 0]
+    return [library.two_steps, *device, 2, ctas, wrong, x, 0, 0, o, 0, 0, 0, 0, 0]
 
 
 def planned(library: PretendedLibrary, x: int = X, o: int = O) -> LaunchPlan:
@@ -216,14 +218,34 @@ def test_nothing_to_compute_needs_nothing(library: PretendedLibrary) -> None:
 
 def test_a_number_too_many_or_too_few_is_told(library: PretendedLibrary) -> None:
     index, *device_and_rest = arguments(library)
-    device, tensors = device_and_rest[:4], device_and_rest[6:]
+    device, tensors = device_and_rest[:4], device_and_rest[7:]
     for numbers, message in (
-        ((), "fewer numbers than the operation takes"),
-        ((CTAS, 1.5), "more numbers than the operation takes"),
-        ((2.5,), "number 1 of the call is no integer, and must be one"),
+        ((CTAS,), "fewer numbers than the operation takes"),
+        ((CTAS, 0, 1.5), "more numbers than the operation takes"),
+        ((2.5, 0), "number 1 of the call is no integer, and must be one"),
     ):
         with pytest.raises(ValueError, match=message):
             library.functions.plan(index, *device, len(numbers), *numbers, *tensors)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (1, "it launches a kernel that the config has not"),
+        (2, "it writes beyond its arguments"),
+        (3, "it names a buffer that there is not"),
+        (4, "it names a buffer that there is not"),
+        (5, "it names a tensor that there is not"),
+        (6, "more than 16 workspaces"),
+        (7, "a kernel takes at most 4,096 bytes of arguments"),
+        (8, "it writes beyond its arguments"),
+    ],
+)
+def test_a_plan_that_leaves_what_there_is_is_refused(
+    library: PretendedLibrary, wrong: int, message: str
+) -> None:
+    with pytest.raises(RuntimeError, match=f"the family's plan: {message}"):
+        library.functions.plan(*arguments(library, wrong=wrong))
 
 
 # --- the emulator ---------------------------------------------------------------------------------

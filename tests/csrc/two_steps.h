@@ -1,4 +1,4 @@
-// A plan of two launches over four workspaces, for operations that take one number and have a
+// A plan of two launches over four workspaces, for operations that take two numbers and have a
 // tensor to read at place 0 and one to write at place 3: what test_plans.py launches and emulates.
 #pragma once
 
@@ -33,9 +33,11 @@ Launch step_of(size_t kernel, uint32_t ctas, std::vector<Place> places) {
     return launch;
 }
 
-// Each of n x 32 elements of x, doubled, is scratch; every fourth one adds to the same sum.
+// Where `wrong` is not 0, something about the plan is. Each of n x 32 elements of x, doubled, is
+// scratch; every fourth one adds to the same sum.
 inline Plan plan_two_steps(NumberReader& numbers) {
     const auto ctas = static_cast<uint32_t>(numbers.integer());
+    const int64_t wrong = numbers.integer();
     const size_t bytes = 128 * ctas;
     Plan plan;
     plan.workspaces = {{"padding", 40, Contents::undefined},
@@ -46,6 +48,32 @@ inline Plan plan_two_steps(NumberReader& numbers) {
         0, ctas, {in_tensor(0), in_workspace(1), in_workspace(3, 300), in_workspace(2)}));
     plan.launches.push_back(step_of<MergeArgs>(
         1, ctas, {in_workspace(1), in_workspace(3, 300), in_tensor(3), in_workspace(2)}));
+    switch (wrong) {
+        case 1:
+            plan.launches[0].kernel = 2;
+            break;
+        case 2:
+            plan.launches[1].addresses[0].argument_offset = sizeof(MergeArgs) - 4;
+            break;
+        case 3:
+            plan.launches[1].addresses[0].place = in_workspace(4);
+            break;
+        case 4:
+            plan.launches[0].addresses[0].place = in_tensor(9);
+            break;
+        case 5:
+            plan.presence.push_back({9, true, ""});
+            break;
+        case 6:
+            plan.workspaces.resize(17);
+            break;
+        case 7:
+            plan.launches[0].argument_bytes.resize(4097);
+            break;
+        case 8:
+            plan.launches[0].tensor_maps = {{0, in_tensor(0), "x", 5, {1}, {}, {1}, 0}};
+            break;
+    }
     return plan;
 }
 

@@ -68,9 +68,10 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
 
 def without_addresses(launch: Launch) -> Any:
     """Sizes, strides, options, device: arguments but for nine addresses among them."""
-    sizes_and_strides = 8 + 4 * 3
     arguments = launch.prepared
+    # Four numbers of the device, how many of the operation's follow, and these.
+    numbers = 4 + 1 + arguments[4]
     return (
         *(launch.config, launch.semantics, launch.stream),
-        *(arguments[:sizes_and_strides], arguments[sizes_and_strides + 9 :]),
+        *(arguments[:numbers], arguments[numbers + 9 :]),
     )

@@ -89,9 +89,7 @@ PlannedCall plan_call(Arguments& args) {
     NumberReader reader(numbers);
     Plan plan = config.plan(reader, {tensors.data(), library.n_tensors}, device);
     reader.end();
-    for (const Launch& launch : plan.launches)
-        if (launch.kernel >= config.kernels.size())
-            throw std::runtime_error("the plan launches a kernel that the config has not");
+    plan.check(config.kernels.size(), library.n_tensors);
     return {config, tensors, std::move(plan)};
 }
 

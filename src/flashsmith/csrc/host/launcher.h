@@ -18,8 +18,7 @@ namespace flashsmith {
 // duration and throw std::runtime_error with CUDA's words when a launch is refused.
 class PreparedPlan {
   public:
-    // `kernels` are the config's, by their role. Throws std::invalid_argument when the plan asks
-    // for more than a launch can have.
+    // `kernels` are the config's, by their role; the plan was checked with them.
     PreparedPlan(Plan plan, const std::vector<const void*>& kernels, int device);
 
     // Bytes of the block that a call brings, or has allocated; 0: it needs none.

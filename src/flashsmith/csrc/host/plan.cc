@@ -3,11 +3,14 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "common/types.cuh"
+
 namespace flashsmith {
 namespace {
 
 // What vectors of a kept workspace ask for; it has no more than 64 bytes.
 constexpr size_t kKeptAlignment = 16;
+constexpr size_t kTensorMapBytes = sizeof(TensorMap);
 
 size_t aligned(size_t bytes, size_t alignment) {
     return (bytes + alignment - 1) / alignment * alignment;
@@ -50,6 +53,29 @@ void Plan::check_presence(Tensors tensors) const {
     for (const Presence& known : presence)
         if ((tensors[known.tensor] != 0) != known.is_given)
             throw std::invalid_argument(known.otherwise);
+}
+
+void Plan::check(size_t n_kernels, size_t n_tensors) const {
+    const auto expect = [](bool condition, const char* what) {
+        if (!condition) throw std::runtime_error(std::string("the family's plan: ") + what);
+    };
+    expect(workspaces.size() <= kMostWorkspaces, "more than 16 workspaces");
+    for (const Launch& launch : launches) {
+        const size_t bytes = launch.argument_bytes.size();
+        const auto check_part = [&](size_t offset, size_t size, const Place& place) {
+            expect(offset <= bytes && size <= bytes - offset, "it writes beyond its arguments");
+            expect(place.index < (place.is_workspace ? workspaces.size() : n_tensors),
+                   "it names a buffer that there is not");
+        };
+        expect(launch.kernel < n_kernels, "it launches a kernel that the config has not");
+        expect(bytes <= kMostArgumentBytes, "a kernel takes at most 4,096 bytes of arguments");
+        for (const AddressPatch& patch : launch.addresses)
+            check_part(patch.argument_offset, sizeof(uintptr_t), patch.place);
+        for (const TensorMapSpec& map : launch.tensor_maps)
+            check_part(map.argument_offset, kTensorMapBytes, map.place);
+    }
+    for (const Presence& known : presence)
+        expect(known.tensor < n_tensors, "it names a tensor that there is not");
 }
 
 WorkspaceLayout layout_of(const std::vector<Workspace>& workspaces) {

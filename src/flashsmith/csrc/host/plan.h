@@ -132,6 +132,9 @@ struct Plan {
 
     // Throws std::invalid_argument.
     void check_presence(Tensors tensors) const;
+    // That it stays within what there is: kernels, tensors, workspaces, and its own arguments.
+    // Throws std::runtime_error: the family's planning is wrong.
+    void check(size_t n_kernels, size_t n_tensors) const;
 };
 
 // Where a plan's workspaces lie: those that are kept zero from the start of memory of their own,
@@ -141,6 +144,8 @@ struct WorkspaceLayout {
     size_t zeroed_bytes, block_bytes, kept_bytes;
 };
 constexpr size_t kWorkspaceAlignment = 256;
+constexpr size_t kMostWorkspaces = 16;
+constexpr size_t kMostArgumentBytes = 4096;
 WorkspaceLayout layout_of(const std::vector<Workspace>& workspaces);
 
 // Throws std::invalid_argument unless the condition holds.
