@@ -26,7 +26,12 @@ from flashsmith.builder import library_for
 from flashsmith.chooser import choose
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.chooser.winners.key import parse_class
-from flashsmith.errors import ArgumentError, ConfigParseError, IllegalConfigError
+from flashsmith.errors import (
+    ArgumentError,
+    ConfigParseError,
+    IllegalConfigError,
+    SelectionError,
+)
 from flashsmith.families import (
     FAMILIES,
     Problem,
@@ -44,6 +49,7 @@ from flashsmith.runtime.plan import Contents, LaunchPlan
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.progress import SweepProgress
 from flashsmith.tuning.runner import Build
+from flashsmith.tuning.space import search_space
 from flashsmith.tuning.sweep import Settings
 from flashsmith.tuning.tune import plan_races, tune
 from flashsmith.verify import prove, prove_problem
@@ -321,6 +327,17 @@ def test_it_is_tuned_and_its_winner_kept(first_row: ModuleType, tmp_path: Path) 
     assert len(strange) == 0
     assert "'first_row' is no word of semantics, and no operation of that name" in strange.notes[0]
     assert strange.to_json()["entries"] == found.to_json()["entries"]
+
+
+def test_its_space_is_for_its_own_problems(first_row: ModuleType) -> None:
+    theirs, ours = (Problem.parse(f"s512 d64 fp16 {word}") for word in ("plain", "first_row"))
+    with pytest.raises(SelectionError, match="space='first-row': its kernels compute first_row"):
+        search_space(theirs, A100, "first-row")
+    assert {str(cfg) for cfg in search_space(ours, A100, "first-row")} == {PLAIN, STAGED}
+    assert [str(cfg) for cfg in search_space(ours, A100, PLAIN)] == [PLAIN]
+    with pytest.raises(SelectionError, match=r"none of its configs \(7\) is for"):
+        search_space(ours, A100, "prog")
+    assert {cfg.family.operation for cfg in search_space(theirs, A100, "both")} == {"forward"}
 
 
 # --- what cannot be registered -------------------------------------------------------------------

@@ -65,6 +65,11 @@ def search_space(
         return _of_operation(problem, d_head, key)
     spaces = {family.space_key: family for family in families() if family.space_key}
     if key in spaces:
+        if spaces[key].operation != problem.operation:
+            raise SelectionError(
+                f"space={key!r}: its kernels compute {spaces[key].operation}, and '{problem}' is "
+                f"of the operation {problem.operation}; take another space"
+            )
         return _whole(spaces[key], problem, d_head)
     if key == ALL_FAMILIES:
         newest, *others = [family for family in by_preference() if family.space_key]
@@ -125,7 +130,8 @@ def _masked(problem: Problem) -> bool:
 def _whole(family: Family, problem: Problem, d_head: int) -> list[KernelConfig]:
     found = family.search_space(problem.dtype, d_head, _masked(problem))
     if not found:
-        others = [key for key in space_keys() if key not in (family.space_key, ALL_FAMILIES)]
+        alike = families(family.operation)
+        others = [one.space_key for one in alike if one.space_key and one is not family]
         raise SelectionError(
             f"space={family.space_key!r}: the {family.title} family has no kernels of d_head "
             f"{d_head}, which {problem} needs; leave the problem out, or take "
