@@ -286,7 +286,7 @@ def test_a_counter_that_is_not_reset() -> None:
     kernel = victim.kernel
     drop_reset = Operator("drop reset", ("atom.global.exch",), lambda site: "")
     (mutant,) = mutants_by((drop_reset,), kernel.ptx, kernel.entry.ptx_entry)
-    assert "its workspace must be zero at the end" in victim.run(mutant).error
+    assert "its workspace tile_counter must be zero at the end" in victim.run(mutant).error
 
 
 @pytest.mark.parametrize("known", [*EQUIVALENT, RARE], ids=lambda known: known.proof[:30])
