@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from flashsmith.errors import ArgumentError
+from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families import (
     FAMILIES,
     DType,
@@ -173,12 +174,19 @@ def test_a_name_that_nobody_registered() -> None:
 PACKAGE = """
 from pathlib import Path
 
-from flashsmith.families import register_family
+from flashsmith.families import families, register_family
+from flashsmith.operations.registry import known_operation
 from test_family import Abacus
 
 
 def register():
     register_family(Abacus(), Path(__file__).parent / "csrc" / "abacus")
+
+
+def curious():
+    known = [family.name for family in families()]
+    assert known_operation("counting") is None and "mma_sync" in known
+    register()
 
 
 def broken():
@@ -190,6 +198,7 @@ def broken():
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a package with an entry point where Python finds it."""
     monkeypatch.setattr(family, "_installed_are_loaded", False)
+    monkeypatch.setattr(family, "_failures", [])
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(sys.modules, "test_family", sys.modules[__name__])
     monkeypatch.delitem(sys.modules, "abacus_kernels", raising=False)
@@ -213,8 +222,20 @@ def test_the_families_of_installed_packages(install: Any) -> None:
     assert "abacus" in {one.name for one in families()}
 
 
-def test_an_installed_family_that_fails(install: Any) -> None:
+def test_an_installed_family_that_asks_what_there_is(install: Any) -> None:
+    install("curious")
+    assert "abacus" in {one.name for one in families()}
+
+
+def test_an_installed_family_that_fails(install: Any, caplog: pytest.LogCaptureFixture) -> None:
     install("broken")
+    failure = r"'abacus' \(abacus_kernels:broken\) failed to register: OSError: no such abacus"
+    assert {one.name for one in families()} >= {"mma_sync", "wgmma"}
     for _ in range(2):  # not once and never again
-        with pytest.raises(ArgumentError, match=r"'abacus' \(abacus_kernels:broken\) failed"):
-            families()
+        with pytest.raises(ArgumentError, match=f"family='abacus': known are .*{failure}"):
+            family_named("abacus")
+        with pytest.raises(ConfigParseError, match=failure):
+            parse_kernel_name_into_config("(FP16, 64): beads")
+    (warning,) = caplog.records
+    assert (warning.name, warning.levelname) == ("flashsmith", "WARNING")
+    assert re.search(failure, warning.getMessage())

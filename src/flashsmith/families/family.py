@@ -5,7 +5,9 @@ Everything else asks `cfg.family`; docs/add-a-family.md builds one step by step.
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -268,7 +270,12 @@ class Family:
 
 # By name, in the order of their registration.
 FAMILIES: dict[str, Family] = {}
+_log = logging.getLogger("flashsmith")
+# What is wrong with the installed packages that failed to register.
+_failures: list[str] = []
 _installed_are_loaded = False
+# Taken again by an entry point that asks for families itself.
+_loading = threading.RLock()
 
 
 def register_family(family: Family, csrc: Path | None = None) -> Family:
@@ -330,26 +337,35 @@ def load_installed_families() -> bool:
     """Registers the families of installed packages: entry points of the group flashsmith.families,
     each of them a callable that registers what it brings. Whether there was anything to load.
 
-    Raises:
-        ArgumentError: an entry point fails.
+    One that fails is warned of, once: the other families serve without it. `installed_failures`
+    has it for who asks for a name that nobody registered.
     """
     global _installed_are_loaded
-    if _installed_are_loaded:
-        return False
-    # importlib.metadata takes longer to import than all of families.
-    from importlib.metadata import entry_points
+    with _loading:
+        if _installed_are_loaded:
+            return False
+        # Before loading: an entry point may ask for families, or for an operation's name.
+        _installed_are_loaded = True
+        # importlib.metadata takes longer to import than all of families.
+        from importlib.metadata import entry_points
 
-    found = entry_points(group=ENTRY_POINT_GROUP)
-    for entry in found:
-        try:
-            entry.load()()
-        except Exception as error:
-            raise ArgumentError(
-                f"family {entry.name!r} ({entry.value}) failed to register: "
-                f"{type(error).__name__}: {error}; mend or uninstall its package"
-            ) from error
-    _installed_are_loaded = True
-    return bool(found)
+        found = entry_points(group=ENTRY_POINT_GROUP)
+        for entry in found:
+            try:
+                entry.load()()
+            except Exception as error:
+                failure = (
+                    f"family {entry.name!r} ({entry.value}) failed to register: "
+                    f"{type(error).__name__}: {error}; mend or uninstall its package"
+                )
+                _failures.append(failure)
+                _log.warning("flashsmith: %s", failure)
+        return bool(found)
+
+
+def installed_failures() -> str:
+    """What is wrong with the installed families that failed to register, '' if none did."""
+    return "; ".join(_failures)
 
 
 find_more_with(load_installed_families)
@@ -370,7 +386,10 @@ def family_named(name: str) -> Family:
     if name not in FAMILIES:
         load_installed_families()
     if name not in FAMILIES:
-        raise ArgumentError(f"family={quoted(name)}: known are {', '.join(FAMILIES)}")
+        failed = installed_failures()
+        raise ArgumentError(
+            f"family={quoted(name)}: known are {', '.join(FAMILIES)}{failed and f'; {failed}'}"
+        )
     return FAMILIES[name]
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families.config import KernelConfig
-from flashsmith.families.family import FAMILIES, load_installed_families
+from flashsmith.families.family import FAMILIES, installed_failures, load_installed_families
 from flashsmith.families.knob import enumeration, is_flag
 from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
@@ -51,10 +51,12 @@ def parse_kernel_name_into_config(
     """
     try:
         return _parse(text, mma_sync_class)
-    except ConfigParseError:
-        if not load_installed_families():
-            raise
-    return _parse(text, mma_sync_class)
+    except ConfigParseError as error:
+        if load_installed_families():
+            return parse_kernel_name_into_config(text, mma_sync_class)
+        if failed := installed_failures():
+            raise ConfigParseError(f"{error} Installed kernels are missing: {failed}.") from error
+        raise
 
 
 def _parse(text: str, derived: ConfigClass | None) -> KernelConfig:
