@@ -195,7 +195,7 @@ class Copying(AbacusConfig):
         ({"SHAPE_SUFFIX": "wg"}, "SHAPE_SUFFIX='wg' of AbacusConfig is that of wgmma too"),
         ({"OLDEST_ARCH": None}, "AbacusConfig has OLDEST_ARCH=None; give the first compute cap"),
         ({"OLDEST_ARCH": 150}, "OLDEST_ARCH=150; give .* at most 120, the newest known GPU's"),
-        ({"FAMILY": "common"}, "'common' is a folder of C\\+\\+ that every families may include"),
+        ({"FAMILY": "common"}, "'common' is a folder of C\\+\\+ that every family may include"),
         ({"FAMILY": "host"}, "'host' is a folder of C"),
         ({"FAMILY": "roofline"}, "'roofline' is a folder of C"),
         ({"space_key": "hopper"}, "space_key='hopper' of 'abacus' is taken; choose another"),
