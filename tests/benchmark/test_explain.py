@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
+from flashsmith.benchmark import explanation_text
 from flashsmith.benchmark.explain import explain, occupancy
 from flashsmith.benchmark.knobs import knob_effects
 from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.table import make_console
+from flashsmith.builder.manifest import KernelBeside, KernelEntry
 from flashsmith.errors import EmulatorError
 from flashsmith.families import FlashForwardKernelConfig, device_spec, get_kernel_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
@@ -97,6 +102,17 @@ def test_the_places_exist_in_the_sources() -> None:
     for effect in knob_effects(KEPT):
         for name in effect.where.split("::"):
             assert f" {name}" in sources, f"{effect.knob}: no {name} in csrc"
+
+
+def test_what_the_compiler_said_of_a_kernel_beside_the_main_one_is_shown() -> None:
+    beside = KernelBeside("combine", "_Z1c", "ptx/c.ptx", 40, 0, 8, 12, 0, 10, 10, ("C1: slow",))
+    sizes = (168, 0, 0, 0, 0, 1.0, 10, 10)
+    kernel = KernelEntry(KEPT, str(KEPT), "_Z1k", "ptx/k.ptx", *sizes, (), (beside,))
+    out = io.StringIO()
+    explanation_text._compiler(make_console(out), SimpleNamespace(kernel=kernel))  # type: ignore[arg-type]
+    shown = " ".join(out.getvalue().split())
+    assert "combine: 40 registers, spilled bytes 8 stored, 12 loaded" in shown
+    assert "ptxas warns combine: C1: slow" in shown
 
 
 @pytest.mark.parametrize("tiles", ["64, 96, 4", "128, 48, 4", "64, 64, 4", "128, 32, 8"])

@@ -14,7 +14,7 @@ from flashsmith import shipped
 from flashsmith.builder import KernelEntry, find_library
 from flashsmith.builder.gates import check_shipped, losses
 from flashsmith.builder.library_build import build_from
-from flashsmith.builder.manifest import Manifest
+from flashsmith.builder.manifest import KernelBeside, Manifest
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
 from flashsmith.chooser.shipped_kernels import shipped_kernels
 from flashsmith.errors import CompileError
@@ -75,6 +75,33 @@ def test_what_counts_as_a_loss() -> None:
     assert losses(entry(SHIPPED, spilled=8)) == [
         "8 bytes of registers are spilled and 8 loaded back per thread"
     ]
+
+
+def beside(*warnings: str, registers: int = 32, spilled: int = 0) -> KernelBeside:
+    sizes = (registers, 0, spilled, spilled, 0, 10, 10)
+    return KernelBeside("combine", "_Z1c", "ptx/c.ptx", *sizes, warnings)
+
+
+def test_a_loss_of_a_kernel_beside_the_main_one_counts() -> None:
+    well = replace(entry(SHIPPED), beside=(beside(),))
+    assert losses(well) == []
+    assert not well.spills
+    slow = replace(entry(SHIPPED, spilled=8), beside=(beside(SERIALIZED, spilled=24),))
+    assert losses(slow) == [
+        f"combine: {SERIALIZED}",
+        "8 bytes of registers are spilled and 8 loaded back per thread",
+        "combine: 24 bytes of registers are spilled and 24 loaded back per thread",
+    ]
+    only_beside = replace(entry(SHIPPED), beside=(beside(spilled=24),))
+    assert only_beside.spills
+    assert only_beside.most_spilling is only_beside.beside[0]
+    with pytest.raises(CompileError, match="combine: 24 bytes of registers"):
+        check_shipped([only_beside], Semantics(), "nvcc 99.1")
+
+
+def test_the_one_number_of_registers_is_the_largest() -> None:
+    assert replace(entry(SHIPPED), beside=(beside(registers=200),)).most_registers == 200
+    assert replace(entry(SHIPPED), beside=(beside(registers=32),)).most_registers == 128
 
 
 def test_only_what_is_shipped_fails() -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import sweep_fakes as fakes
 from stand_ins import HostPlace, PretendedClock
 
+import flashsmith
 from flashsmith.benchmark.bench import BenchPlan, run_bench
 from flashsmith.benchmark.peers import PeerContender, get_peers
 from flashsmith.benchmark.progress import Narrator
@@ -34,6 +35,8 @@ from flashsmith.errors import (
 )
 from flashsmith.families import (
     FAMILIES,
+    DType,
+    KernelConfig,
     Problem,
     check_legal,
     device_spec,
@@ -42,6 +45,7 @@ from flashsmith.families import (
 )
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.families.family import register_family
+from flashsmith.families.knob import knob
 from flashsmith.operations import OPERATIONS
 from flashsmith.runtime import libraries, run_operation
 from flashsmith.runtime.libraries import loaded_kernels
@@ -364,3 +368,29 @@ def test_a_reference_that_is_none_is_refused(first_row: ModuleType) -> None:
     _REFERENCES.pop("first_row", None)
     with pytest.raises(ArgumentError, match=r"reference .*'first_row:FIRST_ROW' is an object of"):
         prove(parse(PLAIN))
+
+
+def test_attention_refuses_a_config_that_computes_something_else(first_row: ModuleType) -> None:
+    cfg = parse("(FP16, 64, 1): first_row")
+    q = np.zeros((1, 64, 1, 64), np.float16)
+    wrong = r"^cfg: \(FP16, 64, 1\): first_row computes first_row, and forward was asked for"
+    with pytest.raises(ArgumentError, match=wrong):
+        flashsmith.forward(cfg, q, q, q)
+    with pytest.raises(ArgumentError, match=wrong):
+        flashsmith.attention(q, q, q, config=cfg)
+    with pytest.raises(ArgumentError, match="computes first_row: choose another config"):
+        flashsmith.plan_forward(cfg, Problem.parse("s64 d64 fp16"), device_spec("A100"))
+
+
+def test_a_config_of_a_family_that_nobody_registered() -> None:
+    @dataclass(frozen=True, order=True)
+    class Stray(KernelConfig):
+        FAMILY: ClassVar[str] = "stray"
+        OLDEST_ARCH: ClassVar[int] = 80
+
+        dtype: DType = knob("element type", values=tuple(DType))
+        d_head: int = knob("head dimension", values=(64,))
+
+    q = np.zeros((1, 64, 1, 64), np.float16)
+    with pytest.raises(ArgumentError, match=r"^cfg: Stray is of no registered family"):
+        flashsmith.forward(Stray(DType.FP16, 64), q, q, q)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from stand_ins import HostPlace, PretendedClock
@@ -13,6 +14,7 @@ from flashsmith.benchmark.contenders import KernelContender
 from flashsmith.benchmark.rows import read_rows
 from flashsmith.benchmark.timing import Telemetry
 from flashsmith.benchmark.workload import Workload
+from flashsmith.builder.manifest import KernelBeside, KernelEntry
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics, parse_kernel_name_into_config
@@ -53,6 +55,15 @@ def test_the_compilers_report_comes_with_the_library(compiled: Compiled) -> None
     assert compiled.seconds > 0
     again = NvccCompiler(80).compile([Build(CONFIG, Semantics())])
     assert again == [compiled]
+
+
+def test_the_report_is_of_the_worst_of_a_configs_kernels() -> None:
+    beside = KernelBeside("combine", "_Z1c", "ptx/c.ptx", 200, 16, 8, 12, 0, 10, 10)
+    sizes = (128, 0, 4, 4, 0, 1.0, 10, 10)
+    entry = KernelEntry(CONFIG, str(CONFIG), "_Z1k", "ptx/k.ptx", *sizes, (), (beside,))
+    library = SimpleNamespace(manifest=SimpleNamespace(key="its key"))
+    report = gpu_runner._report(entry, library)  # type: ignore[arg-type]
+    assert (report.registers, report.spill_bytes) == (200, 20)
 
 
 def test_a_kernel_is_proven_and_timed(bench: GpuBench, compiled: Compiled) -> None:

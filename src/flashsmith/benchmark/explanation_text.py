@@ -104,6 +104,12 @@ def _compiler(console: Console, explanation: Explanation) -> None:
         f"compile time          {kernel.compile_seconds:.1f} s",
         *(f"ptxas warns           {warning}" for warning in kernel.warnings),
     ]
+    for one in kernel.beside:
+        lines += [
+            f"beside it             {one.role}: {one.registers} registers, spilled bytes "
+            f"{one.spill_store_bytes} stored, {one.spill_load_bytes} loaded",
+            *(f"ptxas warns           {one.role}: {warning}" for warning in one.warnings),
+        ]
     print_text(console, "\n".join(lines), indent=22)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flashsmith.builder.manifest import KernelEntry
+from flashsmith.builder.manifest import KernelBeside, KernelEntry
 from flashsmith.errors import CompileError
 from flashsmith.families import Semantics
 from flashsmith.shipped import ships
@@ -18,19 +18,30 @@ _SLOW = ("serialized", "'setmaxnreg' ignored")
 
 
 def slowing_warnings(kernel: KernelEntry) -> list[str]:
-    """ptxas's warnings of what slows a kernel down for good."""
-    return [warning for warning in kernel.warnings if any(word in warning for word in _SLOW)]
+    """ptxas's warnings of what slows one of the config's kernels down for good.
+
+    Those of a kernel beside the main one begin with its role.
+    """
+    return [
+        prefix + warning
+        for prefix, one in _named(kernel)
+        for warning in one.warnings
+        if any(word in warning for word in _SLOW)
+    ]
 
 
 def losses(kernel: KernelEntry) -> list[str]:
-    """Those warnings and, in words like them, that it spills; empty for a kernel that is well."""
-    found = slowing_warnings(kernel)
-    if kernel.spills:
-        found.append(
-            f"{kernel.spill_store_bytes} bytes of registers are spilled and "
-            f"{kernel.spill_load_bytes} loaded back per thread"
-        )
-    return found
+    """Those warnings and, in words like them, what spills; empty for kernels that are well."""
+    return slowing_warnings(kernel) + [
+        f"{prefix}{one.spill_store_bytes} bytes of registers are spilled and "
+        f"{one.spill_load_bytes} loaded back per thread"
+        for prefix, one in _named(kernel)
+        if one.spill_bytes
+    ]
+
+
+def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | KernelBeside]]:
+    return [("", kernel), *((f"{one.role}: ", one) for one in kernel.beside)]
 
 
 def check_shipped(kernels: Iterable[KernelEntry], semantics: Semantics, compiler: str) -> None:

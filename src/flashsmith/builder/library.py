@@ -47,7 +47,7 @@ class KernelLibrary:
 
     @property
     def spilling(self) -> tuple[KernelEntry, ...]:
-        """The kernels whose registers overflowed into memory."""
+        """The configs of which a kernel's registers overflowed into memory."""
         return tuple(kernel for kernel in self.manifest.kernels if kernel.spills)
 
     def entry(self, cfg: KernelConfig) -> KernelEntry:

@@ -209,12 +209,13 @@ class _Build:
 
     def _warn_of_spills(self, library: KernelLibrary) -> None:
         if library.spilling:
-            worst = max(library.spilling, key=lambda k: k.spill_store_bytes + k.spill_load_bytes)
+            worst = max(library.spilling, key=lambda kernel: kernel.most_spilling.spill_bytes)
+            spilling = worst.most_spilling
             self._tell(
                 "warn",
                 f"{len(library.spilling)} of {counted(len(library), 'config')} spill registers to "
-                f"memory; most does {worst.short_form}: {worst.spill_store_bytes} bytes of stores "
-                f"and {worst.spill_load_bytes} of loads per thread",
+                f"memory; most does {worst.short_form}: {spilling.spill_store_bytes} bytes of "
+                f"stores and {spilling.spill_load_bytes} of loads per thread",
                 worst,
             )
 

@@ -50,6 +50,11 @@ class KernelBeside:
     code_bytes: int
     warnings: tuple[str, ...] = ()
 
+    @property
+    def spill_bytes(self) -> int:
+        """Spill stores and loads together, per thread."""
+        return self.spill_store_bytes + self.spill_load_bytes
+
 
 @dataclass(frozen=True)
 class KernelEntry:
@@ -80,12 +85,32 @@ class KernelEntry:
     @property
     def ptx_entries(self) -> tuple[str, ...]:
         """Of all its kernels, the main one first; plans call them by their place."""
-        return (self.ptx_entry, *(kernel.ptx_entry for kernel in self.beside))
+        return tuple(kernel.ptx_entry for kernel in self.kernels)
+
+    @property
+    def spill_bytes(self) -> int:
+        """Spill stores and loads of the main kernel together, per thread."""
+        return self.spill_store_bytes + self.spill_load_bytes
+
+    @property
+    def kernels(self) -> tuple[KernelEntry | KernelBeside, ...]:
+        """All its kernels, the main one first."""
+        return (self, *self.beside)
+
+    @property
+    def most_registers(self) -> int:
+        """Registers per thread of that of its kernels that takes most."""
+        return max(kernel.registers for kernel in self.kernels)
+
+    @property
+    def most_spilling(self) -> KernelEntry | KernelBeside:
+        """That of its kernels that spills most; the main one where none does."""
+        return max(self.kernels, key=lambda kernel: kernel.spill_bytes)
 
     @property
     def spills(self) -> bool:
-        """Whether the compiler ran out of registers and put some in memory."""
-        return self.spill_store_bytes > 0 or self.spill_load_bytes > 0
+        """Whether the compiler put registers of any of its kernels in memory."""
+        return self.most_spilling.spill_bytes > 0
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON takes them."""
@@ -196,7 +221,7 @@ class Manifest:
         if not self.kernels:
             raise ValueError("it lists no kernel")
         for kernel in self.kernels:
-            files = {kernel.ptx_file, *(one.ptx_file for one in kernel.beside)}
+            files = {one.ptx_file for one in kernel.kernels}
             if self.family != kernel.config.FAMILY or not files <= self.files.keys():
                 raise ValueError(f"it lists a kernel that cannot be in it: {kernel.short_form}")
         for name in self.files:

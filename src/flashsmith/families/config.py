@@ -140,6 +140,12 @@ class KernelConfig:
         """Dynamic shared memory of one CTA, bytes."""
         raise NotImplementedError
 
+    @property
+    def rows_per_warp(self) -> int:
+        """Rows of Q that one warp owns; of a family that does not say it, those of a CTA's tile."""
+        rows, _ = self.family.loop_tiles(self) or (1, 1)
+        return rows
+
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether a kernel for whole tiles serves these sizes."""
         return d == self.d_head

@@ -40,8 +40,13 @@ MOST_BLOCKS = 2**31 - 1
 
 
 def check_config(cfg: Any) -> KernelConfig:
-    """Raises ArgumentError unless ``cfg`` is a kernel config."""
+    """Raises ArgumentError unless ``cfg`` is a kernel config of a family that is registered."""
     if isinstance(cfg, KernelConfig):
+        if not hasattr(cfg, "family"):
+            raise ArgumentError(
+                f"cfg: {type(cfg).__name__} is of no registered family; call register_family() "
+                "first"
+            )
         return cfg
     raise ArgumentError(
         f"cfg: got {type(cfg).__name__}; give a {' or a '.join(config_class_names())} (a short "
@@ -84,8 +89,14 @@ def check_problem(
 def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
     """What ``cfg``'s kernel has to be compiled for to serve ``problem``.
 
-    Raises ArgumentError when it cannot: by its dtype, its d_head, or the number of its blocks.
+    Raises ArgumentError when it cannot: by what it computes, its dtype, its d_head, or the number
+    of its blocks.
     """
+    if cfg.family.operation != problem.operation:
+        raise ArgumentError(
+            f"cfg: {cfg} computes {cfg.family.operation}, and {problem.operation} was asked for: "
+            "choose another config"
+        )
     if problem.dtype != cfg.dtype:
         raise ArgumentError(
             f"q: dtype {problem.dtype.name}; the config's kernel is for {cfg.dtype.name}: convert "
@@ -96,10 +107,34 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
             f"q: d_head {problem.d}; the config's kernel is for up to {cfg.d_head}: choose a "
             "config with a larger d_head"
         )
-    if problem.batch * problem.heads_q * math.ceil(problem.seq_q / cfg.B_r) > MOST_BLOCKS:
+    B_r, _ = cfg.family.loop_tiles(cfg) or (1, 1)
+    if problem.batch * problem.heads_q * math.ceil(problem.seq_q / B_r) > MOST_BLOCKS:
         raise ArgumentError(
-            f"q: batch x n_heads x blocks of {cfg.B_r} rows are above {MOST_BLOCKS} ({problem}); "
+            f"q: batch x n_heads x blocks of {B_r} rows are above {MOST_BLOCKS} ({problem}); "
             "split the batch"
+        )
+    return problem.required_semantics(cfg)
+
+
+def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
+    """What the config's kernel must be compiled for to compute the problem.
+
+    Raises ArgumentError when it cannot: another operation or dtype, or too small a head.
+    """
+    computes = cfg.family.operation
+    if computes != problem.operation:
+        raise ArgumentError(
+            f"problem: '{problem}' is of the operation {problem.operation}; the config's kernel "
+            f"({cfg}) computes {computes}: choose another config"
+        )
+    if problem.dtype is not cfg.dtype:
+        raise ArgumentError(
+            f"problem: dtype {problem.dtype.name}; the config's kernel is for {cfg.dtype.name}"
+        )
+    if problem.d > cfg.d_head:
+        raise ArgumentError(
+            f"problem: d {problem.d}; the config's kernel is for up to {cfg.d_head}: choose a "
+            "config with a larger d_head"
         )
     return problem.required_semantics(cfg)
 

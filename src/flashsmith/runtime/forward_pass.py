@@ -17,7 +17,12 @@ from flashsmith.families import (
     families,
 )
 from flashsmith.runtime import driver, forks, prepared
-from flashsmith.runtime.arguments import check_config, check_device, check_fit
+from flashsmith.runtime.arguments import (
+    check_config,
+    check_device,
+    check_fit,
+    check_serves,
+)
 from flashsmith.runtime.call import (
     ForwardCall,
     ForwardResult,
@@ -151,17 +156,9 @@ def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> 
     for name, value, kind in (("problem", problem, Problem), ("device", device, DeviceSpec)):
         if not isinstance(value, kind):
             raise ArgumentError(f"{name}: got {type(value).__name__}; give a {kind.__name__}")
-    if problem.dtype != config.dtype:
-        raise ArgumentError(
-            f"problem: dtype {problem.dtype.name}; the config's kernel is for {config.dtype.name}"
-        )
-    if problem.d > config.d_head:
-        raise ArgumentError(
-            f"problem: d {problem.d}; the config's kernel is for up to {config.d_head}: choose a "
-            "config with a larger d_head"
-        )
+    semantics = check_serves(config, problem)
     check_device(config, device)
-    kernel = loaded_kernels.get(config, device.arch, problem.required_semantics(config))
+    kernel = loaded_kernels.get(config, device.arch, semantics)
     return kernel.plan(unplaced_call(problem, check_scale(None, problem.d), device))
 
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.emulator import EmulationResult, Observer, estimate_seconds
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
+from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations import Call, Operation, TensorSpec
 from flashsmith.operations.operation import shape_of, size_of
 from flashsmith.printable import quoted
-from flashsmith.runtime.arguments import check_config, check_device
+from flashsmith.runtime.arguments import check_config, check_device, check_serves
 from flashsmith.runtime.call import library_arguments
 from flashsmith.runtime.emulation import check_seconds, run_in_emulator
 from flashsmith.runtime.forward_pass import Launch, limits_of, run_on_gpu
@@ -182,29 +182,6 @@ def prepare_operation(
     if on_gpu:
         launch = kernel.prepare(call, first.device.ordinal, timed=timed, framework=first.framework)
     return PreparedOperation(call, views, outputs, kernel, launch, timed)
-
-
-def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
-    """What the config's kernel must be compiled for to compute the problem.
-
-    Raises ArgumentError when it cannot: another operation or dtype, or too small a head.
-    """
-    computes = cfg.family.operation
-    if computes != problem.operation:
-        raise ArgumentError(
-            f"problem: '{problem}' is of the operation {problem.operation}; the config's kernel "
-            f"({cfg}) computes {computes}: choose another config"
-        )
-    if problem.dtype is not cfg.dtype:
-        raise ArgumentError(
-            f"problem: dtype {problem.dtype.name}; the config's kernel is for {cfg.dtype.name}"
-        )
-    if problem.d > cfg.d_head:
-        raise ArgumentError(
-            f"problem: d {problem.d}; the config's kernel is for up to {cfg.d_head}: choose a "
-            "config with a larger d_head"
-        )
-    return problem.required_semantics(cfg)
 
 
 def _check_tensors(

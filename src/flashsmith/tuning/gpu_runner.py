@@ -109,8 +109,8 @@ class NvccCompiler:
 
 def _report(entry: KernelEntry, library: KernelLibrary) -> Compiled:
     return Compiled(
-        registers=entry.registers,
-        spill_bytes=entry.spill_store_bytes + entry.spill_load_bytes,
+        registers=entry.most_registers,
+        spill_bytes=entry.most_spilling.spill_bytes,
         seconds=entry.compile_seconds,
         library=library.manifest.key,
     )

@@ -62,7 +62,7 @@ class ForwardReference(OperationReference):
             d=problem.d,
             scale=attention.scale,
             seed=seed,
-            first_tile=cfg.B_c if kind in TILE_KINDS else 0,
+            first_tile=(cfg.family.loop_tiles(cfg) or (0, 0))[1] if kind in TILE_KINDS else 0,
             heads_k=problem.heads_k,
             lens_q=attention.lens_q,
             lens_k=attention.lens_k,

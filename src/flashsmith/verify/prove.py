@@ -13,8 +13,8 @@ from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
 from flashsmith.operations import DEFAULT, FORWARD, Operation
 from flashsmith.operations.operation import load_attribute
 from flashsmith.runtime import query_gpu
+from flashsmith.runtime.arguments import check_serves
 from flashsmith.runtime.frameworks.device_array import DeviceArray
-from flashsmith.runtime.operation_run import check_serves
 from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, Window
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import ForwardReference, check_lens, semantics_of

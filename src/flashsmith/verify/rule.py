@@ -152,7 +152,8 @@ class _Judge:
     """Where elements of one problem's outputs stand."""
 
     def __init__(self, cfg: KernelConfig, lens_q: Lens | None) -> None:
-        self.cfg = cfg
+        self.rows, _ = cfg.family.loop_tiles(cfg) or (1, 1)
+        self.rows_per_warp = cfg.rows_per_warp
         self.cu_seqlens = None if lens_q is None else offsets(lens_q)
 
     def locate(
@@ -177,8 +178,8 @@ class _Judge:
             row=row,
             head=head,
             column=column,
-            tile=row // self.cfg.B_r,
-            warp=row % self.cfg.B_r // self.cfg.rows_per_warp,
+            tile=row // self.rows,
+            warp=row % self.rows // self.rows_per_warp,
             got=float(got[index]),
             expected=float(expected[index]),
             what=what,

@@ -52,8 +52,8 @@ class BuiltKernels:
         if entry is None:
             return columns
         return columns | {
-            "registers": entry.registers,
-            "spill_bytes": entry.spill_store_bytes + entry.spill_load_bytes,
+            "registers": entry.most_registers,
+            "spill_bytes": entry.most_spilling.spill_bytes,
             "smem_bytes": config.smem_bytes(),
             "ctas_per_sm": config.num_ctas_per_sm(self.device.max_smem_per_sm, entry.registers),
         }

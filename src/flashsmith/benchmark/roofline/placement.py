@@ -45,7 +45,8 @@ def intensity(problem: Problem, cfg: Any) -> Intensity:
         return Intensity(dram=once, l2=once, exp2=math.inf)
     q_bytes, k_bytes = _bytes_once(problem)
     all_scores = replace(problem, semantics=Semantics()).attn_flop()
-    blocks = math.ceil(problem.seq_q / cfg.B_r)
+    rows, _ = cfg.family.loop_tiles(cfg) or (problem.seq_q, 0)
+    blocks = math.ceil(problem.seq_q / rows)
     group = problem.heads_q // problem.heads_k
     l2 = flop / (q_bytes + group * k_bytes * max(1.0, blocks * flop / all_scores))
     return Intensity(dram=flop / (q_bytes + k_bytes), l2=l2, exp2=4.0 * problem.d)
