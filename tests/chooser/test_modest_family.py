@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from winner_samples import BIG, H200, TUNED, ranked, tuned_table
 from flashsmith.chooser import choose, choose_config, forget_choices
 from flashsmith.chooser.candidates import candidates
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.errors import ArgumentError
+from flashsmith.errors import ArgumentError, SelectionError
 from flashsmith.families import (
     FAMILIES,
     DeviceSpec,
@@ -28,6 +28,8 @@ from flashsmith.families import (
 )
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.knob import knob
+from flashsmith.operations import OPERATIONS
+from flashsmith.tuning import space
 from flashsmith.tuning.space import search_space
 from flashsmith.verify.grid import covering_cases, proof_grid
 
@@ -181,13 +183,23 @@ def test_candidates_follow_the_registry(csrc: Path, monkeypatch: pytest.MonkeyPa
 def test_a_sweep_of_all_families_takes_its_space(modest: Family, device: DeviceSpec) -> None:
     runs = {"modest", "mma_sync"} | ({"wgmma"} if device is H200 else set())
     for d, found in ((64, runs), (128, runs - {"modest"}), (72, runs - {"modest"})):
-        space = search_space(Problem.parse(f"b2 s512 h4 d{d} fp16"), device)
-        assert {cfg.FAMILY for cfg in space} == found
+        tried = search_space(Problem.parse(f"b2 s512 h4 d{d} fp16"), device)
+        assert {cfg.FAMILY for cfg in tried} == found
 
 
 def test_no_sweep_takes_a_family_that_cannot_run_there() -> None:
-    space = search_space(Problem.parse("b2 s512 h4 d64 fp16"), A100, "both")
-    assert {cfg.FAMILY for cfg in space} == {"mma_sync"}
+    tried = search_space(Problem.parse("b2 s512 h4 d64 fp16"), A100, "both")
+    assert {cfg.FAMILY for cfg in tried} == {"mma_sync"}
+
+
+def test_the_space_of_another_operation(modest: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modest, "operation", "counting")
+    sorting = replace(OPERATIONS["forward"], name="sorting")
+    monkeypatch.setitem(OPERATIONS, "sorting", sorting)
+    asked = replace(Problem.parse("b2 s512 h4 d64 fp16"), operation="sorting")
+    monkeypatch.setattr(space, "d_head_for", lambda problem: 64)
+    with pytest.raises(SelectionError, match=r"compute counting, and .* operation sorting"):
+        search_space(asked, A100, "modest")
 
 
 def test_a_grid_without_kernels_to_prove(modest: Family) -> None:

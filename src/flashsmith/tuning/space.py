@@ -61,9 +61,11 @@ def search_space(
     """
     key = key or default_space(device)
     d_head = d_head_for(problem)
-    if problem.operation != DEFAULT and key in space_keys():
-        return _of_operation(problem, d_head, key)
     spaces = {family.space_key: family for family in families() if family.space_key}
+    of_attention = key == ALL_FAMILIES or (key in spaces and spaces[key].operation == DEFAULT)
+    own = key in spaces and spaces[key].operation == problem.operation
+    if problem.operation != DEFAULT and (of_attention or own):
+        return _of_operation(problem, d_head, key)
     if key in spaces:
         if spaces[key].operation != problem.operation:
             raise SelectionError(
