@@ -208,6 +208,19 @@ def test_a_timed_call_has_both_launches(library: PretendedLibrary) -> None:
     assert len(library.launches()) == 2
 
 
+def test_a_kernel_launched_twice_may_have_the_larger_shared_memory(
+    library: PretendedLibrary,
+) -> None:
+    function, _ = library.functions.prepare(*arguments(library, wrong=10), 0, False)
+    function(STREAM, X, 0, 0, O)
+    assert [one.smem_bytes for one in library.launches()] == [1024, 2048, 512]
+    kernels = {one.smem_bytes: one.kernel for one in library.launches()}
+    assert kernels[1024] == kernels[512]
+    library.cuda.pretended_smem_limit.argtypes = [ctypes.c_uint64]
+    assert library.cuda.pretended_smem_limit(kernels[1024]) == 1024
+    assert library.cuda.pretended_smem_limit(kernels[2048]) == 2048
+
+
 def test_nothing_to_compute_needs_nothing(library: PretendedLibrary) -> None:
     function, block_bytes = library.functions.prepare(*arguments(library, ctas=0), 0, False)
     function(STREAM, X, 0, 0, O)
@@ -239,6 +252,7 @@ def test_a_number_too_many_or_too_few_is_told(library: PretendedLibrary) -> None
         (6, "more than 16 workspaces"),
         (7, "a kernel takes at most 4,096 bytes of arguments"),
         (8, "it writes beyond its arguments"),
+        (9, "more than 64 bytes of workspaces that are kept zero"),
     ],
 )
 def test_a_plan_that_leaves_what_there_is_is_refused(
