@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from flashsmith.errors import ArgumentError
+from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families import (
     FAMILIES,
     DType,
@@ -165,6 +166,70 @@ def test_a_set_that_is_another_s(csrc: Path) -> None:
         register_family(Greedy(), csrc)
 
 
+@dataclass(frozen=True, order=True)
+class Unsaid(AbacusConfig):
+    frames: int = knob("frames", values=(1, 2), default=1)
+
+
+@dataclass(frozen=True, order=True)
+class Plain(AbacusConfig):
+    frames: int = 1
+
+
+@dataclass(frozen=True, order=True)
+class Copying(AbacusConfig):
+    tma: bool = knob("beads come by TMA", word="tma", default=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config_class": Unsaid}, "no short form of Unsaid says frames, so that two configs"),
+        ({"config_class": Plain}, r"frames of Plain is not declared with knob\(\)"),
+        ({"config_class": Copying}, "Copying has the feature 'tma', which marks .* of wgmma"),
+        ({"__name__": "HopperForwardKernelConfig"}, "HopperForwardKernelConfig, as that of wgmma"),
+        ({"LEADING_WORD": "async"}, "LEADING_WORD='async' of AbacusConfig is a feature of mma_sy"),
+        ({"LEADING_WORD": "load_0_2_2_tiles"}, "is a feature of mma_sync; choose another word"),
+        ({"LEADING_WORD": "stages_2"}, "LEADING_WORD='stages_2' of AbacusConfig is a feature of"),
+        ({"LEADING_WORD": ""}, "AbacusConfig has neither LEADING_WORD nor SHAPE_SUFFIX"),
+        ({"SHAPE_SUFFIX": "wg"}, "SHAPE_SUFFIX='wg' of AbacusConfig is that of wgmma too"),
+        ({"OLDEST_ARCH": None}, "AbacusConfig has OLDEST_ARCH=None; give the first compute cap"),
+        ({"OLDEST_ARCH": 150}, "OLDEST_ARCH=150; give .* at most 120, the newest known GPU's"),
+        ({"FAMILY": "common"}, "'common' is a folder of C\\+\\+ that every family may include"),
+        ({"FAMILY": "host"}, "'host' is a folder of C"),
+        ({"FAMILY": "roofline"}, "'roofline' is a folder of C"),
+        ({"space_key": "hopper"}, "space_key='hopper' of 'abacus' is taken; choose another"),
+        ({"space_key": "tune"}, "space_key='tune' of 'abacus' is taken"),
+        ({"space_key": "both"}, "space_key='both' of 'abacus' is taken"),
+        ({"sets": {"all": ConfigSet("mine", list)}}, "offers the sets all, which are another's"),
+        ({"sets": {"both": ConfigSet("mine", list)}}, "offers the sets both, which are another's"),
+        ({"sets": {"64, 64": ConfigSet("mine", list)}}, "'abacus' offers '64, 64'; a key of a set"),
+    ],
+)  # fmt: skip
+def test_what_could_be_taken_for_something_else(
+    changes: dict[str, Any], message: str, csrc: Path
+) -> None:
+    of_family = changes.keys() & {"config_class", "sets", "space_key"}
+    made = with_class(**{key: changes[key] for key in changes.keys() - of_family})
+    made.config_class.__name__ = changes.get("__name__", "AbacusConfig")
+    for key in of_family:
+        setattr(made, key, changes[key])
+    with pytest.raises(ArgumentError, match=message):
+        register_family(made, csrc)
+    assert not FAMILIES.keys() & {"abacus", "common", "host", "roofline"}
+
+
+def test_a_family_that_registers_again_is_in_nobody_s_way(csrc: Path) -> None:
+    for name in ("mma_sync", "wgmma"):
+        assert register_family(FAMILIES[name]) is FAMILIES[name]
+
+
+@pytest.mark.parametrize("given", [Abacus, "abacus", None])
+def test_what_is_no_family(given: Any, csrc: Path) -> None:
+    with pytest.raises(ArgumentError, match="give an object of a class derived from Family, not"):
+        register_family(given, csrc)
+
+
 def test_a_name_that_nobody_registered() -> None:
     with pytest.raises(ArgumentError, match="family='abacus': known are mma_sync, wgmma"):
         family_named("abacus")
@@ -173,12 +238,19 @@ def test_a_name_that_nobody_registered() -> None:
 PACKAGE = """
 from pathlib import Path
 
-from flashsmith.families import register_family
+from flashsmith.families import families, register_family
+from flashsmith.operations.registry import known_operation
 from test_family import Abacus
 
 
 def register():
     register_family(Abacus(), Path(__file__).parent / "csrc" / "abacus")
+
+
+def curious():
+    known = [family.name for family in families()]
+    assert known_operation("counting") is None and "mma_sync" in known
+    register()
 
 
 def broken():
@@ -190,6 +262,7 @@ def broken():
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a package with an entry point where Python finds it."""
     monkeypatch.setattr(family, "_installed_are_loaded", False)
+    monkeypatch.setattr(family, "_failures", [])
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(sys.modules, "test_family", sys.modules[__name__])
     monkeypatch.delitem(sys.modules, "abacus_kernels", raising=False)
@@ -213,8 +286,20 @@ def test_the_families_of_installed_packages(install: Any) -> None:
     assert "abacus" in {one.name for one in families()}
 
 
-def test_an_installed_family_that_fails(install: Any) -> None:
+def test_an_installed_family_that_asks_what_there_is(install: Any) -> None:
+    install("curious")
+    assert "abacus" in {one.name for one in families()}
+
+
+def test_an_installed_family_that_fails(install: Any, caplog: pytest.LogCaptureFixture) -> None:
     install("broken")
+    failure = r"'abacus' \(abacus_kernels:broken\) failed to register: OSError: no such abacus"
+    assert {one.name for one in families()} >= {"mma_sync", "wgmma"}
     for _ in range(2):  # not once and never again
-        with pytest.raises(ArgumentError, match=r"'abacus' \(abacus_kernels:broken\) failed"):
-            families()
+        with pytest.raises(ArgumentError, match=f"family='abacus': known are .*{failure}"):
+            family_named("abacus")
+        with pytest.raises(ConfigParseError, match=failure):
+            parse_kernel_name_into_config("(FP16, 64): beads")
+    (warning,) = caplog.records
+    assert (warning.name, warning.levelname) == ("flashsmith", "WARNING")
+    assert re.search(failure, warning.getMessage())

@@ -5,7 +5,9 @@ Everything else asks `cfg.family`; docs/add-a-family.md builds one step by step.
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -16,6 +18,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families.cost import TileWork
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
+from flashsmith.families.knob import feature_of
 from flashsmith.families.rule import LegalSpace, Rule
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
@@ -26,6 +29,11 @@ from flashsmith.printable import quoted
 ENTRY_POINT_GROUP = "flashsmith.families"
 # A C identifier in small letters: it names a folder of sources and stands in manifests.
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
+# A key of KERNELS: no file in a folder, no 'B_r,B_c' and no short form.
+_KEY = re.compile(r"[\w.-]+", re.ASCII)
+# The sets and the spaces of all families together.
+_RESERVED_KEYS = {"all", "both"}
+_CSRC = Path(__file__).parents[1] / "csrc"
 
 
 class ConfigSet(NamedTuple):
@@ -268,7 +276,12 @@ class Family:
 
 # By name, in the order of their registration.
 FAMILIES: dict[str, Family] = {}
+_log = logging.getLogger("flashsmith")
+# What is wrong with the installed packages that failed to register.
+_failures: list[str] = []
 _installed_are_loaded = False
+# Taken again by an entry point that asks for families itself.
+_loading = threading.RLock()
 
 
 def register_family(family: Family, csrc: Path | None = None) -> Family:
@@ -279,9 +292,15 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
         csrc: the folder of its C++ sources, called like the family; None: the family's own `csrc`.
 
     Raises:
-        ArgumentError: the name is no small C identifier or taken, a class, a folder or the
-            operation is missing, or a set's name is taken.
+        ArgumentError: it is no Family; the name is no small C identifier or taken, a class, a
+            folder or the operation is missing; no known GPU runs its kernels; its short forms leave
+            a knob out or look like another family's; or the name of its config class, of a set or
+            of its search space is taken.
     """
+    if not isinstance(family, Family):
+        raise ArgumentError(
+            f"family={quoted(family)}: give an object of a class derived from Family, not the class"
+        )
     config_class: Any = getattr(family, "config_class", None)
     name = getattr(config_class, "FAMILY", None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -289,17 +308,16 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
             f"family: its config_class {quoted(getattr(config_class, '__name__', config_class))} "
             f"has FAMILY={quoted(name)}; give a name of small letters, digits and underscores"
         )
-    knobs = [declared.name for declared in fields(config_class)]
-    if missing := [wanted for wanted in ("dtype", "d_head") if wanted not in knobs]:
-        raise ArgumentError(
-            f"family: {config_class.__name__} has no {' and no '.join(missing)}; every config has "
-            "both"
-        )
     known = FAMILIES.get(name)
     if known is not None and type(known) is not type(family):
         raise ArgumentError(
             f"family: {name!r} is registered already, as {type(known).__qualname__} of "
             f"{type(known).__module__}; give another FAMILY"
+        )
+    if (_CSRC / name).is_dir() and not (Path(__file__).parent / name).is_dir():
+        raise ArgumentError(
+            f"family: {name!r} is a folder of C++ that every family may include; give another "
+            "FAMILY"
         )
     if csrc is not None:
         family.csrc = csrc
@@ -313,43 +331,136 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
         raise ArgumentError(
             f"family: {name!r} has no cpp; set it to a Cpp, which names its kernels in C++"
         )
+    _check_knobs(config_class)
+    others = [other for other in FAMILIES.values() if other.name != name]
+    _check_short_forms(config_class, others)
+    _check_keys(family, others)
     operation(family.operation)
-    taken = {key for other in FAMILIES.values() if other.name != name for key in other.sets}
-    if doubled := sorted(taken & set(family.sets)):
-        raise ArgumentError(
-            f"family: {name!r} offers the sets {', '.join(doubled)}, which are another's; rename "
-            "them"
-        )
     config_class.family = family
-    config_class.KNOBS = tuple(knobs)
+    config_class.KNOBS = tuple(declared.name for declared in fields(config_class))
     FAMILIES[name] = family
     return family
+
+
+def _check_knobs(config_class: Any) -> None:
+    """Raises ArgumentError for a config class whose knobs or OLDEST_ARCH do not do."""
+    name = config_class.__name__
+    knobs = {declared.name: declared for declared in fields(config_class)}
+    if missing := [wanted for wanted in ("dtype", "d_head") if wanted not in knobs]:
+        raise ArgumentError(
+            f"family: {name} has no {' and no '.join(missing)}; every config has both"
+        )
+    if plain := [knob for knob, declared in knobs.items() if "values" not in declared.metadata]:
+        raise ArgumentError(
+            f"family: {', '.join(plain)} of {name} is not declared with knob(); declare every "
+            "field with it"
+        )
+    said = {*config_class.SHAPE, *(knob for group in config_class.GROUPS for knob in group.knobs)}
+    if unsaid := [
+        knob
+        for knob, declared in knobs.items()
+        if knob not in said and declared.metadata["word"] is None
+    ]:
+        raise ArgumentError(
+            f"family: no short form of {name} says {', '.join(unsaid)}, so that two configs would "
+            "have one name; give the knob a word, or add it to SHAPE or to one of GROUPS"
+        )
+    oldest = getattr(config_class, "OLDEST_ARCH", None)
+    newest = max(device.arch for device in KNOWN_DEVICES)
+    if not isinstance(oldest, int) or oldest > newest:
+        raise ArgumentError(
+            f"family: {name} has OLDEST_ARCH={quoted(oldest)}; give the first compute capability "
+            f"that its kernels run on, 80 for 8.0, at most {newest}, the newest known GPU's"
+        )
+
+
+def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
+    """Raises ArgumentError where its configs' texts could be taken for another family's."""
+    name, word, suffix = config_class.__name__, config_class.LEADING_WORD, config_class.SHAPE_SUFFIX
+    is_first = next(iter(FAMILIES), config_class.FAMILY) == config_class.FAMILY
+    if not is_first and not word and not suffix:
+        raise ArgumentError(
+            f"family: {name} has neither LEADING_WORD nor SHAPE_SUFFIX, which tell its short forms "
+            "from other families'; set one"
+        )
+    for other in others:
+        theirs = other.config_class
+        if name == theirs.__name__:
+            raise ArgumentError(
+                f"family: its config class is called {name}, as that of {other.name}; demangled "
+                "names could not tell them apart; rename it"
+            )
+        if suffix and suffix == theirs.SHAPE_SUFFIX:
+            raise ArgumentError(
+                f"family: SHAPE_SUFFIX={quoted(suffix)} of {name} is that of {other.name} too; "
+                "choose another"
+            )
+        if word and feature_of(theirs, word) is not None:
+            raise ArgumentError(
+                f"family: LEADING_WORD={quoted(word)} of {name} is a feature of {other.name}; "
+                "choose another word"
+            )
+        if theirs.LEADING_WORD and feature_of(config_class, theirs.LEADING_WORD) is not None:
+            raise ArgumentError(
+                f"family: {name} has the feature {quoted(theirs.LEADING_WORD)}, which marks the "
+                f"short forms of {other.name}; choose another word for the knob"
+            )
+
+
+def _check_keys(family: Family, others: Sequence[Family]) -> None:
+    """Raises ArgumentError for a key of its sets or of its search space that means something."""
+    keys = {*family.sets, *([family.space_key] if family.space_key else ())}
+    if odd := sorted(key for key in keys if not _KEY.fullmatch(key)):
+        raise ArgumentError(
+            f"family: {family.name!r} offers {', '.join(map(quoted, odd))}; a key of a set or a "
+            "search space has letters, digits, '-', '_' and '.' only"
+        )
+    taken = {key for other in others for key in (*other.sets, other.space_key)} | _RESERVED_KEYS
+    if doubled := sorted(taken & set(family.sets)):
+        raise ArgumentError(
+            f"family: {family.name!r} offers the sets {', '.join(doubled)}, which are another's; "
+            "rename them"
+        )
+    if family.space_key in taken - {""}:
+        raise ArgumentError(
+            f"family: space_key={quoted(family.space_key)} of {family.name!r} is taken; choose "
+            "another"
+        )
 
 
 def load_installed_families() -> bool:
     """Registers the families of installed packages: entry points of the group flashsmith.families,
     each of them a callable that registers what it brings. Whether there was anything to load.
 
-    Raises:
-        ArgumentError: an entry point fails.
+    One that fails is warned of, once: the other families serve without it. `installed_failures`
+    has it for who asks for a name that nobody registered.
     """
     global _installed_are_loaded
-    if _installed_are_loaded:
-        return False
-    # importlib.metadata takes longer to import than all of families.
-    from importlib.metadata import entry_points
+    with _loading:
+        if _installed_are_loaded:
+            return False
+        # Before loading: an entry point may ask for families, or for an operation's name.
+        _installed_are_loaded = True
+        # importlib.metadata takes longer to import than all of families.
+        from importlib.metadata import entry_points
 
-    found = entry_points(group=ENTRY_POINT_GROUP)
-    for entry in found:
-        try:
-            entry.load()()
-        except Exception as error:
-            raise ArgumentError(
-                f"family {entry.name!r} ({entry.value}) failed to register: "
-                f"{type(error).__name__}: {error}; mend or uninstall its package"
-            ) from error
-    _installed_are_loaded = True
-    return bool(found)
+        found = entry_points(group=ENTRY_POINT_GROUP)
+        for entry in found:
+            try:
+                entry.load()()
+            except Exception as error:
+                failure = (
+                    f"family {entry.name!r} ({entry.value}) failed to register: "
+                    f"{type(error).__name__}: {error}; mend or uninstall its package"
+                )
+                _failures.append(failure)
+                _log.warning("flashsmith: %s", failure)
+        return bool(found)
+
+
+def installed_failures() -> str:
+    """What is wrong with the installed families that failed to register, '' if none did."""
+    return "; ".join(_failures)
 
 
 find_more_with(load_installed_families)
@@ -370,7 +481,10 @@ def family_named(name: str) -> Family:
     if name not in FAMILIES:
         load_installed_families()
     if name not in FAMILIES:
-        raise ArgumentError(f"family={quoted(name)}: known are {', '.join(FAMILIES)}")
+        failed = installed_failures()
+        raise ArgumentError(
+            f"family={quoted(name)}: known are {', '.join(FAMILIES)}{failed and f'; {failed}'}"
+        )
     return FAMILIES[name]
 
 

@@ -8,12 +8,14 @@ read it there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import MISSING, Field, field
+from dataclasses import MISSING, Field, field, fields
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 _FLAG = (False, True)
+_COUNT = re.compile(r"(\w+?)_(\d+)")
 
 
 def knob(
@@ -87,3 +89,28 @@ def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
     if declared.name == "dtype" or not values or not isinstance(values[0], IntEnum):
         return None
     return type(values[0])
+
+
+def feature_of(config_class: Any, word: str) -> dict[str, Any] | None:
+    """The fields that one feature of a config class's short forms sets, numbers as their digits;
+    {} of its leading word, None of a word that is no feature of it."""
+    if word and word == config_class.LEADING_WORD:
+        return {}
+    for group in config_class.GROUPS:
+        if digits := re.fullmatch(group.word.replace("{}", r"(\d+)"), word, re.ASCII):
+            return dict(zip(group.knobs, digits.groups(), strict=True))
+    count = _COUNT.fullmatch(word)
+    for declared in fields(config_class):
+        name = declared.metadata["word"]
+        if name is None:
+            continue
+        if members := enumeration(declared):
+            for member in members:
+                if word == f"{name}{member.name.lower()}":
+                    return {declared.name: member}
+        elif is_flag(declared):
+            if word == name:
+                return {declared.name: True}
+        elif count and count.group(1) == name:
+            return {declared.name: count.group(2)}
+    return None

@@ -82,7 +82,7 @@ def broken_rules(cfg: KernelConfig, device: DeviceSpec | None = None) -> list[Br
 
 
 def rule_bitmask(cfg: KernelConfig, device: DeviceSpec | None = None) -> int:
-    """The broken rules as bits; 0 is legal. Equal to the C++ side's broken_rules()."""
+    """The broken rules as bits, rule i as bit i; 0 is legal."""
     device = device or default_device(cfg.OLDEST_ARCH)
     return sum(
         1 << bit for bit, rule in enumerate(rules_of(cfg)) if not rule.predicate(cfg, device)

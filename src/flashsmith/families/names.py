@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families.config import KernelConfig
-from flashsmith.families.family import FAMILIES, load_installed_families
-from flashsmith.families.knob import enumeration, is_flag
+from flashsmith.families.family import FAMILIES, installed_failures, load_installed_families
+from flashsmith.families.knob import enumeration, feature_of, is_flag
 from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
@@ -28,7 +28,6 @@ MOST_CHARACTERS = 10_000
 _TABLE_COLUMNS = re.compile(r"[|│┃]")
 # No two parts of it can match the same character: a text is read once, however long it is.
 _SHORT_FORM = re.compile(r"\(([^()]*)\)\s*:([\w+\s]*)")
-_COUNT = re.compile(r"(\w+?)_(\d+)")
 # Demanglers write a value with or without its type: (flashsmith::DType)5, (bool)1, (int)128, 128.
 _VALUE = re.compile(r"(?:\(\s*(?:\w+::)*\w+\s*\)\s*)?(\w+)")
 
@@ -51,10 +50,12 @@ def parse_kernel_name_into_config(
     """
     try:
         return _parse(text, mma_sync_class)
-    except ConfigParseError:
-        if not load_installed_families():
-            raise
-    return _parse(text, mma_sync_class)
+    except ConfigParseError as error:
+        if load_installed_families():
+            return parse_kernel_name_into_config(text, mma_sync_class)
+        if failed := installed_failures():
+            raise ConfigParseError(f"{error} Installed kernels are missing: {failed}.") from error
+        raise
 
 
 def _parse(text: str, derived: ConfigClass | None) -> KernelConfig:
@@ -125,26 +126,12 @@ def _from_short_form(
 
 def _feature_values(text: str, word: str, config_class: ConfigClass) -> dict[str, object]:
     """The fields that one feature of a short form sets."""
-    if word and word == config_class.LEADING_WORD:
-        return {}
-    for group in config_class.GROUPS:
-        if digits := re.fullmatch(group.word.replace("{}", r"(\d+)"), word, re.ASCII):
-            counts = (_number(text, quoted(word), number) for number in digits.groups())
-            return dict(zip(group.knobs, counts, strict=True))
-    count = _COUNT.fullmatch(word)
-    for declared in fields(config_class):
-        name = declared.metadata["word"]
-        if name is None:
-            continue
-        if members := enumeration(declared):
-            for member in members:
-                if word == f"{name}{member.name.lower()}":
-                    return {declared.name: member}
-        elif is_flag(declared):
-            if word == name:
-                return {declared.name: True}
-        elif count and count.group(1) == name:
-            return {declared.name: _number(text, quoted(word), count.group(2))}
+    found = feature_of(config_class, word)
+    if found is not None:
+        return {
+            name: _number(text, quoted(word), value) if isinstance(value, str) else value
+            for name, value in found.items()
+        }
     known = known_features(config_class)
     hint = did_you_mean(word, known) or ";"
     _fail(text, f"unknown feature {quoted(word)}{hint} known are {', '.join(known)}")

@@ -6,7 +6,14 @@ crashes, hangs or lies costs itself only. Whatever is found out is in a journal 
 goes on, so that it can be stopped at any time.
 """
 
-# Where it was documented before it moved.
-from flashsmith.chooser import forget_choices
+# Where they were before they moved.
+from flashsmith.chooser import (
+    Choice,
+    attention,
+    build_for,
+    choose,
+    choose_config,
+    forget_choices,
+)
 
-__all__ = ["forget_choices"]
+__all__ = ["Choice", "attention", "build_for", "choose", "choose_config", "forget_choices"]
