@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from pretended_library import H200, PretendedLibrary
 from flashsmith.emulator import EmulationResult, Observer, all_checks
 from flashsmith.errors import EmulatorError
 from flashsmith.runtime.emulation import run_in_emulator
+from flashsmith.runtime.launches import count_launches
+from flashsmith.runtime.libraries import LoadedKernel
 from flashsmith.runtime.plan import Contents, LaunchPlan, WorkspaceAddress, plan_from_library
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "emulator"))
@@ -314,6 +317,39 @@ def test_a_counter_that_is_not_left_zero_is_told(library: PretendedLibrary) -> N
     kernel = MODULES["merge"].replace("mov.u32 %r5, 0;", "mov.u32 %r5, 9;")
     with pytest.raises(EmulatorError, match=r"its workspace counter must be zero at the end.*09"):
         emulate(library, modules=MODULES | {"merge": kernel})
+
+
+def test_every_kernel_of_a_plan_is_counted_but_for_empty_launches(
+    library: PretendedLibrary,
+) -> None:
+    with count_launches() as counted:
+        emulate(library)
+    assert counted.emulator == 2
+    with count_launches() as counted:
+        emulate(library, without_the_second)
+    assert counted.emulator == 1
+
+
+def without_the_second(plan: LaunchPlan) -> LaunchPlan:
+    first, second = plan.launches
+    counter_left = [w._replace(contents=Contents.ZEROED) for w in plan.workspaces]
+    return replace(
+        plan, launches=(first, replace(second, grid=(0, 1, 1))), workspaces=tuple(counter_left)
+    )
+
+
+def test_a_gpus_launches_count_each_kernel(library: PretendedLibrary) -> None:
+    entry = SimpleNamespace(beside=("merge",), ptx_entries=("parts", "merge"))
+    held: Any = SimpleNamespace(
+        manifest=SimpleNamespace(nvcc_version="13.0.88"), entry=lambda config: entry
+    )
+    kernel = LoadedKernel(None, held, library.two_steps, library.functions)  # type: ignore[arg-type]
+    _, *rest = arguments(library)
+    call: Any = SimpleNamespace(library_arguments=lambda: rest, addresses=rest[-9:], problem=None)
+    launch = kernel.prepare(call, 0)
+    with count_launches() as counted:
+        launch(STREAM, X, 0, 0, O)
+    assert (counted.gpu, len(library.launches())) == (2, 2)
 
 
 def test_findings_are_of_the_launch_they_were_made_in(library: PretendedLibrary) -> None:
