@@ -348,6 +348,11 @@ def test_its_space_is_for_its_own_problems(first_row: ModuleType) -> None:
     assert {cfg.family.operation for cfg in search_space(theirs, A100, "both")} == {"forward"}
 
 
+def test_what_is_said_of_a_short_d_is_not_of_attention(first_row: ModuleType) -> None:
+    notes = choose("b2 s5 h3 d40 fp16 first_row", A100).notes
+    assert "d = 40 runs on d_head 64: 38% are columns that are not there" in notes
+
+
 # --- what cannot be registered -------------------------------------------------------------------
 
 
