@@ -43,8 +43,7 @@ def test_figures_of_sources_with_the_same_kernels_are_as_good_as_ours(
     here = source_hash("wgmma")
     known = {"0123456789ab" + 20 * "0": {"wgmma": here, "mma_sync": here}}
     monkeypatch.setattr(staleness, "equivalent_sources", lambda: known)
-    judged = staleness._as_good_as_here
-    monkeypatch.setattr(staleness, "_as_good_as_here", judged.__wrapped__)
+    monkeypatch.setattr(staleness, "_as_good_as", staleness._as_good_as.__wrapped__)
     older = {"csrc": "0123456789ab"}
     assert not staleness.is_of_other_sources(older, "wgmma")
     assert staleness.is_of_other_sources(older, "mma_sync"), "of that family's sources it is not"

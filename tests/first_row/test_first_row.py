@@ -91,6 +91,10 @@ def test_a_broken_rule_is_told_with_the_nearest_legal_config(first_row: ModuleTy
     with pytest.raises(IllegalConfigError, match="at most d_head: each copies an element or more"):
         check_legal(wide, A100)
     assert parse(PLAIN) in nearest_legal(wide, A100)
+    with pytest.raises(IllegalConfigError, match="n_warps must be 1, 2 or 4: there are kernels"):
+        check_legal(parse("(FP16, 128, 3): first_row"), A100)
+    with pytest.raises(IllegalConfigError, match="d_head must be 64 or 128: there are kernels for"):
+        check_legal(parse("(FP16, 4000, 2): first_row"), A100)
 
 
 def test_its_problems_have_a_word_of_their_own(first_row: ModuleType) -> None:
@@ -342,6 +346,11 @@ def test_its_space_is_for_its_own_problems(first_row: ModuleType) -> None:
     with pytest.raises(SelectionError, match=r"none of its configs \(7\) is for"):
         search_space(ours, A100, "prog")
     assert {cfg.family.operation for cfg in search_space(theirs, A100, "both")} == {"forward"}
+
+
+def test_what_is_said_of_a_short_d_is_not_of_attention(first_row: ModuleType) -> None:
+    notes = choose("b2 s5 h3 d40 fp16 first_row", A100).notes
+    assert "d = 40 runs on d_head 64: 38% are columns that are not there" in notes
 
 
 # --- what cannot be registered -------------------------------------------------------------------

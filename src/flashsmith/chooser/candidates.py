@@ -12,16 +12,27 @@ def by_preference(operation: str = "forward") -> tuple[Family, ...]:
     return tuple(sorted(families(operation), key=lambda family: -family.oldest_arch))
 
 
-@lru_cache(maxsize=512)
 def candidates(
-    dtype: DType, d_head: int, device: DeviceSpec, masked: bool = False
+    dtype: DType,
+    d_head: int,
+    device: DeviceSpec,
+    masked: bool = False,
+    operation: str = "forward",
 ) -> tuple[KernelConfig, ...]:
-    """The configs of all families worth weighing for a head dimension on a device, in order of
-    preference: a small gain on paper is not to make another kernel, which may have to be built
-    first. ``masked``: whether some rows see fewer keys than others."""
+    """The configs of an operation's families worth weighing for a head dimension on a device, in
+    order of preference: a small gain on paper is not to make another kernel, which may have to be
+    built first. ``masked``: whether some rows see fewer keys than others."""
+    return _candidates(by_preference(operation), dtype, d_head, device, masked)
+
+
+# By the families too: more may be registered at any time.
+@lru_cache(maxsize=512)
+def _candidates(
+    asked: tuple[Family, ...], dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+) -> tuple[KernelConfig, ...]:
     return tuple(
         config
-        for family in by_preference()
+        for family in asked
         if family.has_cost_model
         for config in family.candidates(dtype, d_head, device, masked)
     )

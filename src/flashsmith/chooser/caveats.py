@@ -7,6 +7,7 @@ from typing import Any
 
 from flashsmith.chooser.cost_model import Estimate, estimate
 from flashsmith.families import DeviceSpec, Problem
+from flashsmith.operations import DEFAULT
 
 # Below these shares it is worth saying.
 _FILLED = 0.8
@@ -37,9 +38,10 @@ def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
 def _about_d(config: Any, problem: Problem) -> Iterator[str]:
     if problem.d < _OF_D_HEAD * config.d_head:
         wasted = 1 - problem.d / config.d_head
+        spent = "of both products are spent on" if problem.operation == DEFAULT else "are"
         yield (
-            f"d = {problem.d} runs on d_head {config.d_head}: {wasted:.0%} of both products are "
-            "spent on columns that are not there"
+            f"d = {problem.d} runs on d_head {config.d_head}: {wasted:.0%} {spent} columns that "
+            "are not there"
         )
 
 

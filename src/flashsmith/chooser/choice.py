@@ -87,7 +87,7 @@ def choose_config(
 
     ``family``: of these kernels only, where a call's tensors lie as the chosen ones cannot read.
     ``among``: of these configs only, where no other is built: the first of them by the evidence,
-    else the fastest on paper.
+    else the fastest on paper; before those of families that have no cost model.
 
     Where nothing was measured for a GPU of this machine, and where part of a table had to be
     ignored, that is warned of once.
@@ -101,7 +101,13 @@ def choose_config(
     if among is None:
         return evidence.expected[0].config
     named = (one.config for one in evidence.expected if one.config in among)
-    return next(named, None) or min(among, key=lambda cfg: estimate(cfg, problem, device).ms)
+    return next(named, None) or min(among, key=lambda cfg: _on_paper(cfg, problem, device))
+
+
+def _on_paper(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> tuple[bool, float]:
+    if not cfg.family.has_cost_model:
+        return True, 0.0
+    return False, estimate(cfg, problem, device).ms
 
 
 def forget_choices() -> None:

@@ -27,6 +27,8 @@ from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import (
     DeviceSpec,
     DType,
+    Family,
+    KernelConfig,
     Problem,
     broken_rules,
     d_head_for,
@@ -167,7 +169,9 @@ def _with_others(
     masked = problem.semantics.mask != "none"
     others = [
         Expected(config, slowest * _growth(config, measured, there, problem, device))
-        for config in candidates(problem.dtype, ordered[0].config.d_head, device, masked)
+        for config in candidates(
+            problem.dtype, ordered[0].config.d_head, device, masked, problem.operation
+        )
         if family == config.FAMILY and config not in named
     ]
     best = min(others, key=lambda one: one.ms, default=ordered[0])
@@ -237,25 +241,54 @@ def _estimated(
     family: str | None,
 ) -> Evidence:
     d_head = d_head_for(problem)
-    if not any(one.has_cost_model for one in families(problem.operation)):
+    asked = [one for one in families(problem.operation) if family in (None, one.name)]
+    if not any(one.has_cost_model for one in asked):
         return _offered(problem, d_head, device, notes, family)
     expected = []
-    masked = problem.semantics.mask != "none"
-    for config in candidates(problem.dtype, d_head, device, masked):
+    for config in _weighed(problem, device):
         guess = estimate(config, problem, device)
         if guess.resident and family in (None, config.FAMILY):
             expected.append(Expected(config, guess.ms))
     if not expected:
-        raise ArgumentError(
-            f"device: {device.name} allows a CTA {device.max_smem_per_block} bytes of shared "
-            f"memory, too few for every kernel of d_head {d_head}"
-        )
+        raise ArgumentError(f"device: {_why_nothing_fits(asked, problem, device, d_head)}")
     known = any(entry.key.arch == device.arch for entry in table)
     lacking = f"no measured kernels of d_head {d_head}" if known else "no table"
     fallback = f"{lacking} for {gpu_name(device.name)}: chosen by the cost model"
     why = f"the best of {len(expected)} on paper; nothing was measured"
     ordered, slower = _by_preference(expected, GAIN_OVER_PREFERRED)
     return Evidence("cost model", tuple(ordered), why + slower, fallback, tuple(notes))
+
+
+def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
+    """The candidates of the smallest d_head that has some on the device: a d_head may be of a
+    family that runs elsewhere only."""
+    modelled = [one for one in families(problem.operation) if one.has_cost_model]
+    d_heads = {d_head for one in modelled for d_head in one.knob_values["d_head"]}
+    masked = problem.semantics.mask != "none"
+    for d_head in sorted(d_heads):
+        if problem.d <= d_head:
+            found = candidates(problem.dtype, d_head, device, masked, problem.operation)
+            if found:
+                return found
+    return ()
+
+
+def _why_nothing_fits(
+    asked: Sequence[Family], problem: Problem, device: DeviceSpec, d_head: int
+) -> str:
+    masked = problem.semantics.mask != "none"
+    elsewhere = (
+        one.candidates(problem.dtype, d_head, one.roomiest_device, masked)
+        for one in asked
+        if one.has_cost_model and one.runs_on(device)
+    )
+    if any(elsewhere):
+        return (
+            f"{device.name} allows a CTA {device.max_smem_per_block} bytes of shared memory, too "
+            f"few for every kernel of d_head {d_head}"
+        )
+    names = ", ".join(one.name for one in asked)
+    return f"no kernel of d_head {d_head} is offered for {device.name} (families: {names})"
 
 
 def _offered(

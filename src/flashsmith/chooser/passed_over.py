@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flashsmith.chooser.candidates import candidates
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.evidence import Expected
-from flashsmith.families import DeviceSpec, Problem, compiled_d_head, families, family_named
+from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families
 
 
 def passed_over(
@@ -19,25 +19,25 @@ def passed_over(
     """
     chosen = expected[0]
     return {
-        family.name: _why_not(family.name, problem, device, expected, measured)
+        family.name: _why_not(family, problem, device, expected, measured)
         for family in families(chosen.config.family.operation)
         if family is not chosen.config.family
     }
 
 
 def _why_not(
-    family: str,
+    family: Family,
     problem: Problem,
     device: DeviceSpec,
     expected: Sequence[Expected],
     measured: bool,
 ) -> str:
-    reason = family_named(family).unserved(problem, device)
+    reason = family.unserved(problem, device)
     if reason is not None:
         return f"does not serve this: {reason}"
     chosen = expected[0]
     best = min(
-        (one for one in expected if family == one.config.FAMILY),
+        (one for one in expected if family.name == one.config.FAMILY),
         key=lambda one: one.ms,
         default=None,
     )
@@ -47,10 +47,13 @@ def _why_not(
     return _not_weighed(family, problem, device, measured)
 
 
-def _not_weighed(family: str, problem: Problem, device: DeviceSpec, measured: bool) -> str:
+def _not_weighed(family: Family, problem: Problem, device: DeviceSpec, measured: bool) -> str:
+    if not family.has_cost_model:
+        return "has no cost model and was not measured"
     masked = problem.semantics.mask != "none"
-    weighed = candidates(problem.dtype, compiled_d_head(problem.d), device, masked)
-    guesses = [(estimate(c, problem, device).ms, c) for c in weighed if family == c.FAMILY]
+    d_head = d_head_for(problem)
+    weighed = candidates(problem.dtype, d_head, device, masked, problem.operation)
+    guesses = [(estimate(c, problem, device).ms, c) for c in weighed if family.name == c.FAMILY]
     if not guesses or not measured:
         return f"none of its kernels fits on {device.name}"
     ms, config = min(guesses, key=lambda guess: guess[0])

@@ -15,8 +15,10 @@ D_STEP = 8
 
 
 def supported_d_heads() -> tuple[int, ...]:
-    """The head dimensions that forward kernels are compiled for, smallest first."""
-    values = (family.knob_values["d_head"] for family in families("forward"))
+    """The head dimensions that forward kernels are compiled for, smallest first: of the families
+    with a cost model, since the others would take a problem whose kernels they do not offer."""
+    modelled = (family for family in families("forward") if family.has_cost_model)
+    values = (family.knob_values["d_head"] for family in modelled)
     return tuple(sorted({d_head for listed in values for d_head in listed}))
 
 

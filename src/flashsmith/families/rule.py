@@ -43,6 +43,29 @@ class Rule:
         return f"{self.reason} (here {self.values(cfg, device)})"
 
 
+def supported(
+    config_class: Any,
+    knob: str,
+    must_be: str = "{}: there are kernels for these only",
+    name: str = "",
+) -> Rule:
+    """That a knob has one of the values that it is declared with.
+
+    Args:
+        must_be: what stands after '... must be'; {} is replaced by the values in words.
+        name: the rule's name; '' is the knob's with '_supported'.
+    """
+    allowed = config_class.__dataclass_fields__[knob].metadata["values"]
+    *others, last = map(str, allowed)
+    values = f"{', '.join(others)} or {last}" if others else last
+    return Rule(
+        name or f"{knob}_supported",
+        f"{knob} must be {must_be.replace('{}', values)}",
+        lambda cfg, device: getattr(cfg, knob) in allowed,
+        (knob,),
+    )
+
+
 @dataclass(frozen=True)
 class BrokenRule:
     """A rule that a config breaks; message is the reason with the config's own values."""

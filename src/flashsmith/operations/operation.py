@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.semantics import MASKS, Semantics
@@ -38,6 +38,9 @@ class TensorSpec:
         packed: the dimensions where sequences are packed; () is the same as dims.
         may_share: names of tensors that may lie where this one is written.
         alignment: bytes that its address, and every stride but the last, are a multiple of.
+
+    Raises:
+        ArgumentError: the role or the presence is none of these.
     """
 
     name: str
@@ -48,6 +51,14 @@ class TensorSpec:
     packed: tuple[str | int, ...] = ()
     may_share: tuple[str, ...] = ()
     alignment: int = 16
+
+    def __post_init__(self) -> None:
+        for what, allowed in (("role", get_args(Role)), ("presence", get_args(Presence))):
+            if getattr(self, what) not in allowed:
+                raise ArgumentError(
+                    f"{what}={quoted(getattr(self, what))} of the tensor {self.name}: allowed are "
+                    f"{', '.join(allowed)}"
+                )
 
     def dims_of(self, problem: Sizes) -> tuple[str | int, ...]:
         """The dimensions that it has in `problem`."""

@@ -13,6 +13,7 @@ from flashsmith.operations.dtype import DType
 from flashsmith.operations.operation import Operation
 from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation, operation
 from flashsmith.operations.semantics import MASKS, Semantics
+from flashsmith.operations.sizes import SIZE
 from flashsmith.printable import quoted
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
@@ -21,7 +22,6 @@ _SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1
 # A window and a cap as models have them.
 TYPICAL_WINDOW = 1024
 TYPICAL_SOFTCAP = 30.0
-_SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
 _PLAIN = "plain"
 _SEMANTIC_WORDS = (*MASKS, "softcap", "packed", "uneven", _PLAIN)
 _NAMES_AN_OPERATION = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
@@ -132,7 +132,7 @@ class Problem:
         kind: list[str] = []
         dtype: DType | None = None
         for word in text.lower().split():
-            match = _SIZE.fullmatch(word)
+            match = SIZE.fullmatch(word)
             if match is None and word not in _DTYPE_WORDS:
                 if not all(map(_is_of_kind, word.split("+"))):
                     raise ArgumentError(f"problem={quoted(text)}: {_unknown(word)}")

@@ -6,15 +6,17 @@ from collections.abc import Callable
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
+from flashsmith.operations.dtype import DType
 from flashsmith.operations.forward import FORWARD
 from flashsmith.operations.operation import SEMANTIC_WORDS, Operation
 from flashsmith.operations.semantics import MASKS
+from flashsmith.operations.sizes import SIZE
 from flashsmith.printable import quoted
 
 # What every Problem is of unless it says otherwise, and what no text says.
 DEFAULT = FORWARD.name
 # Words of a problem's text that name something else.
-_TAKEN = {*MASKS, *SEMANTIC_WORDS, "plain", "fp16", "bf16"}
+_TAKEN = {*MASKS, *SEMANTIC_WORDS, "plain", *(dtype.name.lower() for dtype in DType)}
 
 OPERATIONS: dict[str, Operation] = {FORWARD.name: FORWARD}
 # What registers the operations of installed packages; asked once a name is unknown.
@@ -25,7 +27,8 @@ def register_operation(operation: Operation) -> Operation:
     """Adds an operation, and returns it; the same object may be added again.
 
     Raises:
-        ArgumentError: it is none, or its name is another's, or a word that problems have already.
+        ArgumentError: it is none, or its name is another's, a word that problems have already, or
+            like a size (b2).
     """
     if not isinstance(operation, Operation):
         raise ArgumentError(f"operation={quoted(operation)}: give a flashsmith Operation")
@@ -37,6 +40,11 @@ def register_operation(operation: Operation) -> Operation:
         raise ArgumentError(
             f"operation={quoted(operation.name)}: the name is taken by {owner}; choose one that "
             f"is none of {', '.join(sorted({*OPERATIONS, *_TAKEN}))}"
+        )
+    if SIZE.fullmatch(operation.name):
+        raise ArgumentError(
+            f"operation={quoted(operation.name)}: reads as a size in a problem's text; choose "
+            "another name"
         )
     OPERATIONS[operation.name] = operation
     return operation

@@ -14,10 +14,10 @@ from flashsmith.families import (
     Family,
     KernelConfig,
     Problem,
-    compiled_d_head,
     d_head_for,
     families,
     get_kernel_configs,
+    is_legal,
 )
 from flashsmith.operations import DEFAULT
 
@@ -72,7 +72,7 @@ def search_space(
             )
         return _whole(spaces[key], problem, d_head)
     if key == ALL_FAMILIES:
-        newest, *others = [family for family in by_preference() if family.space_key]
+        newest, *others = [family for family in by_preference() if _searched(family, device)]
         found = list(newest.search_space(problem.dtype, d_head, _masked(problem)))
         for other in others:
             found += _few(other, problem, device)
@@ -110,10 +110,17 @@ def _of_operation(problem: Problem, d_head: int, key: str) -> list[KernelConfig]
 
 def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
     """What says how the family stands to another: its own search is for another sweep."""
+    d_head, masked = d_head_for(problem), _masked(problem)
+    sound = [
+        cfg
+        for cfg in family.candidates(problem.dtype, d_head, device, masked)
+        or family.search_space(problem.dtype, d_head, masked)
+        if is_legal(cfg, device)
+    ]
+    if not sound:
+        return []
     evidence = gather(problem, device, _shipped(), family.name)
     measured = [one.config for one in evidence.expected]
-    d_head = compiled_d_head(problem.d)
-    sound = family.candidates(problem.dtype, d_head, device, _masked(problem))
     return list(dict.fromkeys([*measured, *sound]))[:_FEW]
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
+from flashsmith.errors import ArgumentError
 from flashsmith.families import FAMILIES, DType, KernelConfig, Problem, Semantics, family_named
 from flashsmith.verify.attention import Attention, Lens, Window, unequal_lens
 from flashsmith.verify.forward_reference import semantics_of
@@ -86,7 +87,13 @@ class Case:
 
     @property
     def _schedules(self) -> Sequence[KernelConfig]:
-        return family_named(self.family).proof_configs(self.dtype, self.d)
+        found = family_named(self.family).proof_configs(self.dtype, self.d)
+        if not found:
+            raise ArgumentError(
+                f"family={self.family!r}: it has no proof_configs for {self.dtype.name} and "
+                f"d {self.d}; give it some, or name a config and take prove()"
+            )
+        return found
 
     @cached_property
     def semantics(self) -> Semantics:

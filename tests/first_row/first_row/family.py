@@ -1,4 +1,4 @@
-"""The kernels that compute first_row: their config, its rule, and what is known of them."""
+"""The kernels that compute first_row: their config, its rules, and what is known of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.family import ConfigSet, Family
 from flashsmith.families.knob import knob
-from flashsmith.families.rule import Rule
+from flashsmith.families.rule import Rule, supported
 
 
 @dataclass(frozen=True, order=True)
@@ -69,7 +69,11 @@ class FirstRowFamily(Family):
     config_class = FirstRowKernelConfig
     title = "first_row"
     operation = "first_row"
-    rules = (NO_IDLE_THREADS,)
+    rules = (
+        supported(FirstRowKernelConfig, "d_head"),
+        supported(FirstRowKernelConfig, "n_warps"),
+        NO_IDLE_THREADS,
+    )
     space_key = "first-row"
     sets: ClassVar[Mapping[str, ConfigSet]] = {
         "first-row": ConfigSet("kernels that copy a first row", first_row_configs)

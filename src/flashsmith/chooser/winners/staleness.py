@@ -9,6 +9,8 @@ from typing import Any
 
 from flashsmith.builder.sources import equivalent_sources, source_hash, tree_hash
 from flashsmith.chooser.winners.entry import Entry
+from flashsmith.errors import ArgumentError
+from flashsmith.families import Family, family_named
 
 # Of the sources' hash, as figures carry it.
 DIGITS = 12
@@ -26,9 +28,10 @@ def measured_sources(environment: Mapping[str, Any]) -> str:
 
 def is_of_other_sources(environment: Mapping[str, Any], family: str) -> bool:
     """Whether a figure of a family's kernel is known to be of other CUDA sources than this
-    installation's, and of none that compile to the same kernels."""
-    measured = measured_sources(environment)
-    return bool(measured) and measured not in _as_good_as_here(family)
+    installation's, and of none that compile to the same kernels; so is every figure of a family
+    that is not here."""
+    measured, here = measured_sources(environment), _whole_hash(family)
+    return bool(measured) and not (here and measured in _as_good_as(family, here))
 
 
 def remarks(entries: Iterable[Entry]) -> list[str]:
@@ -39,7 +42,7 @@ def remarks(entries: Iterable[Entry]) -> list[str]:
     if not found:
         return []
     theirs = sorted({measured_sources(one.environment) for one in found})
-    ours = sorted({sources_here(one.family) for one in found})
+    ours = sorted({sources_here(one.family) or f"none of {one.family}" for one in found})
     count = f"{len(found)} {'entry was' if len(found) == 1 else 'entries were'}"
     return [
         f"{count} measured with other CUDA sources (csrc {', '.join(theirs)}) than those here "
@@ -47,15 +50,27 @@ def remarks(entries: Iterable[Entry]) -> list[str]:
     ]
 
 
-@cache
 def sources_here(family: str) -> str:
-    """The hash of a family's CUDA sources in this installation, as figures carry it."""
-    return source_hash(family)[:DIGITS]
+    """The hash of a family's CUDA sources in this installation, as figures carry it; '' where there
+    is no such family."""
+    return _whole_hash(family)[:DIGITS]
+
+
+def _whole_hash(family: str) -> str:
+    try:
+        return _hash_of(family_named(family))
+    except ArgumentError:
+        return ""
 
 
 @cache
-def _as_good_as_here(family: str) -> frozenset[str]:
-    """Hashes of sources whose kernels are this installation's: its own, and older ones."""
-    here = source_hash(family)
+def _hash_of(family: Family) -> str:
+    # Of the family and not of its name, which another may be registered under.
+    return source_hash(family.name)
+
+
+@cache
+def _as_good_as(family: str, here: str) -> frozenset[str]:
+    """Hashes of sources whose kernels are those of ``here``: itself, and older ones."""
     older = (then for then, now in equivalent_sources().items() if now.get(family) == here)
     return frozenset(known[:DIGITS] for known in (here, tree_hash(), *older))

@@ -3,13 +3,15 @@ reason."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from flashsmith.families.config import REGISTERS_PER_SM, RESERVED_SMEM_PER_CTA
 from flashsmith.families.mma_sync.config import (
     K_TILE_COLUMNS,
     MAX_LOAD_COUNT,
     FlashForwardKernelConfig,
 )
-from flashsmith.families.rule import Rule
+from flashsmith.families.rule import Rule, supported
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 MAX_THREADS_PER_CTA = 1024
@@ -22,16 +24,11 @@ WARPS_PER_HALF = 4
 MIN_PING_PONG_STAGES = 3
 
 
-def _supported(name: str, knob: str) -> Rule:
-    """That a knob has one of its declared values."""
-    allowed = FlashForwardKernelConfig.__dataclass_fields__[knob].metadata["values"]
-    values = ", ".join(map(str, allowed[:-1])) + f" or {allowed[-1]}"
-    return Rule(
-        name,
-        f"{knob} must be {values}: the mma.sync family has kernels for these only",
-        lambda cfg, device: getattr(cfg, knob) in allowed,
-        (knob,),
-    )
+_supported = partial(
+    supported,
+    FlashForwardKernelConfig,
+    must_be="{}: the mma.sync family has kernels for these only",
+)
 
 
 def _is_load_count(count: int, extent: int) -> bool:
@@ -66,10 +63,10 @@ def _buffered_load_count(operand: str, depth: str) -> Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    _supported("d_head_supported", "d_head"),
-    _supported("B_r_supported", "B_r"),
-    _supported("B_c_supported", "B_c"),
-    _supported("n_warps_supported", "n_warps"),
+    _supported("d_head"),
+    _supported("B_r"),
+    _supported("B_c"),
+    _supported("n_warps"),
     Rule(
         "d_head_in_mma_steps",
         "d_head must be a multiple of 16: the product of Q and K takes 16 columns a step",
@@ -125,7 +122,7 @@ RULES: tuple[Rule, ...] = (
         ),
         ("d_head", "B_r", "n_warps"),
     ),
-    _supported("kv_stages_supported", "kv_stages"),
+    _supported("kv_stages"),
     Rule(
         "kv_stages_copy_ahead",
         "kv_stages needs async_copy and eager_load_blocks: a ring is filled while other tiles of "
@@ -147,7 +144,7 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: not cfg.ping_pong or cfg.n_warps % (2 * WARPS_PER_HALF) == 0,
         ("ping_pong", "n_warps"),
     ),
-    _supported("min_ctas_supported", "min_ctas_per_sm"),
+    _supported("min_ctas_per_sm", name="min_ctas_supported"),
     Rule(
         "min_ctas_fit_registers",
         "min_ctas_per_sm must leave a thread 48 registers beside O, which takes B_r d_head / "
@@ -171,5 +168,5 @@ RULES: tuple[Rule, ...] = (
         ("min_ctas_per_sm", "B_r", "B_c", "d_head", "kv_stages"),
         lambda cfg, device: f"{cfg.smem_bytes()} bytes a CTA on {device.name}",
     ),
-    _supported("l2_group_supported", "l2_group_mib"),
+    _supported("l2_group_mib", name="l2_group_supported"),
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from flashsmith.families.config import RESERVED_SMEM_PER_CTA
 from flashsmith.families.device import DeviceSpec
-from flashsmith.families.rule import Rule
+from flashsmith.families.rule import Rule, supported
 from flashsmith.families.wgmma.config import (
     B_C_STEP,
     BARRIER_PAGE,
@@ -34,15 +36,7 @@ REGISTERS_TO_SHARE = 512
 REGISTERS_BESIDE_PRODUCT = 26
 
 
-def _supported(knob: str, reason: str) -> Rule:
-    """That a knob has one of its declared values."""
-    values = HopperForwardKernelConfig.__dataclass_fields__[knob].metadata["values"]
-    return Rule(
-        f"{knob}_supported",
-        f"{knob} must be {reason}",
-        lambda cfg, device: getattr(cfg, knob) in values,
-        (knob,),
-    )
+_supported = partial(supported, HopperForwardKernelConfig)
 
 
 def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
