@@ -40,6 +40,7 @@ struct Machine {
     std::map<cudaGraph_t, std::vector<UserObject*>> kept;  // by graphs and their executables
     std::map<std::pair<cudaStream_t, unsigned long long>, unsigned long long> stream_ids;
     std::map<void*, size_t> memory;
+    std::map<uint64_t, int> smem_limits;  // bytes, by kernel
     std::vector<Launch> launches;
 };
 
@@ -191,8 +192,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
     *value = 9;
     return cudaSuccess;
 }
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
     FLASHSMITH_CALLED;
+    machine().smem_limits[reinterpret_cast<uint64_t>(kernel)] = value;
     return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t*) {
@@ -348,6 +350,7 @@ void pretended_reset(int devices) {
     m.capturing.clear();
     m.launches.clear();
     m.memory.clear();
+    m.smem_limits.clear();
     current_device = 0;
     has_context = true;
 }
@@ -408,6 +411,9 @@ void pretended_destroy(uint64_t graph) {
     for (UserObject* object : objects) release(object);
 }
 
+int pretended_smem_limit(uint64_t kernel) {
+    return machine().smem_limits[kernel];
+}
 int pretended_launches() {
     const Lock lock(machine().mutex);
     return static_cast<int>(machine().launches.size());

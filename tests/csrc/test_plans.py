@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from pretended_library import H200, PretendedLibrary
 from flashsmith.emulator import EmulationResult, Observer, all_checks
 from flashsmith.errors import EmulatorError
 from flashsmith.runtime.emulation import run_in_emulator
+from flashsmith.runtime.launches import count_launches
+from flashsmith.runtime.libraries import LoadedKernel
 from flashsmith.runtime.plan import Contents, LaunchPlan, WorkspaceAddress, plan_from_library
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "emulator"))
@@ -208,6 +211,19 @@ def test_a_timed_call_has_both_launches(library: PretendedLibrary) -> None:
     assert len(library.launches()) == 2
 
 
+def test_a_kernel_launched_twice_may_have_the_larger_shared_memory(
+    library: PretendedLibrary,
+) -> None:
+    function, _ = library.functions.prepare(*arguments(library, wrong=10), 0, False)
+    function(STREAM, X, 0, 0, O)
+    assert [one.smem_bytes for one in library.launches()] == [1024, 2048, 512]
+    kernels = {one.smem_bytes: one.kernel for one in library.launches()}
+    assert kernels[1024] == kernels[512]
+    library.cuda.pretended_smem_limit.argtypes = [ctypes.c_uint64]
+    assert library.cuda.pretended_smem_limit(kernels[1024]) == 1024
+    assert library.cuda.pretended_smem_limit(kernels[2048]) == 2048
+
+
 def test_nothing_to_compute_needs_nothing(library: PretendedLibrary) -> None:
     function, block_bytes = library.functions.prepare(*arguments(library, ctas=0), 0, False)
     function(STREAM, X, 0, 0, O)
@@ -239,6 +255,7 @@ def test_a_number_too_many_or_too_few_is_told(library: PretendedLibrary) -> None
         (6, "more than 16 workspaces"),
         (7, "a kernel takes at most 4,096 bytes of arguments"),
         (8, "it writes beyond its arguments"),
+        (9, "more than 64 bytes of workspaces that are kept zero"),
     ],
 )
 def test_a_plan_that_leaves_what_there_is_is_refused(
@@ -314,6 +331,39 @@ def test_a_counter_that_is_not_left_zero_is_told(library: PretendedLibrary) -> N
     kernel = MODULES["merge"].replace("mov.u32 %r5, 0;", "mov.u32 %r5, 9;")
     with pytest.raises(EmulatorError, match=r"its workspace counter must be zero at the end.*09"):
         emulate(library, modules=MODULES | {"merge": kernel})
+
+
+def test_every_kernel_of_a_plan_is_counted_but_for_empty_launches(
+    library: PretendedLibrary,
+) -> None:
+    with count_launches() as counted:
+        emulate(library)
+    assert counted.emulator == 2
+    with count_launches() as counted:
+        emulate(library, without_the_second)
+    assert counted.emulator == 1
+
+
+def without_the_second(plan: LaunchPlan) -> LaunchPlan:
+    first, second = plan.launches
+    counter_left = [w._replace(contents=Contents.ZEROED) for w in plan.workspaces]
+    return replace(
+        plan, launches=(first, replace(second, grid=(0, 1, 1))), workspaces=tuple(counter_left)
+    )
+
+
+def test_a_gpus_launches_count_each_kernel(library: PretendedLibrary) -> None:
+    entry = SimpleNamespace(beside=("merge",), ptx_entries=("parts", "merge"))
+    held: Any = SimpleNamespace(
+        manifest=SimpleNamespace(nvcc_version="13.0.88"), entry=lambda config: entry
+    )
+    kernel = LoadedKernel(None, held, library.two_steps, library.functions)  # type: ignore[arg-type]
+    _, *rest = arguments(library)
+    call: Any = SimpleNamespace(library_arguments=lambda: rest, addresses=rest[-9:], problem=None)
+    launch = kernel.prepare(call, 0)
+    with count_launches() as counted:
+        launch(STREAM, X, 0, 0, O)
+    assert (counted.gpu, len(library.launches())) == (2, 2)
 
 
 def test_findings_are_of_the_launch_they_were_made_in(library: PretendedLibrary) -> None:

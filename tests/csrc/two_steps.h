@@ -33,8 +33,8 @@ Launch step_of(size_t kernel, uint32_t ctas, std::vector<Place> places) {
     return launch;
 }
 
-// Where `wrong` is not 0, something about the plan is. Each of n x 32 elements of x, doubled, is
-// scratch; every fourth one adds to the same sum.
+// Where `wrong` is not 0, something about the plan is, or is unusual. Each of n x 32 elements of x,
+// doubled, is scratch; every fourth one adds to the same sum.
 inline Plan plan_two_steps(NumberReader& numbers) {
     const auto ctas = static_cast<uint32_t>(numbers.integer());
     const int64_t wrong = numbers.integer();
@@ -72,6 +72,13 @@ inline Plan plan_two_steps(NumberReader& numbers) {
             break;
         case 8:
             plan.launches[0].tensor_maps = {{0, in_tensor(0), "x", 5, {1}, {}, {1}, 0}};
+            break;
+        case 9:
+            plan.workspaces[2].bytes = 65;
+            break;
+        case 10:  // nothing: the first kernel is launched a second time, with less memory
+            plan.launches.push_back(plan.launches[0]);
+            plan.launches.back().smem_bytes = 512;
             break;
     }
     return plan;

@@ -100,6 +100,12 @@ class PretendedDriver:
         self.streams.append(("free", stream.value))
         return self.cuMemFree_v2(address)
 
+    def cuMemsetD8Async(self, to: Any, value: Any, size: Any, stream: Any) -> int:
+        assert self.current == [4711]
+        self.streams.append(("fill", stream.value))
+        ctypes.memset(to.value, value.value, size.value)
+        return 0
+
     def cuMemcpyHtoD_v2(self, to: Any, source: Any, size: Any) -> int:
         ctypes.memmove(to.value, source.value, size.value)
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from pretended_driver import OUT_OF_MEMORY, PretendedDriver, pretended_driver
 
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.runtime import driver, gpu_count, query_gpu
-from flashsmith.runtime.frameworks.device_array import DeviceArray
+from flashsmith.runtime.frameworks.device_array import DeviceArray, DeviceArrays
 from flashsmith.runtime.libraries import LoadedKernel
 
 
@@ -153,6 +154,33 @@ class TestOldDriver:
         kernel = LoadedKernel(None, library, 0, None)  # type: ignore[arg-type]
         with pytest.raises(LaunchError, match="needs driver 580 or newer"):
             kernel.prepare(None, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_a_proofs_workspace_is_full_of_nan_when_the_launch_begins(
+    pretended: PretendedDriver, poisoned: bool
+) -> None:
+    """In the order of the call's stream, and all of the block."""
+    nbytes = 1000
+    seen: list[bytes] = []
+
+    def launch(stream: int, address: int, block: int) -> None:
+        seen.append(ctypes.string_at(block, nbytes))
+
+    library = SimpleNamespace(
+        manifest=SimpleNamespace(nvcc_version="13.0.88"),
+        entry=lambda config: SimpleNamespace(beside=()),
+    )
+    functions = SimpleNamespace(prepare=lambda *arguments: (launch, nbytes))
+    kernel = LoadedKernel(None, library, 0, functions)  # type: ignore[arg-type]
+    call = SimpleNamespace(library_arguments=tuple, addresses=(4096,), problem=None)
+    run = kernel.prepare(call, 0, framework=DeviceArrays(), poisoned=poisoned)  # type: ignore[arg-type]
+    run(7, 4096)
+    assert (set(seen[0]) == {0xFF}) == poisoned
+    if poisoned:
+        assert np.isnan(np.frombuffer(seen[0], np.float16)).all()
+    filled = [("fill", 7)] if poisoned else []
+    assert pretended.streams == [("allocate", 7), *filled, ("free", 7)]
 
 
 def test_without_a_driver_none_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,8 @@ class PretendedGpu:
             return self.launcher or note, 0
 
         library: Any = SimpleNamespace(
-            manifest=SimpleNamespace(semantics=semantics, nvcc_version="13.0.88")
+            manifest=SimpleNamespace(semantics=semantics, nvcc_version="13.0.88"),
+            entry=lambda config: SimpleNamespace(beside=()),
         )
         functions: Any = SimpleNamespace(prepare=prepare)
         return libraries.LoadedKernel(config, library, 0, functions)

@@ -72,6 +72,18 @@ def call(what: str, *args: object) -> None:
     _check(library, getattr(library, what)(*args), what)
 
 
+def fill(address: int, byte: int, nbytes: int, ordinal: int, stream: int) -> None:
+    """Sets memory of GPU ``ordinal`` to ``byte``, in the order of ``stream``."""
+    with current_gpu(ordinal):
+        call(
+            "cuMemsetD8Async",
+            ctypes.c_uint64(address),
+            ctypes.c_ubyte(byte),
+            ctypes.c_size_t(nbytes),
+            ctypes.c_void_p(stream),
+        )
+
+
 def gpu_count() -> int:
     """How many GPUs this process may use (CUDA_VISIBLE_DEVICES counts); 0 without a driver."""
     if _load() is None:

@@ -80,9 +80,7 @@ def run_in_emulator(
         memory.register(workspace.name, array, writable=True)
     addresses = [array.ctypes.data for array in workspaces]
     total = EmulationResult()
-    for launch in plan.launches:
-        if not launch.grid[0]:
-            continue
+    for launch in plan.launched:
         result = emulate(
             ptx if isinstance(ptx, str) else ptx[launch.kernel],
             launch.kernel,
@@ -104,7 +102,7 @@ def run_in_emulator(
                 f"{plan.kernel}: its workspace {workspace.name} must be zero at the end, for the "
                 f"next call, and holds {array[:64].tobytes().hex()}"
             )
-    note_launch("emulator")
+    note_launch("emulator", len(plan.launched))
     return total
 
 

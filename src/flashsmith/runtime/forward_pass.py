@@ -180,11 +180,11 @@ def run_forward(
 ) -> ForwardResult:
     """``forward``, whose keywords ``options`` are, with what verification and benchmarks need.
 
-    Outputs allocated here are NaN throughout before the launch when ``poisoned``. The contents of
-    host cu_seqlens go to the kernel as they are unless ``check_contents``. ``arch`` is what the
-    emulator runs host tensors for (None: the first that the config runs on), or the limits to plan
-    for, a GPU's too (fewer SMs, say); a GPU has an arch of its own. ``observers`` watch the
-    emulator, and ``schedule_seed`` decides its schedule (None: the fixed one).
+    Outputs and workspaces allocated here are NaN throughout before the launch when ``poisoned``.
+    The contents of host cu_seqlens go to the kernel as they are unless ``check_contents``. ``arch``
+    is what the emulator runs host tensors for (None: the first that the config runs on), or the
+    limits to plan for, a GPU's too (fewer SMs, say); a GPU has an arch of its own. ``observers``
+    watch the emulator, and ``schedule_seed`` decides its schedule (None: the fixed one).
     """
     return run_request(
         check_config(cfg),
@@ -282,7 +282,12 @@ def run_request(
     if kernel is not None:
         call = forward_call(request, o, lse, row_max, device)
         if on_gpu:
-            launch = kernel.prepare(call, q.device.ordinal, timed=timed, framework=q.framework)
+            launch = kernel.prepare(
+                *(call, q.device.ordinal),
+                timed=timed,
+                framework=q.framework,
+                poisoned=poisoned,
+            )
             ms = run_on_gpu(launch, call, q)
             if launched is not None and (kernel.config, kernel.semantics) == (cfg, semantics):
                 launched(request, launch)

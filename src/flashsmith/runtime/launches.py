@@ -38,10 +38,10 @@ class Launches:
         return self.gpu + self.emulator
 
 
-def note_launch(backend: Backend) -> None:
-    """Counts one kernel; called where it was launched, after the launch was accepted."""
+def note_launch(backend: Backend, kernels: int = 1) -> None:
+    """Counts a plan's kernels; called where they were launched, after the launch was accepted."""
     with _lock:
-        _launched[backend] += 1
+        _launched[backend] += kernels
 
 
 def launch_count() -> Launches:

@@ -31,7 +31,7 @@ from flashsmith.errors import (
 from flashsmith.families import KernelConfig, Semantics, family_named
 from flashsmith.operations.semantics import MASKS
 from flashsmith.runtime.call import LibraryCall
-from flashsmith.runtime.driver import check_runs
+from flashsmith.runtime.driver import check_runs, fill
 from flashsmith.runtime.frameworks.base import Device, Framework
 from flashsmith.runtime.launches import note_launch
 from flashsmith.runtime.plan import LaunchPlan, plan_from_library
@@ -92,6 +92,7 @@ class LoadedKernel:
         *,
         timed: bool = False,
         framework: Framework | None = None,
+        poisoned: bool = False,
     ) -> Callable[..., float | None]:
         """A function that launches ``call`` on GPU ``ordinal``. Nothing is asked of the GPU yet.
 
@@ -101,7 +102,8 @@ class LoadedKernel:
         with CUDA's words when the launch is refused. Threads may share it.
 
         Where the plan has workspaces, they are the ``framework``'s memory; without one they are
-        allocated in the order of the stream.
+        allocated in the order of the stream. ``poisoned``, the framework's is NaN throughout, as
+        the emulator's is, before a launch zeroes what is to be zero.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device, and LaunchError
         when the driver is too old for the library.
@@ -114,6 +116,9 @@ class LoadedKernel:
         except ValueError as error:
             raise ArgumentError(str(error)) from None
 
+        # A config of one kernel launches it once.
+        n_launches = len(self.plan(call).launched) if self.entry.beside else 1
+
         def launch(*stream_and_addresses: int) -> float | None:
             try:
                 milliseconds: float | None = function(*stream_and_addresses)
@@ -121,7 +126,7 @@ class LoadedKernel:
                 raise LaunchError(
                     f"launching {self.config} for {call.problem} on GPU {ordinal}: {error}"
                 ) from None
-            note_launch("gpu")
+            note_launch("gpu", n_launches)
             return milliseconds
 
         if not block_bytes or framework is None:
@@ -130,6 +135,8 @@ class LoadedKernel:
 
         def launch_with_block(stream: int, *addresses: int) -> float | None:
             block = framework.workspace(nbytes, device, stream)
+            if poisoned:
+                fill(block.address, 0xFF, nbytes, ordinal, stream)
             absent = (0,) * (n_tensors - len(addresses))
             return launch(stream, *addresses, *absent, block.address)
 

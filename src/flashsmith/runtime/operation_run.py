@@ -180,7 +180,12 @@ def prepare_operation(
     kernel = loaded_kernels.get(cfg, device.arch, problem.required_semantics(cfg), may_build)
     launch = None
     if on_gpu:
-        launch = kernel.prepare(call, first.device.ordinal, timed=timed, framework=first.framework)
+        launch = kernel.prepare(
+            *(call, first.device.ordinal),
+            timed=timed,
+            framework=first.framework,
+            poisoned=poisoned,
+        )
     return PreparedOperation(call, views, outputs, kernel, launch, timed)
 
 

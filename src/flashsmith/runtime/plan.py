@@ -94,6 +94,11 @@ class LaunchPlan:
         return next((one for one in self.launches if one.is_main), self.launches[0])
 
     @property
+    def launched(self) -> tuple[Launch, ...]:
+        """The launches that are not empty."""
+        return tuple(one for one in self.launches if one.grid[0])
+
+    @property
     def kernel(self) -> str:
         """The main kernel's entry in the library's PTX."""
         return self.main.kernel

@@ -2,8 +2,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -87,9 +89,11 @@ PreparedPlan::PreparedPlan(Plan plan, const std::vector<const void*>& kernels, i
 
 void PreparedPlan::raise_smem_limits() const {
     if (smem_limits_raised_.load(std::memory_order_relaxed)) return;
+    std::map<const void*, int> limits;  // a kernel may be launched with several sizes
     for (const Step& step : steps_)
-        check(cudaFuncSetAttribute(step.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   step.launch.smem_bytes),
+        limits[step.kernel] = std::max(limits[step.kernel], step.launch.smem_bytes);
+    for (const auto& [kernel, bytes] : limits)
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
               "raising the kernel's shared-memory limit");
     smem_limits_raised_.store(true, std::memory_order_relaxed);
 }

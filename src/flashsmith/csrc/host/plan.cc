@@ -8,7 +8,7 @@
 namespace flashsmith {
 namespace {
 
-// What vectors of a kept workspace ask for; it has no more than 64 bytes.
+// What vectors of a kept workspace ask for.
 constexpr size_t kKeptAlignment = 16;
 constexpr size_t kTensorMapBytes = sizeof(TensorMap);
 
@@ -60,6 +60,8 @@ void Plan::check(size_t n_kernels, size_t n_tensors) const {
         if (!condition) throw std::runtime_error(std::string("the family's plan: ") + what);
     };
     expect(workspaces.size() <= kMostWorkspaces, "more than 16 workspaces");
+    expect(layout_of(workspaces).kept_bytes <= kMostKeptBytes,
+           "more than 64 bytes of workspaces that are kept zero");
     for (const Launch& launch : launches) {
         const size_t bytes = launch.argument_bytes.size();
         const auto check_part = [&](size_t offset, size_t size, const Place& place) {

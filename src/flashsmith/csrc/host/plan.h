@@ -145,6 +145,7 @@ struct WorkspaceLayout {
 };
 constexpr size_t kWorkspaceAlignment = 256;
 constexpr size_t kMostWorkspaces = 16;
+constexpr size_t kMostKeptBytes = 64;
 constexpr size_t kMostArgumentBytes = 4096;
 WorkspaceLayout layout_of(const std::vector<Workspace>& workspaces);
 

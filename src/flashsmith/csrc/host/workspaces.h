@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include "host/plan.h"
+
 namespace flashsmith {
 
 // Memory of one launch on the current device: made before the launch, and gone after it.
@@ -15,7 +17,7 @@ namespace flashsmith {
 // twice the two must not run at once.
 class KeptWorkspace {
   public:
-    static constexpr size_t kMostBytes = 64;
+    static constexpr size_t kMostBytes = kMostKeptBytes;
 
     // Throws std::runtime_error with CUDA's words.
     KeptWorkspace(size_t bytes, void* stream);
