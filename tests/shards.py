@@ -6,7 +6,8 @@
 ``pytest --shard K/N`` runs one of N shards, K from 0. Neighbours in the order of collection stay
 together, since tests of one file share builds. Shards last equally long by the durations that are
 recorded; of tests that have none, by a default. What is recorded are runs of all shards: JUnit
-files, or the lines that ``--log-durations`` writes.
+files, or the lines that ``--log-durations=FILE`` writes (in one word: pytest's workers take a file
+that stands by itself for a place to look for tests).
 """
 
 from __future__ import annotations
