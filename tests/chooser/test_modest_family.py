@@ -51,6 +51,9 @@ class ModestConfig(KernelConfig):
     def n_threads(self) -> int:
         return 128
 
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        return 0
+
 
 class Modest(Family):
     config_class = ModestConfig

@@ -40,6 +40,13 @@ class AbacusConfig(KernelConfig):
     d_head: int = knob("head dimension", values=(64,))
     rods: int = knob("rods", values=(1, 2), word="rods", default=1)
 
+    @property
+    def n_threads(self) -> int:
+        return 32
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        return 0
+
 
 class Abacus(Family):
     config_class = AbacusConfig
@@ -128,6 +135,23 @@ def test_a_config_without_a_head_dimension(csrc: Path) -> None:
     bare.config_class = Bare
     with pytest.raises(ArgumentError, match="family: Bare has no d_head; every config has both"):
         register_family(bare, csrc)
+
+
+def test_a_config_that_does_not_say_what_a_cta_takes(csrc: Path) -> None:
+    @dataclass(frozen=True, order=True)
+    class Silent(KernelConfig):
+        FAMILY: ClassVar[str] = "abacus"
+        OLDEST_ARCH: ClassVar[int] = 80
+        SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head")
+        LEADING_WORD: ClassVar[str] = "beads"
+
+        dtype: DType = knob("element type", values=tuple(DType))
+        d_head: int = knob("head dimension", values=(64,))
+
+    silent = Abacus()
+    silent.config_class = Silent
+    with pytest.raises(ArgumentError, match="Silent does not define n_threads and smem_bytes"):
+        register_family(silent, csrc)
 
 
 def test_a_name_that_is_taken() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from abc import abstractmethod
 from dataclasses import Field, dataclass, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,7 +36,7 @@ class KernelConfig:
 
     Every config has a dtype (a DType) and a d_head, the widest head dimension that its kernel
     takes; any other field is a flag, a member of an enumeration or a number. Each is declared with
-    `knob`.
+    `knob`. A family's class says its n_threads and smem_bytes, which registering it checks.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -132,13 +133,13 @@ class KernelConfig:
     # --- resources -------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def n_threads(self) -> int:
         """Threads of one CTA."""
-        raise NotImplementedError
 
+    @abstractmethod
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of one CTA, bytes."""
-        raise NotImplementedError
 
     @property
     def rows_per_warp(self) -> int:

@@ -355,6 +355,16 @@ def _check_knobs(config_class: Any) -> None:
             f"family: {', '.join(plain)} of {name} is not declared with knob(); declare every "
             "field with it"
         )
+    # Here and not by an abstract base class: while it is registered, before any config is made.
+    if silent := [
+        member
+        for member in ("n_threads", "smem_bytes")
+        if getattr(getattr(config_class, member), "__isabstractmethod__", False)
+    ]:
+        raise ArgumentError(
+            f"family: {name} does not define {' and '.join(silent)}; say the threads of a CTA and "
+            "the bytes of its dynamic shared memory"
+        )
     said = {*config_class.SHAPE, *(knob for group in config_class.GROUPS for knob in group.knobs)}
     if unsaid := [
         knob
