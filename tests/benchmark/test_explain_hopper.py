@@ -28,7 +28,7 @@ from flashsmith.families import (
     nearest_legal,
 )
 from flashsmith.families import parse_kernel_name_into_config as parse
-from flashsmith.families.kernel_config import is_flag
+from flashsmith.families.config import is_flag
 from flashsmith.families.wgmma.describe import intensity, smem_map
 from flashsmith.runtime.target import choose_target
 

@@ -19,8 +19,8 @@ from flashsmith.families import (
     nearest_legal,
     rules_of,
 )
+from flashsmith.families.config import THREADS_PER_WARP
 from flashsmith.families.family import Intensity, SmemRegion
-from flashsmith.families.kernel_config import THREADS_PER_WARP
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
 

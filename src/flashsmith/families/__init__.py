@@ -1,5 +1,6 @@
 """What a kernel is: families of configs, their names, their rules and the sets of them."""
 
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import (
     DEFAULT_DEVICE,
     KNOWN_DEVICES,
@@ -13,7 +14,6 @@ from flashsmith.families.family import (
     family_named,
     register_family,
 )
-from flashsmith.families.kernel_config import KernelConfig
 from flashsmith.families.kernel_sets import (
     by_family,
     get_kernel_configs,

@@ -7,9 +7,9 @@ from collections.abc import Container, Sequence
 from functools import lru_cache
 from itertools import combinations, product
 
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family
-from flashsmith.families.kernel_config import KernelConfig
 from flashsmith.families.legal_space import legal_completions
 
 # Two knobs with a value each.

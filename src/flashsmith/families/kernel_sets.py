@@ -11,8 +11,8 @@ from flashsmith.did_you_mean import did_you_mean
 from flashsmith.env import KERNELS
 from flashsmith.errors import SelectionError
 from flashsmith.families import user_sets
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.family import ConfigSet, families
-from flashsmith.families.kernel_config import KernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.printable import quoted
 from flashsmith.untrusted import whole_number

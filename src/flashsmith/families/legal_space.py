@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec
-from flashsmith.families.kernel_config import KernelConfig
 from flashsmith.families.rule import LegalSpace, Rule
 
 # A config of a family, and the same one again.

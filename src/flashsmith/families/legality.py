@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from flashsmith.errors import ArgumentError
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec, default_device
 from flashsmith.families.family import families
-from flashsmith.families.kernel_config import KernelConfig
 from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.registry import DEFAULT

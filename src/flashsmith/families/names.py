@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError, ConfigParseError
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.family import FAMILIES, installed_failures, load_installed_families
-from flashsmith.families.kernel_config import KernelConfig
 from flashsmith.families.knob import enumeration, feature_of, is_flag
 from flashsmith.operations.dtype import DType
 from flashsmith.printable import quoted

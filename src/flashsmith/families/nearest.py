@@ -9,9 +9,9 @@ from itertools import islice
 from math import log2
 
 from flashsmith.errors import IllegalConfigError
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec, default_device
 from flashsmith.families.family import families
-from flashsmith.families.kernel_config import KernelConfig
 from flashsmith.families.legal_space import AnyConfig, rules_due, with_knob
 from flashsmith.families.legality import broken_rules
 from flashsmith.families.rule import LegalSpace

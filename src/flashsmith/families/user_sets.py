@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from flashsmith.errors import ConfigParseError, SelectionError
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.family import config_class_names
-from flashsmith.families.kernel_config import KernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, read_text

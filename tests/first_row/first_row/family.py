@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flashsmith.families import DType
+from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.family import ConfigSet, Family
-from flashsmith.families.kernel_config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.families.rule import Rule, supported
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flashsmith.families.kernel_config import THREADS_PER_WARP, ForwardConfig
+from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.mma_sync import describe
 from flashsmith.operations.dtype import DType

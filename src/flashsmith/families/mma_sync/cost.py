@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from flashsmith.families.device import DeviceSpec
-from flashsmith.families.kernel_config import (
+from flashsmith.families.config import (
     REGISTERS_PER_THREAD_UNIT,
     RESERVED_SMEM_PER_CTA,
     THREADS_PER_WARP,
 )
+from flashsmith.families.device import DeviceSpec
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.families.tile_work import EXP2, QUARTERS, SMEM_BYTES, Rates, TileWork, rates_of
 

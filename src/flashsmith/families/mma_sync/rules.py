@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from flashsmith.families.kernel_config import REGISTERS_PER_SM, RESERVED_SMEM_PER_CTA
+from flashsmith.families.config import REGISTERS_PER_SM, RESERVED_SMEM_PER_CTA
 from flashsmith.families.mma_sync.config import (
     K_TILE_COLUMNS,
     MAX_LOAD_COUNT,

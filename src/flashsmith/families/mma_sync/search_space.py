@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
+from flashsmith.families.config import THREADS_PER_WARP
 from flashsmith.families.device import KNOWN_DEVICES
-from flashsmith.families.kernel_config import THREADS_PER_WARP
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.operations.dtype import DType

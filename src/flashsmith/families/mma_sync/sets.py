@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import product
 
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.covering_array import cover
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
-from flashsmith.families.kernel_config import KernelConfig
 from flashsmith.families.legality import compiled_d_head, is_legal
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
-from flashsmith.families.kernel_config import THREADS_PER_WARP, ForwardConfig
+from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.wgmma import describe
 from flashsmith.operations.dtype import DType

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from flashsmith.families.config import RESERVED_SMEM_PER_CTA
 from flashsmith.families.device import DeviceSpec
-from flashsmith.families.kernel_config import RESERVED_SMEM_PER_CTA
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.wgmma.config import (
     B_C_STEP,

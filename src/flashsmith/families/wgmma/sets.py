@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec
-from flashsmith.families.kernel_config import KernelConfig
 from flashsmith.families.legality import is_legal
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.wgmma.config import (
