@@ -174,7 +174,7 @@ def test_a_folder_of_ours_that_is_a_link_is_never_followed(cache, name, tmp_path
         *(lambda: cache.open(key_of("a")), lambda: publish(cache, "b")),
     ):
         with pytest.raises(
-            CacheError, match=r"symbolic link: flashsmith leaves it alone\. Move it"
+            CacheError, match=r"symbolic link: flashsmith does not touch it\. Move it"
         ):
             step()
     assert contents(tmp_path) == before
