@@ -21,7 +21,7 @@ from flashsmith.benchmark.csv_append import CsvAppender
 from flashsmith.benchmark.csv_read import MOST_BYTES, read_csv
 from flashsmith.benchmark.json_numbers import for_json
 from flashsmith.benchmark.typed_records import LARGEST, MOST_CHARACTERS
-from flashsmith.builder.files import written_beside
+from flashsmith.builder.safe_files import written_beside
 from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.families import Problem
 from flashsmith.printable import quoted
