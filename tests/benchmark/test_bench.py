@@ -27,7 +27,7 @@ from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.families import Problem, device_spec
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.verify import compute_references
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.proof_inputs import default_scale
 
 CFG = parse("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
 TOO_LARGE = parse("(FP16, 64, 512, 512, 4): async+swizzled+load_0_0_0_tiles")

@@ -16,8 +16,8 @@ from flashsmith.benchmark.workload import Workload
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.verify import compute_references
-from flashsmith.verify.attention import NO_WINDOW
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.attention_semantics import NO_WINDOW
+from flashsmith.verify.proof_inputs import default_scale
 
 FULL = Problem.parse("b2 s64 h2 d32 fp16")
 CAUSAL = Problem.parse("b2 s64 h4:2 d32 fp16 causal")

@@ -13,7 +13,7 @@ import pytest
 from stand_in_sources import CONFIGS
 from synthetic_library import PTX, key_of, publish
 
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.trust import checked_path
 from flashsmith.errors import CacheError
 

@@ -50,8 +50,8 @@ from flashsmith.families.family import register_family
 from flashsmith.families.knob import knob
 from flashsmith.operations import OPERATIONS
 from flashsmith.runtime import libraries, run_operation
+from flashsmith.runtime.launch_plan import Contents, LaunchPlan
 from flashsmith.runtime.libraries import loaded_kernels
-from flashsmith.runtime.plan import Contents, LaunchPlan
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.progress import SweepProgress
 from flashsmith.tuning.runner import Build

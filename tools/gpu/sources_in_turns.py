@@ -32,7 +32,7 @@ from flashsmith.benchmark.implementations import KernelImplementation
 from flashsmith.benchmark.timing import Protocol, measure
 from flashsmith.benchmark.workload import Workload
 from flashsmith.builder import KernelLibrary
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.sources import package_sources, source_hash, tree_hash
 from flashsmith.builder.user_cache import cache_dir
@@ -44,11 +44,11 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime import query_gpu
-from flashsmith.runtime.call import forward_call
+from flashsmith.runtime.forward_call import forward_call
+from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.forward_pass import run_on_gpu
+from flashsmith.runtime.forward_request import check_request
 from flashsmith.runtime.libraries import LoadedKernel, load_library
-from flashsmith.runtime.options import ForwardOptions
-from flashsmith.runtime.request import check_request
 
 ARCH = 90
 BASE, NEW = "base", "new"

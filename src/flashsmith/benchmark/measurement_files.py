@@ -22,7 +22,7 @@ from typing import Any, TextIO, TypeVar, Union, get_args, get_origin
 
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.records import checked_cells, for_json, hints_of, required_of
-from flashsmith.builder.files import written_beside
+from flashsmith.builder.safe_files import written_beside
 from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, parse_json, read_json, read_text

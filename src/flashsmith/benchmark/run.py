@@ -18,7 +18,7 @@ from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.families import KernelConfig, Problem, Semantics, check_legal
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove_problem, reference_of
-from flashsmith.verify.attention import Window
+from flashsmith.verify.attention_semantics import Window
 
 # What the emulator's checks slow it down by, for the estimate.
 _CHECKS_COST = 4.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashsmith.builder.cost import balance
+from flashsmith.builder.compile_time import balance
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.operations import operation

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from flashsmith.builder.files import Check, any_owner, read_below
+from flashsmith.builder.safe_files import Check, any_owner, read_below
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     KernelConfig,

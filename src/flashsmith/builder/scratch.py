@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from flashsmith.builder.files import kind_of
-from flashsmith.builder.workspaces import Workspaces, folder_errors
+from flashsmith.builder.safe_files import kind_of
+from flashsmith.builder.temporary_folders import TemporaryFolders, folder_errors
 from flashsmith.errors import CacheError, ToolchainError
 
 _PREFIX = "flashsmith-build-"
@@ -48,7 +48,7 @@ def scratch_folder() -> Iterator[Path]:
     """
     folder = _choose()
     errors = folder_errors("write", f"the folder for temporary files {folder}", "TMPDIR")
-    with errors, Workspaces(folder, _PREFIX).new() as scratch:
+    with errors, TemporaryFolders(folder, _PREFIX).new() as scratch:
         yield scratch
 
 

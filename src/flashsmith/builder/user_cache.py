@@ -8,7 +8,7 @@ from pathlib import Path
 import platformdirs
 
 from flashsmith import env
-from flashsmith.builder.cache import Cache, CacheEntry, Removed
+from flashsmith.builder.kernel_cache import Cache, CacheEntry, Removed
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.errors import ArgumentError, CacheError
 

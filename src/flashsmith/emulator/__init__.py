@@ -13,7 +13,6 @@ Imports go one way, from bottom to top:
 from __future__ import annotations
 
 from flashsmith.emulator.checks import BankConflicts, all_checks
-from flashsmith.emulator.estimate import estimate_seconds
 from flashsmith.emulator.execute import emulate
 from flashsmith.emulator.interface import (
     AsyncGroupEvent,
@@ -31,6 +30,7 @@ from flashsmith.emulator.interface import (
 from flashsmith.emulator.machine.memory import GlobalMemory
 from flashsmith.emulator.machine.tensor_maps import TensorMapSpec
 from flashsmith.emulator.ptx import parse
+from flashsmith.emulator.running_time import estimate_seconds
 from flashsmith.emulator.translate.translator import translate
 
 __all__ = [

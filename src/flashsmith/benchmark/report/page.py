@@ -19,7 +19,7 @@ from flashsmith.benchmark.report.results import Results, Setting, setting_of
 from flashsmith.benchmark.report.section import Section, figures, note, section
 from flashsmith.benchmark.report.space import make_heat_maps
 from flashsmith.benchmark.rows import BenchRow
-from flashsmith.builder.files import no_follow
+from flashsmith.builder.safe_files import no_follow
 from flashsmith.errors import ArgumentError
 
 # Nothing may be fetched, whatever a file's text says.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.emulator.machine.fork import Fork, Part, Split, Values, slice_values
+from flashsmith.emulator.machine.divergence import Fork, Part, Split, Values, slice_values
 from flashsmith.emulator.machine.geometry import WARPGROUP, Geometry
 from flashsmith.emulator.machine.group import Group
 from flashsmith.emulator.machine.random_schedule import RandomSchedule

@@ -11,7 +11,7 @@ import numpy as np
 from flashsmith.emulator.interface import BarrierEvent, Misuse, Observer, ProxyFence, Site, WarpSync
 from flashsmith.emulator.machine.barriers import BarrierWait, ClusterBarrier, NamedBarriers
 from flashsmith.emulator.machine.bulk_copies import BulkCopies
-from flashsmith.emulator.machine.fork import UNDEFINED, Fork, Split
+from flashsmith.emulator.machine.divergence import UNDEFINED, Fork, Split
 from flashsmith.emulator.machine.geometry import Geometry
 from flashsmith.emulator.machine.group import Group
 from flashsmith.emulator.machine.mbarriers import Mbarriers

@@ -10,7 +10,7 @@ import numpy as np
 
 from flashsmith.emulator.interface import Site
 from flashsmith.emulator.machine import numeric
-from flashsmith.emulator.machine.fork import UNDEFINED
+from flashsmith.emulator.machine.divergence import UNDEFINED
 from flashsmith.emulator.machine.memory import LOCAL_WINDOW, SHARED_WINDOW
 from flashsmith.emulator.machine.waits import REFUSED
 from flashsmith.emulator.machine.warpgroup_mma import InFlight

@@ -9,13 +9,13 @@ import re
 import stat
 from pathlib import Path
 
-from flashsmith.builder.files import any_owner, kind_of, make_folder, no_follow, read_below
 from flashsmith.builder.manifest import LIBRARY_FILE, MANIFEST_NAME
-from flashsmith.builder.workspaces import LOCK
+from flashsmith.builder.safe_files import any_owner, kind_of, make_folder, no_follow, read_below
+from flashsmith.builder.temporary_folders import LOCK
 from flashsmith.errors import CacheError
 
 # Raised when the folder's layout changes: older caches are then left alone.
-PLACE = "flashsmith-cache-1"
+CACHE_FOLDER = "flashsmith-cache-1"
 # The name and first line are those by which backups know what to leave out (bford.info/cachedir).
 MARKER = "CACHEDIR.TAG"
 _MARKER_TEXT = b"""\
@@ -84,7 +84,7 @@ def tree_bytes(path: Path) -> int:
     return total
 
 
-def is_place(root: Path) -> bool:
+def is_cache_folder(root: Path) -> bool:
     """Whether the cache ``root`` is there.
 
     Raises CacheError when something else is: no folder of ours, or one whose parts lead elsewhere.
@@ -106,12 +106,12 @@ def is_place(root: Path) -> bool:
     return True
 
 
-def make_place(root: Path) -> None:
+def make_cache_folder(root: Path) -> None:
     """Make the cache ``root`` and its folders, where they are missing.
 
-    Raises CacheError as is_place, and OSError.
+    Raises CacheError as is_cache_folder, and OSError.
     """
-    if not is_place(root):
+    if not is_cache_folder(root):
         make_folder(root)
         # Not emptied first: of two processes that make it each writes the same bytes.
         with open(root / MARKER, "r+b", opener=_open_or_create) as file:
@@ -119,7 +119,7 @@ def make_place(root: Path) -> None:
             file.write(_MARKER_TEXT)
             file.flush()
             os.fsync(file.fileno())
-        is_place(root)
+        is_cache_folder(root)
     for name in FOLDERS:
         make_folder(root / name)
 

@@ -1,4 +1,4 @@
-"""The kernel cache: libraries under the hash of their recipe, published whole or not at all.
+"""The kernel cache: libraries under the hash of their spec, published whole or not at all.
 
     <folder>/flashsmith-cache-1/
         CACHEDIR.TAG       the marker of a folder that is all ours
@@ -25,7 +25,21 @@ from functools import lru_cache
 from pathlib import Path
 
 from flashsmith import env
-from flashsmith.builder.files import (
+from flashsmith.builder.cache_folder import (
+    CACHE_FOLDER,
+    foreign_file,
+    is_cache_folder,
+    is_key,
+    is_library,
+    is_object,
+    make_cache_folder,
+    older_bytes,
+    tree_bytes,
+)
+from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.locks import try_lock, wait_for_lock
+from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord, Manifest
+from flashsmith.builder.safe_files import (
     Check,
     any_owner,
     copy_tree,
@@ -35,22 +49,8 @@ from flashsmith.builder.files import (
     sync,
     write_new,
 )
-from flashsmith.builder.library import KernelLibrary
-from flashsmith.builder.locks import try_lock, wait_for_lock
-from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord, Manifest
-from flashsmith.builder.place import (
-    PLACE,
-    foreign_file,
-    is_key,
-    is_library,
-    is_object,
-    is_place,
-    make_place,
-    older_bytes,
-    tree_bytes,
-)
+from flashsmith.builder.temporary_folders import LOCK, TemporaryFolders, folder_errors, subfolders
 from flashsmith.builder.trust import check_folder, check_owner
-from flashsmith.builder.workspaces import LOCK, Workspaces, folder_errors, subfolders
 from flashsmith.errors import CacheError
 
 _MIB = 2**20
@@ -85,11 +85,11 @@ class Cache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.root = folder / PLACE
+        self.root = folder / CACHE_FOLDER
         self.libraries = self.root / "libraries"
         self.objects = self.root / "objects"
         self._locks = self.root / "locks"
-        self._workspaces = Workspaces(self.root / "tmp", "build-")
+        self._temporary = TemporaryFolders(self.root / "tmp", "build-")
 
     # ---- reading ----
 
@@ -100,7 +100,7 @@ class Cache:
         """
         path = self.libraries / key
         with self.errors("read"):
-            if not is_place(self.root) or kind_of(path) != stat.S_IFDIR:
+            if not is_cache_folder(self.root) or kind_of(path) != stat.S_IFDIR:
                 return None
             in_use = None
             with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
@@ -134,7 +134,7 @@ class Cache:
         return found
 
     def _folders(self) -> list[Path]:
-        if not is_place(self.root):
+        if not is_cache_folder(self.root):
             return []
         return [path for path in subfolders(self.libraries) if is_key(path.name)]
 
@@ -168,7 +168,7 @@ class Cache:
         return None
 
     def _objects(self, name: str = "") -> list[Path]:
-        if not is_place(self.root):
+        if not is_cache_folder(self.root):
             return []
         pattern = f"{name}-*.o" if name else "*.o"
         return [path for path in sorted(self.objects.glob(pattern)) if is_object(path)]
@@ -182,7 +182,7 @@ class Cache:
         Raises CacheError, too, when others could write into the cache.
         """
         with self.errors("write"):
-            make_place(self.root)
+            make_cache_folder(self.root)
             for folder in (self.root, self.libraries):
                 check_folder(folder)
             lock = wait_for_lock(
@@ -195,12 +195,12 @@ class Cache:
                 lock.release(everywhere=True)
 
     @contextlib.contextmanager
-    def workspace(self) -> Iterator[Path]:
+    def temporary_folder(self) -> Iterator[Path]:
         """A new folder in the cache, removed at the end; a dead process's are swept first."""
         with contextlib.ExitStack() as stack:
             with self.errors("write"):
-                workspace = stack.enter_context(self._workspaces.new())
-            yield workspace
+                temporary = stack.enter_context(self._temporary.new())
+            yield temporary
 
     def publish(self, folder: Path, manifest: Manifest) -> KernelLibrary:
         """Copy ``folder``, complete but for its manifest, to its place; the caller holds the key.
@@ -208,8 +208,8 @@ class Cache:
         Should another process have published the same key, its library is used and ours dropped.
         """
         target = self.libraries / manifest.key
-        with self.workspace() as workspace, self.errors("write"):
-            copy = workspace / "library"
+        with self.temporary_folder() as temporary, self.errors("write"):
+            copy = temporary / "library"
             copy_tree(folder, copy)
             write_new(copy / MANIFEST_NAME, manifest.to_json().encode())
             write_new(copy / LOCK, b"")
@@ -233,12 +233,12 @@ class Cache:
 
     def publish_object(self, name: str, built: Path) -> None:
         """Keep a compiled host object for later libraries."""
-        with self.workspace() as workspace, self.errors("write"):
+        with self.temporary_folder() as temporary, self.errors("write"):
             data = read_below(built.parent, built.name, check=any_owner)
             for damaged in self._objects(name):
                 damaged.unlink(missing_ok=True)
-            write_new(workspace / "object", data)
-            os.replace(workspace / "object", self.objects / _object_name(name, data))
+            write_new(temporary / "object", data)
+            os.replace(temporary / "object", self.objects / _object_name(name, data))
 
     def discard(self, key: str) -> None:
         """Remove the library ``key``, used or not, if there; the caller holds the key.
@@ -248,7 +248,7 @@ class Cache:
         path = self.libraries / key
         with self.errors("write"):
             kind = kind_of(path)
-            if kind == 0 or not is_place(self.root):
+            if kind == 0 or not is_cache_folder(self.root):
                 return
             if kind != stat.S_IFDIR or not is_key(key):
                 raise CacheError(f"{path}: is no library that flashsmith made; move it away")
@@ -258,7 +258,7 @@ class Cache:
                     f"{foreign}: flashsmith did not put this into its cache, and so does not "
                     f"replace {path}; move it away"
                 )
-            self._workspaces.bury(path)
+            self._temporary.trash(path)
 
     # ---- room ----
 
@@ -308,8 +308,8 @@ class Cache:
         """Remove everything of ours that no process uses."""
         removed = self.prune(0)
         with self.errors("write"):
-            if is_place(self.root):
-                self._workspaces.sweep()
+            if is_cache_folder(self.root):
+                self._temporary.sweep()
         return removed
 
     def errors(self, action: str) -> contextlib.AbstractContextManager[None]:

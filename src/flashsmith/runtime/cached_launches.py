@@ -1,8 +1,8 @@
-"""PreparedCall: a call that was checked, planned and launched once, for others like it.
+"""CachedLaunch: a call that was checked, planned and launched once, for others like it.
 
 Most of what a call costs on the host are checks, and what they say depends on everything but where
-the tensors are: on the call's *likeness*. A call whose likeness is known skips them. Only calls on
-tensors of a RepeatableFramework have one; a call without, or with one that is not known, goes
+the tensors are: on the call's *likeness*. A call whose likeness is cached skips them. Only calls on
+tensors of a RepeatableFramework have one; a call without, or with one that is not cached, goes
 through all checks. A call that must be refused is never prepared, so that none like it is found.
 """
 
@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from flashsmith.runtime.call import outputs_of
+from flashsmith.runtime.forward_call import outputs_of
+from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions
+from flashsmith.runtime.forward_request import Request
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
-from flashsmith.runtime.options import NO_WINDOW, ForwardOptions
-from flashsmith.runtime.request import Request
 from flashsmith.runtime.tensors import byte_range
 
 # Those prepared first go first.
@@ -25,7 +25,7 @@ MOST_CALLS = 1024
 
 Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
 Options = tuple[Any, ...]  # in the order of ForwardOptions
-Likeness = tuple[Any, ...]
+Signature = tuple[Any, ...]
 
 # The bits of an address that must be 0: tensors begin at 16 bytes, vectors at whole elements.
 _UNALIGNED, _UNALIGNED_VECTOR = 15, 3
@@ -33,7 +33,7 @@ _UNALIGNED, _UNALIGNED_VECTOR = 15, 3
 _OPTION_MODULES = {"builtins", "numpy"}
 
 
-class PreparedCall:
+class CachedLaunch:
     """What there is to know of a call but the addresses of its tensors; safe to share."""
 
     def __init__(self, request: Request, launch: Callable[..., Any]) -> None:
@@ -116,36 +116,36 @@ def _overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
     return apart + o_first - end, apart + o_end - first
 
 
-PreparedCalls = dict[Likeness, PreparedCall]
+CachedLaunches = dict[Signature, CachedLaunch]
 # Replaced, not emptied, when calls are forgotten: one that has begun is kept with the old ones.
-known: PreparedCalls = {}
+cached: CachedLaunches = {}
 _lock = threading.Lock()
 # Those types of tensors met so far that a RepeatableFramework has.
 _tensor_types: set[type] = set()
 
 
-def forget_prepared_calls() -> None:
+def forget_cached_launches() -> None:
     """Has every call go through all checks and the choice of its kernel once more.
 
     For whoever changes what that choice rests on. Safe to call at any time, from any thread.
     """
-    global known
-    known = {}
+    global cached
+    cached = {}
 
 
-def _begin_anew() -> None:
+def _forget_in_child() -> None:
     global _lock
     # A thread of the parent's may have held it.
     _lock = threading.Lock()
     # A child cannot use its parent's CUDA, and it is the checks that say so.
-    forget_prepared_calls()
+    forget_cached_launches()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def remember(
-    calls: PreparedCalls, alike: Likeness, call: PreparedCall, asked: ForwardOptions
+    calls: CachedLaunches, signature: Signature, call: CachedLaunch, asked: ForwardOptions
 ) -> None:
     """Adds a call to those that ``find`` looks through, unless an option is of an unusual type."""
     numbers = (asked.softcap, asked.scale, asked.max_seqlen_q, asked.max_seqlen_k)
@@ -155,27 +155,27 @@ def remember(
     with _lock:
         while len(calls) >= MOST_CALLS:
             del calls[next(iter(calls))]
-        calls[alike] = call
+        calls[signature] = call
 
 
 def find(
-    calls: PreparedCalls, chosen: Any, tensors: Tensors, options: Options, emulate: Any
-) -> tuple[Likeness | None, PreparedCall | None]:
+    calls: CachedLaunches, chosen: Any, tensors: Tensors, options: Options, emulate: Any
+) -> tuple[Signature | None, CachedLaunch | None]:
     """The likeness of a call, if it has one, and the call like it, if there is one."""
     kind = type(tensors[0])
     if kind not in _tensor_types and not _is_repeatable(kind):
         return None, None
     try:
-        alike = _likeness(kind, chosen, tensors, options, emulate)
-        return alike, None if alike is None else calls.get(alike)
+        signature = call_signature(kind, chosen, tensors, options, emulate)
+        return signature, None if signature is None else calls.get(signature)
     except Exception:
         # No tensor where one should be, or an option that cannot be hashed: the checks will tell.
         return None, None
 
 
-def _likeness(
+def call_signature(
     kind: Any, chosen: Any, tensors: Tensors, options: Options, emulate: Any
-) -> Likeness | None:
+) -> Signature | None:
     """Everything that checks and the choice of a kernel look at, but addresses.
 
     None for what may need gradients, or a length that only the device knows. Equal likenesses mean
@@ -187,7 +187,7 @@ def _likeness(
         return None
     if q.requires_grad or k.requires_grad or v.requires_grad:
         return None
-    alike: Likeness = (
+    signature: Signature = (
         chosen,
         q.dtype, q.device, q.shape, q.stride(),
         k.dtype, k.device, k.shape, k.stride(),
@@ -196,21 +196,21 @@ def _likeness(
         type(causal), type(softcap), type(scale), type(lse), type(row_max), type(emulate),
     )  # fmt: skip
     if window is not NO_WINDOW:
-        alike += ("window", window, type(window), *map(type, window))
+        signature += ("window", window, type(window), *map(type, window))
     if cu_q is not None or cu_k is not None:
         if max_q is None or max_k is None:
             return None
     elif o is None and sinks is None and max_q is None and max_k is None:
-        return alike
-    alike += (max_q, max_k, type(max_q), type(max_k))
+        return signature
+    signature += (max_q, max_k, type(max_q), type(max_k))
     for tensor in (o, sinks, cu_q, None if cu_k is cu_q else cu_k):
         if tensor is None:
-            alike += (None,)
+            signature += (None,)
             continue
         if type(tensor) is not kind or tensor.requires_grad:
             return None
-        alike += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
-    return (*alike, cu_k is cu_q)
+        signature += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+    return (*signature, cu_k is cu_q)
 
 
 def _is_repeatable(kind: type) -> bool:

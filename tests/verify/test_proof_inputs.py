@@ -9,7 +9,7 @@ import pytest
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType
-from flashsmith.verify.inputs import (
+from flashsmith.verify.proof_inputs import (
     FAR_SCORE,
     INPUT_KINDS,
     LARGE_SCORE,

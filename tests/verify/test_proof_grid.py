@@ -17,7 +17,7 @@ from flashsmith.families import (
     family_named,
 )
 from flashsmith.families.wgmma.config import PingPong, Schedule, TileOrder
-from flashsmith.verify.grid import (
+from flashsmith.verify.proof_grid import (
     BATCHES,
     COVER_LENGTHS,
     EXTREME_INPUTS,

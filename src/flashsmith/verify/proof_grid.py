@@ -17,7 +17,7 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import FAMILIES, DType, KernelConfig, Problem, Semantics, family_named
-from flashsmith.verify.attention import Attention, Lens, Window, unequal_lens
+from flashsmith.verify.attention_semantics import Attention, Lens, Window, unequal_lens
 from flashsmith.verify.forward_reference import semantics_of
 
 # The family of cases that name none.

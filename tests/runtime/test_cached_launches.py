@@ -17,20 +17,20 @@ from flashsmith.chooser import choose_config
 from flashsmith.errors import LaunchError
 from flashsmith.families import FlashForwardKernelConfig
 from flashsmith.runtime import (
+    cached_launches,
     count_launches,
-    forget_prepared_calls,
-    forks,
+    forget_cached_launches,
     forward,
     forward_pass,
-    prepared,
+    process_forks,
     run_call,
 )
+from flashsmith.runtime.forward_options import NO_WINDOW
 from flashsmith.runtime.libraries import loaded_kernels
-from flashsmith.runtime.options import NO_WINDOW
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
-from prepared_calls import CALLS, CFG, dense, qkv, without_addresses  # noqa: E402
+from cached_calls import CALLS, CFG, dense, qkv, without_addresses  # noqa: E402
 from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -98,7 +98,7 @@ def test_calls_that_differ_are_told_apart(gpu: PretendedGpu) -> None:
     for make in CALLS.values():
         attention(**make())
     assert [without_addresses(launch) for launch in gpu.launches] == prepared_first
-    assert len(prepared.known) == len(CALLS)
+    assert len(cached_launches.cached) == len(CALLS)
 
 
 def test_no_real_kernel_is_launched(gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_what_rests_on_a_choice_is_forgotten_with_it(gpu: PretendedGpu) -> None:
     for _ in range(3):
         call()
     assert len(asked) == 1
-    forget_prepared_calls()
+    forget_cached_launches()
     for _ in range(3):
         call()
     assert len(asked) == 2
@@ -154,12 +154,12 @@ def test_what_rests_on_a_choice_is_forgotten_with_it(gpu: PretendedGpu) -> None:
 
 def test_a_choice_that_is_out_of_date_when_it_is_made_is_not_kept(gpu: PretendedGpu) -> None:
     def choose(problem: Any, device: Any) -> FlashForwardKernelConfig:
-        forget_prepared_calls()
+        forget_cached_launches()
         return CFG
 
     options = (False, NO_WINDOW, 0.0, None, *[None] * 5, False, False)
     run_call(choose, (*qkv(), None), options, False, "out")
-    assert prepared.known == {}
+    assert cached_launches.cached == {}
 
 
 def test_a_kernel_that_stands_in_is_looked_up_every_time(gpu: PretendedGpu) -> None:
@@ -174,10 +174,10 @@ def test_a_kernel_that_stands_in_is_looked_up_every_time(gpu: PretendedGpu) -> N
 def test_the_number_of_calls_is_bounded(
     gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch, unchecked: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(prepared, "MOST_CALLS", 3)
+    monkeypatch.setattr(cached_launches, "MOST_CALLS", 3)
     for seq in (64, 128, 192, 256):
         attention(*qkv(seq))
-    assert len(prepared.known) == 3
+    assert len(cached_launches.cached) == 3
     unchecked()
     attention(*qkv(256))
     with pytest.raises(AssertionError, match="the call was checked"):
@@ -186,7 +186,7 @@ def test_the_number_of_calls_is_bounded(
 
 def test_nothing_to_compute_is_not_prepared(gpu: PretendedGpu) -> None:
     attention(*qkv(seq_q=0))
-    assert (prepared.known, gpu.launches) == ({}, [])
+    assert (cached_launches.cached, gpu.launches) == ({}, [])
 
 
 def test_a_refused_launch(gpu: PretendedGpu) -> None:
@@ -218,7 +218,7 @@ def test_threads(gpu: PretendedGpu) -> None:
 
     def forget() -> None:
         while not done.is_set():
-            forget_prepared_calls()
+            forget_cached_launches()
 
     threads = [threading.Thread(target=work, args=(8 * i,)) for i in range(1, 9)]
     forgetting = threading.Thread(target=forget)
@@ -239,7 +239,7 @@ def test_threads(gpu: PretendedGpu) -> None:
 def test_a_forked_child_is_told_about_its_parents_cuda(
     gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forks, "_cuda_used", True)
+    monkeypatch.setattr(process_forks, "_cuda_used", True)
     tensors = qkv()
     attention(*tensors)
     child = os.fork()

@@ -15,11 +15,11 @@ from invalid_calls import InvalidCall, invalid_calls, valid_calls
 
 from flashsmith import attention
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime import forget_prepared_calls, forward_pass, prepared
+from flashsmith.runtime import cached_launches, forget_cached_launches, forward_pass
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
-from prepared_calls import dense, half, offsets, packed, without_addresses  # noqa: E402
+from cached_calls import dense, half, offsets, packed, without_addresses  # noqa: E402
 from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -221,7 +221,7 @@ def test_tensors_of_another_kind(
 def test_numbers_of_an_unusual_type_are_checked_every_time(gpu: PretendedGpu) -> None:
     for scale in (Fraction(1, 8), np.float64(0.125), 0.125):
         attention(**dense(scale=scale))
-    assert len(prepared.known) == 2
+    assert len(cached_launches.cached) == 2
     assert without_addresses(gpu.launches[0]) == without_addresses(gpu.launches[2])
 
 
@@ -271,12 +271,12 @@ def test_no_mistake_slips_through_after_the_right_call(gpu: PretendedGpu) -> Non
     """Over a thousand calls end as they end in a process that has prepared nothing."""
     tried, differ = 0, []
     for valid, bad in pytorch_calls():
-        forget_prepared_calls()
+        forget_cached_launches()
         fresh = outcome(attention, gpu, bad.arguments)
-        forget_prepared_calls()
+        forget_cached_launches()
         attention(**valid)
         attention(**valid)
-        assert len(prepared.known) == 1
+        assert len(cached_launches.cached) == 1
         after = outcome(attention, gpu, bad.arguments)
         tried += isinstance(fresh, tuple)
         if after != fresh:

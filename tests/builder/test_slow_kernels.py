@@ -12,10 +12,10 @@ from hopper_sources import FAULTY_B_C, write_hopper_sources
 
 from flashsmith import shipped
 from flashsmith.builder import KernelEntry, find_library
-from flashsmith.builder.gates import check_shipped, losses
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.manifest import KernelBeside, Manifest
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
+from flashsmith.builder.slow_kernels import check_shipped, losses
 from flashsmith.chooser.shipped_kernels import shipped_kernels
 from flashsmith.errors import CompileError
 from flashsmith.families import (
@@ -148,7 +148,7 @@ def test_whoever_ships_kernels_registers_them(monkeypatch: pytest.MonkeyPatch) -
 
 BUILDER_ALONE = """
 import sys
-from flashsmith.builder.gates import check_shipped
+from flashsmith.builder.slow_kernels import check_shipped
 from flashsmith.families import Semantics, get_hopper_configs
 from flashsmith.shipped import ships
 

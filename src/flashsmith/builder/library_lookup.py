@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.build_progress import Progress
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_build import build_from
+from flashsmith.builder.library_spec import kernel_flags, package_version
 from flashsmith.builder.manifest import Manifest
-from flashsmith.builder.progress import Progress
-from flashsmith.builder.recipe import kernel_flags, package_version
 from flashsmith.builder.sources import package_sources, source_hash
 from flashsmith.builder.toolchain import tvm_ffi_version
 from flashsmith.builder.user_cache import cache_dir

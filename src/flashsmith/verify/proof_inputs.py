@@ -11,7 +11,7 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType
-from flashsmith.verify.attention import Lens
+from flashsmith.verify.attention_semantics import Lens
 
 # |scaled score| that 'large_scores' reaches; rounding to bf16 must not carry it over 1,000.
 LARGE_SCORE = 990.0

@@ -1,4 +1,4 @@
-"""The recipe of a library: everything its content depends on, and the key that sums it up."""
+"""The spec of a library: everything its content depends on, and the key that sums it up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kernel_flags(family: str, arch: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LibrarySpec:
     """What to build, from which sources, with which compilers."""
 
     configs: tuple[KernelConfig, ...]  # sorted, unique

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from flashsmith.builder.files import kind_of, make_folder
 from flashsmith.builder.locks import HeldLock, try_lock
+from flashsmith.builder.safe_files import kind_of, make_folder
 from flashsmith.errors import CacheError
 
 LOCK = "lock"
@@ -60,7 +60,7 @@ def subfolders(folder: Path) -> list[Path]:
     return []
 
 
-class Workspaces:
+class TemporaryFolders:
     """The folders of ours in ``folder``: those called ``prefix`` and 16 hexadecimal digits.
 
     Others are left alone, and so are other users'. Methods raise OSError.
@@ -75,35 +75,35 @@ class Workspaces:
     def new(self) -> Iterator[Path]:
         """A new folder, removed at the end; those of dead processes are removed first."""
         self.sweep()
-        workspace, lock = self._create()
+        folder, lock = self._create()
         try:
-            yield workspace
+            yield folder
         finally:
-            _remove(workspace)
+            _remove(folder)
             lock.release()
 
     def _create(self) -> tuple[Path, HeldLock]:
         while True:
-            workspace = self._new_path()
+            folder = self._new_path()
             # Another process may sweep the folder before it is locked; then it gets a successor.
             with contextlib.suppress(FileNotFoundError):
-                make_folder(workspace)
-                lock = try_lock(workspace / LOCK, create=True)
+                make_folder(folder)
+                lock = try_lock(folder / LOCK, create=True)
                 if lock is not None:
-                    return workspace, lock
+                    return folder, lock
 
     def _new_path(self) -> Path:
         return self.folder / f"{self._prefix}{secrets.token_hex(8)}"
 
     def sweep(self) -> None:
         """Remove what dead processes left."""
-        for workspace in subfolders(self.folder):
-            if not self._is_ours(workspace):
+        for folder in subfolders(self.folder):
+            if not self._is_ours(folder):
                 continue
             with contextlib.suppress(PermissionError):
-                lock = try_lock(workspace / LOCK)
-                if lock is not None or _is_unlocked_and_old(workspace):
-                    _remove(workspace)
+                lock = try_lock(folder / LOCK)
+                if lock is not None or _is_unlocked_and_old(folder):
+                    _remove(folder)
                 if lock is not None:
                     lock.release()
 
@@ -113,32 +113,32 @@ class Workspaces:
             return named and path.lstat().st_uid == os.geteuid()
         return False
 
-    def bury(self, library: Path) -> None:
+    def trash(self, library: Path) -> None:
         """Make ``library`` vanish at once, and then remove it; nothing when it is not there."""
         # Its lock file goes with it: should we be killed here, the next sweep finds it.
-        grave = self._new_path()
+        trash = self._new_path()
         with contextlib.suppress(FileNotFoundError):
-            os.rename(library, grave)
-        _remove(grave)
+            os.rename(library, trash)
+        _remove(trash)
 
 
-def _remove(workspace: Path) -> None:
-    """Remove a workspace, its lock last: compilers that outlived their parent may still write.
+def _remove(folder: Path) -> None:
+    """Remove a folder, its lock last: compilers that outlived their parent may still write.
 
     Another process may sweep it at the same time.
     """
     with contextlib.suppress(FileNotFoundError):
-        for path in list(workspace.iterdir()):
+        for path in list(folder.iterdir()):
             if kind_of(path) == stat.S_IFDIR:
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name != LOCK:
                 path.unlink(missing_ok=True)
-        if [path.name for path in workspace.iterdir()] in ([], [LOCK]):
-            shutil.rmtree(workspace, ignore_errors=True)
+        if [path.name for path in folder.iterdir()] in ([], [LOCK]):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_unlocked_and_old(workspace: Path) -> bool:
+def _is_unlocked_and_old(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
-        age = time.time() - workspace.lstat().st_mtime
-        return not kind_of(workspace / LOCK) and age > _UNLOCKED_GRACE_SECONDS
+        age = time.time() - folder.lstat().st_mtime
+        return not kind_of(folder / LOCK) and age > _UNLOCKED_GRACE_SECONDS
     return False

@@ -8,9 +8,9 @@ from flashsmith.emulator import EmulationResult
 from flashsmith.families import DeviceSpec, Problem
 from flashsmith.operations import FORWARD, Call
 from flashsmith.operations.forward import UNLIMITED
+from flashsmith.runtime.forward_options import CAUSAL, NO_MASK, Mask
+from flashsmith.runtime.forward_request import Request
 from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
-from flashsmith.runtime.options import CAUSAL, NO_MASK, Mask
-from flashsmith.runtime.request import Request
 
 # address, batch stride, seq stride, head stride
 TensorInts = tuple[int, int, int, int]

@@ -16,9 +16,9 @@ import pytest
 from stand_in_sources import CONFIGS, calls
 from synthetic_library import key_of, publish
 
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.cache_folder import MARKER
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library_build import build_from
-from flashsmith.builder.place import MARKER
 from flashsmith.errors import CacheError
 
 HOURS_AGO = time.time() - 5 * 3600
@@ -180,7 +180,7 @@ def test_a_folder_of_ours_that_is_a_link_is_never_followed(cache, name, tmp_path
     assert contents(tmp_path) == before
 
 
-def test_a_workspace_that_is_a_link_is_not_swept(cache, tmp_path):
+def test_a_temporary_folder_that_is_a_link_is_not_swept(cache, tmp_path):
     publish(cache, "a")
     (tmp_path / "aside" / "deep").mkdir(parents=True)
     (tmp_path / "aside" / "lock").touch()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from flashsmith.families import DType, FlashForwardKernelConfig
-from flashsmith.verify.inputs import InputSpec, default_scale, make_inputs
+from flashsmith.verify.proof_inputs import InputSpec, default_scale, make_inputs
 from flashsmith.verify.reference import compute_references, inputs_and_references
-from flashsmith.verify.rule import compare, heads_for_enough_outputs
+from flashsmith.verify.tolerance import compare, heads_for_enough_outputs
 
 BATCH, SEQ, HEADS, D = 2, 128, 2, 64
 CONFIGS = {dtype: FlashForwardKernelConfig(dtype, D, 64, 32, 4) for dtype in DType}

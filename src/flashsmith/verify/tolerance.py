@@ -11,7 +11,7 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig
-from flashsmith.verify.attention import Lens, offsets
+from flashsmith.verify.attention_semantics import Lens, offsets
 from flashsmith.verify.reference import References
 
 # An output may err twice as much as a textbook kernel of the same precision, and this much more.

@@ -11,8 +11,7 @@ from flashsmith.runtime.arguments import (
     check_problem,
     check_sinks,
 )
-from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.options import (
+from flashsmith.runtime.forward_options import (
     ForwardOptions,
     Mask,
     check_flag,
@@ -20,6 +19,7 @@ from flashsmith.runtime.options import (
     check_scale,
     check_softcap,
 )
+from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.sequences import Packing, check_packing
 
 

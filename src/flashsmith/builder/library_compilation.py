@@ -1,4 +1,4 @@
-"""One library being compiled in a workspace: the commands, and what their output says."""
+"""One library being compiled in a folder: the commands, and what their output says."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashsmith.builder.cache import Cache
 from flashsmith.builder.cubin import kernel_code_bytes
 from flashsmith.builder.demangle import demangle
 from flashsmith.builder.generate import GeneratedSources, generate_kernel_instantiations
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library import SHARED_OBJECT
+from flashsmith.builder.library_spec import LibrarySpec
 from flashsmith.builder.manifest import KernelBeside, KernelEntry
 from flashsmith.builder.processes import Command, Finished, run_all
 from flashsmith.builder.ptx_module import split_ptx
 from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
-from flashsmith.builder.recipe import Recipe
 from flashsmith.builder.sources import family_sources, source_hash
 from flashsmith.errors import CompileError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
@@ -47,36 +47,36 @@ def _object_name(source: str) -> str:
 
 
 class Compilation:
-    """Compiles ``recipe`` in ``workspace``: intermediates in build/, the product in library/.
+    """Compiles ``spec`` in ``folder``: intermediates in build/, the product in library/.
 
-    Compilers run in the workspace, on copies of the sources in csrc/, and are given relative names.
+    Compilers run in the folder, on copies of the sources in csrc/, and are given relative names.
     """
 
-    def __init__(self, recipe: Recipe, workspace: Path, jobs: int) -> None:
-        self.recipe = recipe
+    def __init__(self, spec: LibrarySpec, folder: Path, jobs: int) -> None:
+        self.spec = spec
         self.jobs = jobs
-        self.workspace = workspace
-        self.build = workspace / "build"
-        self.library = workspace / "library"
-        self.csrc = workspace / "csrc"
+        self.folder = folder
+        self.build = folder / "build"
+        self.library = folder / "library"
+        self.csrc = folder / "csrc"
         (self.library / "ptx").mkdir(parents=True)
         self.build.mkdir()
-        self._originals = family_sources(recipe.family, recipe.csrc)
+        self._originals = family_sources(spec.family, spec.csrc)
         self._originals.copy_to(self.csrc)
         self._new_objects: list[_HostObject] = []
-        shards = -(-len(recipe.configs) // _CONFIGS_PER_SHARD)
+        shards = -(-len(spec.configs) // _CONFIGS_PER_SHARD)
         self.sources: GeneratedSources = generate_kernel_instantiations(
-            recipe.configs,
+            spec.configs,
             self.library / "sources",
-            semantics=recipe.semantics,
+            semantics=spec.semantics,
             n_shards=-(-max(shards, jobs) // jobs) * jobs,
         )
 
     def is_current(self) -> bool:
-        """Whether what is compiled is what the recipe names, and the sources still are."""
-        recipe = self.recipe
-        now = source_hash(recipe.family, recipe.csrc)
-        return self._originals.hash() == recipe.source_hash == now
+        """Whether what is compiled is what the spec names, and the sources still are."""
+        spec = self.spec
+        now = source_hash(spec.family, spec.csrc)
+        return self._originals.hash() == spec.source_hash == now
 
     # ---- compiling ----
 
@@ -108,7 +108,7 @@ class Compilation:
             else:
                 host_compiled(done, _GXX_SECONDS)
 
-        run_all([*shards, *host], cwd=self.workspace, jobs=self.jobs, finished=finished)
+        run_all([*shards, *host], cwd=self.folder, jobs=self.jobs, finished=finished)
         self._new_objects = missing
         return sorted(entries, key=lambda entry: entry.config.to_ints())
 
@@ -120,11 +120,11 @@ class Compilation:
     def _shard_command(self, index: int) -> Command:
         keep = self.build / f"keep_{index}"
         keep.mkdir()
-        flags = (*self.recipe.kernel_flags(), "--keep", "--keep-dir", self._name(keep))
+        flags = (*self.spec.kernel_flags(), "--keep", "--keep-dir", self._name(keep))
         return self._nvcc(f"shard_{index}", self.sources.shards[index], flags)
 
     def _host_objects(self) -> list[_HostObject]:
-        key = self.recipe.common_key()
+        key = self.spec.common_key()
         files = self._originals.host_files
         commands = (self._gxx(_object_name(name), self.csrc / name) for name in files)
         return [
@@ -146,21 +146,21 @@ class Compilation:
         return self.build / f"{name}.o"
 
     def _name(self, path: Path) -> str:
-        """What compilers are told of a path in the workspace."""
-        return path.relative_to(self.workspace).as_posix()
+        """What compilers are told of a path in the folder."""
+        return path.relative_to(self.folder).as_posix()
 
     def _compile(self, source: Path, name: str) -> tuple[str, ...]:
         include, made = f"-I{self._name(self.csrc)}", self._name(self._object(name))
         return (include, "-c", self._name(source), "-o", made)
 
     def _nvcc(self, name: str, source: Path, flags: tuple[str, ...]) -> Command:
-        tools = self.recipe.toolchain
+        tools = self.spec.toolchain
         compiler = (str(tools.nvcc), f"-ccbin={tools.gxx}")
         return Command(name, (*compiler, *flags, *self._compile(source, name)))
 
     def _gxx(self, name: str, source: Path) -> Command:
-        tools = self.recipe.toolchain
-        arguments = [str(tools.gxx), *self.recipe.host_flags()]
+        tools = self.spec.toolchain
+        arguments = [str(tools.gxx), *self.spec.host_flags()]
         for folder in tools.include_dirs:
             arguments += ["-isystem", str(folder)]
         return Command(name, (*arguments, *self._compile(source, name)))
@@ -195,8 +195,8 @@ class Compilation:
                 raise ValueError(f"no report on {unknown[0]}")
         except (ValueError, FileNotFoundError) as error:
             raise CompileError(
-                f"shard_{index}: the output of {self.recipe.toolchain.nvcc} "
-                f"({self.recipe.toolchain.nvcc_version}) was not understood: {error}"
+                f"shard_{index}: the output of {self.spec.toolchain.nvcc} "
+                f"({self.spec.toolchain.nvcc_version}) was not understood: {error}"
             ) from error
 
         shard_bytes = sum(map(len, modules.values()))
@@ -262,20 +262,20 @@ class Compilation:
         def finished(done: Finished) -> None:
             found[names[done.command]] = nameless_warnings(done.output)
 
-        run_all(list(names), cwd=self.workspace, jobs=self.jobs, finished=finished)
+        run_all(list(names), cwd=self.folder, jobs=self.jobs, finished=finished)
         return found
 
     def _alone(self, place: int, ptx: str) -> Command:
         """Assembles one module and keeps nothing but what is said."""
         source = self.build / f"alone_{place}.ptx"
         source.write_text(ptx)
-        ptxas = self.recipe.toolchain.nvcc.parent / "ptxas"
-        flags = (f"-arch={self.recipe.target}", "-v", "-lineinfo")
+        ptxas = self.spec.toolchain.nvcc.parent / "ptxas"
+        flags = (f"-arch={self.spec.target}", "-v", "-lineinfo")
         name = self._name(source)
         return Command(source.stem, (str(ptxas), *flags, name, "-o", f"{name}.cubin"))
 
     def _source_roots(self) -> list[Path]:
-        tools = self.recipe.toolchain
+        tools = self.spec.toolchain
         # A system toolkit's nvcc reads its own headers through targets/, not through include/.
         own = tools.nvcc.parent.parent / "targets" / "x86_64-linux" / "include"
         folders = (*self._originals.roots, self.csrc, self.library / "sources")
@@ -286,7 +286,7 @@ class Compilation:
 
     def link(self) -> None:
         """Link library.so; an undefined symbol is an error here rather than at load time."""
-        tools = self.recipe.toolchain
+        tools = self.spec.toolchain
         exports = self.build / "exports.map"
         exports.write_text(_EXPORTS)
         names = [path.stem for path in self.sources.shards]
@@ -313,4 +313,4 @@ class Compilation:
                 self._name(self.library / SHARED_OBJECT),
             ),
         )
-        run_all([command], cwd=self.workspace, jobs=1, finished=lambda done: None)
+        run_all([command], cwd=self.folder, jobs=1, finished=lambda done: None)
