@@ -1,4 +1,4 @@
-"""What a kernel of the mma.sync family does, in words and figures: for `flashsmith explain`."""
+"""Descriptions of a kernel of the mma.sync family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 
 Effect = Callable[[Any], str]
 
-# What the emulator's observer calls an access, by what the kernels use it for.
+# The emulator's kinds of access, by what the kernels use them for.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": ("ldmatrix",),
     "copy st": ("cp.async", "st.shared.16B"),

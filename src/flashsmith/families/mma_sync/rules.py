@@ -15,9 +15,10 @@ from flashsmith.families.rule import Rule, supported
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 MAX_THREADS_PER_CTA = 1024
-# With 32 rows a warp, O alone takes d_head registers a thread; 192 leave too few for the rest.
+# With 32 rows a warp, O alone takes d_head registers a thread; 192 would leave too few for the
+# rest.
 MAX_D_HEAD_OF_32_ROWS = 128
-# What a thread needs beside O, at the very least: scores, fragments and addresses.
+# The least that a thread needs beside O: scores, fragments and addresses.
 MIN_REGISTERS_BESIDE_O = 48
 # An SM has four schedulers; half of the warps must put one on each.
 WARPS_PER_HALF = 4

@@ -16,12 +16,13 @@ from flashsmith.operations.dtype import DType
 
 WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
-# What barriers and the producer's notices take beside the tiles, bytes.
+# Bytes of barriers and of work-tile info beside the tiles.
 BARRIER_PAGE = 1024
 
 
 class PingPong(IntEnum):
-    """Whose turn it is among the warpgroups: nobody's, to issue products, or to exponentiate."""
+    """The warpgroup order barrier (ping-pong): none, around the issue of GEMMs, or around the
+    exponentials."""
 
     NONE = 0
     GEMM = 1
@@ -29,7 +30,7 @@ class PingPong(IntEnum):
 
 
 class Schedule(IntEnum):
-    """Which tiles a CTA computes: one, every n-th, or the next that nobody has begun."""
+    """The tile scheduler: a CTA computes one tile, every n-th, or the next unstarted one."""
 
     ONE_TILE = 0
     STATIC_PERSISTENT = 1
@@ -37,7 +38,8 @@ class Schedule(IntEnum):
 
 
 class TileOrder(IntEnum):
-    """In which order tiles begin: head by head, or longest first in sections that fit L2."""
+    """The order in which tiles begin: head by head, or longest first with heads grouped to fit
+    L2."""
 
     BY_HEAD = 0
     LONGEST_FIRST = 1
@@ -49,7 +51,7 @@ MAX_WARPGROUPS = 4
 MAX_KV_STAGES = 8
 B_C_STEP, MIN_B_C, MAX_B_C = 16, 32, 256
 REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
-# What a thread needs beside its shares of O, S and P: addresses, row statistics, loop state.
+# Registers of a thread beside its shares of O, S and P: addresses, row statistics, loop state.
 REGISTERS_BESIDE_TILES = 24
 MAX_RESCALE_THRESHOLD = 8
 DEFAULT_SECTION_MIB = 32
@@ -58,7 +60,7 @@ MAX_EXP2_FMA_SHARE = 50
 
 _WARPGROUPS = tuple(range(1, MAX_WARPGROUPS + 1))
 _REGISTERS = range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT)
-# What the smallest tiles need: O's columns and S's, and what is beside them.
+# Registers for the smallest tiles: O's columns, S's columns, and the rest.
 _LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 
 
@@ -268,7 +270,7 @@ class HopperForwardKernelConfig(ForwardConfig):
 
     @property
     def n_warps(self) -> int:
-        """Warps of one CTA, those that copy included."""
+        """Warps of one CTA, the producer's included."""
         return self.n_threads // THREADS_PER_WARP
 
     @property
@@ -288,6 +290,6 @@ class HopperForwardKernelConfig(ForwardConfig):
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether a kernel for whole tiles serves these sizes.
 
-        Rows of Q and O may be fewer than a tile has: TMA leaves out what is not there.
+        Rows of Q and O may be fewer than a tile has: TMA skips rows beyond the tensor.
         """
         return d == self.d_head and seq_k % self.B_c == 0 and seq_k > 0

@@ -1,4 +1,4 @@
-"""What a kernel of the wgmma family does, in words and figures: for `flashsmith explain`."""
+"""Descriptions of a kernel of the wgmma family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 
-# Tiles come and go by TMA, which is no warp's access; the others tell of tiles, 32 bytes at a time.
+# TMA copies tiles, which is no warp's access; the other accesses are of work-tile info, 32 bytes
+# each.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": (),
     "copy st": (),
@@ -40,7 +41,7 @@ def intensity(cfg: Any) -> Intensity:
 
 
 def registers_in_words(cfg: Any, registers: int) -> str:
-    """What the registers are that the compiler gave a thread, and what becomes of them."""
+    """The registers per thread at launch, and after setmaxnreg."""
     return (
         f"{registers} to begin with, then {cfg.producer_registers} to copy and "
         f"{cfg.consumer_registers} to compute"

@@ -31,8 +31,8 @@ from flashsmith.families.wgmma.config import (
 HOPPER_ARCH = 90
 # 65,536 registers over the 128 threads of a warpgroup.
 REGISTERS_TO_SHARE = 512
-# What ptxas wants beside the accumulators of one wgmma, of the registers that a thread starts with;
-# what setmaxnreg gives later does not count (C7602).
+# Registers that ptxas needs beside the accumulators of one wgmma, of those that a thread starts
+# with; registers that setmaxnreg adds later do not count (C7602).
 REGISTERS_BESIDE_PRODUCT = 26
 
 
@@ -40,7 +40,7 @@ _supported = partial(supported, HopperForwardKernelConfig)
 
 
 def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
-    """Registers a thread starts with, in a CTA of these warpgroups and the one that copies."""
+    """Registers a thread starts with, in a CTA of these consumer warpgroups and the producer."""
     threads = ctas_per_sm * (n_warpgroups + 1)
     return REGISTERS_TO_SHARE // threads // REGISTER_UNIT * REGISTER_UNIT
 
