@@ -271,7 +271,7 @@ class Family:
         return None
 
     # Whether all loop steps of a launch do the same work, so that counts scale with the steps.
-    steps_are_alike: bool = False
+    equal_steps: bool = False
 
 
 # --- the registry --------------------------------------------------------------------------------

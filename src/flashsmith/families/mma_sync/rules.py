@@ -70,13 +70,13 @@ RULES: tuple[Rule, ...] = (
     _supported("n_warps"),
     Rule(
         "d_head_in_mma_steps",
-        "d_head must be a multiple of 16: the product of Q and K takes 16 columns a step",
+        "d_head must be a multiple of 16: a QK GEMM takes 16 columns a step",
         lambda cfg, device: cfg.d_head % MMA_ROWS == 0,
         ("d_head",),
     ),
     Rule(
         "B_c_in_mma_steps",
-        "B_c must be a multiple of 16: the product of P and V takes 16 keys a step",
+        "B_c must be a multiple of 16: a PV GEMM takes 16 keys a step",
         lambda cfg, device: cfg.B_c % MMA_ROWS == 0,
         ("B_c",),
     ),

@@ -119,10 +119,10 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="Consumer::attend",
     )
     n_warpgroups: int = knob(
-        "warpgroups that compute, 64 rows each; one more copies",
+        "consumer warpgroups, 64 rows each; one more is the producer",
         values=_WARPGROUPS,
         effect=lambda cfg: (
-            f"{cfg.n_warpgroups} compute, 64 rows each; with the one that copies "
+            f"{cfg.n_warpgroups} consumer warpgroups, 64 rows each; with the producer "
             f"{cfg.n_threads} threads per CTA"
         ),
         where="Consumer",
@@ -146,28 +146,28 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="Producer::load_Q",
     )
     producer_registers: int = knob(
-        "registers a thread of the warpgroup that copies keeps",
+        "registers per producer thread",
         values=tuple(_REGISTERS),
         default=24,
         effect=describe.registers,
         where="hopper_forward_kernel",
     )
     consumer_registers: int = knob(
-        "registers a thread of the others gets",
+        "registers per consumer thread",
         values=tuple(count for count in _REGISTERS if count >= _LEAST_TO_COMPUTE),
         default=240,
         effect=describe.registers,
         where="hopper_forward_kernel",
     )
     overlap: bool = knob(
-        "a warpgroup's next Q K^T runs under its softmax",
+        "a warpgroup's next QK GEMM runs under its softmax",
         word="overlap",
         default=False,
         effect=describe.overlap,
         where="Consumer::attend",
     )
     pingpong: PingPong = knob(
-        "warpgroups take turns: at products, or at exponentials",
+        "the warpgroup order barrier: around GEMMs, or exponentials",
         values=tuple(PingPong),
         word="pingpong_",
         default=PingPong.NONE,
@@ -183,7 +183,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="Producer::load",
     )
     schedule: Schedule = knob(
-        "how many tiles a CTA computes, and who says which",
+        "the tile scheduler: how many tiles a CTA computes, and which",
         values=tuple(Schedule),
         word="",
         default=Schedule.ONE_TILE,
@@ -199,7 +199,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="TileScheduler::work_of",
     )
     separate_O: bool = knob(
-        "O leaves through shared memory of its own, not Q's",
+        "O is stored through shared memory of its own, not Q's",
         word="separate_O",
         default=False,
         effect=describe.way_of_O,
@@ -215,7 +215,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="RowSoftmax::raise_maximum",
     )
     section_mib: int = knob(
-        "longest first: MiB of K and V of the heads that run side by side",
+        "longest first: MiB of K and V of the heads grouped for L2",
         values=(1, 2, 4, 8, 16, DEFAULT_SECTION_MIB, 64),
         word="section",
         default=DEFAULT_SECTION_MIB,
@@ -240,21 +240,21 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="exp2_shared_out",
     )
     early_exp: bool = knob(
-        "with overlap: no exponential waits for the product beside it",
+        "with overlap: no exponential waits for the concurrent PV GEMM",
         word="early_exp",
         default=False,
         effect=describe.early,
         where="Consumer::end_block_after",
     )
     stale_max: bool = knob(
-        "later blocks look for no maximum: their sums tell when it is out of date",
+        "later blocks compute no maximum: their sums show when it is stale",
         word="stale_max",
         default=False,
         effect=describe.stale,
         where="Consumer::settle",
     )
     direct_O: bool = knob(
-        "O leaves from registers, so that Q's place is free before O is done",
+        "O is stored from registers, so that Q's buffer is free before O is done",
         word="direct_O",
         default=False,
         effect=describe.direct,
