@@ -51,10 +51,9 @@ from flashsmith.runtime import libraries, run_operation
 from flashsmith.runtime.launch_plan import Contents, LaunchPlan
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning import gpu_runner
-from flashsmith.tuning.progress import SweepProgress
-from flashsmith.tuning.runner import Build
 from flashsmith.tuning.space import search_space
-from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.trial import Build
 from flashsmith.tuning.tune import plan_races, tune
 from flashsmith.verify import prove, prove_problem
 
@@ -309,7 +308,7 @@ def test_the_tuners_own_bench_serves_it(
 def test_it_is_tuned_and_its_winner_kept(first_row: ModuleType, tmp_path: Path) -> None:
     problem = Problem.parse("b4 s512 h4 d64 fp16 first_row")
     races = plan_races([problem], fakes.DEVICE, "both", Settings())
-    assert list(races[0].candidates) == [PLAIN, STAGED]
+    assert [build.name for build in races[0].builds] == [PLAIN, STAGED]
     world = fakes.World({PLAIN: fakes.Kernel(ms=1.0), STAGED: fakes.Kernel(ms=1.5)})
     table = tmp_path / "mine.json"
     done = tune(races, fakes.fake_runner(world), Settings(), tmp_path / "out",

@@ -20,7 +20,8 @@ from flashsmith.families import (
     device_spec,
     get_autotuning_kernel_configs,
 )
-from flashsmith.tuning.runner import Build, Compiled, LibraryGoneError, Proof, Runner
+from flashsmith.tuning.runner import LibraryGoneError, Runner
+from flashsmith.tuning.trial import Build, Compiled, Proof
 
 DEVICE = device_spec("H200")
 FOREVER = 3600.0

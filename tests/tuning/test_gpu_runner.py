@@ -20,10 +20,10 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics, parse_kernel_name_into_config
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.gpu_runner import GpuBench, NvccCompiler
-from flashsmith.tuning.halving import DEFAULT_HALVING
-from flashsmith.tuning.progress import SweepProgress
-from flashsmith.tuning.runner import Build, Compiled, LibraryGoneError
-from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.race import DEFAULT_HALVING
+from flashsmith.tuning.runner import LibraryGoneError
+from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.trial import Build, Compiled
 from flashsmith.tuning.tune import check_gpu, plan_races, tune
 
 CONFIG = parse_kernel_name_into_config(
@@ -153,11 +153,11 @@ def test_a_sweep_on_the_gpu_and_its_resumption(tmp_path: Path) -> None:
         with SweepProgress() as progress:
             tuned = tune(races, runner, settings, out, progress, table=table)
         assert tuned.ok
-        rankings.append([[s.candidate.name for s in race.standings()] for race in races])
+        rankings.append([[trial.name for trial in race.ranked] for race in tuned.races])
         records = (out / "journal.jsonl").read_text().splitlines()
     assert rankings[0] == rankings[1]
-    kinds = [json.loads(record)["kind"] for record in records]
-    assert kinds.count("final") == 2  # the second sweep measured nothing
+    stages = [json.loads(record)["stage"] for record in records]
+    assert stages.count("final") == 2  # the second sweep measured nothing
     rows = read_rows(out / "ranking.csv")
     assert len(rows) == 8
     for row in rows:

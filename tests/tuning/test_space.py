@@ -20,12 +20,12 @@ from flashsmith.families import (
     is_legal,
     parse_kernel_name_into_config,
 )
-from flashsmith.tuning.cull import cull_compiled, cull_unbuilt
-from flashsmith.tuning.entry import make_race
-from flashsmith.tuning.problems import default_problems, mentor_of
+from flashsmith.tuning.problems import default_problems, reference_problem
 from flashsmith.tuning.problems import read_problems as read
-from flashsmith.tuning.runner import Build, Compiled
+from flashsmith.tuning.race import states_of
 from flashsmith.tuning.space import search_space
+from flashsmith.tuning.trial import Build, Compiled, Trials, cull_compiled, cull_unbuilt
+from flashsmith.tuning.tune import make_race
 
 # ---- the space ----
 
@@ -70,7 +70,7 @@ def test_a_d_between_two_head_dimensions_takes_the_larger() -> None:
     assert {cfg.d_head for cfg in search_space(odd, DEVICE)} == {96}
 
 
-def test_tune_and_the_ladder_are_put_into_the_problems_own_dtype_and_head() -> None:
+def test_tune_and_prog_are_put_into_the_problems_own_dtype_and_head() -> None:
     problem = replace(PROBLEM, d=64, dtype=DType.BF16)
     tune = search_space(problem, DEVICE, "tune")
     wanted = get_autotuning_kernel_configs([DType.BF16])
@@ -158,14 +158,16 @@ def test_a_problem_that_is_none_is_named(tmp_path: Path) -> None:
 def test_a_long_problem_follows_a_shorter_one_like_it() -> None:
     h200 = device_spec("H200")
     problems = default_problems()
-    of = {str(p): mentor_of(p, h200, problems) for p in problems}
+    of = {str(p): reference_problem(p, h200, problems) for p in problems}
     assert str(of["b4 s16384 h16 d128 fp16"]) == "b16 s2048 h16 d128 fp16"
     assert str(of["b4 s16384 h8 d256 bf16 causal"]) == "b16 s4096 h8 d256 bf16 causal"
     assert of["b16 s2048 h16 d128 fp16"] is None
-    long = Problem.parse("b1 s8192 h16 d128 fp16")
-    assert mentor_of(long, h200, [Problem.parse("b1 s2048 h16 d128 fp16")]) is None  # 2 waves
-    assert mentor_of(long, h200, [Problem.parse("b16 s2048 h16:8 d128 fp16")]) is None
-    assert mentor_of(long, h200, [Problem.parse("b16 s2048:4096 h16 d128 fp16")]) is None
+    long = Problem.parse("b1 s8192 h16 d128 fp16")  # of the first, two waves
+    assert (
+        reference_problem(long, h200, [Problem.parse("b1 s2048 h16 d128 fp16")]) is None
+    )  # 2 waves
+    assert reference_problem(long, h200, [Problem.parse("b16 s2048 h16:8 d128 fp16")]) is None
+    assert reference_problem(long, h200, [Problem.parse("b16 s2048:4096 h16 d128 fp16")]) is None
 
 
 # ---- culling ----
@@ -208,10 +210,11 @@ def test_spills_are_culled_beyond_the_threshold() -> None:
 
 def test_a_race_knows_its_culled() -> None:
     problem = Problem.parse("b1 s1024 h8 d256 fp16")
-    race = make_race(problem, device_spec("RTX 4090"))
-    culled = [c for c in race.candidates.values() if not c.racing]
+    device = device_spec("RTX 4090")
+    (race,) = states_of([make_race(problem, device)], Trials(device))
+    culled = [trial for trial in race.trials.values() if not trial.active]
     assert culled
-    assert race.field
+    assert race.active
     assert all(c.status == "culled" and c.reason.startswith("illegal: ") for c in culled)
 
 

@@ -21,13 +21,14 @@ from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.builder import KernelEntry, KernelLibrary, build, find_library
 from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library_lookup import find_library_from
-from flashsmith.builder.sources import package_sources, tree_hash
+from flashsmith.builder.sources import package_sources
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.errors import CompileError, IllegalConfigError
 from flashsmith.families import DeviceSpec, Problem
 from flashsmith.runtime.libraries import loaded_kernels
-from flashsmith.tuning.halving import STEADY_WARMUP_MS, Halving
-from flashsmith.tuning.runner import Build, Compiled, LibraryGoneError, Proof, Runner
+from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
+from flashsmith.tuning.runner import LibraryGoneError, Runner
+from flashsmith.tuning.trial import Build, Compiled, Proof
 
 # Scores of a head that the first proof looks at: a few hundred rows of a long sequence.
 _QUICK_SCORES = 1 << 20
@@ -44,7 +45,6 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
         environment={
             "gpu": device.name,
             "driver": origin["driver"],
-            "csrc": tree_hash(),
             "protocol": f"{halving.rungs}, {halving.final_least} x {halving.final_ms:g} ms",
         },
         origin=origin,
