@@ -1,4 +1,4 @@
-"""What is loaded from the cache is this user's or root's, and nobody else may write it."""
+"""What is loaded from the cache is this user's or root's, and no other user may write it."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_the_fault_of_another_kernel_is_recorded_and_told(
     assert words in warning
     told = [event.message for event in events if event.stage == "warn"]
     assert told == [
-        f"1 of 2 configs lose speed in nvcc {library.manifest.nvcc_version}; first is "
+        f"1 of 2 configs are slow as compiled by nvcc {library.manifest.nvcc_version}; first is "
         f"{UNSHIPPED}: {warning}"
     ]
     again = Manifest.from_json((library.path / "manifest.json").read_text())

@@ -19,7 +19,7 @@ import sweep_fakes as fakes
 from processes import child_pids, wait_until_gone, with_path
 from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 
-from flashsmith.benchmark.rows import read_rows
+from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.benchmark.table import make_console
 from flashsmith.chooser.winners import Entry, Ranked, WinnersTable, join_winners, storage
 from flashsmith.errors import (

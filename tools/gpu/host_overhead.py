@@ -31,7 +31,7 @@ import torch
 from pretended_gpu import pretended_gpu
 
 import flashsmith
-from flashsmith.benchmark.timing import Environment
+from flashsmith.benchmark.environment import Environment
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.runtime import forget_cached_launches
 from flashsmith.runtime.frameworks import framework_of

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
+from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run_times import Timing, time_kernels
 from flashsmith.benchmark.tasks import EMULATED, Task, size_for
-from flashsmith.benchmark.timing import CudaEvents
-from flashsmith.benchmark.usable_gpu import require_usable_gpu
+from flashsmith.benchmark.timing import CudaEvents, require_usable_gpu
 from flashsmith.builder import KernelLibrary, libraries_for
 from flashsmith.emulator import BankConflicts, estimate_seconds
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError

@@ -1,4 +1,4 @@
-"""What a build tells while it runs."""
+"""The progress events of a build."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Stage = Literal["wait", "reuse", "compile", "host", "link", "publish", "warn", "
 class BuildEvent:
     """One step of a build.
 
-    ``done`` of ``total`` steps are through: one for each config, for each file of host code that
-    the cache does not hold, and for linking. A "compile" event carries the kernel it tells of
-    (``entry``) except the first one, which says what is about to be compiled. "host": a file of
-    host code is compiled. "wait": another process builds the same library. "reuse": it was in the
-    cache. "warn": something to look at that does not stop the build, such as spills. "done": it is
-    published. ``seconds_left`` is an estimate of the rest of the build.
+    ``done`` of ``total`` steps have finished: one for each config, for each file of host code that
+    the cache does not hold, and for linking. A "compile" event carries its kernel (``entry``)
+    except the first one, which announces what will be compiled. "host": a file of host code is
+    compiled. "wait": another process builds the same library. "reuse": it was in the cache. "warn":
+    something to look at that does not stop the build, such as spills. "done": it is published.
+    ``seconds_left`` is an estimate of the rest of the build.
     """
 
     stage: Stage
@@ -38,6 +38,6 @@ Progress = Callable[[BuildEvent], None]
 
 
 def silent(event: BuildEvent) -> None:
-    """The progress of a build nobody watches: warnings go to the log."""
+    """The progress function when none is given: warnings go to the log."""
     if event.stage == "warn":
         _log.warning("flashsmith: %s", event.message)

@@ -1,4 +1,4 @@
-"""Where the cache lies: a folder of its own, told from everybody else's by a marker."""
+"""The folder of the cache: recognised as flashsmith's by a marker file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from flashsmith.builder.safe_files import any_owner, kind_of, make_folder, no_fo
 from flashsmith.builder.temporary_folders import LOCK
 from flashsmith.errors import CacheError
 
-# Raised when the folder's layout changes: older caches are then left alone.
+# Increased when the folder's layout changes: older caches are then left untouched.
 CACHE_FOLDER = "flashsmith-cache-1"
-# The name and first line are those by which backups know what to leave out (bford.info/cachedir).
+# The name and first line by which backup programs skip cache folders (bford.info/cachedir).
 MARKER = "CACHEDIR.TAG"
 _MARKER_TEXT = b"""\
 Signature: 8a477f597d28d172789f06886806bc55
 # Kernels that flashsmith compiled. This file marks the folder as its own: it removes what it finds
 # here. 'flashsmith cache' lists, checks and clears it.
 """
-# What reading it says where there is none, but perhaps a link, a fifo or a socket.
+# The errors of reading it where there is none, or a link, a fifo or a socket instead.
 _NO_MARKER = (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO)
 FOLDERS = ("libraries", "objects", "locks", "tmp")
 
@@ -66,7 +66,7 @@ def foreign_file(library: Path) -> Path | None:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Everything below a folder, links not followed; what vanishes meanwhile is left out."""
+    """Everything below a folder, links not followed; what is removed meanwhile is left out."""
     return [
         Path(top, name)
         for top, folders, files in os.walk(folder)
@@ -75,7 +75,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def tree_bytes(path: Path) -> int:
-    """Bytes of a file or of all files below a folder; what vanishes meanwhile counts nothing."""
+    """Bytes of a file or of all files below a folder; what is removed meanwhile counts as 0."""
     total = 0
     for file in [path, *_below(path)]:
         with contextlib.suppress(FileNotFoundError):
@@ -85,16 +85,15 @@ def tree_bytes(path: Path) -> int:
 
 
 def is_cache_folder(root: Path) -> bool:
-    """Whether the cache ``root`` is there.
-
-    Raises CacheError when something else is: no folder of ours, or one whose parts lead elsewhere.
+    """Whether the cache ``root`` exists. Raises CacheError when the path is something else: not a
+    folder of flashsmith's, or one with links for its folders.
     """
     kind = kind_of(root)
     if kind == 0:
         return False
     if kind != stat.S_IFDIR:
-        raise _refused(root, "is no folder, or a symbolic link")
-    # Listed first: whoever put something in has completed the marker before.
+        raise _refused(root, "is not a folder, or is a symbolic link")
+    # Listed before the marker is read: a process completes the marker before it adds anything.
     names = os.listdir(root)
     if _marker(root) != _MARKER_TEXT:
         if _may_become_ours(root, names):
@@ -102,7 +101,7 @@ def is_cache_folder(root: Path) -> bool:
         raise _refused(root, f"lacks the marker of flashsmith's own folders, {MARKER}")
     for name in FOLDERS:
         if kind_of(root / name) not in (0, stat.S_IFDIR):
-            raise _refused(root / name, "is no folder, or a symbolic link")
+            raise _refused(root / name, "is not a folder, or is a symbolic link")
     return True
 
 
@@ -113,7 +112,7 @@ def make_cache_folder(root: Path) -> None:
     """
     if not is_cache_folder(root):
         make_folder(root)
-        # Not emptied first: of two processes that make it each writes the same bytes.
+        # Not truncated first: two processes that make it write the same bytes.
         with open(root / MARKER, "r+b", opener=_open_or_create) as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(_MARKER_TEXT)
@@ -140,7 +139,7 @@ def _marker(root: Path) -> bytes | None:
 
 
 def _may_become_ours(root: Path, names: list[str]) -> bool:
-    """An empty folder, or one whose maker was killed while it wrote the marker."""
+    """An empty folder, or one whose creator was killed while it wrote the marker."""
     if not names:
         return True
     begun = _marker(root)
@@ -149,13 +148,13 @@ def _may_become_ours(root: Path, names: list[str]) -> bool:
 
 def _refused(path: Path, why: str) -> CacheError:
     return CacheError(
-        f"{path} {why}: flashsmith leaves it alone. Move it away, or let FLASHSMITH_CACHE_DIR name "
-        "another folder"
+        f"{path} {why}: flashsmith does not touch it. Move it away, or let FLASHSMITH_CACHE_DIR "
+        "name another folder"
     )
 
 
 def older_bytes(folder: Path) -> int:
-    """Bytes of the libraries and objects that older versions kept right in ``folder``.
+    """Bytes of the libraries and objects that older versions kept directly in ``folder``.
 
     They are neither read nor removed; links are not followed.
     """

@@ -1,4 +1,4 @@
-"""How long a config takes to compile, roughly, so that shards end at about the same time."""
+"""Estimated compile time of configs, so that shards finish at about the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel cache: libraries under the hash of their spec, published whole or not at all.
+"""The kernel cache: libraries under the hash of their specification, published atomically.
 
     <folder>/flashsmith-cache-1/
         CACHEDIR.TAG       the marker of a folder that is all ours
@@ -7,9 +7,9 @@
         locks/<key>.lock   held by whoever builds, replaces or removes that library
         tmp/               where libraries are copied to before they are renamed into place
 
-Whatever kills a process leaves at most a folder in tmp/, which the next build removes. A library's
-own lock is held shared by its users, so that eviction passes it by. What lies here under another
-name or holds other files is not ours: it is neither used nor removed. No link is followed.
+A killed process leaves at most a folder in tmp/, which the next build removes. Users of a library
+hold its lock shared, so eviction skips it. Anything here under another name, and any library folder
+with foreign files, is neither used nor removed. No link is followed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ _BUILD_PATIENCE_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One library in the cache; when unusable, ``damage`` says why and ``manifest`` is None."""
+    """One library in the cache; if it is unusable, ``damage`` is the reason and ``manifest`` is
+    None."""
 
     key: str
     path: Path
@@ -72,7 +73,8 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class Removed:
-    """What ``prune`` or ``clear`` took away, and how many libraries stayed because of their use."""
+    """What ``prune`` or ``clear`` removed, and how many libraries stayed because they were in
+    use."""
 
     entries: int
     bytes: int
@@ -80,8 +82,8 @@ class Removed:
 
 
 class Cache:
-    """The cache in one folder. Methods raise CacheError when it cannot be read or written, or is
-    none of ours."""
+    """The cache in one folder. Methods raise CacheError when it cannot be read or written, or was
+    not made by flashsmith."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,14 +98,14 @@ class Cache:
     def open(self, key: str) -> KernelLibrary | None:
         """The library ``key`` with every file verified; None when missing or damaged.
 
-        Raises CacheError, too, when others could have written what is in it.
+        Raises CacheError, too, when other users could have written its files.
         """
         path = self.libraries / key
         with self.errors("read"):
             if not is_cache_folder(self.root) or kind_of(path) != stat.S_IFDIR:
                 return None
             in_use = None
-            with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+            with contextlib.suppress(FileNotFoundError):  # evicted in the meantime
                 for folder in (self.root, self.libraries, path):
                     check_folder(folder)
                 in_use = try_lock(path / LOCK, shared=True)
@@ -114,7 +116,7 @@ class Cache:
             except (OSError, ValueError):
                 in_use.release()
                 return None
-            # A cache one may only read has no record of its use.
+            # A read-only cache records no use.
             in_use.note_use()
             return KernelLibrary(path, manifest, in_use)
 
@@ -125,7 +127,7 @@ class Cache:
             return sorted(found, key=lambda entry: (-entry.last_used, entry.key))
 
     def manifests(self) -> list[Manifest]:
-        """What the readable manifests say, most recently used first; files are not looked at."""
+        """The readable manifests, most recently used first; other files are not checked."""
         found = []
         with self.errors("read"):
             for path in sorted(self._folders(), key=_last_used, reverse=True):
@@ -147,14 +149,15 @@ class Cache:
         return CacheEntry(path.name, path, tree_bytes(path), _last_used(path), manifest, damage)
 
     def older_bytes(self) -> int:
-        """Bytes of what older versions kept right in the folder; nothing reads or removes it."""
+        """Bytes that older versions kept directly in the folder; they are neither read nor
+        removed."""
         with self.errors("read"):
             return older_bytes(self.folder)
 
     def object(self, name: str) -> bytes | None:
         """The shared object file ``name``, or None when missing or damaged.
 
-        Raises CacheError, too, when others could have written it.
+        Raises CacheError, too, when other users could have written it.
         """
         with self.errors("read"):
             for path in self._objects(name):
@@ -177,9 +180,9 @@ class Cache:
 
     @contextlib.contextmanager
     def building(self, key: str, waiting: Callable[[float], None]) -> Iterator[None]:
-        """Hold the right to build or replace ``key``, waiting for another process that does.
+        """Hold the lock to build or replace ``key``, waiting for another process that holds it.
 
-        Raises CacheError, too, when others could write into the cache.
+        Raises CacheError, too, when other users could write into the cache.
         """
         with self.errors("write"):
             make_cache_folder(self.root)
@@ -196,16 +199,18 @@ class Cache:
 
     @contextlib.contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """A new folder in the cache, removed at the end; a dead process's are swept first."""
+        """A new folder in the cache, removed at the end; those of dead processes are removed
+        first."""
         with contextlib.ExitStack() as stack:
             with self.errors("write"):
                 temporary = stack.enter_context(self._temporary.new())
             yield temporary
 
     def publish(self, folder: Path, manifest: Manifest) -> KernelLibrary:
-        """Copy ``folder``, complete but for its manifest, to its place; the caller holds the key.
+        """Copy ``folder``, complete but for its manifest, to its final path; the caller holds the
+        key.
 
-        Should another process have published the same key, its library is used and ours dropped.
+        If another process has published the same key, its library is used and this one dropped.
         """
         target = self.libraries / manifest.key
         with self.temporary_folder() as temporary, self.errors("write"):
@@ -263,7 +268,7 @@ class Cache:
     # ---- room ----
 
     def prune(self, limit_mib: float) -> Removed:
-        """Evict what was unused longest until at most ``limit_mib`` MiB are left.
+        """Evict the least recently used items until at most ``limit_mib`` MiB are left.
 
         Libraries that a process has open, or is building, stay.
         """
@@ -305,7 +310,7 @@ class Cache:
             key_lock.release()
 
     def clear(self) -> Removed:
-        """Remove everything of ours that no process uses."""
+        """Remove everything that flashsmith put here and no process uses."""
         removed = self.prune(0)
         with self.errors("write"):
             if is_cache_folder(self.root):
@@ -313,12 +318,12 @@ class Cache:
         return removed
 
     def errors(self, action: str) -> contextlib.AbstractContextManager[None]:
-        """OSErrors of the block as CacheErrors that say what to do."""
+        """Turns OSErrors of the block into CacheErrors with advice."""
         return folder_errors(action, f"the kernel cache {self.root}", env.CACHE_DIR.name)
 
 
 def _remembered_manifest(path: Path) -> Manifest:
-    """The manifest in ``path``, parsed anew only when the file was replaced or changed.
+    """The manifest in ``path``, parsed again only when the file was replaced or changed.
 
     Raises OSError or ValueError when there is none that can be trusted.
     """
@@ -351,7 +356,7 @@ def _object_name(name: str, content: bytes) -> str:
 
 
 def _last_used(path: Path) -> float:
-    """When a library or object was last opened; one without a lock file is nobody's: 0."""
+    """When a library or object was last opened; 0 for one without a lock file."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return (path / LOCK if kind_of(path) == stat.S_IFDIR else path).lstat().st_mtime
     return 0.0

@@ -1,4 +1,4 @@
-"""Building a kernel library, or finding it in the cache already built."""
+"""Builds a kernel library, unless the cache has it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flashsmith.errors import ArgumentError, CacheError, CompileError
 from flashsmith.families import KernelConfig, Semantics, check_legal, device_spec
 from flashsmith.time_left import TimeLeft, format_seconds
 
-# Someone editing a source while it compiles must not end up with a library under the wrong key.
+# A source that is edited while it compiles must not lead to a library under the wrong key.
 _ATTEMPTS = 3
 
 
@@ -42,10 +42,10 @@ def build(
     """The library of exactly ``configs`` for ``arch`` (80 is sm_80), built unless it is cached.
 
     ``jobs`` compilers run at once (default: FLASHSMITH_JOBS, else the usable cores); ``progress``
-    is called in this thread with what happens.
+    is called in this thread with each event.
 
     Raises IllegalConfigError before any compiler runs, ToolchainError, CompileError with the
-    compiler's words, CacheError when the cache cannot be written, PlatformError off Linux x86-64.
+    compiler's output, CacheError when the cache cannot be written, PlatformError off Linux x86-64.
     """
     return build_from(
         package_sources(), configs, arch=arch, semantics=semantics, jobs=jobs, progress=progress
@@ -97,15 +97,15 @@ class _Build:
         self.cache = cache
         self.jobs = jobs
         self.progress = progress
-        # Read before anything is built for a limit that is none.
+        # Read first, so that an invalid limit fails before anything is built.
         self.limit_mib = env.cache_limit_mib()
         self.done, self.total = 0, len(spec.configs)
-        # By the estimates, seconds of wall time: what is through, and what is left.
+        # Estimated seconds of wall time: of finished steps, and of those left.
         self.estimate_done = 0.0
         self.time_left = TimeLeft(0.0)
 
     def run(self) -> KernelLibrary | None:
-        """The library; None when the sources changed on the way."""
+        """The library; None when the sources changed during the build."""
         key = self.spec.key()
         library = self.cache.open(key)
         if library is None:
@@ -148,7 +148,7 @@ class _Build:
         return library
 
     def _begin(self, host_seconds: list[float]) -> None:
-        """Says what is built, how long it may take, and starts to count the steps."""
+        """Reports what is built and the estimated time, and starts to count the steps."""
         configs = self.spec.configs
         work = sum(map(expected_seconds, configs)) + sum(host_seconds)
         self.time_left = TimeLeft(work / self.jobs + LINK_SECONDS)
@@ -190,7 +190,7 @@ class _Build:
         self.progress(BuildEvent(stage, message, self.done, self.total, entry, left))
 
     def _step(self, seconds: float) -> None:
-        """One step, estimated at so many seconds of wall time, is through."""
+        """One step, estimated at `seconds` of wall time, has finished."""
         self.done += 1
         self.estimate_done += seconds
 
@@ -216,7 +216,7 @@ class _Build:
             self._report(
                 "warn",
                 f"{len(library.spilling)} of {counted(len(library), 'config')} spill registers to "
-                f"memory; most does {worst.short_form}: {spilling.spill_store_bytes} bytes of "
+                f"memory; the most: {worst.short_form}: {spilling.spill_store_bytes} bytes of "
                 f"stores and {spilling.spill_load_bytes} of loads per thread",
                 worst,
             )
@@ -227,7 +227,7 @@ class _Build:
             kernel, words = slow[0]
             self._report(
                 "warn",
-                f"{len(slow)} of {counted(len(library), 'config')} lose speed in "
+                f"{len(slow)} of {counted(len(library), 'config')} are slow as compiled by "
                 f"{self._compiler()}; first is {kernel.short_form}: {words[0]}",
                 kernel,
             )
@@ -239,4 +239,4 @@ class _Build:
         try:
             self.cache.prune(self.limit_mib)
         except CacheError as error:
-            self._report("warn", f"nothing was evicted: {error}")  # the library is no worse for it
+            self._report("warn", f"nothing was evicted: {error}")  # the library itself is complete

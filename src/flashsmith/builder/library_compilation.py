@@ -1,4 +1,4 @@
-"""One library being compiled in a folder: the commands, and what their output says."""
+"""The compilation of one library: the commands, and the parsing of their output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
 _CONFIGS_PER_SHARD = 10
 
 
-# What g++ takes for a file of host code on one core, and for linking: estimates.
+# Estimated seconds of g++ for a file of host code on one core, and of linking.
 _GXX_SECONDS = 2.0
 LINK_SECONDS = 0.2
 
@@ -42,7 +42,8 @@ class _HostObject:
 
 
 def _object_name(source: str) -> str:
-    """What the object of 'mma_sync/plan.cc' is called: files of two folders may be called alike."""
+    """The name of the object of 'mma_sync/plan.cc', with its folder: two folders may have files of
+    one name."""
     return source.removesuffix(".cc").replace("/", "_")
 
 
@@ -73,7 +74,7 @@ class Compilation:
         )
 
     def is_current(self) -> bool:
-        """Whether what is compiled is what the spec names, and the sources still are."""
+        """Whether the compiled sources are those of the spec, and are still unchanged."""
         spec = self.spec
         now = source_hash(spec.family, spec.csrc)
         return self._originals.hash() == spec.source_hash == now
@@ -113,7 +114,8 @@ class Compilation:
         return sorted(entries, key=lambda entry: entry.config.to_ints())
 
     def publish_host_objects(self, cache: Cache) -> None:
-        """Keep the host code compiled here, once it is sure which sources it was made of."""
+        """Put the host code compiled here into the cache, once its sources are known to be
+        unchanged."""
         for o in self._new_objects:
             cache.publish_object(o.name, o.path)
 
@@ -146,7 +148,7 @@ class Compilation:
         return self.build / f"{name}.o"
 
     def _name(self, path: Path) -> str:
-        """What compilers are told of a path in the folder."""
+        """The path that compilers get for a file in the folder."""
         return path.relative_to(self.folder).as_posix()
 
     def _compile(self, source: Path, name: str) -> tuple[str, ...]:
@@ -203,7 +205,7 @@ class Compilation:
         shared_seconds = done.seconds - sum(reports[name].ptxas_seconds for name in modules)
 
         def compiled(cfg: KernelConfig, role: str, template: str) -> dict[str, Any]:
-            """What is known of one kernel, its PTX written to the library."""
+            """The facts about one compiled kernel; writes its PTX to the library."""
             name = names[cfg, template]
             ptx_file = f"ptx/{cfg.kernel_name()}{role and '_' + role}.ptx"
             (self.library / ptx_file).write_text(modules[name])
@@ -249,9 +251,8 @@ class Compilation:
         return parse_kernel_name_into_config(readable), template
 
     def _nameless(self, modules: dict[str, str], output: str) -> dict[str, tuple[str, ...]]:
-        """ptxas's warnings that name no kernel, by the kernel they are of.
-
-        Of several kernels in a shard each is assembled once more, by itself.
+        """ptxas's warnings that name no kernel, by the kernel that causes them: each kernel of the
+        shard is assembled once more, by itself.
         """
         warnings = nameless_warnings(output)
         if not warnings or len(modules) == 1:
@@ -266,7 +267,7 @@ class Compilation:
         return found
 
     def _alone(self, place: int, ptx: str) -> Command:
-        """Assembles one module and keeps nothing but what is said."""
+        """Assembles one module and keeps only the messages."""
         source = self.build / f"alone_{place}.ptx"
         source.write_text(ptx)
         ptxas = self.spec.toolchain.nvcc.parent / "ptxas"

@@ -1,4 +1,4 @@
-"""Finding a library that holds given configs: in the cache if it can be, else by building it."""
+"""Finds a library that holds given configs in the cache, or builds it."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def libraries_for(
 def built_configs(
     *, arch: int = 80, semantics: Semantics | None = None
 ) -> tuple[KernelConfig, ...]:
-    """Every config that ``find_library`` would find, sorted."""
+    """Every config for which ``find_library`` finds a library, sorted."""
     manifests = _usable_manifests(package_sources(), arch, semantics or Semantics())
     found = {kernel.config for manifest in manifests for kernel in manifest.kernels}
     return tuple(sorted(found, key=lambda cfg: (cfg.FAMILY, cfg.to_ints())))
 
 
 def built_kernels(*, arch: int = 80) -> tuple[tuple[KernelConfig, Semantics], ...]:
-    """The same of all semantics: each config with what its kernel was compiled for, sorted."""
+    """The same for all semantics: each config with the semantics of its kernel, sorted."""
     manifests = _usable_manifests(package_sources(), arch)
     found = {(kernel.config, m.semantics) for m in manifests for kernel in m.kernels}
     return tuple(sorted(found, key=lambda one: (one[0].FAMILY, one[0].to_ints(), one[1])))
@@ -102,17 +102,17 @@ def find_library_from(
     wanted = set(configs)
     for manifest in _usable_manifests(csrc, arch, semantics or Semantics()):
         if wanted <= {kernel.config for kernel in manifest.kernels}:
-            library = cache.open(manifest.key)  # verifies; None when damaged or gone meanwhile
+            library = cache.open(manifest.key)  # verifies; None when damaged or removed
             if library is not None:
                 return library
     return None
 
 
 def is_current(manifest: Manifest) -> bool:
-    """Whether a library is of the sources as they are now, and of this flashsmith and tvm-ffi.
+    """Whether a library was made from the current sources, by this flashsmith and tvm-ffi.
 
-    Flags count too, compilers do not: what is built needs none. Others stay in the cache until they
-    are evicted, but are not used.
+    Flags count too; compiler versions do not, since a built library needs no compiler. Libraries
+    that are not current stay in the cache, unused, until they are evicted.
     """
     return _is_of(manifest, _Origin(package_sources()))
 
@@ -129,7 +129,7 @@ def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None)
 
 
 class _Origin:
-    """What libraries would be made of now: the sources of their family, and the packages."""
+    """The inputs of a library built now: the sources of its family, and the package versions."""
 
     def __init__(self, csrc: Path) -> None:
         self._csrc, self._hashes = csrc, dict[str, str]()

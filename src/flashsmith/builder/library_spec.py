@@ -1,4 +1,4 @@
-"""The spec of a library: everything its content depends on, and the key that sums it up."""
+"""The specification of a library: everything its content depends on, and the key that hashes it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Opening files where others may have put something else: no symbolic link, fifo or device.
+"""Opening files safely where other users may write: no symbolic link, fifo or device.
 
-What is read or written here lies beside other people's files, or where they may write. A link
-would lead out of the folder, and a fifo would have its reader wait for ever.
+A link would lead out of the folder, and a fifo would block its reader for ever.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ def no_follow(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def written_beside(path: Path) -> Iterator[Path]:
-    """A new empty file in the folder of ``path``, to be written; then it takes its place.
-
-    Nobody can foresee its name and put a link there. After an exception it is gone.
+    """A new empty file in the folder of ``path``, to be written; at the end it replaces ``path``.
+    Its name is random, so that no other user can put a link there. After an exception it is
+    removed.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(no_follow(os.fspath(unfinished), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
@@ -47,7 +46,7 @@ def written_beside(path: Path) -> Iterator[Path]:
 def read_below(folder: Path, name: str, *, most: int | None = None, check: Check) -> bytes:
     """The file ``name`` ('ptx/x.ptx') below ``folder``, read without following a link.
 
-    ``check(path, status)`` sees the folders on the way and the very file that is read. Raises
+    ``check(path, status)`` is called for the folders on the way and for the opened file. Raises
     OSError, and ValueError when the file has more than ``most`` bytes.
     """
     path, *parts = folder, *name.split("/")
@@ -80,11 +79,12 @@ def _read(fd: int, path: Path, most: int | None) -> bytes:
 
 
 def any_owner(path: Path, status: os.stat_result) -> None:
-    """A check that lets everything pass: for what is only looked at."""
+    """A check that accepts everything, for files that are only inspected."""
 
 
 def kind_of(path: Path) -> int:
-    """What is at ``path`` itself, a link being a link, as stat.S_IFMT has it; 0: nothing."""
+    """The file type at ``path`` itself, not following links, as stat.S_IFMT gives it; 0: no
+    file."""
     try:
         return stat.S_IFMT(path.lstat().st_mode)
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def kind_of(path: Path) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Make ``path``, and what it lies in, with mode 0700; what is there already stays as it is."""
+    """Make ``path`` and its parents with mode 0700; existing folders keep their mode."""
     if kind_of(path):
         return
     make_folder(path.parent)
@@ -100,13 +100,13 @@ def make_folder(path: Path) -> None:
         path.mkdir(mode=0o700)
     except FileExistsError:
         return
-    # The umask may have taken away what the owner needs, a group's folder added its bit.
+    # The umask may have removed the owner's bits, a setgid parent added its bit.
     if stat.S_IMODE(path.lstat().st_mode) != 0o700:
         path.chmod(0o700)
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold ``path`` before anything points at it."""
+    """Flush ``path`` to the disk before anything refers to it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -130,7 +130,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write the new file ``path``, mode 0644, and have the disk hold it."""
+    """Write the new file ``path``, mode 0644, and flush it to the disk."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_SURPRISE, 0o600)
     with open(fd, "wb") as file:
         file.write(data)

@@ -1,7 +1,6 @@
-"""What a shipped kernel must not be: one that the compiler made slow.
+"""Kernels that the compiler made slow: a build with such a shipped kernel fails.
 
-Such a kernel of a family that must not spill computes the right thing at a fraction of its speed,
-and nothing but ptxas says so.
+Such a kernel computes correct results at a fraction of its speed, and only ptxas's output shows it.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from flashsmith.errors import CompileError
 from flashsmith.families import Semantics
 from flashsmith.shipped import ships
 
-# In ptxas's words: products that wait for one another, and warpgroups that keep their registers.
+# Parts of ptxas's messages about wgmma that wait for one another and an ignored setmaxnreg.
 _SLOW = ("serialized", "'setmaxnreg' ignored")
 
 
 def slowing_warnings(kernel: KernelEntry) -> list[str]:
-    """ptxas's warnings of what slows one of the config's kernels down for good.
+    """ptxas's warnings about a slow kernel of the config.
 
-    Those of a kernel beside the main one begin with its role.
+    Warnings about a kernel beside the main one begin with its role.
     """
     return [
         prefix + warning
@@ -31,7 +30,7 @@ def slowing_warnings(kernel: KernelEntry) -> list[str]:
 
 
 def losses(kernel: KernelEntry) -> list[str]:
-    """Those warnings and, in words like them, what spills; empty for kernels that are well."""
+    """Those warnings and, in the same form, spills; empty for kernels without either."""
     return slowing_warnings(kernel) + [
         f"{prefix}{one.spill_store_bytes} bytes of registers are spilled and "
         f"{one.spill_load_bytes} loaded back per thread"
@@ -45,7 +44,7 @@ def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | KernelBeside]]:
 
 
 def check_shipped(kernels: Iterable[KernelEntry], semantics: Semantics, compiler: str) -> None:
-    """Raises CompileError when a shipped kernel among these lost its speed in `compiler`."""
+    """Raises CompileError when `compiler` made a slow kernel of a shipped config."""
     wrong = [
         (kernel, found)
         for kernel in kernels

@@ -1,4 +1,5 @@
-"""Folders that no dead process leaves behind for long: where libraries grow and are taken apart.
+"""Temporary folders for building and removing libraries, which do not outlive their process for
+long.
 
 Every folder holds a lock file that its process keeps locked. The kernel drops the lock when the
 process dies, however it dies, and the next build removes the folder.
@@ -36,14 +37,13 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def folder_errors(action: str, folder: str, variable: str) -> Iterator[None]:
-    """OSErrors of the block as CacheErrors about ``folder`` that say what to do.
-
-    ``variable``, of the environment, can name another folder.
+    """Turns OSErrors of the block into CacheErrors about ``folder`` with advice. ``variable`` is
+    the environment variable that can name another folder.
     """
     try:
         yield
     except BrokenPipeError:
-        raise  # whoever watched the build left; that is no matter of the cache
+        raise  # the reader of the progress is gone, which is no error of the cache
     except OSError as error:
         why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
         where = f" ({error.filename})" if error.filename else ""
@@ -61,9 +61,8 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 class TemporaryFolders:
-    """The folders of ours in ``folder``: those called ``prefix`` and 16 hexadecimal digits.
-
-    Others are left alone, and so are other users'. Methods raise OSError.
+    """The temporary folders in ``folder``: those called ``prefix`` and 16 hexadecimal digits. Other
+    folders, and those of other users, are left untouched. Methods raise OSError.
     """
 
     def __init__(self, folder: Path, prefix: str) -> None:
@@ -85,7 +84,7 @@ class TemporaryFolders:
     def _create(self) -> tuple[Path, HeldLock]:
         while True:
             folder = self._new_path()
-            # Another process may sweep the folder before it is locked; then it gets a successor.
+            # Another process may remove the folder before it is locked; then a new one is made.
             with contextlib.suppress(FileNotFoundError):
                 make_folder(folder)
                 lock = try_lock(folder / LOCK, create=True)
@@ -96,7 +95,7 @@ class TemporaryFolders:
         return self.folder / f"{self._prefix}{secrets.token_hex(8)}"
 
     def sweep(self) -> None:
-        """Remove what dead processes left."""
+        """Remove the folders of dead processes."""
         for folder in subfolders(self.folder):
             if not self._is_ours(folder):
                 continue
@@ -114,8 +113,9 @@ class TemporaryFolders:
         return False
 
     def trash(self, library: Path) -> None:
-        """Make ``library`` vanish at once, and then remove it; nothing when it is not there."""
-        # Its lock file goes with it: should we be killed here, the next sweep finds it.
+        """Move ``library`` here at once, and then remove it; does nothing when it does not
+        exist."""
+        # Its lock file moves with it: if this process is killed here, the next sweep removes it.
         trash = self._new_path()
         with contextlib.suppress(FileNotFoundError):
             os.rename(library, trash)
@@ -123,9 +123,8 @@ class TemporaryFolders:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, its lock last: compilers that outlived their parent may still write.
-
-    Another process may sweep it at the same time.
+    """Remove a folder, its lock last: compilers that outlive their parent may still write. Another
+    process may remove it at the same time.
     """
     with contextlib.suppress(FileNotFoundError):
         for path in list(folder.iterdir()):

@@ -1,13 +1,13 @@
-"""Runs a kernel's PTX on the CPU with NumPy, and watches it.
+"""Runs a kernel's PTX on the CPU with NumPy, under checks.
 
 Imports go one way, from bottom to top:
   ptx/        text to a tree of instructions
-  interface   what is shown to the outside: events, observers, findings, the result
+  interface   for users: events, observers, findings, the result
   machine/    what generated code runs on: memories, groups of threads, barriers, the scheduler;
-              its parts see the wave they belong to through machine/protocols.py
+              its parts use the wave they belong to through machine/protocols.py
   translate/  PTX to Python that runs on the machine: control flow, opcodes
   execute     a launch: translates, runs the grid in waves of CTAs, collects what happened
-  checks/     observers; they know the interface alone
+  checks/     observers, which use the interface alone
 """
 
 from __future__ import annotations

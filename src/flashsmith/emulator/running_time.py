@@ -9,7 +9,7 @@ from flashsmith.families import KernelConfig, Problem
 _STEP_SECONDS = 1.0e-3
 _SECONDS_PER_SCORE = 25e-9
 _SECONDS_PER_SCORE_AND_COLUMN = 0.6e-9
-# Of an element that a kernel without a loop over keys reads or writes.
+# Per element that a kernel without a loop over keys reads or writes.
 _SECONDS_PER_ELEMENT = 1e-7
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashsmith.benchmark.csv_read import MOST_BYTES, read_csv
+from flashsmith.benchmark.measurement_files import MOST_BYTES, read_csv
 from flashsmith.benchmark.ncu import read_profile
 from flashsmith.benchmark.progression import Ladder
 from flashsmith.benchmark.progression.ladder import KIND
@@ -31,9 +31,9 @@ _MAY_BE_ZERO = ("spread", "sm_clock_mhz", "power_w")
 SMALLEST, LARGEST = 1e-12, 1e12
 _PROFILE_COLUMNS = {"config", "duration_us", "stalls"}
 READS = (
-    "rows of 'flashsmith bench' and 'tune' (.csv, .json, .parquet), the JSON of 'flashsmith "
-    "progression', 'roofline' and 'run', the CSV of 'flashsmith ncu', the table of 'flashsmith "
-    "roofline' (.txt); CSV and JSON also with .gz"
+    "rows of 'flashsmith bench' and 'tune' (.csv, .jsonl, .json, .parquet), the JSON of "
+    "'flashsmith progression', 'roofline' and 'run', the CSV of 'flashsmith ncu', the table of "
+    "'flashsmith roofline' (.txt); CSV and JSON also with .gz"
 )
 # Of what a compressed file holds: a small one may decompress to more than a disk.
 _MOST_DECOMPRESSED = 1 << 30
@@ -96,6 +96,7 @@ def _read(path: Path) -> Results:
     readers = {
         ".csv": _read_csv,
         ".json": _read_json,
+        ".jsonl": _read_rows,
         ".parquet": _read_rows,
         ".txt": _read_text,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flashsmith.benchmark.csv_read import read_csv
+from flashsmith.benchmark.measurement_files import read_csv
 from flashsmith.benchmark.report.cells import OURS
 from flashsmith.benchmark.rows import BenchRow, row_of
 from flashsmith.errors import ArgumentError, ConfigParseError

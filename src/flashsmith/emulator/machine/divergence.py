@@ -1,4 +1,4 @@
-"""Divergence: parts of a group that run on their own, and how they come together again."""
+"""Divergence: parts of a group that run separately, and how they reconverge."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Part:
     """Threads of a forked group: ``places`` are theirs within it.
 
     ``values`` are live registers: where the part starts while it runs, where all join once it is
-    ``finished``. A part that never ``runs`` has nothing to do until the join: it is finished from
-    the start, and the registers from before the fork are its values.
+    ``finished``. A part that never ``runs`` has no work until the join: it is finished from the
+    start, and its values are the registers from before the fork.
     """
 
     group: Group
@@ -140,7 +140,7 @@ class Fork:
 
 @dataclass(eq=False)
 class Split:
-    """A group that a wait takes apart for good: some threads go on, the others keep waiting.
+    """A group that a wait splits permanently: some threads go on, the others keep waiting.
 
     Each side is (node, registers live there for the whole group); ``wait`` is what the others wait
     for before they start, None when their node waits by itself.

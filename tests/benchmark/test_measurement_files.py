@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashsmith.benchmark.writable import require_writable
+from flashsmith.benchmark.measurement_files import require_writable
 from flashsmith.errors import ArgumentError
 
 

@@ -1,4 +1,5 @@
-"""The benchmark's table: contenders of a problem sorted by speed, beside FA2 and the best peer."""
+"""The table of `flashsmith bench`: each problem's implementations by speed, beside FA2 and the best
+peer."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from flashsmith.benchmark.contenders import OURS
-from flashsmith.benchmark.peers.selection import YARDSTICK
-from flashsmith.benchmark.rows import BenchRow
+from flashsmith.benchmark.implementations import OURS
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.peers import BASELINE
 from flashsmith.benchmark.table import Cell, Column, print_table, print_text
 
 _COLUMNS = (
@@ -35,21 +36,21 @@ _COLUMNS = (
 _STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "absent": "dim"}
 
 
-def print_rows(console: Console, rows: Sequence[BenchRow]) -> None:
+def print_rows(console: Console, rows: Sequence[Measurement]) -> None:
     """The environment, and one table of all rows; problems in the order they come."""
     for line in header(rows):
         print_text(console, line)
     cells: list[tuple[Cell, ...]] = []
     for _, group in itertools.groupby(rows, key=lambda row: row.problem):
         cells += _cells(sort_rows(list(group)))
-    # A column that says nothing about anybody only takes room.
+    # An empty column only takes room.
     kept = [n for n in range(len(_COLUMNS)) if any(str(row[n]) != "-" for row in cells)]
     print_table(
         console, [_COLUMNS[n] for n in kept], [tuple(row[n] for n in kept) for row in cells]
     )
 
 
-def header(rows: Sequence[BenchRow]) -> list[str]:
+def header(rows: Sequence[Measurement]) -> list[str]:
     """Where the figures come from, and what they are."""
     if not rows:
         return []
@@ -59,14 +60,14 @@ def header(rows: Sequence[BenchRow]) -> list[str]:
     parts += [f"flashsmith {row.flashsmith} ({row.revision})"]
     return [
         ", ".join(parts),
-        *_stand_ins(rows),
+        *_typical_options(rows),
         f"timed {row.protocol}; median, and interquartile range over it; TFLOP/s of "
         "4 b h s_q s_k d, halved if causal, of what a window shows; errors against float64",
     ]
 
 
-def _stand_ins(rows: Sequence[BenchRow]) -> list[str]:
-    """What was measured where a problem does not say all."""
+def _typical_options(rows: Sequence[Measurement]) -> list[str]:
+    """The limits and caps that were measured: a problem does not name them."""
     problems = dict.fromkeys(row.problem for row in rows)
     windows = sorted({problem.window[0] for problem in problems if problem.window is not None})
     caps = sorted({problem.softcap for problem in problems if problem.softcap})
@@ -78,17 +79,17 @@ def _stand_ins(rows: Sequence[BenchRow]) -> list[str]:
     return ["; ".join(said)] if said else []
 
 
-def sort_rows(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """The quickest first, then who could not be timed, then who is absent."""
+def sort_rows(rows: Sequence[Measurement]) -> list[Measurement]:
+    """The fastest first, then those that could not be timed, then the absent."""
     order = {"pass": 0, "fail": 1, "error": 1, "absent": 2}
     return sorted(rows, key=lambda row: (order[row.verdict], row.ms or 0.0))
 
 
-def shares(rows: Sequence[BenchRow]) -> list[tuple[float | None, float | None]]:
+def shares(rows: Sequence[Measurement]) -> list[tuple[float | None, float | None]]:
     """Every row's speed over FA2's and over the best peer's, of one problem's rows."""
     peers = [row.tflops for row in rows if row.kind == "peer" and row.tflops]
     best = max(peers, default=None)
-    fa2 = next((row.tflops for row in rows if row.contender == YARDSTICK), None)
+    fa2 = next((row.tflops for row in rows if row.contender == BASELINE), None)
     return [(_share(row.tflops, fa2), _share(row.tflops, best)) for row in rows]
 
 
@@ -96,7 +97,7 @@ def _share(speed: float | None, of: float | None) -> float | None:
     return speed / of if speed and of else None
 
 
-def _cells(rows: Sequence[BenchRow]) -> list[tuple[Cell, ...]]:
+def _cells(rows: Sequence[Measurement]) -> list[tuple[Cell, ...]]:
     return [
         (
             str(row.problem),
@@ -121,7 +122,7 @@ def _cells(rows: Sequence[BenchRow]) -> list[tuple[Cell, ...]]:
     ]
 
 
-def _remark(row: BenchRow) -> str:
+def _remark(row: Measurement) -> str:
     if row.note:
         return row.note.splitlines()[0]
     return row.config if row.config and row.config != row.contender else "-"

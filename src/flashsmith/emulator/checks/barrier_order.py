@@ -1,4 +1,4 @@
-"""mbarriers and cluster barriers as places where knowledge is handed over."""
+"""The happens-before order that mbarriers and cluster barriers create."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _Knowledge = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass
-class _Place:
-    """What has been handed over: in the phase under way, and in all those that are over."""
+class _Handover:
+    """The clocks published at a barrier: in the current phase, and in all completed ones."""
 
     coming: _Knowledge | None = None
     over: _Knowledge | None = None
@@ -41,20 +41,20 @@ def _together(one: _Knowledge | None, other: _Knowledge) -> _Knowledge:
     return np.maximum(known, more), np.maximum(one[1], other[1])
 
 
-class Meetings:
+class BarrierOrder:
     """Every mbarrier and cluster barrier of a wave."""
 
     def __init__(self, order: HappensBefore, clusters: Clusters) -> None:
         self._order, self._clusters = order, clusters
-        self._mbarriers: dict[tuple[int, int], _Place] = {}
+        self._mbarriers: dict[tuple[int, int], _Handover] = {}
         self._inits: dict[tuple[int, int], tuple[int, int]] = {}
-        self._cluster_barriers: dict[int, _Place] = {}
+        self._cluster_barriers: dict[int, _Handover] = {}
 
     def mbarrier(self, event: MbarrierEvent) -> Iterator[tuple[str, np.ndarray, int]]:
-        """Takes part in an event.
+        """Updates the order with an event.
 
-        Yields (kind of finding, threads, who initialised) where threads use a barrier that they
-        need not have seen initialised; for bulk copies a proxy fence must lie between, too.
+        Yields (kind of finding, threads, initialising thread) where threads use a barrier without
+        being ordered after its initialisation; bulk copies need a proxy fence in between, too.
         """
         if event.kind == "complete":
             self._complete(event)
@@ -64,15 +64,15 @@ class Meetings:
             threads = event.threads[event.ctas == cta]
             if event.kind == "init":
                 self._inits[key] = (int(threads[0]), event.clock)
-                self._mbarriers[key] = _Place()
+                self._mbarriers[key] = _Handover()
                 continue
             yield from self._unseen(event.kind, key, threads)
-            place = self._mbarriers.setdefault(key, _Place())
+            place = self._mbarriers.setdefault(key, _Handover())
             for own in self._order.by_cta(threads):
                 if event.kind == "arrive":
-                    place.give(self._order.offer(own, event.clock))
+                    place.give(self._order.published(own, event.clock))
                 elif event.kind == "wait" and place.over is not None:
-                    self._order.learn(own, place.over)
+                    self._order.acquire(own, place.over)
 
     def _unseen(
         self, kind: str, key: tuple[int, int], threads: np.ndarray
@@ -81,7 +81,7 @@ class Meetings:
         if known is None:
             return
         thread, clock = known
-        unseen = ~self._order.knows(threads, np.array([thread]), np.array([clock]))
+        unseen = ~self._order.ordered_after(threads, np.array([thread]), np.array([clock]))
         if unseen.any():
             yield "race-mbarrier", threads[unseen], thread
         elif kind == "copy":
@@ -92,7 +92,7 @@ class Meetings:
 
     def _complete(self, event: MbarrierEvent) -> None:
         for place, cta in enumerate(event.ctas):
-            meeting = self._mbarriers.setdefault((int(cta), event.address), _Place())
+            meeting = self._mbarriers.setdefault((int(cta), event.address), _Handover())
             landed = event.clock if event.landed is None else int(event.landed[place])
             engine = Engine("mbarrier", int(cta), event.address)
             meeting.end()
@@ -101,13 +101,13 @@ class Meetings:
                 meeting.over = self._order.note_engine(known, engine, landed), fenced
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
-        """Arrivals hand over; whoever has passed takes over what all did."""
+        """Arriving threads publish their clocks; threads that have passed acquire those of all."""
         numbers = self._clusters.number(event.threads // self._order.threads_per_cta)
         for number in np.unique(numbers):
-            place = self._cluster_barriers.setdefault(int(number), _Place())
+            place = self._cluster_barriers.setdefault(int(number), _Handover())
             for own in self._order.by_cta(event.threads[numbers == number]):
                 if event.kind == "arrive":
-                    place.give(self._order.offer(own, event.clock))
+                    place.give(self._order.published(own, event.clock))
                 elif event.kind == "wait" and place.coming is not None:
-                    # Whoever has arrived for the next phase already had passed this one.
-                    self._order.learn(own, place.coming)
+                    # A thread that has already arrived for the next phase had passed this one.
+                    self._order.acquire(own, place.coming)
