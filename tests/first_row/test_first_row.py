@@ -55,7 +55,7 @@ from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.space import search_space
 from flashsmith.tuning.sweep import Settings, SweepProgress
-from flashsmith.tuning.trial import Build
+from flashsmith.tuning.trial import Build, is_right
 from flashsmith.tuning.tune import plan_races, tune
 from flashsmith.verify import prove, prove_problem
 
@@ -296,14 +296,14 @@ def test_the_tuners_own_bench_serves_it(
     monkeypatch.setattr(gpu_runner, "gpu_place", HostPlace)
     problem = Problem.parse(PROBLEM)
     builds = [Build.of(problem, cfg) for cfg in built.values()]
-    compiled = gpu_runner.NvccCompiler(80).compile(builds)
+    compiled = gpu_runner.NvccCompiler(A100).compile(builds)
     assert [one.error for one in compiled] == [None, None]
     bench = gpu_runner.GpuBench()
     bench.open()
     bench.prepare(problem)
     kernels = [(build, one.library) for build, one in zip(builds, compiled, strict=True)]
     for kernel in kernels:
-        assert bench.prove(problem, *kernel, thorough=True).ok
+        assert is_right(bench.prove(problem, *kernel, thorough=True))
     assert [one.median_ms for one in bench.time(problem, kernels, 2, 0.0, False)] == [1.0, 1.0]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from sweep_fakes import CONFIGS, DEVICE, PROBLEM, World, fake_runner
 
+from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.timing import Samples
 from flashsmith.families import Problem
 from flashsmith.tuning.problems import reference_problem
@@ -21,7 +22,6 @@ from flashsmith.tuning.trial import (
     PREPARE,
     PROVE,
     Build,
-    Proof,
     Record,
     Trials,
     rung_stage,
@@ -66,7 +66,7 @@ class Driven:
         """Adds what a bench would say."""
         about = task.stage, task.problem, task.builds
         if task.stage in (PROVE, CHECK):
-            self.add(Record(*about, proof=Proof(True)))
+            self.add(Record(*about, proof=Proof("pass")))
         else:
             samples = tuple(Samples((ms[build.name],) * 3) for build in task.builds)
             self.add(Record(*about, samples=samples))
@@ -89,7 +89,7 @@ class Driven:
 
     def disqualify(self, name: str) -> None:
         builds = (self.state.trials[name].build,)
-        self.add(Record(CHECK, self.problem, builds, proof=Proof(False, "it lies")))
+        self.add(Record(CHECK, self.problem, builds, proof=Proof("fail", "it lies")))
 
     def steps(self, step: float = 0.05) -> dict[str, float]:
         return {name: 1 + step * n for n, name in enumerate(self.names)}
@@ -147,7 +147,7 @@ def test_without_a_final_the_rungs_are_scaled_to_the_last_complete_one() -> None
         race.add(Record(stage, PROBLEM, (build,), samples=(Samples((ms,)),)))
 
     for build, ms in ((first, 1.00), (second, 1.05), (third, 1.02)):
-        race.add(Record(PROVE, PROBLEM, (build,), proof=Proof(True)))
+        race.add(Record(PROVE, PROBLEM, (build,), proof=Proof("pass")))
         add(build, "rung 1", ms)
     add(first, "rung 2", 1.08)  # the clock fell, and the budget ends before the others
     add(third, ALONE, 0.5)
@@ -212,14 +212,14 @@ def test_what_may_have_passed_does_not_count_another_time(record: Record) -> Non
     "parts",
     [
         {},
-        {"proof": Proof(True), "samples": (Samples((1.0,)),)},
+        {"proof": Proof("pass"), "samples": (Samples((1.0,)),)},
         {"samples": (Samples((1.0,)),) * 2},
         {"failure": ("slower", "than others")},
-        {"proof": Proof(True), "problem": None},
+        {"proof": Proof("pass"), "problem": None},
     ],
 )
 def test_a_record_whose_parts_do_not_fit_together(parts: dict[str, object]) -> None:
-    fits = Record(PROVE, PROBLEM, (Build.of(PROBLEM, CONFIGS[0]),), proof=Proof(True))
+    fits = Record(PROVE, PROBLEM, (Build.of(PROBLEM, CONFIGS[0]),), proof=Proof("pass"))
     with pytest.raises(ValueError, match="do not fit"):
         replace(fits, **{"proof": None, **parts})  # type: ignore[arg-type]
 

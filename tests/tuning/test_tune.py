@@ -21,6 +21,7 @@ from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 
 from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.benchmark.table import make_console
+from flashsmith.builder import KernelEntry
 from flashsmith.chooser.winners import Entry, Ranked, WinnersTable, join_winners, storage
 from flashsmith.errors import (
     ArgumentError,
@@ -385,12 +386,14 @@ def test_the_nvcc_compiler_names_the_config_that_does_not_compile(
             key = "a key"
 
         def entry(self, config):
-            return gpu_runner.KernelEntry(config, str(config), "", "", 99, 0, 8, 16, 0, 0.5, 1, 1)
+            return KernelEntry(config, str(config), "", "", 99, 0, 8, 16, 0, 0.5, 1, 1)
 
     monkeypatch.setattr(gpu_runner, "build", stand_in)
     monkeypatch.setattr(gpu_runner, "find_library", lambda *a, **k: None)
     monkeypatch.setattr(gpu_runner, "find_library_from", lambda *a, **k: None)
-    found = gpu_runner.NvccCompiler(90).compile(builds)
+    found = gpu_runner.NvccCompiler(fakes.DEVICE).compile(builds)
     assert [compiled.error for compiled in found] == [None, None, "shard_0: no", None, None]
-    assert (found[0].registers, found[0].spill_bytes, found[0].library) == (99, 24, "a key")
+    facts = found[0].facts
+    assert facts is not None
+    assert (facts.registers, facts.spill_bytes, found[0].library) == (99, 24, "a key")
     assert asked == [5, 1, 1, 1, 1, 1]

@@ -130,7 +130,7 @@ def tune_kernels(
     if dry_run or build_only:
         if build_only:
             with SweepProgress(quiet=as_json) as progress:
-                states = build_ahead(races, NvccCompiler(spec.arch), spec, settings, progress)
+                states = build_ahead(races, NvccCompiler(spec), spec, settings, progress)
         else:
             states = states_of(races, Trials(spec))
         if as_json:

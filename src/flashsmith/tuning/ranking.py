@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from flashsmith.benchmark.rows import BenchRow, Verdict, now, problem_columns, write_rows
+from flashsmith.benchmark.measurement import Measurement, Proof, Times, Verdict, now
+from flashsmith.benchmark.measurement_files import write_rows
 from flashsmith.benchmark.table import Column, print_table, print_text
 from flashsmith.chooser.winners import Ranked, WinnersTable, join_winners, record_winners
 from flashsmith.chooser.winners.staleness import sources_here
@@ -18,11 +20,8 @@ from flashsmith.tuning.race import RaceState
 from flashsmith.tuning.runner import Runner
 from flashsmith.tuning.trial import FINAL, Trial
 
+# Of what was not timed; of all others it is 'absent'.
 _VERDICTS: dict[str, Verdict] = {
-    "active": "absent",
-    "slower": "absent",
-    "not reached": "absent",
-    "culled": "absent",
     "wrong": "fail",
     "crash": "error",
     "hang": "error",
@@ -33,18 +32,17 @@ _WRONG = ("wrong", "crash", "hang")
 _SHOWN = 3
 
 
-def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[BenchRow]:
+def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measurement]:
     """Every kernel of every race: per problem those with a time, fastest first, then the others.
 
     ms is what ranks: the final's median, or a rung's scaled to it (`protocol` says which stage);
     best_ms is scaled alike. note: what dropped a kernel.
     """
-    time = now()
     rows = []
     for state in states:
         ranked = {trial.name: trial for trial in state.ranked}
         others = [trial for name, trial in state.trials.items() if name not in ranked]
-        rows += [_row(state, trial, runner, time) for trial in (*ranked.values(), *others)]
+        rows += [_row(state, trial, runner) for trial in (*ranked.values(), *others)]
     return rows
 
 
@@ -196,43 +194,28 @@ def _why_nothing(state: RaceState) -> str:
     return "none: " + ", ".join(f"{count} {status}" for status, count in counted.most_common())
 
 
-def _row(state: RaceState, trial: Trial, runner: Runner, time: str) -> BenchRow:
-    cfg, compiled, proof = trial.build.config, trial.compiled, trial.proof
-    measured: dict[str, Any] = {}
-    if trial.stage:
-        samples = trial.samples[trial.stage]
-        measured = {
-            "ms": trial.ms,
-            "best_ms": samples.best_ms * trial.ms / samples.median_ms,
-            "spread": samples.spread,
-            "tflops": state.tflops(trial),
-            "sm_clock_mhz": samples.sm_clock_mhz,
-            "power_w": samples.power_w,
-            "protocol": trial.stage,
-        }
-    if proof is not None:
-        measured |= {
-            "max_error": proof.max_error,
-            "error_bound": proof.error_bound,
-            "rel_l2": proof.rel_l2,
-        }
-    if compiled is not None and compiled.error is None:
-        ctas = cfg.num_ctas_per_sm(runner.device.max_smem_per_sm, compiled.registers)
-        measured |= {
-            "registers": compiled.registers,
-            "spill_bytes": compiled.spill_bytes,
-            "smem_bytes": cfg.smem_bytes(),
-            "ctas_per_sm": ctas,
-        }
+def _row(state: RaceState, trial: Trial, runner: Runner) -> Measurement:
     note = trial.status + (f": {trial.reason}" if trial.reason else "")
-    return BenchRow(
-        contender=trial.name,
-        kind="ours",
-        family=cfg.FAMILY,
+    verdict = "pass" if trial.stage else _VERDICTS.get(trial.status, "absent")
+    proof = trial.proof or Proof(verdict)
+    times = None
+    if trial.stage:
+        found = Times.of(trial.samples[trial.stage], state.problem)
+        times = replace(
+            found,
+            ms=trial.ms,
+            best_ms=found.best_ms * trial.ms / found.ms,
+            tflops=state.tflops(trial),
+        )
+    return Measurement.of(
+        trial.name,
+        "ours",
+        state.problem,
+        replace(proof, verdict=verdict, note="" if trial.stage and trial.active else note),
+        times,
+        trial.facts,
+        {"time": now(), **runner.origin, **trial.origins.get(trial.stage, {})},
+        family=trial.build.config.FAMILY,
         config=trial.name,
-        **problem_columns(state.problem),
-        verdict="pass" if trial.stage else _VERDICTS[trial.status],
-        note="" if trial.stage and trial.active else note,
-        **measured,
-        **{**runner.origin, "time": time, **trial.origins.get(trial.stage, {})},
+        protocol=trial.stage,
     )

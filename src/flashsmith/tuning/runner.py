@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.timing import Samples
 from flashsmith.errors import LaunchError
 from flashsmith.families import DeviceSpec, Problem
-from flashsmith.tuning.trial import Build, Compiled, Proof
+from flashsmith.tuning.trial import Build, Compiled
 
 
 class Compiler(Protocol):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from rich.progress import TaskProgressColumn, TextColumn
 
+from flashsmith.benchmark.measurement import now
 from flashsmith.benchmark.progress import Teller
-from flashsmith.benchmark.rows import now
 from flashsmith.errors import LaunchError
 from flashsmith.families import Problem
 from flashsmith.time_left import format_seconds
@@ -366,7 +366,7 @@ class Sweep:
         return True
 
     def _compiled(self, build: Build, compiled: Compiled) -> None:
-        if compiled.error is None:
+        if compiled.facts is not None:
             self._libraries[build] = compiled.library
         self._note(Record(COMPILE, builds=(build,), compiled=compiled))
 

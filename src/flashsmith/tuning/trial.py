@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
+from flashsmith.benchmark.kernel_facts import KernelFacts
+from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.timing import Samples
 from flashsmith.chooser.winners.staleness import is_of_other_sources, sources_here
 from flashsmith.families import (
@@ -63,28 +65,17 @@ class Build:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a build: the compiler's report, or the `error` it ended with.
+    """What became of a build: the facts of its kernel and the key of its library, or the error that
+    it ended with."""
 
-    registers and spill_bytes (stores and loads) are per thread; library is what the bench finds the
-    kernel by.
-    """
-
-    registers: int = 0
-    spill_bytes: int = 0
-    seconds: float = 0.0
+    facts: KernelFacts | None = None
     library: str = ""
     error: str | None = None
 
 
-@dataclass(frozen=True)
-class Proof:
-    """Whether a kernel's output is right; `reason` says what is wrong with it."""
-
-    ok: bool
-    reason: str = ""
-    max_error: float | None = None
-    error_bound: float | None = None
-    rel_l2: float | None = None
+def is_right(proof: Proof) -> bool:
+    """Whether an output was what it has to be."""
+    return proof.verdict == "pass"
 
 
 @dataclass(frozen=True)
@@ -99,7 +90,7 @@ class Trial:
     build: Build
     status: Status = "active"
     reason: str = ""
-    compiled: Compiled | None = None
+    facts: KernelFacts | None = None
     proof: Proof | None = None
     checked: bool = False
     samples: Mapping[str, Samples] = field(default_factory=dict)
@@ -173,7 +164,7 @@ class Record:
         """Whether it is of a failure that need not be the kernel's fault (a GPU or a machine that
         was out of memory, a compiler that was killed), and is tried again another time."""
         if self.compiled is not None:
-            return self.compiled.error is not None
+            return self.compiled.facts is None
         return self.failure is not None and (
             self.stage in (PREPARE, FINAL) or self.failure[0] == "error"
         )
@@ -208,7 +199,7 @@ class Record:
             stage=found["stage"],
             problem=None if found["problem"] is None else Problem.parse(str(found["problem"])),
             builds=tuple(_build(*texts) for texts in found["kernels"]),
-            compiled=Compiled(**found["compiled"]) if "compiled" in found else None,
+            compiled=_compiled(**found["compiled"]) if "compiled" in found else None,
             proof=Proof(**found["proof"]) if "proof" in found else None,
             samples=tuple(
                 Samples(**{**one, "times_ms": tuple(map(float, one["times_ms"]))})
@@ -228,6 +219,10 @@ def _build(config: str, semantics: str) -> Build:
     return Build(parse_kernel_name_into_config(config), Semantics.parse(semantics))
 
 
+def _compiled(facts: dict[str, Any] | None, library: str, error: str | None) -> Compiled:
+    return Compiled(None if facts is None else KernelFacts(**facts), library, error)
+
+
 class Trials:
     """All that a sweep knows: its records, those of earlier runs first, folded into trials.
 
@@ -243,7 +238,7 @@ class Trials:
     ) -> None:
         self._device, self._max_spill = device, max_spill
         self._trials: dict[Build, dict[Problem, Trial]] = {}
-        self._compiled: dict[Build, Compiled] = {}
+        self._facts: dict[Build, KernelFacts | None] = {}
         self._dropped: dict[Build, tuple[Status, str]] = {}
         # Why a problem's tensors cannot be made.
         self.unprepared: dict[Problem, str] = {}
@@ -263,7 +258,7 @@ class Trials:
         known = self._trials[build]
         if problem not in known:
             status, reason = self._dropped.get(build, ("active", ""))
-            known[problem] = Trial(build, status, reason, self._compiled.get(build))
+            known[problem] = Trial(build, status, reason, self._facts.get(build))
         return known[problem]
 
     def add(self, record: Record) -> tuple[Status, str] | None:
@@ -289,9 +284,9 @@ class Trials:
 
     def _add_compiled(self, build: Build, compiled: Compiled | None) -> tuple[Status, str] | None:
         assert compiled is not None
-        self._compiled[build] = compiled
+        self._facts[build] = compiled.facts
         for problem, trial in self._trials.get(build, {}).items():
-            self._trials[build][problem] = replace(trial, compiled=compiled)
+            self._trials[build][problem] = replace(trial, facts=compiled.facts)
         reason = cull_compiled(build.config, compiled, self._device, self._max_spill)
         return None if reason is None else self._drop(build, "culled", reason)
 
@@ -300,10 +295,12 @@ class Trials:
     ) -> tuple[Status, str] | None:
         (build,) = record.builds
         trial = self.of(problem, build)
-        checked = trial.checked or (record.stage == CHECK and proof.ok)
-        kept = trial.proof if trial.proof is not None and not trial.proof.ok else proof
+        checked = trial.checked or (record.stage == CHECK and is_right(proof))
+        kept = proof if trial.proof is None or is_right(trial.proof) else trial.proof
         self._trials[build][problem] = replace(trial, proof=kept, checked=checked)
-        return None if proof.ok else self._drop(build, "wrong", f"on {problem}: {proof.reason}")
+        if is_right(proof):
+            return None
+        return self._drop(build, "wrong", f"on {problem}: {proof.note}")
 
     def _add_failure(
         self, record: Record, problem: Problem, status: Status, reason: str
@@ -336,8 +333,8 @@ def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
     broken = broken_rules(cfg, device)
     if broken:
         return "illegal: " + "; ".join(rule.message for rule in broken)
-    if cfg.n_threads > device.max_threads_per_sm or not _resident(cfg, device, None):
-        return f"cannot reside: {_needs(cfg, None)}, more than an SM of {device.name} has"
+    if cfg.n_threads > device.max_threads_per_sm or not cfg.num_ctas_per_sm(device.max_smem_per_sm):
+        return _cannot_reside(cfg, device)
     return None
 
 
@@ -350,20 +347,18 @@ def cull_compiled(
     """
     if cfg.family.must_not_spill:
         max_spill = 0
-    if compiled.error is not None:
+    facts = compiled.facts
+    if facts is None:
         return f"does not compile: {compiled.error}"
-    if compiled.spill_bytes > max_spill:
-        return f"spills: {compiled.spill_bytes} bytes per thread, allowed are {max_spill}"
-    if not _resident(cfg, device, compiled.registers):
-        needs = _needs(cfg, compiled.registers)
-        return f"cannot reside: {needs}, more than an SM of {device.name} has"
+    if facts.spill_bytes > max_spill:
+        return f"spills: {facts.spill_bytes} bytes per thread, allowed are {max_spill}"
+    if facts.ctas_per_sm == 0:
+        return _cannot_reside(cfg, device, f" and {facts.registers} registers each")
     return None
 
 
-def _resident(cfg: KernelConfig, device: DeviceSpec, registers: int | None) -> bool:
-    return cfg.num_ctas_per_sm(device.max_smem_per_sm, registers) > 0
-
-
-def _needs(cfg: KernelConfig, registers: int | None) -> str:
-    needs = f"{cfg.n_threads} threads with {cfg.smem_bytes()} bytes of shared memory"
-    return needs if registers is None else f"{needs} and {registers} registers each"
+def _cannot_reside(cfg: KernelConfig, device: DeviceSpec, registers: str = "") -> str:
+    return (
+        f"cannot reside: {cfg.n_threads} threads with {cfg.smem_bytes()} bytes of shared memory"
+        f"{registers}, more than an SM of {device.name} has"
+    )
