@@ -13,8 +13,8 @@ from typing import Any
 
 from flashsmith.benchmark.measurement_files import MOST_BYTES, read_csv
 from flashsmith.benchmark.ncu import read_profile
-from flashsmith.benchmark.progression import Ladder
-from flashsmith.benchmark.progression.ladder import KIND
+from flashsmith.benchmark.progression import KIND
+from flashsmith.benchmark.progression import Ablation as Ladder
 from flashsmith.benchmark.report import older
 from flashsmith.benchmark.report.results import PASSED_OVER, Results, Source
 from flashsmith.benchmark.roofline import Roofline

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from flashsmith.benchmark.ncu import ProfileRow
-from flashsmith.benchmark.progression import Change, Ladder, change_between
-from flashsmith.benchmark.progression.words import change_words, conflict_words, step_names
+from flashsmith.benchmark.progression import Ablation as Ladder
+from flashsmith.benchmark.progression import (
+    Change,
+    change_between,
+    change_words,
+    conflict_words,
+    step_names,
+)
 from flashsmith.benchmark.report.cells import where
 from flashsmith.benchmark.report.html import Html, element, join
 from flashsmith.benchmark.report.placing import Placed

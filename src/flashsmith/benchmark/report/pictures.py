@@ -13,8 +13,8 @@ from flashsmith.benchmark.charts import DARK, DPI, LIGHT, Theme, png_bytes
 from flashsmith.benchmark.charts.heat_map import HeatMap, draw_heat_map
 from flashsmith.benchmark.charts.roofline import draw_roofline
 from flashsmith.benchmark.charts.throughput import Line, draw_throughput
-from flashsmith.benchmark.progression import Ladder
-from flashsmith.benchmark.progression.plot import draw_ladder
+from flashsmith.benchmark.progression import Ablation as Ladder
+from flashsmith.benchmark.progression_plot import draw_ablation as draw_ladder
 from flashsmith.benchmark.report.cells import Group, describe, peer_order
 from flashsmith.benchmark.report.placing import Placing
 from flashsmith.benchmark.rows import BenchRow

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flashsmith.benchmark.ncu import ProfileRow
-from flashsmith.benchmark.progression import Ladder
+from flashsmith.benchmark.progression import Ablation as Ladder
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.benchmark.rows import BenchRow
 from flashsmith.benchmark.timing import Environment
