@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashsmith.benchmark.contenders import OURS
-from flashsmith.benchmark.report.cells import describe
+from flashsmith.benchmark.report.comparison import describe
 from flashsmith.benchmark.rows import BenchRow, read_rows
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import Problem
