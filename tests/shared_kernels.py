@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from flashsmith.builder import KernelLibrary, cache_dir, library_for
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.runtime.libraries import Key, LoadedKernel, loaded_kernels
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flashsmith.families import DType
-from flashsmith.verify.inputs import numpy_dtype
+from flashsmith.verify.proof_inputs import numpy_dtype
 
 
 @dataclass

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 from stand_ins import HostPlace, PretendedClock
 
-from flashsmith.benchmark import contenders
-from flashsmith.benchmark.bench import BenchPlan, print_rows, run_bench
-from flashsmith.benchmark.bench import plan as plan_module
-from flashsmith.benchmark.bench.kernels import BuiltKernels
-from flashsmith.benchmark.bench.suite import summary
-from flashsmith.benchmark.bench.table import shares, sort_rows
-from flashsmith.benchmark.peers import PeerContender
+from flashsmith.benchmark import bench as plan_module
+from flashsmith.benchmark import implementations
+from flashsmith.benchmark.bench import BenchPlan, run_bench, summary
+from flashsmith.benchmark.bench_table import print_rows, shares, sort_rows
+from flashsmith.benchmark.environment import Environment, Telemetry
+from flashsmith.benchmark.kernel_facts import BuiltKernels
+from flashsmith.benchmark.measurement import Measurement, problem_columns
+from flashsmith.benchmark.peers import PeerImplementation
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.rows import BenchRow, problem_columns
 from flashsmith.benchmark.table import make_console
-from flashsmith.benchmark.timing import Environment, Protocol, Telemetry
+from flashsmith.benchmark.timing import Protocol
 from flashsmith.benchmark.workload import Workload
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.families import Problem, device_spec
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.verify import compute_references
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.proof_inputs import default_scale
 
 CFG = parse("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
 TOO_LARGE = parse("(FP16, 64, 512, 512, 4): async+swizzled+load_0_0_0_tiles")
@@ -48,12 +48,12 @@ class Stage:
 
     monkeypatch: pytest.MonkeyPatch
     clock: PretendedClock = field(default_factory=lambda: PretendedClock(tick=1e-7))
-    written: list[BenchRow] = field(default_factory=list)
+    written: list[Measurement] = field(default_factory=list)
 
     def make_workload(self, problem: Problem, seed: int) -> Workload:
         return Workload(problem, seed, HostPlace())
 
-    def run(self, *problems: Problem, **plan: Any) -> dict[str, BenchRow]:
+    def run(self, *problems: Problem, **plan: Any) -> dict[str, Measurement]:
         asked = BenchPlan(problems or (PROBLEM,), protocol=QUICK, **plan)
         rows = run_bench(
             asked,
@@ -83,7 +83,7 @@ class Stage:
         self, attention: Callable[..., None], choose: Callable[..., Any] = lambda *_: CFG
     ) -> bool:
         """Puts these in place of attention() and its chooser; True, as above."""
-        self.monkeypatch.setattr(contenders, "attention", attention)
+        self.monkeypatch.setattr(implementations, "attention", attention)
         self.monkeypatch.setattr(plan_module, "choose_config", choose)
         return True
 
@@ -106,7 +106,7 @@ class FakePeer:
     def version(self) -> str:
         return f"{self.name} 7"
 
-    def prepare(self, workload: Workload) -> PeerContender:
+    def prepare(self, workload: Workload) -> PeerImplementation:
         if self.refusal is not None:
             raise self.refusal
         transposed = (right_answer(workload) * self.factor).transpose(0, 2, 1, 3)
@@ -115,7 +115,7 @@ class FakePeer:
             self.clock.work(self.name, self.ms)
             return transposed
 
-        return PeerContender(self.name, call, lambda returned: returned.transpose(0, 2, 1, 3))
+        return PeerImplementation(self.name, call, lambda returned: returned.transpose(0, 2, 1, 3))
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_a_problem_too_large_for_the_memory_is_a_row_of_each(stage: Stage) -> No
 
 def test_what_fails_while_timing_is_an_error_of_all_and_the_run_goes_on(stage: Stage) -> None:
     class Greedy(FakePeer):
-        def prepare(self, workload: Workload) -> PeerContender:
+        def prepare(self, workload: Workload) -> PeerImplementation:
             made = super().prepare(workload)
             calls = iter(range(1))
 
@@ -289,7 +289,7 @@ def test_what_fails_while_timing_is_an_error_of_all_and_the_run_goes_on(stage: S
                     raise RuntimeError("CUDA out of memory\nmore")
                 return made.call()
 
-            return PeerContender(self.name, call, made.in_q_layout)
+            return PeerImplementation(self.name, call, made.in_q_layout)
 
     longer = replace(PROBLEM, seq_q=128, seq_k=128)
     peers = (Greedy("fa2", stage.clock, 1.0), stage.peer("cudnn", factor=1.1))
@@ -304,7 +304,7 @@ def test_what_fails_while_timing_is_an_error_of_all_and_the_run_goes_on(stage: S
 
 def test_an_interrupted_run_keeps_what_it_has(stage: Stage) -> None:
     class Impatient(FakePeer):
-        def prepare(self, workload: Workload) -> PeerContender:
+        def prepare(self, workload: Workload) -> PeerImplementation:
             if workload.problem.seq_q == 128:
                 raise KeyboardInterrupt
             return super().prepare(workload)
@@ -325,7 +325,7 @@ def test_an_interrupted_run_keeps_what_it_has(stage: Stage) -> None:
     ("plan", "named"),
     [
         (BenchPlan(()), "problems: none"),
-        (BenchPlan((PROBLEM,)), "give at least one contender"),
+        (BenchPlan((PROBLEM,)), "give at least one"),
         (BenchPlan((PROBLEM,), (replace(CFG, d_head=128),)), "none of the 1 serves"),
     ],
 )
@@ -335,7 +335,7 @@ def test_a_plan_without_contenders_is_refused(plan: BenchPlan, named: str) -> No
 
 
 def test_kernels_are_built_once_for_each_semantics(monkeypatch) -> None:
-    from flashsmith.benchmark.bench import kernels as module
+    from flashsmith.benchmark import kernel_facts as module
 
     asked = []
 
@@ -371,7 +371,7 @@ def test_kernels_are_built_once_for_each_semantics(monkeypatch) -> None:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def made_row(contender: str, tflops: float | None, **columns: Any) -> BenchRow:
+def made_row(contender: str, tflops: float | None, **columns: Any) -> Measurement:
     known: dict[str, Any] = {
         "contender": contender,
         "kind": "peer",
@@ -382,7 +382,7 @@ def made_row(contender: str, tflops: float | None, **columns: Any) -> BenchRow:
         "ms": 100 / tflops if tflops else None,
         **problem_columns(PROBLEM),
     }
-    return BenchRow(**{**known, **columns})
+    return Measurement(**{**known, **columns})
 
 
 ROWS = [
@@ -408,7 +408,7 @@ def test_shares_of_fa2_and_of_the_best_peer() -> None:
     assert shares(without) == [(None, None)]
 
 
-def printed(rows: list[BenchRow]) -> str:
+def printed(rows: list[Measurement]) -> str:
     out = io.StringIO()
     print_rows(make_console(out), rows)
     return out.getvalue()
@@ -431,4 +431,4 @@ def test_a_cell_in_one_line() -> None:
     assert (
         summary(PROBLEM, ROWS) == f"  {PROBLEM}: cudnn 600, ours 390, fa2 300, mem_efficient: fail"
     )
-    assert summary(PROBLEM, ROWS[:1]).endswith("nobody could be measured")
+    assert summary(PROBLEM, ROWS[:1]).endswith("nothing could be measured")

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
+from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.timing import (
     INTERLEAVED,
     CudaEvents,
-    Environment,
     Protocol,
-    Telemetry,
     cuda_events,
     environment,
     measure,

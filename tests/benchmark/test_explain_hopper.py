@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.explain import explain, occupancy
 from flashsmith.benchmark.explanation_text import print_explanation
+from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.knobs import knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console

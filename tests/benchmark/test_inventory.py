@@ -10,7 +10,7 @@ import pytest
 from flashsmith.benchmark.inventory import config_facts, entry_facts, print_entries
 from flashsmith.benchmark.table import make_console
 from flashsmith.builder import CacheEntry, KernelEntry, Manifest
-from flashsmith.builder.recipe import kernel_flags, package_version
+from flashsmith.builder.library_spec import kernel_flags, package_version
 from flashsmith.builder.sources import source_hash
 from flashsmith.builder.toolchain import tvm_ffi_version
 from flashsmith.families import DEFAULT_DEVICE, Semantics, get_kernel_configs

@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stand_ins import PretendedClock, PretendedContender
 
-from flashsmith.benchmark.timing import (
-    INTERLEAVED,
-    ONE_BY_ONE,
-    Protocol,
-    Samples,
-    Telemetry,
-    measure,
-)
+from flashsmith.benchmark.environment import Telemetry
+from flashsmith.benchmark.timing import INTERLEAVED, ONE_BY_ONE, Protocol, Samples, measure
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.runtime import driver
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from stand_ins import HostPlace, PretendedClock
 
-from flashsmith.benchmark import contenders, named_runs
-from flashsmith.benchmark.bench import plan as plan_module
+from flashsmith.benchmark import bench as plan_module
+from flashsmith.benchmark import implementations, named_runs
 from flashsmith.benchmark.named_runs import launch_named, make_plan, parse_arguments
-from flashsmith.benchmark.peers import PEERS, PeerContender
+from flashsmith.benchmark.peers import PEERS, PeerImplementation
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.timing import INTERLEAVED, Protocol
 from flashsmith.benchmark.workload import Workload
@@ -34,7 +34,7 @@ def _no_selection(monkeypatch) -> None:
 def calls_of_attention(monkeypatch) -> list[dict[str, Any]]:
     """The options of each call of attention(), which does nothing and chooses CFG."""
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(contenders, "attention", lambda *_, **options: calls.append(options))
+    monkeypatch.setattr(implementations, "attention", lambda *_, **options: calls.append(options))
     monkeypatch.setattr(plan_module, "choose_config", lambda problem, device: CFG)
     return calls
 
@@ -56,13 +56,13 @@ def test_every_kernel_is_launched_so_many_times(
     clock: PretendedClock, calls_of_attention: list[dict[str, Any]], monkeypatch
 ) -> None:
     calls = []
-    contender = named_runs.kernel_contender
+    make = implementations.kernel_implementation
 
     def counted(cfg: Any, workload: Workload) -> Any:
-        made = contender(cfg, workload)
+        made = make(cfg, workload)
         return type(made)(made.name, cfg, workload, lambda: calls.append(str(workload.problem)))
 
-    monkeypatch.setattr(named_runs, "kernel_contender", counted)
+    monkeypatch.setattr(plan_module, "kernel_implementation", counted)
     lines = launched(
         clock, "--kernels", str(CFG), "--runs", "3", "--num_warmups", "1",
         "--problems", "b1 s64 h2 d64 fp16;b1 s128 h2 d64 fp16",
@@ -84,8 +84,8 @@ def test_a_peer_is_launched_the_same_way(clock: PretendedClock, monkeypatch) -> 
         def absence(self, problem: Any) -> None:
             return None
 
-        def prepare(self, workload: Workload) -> PeerContender:
-            return PeerContender("fa2", lambda: calls.append("fa2"), lambda returned: returned)
+        def prepare(self, workload: Workload) -> PeerImplementation:
+            return PeerImplementation("fa2", lambda: calls.append("fa2"), lambda returned: returned)
 
     monkeypatch.setattr(named_runs, "get_peers", lambda names: (Here(),))
     problem = "b1 s64 h2 d64 fp16"

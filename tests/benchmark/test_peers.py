@@ -10,17 +10,14 @@ import numpy as np
 import pytest
 from stand_ins import HostPlace
 
-from flashsmith.benchmark.peers import PEERS, get_peers
-from flashsmith.benchmark.peers import flash_attn as flash_attn_module
-from flashsmith.benchmark.peers import flex as flex_module
-from flashsmith.benchmark.peers import torch_sdpa as sdpa_module
-from flashsmith.benchmark.peers.peer import torch_absence
+from flashsmith.benchmark import peers as peers_module
+from flashsmith.benchmark.peers import PEERS, get_peers, torch_absence
 from flashsmith.benchmark.workload import Workload
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.verify import compute_references
-from flashsmith.verify.attention import NO_WINDOW
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.attention_semantics import NO_WINDOW
+from flashsmith.verify.proof_inputs import default_scale
 
 FULL = Problem.parse("b2 s64 h2 d32 fp16")
 CAUSAL = Problem.parse("b2 s64 h4:2 d32 fp16 causal")
@@ -41,8 +38,7 @@ def right_answer(w: Workload) -> np.ndarray:
 
 @pytest.fixture
 def torch_is_there(monkeypatch) -> None:
-    for module in (flash_attn_module, flex_module, sdpa_module):
-        monkeypatch.setattr(module, "torch_absence", lambda: None)
+    monkeypatch.setattr(peers_module, "torch_absence", lambda: None)
 
 
 # --- choosing -------------------------------------------------------------------------------------
@@ -131,7 +127,7 @@ def test_a_package_that_breaks_on_import_is_absent(modules, monkeypatch) -> None
     def import_module(name: str) -> Any:
         raise ImportError("undefined symbol: _ZN3c10\nmore")
 
-    monkeypatch.setattr(flash_attn_module.importlib, "import_module", import_module)
+    monkeypatch.setattr(peers_module.importlib, "import_module", import_module)
     reason = PEERS["flash_attn_2"].absence(FULL)
     assert reason == "flash_attn cannot be imported: undefined symbol: _ZN3c10"
 
@@ -194,7 +190,7 @@ class TorchOnTheHost(HostPlace):
 def test_pytorchs_own_function_gives_its_output_in_our_layout(problem: Problem) -> None:
     """On the CPU, by the backend that is there."""
     w = Workload(problem, place=TorchOnTheHost())
-    peer = sdpa_module.SdpaPeer("math", "MATH")
+    peer = peers_module.SdpaPeer("math", "MATH")
     contender = peer.prepare(w)
     assert contender.output().shape == w.q.shape
     # PyTorch rounds more often on the CPU than the rule allows.
@@ -212,7 +208,7 @@ def test_flex_attention_computes_the_same_problem(problem: Problem, monkeypatch)
 
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     w = Workload(problem, place=TorchOnTheHost())
-    output = flex_module.FlexPeer().prepare(w).output()
+    output = peers_module.FlexPeer().prepare(w).output()
     assert output.shape == w.q.shape
     assert np.abs(np.asarray(output, np.float32) - right_answer_of(w)).max() < 5e-3
 

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashsmith.benchmark import rows as rows_module
-from flashsmith.benchmark.rows import (
+from flashsmith.benchmark import measurement_files as rows_module
+from flashsmith.benchmark.measurement import Measurement, problem_columns
+from flashsmith.benchmark.measurement_files import (
     COLUMNS,
-    BenchRow,
-    RowWriter,
-    problem_columns,
+    GrowingFile,
     read_rows,
     rows_as_json,
     write_rows,
@@ -26,7 +25,7 @@ from flashsmith.benchmark.rows import (
 from flashsmith.errors import ArgumentError, DependencyError
 from flashsmith.families import Problem
 
-ROW = BenchRow(
+ROW = Measurement(
     contender="attention()",
     kind="ours",
     family="mma_sync",
@@ -37,12 +36,12 @@ ROW = BenchRow(
 )
 
 
-def random_rows() -> st.SearchStrategy[BenchRow]:
+def random_rows() -> st.SearchStrategy[Measurement]:
     # Surrogates cannot be encoded; NaN is not equal to itself; csv reads a lone \r as a line's end.
     text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\x00"))
     numbers = {float: st.floats(allow_nan=False), int: st.integers(-(2**53), 2**53), str: text}
     columns: dict[str, st.SearchStrategy[Any]] = {}
-    for name, hint in get_type_hints(BenchRow).items():
+    for name, hint in get_type_hints(Measurement).items():
         members = get_args(hint)
         if type(None) in members:
             columns[name] = st.none() | numbers[members[0]]
@@ -50,11 +49,12 @@ def random_rows() -> st.SearchStrategy[BenchRow]:
             columns[name] = st.sampled_from(members)
         else:
             columns[name] = numbers[hint]
-    return st.builds(BenchRow, **columns)
+    return st.builds(Measurement, **columns)
 
 
 SUFFIXES = [
     ".csv",
+    ".jsonl",
     ".json",
     *([".parquet"] if importlib.util.find_spec("pyarrow") else []),
 ]
@@ -66,7 +66,7 @@ def test_rows_come_back_as_they_were(tmp_path: Path, suffix: str) -> None:
 
     @settings(max_examples=60, deadline=None)
     @given(st.lists(random_rows(), max_size=4))
-    def round_trip(rows: list[BenchRow]) -> None:
+    def round_trip(rows: list[Measurement]) -> None:
         write_rows(path, rows)
         assert read_rows(path) == rows
 
@@ -91,11 +91,11 @@ def test_a_row_knows_its_problem() -> None:
 
 def test_every_appended_row_is_in_the_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "deeper" / "rows.csv"
-    with RowWriter(path) as writer:
+    with GrowingFile(path) as writer:
         assert read_rows(path) == []
         writer.write(ROW)
         assert read_rows(path) == [ROW]
-    with RowWriter(path) as writer:
+    with GrowingFile(path) as writer:
         writer.write(replace(ROW, ms=None))
     assert read_rows(path) == [ROW, replace(ROW, ms=None)]
 
@@ -104,32 +104,32 @@ def test_a_file_of_other_columns_is_not_continued(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("name,ms\nx,1\n")
     with pytest.raises(ArgumentError, match="other columns"):
-        RowWriter(path)
+        GrowingFile(path)
     assert path.read_text() == "name,ms\nx,1\n"
 
 
 def test_a_note_of_several_lines_is_one_line_and_costs_no_row(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     for _ in range(2):
-        with RowWriter(path) as writer:
+        with GrowingFile(path) as writer:
             writer.write(replace(ROW, note="illegal:\n  one\n  two"))
     assert [row.note for row in read_rows(path)] == ["illegal:; one; two"] * 2
     assert path.read_bytes().count(b"\n") == 3
     # What an older version wrote, cut off within its note: the whole line goes, and no other.
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[1].replace(b"illegal:;", b'"illegal:\n')[:-4])
-    with RowWriter(path) as writer:
+    with GrowingFile(path) as writer:
         writer.write(ROW)
     assert len(read_rows(path)) == 3
 
 
 def test_a_line_that_was_cut_off_is_taken_away(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    with RowWriter(path) as writer:
+    with GrowingFile(path) as writer:
         writer.write(ROW)
     whole = path.read_bytes()
     path.write_bytes(whole + whole[-40:-20])
-    with RowWriter(path) as writer:
+    with GrowingFile(path) as writer:
         writer.write(ROW)
     assert read_rows(path) == [ROW, ROW]
 
@@ -179,7 +179,7 @@ def test_json_must_be_a_list_of_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["rows.txt", "rows"])
 def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
-    for action in (lambda path: write_rows(path, []), read_rows, RowWriter):
+    for action in (lambda path: write_rows(path, []), read_rows):
         with pytest.raises(ArgumentError, match="the ending must be"):
             action(tmp_path / name)
 
@@ -215,4 +215,44 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None
 def test_json_rows_are_plain_json() -> None:
     (plain,) = rows_as_json([replace(ROW, ms=math.inf)])
     assert plain["ms"] == "inf"
-    assert tuple(plain) == COLUMNS == tuple(field.name for field in fields(BenchRow))
+    assert tuple(plain) == COLUMNS == tuple(field.name for field in fields(Measurement))
+
+
+def test_json_lines_grow_and_lose_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    odd = replace(ROW, ms=math.inf, note="two\nlines", family="")
+    with GrowingFile(path) as file:
+        file.write(ROW)
+        assert read_rows(path) == [ROW]
+        file.write(odd)
+    whole = path.read_bytes()
+    assert whole.count(b"\n") == 2
+    for end in (1, 30, len(whole.splitlines()[0]) - 1):
+        path.write_bytes(whole + whole[:end])
+        assert read_rows(path) == [ROW, odd]
+        with GrowingFile(path) as file:
+            file.write(ROW)
+        assert read_rows(path) == [ROW, odd, ROW]
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"contender": "ours"}\n', r"rows\.jsonl, row 1: lacks kind"),
+        ("{}\n[]\n", r"rows\.jsonl, line 2: must hold an object"),
+        ("{}\n{\n", r"rows\.jsonl, line 2: cannot be read: it is no JSON"),
+    ],
+)
+def test_what_is_no_line_of_a_measurement_is_located(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match=named):
+        read_rows(path)
+
+
+def test_json_lines_that_are_none_are_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("name,ms\nx,1\n")
+    with pytest.raises(ArgumentError, match=r"^jsonl: .*line 1: .*give another file"):
+        GrowingFile(path)

@@ -11,7 +11,7 @@ import pytest
 from stand_ins import PretendedClock
 
 from flashsmith.benchmark import run as run_module
-from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
+from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run import Options, run_kernels
 from flashsmith.benchmark.run_table import print_report

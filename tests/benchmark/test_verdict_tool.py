@@ -14,8 +14,9 @@ from types import ModuleType
 
 import pytest
 
-from flashsmith.benchmark.bench import CELL_SETS, cell_problems
-from flashsmith.benchmark.rows import BenchRow, problem_columns, write_rows
+from flashsmith.benchmark.measurement import Measurement, problem_columns
+from flashsmith.benchmark.measurement_files import write_rows
+from flashsmith.benchmark.problems import PROBLEM_SETS, named_problems
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 
@@ -29,10 +30,10 @@ def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
     return load_tool("benchmark/verdict.py")
 
 
-def rows(problem: str, protocol: str = "interleaved", **tflops: float | None) -> list[BenchRow]:
+def rows(problem: str, protocol: str = "interleaved", **tflops: float | None) -> list[Measurement]:
     """A cell's rows: contenders with their TFLOP/s, None for one that was wrong."""
     return [
-        BenchRow(
+        Measurement(
             contender=name,
             kind="ours" if name == "ours" else "peer",
             family="wgmma" if name == "ours" else "",
@@ -47,14 +48,14 @@ def rows(problem: str, protocol: str = "interleaved", **tflops: float | None) ->
     ]
 
 
-def written(folder: Path, *rounds: list[BenchRow]) -> list[str]:
+def written(folder: Path, *rounds: list[Measurement]) -> list[str]:
     paths = [folder / f"round-{number}.csv" for number in range(len(rounds))]
     for path, found in zip(paths, rounds, strict=True):
         write_rows(path, found)
     return list(map(str, paths))
 
 
-def cells(tool: ModuleType, folder: Path, *rounds: list[BenchRow]) -> list:
+def cells(tool: ModuleType, folder: Path, *rounds: list[Measurement]) -> list:
     found = [tool.read_round(Path(path)) for path in written(folder, *rounds)]
     return tool.make_cells(found, tool.read_best(tool.BEST))
 
@@ -212,17 +213,17 @@ def test_a_cell_that_lacks_a_round_keeps_no_others_mean(tool: ModuleType, tmp_pa
 
 
 def test_the_public_cells_are_those_whose_best_is_known(tool: ModuleType) -> None:
-    assert set(tool.read_best(tool.BEST)) == set(cell_problems("public"))
+    assert set(tool.read_best(tool.BEST)) == set(named_problems("public"))
 
 
 def test_the_verdicts_cells() -> None:
-    sizes = {name: len(cell_problems(name)) for name in CELL_SETS}
+    sizes = {name: len(named_problems(name)) for name in PROBLEM_SETS}
     assert sizes["verdict"] == 136
     assert sizes["public"] == 28
-    assert set(cell_problems("public")) < set(cell_problems("verdict"))
-    assert cell_problems("main,main") == cell_problems("main")
+    assert set(named_problems("public")) < set(named_problems("verdict"))
+    assert named_problems("main,main") == named_problems("main")
     with pytest.raises(ArgumentError, match=r"cells='nonsense': nonsense: allowed are main, heads"):
-        cell_problems("nonsense")
+        named_problems("nonsense")
 
 
 def test_json_rows_serve_as_well(tool: ModuleType, tmp_path: Path) -> None:

@@ -10,14 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_ins import HostPlace
 
-from flashsmith.benchmark import contenders
+from flashsmith.benchmark import implementations
 from flashsmith.benchmark import workload as workload_module
-from flashsmith.benchmark.contenders import OURS, attention_contender, kernel_contender
+from flashsmith.benchmark.implementations import (
+    OURS,
+    attention_implementation,
+    kernel_implementation,
+)
 from flashsmith.benchmark.workload import Workload, row_blocks
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.verify import compute_references, engine
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.proof_inputs import default_scale
 
 CFG = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
 
@@ -170,7 +174,7 @@ def test_an_empty_problem_is_refused() -> None:
 def test_a_kernel_is_launched_on_the_workload_and_judged_there(text: str) -> None:
     """In the emulator, which runs host tensors."""
     w = workload(text)
-    contender = kernel_contender(CFG, w)
+    contender = kernel_implementation(CFG, w)
     assert contender.name == str(CFG)
     assert w.judge(contender.output()).ok
     before = w.o.copy()
@@ -185,8 +189,8 @@ def test_what_a_kernel_leaves_out_shows(monkeypatch: pytest.MonkeyPatch) -> None
     def lazy(q, k, v, *, out, causal) -> None:
         out[:, :32] = right_answer(w)[:, :32]
 
-    monkeypatch.setattr(contenders, "attention", lazy)
-    contender = attention_contender(CFG, w)
+    monkeypatch.setattr(implementations, "attention", lazy)
+    contender = attention_implementation(CFG, w)
     assert contender.name == OURS
     w.o[:] = right_answer(w)
     assert w.judge(w.o).ok
@@ -206,7 +210,7 @@ def test_on_a_gpu_both_places_judge_alike(text: str) -> None:
     )
     for place in (TorchPlace(), DriverPlace()):
         w = Workload(problem, place=place)
-        assert w.judge(kernel_contender(cfg, w).output()).ok
+        assert w.judge(kernel_implementation(cfg, w).output()).ok
         place.poison(w.o)
         assert not w.judge(w.o).ok
 

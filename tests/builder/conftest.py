@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import stand_in_sources
 
 from flashsmith.builder import find_toolchain
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.kernel_cache import Cache
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from flashsmith.builder import processes
-from flashsmith.builder.cache import Cache
-from flashsmith.builder.compilation import Compilation
-from flashsmith.builder.recipe import Recipe
+from flashsmith.builder.kernel_cache import Cache
+from flashsmith.builder.library_compilation import Compilation
+from flashsmith.builder.library_spec import LibrarySpec
 from flashsmith.builder.sources import source_hash
 from flashsmith.builder.toolchain import Toolchain
 from flashsmith.families import FlashForwardKernelConfig, Semantics, parse_kernel_name_into_config
@@ -137,11 +137,11 @@ def write_sources(folder: Path) -> Path:
 
 def record_compiler(home: Path, csrc: Path, toolchain: Toolchain) -> Path:
     """A CUDA_HOME whose nvcc replays compiling CONFIGS from ``csrc`` as a single shard."""
-    recipe = Recipe(CONFIGS, 80, Semantics(), csrc, source_hash("mma_sync", csrc), toolchain)
+    spec = LibrarySpec(CONFIGS, 80, Semantics(), csrc, source_hash("mma_sync", csrc), toolchain)
     cache = Cache(home / "cache")
     recorded = home / "recorded"
-    with cache.building(recipe.key(), lambda seconds: None), cache.workspace() as workspace:
-        compilation = Compilation(recipe, workspace, jobs=1)
+    with cache.building(spec.key(), lambda seconds: None), cache.temporary_folder() as temporary:
+        compilation = Compilation(spec, temporary, jobs=1)
         with pytest.MonkeyPatch.context() as patch:
             said = _overhear(patch)
             compilation.compile(cache, lambda entry: None)
@@ -172,7 +172,7 @@ def _overhear(patch: pytest.MonkeyPatch) -> dict[str, str]:
 
         processes.run_all(commands, finished=hear, **options)
 
-    patch.setattr("flashsmith.builder.compilation.run_all", run_all)
+    patch.setattr("flashsmith.builder.library_compilation.run_all", run_all)
     return said
 
 

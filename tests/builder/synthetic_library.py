@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stand_in_sources import CONFIGS
 
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.families import Semantics
@@ -67,8 +67,8 @@ def publish(
     """Publish the library ``key_of(name)`` of ``size`` bytes and some, last used at ``used`` (epoch
     seconds)."""
     key = key_of(name)
-    with cache.building(key, lambda seconds: None), cache.workspace() as workspace:
-        folder = workspace / "library"
+    with cache.building(key, lambda seconds: None), cache.temporary_folder() as temporary:
+        folder = temporary / "library"
         (folder / "ptx").mkdir(parents=True)
         (folder / "library.so").write_bytes(os.urandom(size))
         for cfg in CONFIGS:

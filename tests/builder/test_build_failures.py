@@ -16,9 +16,9 @@ from stand_in_sources import CONFIGS, calls, write_compiler, write_sources
 
 import flashsmith.builder as builder
 import flashsmith.builder.library_build as build_module
-from flashsmith.builder import find_toolchain, recipe
-from flashsmith.builder.find import find_library_from
+from flashsmith.builder import find_toolchain, library_spec
 from flashsmith.builder.library_build import build_from
+from flashsmith.builder.library_lookup import find_library_from
 from flashsmith.errors import (
     ArgumentError,
     CacheError,
@@ -91,7 +91,7 @@ def test_a_library_is_found_only_for_its_arch_sources_and_version(
     assert find_library_from(other, CONFIGS, arch=80) is not None  # the same text elsewhere
     (other / "common" / "twice.cuh").write_text("// other\n")
     assert find_library_from(other, CONFIGS, arch=80) is None
-    monkeypatch.setattr("flashsmith.builder.find.package_version", lambda: "9")
+    monkeypatch.setattr("flashsmith.builder.library_lookup.package_version", lambda: "9")
     assert find_library_from(tiny_csrc, CONFIGS, arch=80) is None
 
 
@@ -167,7 +167,7 @@ AS_AN_ORDINARY_USER = """
     import ctypes, os, sys
     from pathlib import Path
     from flashsmith.builder.library_build import build_from
-    from flashsmith.builder.find import find_library_from
+    from flashsmith.builder.library_lookup import find_library_from
     from flashsmith.errors import CacheError
     from stand_in_sources import CONFIGS
 
@@ -437,7 +437,7 @@ def test_a_limit_that_is_no_number_is_refused_before_anything_is_built(
 
 def test_libraries_made_with_other_flags_are_not_found(build, tiny_csrc, monkeypatch):
     build()
-    monkeypatch.setattr(recipe, "_NVCC_FLAGS", ("-O0", "-std=c++20"))
+    monkeypatch.setattr(library_spec, "_NVCC_FLAGS", ("-O0", "-std=c++20"))
     assert find_library_from(tiny_csrc, CONFIGS, arch=80) is None
 
 

@@ -15,7 +15,7 @@ from stand_in_sources import CONFIGS
 from synthetic_library import PTX, key_of, publish
 
 import flashsmith.builder as builder
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.locks import try_lock
 from flashsmith.errors import ArgumentError, CacheError, KernelNotBuiltError
 
@@ -148,7 +148,8 @@ def test_a_library_in_use_by_another_process_is_not_evicted(cache):
         [
             sys.executable,
             "-c",
-            "import sys; from pathlib import Path; from flashsmith.builder.cache import Cache\n"
+            "import sys; from pathlib import Path\n"
+            "from flashsmith.builder.kernel_cache import Cache\n"
             "library = Cache(Path(sys.argv[1])).open(sys.argv[2])\n"
             "print(library is not None, flush=True); sys.stdin.read()",
             str(cache.folder),
@@ -254,10 +255,10 @@ def test_manifests_are_read_again_when_they_change(cache):
     assert [NAMES[manifest.key] for manifest in cache.manifests()] == ["a", "b"]
 
 
-# ---- workspaces of dead processes ----
+# ---- temporary folders of dead processes ----
 
 
-def test_a_workspace_swept_before_it_was_locked_gets_a_successor(cache, monkeypatch):
+def test_a_temporary_folder_swept_before_it_was_locked_gets_a_successor(cache, monkeypatch):
     publish(cache, "a")
     made, really_make = [], Path.mkdir
 
@@ -268,12 +269,12 @@ def test_a_workspace_swept_before_it_was_locked_gets_a_successor(cache, monkeypa
             folder.rmdir()
 
     monkeypatch.setattr(Path, "mkdir", swept_at_once)
-    with cache.workspace() as workspace:
-        assert workspace.is_dir()
-        assert made == [made[0], workspace]
+    with cache.temporary_folder() as temporary:
+        assert temporary.is_dir()
+        assert made == [made[0], temporary]
 
 
-def test_a_dead_processs_workspace_is_swept_and_a_living_ones_stays(cache):
+def test_a_dead_processs_temporary_folder_is_swept_and_a_living_ones_stays(cache):
     publish(cache, "a")
     tmp = cache.root / "tmp"
     dead, alive, young, old = (f"build-{digit * 16}" for digit in "0123")
@@ -283,19 +284,19 @@ def test_a_dead_processs_workspace_is_swept_and_a_living_ones_stays(cache):
     held = try_lock(tmp / alive / "lock", create=True)
     hours_ago = time.time() - 2 * 3600
     os.utime(tmp / old, (hours_ago, hours_ago))
-    with cache.workspace() as workspace:
-        assert sorted(p.name for p in tmp.iterdir()) == sorted([alive, young, workspace.name])
+    with cache.temporary_folder() as temporary:
+        assert sorted(p.name for p in tmp.iterdir()) == sorted([alive, young, temporary.name])
     held.release()
     cache.clear()
     assert [p.name for p in tmp.iterdir()] == [young]
 
 
-def test_a_workspace_is_removed_when_its_build_fails(cache):
+def test_a_temporary_folder_is_removed_when_its_build_fails(cache):
     publish(cache, "a")
 
     def fail():
-        with cache.workspace() as workspace:
-            (workspace / "build").mkdir()
+        with cache.temporary_folder() as temporary:
+            (temporary / "build").mkdir()
             raise RuntimeError("the build")
 
     with pytest.raises(RuntimeError, match="the build"):
@@ -368,7 +369,7 @@ def test_a_listing_beside_an_eviction(cache, monkeypatch):
     assert cache.entries() == []
 
 
-def test_a_workspace_that_another_process_removes_too(cache, monkeypatch):
+def test_a_temporary_folder_that_another_process_removes_too(cache, monkeypatch):
     left = cache.root / "tmp" / f"build-{16 * '0'}"
     (left / "build").mkdir(parents=True)
     (left / "lock").touch()
@@ -380,8 +381,8 @@ def test_a_workspace_that_another_process_removes_too(cache, monkeypatch):
         return iterdir(folder)
 
     monkeypatch.setattr(Path, "iterdir", vanish_first)
-    with cache.workspace() as workspace:
-        assert workspace.is_dir()
+    with cache.temporary_folder() as temporary:
+        assert temporary.is_dir()
     assert not left.exists()
 
 

@@ -1,4 +1,4 @@
-"""What is loaded from the cache is this user's or root's, and nobody else may write it."""
+"""What is loaded from the cache is this user's or root's, and no other user may write it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from stand_in_sources import CONFIGS
 from synthetic_library import PTX, key_of, publish
 
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.trust import checked_path
 from flashsmith.errors import CacheError
 

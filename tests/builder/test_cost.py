@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from flashsmith.builder.cost import balance, expected_cost
+from flashsmith.builder.compile_time import balance, expected_cost
 from flashsmith.families import get_autotuning_kernel_configs, get_kernel_progression_configs
 
 TUNE = get_autotuning_kernel_configs()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stand_in_sources import CONFIGS, write_sources
 
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.sources import family_sources, source_hash
 

@@ -12,7 +12,7 @@ import pytest
 from cuda.pathfinder import find_nvidia_binary_utility
 
 from flashsmith.builder import KernelLibrary, library_for
-from flashsmith.builder.gates import losses
+from flashsmith.builder.slow_kernels import losses
 from flashsmith.families import Semantics, get_hopper_configs
 
 # The first word of an instruction, its predicate before it.

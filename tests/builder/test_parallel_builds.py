@@ -51,7 +51,7 @@ def test_a_waiting_build_takes_over_when_the_other_is_killed(cache, cuda_home, t
 
 def test_without_patience_both_build_and_one_publishes(cache, cuda_home, tiny_csrc, monkeypatch):
     """What happens on the far side of the waiting limit: work is doubled, nothing is broken."""
-    monkeypatch.setattr("flashsmith.builder.cache._BUILD_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("flashsmith.builder.kernel_cache._BUILD_PATIENCE_SECONDS", 0.0)
     (cuda_home / "recorded" / "seconds").write_text("1")
     other = start_build(tiny_csrc)
     assert other.stdout.readline().startswith("compile")

@@ -12,8 +12,8 @@ import shared_kernels
 from stand_in_sources import CONFIGS
 
 import flashsmith.builder as builder
-from flashsmith.builder.find import find_library_from
 from flashsmith.builder.library_build import build_from
+from flashsmith.builder.library_lookup import find_library_from
 from flashsmith.builder.ptxas_report import parse_ptxas_report
 from flashsmith.families import (
     DEFAULT_DEVICE,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from stand_in_sources import CONFIGS, write_sources
 
-from flashsmith.builder.find import find_library_from
 from flashsmith.builder.library_build import build_from
+from flashsmith.builder.library_lookup import find_library_from
 from flashsmith.builder.sources import family_sources, package_sources, source_hash, tree_hash
 from flashsmith.families import FAMILIES
 

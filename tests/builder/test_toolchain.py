@@ -122,7 +122,7 @@ def test_an_incomplete_toolkit(cuda_home, part, pattern):
 
 def test_an_arch_the_compiler_does_not_know(toolchain):
     toolchain.check_arch(80)
-    with refused(r"cannot compile for sm_70; it knows .*sm_80"):
+    with refused(r"cannot compile for sm_70; it supports .*sm_80"):
         toolchain.check_arch(70)
 
 

@@ -31,7 +31,7 @@ from flashsmith.families.knob import knob
 from flashsmith.operations import OPERATIONS
 from flashsmith.tuning import space
 from flashsmith.tuning.space import search_space
-from flashsmith.verify.grid import covering_cases, proof_grid
+from flashsmith.verify.proof_grid import covering_cases, proof_grid
 
 A100 = device_spec("A100")
 EMPTY = WinnersTable()

@@ -177,3 +177,31 @@ def test_what_is_shipped_is_sound() -> None:
     assert WinnersTable.shipped().validate() == []
     for path in storage.shipped_files():
         assert json.loads(path.read_text())["schema"] == 1
+
+
+def test_what_is_shipped_is_written_as_tables_are_written(tmp_path: Path) -> None:
+    for path in storage.shipped_files():
+        WinnersTable.load(path).save(tmp_path / "again.json")
+        assert (tmp_path / "again.json").read_text() == path.read_text()
+
+
+def test_a_change_of_one_entry_is_a_change_of_one_line(tmp_path: Path) -> None:
+    table, path = tuned_table(), tmp_path / "table.json"
+    other = add(table, "b1 s512 h8 d128 fp16", {BIG: 0.02})
+    table.save(path)
+    before = path.read_text().splitlines()
+    assert sum(BIG in line for line in before) == 2
+    add(table, str(other.problem), {BIG: 0.03})
+    table.save(path)
+    after = path.read_text().splitlines()
+    changed = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert len(changed) == 1
+    assert "0.03" in changed[0]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_table_in_any_layout_of_json_is_read(tmp_path: Path, indent: int | None) -> None:
+    """As older versions wrote it, a line for every value."""
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(tuned_table().to_json(), indent=indent))
+    assert WinnersTable.load(path).to_json() == tuned_table().to_json()

@@ -12,9 +12,11 @@ import pytest
 
 from flashsmith.benchmark import bench as bench_module
 from flashsmith.benchmark import timing
-from flashsmith.benchmark.bench import BenchPlan, default_problem
-from flashsmith.benchmark.rows import COLUMNS, BenchRow, problem_columns, read_rows
-from flashsmith.benchmark.timing import Environment
+from flashsmith.benchmark.bench import BenchPlan
+from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.measurement import Measurement, problem_columns
+from flashsmith.benchmark.measurement_files import COLUMNS, read_rows
+from flashsmith.benchmark.problems import default_problem
 from flashsmith.cli import main
 from flashsmith.families import DType, Problem, get_kernel_configs
 from flashsmith.runtime import driver
@@ -37,10 +39,10 @@ class Bench:
         self.verdicts = {"ours": "pass", "cudnn": "absent"}
         self.error: Exception | None = None
 
-    def run(self, plan: BenchPlan, device: Any, *, write: Any, **_: Any) -> list[BenchRow]:
+    def run(self, plan: BenchPlan, device: Any, *, write: Any, **_: Any) -> list[Measurement]:
         self.plan = plan
         rows = [
-            BenchRow(
+            Measurement(
                 contender=name,
                 kind="ours" if name == "ours" else "peer",
                 family="",

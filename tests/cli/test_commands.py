@@ -6,11 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import shared_kernels
+import typer
+from typer.models import OptionInfo
 
+from flashsmith.cli import app
 from flashsmith.env import VARIABLES
 from flashsmith.families import get_kernel_configs, parse_kernel_name_into_config
 
@@ -42,6 +47,30 @@ def test_every_command_has_help(command: str) -> None:
     done = flashsmith(command, "--help")
     assert done.returncode == 0
     assert "Usage: " in done.stdout
+
+
+def _options(app: typer.Typer) -> Iterator[tuple[str, OptionInfo]]:
+    """Every parameter of every command that is an option, with what declares it."""
+    for group in app.registered_groups:
+        assert group.typer_instance
+        yield from _options(group.typer_instance)
+    for command in app.registered_commands:
+        assert command.callback
+        hints = get_type_hints(command.callback, include_extras=True)
+        for name, hint in hints.items():
+            for declared in getattr(hint, "__metadata__", ()):
+                if isinstance(declared, OptionInfo):
+                    yield name, declared
+
+
+def test_no_option_is_named_by_what_stands_for_its_value() -> None:
+    """typer 0.27 calls one '--PROBLEM' whose metavar is its parameter's name and that has no
+    other."""
+    options = list(_options(app))
+    assert len(options) > 60
+    for name, option in options:
+        # Inside of Annotated the first of its names stands where a default value would.
+        assert str(option.default).startswith("-") or (option.metavar or "").lower() != name
 
 
 def test_piped_tables_are_plain_and_whole() -> None:

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import flashsmith.runtime
+from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.ncu import profiling, read_profile
-from flashsmith.benchmark.timing import Environment
 from flashsmith.cli import app
 from flashsmith.errors import ArgumentError, LaunchError, ProfilerError, SelectionError
 from flashsmith.families import device_spec

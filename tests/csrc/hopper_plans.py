@@ -15,7 +15,7 @@ from flashsmith.families import (
     TileOrder,
     parse_kernel_name_into_config,
 )
-from flashsmith.runtime.call import ForwardCall, unplaced_call
+from flashsmith.runtime.forward_call import ForwardCall, unplaced_call
 
 
 def wgmma_config(text: str) -> HopperForwardKernelConfig:

@@ -17,9 +17,9 @@ from typing import Any
 from flashsmith.builder import find_toolchain
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
 from flashsmith.operations.semantics import MASKS
-from flashsmith.runtime.call import ForwardCall, unplaced_call
+from flashsmith.runtime.forward_call import ForwardCall, unplaced_call
+from flashsmith.runtime.launch_plan import LaunchPlan, plan_from_library
 from flashsmith.runtime.libraries import LibraryFunctions
-from flashsmith.runtime.plan import LaunchPlan, plan_from_library
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "src" / "flashsmith" / "csrc"

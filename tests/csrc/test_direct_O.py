@@ -25,8 +25,8 @@ from flashsmith.families import (
 )
 from flashsmith.runtime import run_forward
 from flashsmith.verify import prove
-from flashsmith.verify.attention import offsets
-from flashsmith.verify.inputs import numpy_dtype
+from flashsmith.verify.attention_semantics import offsets
+from flashsmith.verify.proof_inputs import numpy_dtype
 
 
 def direct(text: str) -> HopperForwardKernelConfig:

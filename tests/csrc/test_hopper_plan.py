@@ -25,8 +25,8 @@ from hopper_plans import (
 from pretended_library import H200, PretendedLibrary, replaced
 
 from flashsmith.families import DType, HopperForwardKernelConfig, Semantics, device_spec
-from flashsmith.runtime.call import ForwardCall
-from flashsmith.runtime.plan import LaunchPlan, TensorMapSpec
+from flashsmith.runtime.forward_call import ForwardCall
+from flashsmith.runtime.launch_plan import LaunchPlan, TensorMapSpec
 
 MAPS_AT = (0, 128, 256, 384)
 # Rows of what is copied at once: Q's of a warpgroup, O's of a warp.

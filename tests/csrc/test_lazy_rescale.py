@@ -10,7 +10,7 @@ from flashsmith.families import DType, KernelConfig, Semantics
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime import forward
 from flashsmith.verify import prove
-from flashsmith.verify.inputs import numpy_dtype
+from flashsmith.verify.proof_inputs import numpy_dtype
 
 MMA_SYNC = (
     parse("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax+lazy_rescale"),

@@ -18,9 +18,9 @@ from pretended_library import H200, PretendedLibrary
 from flashsmith.emulator import EmulationResult, Observer, all_checks
 from flashsmith.errors import EmulatorError
 from flashsmith.runtime.emulation import run_in_emulator
-from flashsmith.runtime.launches import count_launches
+from flashsmith.runtime.launch_counter import count_launches
+from flashsmith.runtime.launch_plan import Contents, LaunchPlan, WorkspaceAddress, plan_from_library
 from flashsmith.runtime.libraries import LoadedKernel
-from flashsmith.runtime.plan import Contents, LaunchPlan, WorkspaceAddress, plan_from_library
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "emulator"))
 

@@ -19,7 +19,7 @@ from flashsmith.families import (
 )
 from flashsmith.runtime import forward, run_forward
 from flashsmith.verify import INPUT_KINDS, prove
-from flashsmith.verify.inputs import numpy_dtype
+from flashsmith.verify.proof_inputs import numpy_dtype
 
 CONFIGS = tuple(
     parse_kernel_name_into_config(text)

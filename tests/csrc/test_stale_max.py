@@ -23,12 +23,12 @@ from flashsmith.families import (
     Semantics,
 )
 from flashsmith.runtime import run_forward
-from flashsmith.runtime.call import ForwardResult
+from flashsmith.runtime.forward_call import ForwardResult
 from flashsmith.verify import prove
-from flashsmith.verify.attention import offsets
-from flashsmith.verify.inputs import INPUT_KINDS, numpy_dtype
+from flashsmith.verify.attention_semantics import offsets
+from flashsmith.verify.proof_inputs import INPUT_KINDS, numpy_dtype
 from flashsmith.verify.reference import References, compute_references
-from flashsmith.verify.rule import compare
+from flashsmith.verify.tolerance import compare
 
 
 def stale(text: str) -> HopperForwardKernelConfig:

@@ -11,7 +11,7 @@ import pytest
 from hopper_plans import CONFIGS, DYNAMIC, MMA_SYNC, OF_D_HEAD, K, O, Q, V, call, semantics_of
 from pretended_library import PretendedLibrary, TensorMap, replaced
 
-from flashsmith.runtime.call import ForwardCall
+from flashsmith.runtime.forward_call import ForwardCall
 
 MAPS_AT = (0, 128, 256, 384)
 STREAM = 7

@@ -12,13 +12,13 @@ from flashsmith.emulator.checks import all_checks
 from flashsmith.emulator.interface import Finding, Observer
 from flashsmith.errors import EmulatorError
 from flashsmith.families import FlashForwardKernelConfig, Problem, device_spec
-from flashsmith.runtime.call import ForwardCall, tensor_ints
 from flashsmith.runtime.emulation import run_in_emulator
+from flashsmith.runtime.forward_call import ForwardCall, tensor_ints
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.tensors import view_tensor
-from flashsmith.verify.inputs import InputSpec, default_scale
+from flashsmith.verify.proof_inputs import InputSpec, default_scale
 from flashsmith.verify.reference import inputs_and_references
-from flashsmith.verify.rule import compare, heads_for_enough_outputs
+from flashsmith.verify.tolerance import compare, heads_for_enough_outputs
 
 ARCH = 80
 KEY_TILES = 3  # a first, a middle and a last turn of the loop

@@ -1,7 +1,7 @@
-"""Broken variants of a kernel's PTX: what the emulator's checks must be able to tell from it.
+"""Mutants: broken variants of a kernel's PTX, which the emulator's checks must detect.
 
-A mutant differs from the kernel in one instruction. Whoever trusts the checks should see that they
-catch nearly all of them (tests/emulator/test_mutants.py does), and why the others change nothing.
+A mutant differs from the kernel in one instruction. The checks must catch nearly all of them
+(tests/emulator/test_mutants.py does), and why the others change nothing.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _double_lane_mask(site: MutationSite) -> str | None:
 
 
 def _exchange(operand: int, first: int, second: int, also: int | None = None) -> Mutation:
-    """Exchanges two registers of a vector operand (and of another one alike)."""
+    """Exchanges two registers of a vector operand (and the same two of another)."""
 
     def mutate(site: MutationSite) -> str | None:
         text = site.text

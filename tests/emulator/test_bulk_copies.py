@@ -213,7 +213,8 @@ def test_a_store_needs_its_proxy_fence() -> None:
 
 
 def test_a_proxy_fence_comes_before_the_barrier() -> None:
-    """One thread's fence covers what it knows: behind the barrier, everybody's stores."""
+    """One thread's fence covers what it is ordered after: behind the barrier, all threads'
+    stores."""
     late = "bar.sync 0;\nfence.proxy.async.shared::cta;"
     assert not store_kinds("fence.proxy.async.shared::cta;\nbar.sync 0;", late)
 

@@ -251,7 +251,7 @@ def test_a_source_size_above_the_copy() -> None:
         copy(SOURCE, body)
 
 
-# What observers are told
+# What observers receive
 
 
 class Recorder(Observer):

@@ -84,8 +84,8 @@ def equivalents(victim: Victim) -> Iterator[Mutant]:
     groups = by_operator(victim)
     for known in EQUIVALENT:
         if known.where(victim.config):
-            alike = [m for m in groups[known.operator] if m.mnemonic == known.mnemonic]
-            yield alike[known.place]
+            matching = [m for m in groups[known.operator] if m.mnemonic == known.mnemonic]
+            yield matching[known.place]
 
 
 def survivors(victim: Victim, chosen: Sequence[Mutant]) -> set[str]:

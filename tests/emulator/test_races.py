@@ -344,7 +344,7 @@ def play(actions: list[tuple], t: Trace) -> None:
 
 
 def possible(actions: list[tuple]) -> bool:
-    """Nobody arrives at barrier 2 twice before it opens."""
+    """No thread arrives at barrier 2 twice before it opens."""
     arrived: set[int] = set()
     for kind, who, _ in actions:
         if (kind == "arrive" and who in arrived) or (kind == "meet" and who & arrived):

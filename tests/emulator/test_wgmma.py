@@ -222,7 +222,7 @@ def test_operands_overwritten_in_flight() -> None:
     body = "setp.eq.u32 %p7, %r60, 0;\n" + body
     _, findings = execute(body, image, 32)
     assert kinds(findings) == {"race-war"}
-    assert "the products of CTA 0 warpgroup 0" in findings[0].message
+    assert "the wgmma of CTA 0 warpgroup 0" in findings[0].message
     late = body.replace(OVERWRITE, "").replace(WAIT, WAIT + "bar.sync 0;\n@%p7 " + OVERWRITE)
     assert not execute(late, image, 32)[1]
     lonely = late.replace("bar.sync 0;\n@%p7", "@%p7")

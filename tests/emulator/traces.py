@@ -124,8 +124,8 @@ class Trace:
         arrived: Sequence[int] = (),
     ) -> None:
         """A CTA barrier at which all threads wait, or some; others may have arrived before."""
-        everybody = range(self.ctas * self.threads_per_cta)
-        waiting = np.array(everybody if threads is None else threads, np.int64)
+        all_threads = range(self.ctas * self.threads_per_cta)
+        waiting = np.array(all_threads if threads is None else threads, np.int64)
         members = np.concatenate([np.array(arrived, np.int64), waiting])
         site = self._site("bar.sync")
         for kind, whom in (("arrive", waiting), ("release", members)):

@@ -127,9 +127,9 @@ class KernelVictim:
             if i.mnemonic.startswith("wgmma.mma_async")
         }
         kind = kinds[mutant.ptx_line]
-        alike = [line for line, other in kinds.items() if other == kind]
+        same_kind = [line for line, other in kinds.items() if other == kind]
         steps = self.config.d_head // 16 if kind == "QK" else self.config.B_c // 16
-        return kind, alike.index(mutant.ptx_line) % steps
+        return kind, same_kind.index(mutant.ptx_line) % steps
 
     def run(self, mutant: Mutant | None, schedules: Sequence[int] = SCHEDULES) -> Noticed:
         """Proofs of the kernel, or of a mutant of it, under all checks: with the fixed schedule,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flashsmith.builder import find_toolchain
-from flashsmith.builder.recipe import kernel_flags
+from flashsmith.builder.library_spec import kernel_flags
 from flashsmith.builder.sources import package_sources
 
 

@@ -25,8 +25,8 @@ from flashsmith.families import (
     is_legal,
     should_autotune_config,
 )
-from flashsmith.families.mma_sync.space import MOVES
-from flashsmith.families.wgmma import space as hopper
+from flashsmith.families.mma_sync.search_space import MOVES
+from flashsmith.families.wgmma import search_space as hopper
 
 
 def test_tune_has_forty_configs_per_dtype() -> None:

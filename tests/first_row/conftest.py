@@ -18,7 +18,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "benchmark"), str(HERE.parent / "tu
 @pytest.fixture
 def first_row() -> Iterator[ModuleType]:
     """The package, registered as by its import and forgotten after the test."""
-    from flashsmith.builder import cache
+    from flashsmith.builder import kernel_cache
     from flashsmith.families import FAMILIES
     from flashsmith.operations import OPERATIONS
 
@@ -30,7 +30,7 @@ def first_row() -> Iterator[ModuleType]:
         registry.clear()
         registry.update({name: it for name, it in known.items() if name != "first_row"})
     # No process but this has seen its libraries and then not known the family.
-    cache._parsed.cache_clear()
+    kernel_cache._parsed.cache_clear()
 
 
 @pytest.fixture

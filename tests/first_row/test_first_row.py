@@ -18,10 +18,12 @@ from stand_ins import HostPlace, PretendedClock
 
 import flashsmith
 from flashsmith.benchmark.bench import BenchPlan, run_bench
-from flashsmith.benchmark.peers import PeerContender, get_peers
+from flashsmith.benchmark.environment import Environment, Telemetry
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.measurement_files import read_rows, write_rows
+from flashsmith.benchmark.peers import PeerImplementation, get_peers
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.rows import BenchRow, read_rows, write_rows
-from flashsmith.benchmark.timing import Environment, Protocol, Telemetry
+from flashsmith.benchmark.timing import Protocol
 from flashsmith.benchmark.workload import OperationWorkload, workload_of
 from flashsmith.builder import library_for
 from flashsmith.chooser import choose
@@ -48,8 +50,8 @@ from flashsmith.families.family import register_family
 from flashsmith.families.knob import knob
 from flashsmith.operations import OPERATIONS
 from flashsmith.runtime import libraries, run_operation
+from flashsmith.runtime.launch_plan import Contents, LaunchPlan
 from flashsmith.runtime.libraries import loaded_kernels
-from flashsmith.runtime.plan import Contents, LaunchPlan
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.progress import SweepProgress
 from flashsmith.tuning.runner import Build
@@ -239,7 +241,7 @@ def test_what_an_operation_does_not_know_cannot_be_asked_of_its_proof(
 # --- benchmark, tuner, table ---------------------------------------------------------------------
 
 
-def bench(*configs: Any, peers: str = "none") -> list[BenchRow]:
+def bench(*configs: Any, peers: str = "none") -> list[Measurement]:
     """Rows of PROBLEM on pretended hardware: the emulator runs the kernels, and a clock says what
     they took."""
     return run_bench(
@@ -271,9 +273,9 @@ def test_it_is_benched(built: dict[str, Any], tmp_path: Path) -> None:
 def test_peers_of_its_operation_take_part(
     built: dict[str, Any], first_row: ModuleType, monkeypatch: pytest.MonkeyPatch, off: float
 ) -> None:
-    def prepare(workload: OperationWorkload) -> PeerContender:
+    def prepare(workload: OperationWorkload) -> PeerImplementation:
         o = workload.inputs["v"][:, 0] + np.float16(off)
-        return PeerContender("numpy", lambda: {"o": o}, lambda found: found)
+        return PeerImplementation("numpy", lambda: {"o": o}, lambda found: found)
 
     peer = SimpleNamespace(
         name="numpy", absence=lambda problem: None, version=lambda: "2", prepare=prepare

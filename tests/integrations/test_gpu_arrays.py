@@ -11,7 +11,7 @@ import pytest
 
 import flashsmith
 from flashsmith.runtime.frameworks.device_array import DeviceArray
-from flashsmith.runtime.launches import count_launches
+from flashsmith.runtime.launch_counter import count_launches
 
 pytestmark = pytest.mark.gpu
 

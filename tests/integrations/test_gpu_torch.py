@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 import flashsmith  # noqa: E402
 from flashsmith.errors import ArgumentError, FlashsmithError  # noqa: E402
 from flashsmith.integrations.sdpa import pytorch_sdpa  # noqa: E402
-from flashsmith.runtime.launches import count_launches  # noqa: E402
+from flashsmith.runtime.launch_counter import count_launches  # noqa: E402
 
 BATCH, LENGTH, HEADS, D = 2, 300, 4, 64
 

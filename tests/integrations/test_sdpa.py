@@ -20,7 +20,7 @@ from flashsmith.integrations.fallbacks import (  # noqa: E402
     forget_warnings,
 )
 from flashsmith.integrations.sdpa import pytorch_sdpa  # noqa: E402
-from flashsmith.runtime.launches import count_launches  # noqa: E402
+from flashsmith.runtime.launch_counter import count_launches  # noqa: E402
 
 
 def drawn(*shape: int, dtype: Any = torch.float16, seed: int = 0) -> Any:

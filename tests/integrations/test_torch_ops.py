@@ -23,7 +23,7 @@ from flashsmith.families import (  # noqa: E402
     parse_kernel_name_into_config,
 )
 from flashsmith.integrations import traceable  # noqa: E402
-from flashsmith.runtime.launches import count_launches  # noqa: E402
+from flashsmith.runtime.launch_counter import count_launches  # noqa: E402
 
 CONFIG = parse_kernel_name_into_config(
     "(FP16, 32, 64, 64, 4): async+eager+swizzled+load_0_0_0_tiles+opt_softmax"

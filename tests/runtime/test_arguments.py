@@ -16,10 +16,7 @@ from flashsmith.errors import ArgumentError, IllegalConfigError
 from flashsmith.families import DType, FlashForwardKernelConfig, device_spec
 from flashsmith.runtime import forward, forward_timed
 from flashsmith.runtime.arguments import check_device, check_output
-from flashsmith.runtime.frameworks import CupyArrays
-from flashsmith.runtime.frameworks.device_array import DeviceArray, DeviceArrays
-from flashsmith.runtime.libraries import LoadedKernels
-from flashsmith.runtime.options import (
+from flashsmith.runtime.forward_options import (
     MAX_UNCAPPED_SCALE,
     UNLIMITED,
     ForwardOptions,
@@ -28,7 +25,10 @@ from flashsmith.runtime.options import (
     check_scale,
     check_softcap,
 )
-from flashsmith.runtime.request import check_request
+from flashsmith.runtime.forward_request import check_request
+from flashsmith.runtime.frameworks import CupyArrays
+from flashsmith.runtime.frameworks.device_array import DeviceArray, DeviceArrays
+from flashsmith.runtime.libraries import LoadedKernels
 from flashsmith.runtime.tensors import view_tensor
 
 CFG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4, swizzled=True)

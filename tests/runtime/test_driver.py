@@ -98,10 +98,10 @@ def test_loading_tells_no_gpu_from_a_gpu(
             return status
 
     library = Library()
-    monkeypatch.setattr(driver.forks, "_cuda_used", False)
+    monkeypatch.setattr(driver.process_forks, "_cuda_used", False)
     monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: library)
     assert driver._load.__wrapped__() is (library if usable else None)
-    assert driver.forks._cuda_used is usable
+    assert driver.process_forks._cuda_used is usable
 
 
 def test_a_broken_driver_is_an_error_and_not_a_missing_gpu(

@@ -24,7 +24,7 @@ from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime import driver, forward, libraries, plan_forward, run_forward
 from flashsmith.runtime.libraries import LoadedKernels, nearest_built
 from flashsmith.verify import InputSpec, compare, compute_references, make_inputs
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.proof_inputs import default_scale
 
 HOPPER = parse(
     "(FP16, 128, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
@@ -142,7 +142,7 @@ def tensors(seq: int = 256) -> list[Any]:
 
 
 @pytest.mark.torch
-def test_prepared_calls_of_both_families_are_told_apart(gpu: PretendedGpu) -> None:
+def test_cached_calls_of_both_families_are_told_apart(gpu: PretendedGpu) -> None:
     places = []
     for _ in range(3):
         for cfg in (HOPPER, MMA_SYNC):
@@ -158,8 +158,8 @@ def test_prepared_calls_of_both_families_are_told_apart(gpu: PretendedGpu) -> No
 
 @pytest.mark.torch
 def test_a_choice_between_families_is_followed_and_forgotten(gpu: PretendedGpu) -> None:
-    from flashsmith.runtime import forget_prepared_calls, run_call
-    from flashsmith.runtime.options import NO_WINDOW
+    from flashsmith.runtime import forget_cached_launches, run_call
+    from flashsmith.runtime.forward_options import NO_WINDOW
 
     turn: list[Any] = [HOPPER]
 
@@ -173,7 +173,7 @@ def test_a_choice_between_families_is_followed_and_forgotten(gpu: PretendedGpu) 
 
     for cfg in (HOPPER, MMA_SYNC):
         turn[0] = cfg
-        forget_prepared_calls()
+        forget_cached_launches()
         call()
         call()
     assert [launch.config for launch in gpu.launches] == [HOPPER] * 2 + [MMA_SYNC] * 2

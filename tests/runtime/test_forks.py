@@ -13,7 +13,7 @@ import pytest
 
 from flashsmith.errors import LaunchError
 from flashsmith.families import DType, FlashForwardKernelConfig
-from flashsmith.runtime import driver, forks, forward, launches, prepared
+from flashsmith.runtime import cached_launches, driver, forward, launch_counter, process_forks
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.libraries import loaded_kernels
 
@@ -44,17 +44,17 @@ def forward_is_refused() -> bool:
 
 
 def test_forward_after_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "_cuda_used", True)
+    monkeypatch.setattr(process_forks, "_cuda_used", True)
     assert in_child(forward_is_refused)
 
 
 def test_a_grandchild_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "_cuda_used", True)
+    monkeypatch.setattr(process_forks, "_cuda_used", True)
     assert in_child(lambda: in_child(forward_is_refused))
 
 
 def test_driver_calls_after_a_fork_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "_cuda_used", True)
+    monkeypatch.setattr(process_forks, "_cuda_used", True)
 
     def allocation_is_refused() -> bool:
         try:
@@ -67,29 +67,29 @@ def test_driver_calls_after_a_fork_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_forking_before_cuda_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "_cuda_used", False)
+    monkeypatch.setattr(process_forks, "_cuda_used", False)
 
     def nothing_is_raised() -> bool:
-        forks.check_not_forked()
+        process_forks.check_not_forked()
         return True
 
     assert in_child(nothing_is_raised)
 
 
 def test_the_parent_itself_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "_cuda_used", True)
+    monkeypatch.setattr(process_forks, "_cuda_used", True)
     assert in_child(lambda: True)
-    forks.check_not_forked()
+    process_forks.check_not_forked()
 
 
 @pytest.mark.parametrize("used", [False, True])
 def test_cuda_that_pytorch_initialised_counts(used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "_cuda_used", False)
+    monkeypatch.setattr(process_forks, "_cuda_used", False)
     monkeypatch.setitem(sys.modules, "torch.cuda", SimpleNamespace(is_initialized=lambda: used))
 
     def is_refused() -> bool:
         try:
-            forks.check_not_forked()
+            process_forks.check_not_forked()
         except LaunchError:
             return True
         return False
@@ -106,7 +106,9 @@ def test_a_fork_after_pytorch_initialised_cuda_is_refused() -> None:
     assert in_child(forward_is_refused)
 
 
-@pytest.mark.parametrize("module", [launches, prepared], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [launch_counter, cached_launches], ids=lambda module: module.__name__
+)
 def test_a_child_does_not_wait_for_its_parents_threads(module: ModuleType) -> None:
     """Only the thread that forks goes on in the child; what others held stays held there."""
     with module._lock:

@@ -23,10 +23,10 @@ from flashsmith.families import (
 )
 from flashsmith.runtime import forward, forward_timed, run_forward
 from flashsmith.runtime import forward_pass as forward_module
+from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.forward_pass import run_request
-from flashsmith.runtime.options import ForwardOptions
 from flashsmith.verify import InputSpec, compare, compute_references, make_inputs
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.proof_inputs import default_scale
 
 FEATURES = "async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
 CONFIGS = {

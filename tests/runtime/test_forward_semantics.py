@@ -22,7 +22,7 @@ from flashsmith.runtime import (
     forward_timed,
     run_forward,
 )
-from flashsmith.runtime.request import check_request
+from flashsmith.runtime.forward_request import check_request
 from flashsmith.verify import compare, compute_references
 
 RNG = np.random.default_rng(7)

@@ -17,19 +17,19 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime import (
-    forget_prepared_calls,
+    cached_launches,
+    forget_cached_launches,
     forward,
     forward_timed,
     gpu_count,
-    prepared,
     query_gpu,
     run_forward,
 )
-from flashsmith.runtime.call import unplaced_call
+from flashsmith.runtime.forward_call import unplaced_call
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import InputSpec, compare, compute_references, make_inputs
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.proof_inputs import default_scale
 
 pytestmark = pytest.mark.gpu
 
@@ -200,7 +200,7 @@ class TestTorch:
         """Each has inputs of its own at addresses of its own; only the first is checked."""
         import torch
 
-        forget_prepared_calls()
+        forget_cached_launches()
         inputs = [drawn(seed=seed) for seed in range(4)]
         tensors = [[on_gpu(array) for array in qkv] for qkv in inputs]
         outs = [torch.full_like(q, torch.nan) for q, _, _ in tensors]
@@ -209,7 +209,7 @@ class TestTorch:
             assert_attention(on_host(o), on_host(lse), arrays)
             assert forward(CFG, *qkv, out) is out
             assert_attention(on_host(out), None, arrays)
-        assert len(prepared.known) == 2
+        assert len(cached_launches.cached) == 2
         q, k, v = tensors[0]
         with pytest.raises(ArgumentError, match="o: shares memory with q"):
             forward(CFG, q, k, v, q)

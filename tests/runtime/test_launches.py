@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from flashsmith.runtime.launches import count_launches, launch_count, note_launch
+from flashsmith.runtime.launch_counter import count_launches, launch_count, note_launch
 
 
 def test_a_block_counts_its_own() -> None:

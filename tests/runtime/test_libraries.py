@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from flashsmith.builder import KernelLibrary, library_for
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.manifest import FileRecord
 from flashsmith.errors import (
     ArgumentError,
@@ -36,7 +36,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime import forward, forward_pass, libraries, plan_forward
-from flashsmith.runtime.call import unplaced_call
+from flashsmith.runtime.forward_call import unplaced_call
 from flashsmith.runtime.libraries import NEUTRAL, LoadedKernels, load_library
 
 CONFIGS = [

@@ -23,9 +23,9 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime import forward_pass, libraries, substitutes
+from flashsmith.runtime.forward_options import ForwardOptions
+from flashsmith.runtime.forward_request import Request, check_request
 from flashsmith.runtime.libraries import LoadedKernels
-from flashsmith.runtime.options import ForwardOptions
-from flashsmith.runtime.request import Request, check_request
 from flashsmith.runtime.substitutes import Substitutes
 from flashsmith.verify import compare, compute_references
 

@@ -10,7 +10,7 @@ from functools import cache, partial
 import shared_kernels
 
 from flashsmith.families import KernelConfig, Semantics
-from flashsmith.verify.grid import Case, covering_cases
+from flashsmith.verify.proof_grid import Case, covering_cases
 
 MMA_SYNC = "mma_sync"
 

@@ -13,8 +13,8 @@ from flashsmith.families import KernelConfig, Semantics
 from flashsmith.runtime import ForwardResult, query_gpu, run_forward
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.verify import Inputs, InputSpec, make_inputs
-from flashsmith.verify.attention import Lens, offsets
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.attention_semantics import Lens, offsets
+from flashsmith.verify.proof_inputs import default_scale
 
 LENS_Q, LENS_K = (37, 0, 130, 45), (50, 20, 70, 0)
 HEADS, HEADS_K = 4, 2

@@ -12,8 +12,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Semantics, family_named
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.verify import prove
-from flashsmith.verify.grid import REFUSED_D
-from flashsmith.verify.inputs import numpy_dtype
+from flashsmith.verify.proof_grid import REFUSED_D
+from flashsmith.verify.proof_inputs import numpy_dtype
 
 MMA_SYNC, WGMMA = "mma_sync", "wgmma"
 

@@ -15,8 +15,8 @@ from flashsmith.emulator import Launch, MemoryAccess, Observer
 from flashsmith.families import DType, FlashForwardKernelConfig, Semantics
 from flashsmith.families.mma_sync.sets import proof_configs
 from flashsmith.runtime import run_forward
-from flashsmith.verify.attention import Attention, offsets, row_slices
-from flashsmith.verify.inputs import numpy_dtype
+from flashsmith.verify.attention_semantics import Attention, offsets, row_slices
+from flashsmith.verify.proof_inputs import numpy_dtype
 
 D = 16
 

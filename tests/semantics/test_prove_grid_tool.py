@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flashsmith.errors import EmulatorError, LaunchError
-from flashsmith.verify.grid import proof_grid
+from flashsmith.verify.proof_grid import proof_grid
 
 MATCH = "fp16, d40, s113:203, dense, gqa"
 CASES = [str(case) for case in proof_grid() if MATCH in str(case)]

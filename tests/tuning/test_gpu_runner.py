@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from stand_ins import HostPlace, PretendedClock
 
-from flashsmith.benchmark.contenders import KernelContender
-from flashsmith.benchmark.rows import read_rows
-from flashsmith.benchmark.timing import Telemetry
+from flashsmith.benchmark.environment import Telemetry
+from flashsmith.benchmark.implementations import KernelImplementation
+from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.benchmark.workload import Workload
 from flashsmith.builder.manifest import KernelBeside, KernelEntry
 from flashsmith.chooser.winners import WinnersTable
@@ -85,16 +85,16 @@ def test_a_wrong_output_is_looked_at_twice(
     bench: GpuBench, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build, outputs = Build(CONFIG, Semantics()), []
-    right = KernelContender.output
+    right = KernelImplementation.output
 
-    def spoiled(self: KernelContender):
+    def spoiled(self: KernelImplementation):
         output = right(self)
         outputs.append(self.workload)
         if len(outputs) <= spoil:
             output[-1, -1, -1, -1] += 1.0
         return output
 
-    monkeypatch.setattr(KernelContender, "output", spoiled)
+    monkeypatch.setattr(KernelImplementation, "output", spoiled)
     spoil = 1  # as by a kernel that ran before and wrote into the tensors
     assert bench.prove(PROBLEM, build, compiled.library, False).ok
     assert len(outputs) == 2

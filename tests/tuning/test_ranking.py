@@ -10,7 +10,8 @@ import sweep_fakes as fakes
 from rich.console import Console
 from sweep_fakes import NAMES, PROBLEM, World, but, times
 
-from flashsmith.benchmark.rows import BenchRow, read_rows
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.families import Problem
 from flashsmith.time_left import format_seconds
@@ -57,7 +58,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuned, Path]:
     return run(folder), folder
 
 
-def rows_of(folder: Path, problem: Problem) -> list[BenchRow]:
+def rows_of(folder: Path, problem: Problem) -> list[Measurement]:
     return [r for r in read_rows(folder / "out" / "ranking.csv") if r.problem == problem]
 
 

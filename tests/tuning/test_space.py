@@ -96,6 +96,15 @@ def test_a_space_without_a_config_for_the_problem() -> None:
         search_space(PROBLEM, DEVICE, "nonsense")
 
 
+@pytest.mark.parametrize("key", ["both", None])
+def test_a_gpu_that_no_family_runs_on(key: str | None) -> None:
+    old = replace(device_spec("A100"), name="V100", arch=70)
+    with pytest.raises(
+        ArgumentError, match=r"^device: no family has .* V100 \(sm_70\); .*mma_sync \(needs sm_80\)"
+    ):
+        search_space(PROBLEM, old, key)
+
+
 # ---- problems ----
 
 

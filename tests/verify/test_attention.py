@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from plain_attention import sees
 
-from flashsmith.verify.attention import Attention, offsets, row_slices
+from flashsmith.verify.attention_semantics import Attention, offsets, row_slices
 
 WINDOWS = [(None, None), (3, None), (None, 2), (2, 1), (0, 0), (50, 50)]
 

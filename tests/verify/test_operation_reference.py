@@ -14,7 +14,7 @@ from flashsmith.families import DType, FlashForwardKernelConfig, Problem, Semant
 from flashsmith.operations import FORWARD, OPERATIONS, Operation, TensorSpec
 from flashsmith.runtime import run_operation
 from flashsmith.verify import Expected, OperationReference, prove, prove_problem, reference_of
-from flashsmith.verify.rule import compare_tensors
+from flashsmith.verify.tolerance import compare_tensors
 
 # What test_forward_semantics.py has, too.
 CFG = FlashForwardKernelConfig(

@@ -17,7 +17,7 @@ from flashsmith.runtime import query_gpu, run_forward
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, InputSpec, make_inputs, prove
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.proof_inputs import default_scale
 
 pytestmark = pytest.mark.gpu
 

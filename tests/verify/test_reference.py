@@ -12,8 +12,8 @@ from plain_attention import plain_attention, sees
 
 from flashsmith.families import DType
 from flashsmith.verify import engine
-from flashsmith.verify.attention import row_slices
-from flashsmith.verify.inputs import Inputs, InputSpec, default_scale, make_inputs
+from flashsmith.verify.attention_semantics import row_slices
+from flashsmith.verify.proof_inputs import Inputs, InputSpec, default_scale, make_inputs
 from flashsmith.verify.reference import References, compute_references, inputs_and_references
 
 SCALE = 0.3

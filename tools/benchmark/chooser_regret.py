@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashsmith.benchmark.contenders import kernel_contender
+from flashsmith.benchmark.implementations import kernel_implementation
 from flashsmith.benchmark.timing import measure
 from flashsmith.benchmark.workload import Workload
 from flashsmith.builder import build
@@ -48,7 +48,7 @@ Timer = Callable[[Problem, Sequence[Any]], "list[float | None]"]
 
 def timed_on_gpu(problem: Problem, configs: Sequence[Any]) -> list[float | None]:
     workload = Workload(problem)
-    contenders = [kernel_contender(config, workload) for config in configs]
+    contenders = [kernel_implementation(config, workload) for config in configs]
     right = [c for c in contenders if workload.judge(c.output()).ok]
     samples = measure(right)
     return [samples[c.name].median_ms if c.name in samples else None for c in contenders]

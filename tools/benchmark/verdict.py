@@ -32,9 +32,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashsmith.benchmark.contenders import OURS
+from flashsmith.benchmark.implementations import OURS
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.benchmark.report.comparison import describe
-from flashsmith.benchmark.rows import BenchRow, read_rows
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import Problem
 
@@ -48,7 +49,7 @@ CONFIDENCE = 0.95
 # What must agree for rounds to be pooled.
 SETTING = ("gpu", "driver", "cuda", "torch", "flashsmith", "revision", "protocol")
 
-Round = Mapping[Problem, Mapping[str, BenchRow]]
+Round = Mapping[Problem, Mapping[str, Measurement]]
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,11 @@ class Cell:
     """A problem's rows, a mapping by contender for each round that timed ours."""
 
     problem: Problem
-    rounds: tuple[Mapping[str, BenchRow], ...]
+    rounds: tuple[Mapping[str, Measurement], ...]
     other_day: OtherDay | None
 
     @property
-    def row(self) -> BenchRow:
+    def row(self) -> Measurement:
         """Ours of the first round."""
         return self.rounds[0][OURS]
 
@@ -156,7 +157,7 @@ class Cell:
             return "ahead"
         return "level"
 
-    def _by_ratio(self, rows: Mapping[str, BenchRow]) -> float | None:
+    def _by_ratio(self, rows: Mapping[str, Measurement]) -> float | None:
         cudnn = _rate(rows, CUDNN)
         if self.other_day is None or cudnn is None:
             return None
@@ -165,17 +166,17 @@ class Cell:
         return None if _rate(rows, FA3) else cudnn * self.other_day.fa3
 
 
-def _rate(rows: Mapping[str, BenchRow], name: str) -> float | None:
+def _rate(rows: Mapping[str, Measurement], name: str) -> float | None:
     row = rows.get(name)
     return row.tflops if row is not None and row.verdict == "pass" and row.tflops else None
 
 
-def _fastest(rows: Mapping[str, BenchRow]) -> float | None:
+def _fastest(rows: Mapping[str, Measurement]) -> float | None:
     rates = [_rate(rows, name) for name, row in rows.items() if row.kind == "peer"]
     return max((rate for rate in rates if rate), default=None)
 
 
-def _share(rows: Mapping[str, BenchRow], other: float | None) -> float | None:
+def _share(rows: Mapping[str, Measurement], other: float | None) -> float | None:
     ours = _rate(rows, OURS)
     return ours / other if ours and other else None
 
@@ -193,7 +194,7 @@ def read_round(path: Path) -> Round:
 
     Raises ArgumentError when the file is unusable, or has a contender of a problem twice.
     """
-    found: dict[Problem, dict[str, BenchRow]] = {}
+    found: dict[Problem, dict[str, Measurement]] = {}
     for row in read_rows(path):
         rows = found.setdefault(row.problem, {})
         if row.contender in rows:
@@ -244,7 +245,7 @@ def make_cells(rounds: Sequence[Round], best: Mapping[Problem, OtherDay]) -> lis
     return cells
 
 
-def _check_setting(problem: Problem, rows: Sequence[BenchRow]) -> None:
+def _check_setting(problem: Problem, rows: Sequence[Measurement]) -> None:
     for name in SETTING:
         values = sorted({getattr(row, name) for row in rows})
         if len(values) > 1:

@@ -22,7 +22,7 @@ from typing import Any
 import flashsmith
 from flashsmith.families import DType, parse_kernel_name_into_config
 from flashsmith.verify import compare, compute_references
-from flashsmith.verify.inputs import default_scale
+from flashsmith.verify.proof_inputs import default_scale
 
 OURS = "attention()"
 # batch, length, heads of q and of k, causal.

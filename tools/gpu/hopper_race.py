@@ -17,7 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from flashsmith.benchmark.rows import BenchRow, read_rows
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.measurement_files import read_rows
 
 MASKS = ("full", "causal")
 HEADS = {64: 32, 96: 16, 128: 16, 192: 8, 256: 8}
@@ -160,9 +161,9 @@ def race(d: int, mask: str, csv: Path, seconds: float) -> str:
     return f"status {status} after {time.monotonic() - begin:.0f} s"
 
 
-def ranking(rows: list[BenchRow]) -> Iterator[str]:
+def ranking(rows: list[Measurement]) -> Iterator[str]:
     """For every problem its candidates, fastest first, as shares of cuDNN."""
-    cells: dict[tuple[object, ...], list[BenchRow]] = {}
+    cells: dict[tuple[object, ...], list[Measurement]] = {}
     for row in rows:
         cells.setdefault((row.d, row.dtype, row.semantics, row.seq_k), []).append(row)
     for key, cell in cells.items():

@@ -31,9 +31,9 @@ import torch
 from pretended_gpu import pretended_gpu
 
 import flashsmith
-from flashsmith.benchmark.timing import Environment
+from flashsmith.benchmark.environment import Environment
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
-from flashsmith.runtime import forget_prepared_calls
+from flashsmith.runtime import forget_cached_launches
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.libraries import LoadedKernel
 
@@ -99,7 +99,7 @@ def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
         seen.append(partial(function, stream, *addresses))
         return prepare(kernel, call, ordinal, **options)
 
-    forget_prepared_calls()
+    forget_cached_launches()
     with mock.patch.object(LoadedKernel, "prepare", noting):
         outputs = cell.call()
     (launch,) = seen
@@ -125,7 +125,7 @@ def measure(cell: Cell, calls: int, wait: Callable[[], None]) -> dict[str, Any]:
             ours.append(timed(cell.call))
             bare.append(timed(launch))
         wait()
-        forget_prepared_calls()
+        forget_cached_launches()
         first.append(timed(cell.call))
         cell.call()
         wait()

@@ -22,9 +22,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from flashsmith.benchmark.bench.problems import default_problem
-from flashsmith.benchmark.contenders import KernelContender, attention_contender
-from flashsmith.benchmark.timing import Environment, measure
+from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.implementations import KernelImplementation, attention_implementation
+from flashsmith.benchmark.problems import default_problem
+from flashsmith.benchmark.timing import measure
 from flashsmith.benchmark.workload import Workload
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DType, Problem
@@ -57,9 +58,9 @@ def pairs(kinds: Iterable[str], seqs: list[int] | None, dims: list[int] | None) 
                     yield Pair(kind, whole, replace(whole, seq_q=seq - 1, seq_k=seq - 1))
 
 
-def contender(name: str, of: Problem) -> KernelContender:
+def contender(name: str, of: Problem) -> KernelImplementation:
     config = choose_config(of, query_gpu(0))
-    return replace(attention_contender(config, Workload(of)), name=name)
+    return replace(attention_implementation(config, Workload(of)), name=name)
 
 
 def measured(pair: Pair) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from unittest import mock
 from flashsmith.families import device_spec
 from flashsmith.runtime import (
     driver,
-    forget_prepared_calls,
+    forget_cached_launches,
     forward_pass,
     frameworks,
     libraries,
@@ -114,8 +114,8 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
         adapters = {TorchTensors: PretendedTensors(pretended)}
         stack.enter_context(mock.patch.dict(frameworks._adapters, adapters))
         stack.enter_context(mock.patch.dict(frameworks._by_type, clear=True))
-        forget_prepared_calls()
+        forget_cached_launches()
         try:
             yield pretended
         finally:
-            forget_prepared_calls()
+            forget_cached_launches()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Proves the whole grid of attention problems (flashsmith.verify.grid) on the GPU; a CSV row each.
+"""Proves the grid of attention problems (flashsmith.verify.proof_grid) on the GPU, a CSV row each.
 
     python tools/gpu/prove_grid.py rows.csv
     python tools/gpu/prove_grid.py rows.csv --seconds 500    # and again, until it says 'complete'
@@ -32,8 +32,8 @@ from flashsmith.families import FAMILIES, DType, family_named
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
-from flashsmith.verify.grid import FIRST_FAMILY, REFUSED_D, Case, covering_cases, proof_grid
-from flashsmith.verify.inputs import numpy_dtype
+from flashsmith.verify.proof_grid import FIRST_FAMILY, REFUSED_D, Case, covering_cases, proof_grid
+from flashsmith.verify.proof_inputs import numpy_dtype
 
 FIGURES = ("max_error", "bound", "rel_l2", "lse_error", "row_max_error")
 COLUMNS = ("case", "config", "semantics", "ok", *FIGURES, "said")

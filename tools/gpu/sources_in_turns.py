@@ -27,12 +27,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashsmith.benchmark.contenders import KernelContender
-from flashsmith.benchmark.timing import Environment, measure
-from flashsmith.benchmark.timing.protocol import Protocol
+from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.implementations import KernelImplementation
+from flashsmith.benchmark.timing import Protocol, measure
 from flashsmith.benchmark.workload import Workload
 from flashsmith.builder import KernelLibrary
-from flashsmith.builder.cache import Cache
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.sources import package_sources, source_hash, tree_hash
 from flashsmith.builder.user_cache import cache_dir
@@ -44,11 +44,11 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime import query_gpu
-from flashsmith.runtime.call import forward_call
+from flashsmith.runtime.forward_call import forward_call
+from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.forward_pass import run_on_gpu
+from flashsmith.runtime.forward_request import check_request
 from flashsmith.runtime.libraries import LoadedKernel, load_library
-from flashsmith.runtime.options import ForwardOptions
-from flashsmith.runtime.request import check_request
 
 ARCH = 90
 BASE, NEW = "base", "new"
@@ -108,7 +108,7 @@ def kernels_of(csrc: Path, pairs: list[Pair], load: bool) -> dict[Any, Any]:
     return found
 
 
-def contender(name: str, kernel: LoadedKernel, workload: Workload) -> KernelContender:
+def contender(name: str, kernel: LoadedKernel, workload: Workload) -> KernelImplementation:
     tensors = (workload.q, workload.k, workload.v, workload.o)
     request = check_request(
         tensors, ForwardOptions(**workload.options), check_contents=True, output="o"
@@ -119,7 +119,7 @@ def contender(name: str, kernel: LoadedKernel, workload: Workload) -> KernelCont
     def run() -> None:
         run_on_gpu(launch, call, request.q)
 
-    return KernelContender(name, kernel.config, workload, run)
+    return KernelImplementation(name, kernel.config, workload, run)
 
 
 def measured(pair: Pair, kernels: dict[str, dict[Any, Any]]) -> Callable[[], dict[str, Any]]:

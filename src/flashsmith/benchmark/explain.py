@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashsmith.benchmark.conflicts import conflict_factors
+from flashsmith.benchmark.kernel_facts import conflict_factors
 from flashsmith.benchmark.knobs import KnobEffect, knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.builder import KernelEntry, KernelLibrary, library_for

@@ -15,7 +15,7 @@ from rich.console import Console
 from flashsmith.benchmark.table import Column, print_table
 from flashsmith.builder import CacheEntry, KernelLibrary, is_current
 from flashsmith.families import KernelConfig, Semantics, is_legal
-from flashsmith.families.selection import config_sets
+from flashsmith.families.kernel_sets import config_sets
 from flashsmith.runtime.target import Target
 
 MIB = 2**20

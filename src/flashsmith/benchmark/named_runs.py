@@ -5,21 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from flashsmith.benchmark.bench import BenchPlan, print_rows, run_bench
-from flashsmith.benchmark.bench.kernels import BuiltKernels
-from flashsmith.benchmark.bench.request import make_shapes, parse_problems, select_contenders
-from flashsmith.benchmark.contenders import attention_contender, kernel_contender
+from flashsmith.benchmark.bench import BenchPlan, run_bench, select_implementations
+from flashsmith.benchmark.bench_table import print_rows
+from flashsmith.benchmark.environment import Environment, Telemetry
+from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.peers import get_peers
+from flashsmith.benchmark.problems import make_shapes, parse_problems
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
-from flashsmith.benchmark.timing import (
-    Clock,
-    Contender,
-    CudaEvents,
-    Environment,
-    Protocol,
-    Telemetry,
-)
+from flashsmith.benchmark.timing import Clock, CudaEvents, Protocol
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.env import KERNELS
 from flashsmith.errors import ArgumentError
@@ -67,7 +61,7 @@ def make_plan(options: argparse.Namespace) -> BenchPlan:
     named = options.kernels is not None or KERNELS.raw() is not None
     if not named and options.ref is None:
         get_kernel_configs(None)  # says which keys there are
-    configs, with_ours = select_contenders(options.kernels) if named else ((), False)
+    configs, with_ours = select_implementations(options.kernels) if named else ((), False)
     shapes = make_shapes(
         configs,
         d_heads=options.d_heads,
@@ -95,41 +89,35 @@ def make_plan(options: argparse.Namespace) -> BenchPlan:
 def launch_named(
     plan: BenchPlan, device: DeviceSpec, clock: Clock, narrator: Narrator
 ) -> Iterator[str]:
-    """Launches every contender of every problem; yields a line for each once its launches are done.
+    """Launches every implementation on every problem; yields a line for each once it is done.
 
     Raises ArgumentError for a peer that is absent or a config that is illegal, and what building
     and launching raise: a profiler's kernels must all be there.
     """
     kernels = BuiltKernels(device)
-    entrants = {problem: list(plan.entrants(problem, device)) for problem in plan.problems}
+    entries = {problem: list(plan.entries(problem, device)) for problem in plan.problems}
     for problem in plan.problems:
-        for entrant in entrants[problem]:
-            config = entrant.config
-            reason = entrant.note if config is None else kernels.illegality(config)
+        for entry in entries[problem]:
+            config = entry.config
+            reason = entry.note if config is None else kernels.illegality(config)
             if reason:
-                raise ArgumentError(f"kernels: {entrant.name} on '{problem}': {reason}")
+                raise ArgumentError(f"kernels: {entry.name} on '{problem}': {reason}")
         for peer in plan.peers_of(problem):
             if absence := peer.absence(problem):
                 raise ArgumentError(f"ref={peer.name!r} on '{problem}': {absence}")
-    uses = [(e.config, p) for p, found in entrants.items() for e in found if e.config is not None]
+    uses = [(e.config, p) for p, found in entries.items() for e in found if e.config is not None]
     kernels.build(uses, narrator.build)
     total = plan.protocol.num_warmups + plan.protocol.runs
     for problem in plan.problems:
         workload = workload_of(problem, plan.seed)
-        contenders: list[Contender] = [
-            attention_contender(entrant.config, workload)
-            if entrant.attention
-            else kernel_contender(entrant.config, workload)
-            for entrant in entrants[problem]
-            if entrant.config is not None
-        ]
-        contenders += [peer.prepare(workload) for peer in plan.peers_of(problem)]
-        for contender in contenders:
+        implementations = [entry.implementation(workload) for entry in entries[problem]]
+        implementations += [peer.prepare(workload) for peer in plan.peers_of(problem)]
+        for implementation in implementations:
             with clock.running():
                 for _ in range(total):
-                    contender.launch()
+                    implementation.launch()
                 clock.synchronize()
-            yield f"{problem}: {contender.name}: {total} launches"
+            yield f"{problem}: {implementation.name}: {total} launches"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from flashsmith.errors import LaunchError
 from flashsmith.families import DType
 from flashsmith.runtime import driver
 from flashsmith.runtime.frameworks.device_array import DeviceArray
-from flashsmith.verify.inputs import numpy_dtype
+from flashsmith.verify.proof_inputs import numpy_dtype
 
 Shape = tuple[int, ...]
 

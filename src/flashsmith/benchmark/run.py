@@ -7,19 +7,18 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from flashsmith.benchmark.conflicts import CONFLICT_KINDS, conflict_factors
+from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, conflict_factors
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run_times import Timing, time_kernels
 from flashsmith.benchmark.tasks import EMULATED, Task, size_for
-from flashsmith.benchmark.timing import CudaEvents
-from flashsmith.benchmark.usable_gpu import require_usable_gpu
+from flashsmith.benchmark.timing import CudaEvents, require_usable_gpu
 from flashsmith.builder import KernelLibrary, libraries_for
 from flashsmith.emulator import BankConflicts, estimate_seconds
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.families import KernelConfig, Problem, Semantics, check_legal
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove_problem, reference_of
-from flashsmith.verify.attention import Window
+from flashsmith.verify.attention_semantics import Window
 
 # What the emulator's checks slow it down by, for the estimate.
 _CHECKS_COST = 4.0

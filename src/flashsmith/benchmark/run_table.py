@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from flashsmith.benchmark.conflicts import CONFLICT_KINDS
+from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS
 from flashsmith.benchmark.run import KernelRow, Report
 from flashsmith.benchmark.table import Cell, Column, print_table, print_text
 from flashsmith.benchmark.tasks import describe_lengths

@@ -6,9 +6,15 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flashsmith.benchmark.contenders import KernelContender, kernel_contender
-from flashsmith.benchmark.timing import INTERLEAVED, Clock, CudaEvents, Samples, measure
-from flashsmith.benchmark.usable_gpu import require_usable_gpu
+from flashsmith.benchmark.implementations import KernelImplementation, kernel_implementation
+from flashsmith.benchmark.timing import (
+    INTERLEAVED,
+    Clock,
+    CudaEvents,
+    Samples,
+    measure,
+    require_usable_gpu,
+)
 from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.errors import LaunchError
 from flashsmith.families import KernelConfig, Problem, Semantics
@@ -73,7 +79,7 @@ def time_kernels(
         workload = make_workload(problem, seed)
         contenders = []
         for cfg in group:
-            contender = kernel_contender(cfg, workload)
+            contender = kernel_implementation(cfg, workload)
             if problems := _problems(contender, clock):
                 timings[cfg] = problems
             else:
@@ -82,7 +88,7 @@ def time_kernels(
     return timings
 
 
-def _problems(contender: KernelContender, clock: Clock) -> Problems:
+def _problems(contender: KernelImplementation, clock: Clock) -> Problems:
     try:
         verdict = contender.workload.judge(contender.output())
     except LaunchError as error:
@@ -92,7 +98,7 @@ def _problems(contender: KernelContender, clock: Clock) -> Problems:
 
 
 def _times(
-    contenders: Sequence[KernelContender], problem: Problem, clock: Clock
+    contenders: Sequence[KernelImplementation], problem: Problem, clock: Clock
 ) -> dict[KernelConfig, Timing | Problems]:
     try:
         measured = measure(contenders, INTERLEAVED, clock=clock)

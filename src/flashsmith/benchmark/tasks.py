@@ -12,7 +12,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
 from flashsmith.operations import DEFAULT
 from flashsmith.runtime.target import Target
-from flashsmith.verify.grid import PACKED_SEQUENCES
+from flashsmith.verify.proof_grid import PACKED_SEQUENCES
 
 _PLAIN = Semantics()
 

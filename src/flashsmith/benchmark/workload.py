@@ -24,9 +24,9 @@ from flashsmith.verify import (
     compute_references,
     reference_of,
 )
-from flashsmith.verify.attention import NO_WINDOW, offsets
+from flashsmith.verify.attention_semantics import NO_WINDOW, offsets
 from flashsmith.verify.engine import gpu_engine_pays
-from flashsmith.verify.inputs import check_seed, default_scale
+from flashsmith.verify.proof_inputs import check_seed, default_scale
 
 # Scores of a head that the references are computed of: more only costs time. Above, the first, the
 # middle and the last rows stand for all.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from flashsmith.builder.cache import CacheEntry, Removed
-from flashsmith.builder.find import (
+from flashsmith.builder.build_progress import BuildEvent, Progress
+from flashsmith.builder.kernel_cache import CacheEntry, Removed
+from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.library_build import build
+from flashsmith.builder.library_lookup import (
     built_configs,
     built_kernels,
     cache_stamp,
@@ -12,10 +15,7 @@ from flashsmith.builder.find import (
     libraries_for,
     library_for,
 )
-from flashsmith.builder.library import KernelLibrary
-from flashsmith.builder.library_build import build
 from flashsmith.builder.manifest import KernelEntry, Manifest
-from flashsmith.builder.progress import BuildEvent, Progress
 from flashsmith.builder.toolchain import Toolchain, find_toolchain
 from flashsmith.builder.trust import checked_path
 from flashsmith.builder.user_cache import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashsmith.builder.cost import balance
+from flashsmith.builder.compile_time import balance
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.operations import operation
@@ -37,7 +37,7 @@ def generate_kernel_instantiations(
 
     ``shard_<i>.cu`` instantiate the kernels, about equally expensive, for ``semantics`` (None:
     plain); ``flash_kernels.cuh`` holds ``forward_kernels``, the map from config to kernel;
-    ``kernel_library.cc`` defines what the host code asks: the configs by their numbers, their
+    ``kernel_library.cc`` defines what the host code needs: the configs by their numbers, their
     kernels, how calls are planned, and the semantics. A file whose text is already right is not
     touched, and shards left over from an earlier, finer split are removed.
 
@@ -85,7 +85,7 @@ def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
 
 
 def _write_if_changed(path: Path, text: str) -> None:
-    """Leave an equal file alone, so that its time stamp says when it last differed."""
+    """Leave an equal file untouched, so that its time stamp is that of its last change."""
     try:
         if path.read_text() == text:
             return
@@ -104,7 +104,7 @@ def _others(cfg: KernelConfig) -> dict[str, str]:
 
 
 def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
-    """The kernel's template argument; plain semantics are the default and go without saying."""
+    """The kernel's template argument; plain semantics are the default and are left out."""
     arguments = [cfg.to_cpp_struct()]
     if semantics != Semantics():
         arguments.append(semantics.to_cpp_struct())
@@ -211,7 +211,7 @@ const KernelLibrary& kernel_library() {{
 
 
 def _beside(cfg: KernelConfig) -> str:
-    """What the library's text says of the kernels beside the main one."""
+    """The library's C++ text for the kernels beside the main one."""
     functions = ", ".join(f"{_function_name(cfg, role)}()" for role in _others(cfg))
     return f", {{{functions}}}" if functions else ""
 

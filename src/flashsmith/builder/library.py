@@ -51,7 +51,8 @@ class KernelLibrary:
         return tuple(kernel for kernel in self.manifest.kernels if kernel.spills)
 
     def entry(self, cfg: KernelConfig) -> KernelEntry:
-        """What is known of one kernel. Raises KernelNotBuiltError when it is not in here."""
+        """The manifest's entry of one kernel. Raises KernelNotBuiltError when the library lacks
+        it."""
         try:
             return self._entries[cfg]
         except KeyError:

@@ -1,4 +1,4 @@
-"""Building a kernel library, or finding it in the cache already built."""
+"""Builds a kernel library, unless the cache has it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flashsmith import env
-from flashsmith.builder.cache import Cache
-from flashsmith.builder.compilation import LINK_SECONDS, Compilation
-from flashsmith.builder.cost import expected_seconds
-from flashsmith.builder.gates import check_shipped, slowing_warnings
+from flashsmith.builder.build_progress import BuildEvent, Progress, Stage, silent
+from flashsmith.builder.compile_time import expected_seconds
 from flashsmith.builder.generate import sorted_configs
+from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.library_compilation import LINK_SECONDS, Compilation
+from flashsmith.builder.library_spec import LibrarySpec, package_version
 from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.builder.processes import Finished
-from flashsmith.builder.progress import BuildEvent, Progress, Stage, silent
-from flashsmith.builder.recipe import Recipe, package_version
 from flashsmith.builder.scratch import require_plain, scratch_folder
+from flashsmith.builder.slow_kernels import check_shipped, slowing_warnings
 from flashsmith.builder.sources import family_sources, package_sources, source_hash
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.builder.user_cache import cache_dir
@@ -27,7 +27,7 @@ from flashsmith.errors import ArgumentError, CacheError, CompileError
 from flashsmith.families import KernelConfig, Semantics, check_legal, device_spec
 from flashsmith.time_left import TimeLeft, format_seconds
 
-# Someone editing a source while it compiles must not end up with a library under the wrong key.
+# A source that is edited while it compiles must not lead to a library under the wrong key.
 _ATTEMPTS = 3
 
 
@@ -42,10 +42,10 @@ def build(
     """The library of exactly ``configs`` for ``arch`` (80 is sm_80), built unless it is cached.
 
     ``jobs`` compilers run at once (default: FLASHSMITH_JOBS, else the usable cores); ``progress``
-    is called in this thread with what happens.
+    is called in this thread with each event.
 
     Raises IllegalConfigError before any compiler runs, ToolchainError, CompileError with the
-    compiler's words, CacheError when the cache cannot be written, PlatformError off Linux x86-64.
+    compiler's output, CacheError when the cache cannot be written, PlatformError off Linux x86-64.
     """
     return build_from(
         package_sources(), configs, arch=arch, semantics=semantics, jobs=jobs, progress=progress
@@ -74,8 +74,8 @@ def build_from(
     cache = Cache(cache_dir())
     for _ in range(_ATTEMPTS):
         sources = source_hash(unique[0].FAMILY, csrc)
-        recipe = Recipe(unique, arch, semantics or Semantics(), csrc, sources, toolchain)
-        library = _Build(recipe, cache, jobs, progress or silent).run()
+        spec = LibrarySpec(unique, arch, semantics or Semantics(), csrc, sources, toolchain)
+        library = _Build(spec, cache, jobs, progress or silent).run()
         if library is not None:
             return library
     raise CompileError(f"{csrc}: the sources change while they are compiled; save and build again")
@@ -90,23 +90,23 @@ def _checked_configs(configs: Iterable[KernelConfig], arch: int) -> tuple[Kernel
 
 
 class _Build:
-    """One run from recipe to published library."""
+    """One run from spec to published library."""
 
-    def __init__(self, recipe: Recipe, cache: Cache, jobs: int, progress: Progress) -> None:
-        self.recipe = recipe
+    def __init__(self, spec: LibrarySpec, cache: Cache, jobs: int, progress: Progress) -> None:
+        self.spec = spec
         self.cache = cache
         self.jobs = jobs
         self.progress = progress
-        # Read before anything is built for a limit that is none.
+        # Read first, so that an invalid limit fails before anything is built.
         self.limit_mib = env.cache_limit_mib()
-        self.done, self.total = 0, len(recipe.configs)
-        # By the estimates, seconds of wall time: what is through, and what is left.
+        self.done, self.total = 0, len(spec.configs)
+        # Estimated seconds of wall time: of finished steps, and of those left.
         self.estimate_done = 0.0
         self.time_left = TimeLeft(0.0)
 
     def run(self) -> KernelLibrary | None:
-        """The library; None when the sources changed on the way."""
-        key = self.recipe.key()
+        """The library; None when the sources changed during the build."""
+        key = self.spec.key()
         library = self.cache.open(key)
         if library is None:
             with self.cache.building(key, self._waiting):
@@ -115,89 +115,91 @@ class _Build:
                 if library is None:
                     return self._build()
         self.done = self.total = len(library)
-        self._tell("reuse", f"built already: {counted(len(library), 'config')}")
+        self._report("reuse", f"built already: {counted(len(library), 'config')}")
         return library
 
     def _build(self) -> KernelLibrary | None:
         start = time.monotonic()
         with scratch_folder() as scratch:
-            compilation = Compilation(self.recipe, scratch, self.jobs)
+            compilation = Compilation(self.spec, scratch, self.jobs)
             kernels = compilation.compile(
                 self.cache,
                 self._compiled,
                 begin=self._begin,
                 host_compiled=self._host_compiled,
             )
-            check_shipped(kernels, self.recipe.semantics, self._compiler())
-            self._tell("link", "linking")
+            check_shipped(kernels, self.spec.semantics, self._compiler())
+            self._report("link", "linking")
             compilation.link()
             self._step(LINK_SECONDS)
             if not compilation.is_current():
                 return None
             compilation.publish_host_objects(self.cache)
-            self._tell("publish", "publishing")
+            self._report("publish", "publishing")
             seconds = time.monotonic() - start
             manifest = self._manifest(compilation.library, kernels, seconds)
             library = self.cache.publish(compilation.library, manifest)
         self._warn_of_spills(library)
         self._warn_of_losses(library)
         self._make_room()
-        self._tell("done", f"{counted(len(library), 'config')} in {seconds:.1f} s: {library.path}")
+        self._report(
+            "done", f"{counted(len(library), 'config')} in {seconds:.1f} s: {library.path}"
+        )
         return library
 
     def _begin(self, host_seconds: list[float]) -> None:
-        """Says what is built, how long it may take, and starts to count the steps."""
-        configs = self.recipe.configs
+        """Reports what is built and the estimated time, and starts to count the steps."""
+        configs = self.spec.configs
         work = sum(map(expected_seconds, configs)) + sum(host_seconds)
         self.time_left = TimeLeft(work / self.jobs + LINK_SECONDS)
         self.total = len(configs) + len(host_seconds) + 1
         compilers = f"{counted(self.jobs, 'compiler')} side by side"
-        kind = "" if self.recipe.semantics == Semantics() else f"{self.recipe.semantics} "
+        kind = "" if self.spec.semantics == Semantics() else f"{self.spec.semantics} "
         about = format_seconds(self.time_left.total)
-        self._tell(
+        self._report(
             "compile",
-            f"{counted(len(configs), f'{kind}config')} for sm_{self.recipe.arch}, {compilers}, "
+            f"{counted(len(configs), f'{kind}config')} for sm_{self.spec.arch}, {compilers}, "
             f"about {about}",
         )
 
     def _manifest(self, folder: Path, kernels: list[KernelEntry], seconds: float) -> Manifest:
-        recipe = self.recipe
+        spec = self.spec
         files = (path for path in sorted(folder.rglob("*")) if path.is_file())
         names = [path.relative_to(folder).as_posix() for path in files]
         return Manifest(
-            key=recipe.key(),
-            family=recipe.family,
-            semantics=recipe.semantics,
-            arch=recipe.arch,
-            source_hash=recipe.source_hash,
+            key=spec.key(),
+            family=spec.family,
+            semantics=spec.semantics,
+            arch=spec.arch,
+            source_hash=spec.source_hash,
             package_version=package_version(),
-            nvcc_version=recipe.toolchain.nvcc_version,
-            gxx_version=recipe.toolchain.gxx_version,
-            tvm_ffi_version=recipe.toolchain.tvm_ffi_version,
-            flags=recipe.kernel_flags(),
+            nvcc_version=spec.toolchain.nvcc_version,
+            gxx_version=spec.toolchain.gxx_version,
+            tvm_ffi_version=spec.toolchain.tvm_ffi_version,
+            flags=spec.kernel_flags(),
             created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             build_seconds=round(seconds, 2),
             kernels=tuple(kernels),
             files={name: FileRecord.of(folder, name) for name in names},
         )
 
-    # ---- telling ----
+    # ---- progress ----
 
-    def _tell(self, stage: Stage, message: str, entry: KernelEntry | None = None) -> None:
+    def _report(self, stage: Stage, message: str, entry: KernelEntry | None = None) -> None:
         left = self.time_left.after(self.estimate_done)
         self.progress(BuildEvent(stage, message, self.done, self.total, entry, left))
 
     def _step(self, seconds: float) -> None:
-        """One step, estimated at so many seconds of wall time, is through."""
+        """One step, estimated at `seconds` of wall time, has finished."""
         self.done += 1
         self.estimate_done += seconds
 
     def _waiting(self, seconds: float) -> None:
-        self._tell("wait", f"another process builds the same library ({seconds:.0f} s)")
+        self._report("wait", f"another process builds the same library ({seconds:.0f} s)")
 
     def _compiled(self, entry: KernelEntry) -> None:
         self._step(expected_seconds(entry.config) / self.jobs)
-        self._tell(
+        self._report(
             "compile",
             f"{entry.short_form}  {entry.compile_seconds:.1f} s, {entry.code_bytes:,} bytes",
             entry,
@@ -205,16 +207,16 @@ class _Build:
 
     def _host_compiled(self, done: Finished, seconds: float) -> None:
         self._step(seconds / self.jobs)
-        self._tell("host", f"host code: {done.command.name}  {done.seconds:.1f} s")
+        self._report("host", f"host code: {done.command.name}  {done.seconds:.1f} s")
 
     def _warn_of_spills(self, library: KernelLibrary) -> None:
         if library.spilling:
             worst = max(library.spilling, key=lambda kernel: kernel.most_spilling.spill_bytes)
             spilling = worst.most_spilling
-            self._tell(
+            self._report(
                 "warn",
                 f"{len(library.spilling)} of {counted(len(library), 'config')} spill registers to "
-                f"memory; most does {worst.short_form}: {spilling.spill_store_bytes} bytes of "
+                f"memory; the most: {worst.short_form}: {spilling.spill_store_bytes} bytes of "
                 f"stores and {spilling.spill_load_bytes} of loads per thread",
                 worst,
             )
@@ -223,18 +225,18 @@ class _Build:
         slow = [(k, words) for k in library.manifest.kernels if (words := slowing_warnings(k))]
         if slow:
             kernel, words = slow[0]
-            self._tell(
+            self._report(
                 "warn",
-                f"{len(slow)} of {counted(len(library), 'config')} lose speed in "
+                f"{len(slow)} of {counted(len(library), 'config')} are slow as compiled by "
                 f"{self._compiler()}; first is {kernel.short_form}: {words[0]}",
                 kernel,
             )
 
     def _compiler(self) -> str:
-        return f"nvcc {self.recipe.toolchain.nvcc_version}"
+        return f"nvcc {self.spec.toolchain.nvcc_version}"
 
     def _make_room(self) -> None:
         try:
             self.cache.prune(self.limit_mib)
         except CacheError as error:
-            self._tell("warn", f"nothing was evicted: {error}")  # the library is no worse for it
+            self._report("warn", f"nothing was evicted: {error}")  # the library itself is complete

@@ -13,14 +13,13 @@ from pathlib import Path
 
 # Without O_NONBLOCK, opening a fifo in a lock's place waits for its other end.
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-# What open() says of a symbolic link, a folder, a socket, a device without a driver.
+# open()'s errors for a symbolic link, a folder, a socket, a device without a driver.
 _NO_LOCK_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENOTDIR)
 
 
 class HeldLock:
-    """An flock this process holds until ``release`` or its end; survives renaming the file.
-
-    A process forked meanwhile holds it too.
+    """An flock this process holds until ``release`` or its end; survives renaming the file. A
+    process forked while it is held holds it too.
     """
 
     def __init__(self, fd: int) -> None:
@@ -28,9 +27,9 @@ class HeldLock:
         self._owner = os.getpid()
 
     def release(self, *, everywhere: bool = False) -> None:
-        """Let go of the lock; a second time does nothing.
+        """Release the lock; a second call does nothing.
 
-        ``everywhere``: on behalf of processes forked meanwhile, too, if this is not one of them.
+        ``everywhere``: also for processes forked since, unless this is one of them.
         """
         if self._fd >= 0:
             if everywhere and os.getpid() == self._owner:
@@ -39,7 +38,7 @@ class HeldLock:
             self._fd = -1
 
     def note_use(self) -> None:
-        """Set the file's time stamp, where this process may."""
+        """Set the file's time stamp, if this process may."""
         with contextlib.suppress(OSError):
             os.utime(self._fd)
 
@@ -48,7 +47,7 @@ class HeldLock:
 
 
 def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldLock | None:
-    """Lock ``path`` at once, or return None when another holder stands in the way.
+    """Lock ``path`` at once, or return None when another process holds a conflicting lock.
 
     Also None when the file vanishes (or is replaced) between opening and locking: the lock would
     protect nothing. A symbolic link is not followed: that, a fifo or a device is no lock file, None
@@ -86,7 +85,7 @@ def _open(path: Path, shared: bool, create: bool) -> int:
     if create:
         return os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
     if not shared:
-        # NFS gives exclusive locks only to those who may write.
+        # NFS grants exclusive locks only on files opened for writing.
         with contextlib.suppress(PermissionError):
             return os.open(path, os.O_RDWR | _FLAGS)
     return os.open(path, os.O_RDONLY | _FLAGS)
@@ -95,7 +94,7 @@ def _open(path: Path, shared: bool, create: bool) -> int:
 def wait_for_lock(
     path: Path, *, patience: float, waiting: Callable[[float], None]
 ) -> HeldLock | None:
-    """The exclusive lock ``path``, or None when ``patience`` seconds were not enough.
+    """The exclusive lock ``path``, or None after ``patience`` seconds.
 
     ``waiting(seconds)`` is called a few times a second while another process holds it.
     """

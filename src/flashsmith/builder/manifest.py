@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from flashsmith.builder.files import Check, any_owner, read_below
+from flashsmith.builder.safe_files import Check, any_owner, read_below
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     KernelConfig,
@@ -25,9 +25,9 @@ from flashsmith.untrusted import parse_json
 MANIFEST_NAME = "manifest.json"
 # The files that a manifest may list.
 LIBRARY_FILE = re.compile(r"library\.so|ptx/\w+\.ptx|sources/\w+\.(?:cu|cuh|cc)", re.ASCII)
-# Some 400 bytes a kernel, of at most a few thousand.
+# A kernel takes some 400 bytes, and there are at most a few thousand.
 _MOST_BYTES = 2**26
-# Raised whenever the layout of a library changes: older libraries are then built anew.
+# Increased whenever the layout of a library changes: older libraries are then rebuilt.
 FORMAT = 3
 
 
@@ -84,7 +84,7 @@ class KernelEntry:
 
     @property
     def ptx_entries(self) -> tuple[str, ...]:
-        """Of all its kernels, the main one first; plans call them by their place."""
+        """The PTX entries of all its kernels, the main one first; plans refer to them by index."""
         return tuple(kernel.ptx_entry for kernel in self.kernels)
 
     @property
@@ -99,12 +99,12 @@ class KernelEntry:
 
     @property
     def most_registers(self) -> int:
-        """Registers per thread of that of its kernels that takes most."""
+        """Registers per thread of the kernel that takes most."""
         return max(kernel.registers for kernel in self.kernels)
 
     @property
     def most_spilling(self) -> KernelEntry | KernelBeside:
-        """That of its kernels that spills most; the main one where none does."""
+        """The kernel that spills most; the main one where none does."""
         return max(self.kernels, key=lambda kernel: kernel.spill_bytes)
 
     @property
@@ -120,7 +120,7 @@ class KernelEntry:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> KernelEntry:
-        """What to_json wrote. Raises ValueError, KeyError or TypeError for anything else."""
+        """Reads what to_json wrote. Raises ValueError, KeyError or TypeError for anything else."""
         config = parse_kernel_name_into_config(data["short_form"])
         beside = tuple(
             _checked(KernelBeside(**kernel | {"warnings": tuple(kernel["warnings"])}))
@@ -150,7 +150,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything known about a library without opening it."""
+    """All facts about a library that are available without loading it."""
 
     key: str
     family: str
@@ -245,7 +245,7 @@ def _checked(record: Any) -> Any:
         elif kind == tuple[str, ...]:
             right = all(isinstance(text, str) and text.isprintable() for text in value)
         else:
-            right = True  # made of parts that were checked
+            right = True  # its parts were checked
         if not right:
             raise ValueError(f"{name} is not what it should be: {str(value)[:40]!r}")
     return record

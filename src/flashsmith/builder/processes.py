@@ -1,4 +1,4 @@
-"""Compilers run side by side: a fixed number at once, and none left behind after a failure."""
+"""Runs compilers in parallel: a fixed number at once, and none left running after a failure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from flashsmith import env
 from flashsmith.errors import CacheError, CompileError
 
 _POLL_SECONDS = 0.02
-# A process of its own session, which outlives whatever ends $1, its parent. It then kills all whose
-# temporary files go to $2: that is the compilers, however deep, and nobody else. (A death signal by
+# A process in a session of its own, which outlives $1, its parent. It then kills all processes
+# whose TMPDIR is $2: the compilers and their children, and no other process. (A death signal by
 # prctl would reach nvcc alone and leave its children.) sh, as nvcc needs that too.
 _WATCHDOG = """
 while read -r _ _ _ parent _ < /proc/$$/stat && [ "$parent" = "$1" ]; do sleep 0.3; done
@@ -42,7 +42,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Finished:
-    """A call that ended well: seconds of wall time and everything the compiler said."""
+    """A successful call: seconds of wall time and the compiler's output."""
 
     command: Command
     seconds: float
@@ -53,7 +53,7 @@ class _Running:
     def __init__(self, command: Command, cwd: Path) -> None:
         self.command = command
         self.start = time.monotonic()
-        # Memory, not a file: on a full disk the compiler's complaint would not fit either.
+        # Memory, not a file: on a full disk the compiler's error message would not fit either.
         try:
             self.words = os.fdopen(os.memfd_create(command.name), "w+b")
         except OSError as error:
@@ -92,7 +92,7 @@ class _Running:
 
 @contextlib.contextmanager
 def _watched(folder: Path) -> Iterator[None]:
-    """Have the compilers in ``folder`` end with this process, however it ends."""
+    """Ends the compilers in ``folder`` when this process ends, even if it is killed."""
     try:
         # Where /proc is another namespace's, a number names another process.
         watchable = os.readlink("/proc/self") == str(os.getpid())
@@ -132,12 +132,10 @@ def run_all(
     jobs: int,
     finished: Callable[[Finished], None],
 ) -> None:
-    """Run ``commands`` in order, ``jobs`` at once; ``finished`` hears of each in this thread.
-
-    None outlives this process for long, even if it is killed; ``cwd`` is nobody else's.
-
-    The first failure kills the rest and raises CompileError with the compiler's words, or
-    CacheError when the words say that the disk is full.
+    """Run ``commands`` in order, ``jobs`` at once; ``finished`` is called for each in this thread.
+    None outlives this process for long, even if it is killed; ``cwd`` must be private to it. The
+    first failure kills the rest and raises CompileError with the compiler's output, or CacheError
+    when the output reports a full disk.
     """
     waiting = list(commands)
     running: list[_Running] = []
@@ -158,7 +156,7 @@ def run_all(
 
 
 def _failure(command: Command, code: int, output: str) -> CompileError | CacheError:
-    words = output.strip() or "(it said nothing)"
+    words = output.strip() or "(no output)"
     if "No space left on device" in words:
         return CacheError(
             f"{command.name}: the disk is full: {words[-500:]}\n"
@@ -168,7 +166,7 @@ def _failure(command: Command, code: int, output: str) -> CompileError | CacheEr
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL) or "Killed" in words:
         how += " (out of memory? FLASHSMITH_JOBS=1 needs least)"
     if len(words) > _SHOWN_CHARACTERS:
-        # The first error is the cause; the last lines say where it gave up.
+        # The first error is the cause; the last lines show where the compiler stopped.
         half = _SHOWN_CHARACTERS // 2
         words = f"{words[:half]}\n[...]\n{words[-half:]}"
     return CompileError(

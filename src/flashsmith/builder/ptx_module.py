@@ -20,14 +20,14 @@ _STRING_LABEL = re.compile(r"\$L__info_string(\d+):")
 _SOURCE_NUMBER = re.compile(r"(\.loc\s+|inlined_at )(\d+)")
 _STRING_NUMBER = re.compile(r"\$L__info_string(\d+)")
 _LABEL = re.compile(r"\$L__BB\d+_")
-# The namespace nvcc gives what is static in a shard (CUDA's own header functions, for one).
+# The namespace nvcc gives to static functions of a shard (such as those of CUDA's headers).
 _SHARD_NAMESPACE = re.compile(r"\d+_INTERNAL_[0-9a-f]{8}_\d+_shard_\d+_cu_[0-9a-f]{8}")
 _STRING_BYTES_PER_LINE = 40
 
 
 @dataclass
 class _Module:
-    """A shard's PTX by parts, each in the order it stands there."""
+    """A shard's PTX by parts, each in the order of the text."""
 
     prelude: list[str] = field(default_factory=list)
     entries: dict[str, list[str]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def _string_lines(string: str) -> list[str]:
 
 
 class _Renumbering:
-    """Hands out new numbers in the order the old ones are first met."""
+    """Assigns new numbers in the order in which the old ones first appear."""
 
     def __init__(self, first: int) -> None:
         self.first = first

@@ -1,4 +1,4 @@
-"""What ``-Xptxas -v`` says about each kernel: the only source of spill bytes, GPU or not."""
+"""Parses the output of ``-Xptxas -v`` for each kernel: the only source of spill bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _TIME = re.compile(r"Compile time = ([\d.]+) ms")
-# Said before all entries: what slows a kernel down, and what was added so that it is right.
+# Printed before all entries: what makes a kernel slow, and what ptxas added to keep it correct.
 _WARNING = re.compile(
     r"\((C\d+)\) (?:Potential Performance Loss: (.*)|(warpgroup\.\w+ is injected .*))"
 )

@@ -1,4 +1,4 @@
-"""Where compilers run: a folder of their own whose path the shell leaves as it is.
+"""The folder in which compilers run, whose path has no characters that the shell interprets.
 
 nvcc hands paths to sh within double quotes, and some options split them at commas.
 """
@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from flashsmith.builder.files import kind_of
-from flashsmith.builder.workspaces import Workspaces, folder_errors
+from flashsmith.builder.safe_files import kind_of
+from flashsmith.builder.temporary_folders import TemporaryFolders, folder_errors
 from flashsmith.errors import CacheError, ToolchainError
 
 _PREFIX = "flashsmith-build-"
@@ -41,20 +41,22 @@ def require_plain(what: str, path: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new private folder for compilers, removed at the end; dead processes' are swept first.
+    """A new private folder for compilers, removed at the end; those of dead processes are removed
+    first.
 
-    In the folder for temporary files (TMPDIR), unless its path means something to the shell or
-    others may rename what is in it; then in /tmp or /var/tmp. Raises CacheError when none will do.
+    In the folder for temporary files (TMPDIR), unless its path has characters that the shell
+    interprets, or other users may rename files in it; then in /tmp or /var/tmp. Raises CacheError
+    when none is usable.
     """
     folder = _choose()
     errors = folder_errors("write", f"the folder for temporary files {folder}", "TMPDIR")
-    with errors, Workspaces(folder, _PREFIX).new() as scratch:
+    with errors, TemporaryFolders(folder, _PREFIX).new() as scratch:
         yield scratch
 
 
 def _choose() -> Path:
     wanted = _ELSEWHERE[0]
-    with contextlib.suppress(FileNotFoundError):  # Python found none, the working folder included
+    with contextlib.suppress(FileNotFoundError):  # Python found none, not even the working folder
         wanted = tempfile.gettempdir()
     for name in (wanted, *_ELSEWHERE):
         folder = Path(os.path.realpath(name))

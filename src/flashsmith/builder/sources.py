@@ -1,4 +1,4 @@
-"""The C++ sources of a library: which files they are, one hash over them, and copies to compile."""
+"""The C++ sources of a library: the list of files, one hash over them, and copies to compile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EQUIVALENT_SOURCES = Path(__file__).with_name("equivalent_sources.json")
 
 _SUFFIXES = (".cu", ".cuh", ".cc", ".h")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
-# Generated code asks for nothing else of the host path.
+# The only header of the host path that generated code includes.
 _ASKED = "host/kernel_library.h"
 
 
@@ -38,7 +38,7 @@ class Sources:
             name = waiting.pop()
             text = None if name in texts else self._read(name)
             if text is None:
-                continue  # the compiler says best that a file is not there
+                continue  # the compiler reports a missing file
             texts[name] = text
             for found in _INCLUDE.findall(text):
                 included = found.decode(errors="replace")
@@ -47,7 +47,7 @@ class Sources:
         self.texts = dict(sorted(texts.items()))
 
     def path(self, name: str) -> Path:
-        """Where the file lies that includes call ``name``."""
+        """The path of the file that includes call ``name``."""
         folder, _, rest = name.partition("/")
         return self._folders.get(folder, self._csrc / folder) / rest
 
@@ -72,8 +72,8 @@ class Sources:
     def copy_to(self, target: Path) -> None:
         """Copy the files into ``target``, which becomes the folder that includes start from.
 
-        Compilers call a copy by its original's name: in errors, and in what tells machine code's
-        lines.
+        Compilers call a copy by its original's name: in errors, and in the line table of machine
+        code.
         """
         for name, text in self.texts.items():
             path = target / name
@@ -90,8 +90,8 @@ class Sources:
 
 
 def family_sources(family: str, csrc: Path | None = None) -> Sources:
-    """What a family's libraries are made of: its kernels, its part of planning, the host path, and
-    what these include. ``csrc`` takes the place of the package's own folder."""
+    """The sources of a family's libraries: its kernels, its planning code, the host path, and what
+    these include. ``csrc`` replaces the package's own folder."""
     csrc = csrc or package_sources()
     found = family_named(family)
     is_ours = found.csrc.parent == package_sources()
@@ -106,21 +106,21 @@ def family_sources(family: str, csrc: Path | None = None) -> Sources:
 
 
 def source_hash(family: str, csrc: Path | None = None) -> str:
-    """The hash of a family's sources as they are now: libraries of others are not used."""
+    """The hash of a family's current sources: libraries made from others are not used."""
     return family_sources(family, csrc).hash()
 
 
 def tree_hash(csrc: Path | None = None) -> str:
-    """One hash over all sources, of whichever family: it names a version of the package."""
+    """One hash over the sources of all families: it identifies a version of the package."""
     csrc = csrc or package_sources()
     files = (path.relative_to(csrc).as_posix() for path in csrc.rglob("*"))
     return Sources(csrc, (name for name in files if name.endswith(_SUFFIXES))).hash()
 
 
 def equivalent_sources() -> dict[str, dict[str, str]]:
-    """Of older sources' hashes those, by family, of the sources that compile to the same kernels.
+    """By family, hashes of older sources and of the newer ones that compile to the same kernels.
 
-    tools/ci/same_ptx.py writes them down, once it has compared the kernels.
+    tools/ci/same_ptx.py records them, once it has compared the kernels.
     """
     found: dict[str, dict[str, str]] = json.loads(EQUIVALENT_SOURCES.read_text())
     return found

@@ -28,7 +28,7 @@ _GXX_ADVICE = "install g++ 11 or later, for example with: apt-get install g++"
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers, what they call themselves, and where their headers and libraries are."""
+    """The compilers, their version texts, and the folders of their headers and libraries."""
 
     nvcc: Path
     nvcc_version: str
@@ -45,12 +45,12 @@ class Toolchain:
         return (self.nvcc_version, self.gxx_version, self.tvm_ffi_version)
 
     def check_arch(self, arch: int) -> None:
-        """Raise ToolchainError when this nvcc does not know ``arch``."""
+        """Raise ToolchainError when this nvcc does not support ``arch``."""
         if arch not in self.archs:
             known = ", ".join(f"sm_{a}" for a in sorted(self.archs))
             raise ToolchainError(
                 f"arch: {self.nvcc} ({self.nvcc_version}) cannot compile for sm_{arch}; "
-                f"it knows {known}. Choose one of these, or another compiler: {_NVCC_ADVICE}"
+                f"it supports {known}. Choose one of these, or another compiler: {_NVCC_ADVICE}"
             )
 
 
@@ -83,7 +83,7 @@ def find_toolchain() -> Toolchain:
 def _find_nvcc() -> Path:
     home = env.CUDA_HOME.raw()
     if home is not None:
-        # Compilers run in folders of their own, where a relative path leads nowhere.
+        # Compilers run in folders of their own, where a relative path is not valid.
         nvcc = Path(home).expanduser().absolute() / "bin" / "nvcc"
         if not nvcc.is_file():
             raise ToolchainError(
@@ -174,7 +174,7 @@ def _gxx_version(gxx: Path) -> str:
 
 
 def _output(command: list[str], advice: str) -> str:
-    """What a compiler says about itself; a compiler that cannot even do that is unusable."""
+    """The output of a compiler's version option; a compiler that fails here is unusable."""
     try:
         done = subprocess.run(
             command,

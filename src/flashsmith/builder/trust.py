@@ -1,4 +1,4 @@
-"""Whose code may be loaded: that of this user and of root, where nobody else can write."""
+"""Which code may be loaded: that of this user and of root, where no other user can write."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # A descriptor of each cache's libraries/, by device and inode. They stay open: the dynamic linker
-# takes equal paths for equal libraries, so a number must not come to mean another folder.
+# takes equal paths for equal libraries, so a descriptor's number must always name one folder.
 _folders: dict[tuple[int, int], int] = {}
 
 
 def check_owner(path: Path, status: os.stat_result) -> None:
-    """Raise CacheError unless this user or root owns ``path`` and nobody else may write it.
-
-    FLASHSMITH_TRUST_CACHE=1 has everything pass.
+    """Raise CacheError unless this user or root owns ``path`` and no other user may write it.
+    FLASHSMITH_TRUST_CACHE=1 disables the check.
     """
     if status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return
@@ -31,14 +30,14 @@ def check_owner(path: Path, status: os.stat_result) -> None:
         return
     raise CacheError(
         f"{path}: owner {_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o}: what is "
-        "loaded from the kernel cache runs as you, so you or root must own it and nobody else may "
-        f"write it. Let FLASHSMITH_CACHE_DIR name a folder of yours, take the permission away "
+        "loaded from the kernel cache runs as you, so you or root must own it and no other user "
+        f"may write it. Let FLASHSMITH_CACHE_DIR name a folder of yours, take the permission away "
         f"(chmod go-w), or set {env.TRUST_CACHE.name}=1 if you trust all who can write it"
     )
 
 
 def check_folder(path: Path) -> None:
-    """check_owner of a folder that may be a symbolic link nowhere but above itself."""
+    """check_owner of a folder that is no symbolic link itself; its parents may be."""
     fd = os.open(path, _FOLDER)
     try:
         check_owner(path, os.fstat(fd))
@@ -48,10 +47,9 @@ def check_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def checked_path(shared_object: Path) -> Iterator[str]:
-    """A path at which just the file that was checked can be loaded: <cache>/libraries/<key>/x.so.
-
-    It leads through an open folder, so that it does not matter what becomes of the names above it
-    between the check and the loading. Raises CacheError as check_owner, and OSError.
+    """A path at which only the checked file can be loaded: <cache>/libraries/<key>/x.so. It leads
+    through an open folder, so that renaming its parents between the check and the loading has no
+    effect. Raises CacheError as check_owner, and OSError.
     """
     library = shared_object.parent
     with contextlib.ExitStack() as stack:
@@ -80,7 +78,7 @@ def _kept(fd: int) -> int:
     with contextlib.suppress(KeyError, OSError):
         if os.path.samestat(os.fstat(_folders[place]), status):
             return _folders[place]
-    _folders[place] = os.dup(fd)  # the first, or somebody closed it
+    _folders[place] = os.dup(fd)  # the first, or it was closed by other code
     return _folders[place]
 
 

@@ -1,4 +1,4 @@
-"""The user's kernel cache: where it is, and what a person may ask of it."""
+"""The user's kernel cache: where it is, and what users can do with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import platformdirs
 
 from flashsmith import env
-from flashsmith.builder.cache import Cache, CacheEntry, Removed
+from flashsmith.builder.kernel_cache import Cache, CacheEntry, Removed
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.errors import ArgumentError, CacheError
 
@@ -52,17 +52,18 @@ def _cache_dir() -> Path:
 
 
 def cache_path() -> Path:
-    """The cache itself: a folder in ``cache_dir()`` that holds nothing but what flashsmith made."""
+    """The cache itself: a folder in ``cache_dir()`` that holds only what flashsmith made."""
     return Cache(cache_dir()).root
 
 
 def older_bytes() -> int:
-    """Bytes of libraries of older versions right in ``cache_dir()``: neither used nor removed."""
+    """Bytes of libraries of older versions directly in ``cache_dir()``: neither used nor
+    removed."""
     return Cache(cache_dir()).older_bytes()
 
 
 def discard(library: KernelLibrary) -> None:
-    """Remove a library that turned out to be damaged, so that the next build replaces it.
+    """Remove a damaged library, so that the next build replaces it.
 
     Raises CacheError when it cannot be removed.
     """
@@ -81,7 +82,7 @@ def prune(limit_mib: float | None = None) -> Removed:
 
     Raises ArgumentError unless the limit is a number of MiB from 0.
     """
-    # Written so that NaN, which compares with nothing, is refused too.
+    # Written so that NaN, for which every comparison is false, is refused too.
     if isinstance(limit_mib, str) or (limit_mib is not None and not limit_mib >= 0):
         raise ArgumentError(f"limit_mib={limit_mib!r}: give 0 or more MiB")
     return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)

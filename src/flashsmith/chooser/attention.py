@@ -9,7 +9,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig
 from flashsmith.families.family import config_class_names
 from flashsmith.runtime import run_call
-from flashsmith.runtime.options import NO_WINDOW
+from flashsmith.runtime.forward_options import NO_WINDOW
 from flashsmith.runtime.tensors import Array
 
 

@@ -24,7 +24,7 @@ from flashsmith.families import (
     device_spec,
 )
 from flashsmith.printable import printable
-from flashsmith.runtime import forget_prepared_calls
+from flashsmith.runtime import forget_cached_launches
 from flashsmith.runtime.target import choose_target
 
 
@@ -115,7 +115,7 @@ def forget_choices() -> None:
     # In this order nothing that was read before can be remembered after.
     _winners.cache_clear()
     choose_config.cache_clear()
-    forget_prepared_calls()
+    forget_cached_launches()
 
 
 def build_for(

@@ -95,25 +95,25 @@ def bench(
     parquet: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the rows; needs pyarrow.")
     ] = None,
+    jsonl: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Append rows as JSON Lines, as they come.")
+    ] = None,
 ) -> None:
     """Prove kernels and peers on the same tensors, then time them together. Needs a GPU.
 
     Heads and batch of the shapes: 16 heads (32 for d 64, 8 for d 256); batch 16 up to seq 4096, 8
     up to 8192, 4 up to 16384. Exit status 1 when a kernel of ours is wrong or cannot run.
     """
-    from flashsmith.benchmark.bench import (
-        BenchPlan,
-        RowFiles,
-        cell_problems,
-        print_rows,
-        run_bench,
-    )
-    from flashsmith.benchmark.bench.request import make_shapes, parse_problems, select_contenders
+    from flashsmith.benchmark.bench import BenchPlan, run_bench, select_implementations
+    from flashsmith.benchmark.bench_table import print_rows
+    from flashsmith.benchmark.environment import Environment, Telemetry
+    from flashsmith.benchmark.measurement_files import MeasurementFiles
     from flashsmith.benchmark.peers import get_peers
-    from flashsmith.benchmark.timing import CudaEvents, Environment, Protocol, Telemetry
+    from flashsmith.benchmark.problems import make_shapes, named_problems, parse_problems
+    from flashsmith.benchmark.timing import CudaEvents, Protocol
     from flashsmith.runtime import query_gpu
 
-    configs, with_ours = select_contenders(kernels)
+    configs, with_ours = select_implementations(kernels)
     shapes = make_shapes(
         configs,
         d_heads=d_heads,
@@ -124,7 +124,8 @@ def bench(
         gqa=gqa,
         packed=packed,
     )
-    named = (parse_problems(problems) if problems else ()) + (cell_problems(cells) if cells else ())
+    named = parse_problems(problems) if problems else ()
+    named += named_problems(cells) if cells else ()
     plan = BenchPlan(
         problems=tuple(dict.fromkeys(named)) or shapes.problems(),
         configs=configs,
@@ -135,7 +136,7 @@ def bench(
         rotation=rotation,
     )
     plan.check()
-    files = RowFiles(csv, json, parquet)
+    files = MeasurementFiles(csv, json, parquet, jsonl)
     clock = CudaEvents()
     with Narrator() as narrator, files:
         rows = run_bench(

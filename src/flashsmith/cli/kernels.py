@@ -48,6 +48,8 @@ def run(
     problem: Annotated[
         str | None,
         typer.Option(
+            # By name: typer 0.27 takes a metavar that is the parameter's name for the option's.
+            "--problem",
             metavar="PROBLEM",
             help="In place of these: one problem, as 'b1 s300 h4:2 d128 fp16 causal'.",
         ),

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from flashsmith import env
-from flashsmith.benchmark.json_numbers import for_json
+from flashsmith.benchmark.records import for_json
 from flashsmith.families import KernelConfig, get_kernel_configs
 from flashsmith.printable import printable
 

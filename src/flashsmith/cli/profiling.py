@@ -101,7 +101,6 @@ def ncu(
     Needs a GPU and a selection (--kernels or KERNELS). Shapes are those of 'flashsmith bench'. Exit
     status 1 when a kernel is wrong or cannot run here, 2 when the profiler fails.
     """
-    from flashsmith.benchmark.bench.request import make_shapes
     from flashsmith.benchmark.ncu import (
         Ledger,
         ProfilePlan,
@@ -113,6 +112,7 @@ def ncu(
     from flashsmith.benchmark.ncu.executable import find_ncu
     from flashsmith.benchmark.ncu.profile_table import print_profile
     from flashsmith.benchmark.ncu.profiler import Profiler
+    from flashsmith.benchmark.problems import make_shapes
     from flashsmith.runtime import gpu_count, query_gpu
 
     configs = tuple(dict.fromkeys(get_kernel_configs(kernels)))

@@ -51,8 +51,8 @@ def progression(
 
         timer, environment = None, {}
         if target.backend == "gpu":
+            from flashsmith.benchmark.environment import Environment
             from flashsmith.benchmark.progression.timer import LadderTimer
-            from flashsmith.benchmark.timing import Environment
 
             timer = LadderTimer(target.device, seq, narrator, seed)
             environment = asdict(Environment.collect())

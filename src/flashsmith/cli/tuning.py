@@ -100,18 +100,23 @@ def tune_kernels(
     from flashsmith.tuning.problems import read_problems
     from flashsmith.tuning.progress import SweepProgress
     from flashsmith.tuning.ranking import plan_summary, print_plan, print_ranking, summary
-    from flashsmith.tuning.space import default_space, space_keys
+    from flashsmith.tuning.space import check_space, default_space, space_keys
     from flashsmith.tuning.sweep import Settings
     from flashsmith.tuning.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
 
+    # What can be wrong without a GPU is said before one is looked for.
     seconds = parse_budget(budget)
+    asked = space or env.KERNELS.raw()
+    if asked:
+        check_space(asked)
+    listed = None if problems is None else read_problems(problems)
     if arch is not None:
         spec = device_spec(arch)
     elif dry_run or build_only:
         spec = check_gpu(device) if gpu_count() else DEFAULT_DEVICE
     else:
         spec = check_gpu(device)
-    key = space or env.KERNELS.raw() or default_space(spec)
+    key = asked or default_space(spec)
     settings = Settings(
         budget=seconds,
         max_spill=max_spill,
@@ -119,7 +124,6 @@ def tune_kernels(
         # Timing needs a core of its own.
         jobs=jobs or max(1, env.jobs() - 1),
     )
-    listed = None if problems is None else read_problems(problems)
     races = plan_races(listed, spec, key, settings)
     console = make_console()
     if dry_run or build_only:

@@ -1,19 +1,18 @@
-"""Runs a kernel's PTX on the CPU with NumPy, and watches it.
+"""Runs a kernel's PTX on the CPU with NumPy, under checks.
 
 Imports go one way, from bottom to top:
   ptx/        text to a tree of instructions
-  interface   what is shown to the outside: events, observers, findings, the result
+  interface   for users: events, observers, findings, the result
   machine/    what generated code runs on: memories, groups of threads, barriers, the scheduler;
-              its parts see the wave they belong to through machine/protocols.py
+              its parts use the wave they belong to through machine/protocols.py
   translate/  PTX to Python that runs on the machine: control flow, opcodes
   execute     a launch: translates, runs the grid in waves of CTAs, collects what happened
-  checks/     observers; they know the interface alone
+  checks/     observers, which use the interface alone
 """
 
 from __future__ import annotations
 
 from flashsmith.emulator.checks import BankConflicts, all_checks
-from flashsmith.emulator.estimate import estimate_seconds
 from flashsmith.emulator.execute import emulate
 from flashsmith.emulator.interface import (
     AsyncGroupEvent,
@@ -31,6 +30,7 @@ from flashsmith.emulator.interface import (
 from flashsmith.emulator.machine.memory import GlobalMemory
 from flashsmith.emulator.machine.tensor_maps import TensorMapSpec
 from flashsmith.emulator.ptx import parse
+from flashsmith.emulator.running_time import estimate_seconds
 from flashsmith.emulator.translate.translator import translate
 
 __all__ = [

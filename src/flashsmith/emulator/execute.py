@@ -51,8 +51,7 @@ def emulate(
     - ``argument_bytes``: the packed kernel arguments, holding real host pointers into ``memory``.
     - ``tensor_maps``: what stands in the arguments where kernels find tensor maps; the bytes there
     do not matter.
-    - ``observers``: see everything that happens; none of them costs anything when the tuple is
-    empty.
+    - ``observers``: receive every event; an empty tuple costs nothing.
     - ``seed``: None for the fixed schedule, in which what is asynchronous happens as late as it
     may; a number for a random one that this number decides, hesitant (RandomSchedule) where odd.
 
@@ -173,7 +172,7 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
         return translated.function(wave, group, node, stop, values)
 
     wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
-    # What one warp has waited for of a wgmma is done for all four, so these stay together.
+    # A wgmma that one warp has waited for is done for all four, so these stay together.
     unit = WARP if translated.warps_are_free else WARPGROUP
     groups = _groups(geometry, random, unit)
     with np.errstate(all="ignore"):

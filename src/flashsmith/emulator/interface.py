@@ -1,4 +1,4 @@
-"""What an emulation shows to the outside: events, the observer protocol, findings, the result.
+"""The emulator's interface: events, the observer protocol, findings, the result.
 
 Vocabulary of every event
 - thread: flat number in the launch, ``cta * threads_per_cta + tid``; cta: flat number,
@@ -135,7 +135,7 @@ class WarpSync:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A unit that works beside the threads: the asynchronous proxy in one of its forms.
+    """A unit that works asynchronously to the threads: the asynchronous proxy in one of its forms.
 
     ``kind`` and ``number``: ``mbarrier`` and an address, for bulk copies that complete there;
     ``warpgroup`` and its number, for wgmma; ``bulk`` and a warp, for bulk copies in groups.
@@ -148,7 +148,7 @@ class Engine:
 
     def __str__(self) -> str:
         if self.kind == "warpgroup":
-            return f"the products of CTA {self.cta} warpgroup {self.number}"
+            return f"the wgmma of CTA {self.cta} warpgroup {self.number}"
         if self.kind == "bulk":
             return f"the bulk copies of CTA {self.cta} warp {self.number}"
         return f"the bulk copies for the mbarrier at {self.number} of CTA {self.cta}"
@@ -156,7 +156,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class EngineAccess:
-    """An engine is told to read (``kind`` "read") or write the shared memory of one CTA.
+    """An engine is ordered to read (``kind`` "read") or write the shared memory of one CTA.
 
     ``threads`` gave the order together; ``cta`` (flat) owns the memory; ``addresses`` are pieces
     of ``size`` bytes each. The access happens at some time after, until the engine is done.
@@ -174,7 +174,7 @@ class EngineAccess:
 
 @dataclass(frozen=True, slots=True)
 class EngineLanding:
-    """What an engine was told to write at clock ``issued`` is there now."""
+    """What an engine was ordered to write at clock ``issued`` is in memory now."""
 
     engine: Engine
     issued_at: Site
@@ -187,7 +187,7 @@ class EngineLanding:
 
 @dataclass(frozen=True, slots=True)
 class EngineDone:
-    """``threads`` have waited for all that an engine was told up to clock ``issued``."""
+    """``threads`` have waited for all orders to an engine up to clock ``issued``."""
 
     site: Site
     engine: Engine
@@ -200,7 +200,7 @@ class EngineDone:
 class MbarrierEvent:
     """Traffic at the mbarriers at one address of the CTAs ``ctas`` (flat; one for each thread).
 
-    ``kind``: "init", "arrive", "copy" (a bulk copy is told to complete there), "complete" (no
+    ``kind``: "init", "arrive", "copy" (a bulk copy is issued that completes there), "complete" (no
     threads: a phase is over in ``ctas``), "wait" (threads saw that). For "complete" ``landed`` is
     the clock up to which bulk copies have arrived, per CTA.
     """
@@ -226,7 +226,7 @@ class ClusterBarrierEvent:
 
 @dataclass(frozen=True, slots=True)
 class ProxyFence:
-    """What the threads have done or know of becomes visible to engines."""
+    """What the threads have done, or are ordered after, becomes visible to engines."""
 
     site: Site
     threads: np.ndarray
@@ -285,7 +285,7 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Launch:
-    """What is about to run. Shared memory has ``shared_bytes`` per CTA, static variables first."""
+    """A launch. Shared memory has ``shared_bytes`` per CTA, static variables first."""
 
     entry: str
     grid: tuple[int, int, int]
@@ -322,7 +322,7 @@ class MemoryRange:
 
 
 class GlobalMemoryView(ABC):
-    """What observers may know of global memory: its ranges."""
+    """What observers can read of global memory: its ranges."""
 
     @abstractmethod
     def ranges(self) -> Sequence[MemoryRange]:
@@ -358,7 +358,7 @@ class Observer:
         """A load, store, atomic, or the issue of an asynchronous copy."""
 
     def async_group(self, event: AsyncGroupEvent) -> None:
-        """cp.async commit or wait, before the landings that a wait brings."""
+        """cp.async commit or wait, before the landings that a wait causes."""
 
     def async_landing(self, event: AsyncLanding) -> None:
         """cp.async data land in shared memory."""
@@ -396,7 +396,7 @@ class Observer:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong that a check saw.
+    """A mistake that a check found.
 
     ``source`` is ``file:line`` of the CUDA source (empty without line info); ``threads`` a few of
     the flat thread numbers concerned; ``address`` a representative byte address,

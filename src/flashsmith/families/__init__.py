@@ -14,6 +14,12 @@ from flashsmith.families.family import (
     family_named,
     register_family,
 )
+from flashsmith.families.kernel_sets import (
+    by_family,
+    get_kernel_configs,
+    get_kernels_to_build,
+    kernel_set_sizes,
+)
 from flashsmith.families.legal_space import legal_completions
 from flashsmith.families.legality import (
     broken_rules,
@@ -26,22 +32,16 @@ from flashsmith.families.legality import (
 from flashsmith.families.mma_sync import MMA_SYNC
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.families.mma_sync.rules import RULES
+from flashsmith.families.mma_sync.search_space import get_search_space_configs
 from flashsmith.families.mma_sync.sets import (
     get_autotuning_kernel_configs,
     get_cover_configs,
     get_kernel_progression_configs,
     should_autotune_config,
 )
-from flashsmith.families.mma_sync.space import get_search_space_configs
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.nearest import check_legal, nearest_legal
 from flashsmith.families.rule import BrokenRule, Rule
-from flashsmith.families.selection import (
-    by_family,
-    get_kernel_configs,
-    get_kernels_to_build,
-    kernel_set_sizes,
-)
 from flashsmith.families.wgmma import WGMMA
 from flashsmith.families.wgmma.config import (
     HopperForwardKernelConfig,

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from flashsmith.errors import ArgumentError
-from flashsmith.families.cost import TileWork
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
 from flashsmith.families.knob import feature_of
 from flashsmith.families.rule import LegalSpace, Rule
+from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.registry import find_more_with, operation

@@ -20,7 +20,7 @@ from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.families import DType, Problem, Semantics, device_spec
 from flashsmith.integrations.fallbacks import fallback_count
 from flashsmith.runtime import DEFAULT_EMULATED_ARCH, gpu_count, query_gpu
-from flashsmith.runtime.launches import count_launches
+from flashsmith.runtime.launch_counter import count_launches
 
 LEAST_COSINE = 0.9995
 # The model was trained on no more; longer sentences are cut off.

@@ -15,7 +15,7 @@ import torch
 from flashsmith import chooser
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, family_named, parse_kernel_name_into_config
-from flashsmith.runtime.options import check_pair
+from flashsmith.runtime.forward_options import check_pair
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
 # PyTorch's autograd takes no tensors by name, so they come first.

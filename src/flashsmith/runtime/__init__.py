@@ -1,7 +1,9 @@
 """Runs kernels: forward(cfg, q, k, v) on the GPU or, for host tensors, in the emulator."""
 
-from flashsmith.runtime.call import ForwardResult
+from flashsmith.runtime.cached_launches import forget_cached_launches
 from flashsmith.runtime.driver import gpu_count, query_gpu
+from flashsmith.runtime.forward_call import ForwardResult
+from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.forward_pass import (
     DEFAULT_EMULATED_ARCH,
     Chooser,
@@ -11,11 +13,9 @@ from flashsmith.runtime.forward_pass import (
     run_call,
     run_forward,
 )
-from flashsmith.runtime.launches import Launches, count_launches, launch_count
+from flashsmith.runtime.launch_counter import Launches, count_launches, launch_count
+from flashsmith.runtime.launch_plan import LaunchPlan, TensorMapSpec
 from flashsmith.runtime.operation_run import OperationResult, prepare_operation, run_operation
-from flashsmith.runtime.options import ForwardOptions
-from flashsmith.runtime.plan import LaunchPlan, TensorMapSpec
-from flashsmith.runtime.prepared import forget_prepared_calls
 
 __all__ = [
     "DEFAULT_EMULATED_ARCH",
@@ -27,7 +27,7 @@ __all__ = [
     "OperationResult",
     "TensorMapSpec",
     "count_launches",
-    "forget_prepared_calls",
+    "forget_cached_launches",
     "forward",
     "forward_timed",
     "gpu_count",

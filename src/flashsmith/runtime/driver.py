@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.families import DeviceSpec
-from flashsmith.runtime import forks
+from flashsmith.runtime import process_forks
 
 # CUdevice_attribute codes (cuda.h).
 _SM_COUNT = 16
@@ -42,12 +42,12 @@ def _load() -> ctypes.CDLL | None:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    forks.check_not_forked()
+    process_forks.check_not_forked()
     status = library.cuInit(0)
     if status in _NO_GPU:
         return None
     _check(library, status, "cuInit")
-    forks.note_cuda_use()
+    process_forks.note_cuda_use()
     return library
 
 
@@ -65,7 +65,7 @@ def call(what: str, *args: object) -> None:
 
     Raises LaunchError with CUDA's words, also where there is no GPU.
     """
-    forks.check_not_forked()
+    process_forks.check_not_forked()
     library = _load()
     if library is None:
         raise LaunchError(f"{what}: no NVIDIA driver or GPU on this machine")

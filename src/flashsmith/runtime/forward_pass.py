@@ -16,27 +16,33 @@ from flashsmith.families import (
     device_spec,
     families,
 )
-from flashsmith.runtime import driver, forks, prepared
+from flashsmith.runtime import cached_launches, driver, process_forks
 from flashsmith.runtime.arguments import (
     check_config,
     check_device,
     check_fit,
     check_serves,
 )
-from flashsmith.runtime.call import (
+from flashsmith.runtime.cached_launches import (
+    CachedLaunch,
+    CachedLaunches,
+    Options,
+    Signature,
+    Tensors,
+)
+from flashsmith.runtime.emulation import check_estimate, run_in_emulator
+from flashsmith.runtime.forward_call import (
     ForwardCall,
     ForwardResult,
     LibraryCall,
     forward_call,
     unplaced_call,
 )
-from flashsmith.runtime.emulation import check_estimate, run_in_emulator
+from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions, check_flag, check_scale
+from flashsmith.runtime.forward_request import Request, check_request
 from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
-from flashsmith.runtime.options import NO_WINDOW, ForwardOptions, check_flag, check_scale
-from flashsmith.runtime.plan import LaunchPlan
-from flashsmith.runtime.prepared import Likeness, Options, PreparedCall, PreparedCalls, Tensors
-from flashsmith.runtime.request import Request, check_request
 from flashsmith.runtime.substitutes import substitutes
 from flashsmith.runtime.tensors import Array
 
@@ -212,15 +218,15 @@ def run_call(
     ``options`` are in the order of ForwardOptions; errors call o ``output``. Of calls that differ
     in nothing but addresses only the first is checked throughout.
     """
-    calls = prepared.known
-    alike, call = prepared.find(calls, config, tensors, options, emulate)
+    calls = cached_launches.cached
+    signature, call = cached_launches.find(calls, config, tensors, options, emulate)
     if call is not None:
         outputs = call.run(tensors, options)
         if outputs is not None:
             return outputs
 
     asked = ForwardOptions(*options)
-    return _run_and_remember(config, tensors, asked, emulate, output, calls, alike).outputs
+    return _run_and_remember(config, tensors, asked, emulate, output, calls, signature).outputs
 
 
 def _run_and_remember(
@@ -229,13 +235,13 @@ def _run_and_remember(
     options: ForwardOptions,
     emulate: bool,
     output: str,
-    calls: PreparedCalls,
-    alike: Likeness | None,
+    calls: CachedLaunches,
+    signature: Signature | None,
 ) -> ForwardResult:
     # Apart, because a function within run_call would cost every call.
     def remember(request: Request, launch: Launch) -> None:
-        if alike is not None:
-            prepared.remember(calls, alike, PreparedCall(request, launch), options)
+        if signature is not None:
+            cached_launches.remember(calls, signature, CachedLaunch(request, launch), options)
 
     return run_request(config, tensors, options, emulate=emulate, output=output, launched=remember)
 
@@ -324,7 +330,7 @@ def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> Device
             f"emulate=True: the tensors live on {view.device}; the emulator runs host tensors, "
             "copy them there"
         )
-    forks.check_not_forked()
+    process_forks.check_not_forked()
     return limits or driver.query_gpu(view.device.ordinal)
 
 

@@ -30,11 +30,11 @@ from flashsmith.errors import (
 )
 from flashsmith.families import KernelConfig, Semantics, family_named
 from flashsmith.operations.semantics import MASKS
-from flashsmith.runtime.call import LibraryCall
 from flashsmith.runtime.driver import check_runs, fill
+from flashsmith.runtime.forward_call import LibraryCall
 from flashsmith.runtime.frameworks.base import Device, Framework
-from flashsmith.runtime.launches import note_launch
-from flashsmith.runtime.plan import LaunchPlan, plan_from_library
+from flashsmith.runtime.launch_counter import note_launch
+from flashsmith.runtime.launch_plan import LaunchPlan, plan_from_library
 
 _log = logging.getLogger("flashsmith")
 

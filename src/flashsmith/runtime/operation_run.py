@@ -14,12 +14,12 @@ from flashsmith.operations import Call, Operation, TensorSpec
 from flashsmith.operations.operation import shape_of, size_of
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import check_config, check_device, check_serves
-from flashsmith.runtime.call import library_arguments
 from flashsmith.runtime.emulation import check_seconds, run_in_emulator
+from flashsmith.runtime.forward_call import library_arguments
+from flashsmith.runtime.forward_options import check_flag
 from flashsmith.runtime.forward_pass import Launch, limits_of, run_on_gpu
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
-from flashsmith.runtime.options import check_flag
 from flashsmith.runtime.tensors import (
     check_beside,
     check_memory,

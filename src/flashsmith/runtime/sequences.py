@@ -9,8 +9,8 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
+from flashsmith.runtime.forward_options import ForwardOptions, whole_number
 from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.options import ForwardOptions, whole_number
 from flashsmith.runtime.tensors import check_beside, view_vector
 
 _SIDES = ("q", "k")

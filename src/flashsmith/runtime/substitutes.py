@@ -21,8 +21,8 @@ from flashsmith.families import (
     is_legal,
 )
 from flashsmith.runtime.arguments import check_fit
+from flashsmith.runtime.forward_request import Request
 from flashsmith.runtime.libraries import Key, LoadedKernel, LoadedKernels
-from flashsmith.runtime.request import Request
 
 _log = logging.getLogger("flashsmith")
 

@@ -19,8 +19,8 @@ from flashsmith.benchmark.timing import (
 )
 from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.builder import KernelEntry, KernelLibrary, build, find_library
-from flashsmith.builder.cache import Cache
-from flashsmith.builder.find import find_library_from
+from flashsmith.builder.kernel_cache import Cache
+from flashsmith.builder.library_lookup import find_library_from
 from flashsmith.builder.sources import package_sources, tree_hash
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.errors import CompileError, IllegalConfigError

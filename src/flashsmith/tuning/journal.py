@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flashsmith.builder.files import no_follow
+from flashsmith.builder.safe_files import no_follow
 from flashsmith.errors import ArgumentError
 from flashsmith.untrusted import UnusableTextError, parse_json
 

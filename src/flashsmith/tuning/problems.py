@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from itertools import product
 
-from flashsmith.benchmark.bench import CELL_SETS
+from flashsmith.benchmark.problems import PROBLEM_SETS
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, DType, Problem, Semantics
 from flashsmith.printable import quoted
@@ -60,8 +60,8 @@ def read_problems(text: str) -> list[Problem]:
     problems: list[Problem] = []
     for where, part in parts:
         words = part.partition("#")[0].strip()
-        if words in CELL_SETS:
-            problems += CELL_SETS[words]()
+        if words in PROBLEM_SETS:
+            problems += PROBLEM_SETS[words]()
         elif words:
             try:
                 problems.append(Problem.parse(words))

@@ -8,7 +8,7 @@ from functools import lru_cache
 from flashsmith.chooser.candidates import by_preference
 from flashsmith.chooser.evidence import gather
 from flashsmith.chooser.winners import WinnersTable
-from flashsmith.errors import SelectionError
+from flashsmith.errors import ArgumentError, SelectionError
 from flashsmith.families import (
     DeviceSpec,
     Family,
@@ -33,14 +33,33 @@ def space_keys() -> tuple[str, ...]:
     return (*(family.space_key for family in families() if family.space_key), ALL_FAMILIES)
 
 
+def check_space(key: str) -> None:
+    """Raises SelectionError or ConfigParseError when a key is neither a space's nor one that
+    KERNELS may have; whether it has configs for a problem is for search_space() to say."""
+    if key not in space_keys():
+        get_kernel_configs(key)
+
+
 def default_space(device: DeviceSpec) -> str:
-    """The key of the space that is searched on a device unless another is asked for."""
-    keys = [family.space_key for family in by_preference() if _searched(family, device)]
-    return ALL_FAMILIES if len(keys) > 1 else keys[0]
+    """The key of the space that is searched on a device unless another is asked for.
+
+    Raises ArgumentError when no family with a space runs there.
+    """
+    searched = _searched(device)
+    return ALL_FAMILIES if len(searched) > 1 else searched[0].space_key
 
 
-def _searched(family: Family, device: DeviceSpec) -> bool:
-    return bool(family.space_key) and family.runs_on(device)
+def _searched(device: DeviceSpec) -> list[Family]:
+    """The families whose spaces are searched on a device, those for the newest GPUs first."""
+    known = [family for family in by_preference() if family.space_key]
+    found = [family for family in known if family.runs_on(device)]
+    if not found:
+        needed = ", ".join(f"{one.name} (needs sm_{one.oldest_arch})" for one in known)
+        raise ArgumentError(
+            f"device: no family has a search space for {device.name} (sm_{device.arch}); there are "
+            f"{needed}; name another GPU"
+        )
+    return found
 
 
 def search_space(
@@ -57,7 +76,8 @@ def search_space(
     Raises:
         SelectionError: the key is unknown or selects nothing, or none of its configs has the
             problem's dtype and head dimension.
-        ArgumentError: no kernel is made for the problem's d.
+        ArgumentError: no kernel is made for the problem's d, or 'both' or None is asked for and no
+            family with a space runs on the device.
     """
     key = key or default_space(device)
     d_head = d_head_for(problem)
@@ -74,7 +94,7 @@ def search_space(
             )
         return _whole(spaces[key], problem, d_head)
     if key == ALL_FAMILIES:
-        newest, *others = [family for family in by_preference() if _searched(family, device)]
+        newest, *others = _searched(device)
         found = list(newest.search_space(problem.dtype, d_head, _masked(problem)))
         for other in others:
             found += _few(other, problem, device)

@@ -26,6 +26,7 @@ from flashsmith.tuning.progress import SweepProgress
 from flashsmith.tuning.race import Race
 from flashsmith.tuning.ranking import record_alone, record_beside, write_ranking
 from flashsmith.tuning.runner import Compiler, Runner
+from flashsmith.tuning.space import check_space
 from flashsmith.tuning.sweep import Settings, Sweep
 from flashsmith.tuning.worker import wait_for_any
 
@@ -70,6 +71,7 @@ def plan_races(
 
     Raises what ``search_space`` raises.
     """
+    check_space(key)
     wanted = default_problems() if problems is None else problems
     races: dict[Problem, Race] = {}
     refused = None

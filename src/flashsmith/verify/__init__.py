@@ -1,11 +1,17 @@
 """Proofs: seeded inputs, float64 references, the tolerance rule, the verdict on one config."""
 
-from flashsmith.verify.attention import Attention
-from flashsmith.verify.inputs import INPUT_KINDS, TILE_KINDS, Inputs, InputSpec, make_inputs
+from flashsmith.verify.attention_semantics import Attention
 from flashsmith.verify.operation_reference import Case, OperationReference
+from flashsmith.verify.proof_inputs import INPUT_KINDS, TILE_KINDS, Inputs, InputSpec, make_inputs
 from flashsmith.verify.prove import BACKENDS, Verdict, prove, prove_problem, reference_of
 from flashsmith.verify.reference import References, compute_references, inputs_and_references
-from flashsmith.verify.rule import Comparison, Expected, Location, compare, heads_for_enough_outputs
+from flashsmith.verify.tolerance import (
+    Comparison,
+    Expected,
+    Location,
+    compare,
+    heads_for_enough_outputs,
+)
 
 __all__ = [
     "BACKENDS",

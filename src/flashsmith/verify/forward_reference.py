@@ -11,13 +11,13 @@ import numpy as np
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem, Semantics
 from flashsmith.runtime import OperationResult, run_forward
-from flashsmith.runtime.options import check_mask, check_scale
-from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, offsets
-from flashsmith.verify.inputs import INPUT_KINDS, TILE_KINDS, InputSpec
+from flashsmith.runtime.forward_options import check_mask, check_scale
+from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, offsets
 from flashsmith.verify.operation_reference import Case, OperationReference, Place
 from flashsmith.verify.problem_options import problem_options
+from flashsmith.verify.proof_inputs import INPUT_KINDS, TILE_KINDS, InputSpec
 from flashsmith.verify.reference import References, compute_references, inputs_and_references
-from flashsmith.verify.rule import Comparison, Expected, compare, heads_for_enough_outputs
+from flashsmith.verify.tolerance import Comparison, Expected, compare, heads_for_enough_outputs
 
 
 class _Expected(NamedTuple):

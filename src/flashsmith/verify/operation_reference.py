@@ -17,7 +17,7 @@ from flashsmith.operations.operation import packed_rows, shape_of
 from flashsmith.printable import quoted
 from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
-from flashsmith.verify.rule import MIN_OUTPUTS, Comparison, Expected, compare_tensors
+from flashsmith.verify.tolerance import MIN_OUTPUTS, Comparison, Expected, compare_tensors
 
 # Where a proof's arrays go: onto the host as they are, or to a GPU.
 Place = Callable[[np.ndarray], Any]

@@ -7,8 +7,8 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
-from flashsmith.runtime.options import check_mask, check_scale, check_softcap
-from flashsmith.verify.attention import NO_WINDOW, Window, unequal_lens
+from flashsmith.runtime.forward_options import check_mask, check_scale, check_softcap
+from flashsmith.verify.attention_semantics import NO_WINDOW, Window, unequal_lens
 
 
 def problem_options(

@@ -15,12 +15,12 @@ from flashsmith.operations.operation import load_attribute
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import check_serves
 from flashsmith.runtime.frameworks.device_array import DeviceArray
-from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, Window
+from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Window
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import ForwardReference, check_lens, semantics_of
-from flashsmith.verify.inputs import check_seed
 from flashsmith.verify.operation_reference import OperationReference
-from flashsmith.verify.rule import Comparison
+from flashsmith.verify.proof_inputs import check_seed
+from flashsmith.verify.tolerance import Comparison
 
 BACKENDS = ("emulator", "gpu")
 # One mistake in a kernel makes a finding at every instruction that it reaches.

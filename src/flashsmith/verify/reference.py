@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.verify.attention import NO_WINDOW, Attention, Lens, Window
+from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Window
 from flashsmith.verify.engine import Engine, engine_for
-from flashsmith.verify.inputs import Inputs, InputSpec, draw_sinks, make_inputs
+from flashsmith.verify.proof_inputs import Inputs, InputSpec, draw_sinks, make_inputs
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def test_an_empty_file_is_begun(tmp_path) -> None:
     [
         (lambda text: text.replace("duration_us", "duration_ms"), "other columns"),
         (lambda text: text.replace("812.345", "soon"), "row 1: duration_us='soon' is no float"),
-        (lambda text: text.replace(",1024,", ",,"), "row 1: seq_q is empty"),
+        (lambda text: text.replace(",1024,", ",,"), "row 1: seq_q='' is no int"),
         (lambda text: text.replace("causal", "casual"), "row 1: problem="),
     ],
 )

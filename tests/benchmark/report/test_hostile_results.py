@@ -18,7 +18,7 @@ from sample_rows import ROOFLINE, bench_rows, row, search_rows
 from test_page import Reader
 
 from flashsmith.benchmark.charts import LIGHT, png_bytes
-from flashsmith.benchmark.csv_append import CsvAppender
+from flashsmith.benchmark.measurement_files import GrowingFile
 from flashsmith.benchmark.progression.plot import draw_ladder
 from flashsmith.benchmark.report import make_page, read_results, write_page
 from flashsmith.benchmark.report.page import LIMITS
@@ -219,7 +219,7 @@ def test_a_failure_whose_time_is_no_figure_is_shown(tmp_path: Path) -> None:
         ("rows.json", ('"note": ""', '"note": {}'), r", row 1: note=\{\} is no str"),
         ("rows.json", ("1024", "1" * 5000), r": cannot be read: it has a number of 5,000"),
         ("rows.json", ('"ours"', r'"\ud800"'), r": cannot be read: a text in it has a lone"),
-        ("ladder.json", ('"registers": 170', '"registers": "1"'), r": step 1 .*registers is '1'"),
+        ("ladder.json", ('"registers": 170', '"registers": "1"'), r": step 1 .*registers='1'"),
         ("ladder.json", ('"ms": 39.0', '"ms": 0'), r": step 1 of the ladder: ms is 0, not finite"),
         ("roofline.json", ('"rate": 500.0', '"rate": "nan"'), r": .*ceiling 2: rate is nan"),
         ("run.json", ('"kernels": [', '"kernels": [3, '), r": kernel 1: "),
@@ -269,4 +269,4 @@ def test_a_csv_is_not_continued_where_there_is_none(kind: str, tmp_path: Path) -
     else:
         path.write_bytes(b"\xff\xfe\x00\n")
     with pytest.raises(ArgumentError, match=r"^csv: .*give another file"):
-        CsvAppender(path, ("a", "b"))
+        GrowingFile(path, ("a", "b"))

@@ -65,7 +65,7 @@ def test_this_machines_gpu_is_meant_where_no_name_is_given(monkeypatch) -> None:
         ('{"schema": 2}', "schema 2 is not this version's"),
         (
             '{"schema": 1, "ceilings": [{"key": "exp2", "unit": "furlongs"}]}',
-            "unit is 'furlongs'; it is one of",
+            "unit='furlongs': allowed are",
         ),
         ('{"schema": 1, "ceilings": []}', "not what 'flashsmith roofline' wrote: 'gpu' is missing"),
     ],

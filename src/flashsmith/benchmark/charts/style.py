@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flashsmith.benchmark.charts.labels import label
-from flashsmith.benchmark.writable import require_writable
+from flashsmith.benchmark.measurement_files import require_writable
 from flashsmith.errors import ArgumentError, DependencyError, install_extra
 
 if TYPE_CHECKING:

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flashsmith.benchmark.bench.kernels import BuiltKernels
-from flashsmith.benchmark.bench.plan import serves
+from flashsmith.benchmark.bench import serves
+from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.kernel_facts import BuiltKernels
+from flashsmith.benchmark.measurement import now, problem_columns
 from flashsmith.benchmark.ncu.profiler import ProfiledUse, Profiler
 from flashsmith.benchmark.ncu.raw_page import ProfiledLaunch
 from flashsmith.benchmark.ncu.rows import ProfileRow
 from flashsmith.benchmark.ncu.target import Use
 from flashsmith.benchmark.ncu.wavefronts import emulated_wavefronts
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.rows import now, problem_columns
-from flashsmith.benchmark.timing import Environment
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, ProfilerError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem

@@ -50,7 +50,7 @@ def run_job(job: Job) -> None:
 
     Raises what launching raises: after a crash the GPU serves this process no more.
     """
-    from flashsmith.benchmark.contenders import kernel_contender
+    from flashsmith.benchmark.implementations import kernel_implementation
     from flashsmith.benchmark.workload import workload_of
 
     verdicts: list[str] = []
@@ -61,7 +61,7 @@ def run_job(job: Job) -> None:
         if workload is None or use.problem != problem:
             problem, workload = use.problem, None
             workload = workload_of(Problem.parse(use.problem))
-        contender = kernel_contender(parse_kernel_name_into_config(use.config), workload)
+        contender = kernel_implementation(parse_kernel_name_into_config(use.config), workload)
         verdicts.append("; ".join(workload.judge(contender.output()).reasons))
         path.write_text(json.dumps(verdicts))
         if not verdicts[-1]:

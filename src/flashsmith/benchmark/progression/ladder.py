@@ -6,7 +6,7 @@ import math
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
-from flashsmith.benchmark.typed_records import checked_fields
+from flashsmith.benchmark.records import checked_fields
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 
@@ -145,7 +145,7 @@ def _time(data: Any) -> StepTime | None:
     for name, value in found.items():
         least = 0.0 if name == "spread" else SHORTEST
         if value is not None and not least <= value < math.inf:
-            raise ValueError(f"{name} is {value}, not finite and above 0")
+            raise ValueError(f"{name} is {value:g}, not finite and above 0")
     return StepTime(**found)
 
 

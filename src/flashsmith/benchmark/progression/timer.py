@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from flashsmith.benchmark.bench import BenchPlan, default_problem, run_bench
-from flashsmith.benchmark.peers import Peer, get_peers
-from flashsmith.benchmark.peers.selection import YARDSTICK
+from flashsmith.benchmark.bench import BenchPlan, run_bench
+from flashsmith.benchmark.environment import Environment, Telemetry
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.peers import BASELINE, Peer, get_peers
+from flashsmith.benchmark.problems import default_problem
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.progression.climb import Times
 from flashsmith.benchmark.progression.ladder import StepTime
-from flashsmith.benchmark.rows import BenchRow
-from flashsmith.benchmark.timing import (
-    INTERLEAVED,
-    Clock,
-    CudaEvents,
-    Environment,
-    Protocol,
-    Telemetry,
-)
+from flashsmith.benchmark.timing import INTERLEAVED, Clock, CudaEvents, Protocol
 from flashsmith.benchmark.workload import Workload
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 
@@ -36,7 +30,7 @@ class LadderTimer:
     narrator: Narrator
     seed: int = 0
     protocol: Protocol = INTERLEAVED
-    peers: tuple[Peer, ...] = get_peers(YARDSTICK)
+    peers: tuple[Peer, ...] = get_peers(BASELINE)
     clock: Clock | None = None
     telemetry: Telemetry | None = None
     environment: Environment | None = None
@@ -64,7 +58,7 @@ class LadderTimer:
         return times_of(rows, problems, str(self.protocol))
 
 
-def times_of(rows: Sequence[BenchRow], problems: Sequence[Problem], protocol: str) -> Times:
+def times_of(rows: Sequence[Measurement], problems: Sequence[Problem], protocol: str) -> Times:
     """The rows as the ladder's times: a peer's time goes to the steps of its problem."""
     peers = [row for row in rows if row.kind == "peer"]
     peer_ms = {row.problem: row.ms for row in peers if row.ms is not None}
@@ -90,9 +84,9 @@ def times_of(rows: Sequence[BenchRow], problems: Sequence[Problem], protocol: st
     )  # fmt: skip
 
 
-def _is_gap(row: BenchRow) -> bool:
+def _is_gap(row: Measurement) -> bool:
     return row.ms is None
 
 
-def _gap(row: BenchRow) -> str:
+def _gap(row: Measurement) -> str:
     return f"no share of {row.contender}: {row.note or row.verdict}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.report.results import (
     BASELINES,
     FLASHSMITH,
@@ -17,7 +18,6 @@ from flashsmith.benchmark.report.results import (
     name_of,
     setting_of,
 )
-from flashsmith.benchmark.rows import BenchRow
 
 
 @dataclass(frozen=True)
@@ -28,28 +28,28 @@ class Point:
     all of them passed their check and have a time. `wrong` are the rows that did not.
     """
 
-    row: BenchRow
-    chosen: BenchRow | None
-    kernels: dict[str, BenchRow]
-    peers: dict[str, BenchRow]
-    wrong: tuple[BenchRow, ...]
+    row: Measurement
+    chosen: Measurement | None
+    kernels: dict[str, Measurement]
+    peers: dict[str, Measurement]
+    wrong: tuple[Measurement, ...]
 
     @property
-    def best_kernel(self) -> BenchRow | None:
+    def best_kernel(self) -> Measurement | None:
         """The fastest config that was asked for by name."""
         return min(self.kernels.values(), key=_ms, default=None)
 
     @property
-    def flashsmith(self) -> BenchRow | None:
+    def flashsmith(self) -> Measurement | None:
         """What counts as flashsmith's: attention() where it was measured, else the best config."""
         return self.chosen or self.best_kernel
 
     @property
-    def best_peer(self) -> BenchRow | None:
+    def best_peer(self) -> Measurement | None:
         """The fastest peer."""
         return min(self.peers.values(), key=_ms, default=None)
 
-    def failure(self, peer: str | None = None) -> BenchRow | None:
+    def failure(self, peer: str | None = None) -> Measurement | None:
         """A wrong row of the peer's, or of flashsmith's own."""
         own = peer is None
         names = (row for row in self.wrong if is_flashsmith(row) == own)
@@ -65,11 +65,11 @@ class Point:
         return _over(self.flashsmith, self.best_peer)
 
 
-def _ms(row: BenchRow) -> float:
+def _ms(row: Measurement) -> float:
     return row.ms if row.ms is not None else math.inf
 
 
-def _over(row: BenchRow | None, peer: BenchRow | None) -> float | None:
+def _over(row: Measurement | None, peer: Measurement | None) -> float | None:
     return peer.ms / row.ms if row and peer and row.ms and peer.ms else None
 
 
@@ -80,21 +80,21 @@ class Group:
     points: tuple[Point, ...]
 
     @property
-    def first(self) -> BenchRow:
+    def first(self) -> Measurement:
         """A row that says what all points share."""
         return self.points[0].row
 
 
-def make_points(rows: Iterable[BenchRow]) -> list[Point]:
+def make_points(rows: Iterable[Measurement]) -> list[Point]:
     """A point for each problem, protocol and environment, in the order of the groups."""
-    by_key: dict[Any, list[BenchRow]] = {}
+    by_key: dict[Any, list[Measurement]] = {}
     for row in rows:
         by_key.setdefault((_group_key(row), sizes(row)), []).append(row)
     points = [_point(found) for found in by_key.values()]
     return sorted(points, key=lambda point: (order(point.row), *sizes(point.row)))
 
 
-def _point(rows: Sequence[BenchRow]) -> Point:
+def _point(rows: Sequence[Measurement]) -> Point:
     timed = [row for row in rows if row.verdict == "pass" and row.ms]
     ours = [row for row in timed if is_flashsmith(row)]
     return Point(
@@ -109,9 +109,11 @@ def _point(rows: Sequence[BenchRow]) -> Point:
     )
 
 
-def _medians(rows: Sequence[BenchRow], name: Callable[[BenchRow], str]) -> dict[str, BenchRow]:
+def _medians(
+    rows: Sequence[Measurement], name: Callable[[Measurement], str]
+) -> dict[str, Measurement]:
     """By name: of several repeats the one in the middle (the slower of two)."""
-    repeats: dict[str, list[BenchRow]] = {}
+    repeats: dict[str, list[Measurement]] = {}
     for row in rows:
         repeats.setdefault(name(row), []).append(row)
     middles = {key: statistics.median_high(map(_ms, found)) for key, found in repeats.items()}
@@ -137,19 +139,19 @@ def make_groups(points: Iterable[Point]) -> list[Group]:
     return sorted(made, key=lambda group: (order(group.first), -group.first.batch))
 
 
-def _continues(last: BenchRow, row: BenchRow) -> bool:
+def _continues(last: Measurement, row: Measurement) -> bool:
     """Whether a row goes on where a chain of growing lengths ends: about as many tokens or more."""
     tokens, before = row.batch * row.seq_k, last.batch * last.seq_k
     return row.seq_k > last.seq_k and row.batch <= last.batch and 2 * tokens > before
 
 
-def _group_key(row: BenchRow) -> tuple[Any, ...]:
+def _group_key(row: Measurement) -> tuple[Any, ...]:
     """What a chart's problems share; a query length apart from the keys' is shared too."""
     seq_q = None if row.seq_q == row.seq_k else row.seq_q
     return (setting_of(row), row.d, row.dtype, row.semantics, row.heads_q, row.heads_k, seq_q)
 
 
-def order(row: BenchRow) -> tuple[Any, ...]:
+def order(row: Measurement) -> tuple[Any, ...]:
     """Sorts plain problems before masked ones, equal heads before grouped ones, d 128 first."""
     semantics = (row.semantics != "plain", len(row.semantics), row.semantics)
     return (
@@ -158,7 +160,7 @@ def order(row: BenchRow) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def sizes(row: BenchRow) -> tuple[int, int, int]:
+def sizes(row: Measurement) -> tuple[int, int, int]:
     """What points of one group are sorted by."""
     return (row.seq_k, row.seq_q, row.batch)
 
@@ -166,25 +168,25 @@ def sizes(row: BenchRow) -> tuple[int, int, int]:
 # --- words ---------------------------------------------------------------------------------------
 
 
-def mask_of(row: BenchRow) -> str:
+def mask_of(row: Measurement) -> str:
     """A problem's semantics in words: 'full', 'causal, packed'."""
     return "full" if row.semantics == "plain" else row.semantics.replace("+", ", ")
 
 
-def facets(row: BenchRow, without: str = "") -> dict[str, str]:
+def facets(row: Measurement, without: str = "") -> dict[str, str]:
     """What the page's filters choose problems by."""
     found = {"d": str(row.d), "dtype": row.dtype, "mask": mask_of(row)}
     return {name: value for name, value in found.items() if name != without}
 
 
-def describe(row: BenchRow) -> str:
+def describe(row: Measurement) -> str:
     """What a group is about: 'd 128, fp16, causal, 32:8 heads'."""
     heads = f"{row.heads_q}" + (f":{row.heads_k}" if row.heads_k != row.heads_q else "")
     parts = [f"d {row.d}", row.dtype, mask_of(row), f"{heads} heads"]
     return ", ".join(parts + ([f"{row.seq_q} queries"] if row.seq_q != row.seq_k else []))
 
 
-def problem_words(row: BenchRow) -> str:
+def problem_words(row: Measurement) -> str:
     """One problem: 'd 128, fp16, causal, 16 heads, 16 x 4096', batch x length at the end."""
     return f"{describe(row)}, {row.batch} x {row.seq_k}"
 
@@ -203,10 +205,10 @@ def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
     }
 
 
-def titles(rows: Sequence[BenchRow]) -> list[str]:
+def titles(rows: Sequence[Measurement]) -> list[str]:
     """A title for the group of each row: what it is about, and where several are about the same,
     the batch and the facts of the setting that tell them apart."""
-    alike: dict[str, list[BenchRow]] = {}
+    alike: dict[str, list[Measurement]] = {}
     for row in rows:
         alike.setdefault(describe(row), []).append(row)
     settings = {

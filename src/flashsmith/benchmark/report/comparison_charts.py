@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.report.comparison import (
     Group,
     Point,
@@ -20,7 +21,6 @@ from flashsmith.benchmark.report.svg_charts import (
     lines_by_length,
     ratio_strips,
 )
-from flashsmith.benchmark.rows import BenchRow
 
 # Of a chart, and of the table of problems.
 MOST_PEERS = 12
@@ -57,7 +57,7 @@ def _series(points: Sequence[Point]) -> list[Series]:
     return [one for one in series if any(one.rates)]
 
 
-def _rate(row: BenchRow | None) -> float | None:
+def _rate(row: Measurement | None) -> float | None:
     return row.tflops if row else None
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.report.comparison import order, sizes
 from flashsmith.benchmark.report.results import is_flashsmith
 from flashsmith.benchmark.report.svg_charts import robust_range
-from flashsmith.benchmark.rows import BenchRow
 from flashsmith.untrusted import whole_number
 
 # Fewer are no space to look at.
@@ -33,19 +33,19 @@ class Searched:
     """One problem's configs of one family, each by its last measurement: those with a rate,
     fastest first, and those that were wrong, failed or were dropped."""
 
-    ranked: tuple[BenchRow, ...]
-    wrong: tuple[BenchRow, ...]
+    ranked: tuple[Measurement, ...]
+    wrong: tuple[Measurement, ...]
     dropped: int
 
     @property
-    def row(self) -> BenchRow:
+    def row(self) -> Measurement:
         """A row that names the problem."""
         return self.ranked[0]
 
 
-def make_searched(rows: Iterable[BenchRow]) -> list[Searched]:
+def make_searched(rows: Iterable[Measurement]) -> list[Searched]:
     """The problems of which several configs were measured by name, as `order` has them."""
-    by_problem: dict[Any, dict[str, list[BenchRow]]] = {}
+    by_problem: dict[Any, dict[str, list[Measurement]]] = {}
     for row in rows:
         if is_flashsmith(row) and row.config and row.contender == row.config:
             key = (*_kind(row), row.batch, row.seq_q, row.seq_k)
@@ -60,15 +60,15 @@ def make_searched(rows: Iterable[BenchRow]) -> list[Searched]:
     return sorted(found, key=lambda one: (order(one.row), sizes(one.row)))
 
 
-def _kind(row: BenchRow) -> tuple[Any, ...]:
+def _kind(row: Measurement) -> tuple[Any, ...]:
     return (row.family, row.gpu, row.d, row.dtype, row.semantics, row.heads_q, row.heads_k)
 
 
-def _rate(row: BenchRow) -> float:
+def _rate(row: Measurement) -> float:
     return row.tflops or 0.0 if row.verdict == "pass" else 0.0
 
 
-def _rounds(row: BenchRow) -> tuple[bool, bool, int]:
+def _rounds(row: Measurement) -> tuple[bool, bool, int]:
     """Orders measurements of a config: a search times the good ones again, longer, from rung to
     rung, and in the finals."""
     digits = "".join(_DIGITS.findall(row.protocol))
@@ -127,7 +127,7 @@ def make_heat_map(one: Searched) -> HeatMap:
     of them comes first."""
     parts = {row.config: _parts(row.config) for row in (*one.ranked, *one.wrong)}
     common = set.intersection(*(set(words) for _, words in parts.values()))
-    best: dict[tuple[str, str], BenchRow] = {}
+    best: dict[tuple[str, str], Measurement] = {}
     for row in one.ranked:
         tile, words = parts[row.config]
         best.setdefault((_knobs(words, common), tile), row)
@@ -158,7 +158,7 @@ def make_heat_map(one: Searched) -> HeatMap:
 
 
 def _heat(
-    row: BenchRow | None, wrong: bool, low: float, high: float, best: BenchRow
+    row: Measurement | None, wrong: bool, low: float, high: float, best: Measurement
 ) -> tuple[str, str]:
     if row is None:
         return ("wrong", "bad") if wrong else ("", "")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import flashsmith
 from flashsmith.benchmark import progression
+from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.progression import words
 from flashsmith.benchmark.report import comparison, config_space, results
 from flashsmith.benchmark.report.comparison_charts import (
@@ -22,8 +23,7 @@ from flashsmith.benchmark.report.comparison_charts import (
 from flashsmith.benchmark.report.results import Results
 from flashsmith.benchmark.report.roofline_points import roofline_points
 from flashsmith.benchmark.report.svg_charts import WIDTH
-from flashsmith.benchmark.rows import BenchRow
-from flashsmith.builder.files import no_follow
+from flashsmith.builder.safe_files import no_follow
 from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.printable import printable
 
@@ -102,7 +102,7 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
 _FAILED = ("fail", "error")
 
 
-def _absent_peers(rows: Sequence[BenchRow]) -> dict[tuple[str, str], int]:
+def _absent_peers(rows: Sequence[Measurement]) -> dict[tuple[str, str], int]:
     """(peer, why it took no part) and on how many problems."""
     gaps: dict[tuple[str, str], int] = {}
     for row in rows:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashsmith.benchmark.csv_read import MOST_BYTES, read_csv
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.measurement_files import MOST_BYTES, read_csv, read_rows
 from flashsmith.benchmark.ncu import read_profile
 from flashsmith.benchmark.progression import Ladder
 from flashsmith.benchmark.progression.ladder import KIND
@@ -19,7 +20,6 @@ from flashsmith.benchmark.report import old_formats
 from flashsmith.benchmark.report.results import PASSED_OVER, Results, Source
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.benchmark.roofline.roofline_table import parse_roofline
-from flashsmith.benchmark.rows import BenchRow, read_rows
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, read_json, read_text
@@ -31,9 +31,9 @@ _MAY_BE_ZERO = ("spread", "sm_clock_mhz", "power_w")
 SMALLEST, LARGEST = 1e-12, 1e12
 _PROFILE_COLUMNS = {"config", "duration_us", "stalls"}
 READS = (
-    "rows of 'flashsmith bench' and 'tune' (.csv, .json, .parquet), the JSON of 'flashsmith "
-    "progression', 'roofline' and 'run', the CSV of 'flashsmith ncu', the table of 'flashsmith "
-    "roofline' (.txt); CSV and JSON also with .gz"
+    "rows of 'flashsmith bench' and 'tune' (.csv, .jsonl, .json, .parquet), the JSON of "
+    "'flashsmith progression', 'roofline' and 'run', the CSV of 'flashsmith ncu', the table of "
+    "'flashsmith roofline' (.txt); CSV and JSON also with .gz"
 )
 # Of what a compressed file holds: a small one may decompress to more than a disk.
 _MOST_DECOMPRESSED = 1 << 30
@@ -98,6 +98,7 @@ def _read(path: Path) -> Results:
     readers = {
         ".csv": _read_csv,
         ".json": _read_json,
+        ".jsonl": _read_rows,
         ".parquet": _read_rows,
         ".txt": _read_text,
     }
@@ -140,7 +141,7 @@ def _read_text(path: Path) -> Results:
     return Results(rooflines=(roofline,), sources=(source,))
 
 
-def _rows(path: Path, what: str, rows: Sequence[BenchRow]) -> Results:
+def _rows(path: Path, what: str, rows: Sequence[Measurement]) -> Results:
     """The rows, without figures that are none: a rate or a time that is NaN, infinite or below 0
     cannot be drawn or compared."""
     kept, left_out = [], []

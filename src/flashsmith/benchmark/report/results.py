@@ -6,11 +6,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.ncu import ProfileRow
 from flashsmith.benchmark.progression import Ladder
 from flashsmith.benchmark.roofline import Roofline
-from flashsmith.benchmark.rows import BenchRow
-from flashsmith.benchmark.timing import Environment
 from flashsmith.printable import quoted
 
 # What readers see for attention(); in files its rows are of 'ours'.
@@ -45,14 +45,14 @@ class Setting(NamedTuple):
 class Results:
     """All that the page shows."""
 
-    rows: tuple[BenchRow, ...] = ()
+    rows: tuple[Measurement, ...] = ()
     ladders: tuple[Ladder, ...] = ()
     profiles: tuple[ProfileRow, ...] = ()
     rooflines: tuple[Roofline, ...] = ()
     sources: tuple[Source, ...] = ()
 
     @property
-    def compared(self) -> tuple[BenchRow, ...]:
+    def compared(self) -> tuple[Measurement, ...]:
         """Rows of implementations beside each other; not those of a search."""
         return tuple(row for row in self.rows if not of_search(row))
 
@@ -79,23 +79,23 @@ class Results:
         return tuple(name for name in ENVIRONMENT if len({facts[name] for facts in known}) > 1)
 
 
-def is_flashsmith(row: BenchRow) -> bool:
+def is_flashsmith(row: Measurement) -> bool:
     """Whether a row is of a kernel of flashsmith's, not of a peer."""
     return row.kind != "peer"
 
 
-def name_of(row: BenchRow) -> str:
+def name_of(row: Measurement) -> str:
     """What readers see of a row's implementation: attention() is 'flashsmith'."""
     return FLASHSMITH if is_flashsmith(row) and row.contender == "ours" else row.contender
 
 
-def of_search(row: BenchRow) -> bool:
+def of_search(row: Measurement) -> bool:
     """Whether a search over configs made the row: timed the config, or dropped it before."""
     dropped = is_flashsmith(row) and row.ms is None and not row.protocol
     return dropped or row.protocol.startswith(_SEARCH_PROTOCOLS)
 
 
-def setting_of(row: BenchRow) -> Setting:
+def setting_of(row: Measurement) -> Setting:
     """A row's setting."""
     return Setting(_environment({name: getattr(row, name) for name in ENVIRONMENT}), row.protocol)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.report.comparison import Group, describe, facets, problem_words
 from flashsmith.benchmark.report.svg_charts import Chart, Trace, roofline
 from flashsmith.benchmark.roofline import Bound, Roofline, bounds, intensity
 from flashsmith.benchmark.roofline.roofline_table import describe as ceiling_words
-from flashsmith.benchmark.rows import BenchRow
 from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families import parse_kernel_name_into_config
 
@@ -23,7 +23,7 @@ _IN_SIGHT = 2.0
 class RooflinePoint:
     """One kernel on one problem: its FLOP per byte, and what each ceiling allows it."""
 
-    row: BenchRow
+    row: Measurement
     rate: float
     flop_per_byte: float
     bounds: tuple[Bound, ...]

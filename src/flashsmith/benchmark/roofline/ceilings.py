@@ -6,7 +6,7 @@ import math
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal
 
-from flashsmith.benchmark.typed_records import checked_fields
+from flashsmith.benchmark.records import checked_fields
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.measurement import now
 from flashsmith.benchmark.roofline.ceilings import SCALE, Ceiling, Roofline
 from flashsmith.benchmark.roofline.compilation import compile_sources
 from flashsmith.benchmark.roofline.exponentials import EXPONENTIALS
@@ -23,8 +25,7 @@ from flashsmith.benchmark.roofline.microbenchmark import (
     Wrong,
 )
 from flashsmith.benchmark.roofline.products import PRODUCTS
-from flashsmith.benchmark.rows import now
-from flashsmith.benchmark.timing import Environment, Protocol, Samples, measure
+from flashsmith.benchmark.timing import Protocol, Samples, measure
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.families import DeviceSpec
 from flashsmith.runtime import driver

@@ -15,7 +15,7 @@ from flashsmith.benchmark.roofline.microbenchmark import (
     check_error,
 )
 from flashsmith.families import DType
-from flashsmith.verify.inputs import numpy_dtype
+from flashsmith.verify.proof_inputs import numpy_dtype
 
 # Sums of a few hundred products in fp32, which tensor cores do not even round to nearest.
 _ERROR_BOUND = 1e-4

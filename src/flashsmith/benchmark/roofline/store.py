@@ -9,7 +9,7 @@ from pathlib import Path
 import platformdirs
 
 from flashsmith.benchmark.roofline.ceilings import Roofline
-from flashsmith.builder.files import written_beside
+from flashsmith.builder.safe_files import written_beside
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime.driver import gpu_count, query_gpu
 from flashsmith.untrusted import UnusableTextError, read_json

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from flashsmith.chooser.cost_model.schedule import schedule
 from flashsmith.families import DeviceSpec, Problem
-from flashsmith.families.cost import TileWork
+from flashsmith.families.tile_work import TileWork
 
 
 class Estimate(NamedTuple):

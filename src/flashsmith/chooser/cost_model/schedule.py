@@ -13,7 +13,7 @@ from math import gcd
 from typing import NamedTuple
 
 from flashsmith.families import Problem
-from flashsmith.families.cost import TileWork
+from flashsmith.families.tile_work import TileWork
 
 # What is left over at the end where the longest tiles went first, in shortest ones.
 _TAIL = 3.0

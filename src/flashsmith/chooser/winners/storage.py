@@ -81,9 +81,9 @@ def read_json(path: Path) -> Any:
         raise TableError(f"{path}{error.place}: no readable table of winners: {error}") from error
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """``data`` in place of the file: written beside it, flushed, renamed."""
-    text = json.dumps(data, indent=1) + "\n"
+    text = json_lines(data)
     if is_there(path) and not os.path.isfile(path):
         raise TableError(f"{path}: cannot be written: it is no regular file; name another file")
     try:
@@ -101,6 +101,24 @@ def write_json(path: Path, data: Any) -> None:
             raise
     except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         raise TableError(f"{path}: cannot be written: {error}") from error
+
+
+def json_lines(data: Mapping[str, Any]) -> str:
+    """A mapping as JSON in which each item of its values is one line, so that a change of one
+    entry of a table is a change of one line."""
+    members = (f"{json.dumps(name)}: {_a_line_each(value)}" for name, value in data.items())
+    return "{\n" + ",\n".join(members) + "\n}\n"
+
+
+def _a_line_each(value: Any) -> str:
+    if isinstance(value, dict):
+        lines = [f"{json.dumps(name)}: {json.dumps(item)}" for name, item in value.items()]
+    elif isinstance(value, list):
+        lines = [json.dumps(item) for item in value]
+    else:
+        return json.dumps(value)
+    first, last = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    return "\n".join([first, ",\n".join(lines), last]) if lines else first + last
 
 
 def short_digest(environment: Mapping[str, Any]) -> str:

@@ -259,7 +259,7 @@ class WinnersTable:
             entries.append({**entry.key.to_json(), "problem": str(entry.problem), "ranked": ranked})
         return {
             "schema": SCHEMA,
-            "environments": environments,
+            "environments": dict(sorted(environments.items())),
             "entries": [*entries, *self._unread],
         }
 

@@ -1,4 +1,5 @@
-"""Who last wrote and who since read every cell of a memory, and which of that is unordered."""
+"""The last writer and the readers since of every cell of a memory, and which accesses are
+unordered."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from flashsmith.emulator.checks.happens_before import LANES, HappensBefore
 from flashsmith.emulator.checks.shadow import Shadow, Touched
 from flashsmith.emulator.interface import EngineAccess
 
-NOBODY = -1
+NO_ACTOR = -1
 _SEVERAL = -2
 _INTEGER = np.dtype(np.int32)
 _ALL_LANES = np.uint32(0xFFFFFFFF)
@@ -23,7 +24,7 @@ _LANE_BITS = np.uint32(1) << LANES.astype(np.uint32)
 class Conflict:
     """Unordered accesses to cells: ``kind`` is RAW, WAR or WAW, seen from the later one.
 
-    ``rows`` index the later event's threads; ``others`` (NOBODY: several; engines are negative)
+    ``rows`` index the later event's threads; ``others`` (NO_ACTOR: several; engines are negative)
     and ``sites`` are the earlier parties and their instructions. ``kind`` PROXY: ordered, but
     without a proxy fence between a thread's write and an engine.
     """
@@ -74,7 +75,7 @@ class AccessHistory:
         self._cluster_size = cluster_size
         self._banks, self._size = banks, size
         self._by_cta = shared_by_ctas
-        writes = {"thread": (_INTEGER, NOBODY), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
+        writes = {"thread": (_INTEGER, NO_ACTOR), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
         self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
         # Outputs, the largest of memories, are mostly never read.
         self._reads: Shadow | None = None
@@ -107,7 +108,7 @@ class AccessHistory:
     def _reads_begun(self) -> Shadow:
         fields = {"clock": (_INTEGER, 0), "lanes": (np.dtype(np.uint32), 0), "site": (_INTEGER, 0)}
         if self._by_cta:
-            fields["cta"] = (_INTEGER, NOBODY)
+            fields["cta"] = (_INTEGER, NO_ACTOR)
         reads = Shadow(self._banks, self._size, fields, width=self._warps)
         if self._writes.granule == 1:
             reads.refine()
@@ -128,7 +129,7 @@ class AccessHistory:
         if order.partial and stays.any():
             kept = np.flatnonzero(stays)
             mates = order.warp_mates(threads[kept])
-            known = order.knows(threads[kept][:, None], mates, old_clocks[kept][:, None])
+            known = order.ordered_after(threads[kept][:, None], mates, old_clocks[kept][:, None])
             stays[kept] = (_select(old_lanes[kept]) & ~known).any(axis=1)
         masks[slots[~stays]] = 0
         if np.all(lanes == _ALL_LANES):
@@ -143,7 +144,7 @@ class AccessHistory:
         ctas = threads // self._threads
         before = owner[slots]
         owner[slots] = ctas
-        several = (before != ctas) & (before != NOBODY)
+        several = (before != ctas) & (before != NO_ACTOR)
         # Readers of one event may be of several CTAs too: one of them stayed.
         owner[slots[several | (owner[slots] != ctas)]] = _SEVERAL
         return before == ctas
@@ -178,7 +179,7 @@ class AccessHistory:
             self._reads["clock"][cells] = 0
             self._reads["lanes"][cells] = 0
             if self._by_cta:
-                self._reads["cta"][cells] = NOBODY
+                self._reads["cta"][cells] = NO_ACTOR
 
     def _after_reads(
         self, touched: Touched, party: Party, order: HappensBefore
@@ -208,13 +209,13 @@ class AccessHistory:
         first, run = _runs(touched.rows[entries], warps, reader_ctas, clocks, lanes)
         several = reader_ctas[first] == _SEVERAL
         readers = reader_ctas[first, None] * self._threads + self._tids(warps[first])
-        known = order.knows(threads[entries[first], None], readers, clocks[first, None])
+        known = order.ordered_after(threads[entries[first], None], readers, clocks[first, None])
         unknown = _select(lanes[first]) & ~(known & ~several[:, None])
         bad = np.flatnonzero(unknown.any(axis=1)[run])
         if bad.size:
             bad = bad[np.lexsort((warps[bad], entries[bad]))]
             others = readers[run[bad], unknown.argmax(axis=1)[run[bad]]]
-            others[several[run[bad]]] = NOBODY
+            others[several[run[bad]]] = NO_ACTOR
             sites = self._reads["site"][cells[bad], warps[bad]]
             yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
 
@@ -228,14 +229,14 @@ class AccessHistory:
     def _after_write(
         self, kind: str, touched: Touched, party: Party, order: HappensBefore
     ) -> Iterator[Conflict]:
-        """Every lane that an access is for must know the cell's last write."""
+        """Every lane that an access serves must be ordered after the cell's last write."""
         cells, threads = touched.cells, party.threads[touched.rows]
         writers = self._writes["thread"][cells]
         clocks = self._writes["clock"][cells]
         unsure = clocks > order.floor(threads)
         if self._by_cta or self._engines_write or self._cluster_size > 1:
             unsure |= order.cta(threads) != order.cta(writers)
-        unsure &= writers != NOBODY
+        unsure &= writers != NO_ACTOR
         if party.atomic:
             unsure &= ~self._writes["atomic"][cells]
         index = np.flatnonzero(unsure)
@@ -244,7 +245,7 @@ class AccessHistory:
         first, run = _runs(touched.rows[index], writers[index], clocks[index])
         one = index[first]
         mates = order.warp_mates(threads[one])
-        known = order.knows(mates, writers[one][:, None], clocks[one][:, None])
+        known = order.ordered_after(mates, writers[one][:, None], clocks[one][:, None])
         behind = (_select(party.lanes[touched.rows[one]]) & ~known).any(axis=1)
         index = index[behind[run]]
         if index.size:
@@ -262,7 +263,7 @@ class AccessHistory:
             return
         threads = party.threads[touched.rows[index]]
         engines = self._engines(touched.cells[index], columns, threads, order)
-        bad = np.flatnonzero(~order.knows(threads, engines, clocks))
+        bad = np.flatnonzero(~order.ordered_after(threads, engines, clocks))
         if bad.size:
             rows = touched.rows[index[bad]]
             yield Conflict("WAR", touched.cells[index[bad]], rows, engines[bad], sites[bad])
@@ -285,14 +286,14 @@ class AccessHistory:
     def engine_access(
         self, cells: np.ndarray, event: EngineAccess, order: HappensBefore
     ) -> Iterator[Conflict]:
-        """Checks what an engine is told to read or write, then records it.
+        """Checks what an engine is ordered to read or write, then records it.
 
-        All threads that gave the order must know what the engine may meet there.
+        All threads that gave the order must be ordered after the accesses that the engine may meet.
         """
         known, fenced = order.common(event.threads)
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
         columns = order.column(event.threads, writers)
-        written = writers != NOBODY
+        written = writers != NO_ACTOR
         behind = written & ((columns < 0) | (clocks > known[columns]))
         kind = "RAW" if event.kind == "read" else "WAW"
         yield from self._bad(kind, cells, behind, writers, self._writes["site"][cells])
@@ -351,8 +352,8 @@ class AccessHistory:
 def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where runs of equal neighbours begin, and which run every element is in.
 
-    The cells of one 16-byte access mostly have one history: what is asked of a run's first is the
-    answer for all of it.
+    The cells of one 16-byte access mostly have one history: the first cell's answer holds for the
+    whole run.
     """
     begins = np.ones(columns[0].size, bool)
     begins[1:] = False

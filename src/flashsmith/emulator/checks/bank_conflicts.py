@@ -1,4 +1,4 @@
-"""How many times shared memory is visited against how often it would have to be: bank conflicts."""
+"""Bank conflicts: wavefronts of shared memory, and how many there would be without conflicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _PHASE_BYTES = _BANKS * _WORD
 
 @dataclass
 class Wavefronts:
-    """Visits of shared memory: ``ideal`` is one per phase, ``actual`` what the banks make of it."""
+    """Wavefronts of shared memory: ``ideal`` is one per phase, ``actual`` counts bank conflicts
+    too."""
 
     ideal: int = 0
     actual: int = 0

@@ -1,4 +1,4 @@
-"""Accesses outside what exists, to what may not be written, or off their natural alignment."""
+"""Accesses that are out of bounds, that write read-only memory, or that are misaligned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Bounds(Check):
     handles_bad_access = True
 
     def begin(self, launch: Launch) -> None:
-        """Learns how much shared memory there is and where global memory lies."""
+        """Notes the size of shared memory and the ranges of global memory."""
         super().begin(launch)
         self._shared_bytes = launch.shared_bytes
         self._ranges = Ranges(launch.memory.ranges())

@@ -1,6 +1,6 @@
 """The base of checks: findings without repetition, and how a thread is named in them.
 
-Rules is the check that only passes on what the machine has noticed itself.
+Rules is the check that reports what the machine itself has detected.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Check(Observer):
         self._threads_per_cta = 1
 
     def begin(self, launch: Launch) -> None:
-        """Learns the launch's shape; subclasses extend it."""
+        """Stores the launch's shape; subclasses extend it."""
         self._threads_per_cta = launch.threads_per_cta
-        self._places = {}  # another kernel's lines are other places
+        self._places = {}  # another kernel has other lines
 
     def report(
         self, kind: str, site: Site, message: str, threads: np.ndarray, address: int
@@ -53,7 +53,7 @@ class Check(Observer):
         )
 
     def actor(self, event: MemoryAccess, row: int) -> str:
-        """Who makes the access of an event's row: a thread, or its warp for a matrix."""
+        """The thread that makes the access of an event's row, or its warp for a matrix."""
         thread = int(event.threads[row])
         if event.shape == "plain":
             return self.name(thread)
@@ -69,7 +69,7 @@ class Check(Observer):
 class Rules(Check):
     """Kinds of findings: ``mbarrier-...``, ``wgmma-...``, ``bulk-...``, ``setmaxnreg``.
 
-    The emulator itself notices these; without this check they end the launch with an error.
+    The emulator itself detects these; without this check they end the launch with an error.
     """
 
     handles_misuse = True

@@ -1,4 +1,4 @@
-"""Which engines have been told to read which cells of shared memory, and when last."""
+"""Which engines were ordered to read which cells of shared memory, and when last."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EngineReads:
         self._shadow.refine()
 
     def record(self, cells: np.ndarray, engine: Engine, clock: int, site: int) -> None:
-        """An engine will have read cells; it does so in the order it is told to."""
+        """An engine was ordered to read cells; it executes its orders in sequence."""
         key = (engine.kind, engine.number)
         column = self._columns.setdefault(key, len(self._columns))
         fields = self._shadow.fields

@@ -1,15 +1,17 @@
-"""Which of an emulated launch's actions are ordered before which: vector clocks per thread.
+"""The happens-before order of an emulated launch: vector clocks per thread.
 
-The order is PTX's causality order as far as barriers make it. Thread a *knows* actor b up to
-clock c when everything b did until then happens before whatever a does next. What creates order:
+The order is PTX's causality order as far as barriers make it. Thread a is *ordered after* actor b
+up to clock c when everything b did until then happens before whatever a does next. What creates
+order:
 
-- program order: a thread knows itself;
-- a CTA barrier: whoever waited at it knows everybody who arrived, up to their arrival, and all that
-  those knew; who only arrived (bar.arrive) learns nothing;
+- program order: a thread is ordered after itself;
+- a CTA barrier: a thread that waited at it is ordered after all threads that arrived, up to their
+  arrival, and after everything these are ordered after; a thread that only arrives (bar.arrive)
+  gains no order;
 - bar.warp.sync, likewise among the threads it names;
-- an mbarrier: whoever saw a phase end knows everybody who arrived until then, and the bulk copies
-  that completed on it; barrier.cluster likewise;
-- wgmma.wait_group and cp.async.bulk.wait_group: the thread knows those operations.
+- an mbarrier: a thread that saw a phase end is ordered after all threads that arrived until then
+  and the bulk copies that completed on it; barrier.cluster likewise;
+- wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations.
 
 What does not: ``.sync.aligned`` instructions (shfl, ldmatrix, mma, vote). They make lanes meet, but
 the ISA gives no memory ordering to that: a store before a shuffle need not be visible to another
@@ -29,7 +31,7 @@ import numpy as np
 from flashsmith.emulator.interface import Clusters, Engine
 
 LANES = np.arange(32, dtype=np.int64)
-#: Engines are negative actors, below what a history means by nobody and several.
+#: Engines are negative actors, below the values that mean 'none' and 'several' in a history.
 _FIRST_ENGINE = -16
 _ENGINES = 4096
 _MORE_ENGINES = 32
@@ -39,9 +41,9 @@ _ALWAYS = np.iinfo(np.int32).max
 class HappensBefore:
     """The clocks of one wave of CTAs. Times are the emulator's event clock, which only grows.
 
-    Barriers of whole CTAs are kept as one number per CTA, below which everybody knows everybody of
-    the CTA. The matrices of who knows whom (one per cluster) are only there once something else
-    has made order.
+    Barriers of whole CTAs are kept as one number per CTA: all threads of the CTA are ordered after
+    each other up to this clock. The matrices of clocks (one per cluster) are allocated once
+    anything else creates order.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class HappensBefore:
         self._floor = np.zeros(cta_count, np.int64)
         self._known: np.ndarray | None = None
         self._fenced: np.ndarray | None = None
-        # What those who arrived at a barrier without waiting have handed over, by (barrier, CTA).
+        # The clocks of threads that arrived at a barrier without waiting, by (barrier, CTA).
         self._handed: dict[tuple[int, int], tuple[list[np.ndarray], np.ndarray, np.ndarray]] = {}
         ctas = np.arange(first_cta, first_cta + cta_count)
         clusters = clusters or Clusters((first_cta + cta_count, 1, 1), (1, 1, 1))
@@ -92,7 +94,7 @@ class HappensBefore:
         return threads // self._threads - self._first_cta
 
     def floor(self, threads: np.ndarray) -> np.ndarray:
-        """Clock up to which each thread knows every thread of its CTA."""
+        """Clock up to which each thread is ordered after every thread of its CTA."""
         return self._floor[self.cta(threads)]
 
     def warp_mates(self, threads: np.ndarray) -> np.ndarray:
@@ -151,15 +153,18 @@ class HappensBefore:
 
     # Questions
 
-    def knows(self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray) -> np.ndarray:
-        """Whether each thread knows its actor up to the clock given; arrays broadcast."""
+    def ordered_after(
+        self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
+    ) -> np.ndarray:
+        """Whether each thread is ordered after its actor up to the clock given; arrays
+        broadcast."""
         ctas = self.cta(threads)
         same_cta = ctas == self.cta(actors)
         result: np.ndarray = (threads == actors) | (same_cta & (self._floor[ctas] >= clocks))
         if self._known is not None:
             known = self._matrix()
-            # Places are worked out before anything broadcasts, and met in one flat index: this is
-            # where a run under all checks spends its time.
+            # Indices are computed before anything broadcasts, as one flat index: a run under all
+            # checks spends most of its time here.
             cluster, row = self._place(threads)
             of, column = self._columns(actors)
             _, rows, columns = known.shape
@@ -168,7 +173,8 @@ class HappensBefore:
         return result
 
     def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What all of some threads of one CTA know, and what of it is fenced, by column."""
+        """The clocks that all given threads of one CTA are ordered after, and which are fenced, by
+        column."""
         ctas, tids = self.cta(threads), threads % self._threads
         cluster, rows = self._place(threads)
         known = self._matrix()[cluster[0]][rows]
@@ -182,7 +188,8 @@ class HappensBefore:
         return least, self._fenced[cluster[0]][rows].min(axis=0)
 
     def column(self, threads: np.ndarray, actors: np.ndarray) -> np.ndarray:
-        """Place of actors in what ``common`` of these threads gives; -1 for another cluster's."""
+        """Column of actors in the result of ``common`` for these threads; -1 for another
+        cluster's."""
         cluster, column = self._columns(actors)
         return np.where(cluster == self._cluster[self.cta(threads[:1])[0]], column, -1)
 
@@ -191,7 +198,7 @@ class HappensBefore:
     def arrive(self, threads: np.ndarray, barrier: int, clock: int) -> None:
         """Threads reach a CTA barrier and go on without waiting; they may be of several CTAs."""
         for cta, members in self._by_cta(threads):
-            given, fenced = self._offer(cta, members, clock)
+            given, fenced = self._published(cta, members, clock)
             arrived, known, seen = self._handed.get(
                 (barrier, cta), ([], np.zeros_like(given), np.zeros_like(fenced))
             )
@@ -222,12 +229,13 @@ class HappensBefore:
             for warp in np.unique(members // 32):
                 self._join(cta, members[members // 32 == warp], clock)
 
-    def offer(self, threads: np.ndarray, clock: int) -> tuple[np.ndarray, np.ndarray]:
-        """What threads of one CTA hand over when they arrive somewhere: (known, fenced)."""
-        return self._offer(int(self.cta(threads)[0]), threads % self._threads, clock)
+    def published(self, threads: np.ndarray, clock: int) -> tuple[np.ndarray, np.ndarray]:
+        """The clocks that threads of one CTA publish when they arrive at a barrier: (known,
+        fenced)."""
+        return self._published(int(self.cta(threads)[0]), threads % self._threads, clock)
 
-    def learn(self, threads: np.ndarray, given: tuple[np.ndarray, np.ndarray]) -> None:
-        """Threads of one CTA take over what others handed over."""
+    def acquire(self, threads: np.ndarray, given: tuple[np.ndarray, np.ndarray]) -> None:
+        """Threads of one CTA acquire the clocks that others published."""
         cta = int(self.cta(threads)[0])
         rows = self._rows(cta)
         own = self._own(cta, threads % self._threads)
@@ -237,8 +245,8 @@ class HappensBefore:
             matrix = self._fenced[self._cluster[cta]]
             matrix[own] = np.maximum(matrix[own], fenced)
 
-    def learn_engine(self, threads: np.ndarray, engine: Engine, clock: int) -> None:
-        """Threads of one CTA know an engine's work up to a clock."""
+    def acquire_engine(self, threads: np.ndarray, engine: Engine, clock: int) -> None:
+        """Threads of one CTA are ordered after an engine's work up to a clock."""
         actor = np.array([self.actor(engine)])
         rows = self._rows(int(self.cta(threads)[0]))
         (column,) = self._columns(actor)[1]
@@ -246,7 +254,7 @@ class HappensBefore:
         rows[own, column] = np.maximum(rows[own, column], clock)
 
     def note_engine(self, known: np.ndarray, engine: Engine, clock: int) -> np.ndarray:
-        """Knowledge to hand over, with an engine's work up to a clock added."""
+        """Clocks to publish, with an engine's work up to a clock added."""
         actor = np.array([self.actor(engine)])
         width = self._matrix().shape[2]
         if known.size < width:
@@ -256,7 +264,7 @@ class HappensBefore:
         return known
 
     def fence(self, threads: np.ndarray, clock: int) -> None:
-        """A proxy fence: what the threads know is fenced from here on."""
+        """A proxy fence: whatever the threads are ordered after is fenced from here on."""
         known = self._matrix()
         if self._fenced is None:
             self._fenced = np.zeros((self._clusters, self._width, self._width), np.int32)
@@ -284,7 +292,7 @@ class HappensBefore:
             yield int(cta), tids[ctas == cta]
 
     def _matrix(self) -> np.ndarray:
-        """Who knows whom, beside what the floor says: [cluster, thread, actor]."""
+        """The clocks beyond those of the floor: [cluster, thread, actor]."""
         engines = int(self._slot_counts.max())
         columns = self._width + -(-engines // _MORE_ENGINES) * _MORE_ENGINES
         if self._known is None:
@@ -302,7 +310,9 @@ class HappensBefore:
         own: np.ndarray = int(self._rank[cta]) * self._threads + members
         return own
 
-    def _offer(self, cta: int, members: np.ndarray, clock: int) -> tuple[np.ndarray, np.ndarray]:
+    def _published(
+        self, cta: int, members: np.ndarray, clock: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         own = self._own(cta, members)
         given = self._rows(cta)[own].max(axis=0)
         if self.cluster_size > 1:
@@ -324,7 +334,7 @@ class HappensBefore:
     ) -> None:
         if not members.size:
             return
-        together, fenced = self._offer(cta, members, clock)
+        together, fenced = self._published(cta, members, clock)
         if handed is not None:
             known, seen = handed
             together[: known.size] = np.maximum(together[: known.size], known)

@@ -1,4 +1,4 @@
-"""Shared memory that an asynchronous copy is still on its way to."""
+"""Shared memory that is the destination of an asynchronous copy in flight."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from flashsmith.emulator.interface import (
     Site,
 )
 
-_NOBODY = -1
+_NO_ISSUER = -1
 
 
 class InFlight(Check):
     """Kinds of findings: ``in-flight-read`` and ``in-flight-write``.
 
     A cell is in flight from the issue of a cp.async until the issuing thread has waited for the
-    copy's group, and from the issue of a bulk copy until it arrives. Nobody may read or write it
-    meanwhile. After that it is the issuing thread's own
-    write; that others need a barrier before they see it is what Races checks.
+    copy's group, and from the issue of a bulk copy until it arrives. No thread may read or write it
+    meanwhile. After that it counts as the issuing thread's own write; Races checks that other
+    threads pass a barrier before they read it.
     """
 
     def begin(self, launch: Launch) -> None:
-        """Learns the size of shared memory."""
+        """Stores the size of shared memory."""
         super().begin(launch)
         self._shared_bytes = launch.shared_bytes
         self._sites: dict[int, Site] = {}
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """New CTAs begin with no copy on its way."""
+        """New CTAs begin with no copy in flight."""
         self._first_cta = first_cta
         self._shadow = Shadow(
             cta_count,
             self._shared_bytes,
-            {"issuer": (np.dtype(np.int32), _NOBODY), "site": (np.dtype(np.int32), _NOBODY)},
+            {"issuer": (np.dtype(np.int32), _NO_ISSUER), "site": (np.dtype(np.int32), _NO_ISSUER)},
         )
 
     def memory(self, event: MemoryAccess) -> None:
@@ -50,7 +50,7 @@ class InFlight(Check):
         ctas = event.threads // self._threads_per_cta if event.ctas is None else event.ctas
         touched = self._shadow.locate(ctas - self._first_cta, event.addresses, event.sizes)
         issuer = self._shadow["issuer"]
-        pending = issuer[touched.cells] != _NOBODY
+        pending = issuer[touched.cells] != _NO_ISSUER
         if pending.any():
             self._report(event, touched.cells[pending], touched.rows[pending])
         if event.kind == "async_write":
@@ -64,13 +64,13 @@ class InFlight(Check):
         touched = self._shadow.locate(ctas, event.addresses, event.sizes)
         issuer = self._shadow["issuer"]
         own = issuer[touched.cells] == event.threads[touched.rows]
-        issuer[touched.cells[own]] = _NOBODY
+        issuer[touched.cells[own]] = _NO_ISSUER
 
     def engine_access(self, event: EngineAccess) -> None:
-        """Checks what an engine is told to do, and notes where it will write."""
+        """Checks what an engine is ordered to do, and records where it will write."""
         touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
         issuer, site = self._shadow["issuer"], self._shadow["site"]
-        pending = touched.cells[issuer[touched.cells] != _NOBODY]
+        pending = touched.cells[issuer[touched.cells] != _NO_ISSUER]
         if pending.size:
             address = self._shadow.address(pending[0])
             self.report(
@@ -91,7 +91,7 @@ class InFlight(Check):
         """The cells of a bulk copy become ordinary memory."""
         touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
         own = self._shadow["site"][touched.cells] == event.issued_at.index
-        self._shadow["issuer"][touched.cells[own]] = _NOBODY
+        self._shadow["issuer"][touched.cells[own]] = _NO_ISSUER
 
     def _report(self, event: MemoryAccess, cells: np.ndarray, rows: np.ndarray) -> None:
         reading = event.kind == "read"

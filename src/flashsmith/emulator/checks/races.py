@@ -1,4 +1,4 @@
-"""Accesses of different threads to the same memory that no barrier puts in an order."""
+"""Accesses of different threads to the same memory that no barrier orders."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashsmith.emulator.checks.access_history import (
-    NOBODY,
+    NO_ACTOR,
     AccessHistory,
     Conflict,
     Party,
 )
+from flashsmith.emulator.checks.barrier_order import BarrierOrder
 from flashsmith.emulator.checks.check import Check
 from flashsmith.emulator.checks.happens_before import HappensBefore
-from flashsmith.emulator.checks.meetings import Meetings
 from flashsmith.emulator.checks.shadow import Ranges
 from flashsmith.emulator.interface import (
     AsyncLanding,
@@ -41,17 +41,17 @@ _VERBS = {
 class Races(Check):
     """Kinds of findings: ``race-raw``, ``race-war``, ``race-waw``, in shared and global memory.
 
-    For engines (wgmma, bulk copies) also ``proxy-fence``: what a thread wrote reaches the engine
-    in order, but without a proxy fence on the way; and for mbarriers ``race-mbarrier``: one is used
-    by threads that need not have seen its initialisation. ``cluster-exit``: shared memory of
-    another CTA is used that may have exited.
+    For engines (wgmma, bulk copies) also ``proxy-fence``: the engine's access is ordered after a
+    thread's write, but without a proxy fence in between; and for mbarriers ``race-mbarrier``:
+    threads use one without being ordered after its initialisation. ``cluster-exit``: shared memory
+    of another CTA is used that may have exited.
 
     - ldmatrix reads for every lane of its warp, whichever lane gave the row's address.
-    - A cp.async writes twice over: at issue it must be ordered after whoever used the memory
-      before, and its data are the issuing thread's write at the moment it waited for them.
-      Between the two the memory is InFlight's to watch.
-    - An engine's access happens at any time between its issue and what waits for it: at issue it
-      must be ordered after what it meets, and whoever comes later must have waited.
+    - A cp.async counts as two writes: at issue it must be ordered after all earlier accesses to the
+      memory, and its data are the issuing thread's write at the moment that thread waited for them.
+      InFlight checks the memory in between.
+    - An engine's access happens at any time between its issue and the wait for it: at issue it must
+      be ordered after all conflicting accesses, and later ones must be ordered after the wait.
     - Global memory counts where it is writable. CTAs are never ordered, so one word touched by two
       of them is a race unless both only read or both use atomics.
     """
@@ -72,7 +72,7 @@ class Races(Check):
         self._check_remote()
         self._first_cta = first_cta
         self._order = HappensBefore(first_cta, cta_count, self._threads_per_cta, self._clusters)
-        self._meetings = Meetings(self._order, self._clusters)
+        self._barrier_order = BarrierOrder(self._order, self._clusters)
         self._shared = AccessHistory(
             cta_count,
             self._shared_bytes,
@@ -85,7 +85,8 @@ class Races(Check):
         self._check_remote()
 
     def barrier(self, event: BarrierEvent) -> None:
-        """Whoever waited at a barrier knows what the others did before they arrived."""
+        """Threads that waited at a barrier are ordered after what the others did before they
+        arrived."""
         if event.kind == "release":
             self._order.release(event.threads, event.barrier, event.clock)
         elif "arrive" in event.site.mnemonic:
@@ -119,8 +120,8 @@ class Races(Check):
             pass
 
     def mbarrier(self, event: MbarrierEvent) -> None:
-        """Arrivals hand over what the threads know; whoever sees a phase end takes it."""
-        for kind, unseen, other in self._meetings.mbarrier(event):
+        """Arriving threads publish their clocks; threads that see a phase end acquire them."""
+        for kind, unseen, other in self._barrier_order.mbarrier(event):
             words = "with no barrier" if kind == "race-mbarrier" else "with no proxy fence"
             self.report(
                 kind,
@@ -135,19 +136,19 @@ class Races(Check):
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
         """The same for all CTAs of a cluster."""
-        self._meetings.cluster_barrier(event)
+        self._barrier_order.cluster_barrier(event)
 
     def proxy_fence(self, event: ProxyFence) -> None:
-        """What its threads know engines may see."""
+        """What its threads are ordered after becomes visible to engines."""
         self._order.fence(event.threads, event.clock)
 
     def engine_done(self, event: EngineDone) -> None:
-        """Threads know what an engine has done."""
+        """Threads are ordered after what an engine has done."""
         for threads in self._order.by_cta(event.threads):
-            self._order.learn_engine(threads, event.engine, event.issued)
+            self._order.acquire_engine(threads, event.engine, event.issued)
 
     def engine_access(self, event: EngineAccess) -> None:
-        """Checks and records what an engine is told to do."""
+        """Checks and records what an engine is ordered to do."""
         self._sites[event.site.index] = event.site
         cta = event.cta - self._first_cta
         if event.cta != int(event.threads[0]) // self._threads_per_cta:
@@ -179,7 +180,7 @@ class Races(Check):
         )
 
     def _party_name(self, actor: int) -> str:
-        if actor == NOBODY:
+        if actor == NO_ACTOR:
             return "several CTAs"
         return self.name(actor) if actor >= 0 else str(self._order.engine(actor))
 
@@ -192,10 +193,11 @@ class Races(Check):
             self._remote.append(_Remote(site, thread, thread, int(ctas[place]), clock))
 
     def _check_remote(self) -> None:
-        """Somebody of a CTA whose memory was used must have known of it before the CTA exited."""
+        """Some thread of a CTA whose memory was used must be ordered after that use before the CTA
+        exits."""
         for use in self._remote:
             own = np.arange(self._threads_per_cta) + use.cta * self._threads_per_cta
-            known = self._order.knows(own, np.array([use.actor]), np.array([use.clock]))
+            known = self._order.ordered_after(own, np.array([use.actor]), np.array([use.clock]))
             if not known.any():
                 self.report(
                     "cluster-exit",

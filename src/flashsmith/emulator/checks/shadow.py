@@ -24,7 +24,8 @@ class Shadow:
     """Named per-cell arrays over ``banks`` memories of ``size`` bytes each (one per CTA, say).
 
     A cell is a 4-byte word until an access comes that is not made of whole words; from then on it
-    is a byte, so that neighbours within a word are told apart without paying for it otherwise.
+    is a byte. Neighbours within a word are then distinct, at no cost to launches that need only
+    words.
     """
 
     def __init__(

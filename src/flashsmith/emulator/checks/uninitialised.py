@@ -1,4 +1,4 @@
-"""Reads of shared memory that nobody wrote."""
+"""Reads of shared memory that was never written."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from flashsmith.emulator.interface import EngineAccess, Launch, MemoryAccess
 class Uninitialised(Check):
     """Kind of finding: ``uninitialised``.
 
-    A cell counts as written from the issue of a cp.async on; whether its data are there yet is what
-    InFlight watches, so one mistake is not reported twice.
+    A cell counts as written from the issue of a cp.async on; InFlight checks whether its data have
+    arrived, so one mistake is not reported twice.
     """
 
     def begin(self, launch: Launch) -> None:
-        """Learns the size of shared memory."""
+        """Stores the size of shared memory."""
         super().begin(launch)
         self._shared_bytes = launch.shared_bytes
         self.wave(0, launch.cta_count)
@@ -55,7 +55,7 @@ class Uninitialised(Check):
             self.report(
                 "uninitialised",
                 event.site,
-                f"{event.engine} read shared address {address}, which nobody wrote",
+                f"{event.engine} read shared address {address}, which was never written",
                 event.threads[:1],
                 address,
             )
@@ -66,7 +66,7 @@ class Uninitialised(Check):
         self.report(
             "uninitialised",
             event.site,
-            f"{self.actor(event, rows[0])} reads shared address {address}, which nobody wrote",
+            f"{self.actor(event, rows[0])} reads shared address {address}, which was never written",
             readers,
             address,
         )

@@ -1,4 +1,4 @@
-"""Where threads meet: numbered barriers of a CTA (bar.sync and its kin), a cluster's barrier.
+"""Barriers: the numbered ones of a CTA (bar.sync and its variants), and a cluster's.
 
 A cluster's barrier keeps arrival and wait apart.
 """
@@ -18,7 +18,8 @@ from flashsmith.emulator.machine.protocols import Wakes
 from flashsmith.emulator.machine.waits import Wait
 from flashsmith.errors import EmulatorError
 
-#: Told (site, barrier number, expected count, wave threads that took part) when barriers open.
+#: Called with (site, barrier number, expected count, wave threads that took part) when barriers
+#: open.
 Released = Callable[[Site, int, int, np.ndarray], None]
 
 
@@ -33,7 +34,7 @@ class Barrier:
     whole_cta: bool = True
     #: Where a thread last arrived.
     site: Site | None = None
-    #: Wave thread numbers of those who arrived since their CTA's barrier last opened.
+    #: Wave thread numbers of the threads that arrived since their CTA's barrier last opened.
     arrivals: list[np.ndarray] = field(default_factory=list)
 
 
@@ -77,7 +78,7 @@ class BarrierWait(Wait):
         return BarrierWait(group, self.site, targets)
 
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Observers were told of everybody when the barrier opened."""
+        """Observers were notified of all threads when the barrier opened."""
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
         """How many threads have arrived of how many."""
@@ -107,7 +108,8 @@ class NamedBarriers:
         self.barriers: dict[int, Barrier] = {}
 
     def exited(self, group: Group) -> None:
-        """Threads are gone; barriers that wait for all threads of a CTA no longer wait for them."""
+        """Threads have exited; barriers that wait for all threads of a CTA no longer wait for
+        them."""
         self.live_total -= group.n
         self.live -= np.bincount(group.cta, minlength=self.geometry.ctas)
         for barrier in self.barriers.values():
@@ -208,7 +210,7 @@ class ClusterWait(Wait):
     def grant(self, mask: np.ndarray | None = None) -> None:
         """Threads have passed."""
         threads = self.group.threads if mask is None else self.group.threads[mask]
-        self.barrier.tell(self.site, "wait", threads)
+        self.barrier.notify(self.site, "wait", threads)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
         """How many threads have arrived of how many."""
@@ -231,7 +233,7 @@ class ClusterBarrier:
         self.live = np.bincount(self._clusters, minlength=count) * geometry.threads_per_cta
         self.arrived = np.zeros(count, np.int64)
         self.openings = np.zeros(count, np.int64)
-        #: How often each thread has arrived, and gone on.
+        #: How often each thread has arrived, and passed.
         self.arrivals = np.zeros(geometry.threads, np.int64)
         self.waits = np.zeros(geometry.threads, np.int64)
 
@@ -249,7 +251,7 @@ class ClusterBarrier:
         if (self.arrivals[group.index] > self.waits[group.index]).any():
             self._misuse(site, group, "arrives twice without a wait between")
         self.arrivals[group.index] += 1
-        self.tell(site, "relaxed" if relaxed else "arrive", group.threads)
+        self.notify(site, "relaxed" if relaxed else "arrive", group.threads)
         self.arrived += np.bincount(self.cluster_of(group), minlength=self.arrived.size)
         self._open()
 
@@ -265,7 +267,7 @@ class ClusterBarrier:
         return None
 
     def exited(self, group: Group) -> None:
-        """Threads are gone and are not waited for."""
+        """Threads have exited and are not waited for."""
         self.live -= np.bincount(self.cluster_of(group), minlength=self.live.size)
         self._open()
 
@@ -274,10 +276,10 @@ class ClusterBarrier:
         if full.any():
             self.openings += full
             self.arrived[full] = 0
-            self.wave.scheduler.tell()
+            self.wave.scheduler.notify()
 
-    def tell(self, site: Site, kind: str, threads: np.ndarray) -> None:
-        """Show it to the observers."""
+    def notify(self, site: Site, kind: str, threads: np.ndarray) -> None:
+        """Notifies the observers."""
         if self.wave.observers:
             event = ClusterBarrierEvent(site, kind, threads, self.wave.tick())
             for observer in self.wave.observers:

@@ -1,4 +1,4 @@
-"""Bulk copies: tensor boxes and plain ranges between global and shared memory, beside the threads.
+"""Bulk copies: tensor boxes and plain ranges between global and shared memory, asynchronously.
 
 A load is under way until the scheduler lets it arrive. A store waits in its thread's bulk groups
 until the thread waits for them: that is when shared memory is read, as late as it may be.
@@ -131,7 +131,7 @@ class BulkCopies:
         self.maps: dict[int, TensorMap] = {}
         #: Loads under way: those that one instruction issued together arrive together.
         self.loads: deque[list[_Load]] = deque()
-        #: Those that a hesitant schedule holds back for as long as anything else can happen.
+        #: Those that a hesitant schedule delays while anything else can run.
         self.held: list[_Load] | None = None
         #: By wave thread: stores not committed, and committed groups, oldest first.
         self.open: dict[int, list[_Store]] = {}
@@ -227,7 +227,7 @@ class BulkCopies:
         if (owners != at_owners).any():
             raise EmulatorError("a bulk copy and its mbarrier are in different CTAs")
         self.wave.shared.check(np.array([address, address + body.box_bytes - PIECE]), PIECE, 16)
-        self._tell_global(group, site, place, body, coordinates, "async_read")
+        self._notify_global(group, site, place, body, coordinates, "async_read")
         loads = []
         for owner in (int(cta) for cta in owners):
             mbarrier = self.mbarriers.require(group, site, place, owner, at)
@@ -237,7 +237,7 @@ class BulkCopies:
             load = _Load(site, body, coordinates, owner, address, mbarrier, clock)
             if self.wave.observers:
                 engine = Engine("mbarrier", owner + self.geometry.first_cta, at)
-                self._tell(group, site, place, engine, "write", load)
+                self._notify(group, site, place, engine, "write", load)
             loads.append(load)
         return loads
 
@@ -282,8 +282,8 @@ class BulkCopies:
         thread, cta = int(group.index[place]), int(group.cta[place])
         store = _Store(site, body, coordinates, cta, address, thread, self.wave.tick())
         if self.wave.observers:
-            self._tell(group, site, place, self._group_engine(thread), "read", store)
-        self._tell_global(group, site, place, body, coordinates, "async_write")
+            self._notify(group, site, place, self._group_engine(thread), "read", store)
+        self._notify_global(group, site, place, body, coordinates, "async_write")
         self.open.setdefault(thread, []).append(store)
 
     # Groups
@@ -332,7 +332,8 @@ class BulkCopies:
                 self.loads.rotate(-1)
             if self.loads[0] is self.held:
                 self.held = None
-            # One by one: what has not arrived when a phase ends is not known to who waited for it.
+            # One by one: threads that wait for a phase are not ordered after copies that arrive
+            # later.
             while self.loads[0]:
                 self._arrive(self.loads[0].pop(0))
             self.loads.popleft()
@@ -365,7 +366,7 @@ class BulkCopies:
         self.mbarriers.landed(load.site, load.barrier, load.cta, load.body.box_bytes)
 
     def end(self) -> None:
-        """All threads have exited: whatever is still under way is a mistake, and happens now."""
+        """All threads have exited: copies still in flight are a mistake, and complete now."""
         stores = [s for groups in self.groups.values() for group in groups for s in group]
         stores += [s for left in self.open.values() for s in left]
         for store in stores:
@@ -432,7 +433,7 @@ class BulkCopies:
         cta, tid = divmod(thread, self.geometry.threads_per_cta)
         return Engine("bulk", cta + self.geometry.first_cta, tid // WARP)
 
-    def _tell(
+    def _notify(
         self,
         group: Group,
         site: Site,
@@ -454,7 +455,7 @@ class BulkCopies:
         for observer in self.wave.observers:
             observer.engine_access(event)
 
-    def _tell_global(
+    def _notify_global(
         self,
         group: Group,
         site: Site,

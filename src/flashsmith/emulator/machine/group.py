@@ -15,7 +15,7 @@ import numpy as np
 
 from flashsmith.emulator.interface import Site
 from flashsmith.emulator.machine.geometry import WARP, WARPGROUP, Geometry
-from flashsmith.emulator.machine.protocols import ProductUnderWay
+from flashsmith.emulator.machine.protocols import PendingWgmma
 from flashsmith.errors import EmulatorError
 
 u4 = np.uint32
@@ -92,8 +92,8 @@ class Group:
         self.committed: list[list[AsyncCopy]] = []
         self.open: list[AsyncCopy] = []
         #: wgmma: products not committed, and committed groups not waited for, oldest first.
-        self.products: list[ProductUnderWay] = []
-        self.product_groups: list[list[ProductUnderWay]] = []
+        self.pending_wgmma: list[PendingWgmma] = []
+        self.wgmma_groups: list[list[PendingWgmma]] = []
         self._special: dict[str, Any] = {}
         self._shuffles: dict[tuple[str, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -140,8 +140,8 @@ class Group:
                 keep[part.index] = True
                 part.committed = [[c.part(keep) for c in copies] for copies in self.committed]
                 part.open = [c.part(keep) for c in self.open]
-            part.products = list(self.products)
-            part.product_groups = [list(products) for products in self.product_groups]
+            part.pending_wgmma = list(self.pending_wgmma)
+            part.wgmma_groups = [list(products) for products in self.wgmma_groups]
             parts.append(part)
         return parts[0], parts[1]
 
@@ -158,20 +158,20 @@ class Group:
                 self.committed[offset + place].extend(copies)
         self.committed = [AsyncCopy.reunite(copies) for copies in self.committed]
         self.open = AsyncCopy.reunite([copy for part in parts for copy in part.open])
-        self._absorb_products(parts)
+        self._absorb_wgmma(parts)
 
-    def _absorb_products(self, parts: list[Group]) -> None:
-        if not any(part.products or part.product_groups for part in parts):
-            self.products, self.product_groups = [], []
+    def _absorb_wgmma(self, parts: list[Group]) -> None:
+        if not any(part.pending_wgmma or part.wgmma_groups for part in parts):
+            self.pending_wgmma, self.wgmma_groups = [], []
             return
-        depth = max(len(part.product_groups) for part in parts)
-        groups: list[dict[int, ProductUnderWay]] = [{} for _ in range(depth)]
+        depth = max(len(part.wgmma_groups) for part in parts)
+        groups: list[dict[int, PendingWgmma]] = [{} for _ in range(depth)]
         for part in parts:
-            offset = depth - len(part.product_groups)
-            for place, products in enumerate(part.product_groups):
+            offset = depth - len(part.wgmma_groups)
+            for place, products in enumerate(part.wgmma_groups):
                 groups[offset + place].update((id(product), product) for product in products)
-        self.product_groups = [list(found.values()) for found in groups]
-        self.products = list({id(p): p for part in parts for p in part.products}.values())
+        self.wgmma_groups = [list(found.values()) for found in groups]
+        self.pending_wgmma = list({id(p): p for part in parts for p in part.pending_wgmma}.values())
 
     def active(self, mask: Any) -> np.ndarray:
         """Places of the threads for which ``mask`` holds; None: all."""

@@ -1,7 +1,7 @@
-"""mbarriers: arrivals, expected transaction bytes, phases, and who waits for them.
+"""mbarriers: arrivals, expected transaction bytes, phases, and waiting threads.
 
 An mbarrier is an opaque word of shared memory in PTX; here it is kept beside the memory, one
-object per address for all CTAs of a wave, since CTAs lay out their memory alike.
+object per address for all CTAs of a wave, since all CTAs have the same memory layout.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Mbarriers:
             barrier.valid[ctas] = True
             barrier.expected[ctas] = barrier.pending[ctas] = wanted
             barrier.bytes[ctas] = barrier.phases[ctas] = 0
-            self._tell(site, "init", group, places, ctas, address)
+            self._notify(site, "init", group, places, ctas, address)
 
     def invalidate(self, group: Group, site: Site, addresses: Any, mask: Any) -> None:
         """mbarrier.inval."""
@@ -146,7 +146,7 @@ class Mbarriers:
             if not self._require_valid(site, group, places, ctas, barrier):
                 continue
             phases[places] = barrier.phases[ctas]
-            self._tell(site, "arrive", group, places, ctas, address)
+            self._notify(site, "arrive", group, places, ctas, address)
             if size is not None:
                 self._expect(barrier, ctas, _per_thread(group, size, places))
             counts = np.bincount(
@@ -211,7 +211,7 @@ class Mbarriers:
         """The barrier that a bulk copy is to complete on; None when there is none."""
         barrier = self._at(address)
         where = np.array([place])
-        self._tell(site, "copy", group, where, np.array([owner]), address)
+        self._notify(site, "copy", group, where, np.array([owner]), address)
         valid = self._require_valid(site, group, where, np.array([owner]), barrier)
         return barrier if valid else None
 
@@ -241,7 +241,7 @@ class Mbarriers:
             barrier.pending -= now
             counts = counts - now
             if (counts > 0)[barrier.pending == 0].any():
-                # Which of them end the phase and which begin the next is anybody's guess.
+                # Which of them end the phase and which begin the next is undefined.
                 self._misuse(
                     "mbarrier-over-arrival", site, group, places, barrier,
                     "gets more arrivals at once than its phase still waits for",
@@ -260,7 +260,7 @@ class Mbarriers:
                 np.zeros(0, np.int64),
                 f"the mbarrier at shared address {barrier.address} of CTA "
                 f"{cta + self.geometry.first_cta} gets {-int(barrier.bytes[cta])} bytes more than "
-                "it was told to expect",
+                "it was set to expect",
                 barrier.address,
             )
             # Go on as if they had been expected.
@@ -270,7 +270,7 @@ class Mbarriers:
             return
         barrier.phases += over
         barrier.pending = np.where(over, barrier.expected, barrier.pending)
-        self.wave.scheduler.tell()
+        self.wave.scheduler.notify()
         if self.wave.observers:
             ctas = np.flatnonzero(over)
             clock = self.wave.tick()
@@ -286,7 +286,7 @@ class Mbarriers:
                 chosen = places[mask[places]]
                 if chosen.size:
                     ctas = wait.group.cta[chosen]
-                    self._tell(wait.site, "wait", wait.group, chosen, ctas, barrier.address)
+                    self._notify(wait.site, "wait", wait.group, chosen, ctas, barrier.address)
 
     # Helpers
 
@@ -324,7 +324,7 @@ class Mbarriers:
             barrier.address,
         )  # fmt: skip
 
-    def _tell(
+    def _notify(
         self,
         site: Site,
         kind: str,

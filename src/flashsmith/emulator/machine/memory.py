@@ -199,7 +199,7 @@ class GlobalMemory(GlobalMemoryView):
 class BankedMemory:
     """Byte memory of equal parts: one per CTA (shared) or per thread (local), filled with 0xFF.
 
-    0xFF makes every float a NaN, so that a read of what nobody wrote shows in the numbers.
+    0xFF makes every float a NaN, so that a read of unwritten memory shows in the numbers.
     """
 
     def __init__(self, name: str, parts: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Scalar semantics of PTX arithmetic on NumPy arrays and NumPy scalars alike.
+"""Scalar semantics of PTX arithmetic, on NumPy arrays and NumPy scalars.
 
 Registers are held as unsigned integers, float32, float64 or booleans; 16-bit floats as their bits.
 """

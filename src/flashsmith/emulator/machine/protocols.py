@@ -1,7 +1,7 @@
-"""What the parts of a wave may ask of it.
+"""The interfaces through which the parts of a wave use it.
 
-A wave is made of barriers, memories, products and the like. Each is handed the wave under the
-narrowest of these names that serves it, so that none of them needs the whole.
+A wave consists of barriers, memories, wgmma and so on. Each of them gets the wave under the
+narrowest of these protocols that suffices, so that none of them depends on the whole.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Reports(Protocol):
         """The instruction that generated code is at; only for reports."""
 
 
-class Turns(Protocol):
-    """The scheduler, for whoever does not run groups."""
+class Notifier(Protocol):
+    """The scheduler, for parts that do not run groups."""
 
     random: RandomSchedule | None
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Something has happened that groups may be waiting for."""
 
 
@@ -48,7 +48,7 @@ class Wakes(Reports, Protocol):
     """Reports, and can wake groups that wait."""
 
     @property
-    def scheduler(self) -> Turns:
+    def scheduler(self) -> Notifier:
         """The wave's scheduler."""
 
 
@@ -66,7 +66,7 @@ class HoldsMemories(HoldsShared, Protocol):
     parameter_address: np.uint64
 
 
-class ProductUnderWay(Protocol):
+class PendingWgmma(Protocol):
     """What a group keeps of a wgmma that it has not waited for."""
 
     site: Site

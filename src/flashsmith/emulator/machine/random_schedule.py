@@ -1,4 +1,5 @@
-"""The chances of a random schedule: who comes first, what arrives, who is interrupted."""
+"""The random choices of a schedule: which group runs first, which copy arrives, which wait is
+interrupted."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ _INTERRUPTED = 0.25
 
 
 class RandomSchedule(Random):
-    """The chances of a random schedule, which its number decides.
+    """The random choices of a schedule, decided by its number.
 
     Odd numbers are hesitant: groups are interrupted before waits too, and one copy after the other
-    is held back for as long as anything else can happen. That shows what is wrong only if someone
-    stalls just there, or if many overtake one; other mistakes show only without it.
+    is delayed while anything else can run. That finds mistakes which need a stall at just that
+    point, or many groups overtaking one; other mistakes show only without it.
     """
 
     def __init__(self, number: int) -> None:
@@ -21,5 +22,5 @@ class RandomSchedule(Random):
         self.hesitant = number % 2 == 1
 
     def interrupts_a_wait(self) -> bool:
-        """Whether a group that comes to a wait lets others have a turn before it looks."""
+        """Whether a group that reaches a wait lets other groups run before it tests the barrier."""
         return self.hesitant and self.random() < _INTERRUPTED

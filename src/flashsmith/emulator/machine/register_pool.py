@@ -1,4 +1,4 @@
-"""setmaxnreg: who holds how many of a CTA's registers."""
+"""setmaxnreg: how many of a CTA's registers each warp holds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RegisterPool:
         self.raised: Site | None = None
 
     def begin(self, directives: dict[str, tuple[int, ...]]) -> None:
-        """Learns the launch bounds."""
+        """Stores the launch bounds."""
         bounds = directives.get("reqntid") or directives.get("maxntid") or ()
         threads = int(np.prod(bounds)) if bounds else self.wave.geometry.threads_per_cta
         ctas = max(1, *directives.get("minnctapersm", (1,)))
@@ -66,15 +66,17 @@ class RegisterPool:
             self.raised = site
 
     def end(self) -> None:
-        """When all is over: did warpgroups agree, and did the registers asked for exist?"""
+        """At the end: whether warpgroups agreed, and whether the requested registers existed."""
         if self.held is None or self.times is None or self.last is None:
             return
         warps = self.held.shape[1] // 4 * 4
         done = np.stack([self.held, self.times])
         by_warpgroup = done[:, :, :warps].reshape(2, -1, 4)
         if (by_warpgroup != by_warpgroup[:, :, :1]).any() or self.times[:, warps:].any():
-            nobody = np.zeros(0, np.int64)
-            self.wave.misuse("setmaxnreg", self.last, nobody, "setmaxnreg by part of a warpgroup")
+            no_threads = np.zeros(0, np.int64)
+            self.wave.misuse(
+                "setmaxnreg", self.last, no_threads, "setmaxnreg by part of a warpgroup"
+            )
         if self.raised is None:
             return
         wanted = self.held.sum(axis=1) * WARP

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.emulator.machine.fork import Fork, Part, Split, Values, slice_values
+from flashsmith.emulator.machine.divergence import Fork, Part, Split, Values, slice_values
 from flashsmith.emulator.machine.geometry import WARPGROUP, Geometry
 from flashsmith.emulator.machine.group import Group
 from flashsmith.emulator.machine.random_schedule import RandomSchedule
@@ -21,7 +21,8 @@ Coroutine = Generator[Any, Any, Any]
 
 @dataclass(eq=False)
 class _Task:
-    """A coroutine with its place in the tree of forks. While it waits for a fork it has no turn."""
+    """A coroutine with its position in the tree of forks. While it waits for a fork it is not
+    run."""
 
     coroutine: Coroutine
     group: Group
@@ -30,7 +31,7 @@ class _Task:
     fork: Fork | None = None
     running_parts: int = 0
     wait: Wait | None = None
-    #: The scheduler's count of news when this task's wait was last refused.
+    #: The scheduler's count of events when this task's wait was last refused.
     refused: int = -1
 
 
@@ -38,9 +39,9 @@ class _Task:
 _PATIENCE = 16
 
 
-#: One chance in so many, at each turn of a random schedule, that something happens out of turn.
+#: The probability, at each turn of a random schedule, of an event out of order is 1 over this.
 _SURPRISE = 6
-#: For so many turns of a random schedule a laggard stays the same.
+#: The laggard of a random schedule changes after this many turns.
 _LAGS = (20, 60, 200)
 
 
@@ -58,10 +59,10 @@ class Scheduler:
     A coroutine asks for one of these things: a Fork (parts run, then it goes on), a Wait, a Split
     (two others take its place), or None (it spins in a loop and lets others have a turn).
 
-    Without ``random`` the schedule is fixed: groups take turns, and what is asynchronous happens
-    when nothing else can. With it turns, arrivals and refusals come in random order, and for a
-    while one warpgroup has no turn but when nobody else can go on: what is wrong only if someone
-    gets far ahead does not come of turns that are all alike.
+    Without ``random`` the schedule is fixed: groups run in turn, and asynchronous transfers happen
+    when no group can run. With it turns, arrivals and refusals come in random order, and one
+    warpgroup at a time, the laggard, runs only when no other can: some mistakes show only if one
+    warpgroup gets far ahead of another, which equal turns never do.
     """
 
     def __init__(
@@ -76,15 +77,15 @@ class Scheduler:
         self.waiting: list[_Task] = []
         self.ready: deque[tuple[_Task, Any]] = deque()
         self.fruitless = 0
-        #: How often something happened that a group may wait for; and whether nobody looked yet.
+        #: The number of events that a group may wait for; and whether any is unprocessed.
         self.news_count = 0
         self.news = False
-        #: A random schedule's laggard, and how many turns it stays the one.
+        #: A random schedule's laggard, and for how many turns it remains.
         self.laggard = -1
         self.lag = 0
 
-    def tell(self) -> None:
-        """Something has happened that groups may be waiting for."""
+    def notify(self) -> None:
+        """Records an event that groups may be waiting for."""
         self.news_count += 1
         self.news = True
 
@@ -95,7 +96,7 @@ class Scheduler:
             self.ready.append((_Task(self.start(group, 0, exit_node, None), group), None))
         while self.ready or self.waiting:
             if self.random is not None:
-                self._surprise(self.random)
+                self._random_event(self.random)
             if self.news:
                 self._wake()
             if not self.ready and not self._unstick():
@@ -110,7 +111,7 @@ class Scheduler:
                 self._step(*self.ready.popleft())
 
     def _shuffle(self, random: RandomSchedule) -> None:
-        """Somebody comes first, but not the laggard if there is anybody else."""
+        """Moves a random task to the front: the laggard only if there is no other."""
         ready = self.ready
         if self.lag == 0:
             self.lag = random.choice(_LAGS)
@@ -207,14 +208,14 @@ class Scheduler:
     # Nothing moves
 
     def _unstick(self) -> bool:
-        """Make something happen that only time brings, or let threads go that lack company."""
+        """Lets an asynchronous transfer arrive, or releases threads that wait at a join."""
         if self.deliver(None):
             self._wake()
             return True
         return self._pass_partly() or self._give_up_a_join() or self._refuse()
 
-    def _surprise(self, random: RandomSchedule) -> None:
-        """Now and then something happens before it must."""
+    def _random_event(self, random: RandomSchedule) -> None:
+        """Occasionally lets an event happen before it must."""
         if random.randrange(_SURPRISE) == 0:
             self.deliver(random)
         if random.randrange(_SURPRISE) == 0:
@@ -243,7 +244,7 @@ class Scheduler:
         return False
 
     def _refuse(self) -> bool:
-        """Let a wait give up that may; once only while nothing else happens."""
+        """Refuses a wait that may be refused; once only while nothing else happens."""
         for task in self.waiting:
             if task.wait is not None and task.wait.refusable and task.refused != self.news_count:
                 task.refused = self.news_count
@@ -283,7 +284,7 @@ class Scheduler:
         self._launch(_Task(self.start(go_group, fork.stop, stop, values), go_group, above, go_part))
 
     def _after(self, fork: Fork, stop: int, current: Values) -> Coroutine:
-        """Goes on behind a join that some threads have left, and more may."""
+        """Continues behind a join that some threads have left, and more may leave."""
         if (yield):
             yield current, stop
         values = fork.join(range(len(current)), current)
@@ -292,7 +293,7 @@ class Scheduler:
     # Waking
 
     def _wake(self) -> None:
-        """Whoever may go on goes on."""
+        """Resumes the tasks whose waits have ended."""
         self.news = False
         still = []
         for task in self.waiting:

@@ -1,4 +1,4 @@
-"""What a group can wait for, seen from the scheduler."""
+"""What a group can wait for, as the scheduler sees it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashsmith.emulator.machine.group import Group
 
 
 class Refused:
-    """What a coroutine is told when the instruction it waits at gives up: try_wait says no."""
+    """Sent to a coroutine when the instruction it waits at gives up: try_wait returns false."""
 
     def __repr__(self) -> str:
         return "refused"
@@ -24,7 +24,7 @@ REFUSED = Refused()
 class Wait(ABC):
     """A group that stands at an instruction until something happens.
 
-    ``refusable``: the instruction may also give up (mbarrier.try_wait); it is then told REFUSED.
+    ``refusable``: the instruction may also give up (mbarrier.try_wait); it then receives REFUSED.
     """
 
     refusable = False
@@ -46,11 +46,11 @@ class Wait(ABC):
 
     @abstractmethod
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Threads (None: all) go on now; what that means to observers is told here."""
+        """Threads (None: all) go on now; observers are notified here."""
 
 
 def describe(waits: list[Wait], geometry: Geometry) -> str:
-    """Who waits for what; CTAs in the same position are counted together."""
+    """The waiting threads and what they wait for; CTAs in the same state are counted together."""
     lines = []
     for wait in waits:
         for places, words in wait.reasons():

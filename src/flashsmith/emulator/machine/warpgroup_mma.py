@@ -1,9 +1,9 @@
-"""wgmma: products of warpgroups that run beside the threads.
+"""wgmma, which runs asynchronously to its threads.
 
-A product's accumulator registers hold ``InFlight`` from its issue to the wait that covers it:
-whoever touches them meanwhile is reported and gets NaN. Its operands in shared memory are read at
-that wait, as late as the hardware may; in a random schedule sometimes at once. A chain of products
-into the same registers becomes one matrix product.
+Its accumulator registers hold ``InFlight`` from its issue to the wait that covers it: an access
+meanwhile is reported and reads NaN. Its operands in shared memory are read at that wait, as late as
+the hardware may; in a random schedule sometimes at once. A chain of wgmma into the same registers
+becomes one matrix product.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Form:
 
 
 class InFlight(NDArrayOperatorsMixin):
-    """Content of an accumulator register while its product is under way."""
+    """Content of an accumulator register while its wgmma is in flight."""
 
     __slots__ = ("product", "row")
 
-    def __init__(self, product: Product, row: int) -> None:
+    def __init__(self, product: Wgmma, row: int) -> None:
         self.product, self.row = product, row
 
     def touched(self, how: str = "is read") -> np.float32:
-        """Report a touch; what the toucher gets."""
+        """Reports an access; returns the value that it reads."""
         self.product.touched(self.row, how)
         return f4(np.nan)
 
@@ -76,12 +76,12 @@ class InFlight(NDArrayOperatorsMixin):
         return self.touched()
 
 
-class Product:
+class Wgmma:
     """One wgmma of the threads that were in a group when it was issued."""
 
     def __init__(
         self,
-        products: Products,
+        pipe: WgmmaPipe,
         group: Group,
         site: Site,
         form: Form,
@@ -90,7 +90,7 @@ class Product:
         accumulate: Any,
         addend: Any,
     ) -> None:
-        self.products, self.site, self.form = products, site, form
+        self.pipe, self.site, self.form = pipe, site, form
         self.index, self.base, self.cta = group.index, group.shared_base, group.cta
         self.warpgroups = group.whole_warpgroups
         self.a, self.b, self.accumulate, self.addend = a, b, accumulate, addend
@@ -104,8 +104,8 @@ class Product:
         return self.form.fragment
 
     def touched(self, row: int, how: str) -> None:
-        """An accumulator register is touched before the wait."""
-        wave = self.products.wave
+        """An accumulator register is accessed before the wait."""
+        wave = self.pipe.wave
         wave.misuse(
             "wgmma-in-flight",
             wave.current_site() or self.site,
@@ -189,7 +189,7 @@ class Product:
         return -matrix if self.form.negate_b else matrix
 
     def _gather(self, addresses: np.ndarray) -> np.ndarray:
-        shared = self.products.wave.shared
+        shared = self.pipe.wave.shared
         shared.check(addresses.reshape(-1), PIECE, PIECE)
         base = self.base[:: self.unit, None, None]
         pieces = shared.views[PIECE].take((addresses + base) >> 4)
@@ -215,13 +215,13 @@ class Product:
             self.result = rows
         return self.result
 
-    def _chain(self) -> list[Product]:
-        """This product and those before it that only it continues, the first one first."""
+    def _chain(self) -> list[Wgmma]:
+        """This wgmma and its predecessors that only it continues, the first one first."""
         chain = [self]
         while True:
             before = chain[0].addend
             if not (
-                isinstance(before, Product)
+                isinstance(before, Wgmma)
                 and before.result is None
                 and before.index is chain[0].index
                 and np.ndim(chain[0].accumulate) == 0
@@ -232,7 +232,7 @@ class Product:
     def _accumulate(self, rows: np.ndarray) -> None:
         if self.addend is None:
             return
-        if isinstance(self.addend, Product):
+        if isinstance(self.addend, Wgmma):
             before = self.addend.of(self.index)
         else:
             before = np.empty_like(rows)
@@ -272,8 +272,9 @@ def _to_registers(tiles: np.ndarray, n: int) -> np.ndarray:
     return np.ascontiguousarray(parts).reshape(n // 2, -1)
 
 
-class Products:
-    """What generated code calls; the products under way are kept in their groups."""
+class WgmmaPipe:
+    """The wgmma instructions that generated code calls; those in flight are kept in their
+    groups."""
 
     def __init__(self, wave: HoldsShared) -> None:
         self.wave = wave
@@ -295,11 +296,11 @@ class Products:
         addend = None
         if np.ndim(accumulate) or accumulate:
             addend = self._addend(registers)
-        product = Product(self, group, site, form, a, b, accumulate, addend)
-        group.products.append(product)
+        product = Wgmma(self, group, site, form, a, b, accumulate, addend)
+        group.pending_wgmma.append(product)
         if self.wave.observers:
             product.clock = self.wave.tick()
-            self._tell(group, product)
+            self._notify(group, product)
         random = self.wave.scheduler.random
         if random is not None and random.random() < 0.5:
             # Early, but not multiplied yet: sums are taken in one order whatever the schedule.
@@ -326,17 +327,17 @@ class Products:
 
     def commit(self, group: Group) -> None:
         """wgmma.commit_group."""
-        group.product_groups.append(group.products)
-        group.products = []
+        group.wgmma_groups.append(group.pending_wgmma)
+        group.pending_wgmma = []
 
     def wait(
         self, group: Group, site: Site, allowed: int, registers: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """wgmma.wait_group: registers that may be in flight, with what has become of them."""
-        cut = max(0, len(group.product_groups) - allowed)
-        done, group.product_groups = group.product_groups[:cut], group.product_groups[cut:]
-        pending = {id(p) for p in group.products}
-        pending |= {id(p) for products in group.product_groups for p in products}
+        """wgmma.wait_group: the values of registers that may be in flight, after the wait."""
+        cut = max(0, len(group.wgmma_groups) - allowed)
+        done, group.wgmma_groups = group.wgmma_groups[:cut], group.wgmma_groups[cut:]
+        pending = {id(p) for p in group.pending_wgmma}
+        pending |= {id(p) for products in group.wgmma_groups for p in products}
         found: dict[int, np.ndarray] = {}
         values = []
         for value in registers:
@@ -348,7 +349,7 @@ class Products:
             values.append(value)
         finished = [product for products in done for product in products]
         if finished and self.wave.observers:
-            self._tell_done(group, site, max(product.clock for product in finished))
+            self._notify_done(group, site, max(product.clock for product in finished))
         return tuple(values)
 
     # Rules that the translator watches over
@@ -364,7 +365,7 @@ class Products:
 
     def fragment_written(self, group: Group, site: Site, register: str) -> None:
         """A register is written that may be part of an A fragment in flight."""
-        for products in (*group.product_groups, group.products):
+        for products in (*group.wgmma_groups, group.pending_wgmma):
             for product in products:
                 if register in product.fragment:
                     self.wave.misuse(
@@ -376,7 +377,7 @@ class Products:
 
     # Observers
 
-    def _tell(self, group: Group, product: Product) -> None:
+    def _notify(self, group: Group, product: Wgmma) -> None:
         unit, first_cta = product.unit, self.wave.geometry.first_cta
         operands = [product.b_addresses()]
         if not product.form.fragment:
@@ -396,7 +397,7 @@ class Products:
             for observer in self.wave.observers:
                 observer.engine_access(event)
 
-    def _tell_done(self, group: Group, site: Site, issued: int) -> None:
+    def _notify_done(self, group: Group, site: Site, issued: int) -> None:
         warpgroups = group.index // WARPGROUP
         for which in np.unique(warpgroups):
             chosen = warpgroups == which

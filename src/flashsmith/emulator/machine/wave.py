@@ -11,7 +11,7 @@ import numpy as np
 from flashsmith.emulator.interface import BarrierEvent, Misuse, Observer, ProxyFence, Site, WarpSync
 from flashsmith.emulator.machine.barriers import BarrierWait, ClusterBarrier, NamedBarriers
 from flashsmith.emulator.machine.bulk_copies import BulkCopies
-from flashsmith.emulator.machine.fork import UNDEFINED, Fork, Split
+from flashsmith.emulator.machine.divergence import UNDEFINED, Fork, Split
 from flashsmith.emulator.machine.geometry import Geometry
 from flashsmith.emulator.machine.group import Group
 from flashsmith.emulator.machine.mbarriers import Mbarriers
@@ -21,13 +21,14 @@ from flashsmith.emulator.machine.random_schedule import RandomSchedule
 from flashsmith.emulator.machine.register_pool import RegisterPool
 from flashsmith.emulator.machine.scheduler import Scheduler
 from flashsmith.emulator.machine.waits import Wait
-from flashsmith.emulator.machine.warpgroup_mma import Products
+from flashsmith.emulator.machine.warpgroup_mma import WgmmaPipe
 from flashsmith.emulator.machine.wave_memory import WaveMemory
 from flashsmith.errors import EmulatorError
 
 u4 = np.uint32
 
-#: Backward jumps between two turns of other groups: spin loops must not starve those they wait for.
+#: Backward jumps between two turns of other groups: spin loops must not starve the groups they wait
+#: for.
 _TURN = 64
 
 
@@ -48,7 +49,7 @@ class Wave(WaveMemory):
         self.cluster_barrier = ClusterBarrier(self)
         self.mbarriers = Mbarriers(self)
         self.bulk = BulkCopies(self, self.mbarriers)
-        self.products = Products(self)
+        self.wgmma = WgmmaPipe(self)
         self.registers = RegisterPool(self)
         #: Backward jumps left before a launch counts as endless.
         self.loops_left = 0
@@ -71,18 +72,18 @@ class Wave(WaveMemory):
         if self.observers:
             wanted = self.geometry.threads_per_cta if count is None else count
             for which, index in _by_value(number, group.index):
-                self._tell_barrier(site, "arrive", which, wanted, index)
+                self._notify_barrier(site, "arrive", which, wanted, index)
         elif count is None and group.n == self.barriers.live_total and np.ndim(number) == 0:
             return None
         return self.barriers.arrive(group, site, number, count, blocks=blocks)
 
     def _released(self, site: Site, number: int, expected: int, index: np.ndarray) -> None:
         """A barrier has opened."""
-        self.scheduler.tell()
+        self.scheduler.notify()
         if self.observers:
-            self._tell_barrier(site, "release", number, expected, index)
+            self._notify_barrier(site, "release", number, expected, index)
 
-    def _tell_barrier(
+    def _notify_barrier(
         self, site: Site, kind: str, number: int, expected: int, index: np.ndarray
     ) -> None:
         threads = index + self.geometry.first_thread
@@ -140,12 +141,12 @@ class Wave(WaveMemory):
     ) -> Split:
         """Only the threads in ``passed`` may go on behind a wait.
 
-        The others keep waiting, or without ``wait`` run node ``again``, which waits anew.
+        The others keep waiting, or without ``wait`` run node ``again``, which waits once more.
         """
         return Split(group, passed, (following, values), (again, values_again), wait)
 
     def looped(self) -> bool:
-        """A group jumps backwards; whether it should let others have a turn now and then."""
+        """A group jumps backwards; returns whether it should now let other groups run."""
         self.loops_left -= 1
         if self.loops_left < 0:
             raise EmulatorError("endless loop: the limit on backward jumps is used up")
@@ -153,7 +154,7 @@ class Wave(WaveMemory):
         return self.loops_left % _TURN == 0 or (random is not None and random.random() < 0.5)
 
     def interrupted(self) -> bool:
-        """Whether a group that comes to a wait lets others have a turn before it looks."""
+        """Whether a group that reaches a wait lets other groups run before it tests the barrier."""
         random = self.scheduler.random
         return random is not None and random.interrupts_a_wait()
 

@@ -1,6 +1,6 @@
 """Memory traffic of a wave: loads, stores, atomics, matrices, asynchronous copies.
 
-Observers are served here too. In code translated without observers ``see`` is never called.
+Observers are notified here too. In code translated without observers ``see`` is never called.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RowBase:
 
 
 class WaveMemory:
-    """The memories that the CTAs of a wave touch, and what observers are told of it."""
+    """The memories that the CTAs of a wave access, and the events for observers."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """``_``: a result nobody wants."""
+    """``_``: a result that is discarded."""
 
 
 @dataclass(frozen=True, slots=True)

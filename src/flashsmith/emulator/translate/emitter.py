@@ -1,4 +1,4 @@
-"""Generated code in the making: registers, constants, operands, results, variables, lines."""
+"""Writes generated code: registers, constants, operands, results, variables, lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from flashsmith.emulator.interface import Site
 from flashsmith.emulator.machine import numeric
-from flashsmith.emulator.machine.fork import UNDEFINED
+from flashsmith.emulator.machine.divergence import UNDEFINED
 from flashsmith.emulator.machine.memory import LOCAL_WINDOW, SHARED_WINDOW
 from flashsmith.emulator.machine.waits import REFUSED
 from flashsmith.emulator.machine.warpgroup_mma import InFlight
@@ -309,7 +309,7 @@ class Emitter:
         self.windows = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
-#: Opcodes that move bits and so say nothing of what they mean.
+#: Opcodes that move bits, whose type does not show whether the value is a float.
 _NEUTRAL = frozenset(["mov", "ld", "ldu", "selp", "shfl"])
 
 

@@ -1,4 +1,4 @@
-"""Control flow and data flow of an entry: what the translator must know before it writes a line."""
+"""Control flow and data flow of an entry: what the translator needs before it writes a line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def may_refuse(instruction: Instruction) -> bool:
     )
 
 
-def is_product(instruction: Instruction) -> bool:
+def is_wgmma_mma(instruction: Instruction) -> bool:
     """Whether this is wgmma.mma_async: its accumulators are read and written."""
     return instruction.opcode == "wgmma" and instruction.modifiers[:1] == ("mma_async",)
 
@@ -77,7 +77,7 @@ def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
     if instruction.guard is not None:
         reads.append(instruction.guard.register.name)
         reads += writes
-    elif is_product(instruction):
+    elif is_wgmma_mma(instruction):
         reads += writes
     return reads, writes
 

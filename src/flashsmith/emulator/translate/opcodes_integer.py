@@ -26,7 +26,7 @@ def only(
 
 
 def no_more(translator: Emitter, instruction: Instruction, modifiers: list[str]) -> None:
-    """Raise on a modifier that nobody has understood."""
+    """Raises for a modifier that is not supported."""
     if modifiers:
         raise translator.error(f"modifier .{modifiers[0]} of {instruction.opcode} is not supported")
 

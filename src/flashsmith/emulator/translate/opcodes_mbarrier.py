@@ -1,4 +1,4 @@
-"""mbarrier, setmaxnreg: how warps with roles of their own meet and share registers."""
+"""mbarrier and setmaxnreg: synchronisation and registers of specialised warps."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _wait(t: Emitter, i: Instruction) -> None:
         f"{t.barrier_result} = W.mbarriers.{method}({_who(t)}, {t.address(address)[0]}, {given}, "
         f"{_on(t)})"
     )
-    # Whoever goes on has seen the phase end; who is refused is told so behind the wait.
+    # Threads that go on have seen the phase end; refused threads get the predicate behind the wait.
     t.define(done, "TRUE", "b1")
 
 

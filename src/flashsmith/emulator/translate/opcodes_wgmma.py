@@ -1,4 +1,4 @@
-"""wgmma: products of warpgroups, their groups and fences."""
+"""wgmma: matrix products of warpgroups, their groups and fences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wgmma(t: Emitter, i: Instruction) -> None:
     elif action == "fence":
         t.emit("G.require_whole('wgmma.fence')")
     elif action == "commit_group":
-        t.emit("W.products.commit(G)")
+        t.emit("W.wgmma.commit(G)")
     elif action == "wait_group":
         _wait(t, i)
     else:
@@ -54,7 +54,7 @@ def _product(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
     t.namespace[name] = form
     unfenced = t.hazards.unfenced.get(i.index) if t.hazards else None
     if unfenced:
-        t.emit(f"W.products.unfenced(G, {t.site()}, {_words(unfenced)!r})")
+        t.emit(f"W.wgmma.unfenced(G, {t.site()}, {_words(unfenced)!r})")
     left = "".join(f"{t.name(register)}, " for register in registers)
     if in_registers:
         first = "(" + "".join(f"{t.use(e, 'b32')}, " for e in a.elements) + ")"  # type: ignore[union-attr]
@@ -62,7 +62,7 @@ def _product(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
         first = t.use(a, "b64")
     accumulate = t.use(scale_d, "pred")
     t.emit(
-        f"({left}) = W.products.issue(G, {t.site()}, {name}, ({left}), {first}, "
+        f"({left}) = W.wgmma.issue(G, {t.site()}, {name}, ({left}), {first}, "
         f"{t.use(b, 'b64')}, {accumulate})"
     )
 
@@ -87,7 +87,7 @@ def _wait(t: Emitter, i: Instruction) -> None:
     left = "".join(f"{t.name(register)}, " for register in registers)
     target = f"({left}) = " if left else ""
     t.emit("if W.interrupted(): yield None")
-    t.emit(f"{target}W.products.wait(G, {t.site()}, {int(count.value)}, ({left}))")
+    t.emit(f"{target}W.wgmma.wait(G, {t.site()}, {int(count.value)}, ({left}))")
     for register in registers:
         if t.storage_of(register) == "u4":
             name = t.name(register)

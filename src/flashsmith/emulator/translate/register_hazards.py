@@ -1,9 +1,9 @@
-"""Which registers wgmma may have in its hands at each place of an entry.
+"""Which registers wgmma may be using at each point of an entry.
 
-wgmma works on registers beside the threads, so that a program may not touch them between issue and
-wait, and must put a wgmma.fence between its own accesses and the next wgmma. Where registers cannot
-be told apart at run time, the flow of the program says what may be the case; ``mov`` from register
-to register is renaming, as the compiler means it.
+wgmma works on registers asynchronously to the threads: a program may not access them between issue
+and wait, and must put a wgmma.fence between its own accesses and the next wgmma. Where registers
+cannot be distinguished at run time, data flow analysis finds what is possible; ``mov`` from
+register to register counts as renaming, which the compiler uses it for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flashsmith.emulator.ptx.syntax import Immediate, Instruction, Register, Vector
-from flashsmith.emulator.translate.flow import Flow, Node, Step, is_product
+from flashsmith.emulator.translate.flow import Flow, Node, Step, is_wgmma_mma
 
 _NEVER_FENCED = "no fence"
 
@@ -41,7 +41,7 @@ def find_hazards(flow: Flow) -> Hazards | None:
     """The hazards of an entry, None when it has no wgmma. Adds to the steps of wait_group the
     registers that they write."""
     steps = [step for node in flow.nodes for step in node.steps]
-    products = [step for step in steps if is_product(step.instruction)]
+    products = [step for step in steps if is_wgmma_mma(step.instruction)]
     if not products:
         return None
     names = _Names()
@@ -87,7 +87,7 @@ _State = tuple[int, int, int]
 
 
 class _Analysis:
-    """Forward over the nodes until nothing changes: what may be the case on some path."""
+    """Forward over the nodes until nothing changes: what is possible on some path."""
 
     def __init__(self, flow: Flow, names: _Names) -> None:
         self.flow, self.names = flow, names
@@ -116,7 +116,7 @@ class _Analysis:
         instruction = step.instruction
         reads, writes = self.names.mask(step.reads), self.names.mask(step.writes)
         if instruction.opcode == "wgmma":
-            if is_product(instruction):
+            if is_wgmma_mma(instruction):
                 fragment = self.names.mask(fragment_of(instruction))
                 return lambda s: (s[0] | writes, s[1] | fragment, s[2])
             if instruction.modifiers[0] == "fence":
@@ -148,7 +148,7 @@ class _Analysis:
     def _report_step(self, found: Hazards, node: Node, step: Step, state: _State) -> None:
         instruction, names = step.instruction, self.names
         flight, fragments, accessed = state
-        if is_product(instruction):
+        if is_wgmma_mma(instruction):
             own = names.mask([*step.writes, *fragment_of(instruction)])
             bad = accessed & (own | names.bit(_NEVER_FENCED))
             if bad:

@@ -44,7 +44,7 @@ HANDLERS: dict[str, Handler] = {
 
 @dataclass(eq=False)
 class Translated:
-    """Generated code of one entry, and what a launch must know about it."""
+    """Generated code of one entry, and what a launch needs of it."""
 
     entry: Entry
     function: Callable[..., Any]
@@ -175,14 +175,14 @@ class Translator(Emitter):
             self.shared_rows.pop(register, None)
 
     def _emit_hazards(self, instruction: Instruction) -> None:
-        """Before a write to what wgmma may have in its hands: look whether it has."""
+        """Before a write to a register that wgmma may be using: test whether it is."""
         hazards = self.hazards
         if hazards is None:
             return
         for register in hazards.overwrites.get(instruction.index, ()):
-            self.emit(f"W.products.overwritten(G, {self.name(register)})")
+            self.emit(f"W.wgmma.overwritten(G, {self.name(register)})")
         for register in hazards.fragments.get(instruction.index, ()):
-            self.emit(f"W.products.fragment_written(G, {self.site()}, {register!r})")
+            self.emit(f"W.wgmma.fragment_written(G, {self.site()}, {register!r})")
 
     # Node endings
 
@@ -235,7 +235,8 @@ class Translator(Emitter):
             self.emit(f"yield {fork}")
             self.emit("return None")
         else:
-            # The scheduler may give up the join: it asks for what is live there and takes over.
+            # The scheduler may give up the join: it requests the live registers and continues from
+            # there.
             live = self.flow.live_in(merge)
             direct = merge in node.successors
             before = self._pack(live) if direct else "UNDEFINED, " * len(live)

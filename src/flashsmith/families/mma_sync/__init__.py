@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flashsmith.families.cost import TileWork
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
-from flashsmith.families.mma_sync import cost, describe, rules, sets, space
+from flashsmith.families.mma_sync import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.dtype import DType
 
 
@@ -50,7 +50,7 @@ class MmaSyncFamily(Family):
         ),
         "space": ConfigSet(
             "what 'flashsmith tune' searches: wider than tune, for more head dimensions",
-            space.get_search_space_configs,
+            search_space.get_search_space_configs,
         ),
         "cover": ConfigSet("every two knob values that can meet do meet", sets.get_cover_configs),
     }
@@ -69,13 +69,13 @@ class MmaSyncFamily(Family):
     def search_space(
         self, dtype: DType, d_head: int, masked: bool
     ) -> Sequence[FlashForwardKernelConfig]:
-        return space.get_search_space_configs((dtype,), (d_head,))
+        return search_space.get_search_space_configs((dtype,), (d_head,))
 
     def moved(self, cfg: FlashForwardKernelConfig) -> Iterable[FlashForwardKernelConfig]:
-        return space.moved(cfg)
+        return search_space.moved(cfg)
 
     def worth_searching(self, cfg: FlashForwardKernelConfig) -> bool:
-        return space.worth_searching(cfg)
+        return search_space.worth_searching(cfg)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         return sets.proof_configs(dtype, d)

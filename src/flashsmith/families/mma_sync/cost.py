@@ -18,9 +18,9 @@ from flashsmith.families.config import (
     RESERVED_SMEM_PER_CTA,
     THREADS_PER_WARP,
 )
-from flashsmith.families.cost import EXP2, QUARTERS, SMEM_BYTES, Rates, TileWork, rates_of
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.families.tile_work import EXP2, QUARTERS, SMEM_BYTES, Rates, TileWork, rates_of
 
 _WARP = 32
 _MMA_FLOP = 4096  # of one m16n8k16

@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from itertools import product
 
 from flashsmith.families.config import KernelConfig
-from flashsmith.families.cover import cover
+from flashsmith.families.covering_array import cover
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
 from flashsmith.families.legality import compiled_d_head, is_legal
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig

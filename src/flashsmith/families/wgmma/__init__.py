@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flashsmith.families.cost import TileWork
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
 from flashsmith.families.legality import compiled_d_head
-from flashsmith.families.wgmma import cost, describe, rules, sets, space
+from flashsmith.families.tile_work import TileWork
+from flashsmith.families.wgmma import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma.config import D_HEADS, DEFAULT_SECTION_MIB, HopperForwardKernelConfig
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
@@ -88,13 +88,13 @@ class WgmmaFamily(Family):
     def search_space(
         self, dtype: DType, d_head: int, masked: bool
     ) -> Sequence[HopperForwardKernelConfig]:
-        return space.get_hopper_space_configs((dtype,), (d_head,), masked)
+        return search_space.get_hopper_space_configs((dtype,), (d_head,), masked)
 
     def moved(self, cfg: HopperForwardKernelConfig) -> Iterable[HopperForwardKernelConfig]:
-        return space.moved(cfg)
+        return search_space.moved(cfg)
 
     def worth_searching(self, cfg: HopperForwardKernelConfig) -> bool:
-        return space.worth_searching(cfg)
+        return search_space.worth_searching(cfg)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         return sets.proof_configs(dtype, d)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from flashsmith.families.cost import EXP2, TileWork, rates_of
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.legality import is_legal
+from flashsmith.families.tile_work import EXP2, TileWork, rates_of
 from flashsmith.families.wgmma.config import (
     WARPGROUP_ROWS,
     HopperForwardKernelConfig,

@@ -149,8 +149,8 @@ class Framework(ABC):
 
 
 class RepeatableFramework(Framework):
-    """One whose calls can be prepared (prepared.py): its tensors tell their data_ptr(), stride(),
-    dtype, shape, device and requires_grad in no time."""
+    """A framework whose launches can be cached (cached_launches.py): reading a tensor's data_ptr(),
+    stride(), dtype, shape, device and requires_grad takes next to no time."""
 
     # Exactly: of a class derived from it, nothing is taken for granted.
     tensor_type: type

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flashsmith.errors import ArgumentError
-from flashsmith.runtime import forks
+from flashsmith.runtime import process_forks
 from flashsmith.runtime.frameworks.base import (
     HOST,
     NUMPY_DTYPES,
@@ -145,4 +145,4 @@ def _cuda_is_initialised() -> bool:
     return is_initialized is not None and is_initialized()
 
 
-forks.ask_before_forking(_cuda_is_initialised)
+process_forks.ask_before_forking(_cuda_is_initialised)

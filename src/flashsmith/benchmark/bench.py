@@ -1,0 +1,322 @@
+"""`flashsmith bench`: kernels of ours beside other people's attention, problem by problem.
+
+The implementations of a benchmark point get the same tensors, each proves its output on them, and
+those that did are timed together.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from flashsmith import env
+from flashsmith.benchmark.environment import Environment, Telemetry
+from flashsmith.benchmark.implementations import (
+    OURS,
+    Implementation,
+    attention_implementation,
+    kernel_implementation,
+)
+from flashsmith.benchmark.kernel_facts import BuiltKernels
+from flashsmith.benchmark.measurement import Kind, Measurement, Part, Proof, Times, now
+from flashsmith.benchmark.peers import Peer
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.timing import INTERLEAVED, Clock, Protocol, measure, require_usable_gpu
+from flashsmith.benchmark.workload import AnyWorkload, workload_of
+from flashsmith.chooser import choose_config
+from flashsmith.errors import ArgumentError, FlashsmithError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, get_kernel_configs
+from flashsmith.operations import DEFAULT
+from flashsmith.operations.operation import load_attribute
+
+
+def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...], bool]:
+    """The configs of a key, else of env KERNELS, and whether attention() takes part.
+
+    'ours' stands for it, alone or beside a key; it is what takes part when nothing is said.
+
+    Raises SelectionError for an unknown key.
+    """
+    text = env.KERNELS.raw() if kernels is None else kernels
+    if text is None:
+        return (), True
+    words = [word.strip() for word in text.split(";")]
+    others = [word for word in words if word and word != OURS]
+    if not others and OURS in words:
+        return (), True
+    configs = get_kernel_configs(";".join(others))
+    return tuple(dict.fromkeys(configs)), OURS in words
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An implementation of ours before there are tensors.
+
+    ``config`` None: ``note`` says why there is none. ``attention``: whether attention() is called,
+    which chooses ``config``, and not the kernel.
+    """
+
+    name: str
+    config: KernelConfig | None
+    attention: bool = False
+    note: str = ""
+
+    def implementation(self, workload: AnyWorkload) -> Implementation:
+        """It on a workload; there must be a config."""
+        assert self.config is not None
+        make = attention_implementation if self.attention else kernel_implementation
+        return make(self.config, workload)
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """A whole benchmark of ``configs``, ``peers`` and, if ``ours``, attention().
+
+    ``rotation``: which implementation of a problem is measured first; those before it come last.
+    """
+
+    problems: tuple[Problem, ...]
+    configs: tuple[KernelConfig, ...] = ()
+    ours: bool = False
+    peers: tuple[Peer, ...] = ()
+    protocol: Protocol = INTERLEAVED
+    seed: int = 0
+    rotation: int = 0
+
+    def check(self) -> None:
+        """Raises ArgumentError when there is nothing to measure, or nothing to measure on it."""
+        if not self.problems:
+            raise ArgumentError("problems: none; give at least one")
+        if not (self.configs or self.ours or self.peers):
+            raise ArgumentError("kernels: none, and no peers; give at least one")
+        unserved = [cfg for cfg in self.configs if not any(serves(cfg, p) for p in self.problems)]
+        if self.configs and len(unserved) == len(self.configs) and not self.ours:
+            raise ArgumentError(
+                f"kernels: none of the {len(unserved)} serves any of the problems (the first is "
+                f"{self.configs[0]}, the first problem '{self.problems[0]}'); "
+                "give --d_heads and --dtypes that are theirs"
+            )
+
+    def entries(self, problem: Problem, device: DeviceSpec) -> Iterator[Entry]:
+        """Those of ours that serve a problem."""
+        if self.ours and problem.operation == DEFAULT:
+            try:
+                chosen = choose_config(problem, device)
+            except FlashsmithError as error:
+                yield Entry(OURS, None, note=str(error))
+            else:
+                yield Entry(OURS, chosen, attention=True)
+        yield from (Entry(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
+
+    def peers_of(self, problem: Problem) -> tuple[Peer, ...]:
+        """The peers that a problem is for: those asked for or, of another operation than attention,
+        all that it names.
+
+        Raises ArgumentError when these cannot be loaded.
+        """
+        if problem.operation == DEFAULT or not self.peers:
+            return self.peers
+        named = problem.computed.peers
+        return tuple(load_attribute(named, f"peers of {problem.operation}")) if named else ()
+
+
+def serves(cfg: KernelConfig, problem: Problem) -> bool:
+    """Whether a kernel is made for a problem's operation, dtype and head dimension."""
+    if cfg.family.operation != problem.operation or cfg.dtype != problem.dtype:
+        return False
+    return cfg.d_head == d_head_for(problem)
+
+
+MakeWorkload = Callable[[Problem, int], AnyWorkload]
+
+
+@dataclass
+class Bench:
+    """What the problems share."""
+
+    plan: BenchPlan
+    device: DeviceSpec
+    kernels: BuiltKernels
+    environment: Environment
+    clock: Clock
+    telemetry: Telemetry
+    make_workload: MakeWorkload = workload_of
+
+
+def run_bench(
+    plan: BenchPlan,
+    device: DeviceSpec,
+    *,
+    environment: Environment,
+    clock: Clock,
+    telemetry: Telemetry,
+    narrator: Narrator,
+    write: Callable[[Measurement], None] = lambda row: None,
+    make_workload: MakeWorkload = workload_of,
+) -> list[Measurement]:
+    """The measurements of all problems, in their order, each given to ``write`` as it is made.
+
+    A kernel that is wrong or cannot run is a row, and so is a peer that is absent.
+
+    Raises ArgumentError for a plan without implementations, what building raises, and LaunchError
+    when a kernel has left the GPU unusable to this process.
+    """
+    plan.check()
+    bench = Bench(plan, device, BuiltKernels(device), environment, clock, telemetry, make_workload)
+    uses = [
+        (entry.config, problem)
+        for problem in plan.problems
+        for entry in plan.entries(problem, device)
+        if entry.config is not None
+    ]
+    bench.kernels.build(uses, narrator.build)
+    if telemetry.absence:
+        narrator.say(telemetry.absence)
+    rows: list[Measurement] = []
+    for done, problem in enumerate(plan.problems):
+        narrator.step(f"measuring {problem}", done, len(plan.problems))
+        point = _Point(bench, problem)
+        try:
+            made = point.run()
+        except BaseException:
+            # What is known of the problem is kept, also when somebody stops the run.
+            for row in point.rows:
+                write(row)
+            raise
+        for row in made:
+            write(row)
+        rows += made
+        narrator.say(summary(problem, made))
+    return rows
+
+
+def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
+    """A problem in one line, the fastest first."""
+    timed = sorted((row for row in rows if row.tflops), key=lambda row: -(row.tflops or 0))
+    said = [f"{row.contender} {row.tflops:.0f}" for row in timed]
+    wrong = [f"{row.contender}: {row.verdict}" for row in rows if row.verdict in ("fail", "error")]
+    return f"  {problem}: " + (", ".join(said + wrong) or "nothing could be measured")
+
+
+@dataclass
+class _Point:
+    """One problem. ``rows`` are those made so far, without times until all are timed."""
+
+    bench: Bench
+    problem: Problem
+    rows: list[Measurement] = field(default_factory=list)
+
+    def run(self) -> list[Measurement]:
+        bench = self.bench
+        entries = list(bench.plan.entries(self.problem, bench.device))
+        peers = bench.plan.peers_of(self.problem)
+        try:
+            workload = bench.make_workload(self.problem, bench.plan.seed)
+        except ArgumentError:
+            raise
+        except Exception as error:  # PyTorch says with errors of its own that memory ran out
+            why = f"the tensors cannot be made: {_first_line(error)}"
+            for entry in entries:
+                self._add(entry.name, "ours", Proof("error", why), *self._kernel(entry))
+            for peer in peers:
+                self._add(peer.name, "peer", Proof("absent", why))
+            self._check_gpu("making the tensors")
+            return self.rows
+        right = [found for entry in entries if (found := self._prove_ours(entry, workload))]
+        right += [found for peer in peers if (found := self._prove_peer(peer, workload))]
+        first = bench.plan.rotation % max(1, len(right))
+        right = [*right[first:], *right[:first]]
+        try:
+            samples = measure(
+                right, bench.plan.protocol, clock=bench.clock, telemetry=bench.telemetry
+            )
+        except Exception as error:  # PyTorch's own errors too
+            return self._untimed([found.name for found in right], _first_line(error))
+        self.rows = [
+            replace(row, **asdict(Times.of(samples[row.contender], self.problem)))
+            if row.contender in samples
+            else row
+            for row in self.rows
+        ]
+        return self.rows
+
+    def _untimed(self, names: list[str], why: str) -> list[Measurement]:
+        """The rows of implementations whose outputs are right and whose timing failed: which of
+        them failed is not known."""
+        self._check_gpu(f"one of {', '.join(names)}")
+        self.rows = [
+            replace(
+                row,
+                verdict="error" if row.kind == "ours" else "absent",
+                note=f"timed together: {why}",
+            )
+            if row.contender in names
+            else row
+            for row in self.rows
+        ]
+        return self.rows
+
+    def _prove_ours(self, entry: Entry, workload: AnyWorkload) -> Implementation | None:
+        """The implementation if its output is right; its row says so in either case."""
+        kernel = self._kernel(entry)
+        wrong = entry.note if entry.config is None else self.bench.kernels.illegality(entry.config)
+        if entry.config is None or wrong:
+            self._add(entry.name, "ours", Proof("error", wrong or ""), *kernel)
+            return None
+        try:
+            made = entry.implementation(workload)
+            proof = Proof.of(workload.judge(made.output()))
+        except Exception as error:  # PyTorch says with errors of its own that a kernel failed
+            self._add(entry.name, "ours", Proof("error", _first_line(error)), *kernel)
+            self._check_gpu(entry.name)
+            return None
+        self._add(entry.name, "ours", proof, *kernel)
+        return made if proof.verdict == "pass" else None
+
+    def _prove_peer(self, peer: Peer, workload: AnyWorkload) -> Implementation | None:
+        """Likewise; whatever a peer raises, it is a peer that does not take part."""
+        if (absence := peer.absence(self.problem)) is not None:
+            self._add(peer.name, "peer", Proof("absent", absence))
+            return None
+        try:
+            made = peer.prepare(workload)
+            proof = Proof.of(workload.judge(made.output()), note=peer.version())
+        except Exception as error:
+            self._add(peer.name, "peer", Proof("absent", f"refuses: {_first_line(error)}"))
+            self._check_gpu(peer.name)
+            return None
+        self._add(peer.name, "peer", proof)
+        return made if proof.verdict == "pass" else None
+
+    def _kernel(self, entry: Entry) -> tuple[Mapping[str, Any] | Part | None, ...]:
+        """Which kernel of ours it is, and what that costs."""
+        if entry.config is None:
+            return ()
+        named = {"family": entry.config.FAMILY, "config": str(entry.config)}
+        return named, self.bench.kernels.facts(entry.config, self.problem)
+
+    def _add(
+        self, name: str, kind: Kind, proof: Proof, *parts: Mapping[str, Any] | Part | None
+    ) -> None:
+        made = Measurement.of(
+            name,
+            kind,
+            self.problem,
+            proof,
+            *parts,
+            self.bench.environment,
+            protocol=str(self.bench.plan.protocol),
+            time=now(),
+        )
+        self.rows.append(made)
+
+    def _check_gpu(self, culprit: str) -> None:
+        """Raises LaunchError when what failed has taken the GPU with it."""
+        require_usable_gpu(self.bench.clock, f"{culprit} on '{self.problem}'")
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or traceback.format_exception_only(error)[-1].strip()
+    return text.splitlines()[0]

@@ -1,0 +1,132 @@
+"""The table of `flashsmith bench`: each problem's implementations by speed, beside FA2 and the best
+peer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from flashsmith.benchmark.implementations import OURS
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.peers import BASELINE
+from flashsmith.benchmark.table import Cell, Column, print_table, print_text
+
+_COLUMNS = (
+    Column("problem"),
+    Column("contender"),
+    Column("verdict"),
+    Column("ms", True),
+    Column("spread", True),
+    Column("TFLOP/s", True),
+    Column("% of\nFA2", True),
+    Column("% of\nbest peer", True),
+    Column("error", True),
+    Column("bound", True),
+    Column("regs", True),
+    Column("spilled\nbytes", True),
+    Column("smem\nKiB", True),
+    Column("CTAs\n/SM", True),
+    Column("MHz", True),
+    Column("W", True),
+    Column("kernel, version, or why not", prose=True),
+)
+_STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "absent": "dim"}
+
+
+def print_rows(console: Console, rows: Sequence[Measurement]) -> None:
+    """The environment, and one table of all rows; problems in the order they come."""
+    for line in header(rows):
+        print_text(console, line)
+    cells: list[tuple[Cell, ...]] = []
+    for _, group in itertools.groupby(rows, key=lambda row: row.problem):
+        cells += _cells(sort_rows(list(group)))
+    # An empty column only takes room.
+    kept = [n for n in range(len(_COLUMNS)) if any(str(row[n]) != "-" for row in cells)]
+    print_table(
+        console, [_COLUMNS[n] for n in kept], [tuple(row[n] for n in kept) for row in cells]
+    )
+
+
+def header(rows: Sequence[Measurement]) -> list[str]:
+    """Where the figures come from, and what they are."""
+    if not rows:
+        return []
+    row = rows[0]
+    parts = [f"{row.gpu} (sm_{row.arch})", f"driver {row.driver}", f"CUDA {row.cuda}"]
+    parts += [f"torch {row.torch}"] if row.torch else []
+    parts += [f"flashsmith {row.flashsmith} ({row.revision})"]
+    return [
+        ", ".join(parts),
+        *_typical_options(rows),
+        f"timed {row.protocol}; median, and interquartile range over it; TFLOP/s of "
+        "4 b h s_q s_k d, halved if causal, of what a window shows; errors against float64",
+    ]
+
+
+def _typical_options(rows: Sequence[Measurement]) -> list[str]:
+    """The limits and caps that were measured: a problem does not name them."""
+    problems = dict.fromkeys(row.problem for row in rows)
+    windows = sorted({problem.window[0] for problem in problems if problem.window is not None})
+    caps = sorted({problem.softcap for problem in problems if problem.softcap})
+    said = []
+    if windows:
+        said.append(f"window: the last {', '.join(map(str, windows))} keys before a query's own")
+    if caps:
+        said.append(f"softcap: {caps[0]:g}")
+    return ["; ".join(said)] if said else []
+
+
+def sort_rows(rows: Sequence[Measurement]) -> list[Measurement]:
+    """The fastest first, then those that could not be timed, then the absent."""
+    order = {"pass": 0, "fail": 1, "error": 1, "absent": 2}
+    return sorted(rows, key=lambda row: (order[row.verdict], row.ms or 0.0))
+
+
+def shares(rows: Sequence[Measurement]) -> list[tuple[float | None, float | None]]:
+    """Every row's speed over FA2's and over the best peer's, of one problem's rows."""
+    peers = [row.tflops for row in rows if row.kind == "peer" and row.tflops]
+    best = max(peers, default=None)
+    fa2 = next((row.tflops for row in rows if row.contender == BASELINE), None)
+    return [(_share(row.tflops, fa2), _share(row.tflops, best)) for row in rows]
+
+
+def _share(speed: float | None, of: float | None) -> float | None:
+    return speed / of if speed and of else None
+
+
+def _cells(rows: Sequence[Measurement]) -> list[tuple[Cell, ...]]:
+    return [
+        (
+            str(row.problem),
+            Text(row.contender, "bold" if row.contender == OURS else ""),
+            Text(row.verdict, _STYLES[row.verdict]),
+            _number(row.ms, ".4g"),
+            _number(row.spread, ".1%"),
+            _number(row.tflops, ".1f"),
+            _number(of_fa2, ".1%"),
+            _number(of_best, ".1%"),
+            _number(row.max_error, ".1e"),
+            _number(row.error_bound, ".1e"),
+            _number(row.registers, "d"),
+            Text(_number(row.spill_bytes, "d"), "yellow" if row.spill_bytes else ""),
+            _number(None if row.smem_bytes is None else row.smem_bytes / 1024, "g"),
+            _number(row.ctas_per_sm, "d"),
+            _number(row.sm_clock_mhz, ".0f"),
+            _number(row.power_w, ".0f"),
+            _remark(row),
+        )
+        for row, (of_fa2, of_best) in zip(rows, shares(rows), strict=True)
+    ]
+
+
+def _remark(row: Measurement) -> str:
+    if row.note:
+        return row.note.splitlines()[0]
+    return row.config if row.config and row.config != row.contender else "-"
+
+
+def _number(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)

@@ -1,0 +1,233 @@
+"""Environment: where and with what a figure was taken; Telemetry: a GPU's SM clock and power while
+something runs. NVML is read, and never set."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import flashsmith
+from flashsmith.errors import FlashsmithError, install_extra
+from flashsmith.runtime import driver
+
+INTERVAL_SECONDS = 0.01
+
+# One reading: SM clock in MHz and power in W, None where it cannot be read.
+Sensor = Callable[[], tuple[float | None, float | None]]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a row of figures says about its origin; '' where there is nothing to say.
+
+    gpu: its name; arch: 90 for sm_90; driver: NVIDIA's version; cuda: what the driver offers;
+    torch, flashsmith, python: versions; revision: `git describe` of the checkout that flashsmith
+    runs from, else a hash of its CUDA sources.
+    """
+
+    gpu: str
+    arch: int
+    driver: str
+    cuda: str
+    torch: str
+    flashsmith: str
+    revision: str
+    python: str
+
+    @classmethod
+    @cache
+    def collect(cls, ordinal: int = 0) -> Environment:
+        """The environment of this process and GPU ``ordinal``; asked once.
+
+        Raises ArgumentError where there is no such GPU.
+        """
+        spec = driver.query_gpu(ordinal)
+        return cls(
+            gpu=spec.name,
+            arch=spec.arch,
+            driver=_driver_version(),
+            cuda=_cuda_version(),
+            torch=_torch_version(),
+            flashsmith=flashsmith.__version__,
+            revision=_revision(),
+            python=platform.python_version(),
+        )
+
+
+def _driver_version() -> str:
+    """From NVML, else from the kernel module's own file."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return _text(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # absent or broken, which NVML says with errors of its own
+        pass
+    return driver.driver_version()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _cuda_version() -> str:
+    try:
+        return "{}.{}".format(*driver.cuda_version())
+    except FlashsmithError:
+        return ""
+
+
+def _torch_version() -> str:
+    """As PyTorch says it if it is loaded: its own version names its CUDA."""
+    loaded = sys.modules.get("torch")
+    if loaded is not None:
+        return str(loaded.__version__)
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _revision() -> str:
+    package = Path(flashsmith.__file__).parent
+    checkout = package.parents[1]
+    if (checkout / ".git").exists() and (checkout / "src" / "flashsmith").samefile(package):
+        try:
+            command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+            return subprocess.run(
+                command, capture_output=True, text=True, check=True
+            ).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            pass
+    from flashsmith.builder.sources import tree_hash
+
+    return f"csrc {tree_hash()[:12]}"
+
+
+# --- telemetry ---
+
+
+@dataclass
+class Reading:
+    """Medians over what the sensor said so far; None where it said nothing."""
+
+    clocks: list[float] = field(default_factory=list)
+    powers: list[float] = field(default_factory=list)
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        return statistics.median(self.clocks) if self.clocks else None
+
+    @property
+    def power_w(self) -> float | None:
+        return statistics.median(self.powers) if self.powers else None
+
+    def add(self, clock: float | None, power: float | None) -> None:
+        if clock is not None:
+            self.clocks.append(clock)
+        if power is not None:
+            self.powers.append(power)
+
+
+class Telemetry:
+    """Reads GPU ``ordinal``'s sensors in a thread.
+
+    Without NVML (the extra 'bench'), its driver or this GPU in it, every reading is empty, and
+    ``absence`` says why. ``sensor`` takes NVML's place.
+    """
+
+    def __init__(self, ordinal: int = 0, *, sensor: Sensor | None = None) -> None:
+        self.absence = ""
+        self._sensor = sensor
+        if sensor is None:
+            try:
+                self._sensor = _nvml_sensor(ordinal)
+            except _Absent as absent:
+                self.absence = str(absent)
+
+    @contextmanager
+    def reading(self) -> Iterator[Reading]:
+        """Reads from here to the end of the block, at least once."""
+        reading = Reading()
+        if self._sensor is None:
+            yield reading
+            return
+        done = threading.Event()
+        thread = threading.Thread(
+            target=_read, args=(self._sensor, reading, done), name="telemetry", daemon=True
+        )
+        thread.start()
+        try:
+            yield reading
+        finally:
+            done.set()
+            thread.join()
+
+
+def _read(sensor: Sensor, reading: Reading, done: threading.Event) -> None:
+    while True:
+        reading.add(*sensor())
+        if done.wait(INTERVAL_SECONDS):
+            return
+
+
+class _Absent(Exception):
+    """Why there are no sensors."""
+
+
+def _nvml_sensor(ordinal: int) -> Sensor:
+    try:
+        import pynvml
+    except ImportError:
+        raise _Absent(
+            "SM clock and power are not read: nvidia-ml-py is not installed; "
+            + install_extra("bench")
+        ) from None
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(_pci_bus_id(ordinal))
+    except (pynvml.NVMLError, FlashsmithError) as error:
+        raise _Absent(f"SM clock and power are not read: {error}") from None
+
+    def read() -> tuple[float | None, float | None]:
+        return (
+            _asked(pynvml, lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+            _asked(pynvml, lambda: _power_milliwatts(pynvml, handle), 1e-3),
+        )
+
+    return read
+
+
+def _asked(pynvml: Any, question: Callable[[], float], factor: float = 1.0) -> float | None:
+    try:
+        return question() * factor
+    except pynvml.NVMLError:
+        return None
+
+
+def _power_milliwatts(pynvml: Any, handle: Any) -> float:
+    """At this moment where the GPU tells, else its average over up to a second."""
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
+    if value.nvmlReturn == pynvml.NVML_SUCCESS:
+        return float(value.value.uiVal)
+    return float(pynvml.nvmlDeviceGetPowerUsage(handle))
+
+
+def _pci_bus_id(ordinal: int) -> bytes:
+    """By which NVML finds the GPU, whatever CUDA_VISIBLE_DEVICES makes of the numbers."""
+    device = ctypes.c_int()
+    driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
+    text = ctypes.create_string_buffer(32)
+    driver.call("cuDeviceGetPCIBusId", text, len(text), device)
+    return text.value

@@ -1,0 +1,58 @@
+"""What is timed: attention(), kernels of ours by their configs, and peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from flashsmith.benchmark.timing import Contender
+from flashsmith.benchmark.workload import AnyWorkload
+from flashsmith.chooser import attention
+from flashsmith.families import KernelConfig
+
+OURS = "ours"
+
+
+class Implementation(Contender, Protocol):
+    """What can be timed, and whose output can be compared."""
+
+    def output(self) -> Any:
+        """What one launch computes, in q's layout; NaN where ours wrote nothing."""
+
+
+@dataclass(frozen=True)
+class KernelImplementation:
+    """A kernel of ours on one workload, whose outputs it writes."""
+
+    name: str
+    config: KernelConfig
+    workload: AnyWorkload
+    call: Callable[[], Any]
+
+    def launch(self) -> Any:
+        """Enqueues one call."""
+        return self.call()
+
+    def output(self) -> Any:
+        """What the workload has for an output, written over NaN."""
+        self.workload.poison()
+        self.call()
+        return self.workload.output
+
+
+def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> KernelImplementation:
+    """The kernel that ``config`` names."""
+    return KernelImplementation(str(config), config, workload, workload.call(config))
+
+
+def attention_implementation(config: KernelConfig, workload: Any) -> KernelImplementation:
+    """attention(), which chooses the kernel at each call: ``config``'s.
+
+    The chooser's own, without the half microsecond in which `flashsmith.attention` asks PyTorch
+    whether it is tracing.
+    """
+    w = workload
+    call = partial(attention, w.q, w.k, w.v, out=w.o, **w.options)
+    return KernelImplementation(OURS, config, w, call)

@@ -1,0 +1,172 @@
+"""KernelFacts: what a kernel costs and what it does, counted in one place for every command."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashsmith.builder import KernelEntry, KernelLibrary, Progress, find_library, library_for
+from flashsmith.emulator import BankConflicts, EmulationResult, parse
+from flashsmith.emulator.checks import instruction_mix
+from flashsmith.errors import IllegalConfigError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, by_family, check_legal
+from flashsmith.families.config import THREADS_PER_WARP
+
+# What kernels use shared memory for; each family says which accesses those are.
+CONFLICT_KINDS = ("ldmatrix", "copy st", "O st", "O ld")
+Use = tuple[KernelConfig, Problem]
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """What one kernel costs, by the compiler's report, and what it did in the emulator.
+
+    Registers and spilled bytes are per thread, and those of the kernel with most where a config has
+    several; smem_bytes is of a CTA. instructions: executed warp instructions by class, None where
+    nothing was emulated; conflicts: wavefronts over their ideal number by use of shared memory,
+    None where there was no such access.
+    """
+
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    smem_bytes: int
+    ctas_per_sm: int
+    instructions: dict[str, int] | None = None
+    conflicts: dict[str, float | None] = field(default_factory=lambda: NO_CONFLICTS.copy())
+
+    @classmethod
+    def of(
+        cls,
+        entry: KernelEntry,
+        device: DeviceSpec,
+        emulation: EmulationResult | None = None,
+        conflicts: BankConflicts | None = None,
+    ) -> KernelFacts:
+        """The facts of a built kernel on a device, and of its emulation where there was one."""
+        cfg, spilling = entry.config, entry.most_spilling
+        return cls(
+            registers=entry.most_registers,
+            spill_store_bytes=spilling.spill_store_bytes,
+            spill_load_bytes=spilling.spill_load_bytes,
+            smem_bytes=cfg.smem_bytes(),
+            ctas_per_sm=cfg.num_ctas_per_sm(device.max_smem_per_sm, entry.registers),
+            instructions=instruction_mix(emulation.instructions) if emulation else None,
+            conflicts=conflict_factors(conflicts, cfg) if conflicts else NO_CONFLICTS.copy(),
+        )
+
+    @property
+    def spill_bytes(self) -> int:
+        """Spilled stores and loads together."""
+        return self.spill_store_bytes + self.spill_load_bytes
+
+    @property
+    def total_instructions(self) -> int | None:
+        """Warp instructions of all classes; None where nothing was emulated."""
+        return None if self.instructions is None else sum(self.instructions.values())
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of a Measurement that say what a kernel costs."""
+        names = ("registers", "spill_bytes", "smem_bytes", "ctas_per_sm")
+        return {name: getattr(self, name) for name in names}
+
+
+NO_CONFLICTS: dict[str, float | None] = dict.fromkeys(CONFLICT_KINDS)
+
+
+def conflict_factors(measured: BankConflicts, cfg: KernelConfig) -> dict[str, float | None]:
+    """Wavefronts over their ideal number for each of CONFLICT_KINDS; None where there were none."""
+    factors: dict[str, float | None] = {}
+    uses = cfg.family.conflict_kinds()
+    for use in CONFLICT_KINDS:
+        kinds = uses.get(use, ())
+        counted = [measured.by_kind[kind] for kind in kinds if kind in measured.by_kind]
+        ideal = sum(wavefronts.ideal for wavefronts in counted)
+        actual = sum(wavefronts.actual for wavefronts in counted)
+        factors[use] = actual / ideal if ideal else None
+    return factors
+
+
+def static_mix(ptx: str, entry: str) -> dict[str, int]:
+    """PTX instructions of one entry by class, as they stand in the text, largest class first."""
+    kernel = parse(ptx).entry(entry)
+    return instruction_mix(Counter(instruction.mnemonic for instruction in kernel.instructions))
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """CTAs that one SM has room for, by resource; the smallest decides."""
+
+    ctas_per_sm: int
+    warps_per_sm: int
+    limits: dict[str, int]
+    limited_by: tuple[str, ...]
+
+
+def occupancy(cfg: KernelConfig, device: DeviceSpec, registers: int) -> Occupancy:
+    """How many CTAs of a kernel with `registers` per thread fit on one SM, and why not more."""
+    limits = cfg.cta_limits(
+        device.max_smem_per_sm,
+        registers,
+        max_threads=device.max_threads_per_sm,
+        max_ctas=device.max_ctas_per_sm,
+    )
+    fewest = min(limits.values())
+    return Occupancy(
+        ctas_per_sm=fewest,
+        warps_per_sm=fewest * cfg.n_threads // THREADS_PER_WARP,
+        limits=limits,
+        limited_by=tuple(name for name, ctas in limits.items() if ctas == fewest),
+    )
+
+
+class BuiltKernels:
+    """The kernels of a benchmark: built before any is timed, with the facts of each, by config and
+    by what it was compiled for."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device = device
+        self._libraries: dict[Semantics, list[KernelLibrary]] = defaultdict(list)
+
+    def build(self, uses: Iterable[Use], progress: Progress) -> None:
+        """Builds what is in no library yet, all kernels of the same semantics at once.
+
+        A config that is illegal here is left out. Raises what building raises.
+        """
+        wanted: dict[Semantics, dict[KernelConfig, None]] = defaultdict(dict)
+        for config, problem in uses:
+            if self.illegality(config) is None:
+                wanted[problem.required_semantics(config)][config] = None
+        for semantics, configs in wanted.items():
+            missing = [config for config in configs if not self._find(config, semantics)]
+            for group in by_family(missing):
+                built = library_for(
+                    group, arch=self.device.arch, semantics=semantics, progress=progress
+                )
+                self._libraries[semantics].append(built)
+
+    def illegality(self, config: KernelConfig) -> str | None:
+        """Why there can be no such kernel on this device, None if there can."""
+        try:
+            check_legal(config, self.device)
+        except IllegalConfigError as error:
+            return str(error)
+        return None
+
+    def facts(self, config: KernelConfig, problem: Problem) -> KernelFacts | None:
+        """What a kernel costs; None if it is not built."""
+        entry = self._find(config, problem.required_semantics(config))
+        return None if entry is None else KernelFacts.of(entry, self.device)
+
+    def _find(self, config: KernelConfig, semantics: Semantics) -> KernelEntry | None:
+        libraries = self._libraries[semantics]
+        for library in libraries:
+            if config in library:
+                return library.entry(config)
+        found = find_library(config, arch=self.device.arch, semantics=semantics)
+        if found is None:
+            return None
+        libraries.append(found)
+        return found.entry(config)

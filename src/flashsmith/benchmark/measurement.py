@@ -1,0 +1,184 @@
+"""Measurement: one implementation on one problem, with everything that its figures depend on.
+
+A measurement is a row: its fields are the columns of every file of measurements. What produces one
+makes it of parts that have types of their own: the Problem, a Proof, Times, KernelFacts, and the
+Environment.
+
+    proof = Proof.of(workload.judge(output))
+    Measurement.of("ours", "ours", problem, proof, Times.of(samples, problem), environment)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import lru_cache
+from typing import Any, Literal, TypeVar
+
+from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.kernel_facts import KernelFacts
+from flashsmith.benchmark.timing import Samples
+from flashsmith.families import Problem
+from flashsmith.verify import Comparison
+
+Kind = Literal["ours", "peer"]
+Verdict = Literal["pass", "fail", "absent", "error"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What became of an output before it was timed.
+
+    verdict: 'absent' for a peer that cannot take part, 'error' for a kernel that did not finish.
+    note: why, or a peer's version. The errors are against float64; None where nothing was compared.
+    """
+
+    verdict: Verdict
+    note: str = ""
+    max_error: float | None = None
+    error_bound: float | None = None
+    rel_l2: float | None = None
+
+    @classmethod
+    def of(cls, found: Comparison, note: str = "") -> Proof:
+        """The proof that a comparison is; ``note`` is that of an output that is right."""
+        verdict: Verdict = "pass" if found.ok else "fail"
+        note = note if found.ok else "; ".join(found.reasons)
+        return cls(verdict, note, found.max_error, found.bound, found.rel_l2)
+
+
+@dataclass(frozen=True)
+class Times:
+    """What is kept of an implementation's samples.
+
+    ms: the median; spread: interquartile range over it; tflops: `Problem.attn_flop` over the
+    median. sm_clock_mhz and power_w: while it was timed, None where nothing was read.
+    """
+
+    ms: float
+    best_ms: float
+    spread: float
+    tflops: float
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+
+    @classmethod
+    def of(cls, samples: Samples, problem: Problem) -> Times:
+        """The times of launches on a problem."""
+        ms = samples.median_ms
+        return cls(
+            ms=ms,
+            best_ms=samples.best_ms,
+            spread=samples.spread,
+            tflops=problem.attn_flop() / ms / 1e9,
+            sm_clock_mhz=samples.sm_clock_mhz,
+            power_w=samples.power_w,
+        )
+
+
+Part = Proof | Times | KernelFacts | Environment
+_Self = TypeVar("_Self", bound="Measurement")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One implementation on one problem.
+
+    contender: the implementation's name in tables. family and config are a kernel's of ours ('' for
+    a peer), the one that served where attention() chose. semantics: the problem's words, or
+    'plain'; batch and lengths as in Problem. verdict to rel_l2 are Proof's, ms to power_w Times',
+    registers to ctas_per_sm KernelFacts', gpu to python Environment's. time: when the row was made
+    (UTC, ISO).
+    """
+
+    contender: str
+    kind: Kind
+    family: str
+    config: str
+    batch: int
+    seq_q: int
+    seq_k: int
+    heads_q: int
+    heads_k: int
+    d: int
+    dtype: str
+    semantics: str
+    verdict: Verdict
+    note: str = ""
+    ms: float | None = None
+    best_ms: float | None = None
+    spread: float | None = None
+    tflops: float | None = None
+    max_error: float | None = None
+    error_bound: float | None = None
+    rel_l2: float | None = None
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    protocol: str = ""
+    registers: int | None = None
+    spill_bytes: int | None = None
+    smem_bytes: int | None = None
+    ctas_per_sm: int | None = None
+    gpu: str = ""
+    arch: int = 0
+    driver: str = ""
+    cuda: str = ""
+    torch: str = ""
+    flashsmith: str = ""
+    revision: str = ""
+    python: str = ""
+    time: str = ""
+
+    @classmethod
+    def of(
+        cls: type[_Self],
+        implementation: str,
+        kind: Kind,
+        problem: Problem,
+        *parts: Part | Mapping[str, Any] | None,
+        **columns: Any,
+    ) -> _Self:
+        """The measurement of an implementation, made of its parts; what is None is left out."""
+        for part in parts:
+            columns |= _columns(part)
+        named = {"contender": implementation, "kind": kind, "family": "", "config": ""}
+        return cls(**{**named, **problem_columns(problem), **columns})
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that was measured. Raises ArgumentError for a row that names none."""
+        return _problem(
+            f"b{self.batch} s{self.seq_q}:{self.seq_k} h{self.heads_q}:{self.heads_k} d{self.d} "
+            f"{self.dtype} {self.semantics}"
+        )
+
+
+def _columns(part: Part | Mapping[str, Any] | None) -> dict[str, Any]:
+    if part is None:
+        return {}
+    if isinstance(part, Mapping):
+        return dict(part)
+    return part.columns() if isinstance(part, KernelFacts) else asdict(part)
+
+
+@lru_cache(maxsize=4096)
+def _problem(text: str) -> Problem:
+    return Problem.parse(text)
+
+
+def problem_columns(problem: Problem) -> dict[str, Any]:
+    """The columns that name a problem."""
+    return {
+        **{name: getattr(problem, name) for name in _SIZES},
+        "dtype": problem.dtype.name.lower(),
+        "semantics": problem.kind,
+    }
+
+
+_SIZES = ("batch", "seq_q", "seq_k", "heads_q", "heads_k", "d")
+
+
+def now() -> str:
+    """The time, as measurements have it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,443 @@
+"""Files of measurements, written and read in one place.
+
+JSON Lines and CSV grow a row at a time, each on the disk before the next is measured; JSON and
+Parquet (extra 'parquet') are written whole. All have the same columns, those of Measurement, and
+read back as they were, also where an older version wrote them: columns may come and go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from types import TracebackType, UnionType
+from typing import Any, TextIO, TypeVar, Union, get_args, get_origin
+
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.records import checked_cells, for_json, hints_of, required_of
+from flashsmith.builder.safe_files import written_beside
+from flashsmith.errors import ArgumentError, DependencyError, install_extra
+from flashsmith.printable import quoted
+from flashsmith.untrusted import UnusableTextError, parse_json, read_json, read_text
+
+# Of a file of measurements; ten million rows are below it.
+MOST_BYTES = 1 << 30
+STDOUT = "-"
+COLUMNS = tuple(field.name for field in fields(Measurement))
+_Row = TypeVar("_Row", bound=Measurement)
+_Self = TypeVar("_Self", bound="GrowingFile")
+
+
+def require_writable(option: str, path: str | Path) -> None:
+    """Makes the folder of `path`, and raises ArgumentError naming `option` unless a file can be
+    written there: asked before the work whose result it is to hold."""
+    path = Path(path)
+    reason = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = str(error)
+    if not reason and path.is_dir():
+        reason = "it is a folder"
+    elif not reason and not os.access(path if path.exists() else path.parent, os.W_OK):
+        reason = "permission denied"
+    if reason:
+        raise ArgumentError(
+            f"{option}={str(path)!r}: cannot be written: {reason}; give a file in a folder of yours"
+        )
+
+
+# --- files that grow ------------------------------------------------------------------------------
+
+
+class GrowingFile:
+    """A file to which records of `columns` are appended: JSON Lines where its name ends in .jsonl,
+    else CSV. One that is there is continued.
+
+    A last line that was cut off, by a crash or a full disk, is taken away first. Use as a context
+    manager.
+
+    Raises ArgumentError when the file has other columns, or cannot be written.
+    """
+
+    def __init__(self, path: str | Path, columns: tuple[str, ...] = COLUMNS) -> None:
+        self.path = Path(path)
+        self._lines = self.path.suffix == ".jsonl"
+        option = "jsonl" if self._lines else "csv"
+        require_writable(option, self.path)
+        if self.path.exists() and not self.path.is_file():
+            raise ArgumentError(f"{option}: {self.path} is no regular file; give another file")
+        _drop_unfinished_line(self.path, quotes=not self._lines)
+        begun = self.path.exists() and self.path.stat().st_size > 0
+        if begun:
+            self._check_begun(option, columns)
+        self._file = self.path.open("a", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, columns, lineterminator="\n")
+        if not begun and not self._lines:
+            self._writer.writeheader()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """One more line, on the disk when the call returns; in CSV, texts of several lines become
+        one."""
+        if self._lines:
+            self._file.write(json.dumps(for_json(record)) + "\n")
+        else:
+            self._writer.writerow({name: _one_line(value) for name, value in record.items()})
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def write(self, row: Measurement) -> None:
+        """Appends a measurement."""
+        if self._lines:
+            self.append(_without_defaults(row))
+        else:
+            self.append({name: getattr(row, name) for name in self._writer.fieldnames})
+
+    def _check_begun(self, option: str, columns: tuple[str, ...]) -> None:
+        try:
+            if self._lines:
+                _read_lines(self.path)
+                return
+            known = read_csv(self.path)[0]
+        except ArgumentError as error:
+            raise ArgumentError(f"{option}: {error}; give another file") from error
+        if known != columns:
+            raise ArgumentError(
+                f"{option}: {self.path} has other columns than this version writes; give another "
+                "file"
+            )
+
+
+def _one_line(value: Any) -> Any:
+    if not isinstance(value, str) or "\n" not in value:
+        return value
+    return "; ".join(filter(None, (line.strip() for line in value.split("\n"))))
+
+
+def _without_defaults(row: Measurement) -> dict[str, Any]:
+    return {
+        field.name: value
+        for field in fields(row)
+        if (value := getattr(row, field.name)) != field.default or field.default is MISSING
+    }
+
+
+def _drop_unfinished_line(path: Path, *, quotes: bool) -> None:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    complete = content.rfind(b"\n") + 1
+    # An odd number of quotes: the line goes on, within one.
+    while quotes and content.count(b'"', 0, complete) % 2:
+        complete = content.rfind(b"\n", 0, complete - 1) + 1
+    if complete < len(content):
+        os.truncate(path, complete)
+
+
+class MeasurementFiles:
+    """Where measurements go: JSON Lines and CSV files that grow as they are made, JSON and Parquet
+    files written at the end. What breaks off leaves those that were made.
+
+    '-' as CSV or JSON is standard output, at the end.
+
+    Raises ArgumentError for a wrong ending, a file that cannot be written or two things for
+    standard output, DependencyError for Parquet without pyarrow.
+    """
+
+    def __init__(
+        self,
+        csv: str | None = None,
+        json: str | None = None,
+        parquet: str | None = None,
+        jsonl: str | None = None,
+    ) -> None:
+        if csv == json == STDOUT:
+            raise ArgumentError("csv='-': json='-' as well; standard output takes one of them")
+        given = {"csv": csv, "json": json, "parquet": parquet, "jsonl": jsonl}
+        for name, path in given.items():
+            if path is None or (path == STDOUT and name in ("csv", "json")):
+                continue
+            if Path(path).suffix != f".{name}":
+                raise ArgumentError(f"{name}={path!r}: give a file that ends in .{name}")
+            require_writable(name, path)
+        if parquet is not None:
+            require_parquet()
+        self._csv, self._json, self._parquet, self._jsonl = csv, json, parquet, jsonl
+        self._rows: list[Measurement] = []
+        self._growing: list[GrowingFile] = []
+        self._stack = ExitStack()
+
+    @property
+    def takes_stdout(self) -> bool:
+        """Whether the measurements take a table's place."""
+        return STDOUT in (self._csv, self._json)
+
+    def __enter__(self) -> MeasurementFiles:
+        for path in (self._csv, self._jsonl):
+            if path not in (None, STDOUT):
+                self._growing.append(self._stack.enter_context(GrowingFile(str(path))))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+        if self._csv == STDOUT:
+            rows_as_csv(self._rows, sys.stdout)
+        if self._json == STDOUT:
+            print(json.dumps(rows_as_json(self._rows), indent=2))
+        elif self._json is not None:
+            write_rows(self._json, self._rows)
+        if self._parquet is not None:
+            write_rows(self._parquet, self._rows)
+
+    def write(self, row: Measurement) -> None:
+        """Takes a measurement as soon as it is made."""
+        self._rows.append(row)
+        for file in self._growing:
+            file.write(row)
+
+
+# --- writing whole files --------------------------------------------------------------------------
+
+
+def write_rows(path: str | Path, rows: Sequence[Measurement]) -> None:
+    """Writes all measurements into a new file: .csv, .jsonl, .json or .parquet, by its ending.
+
+    Raises ArgumentError for another ending, DependencyError for Parquet without pyarrow.
+    """
+    path = Path(path)
+    writer = _by_ending(path, _WRITERS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_beside(path) as unfinished:
+        writer(unfinished, rows)
+
+
+def rows_as_csv(
+    rows: Iterable[Measurement], file: TextIO, columns: tuple[str, ...] = COLUMNS
+) -> None:
+    """Writes header and rows into an open file."""
+    writer = csv.DictWriter(file, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: getattr(row, name) for name in columns} for row in rows)
+
+
+def rows_as_json(rows: Iterable[Measurement]) -> list[dict[str, Any]]:
+    """The rows as JSON takes them: infinities and NaN, which it lacks, as words."""
+    return [for_json(asdict(row)) for row in rows]
+
+
+def require_parquet() -> None:
+    """Raises DependencyError, naming the extra, where Parquet files cannot be written."""
+    _pyarrow()
+
+
+def _by_ending(path: Path, choices: dict[str, Any]) -> Any:
+    if path.suffix not in choices:
+        raise ArgumentError(f"{path}: the ending must be {' or '.join(choices)}")
+    return choices[path.suffix]
+
+
+def _write_csv(path: Path, rows: Iterable[Measurement]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows_as_csv(rows, file)
+
+
+def _write_json(path: Path, rows: Iterable[Measurement]) -> None:
+    path.write_text(json.dumps(rows_as_json(rows), indent=1) + "\n", encoding="utf-8")
+
+
+def _write_lines(path: Path, rows: Iterable[Measurement]) -> None:
+    lines = (json.dumps(for_json(_without_defaults(row))) + "\n" for row in rows)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def _write_parquet(path: Path, rows: Iterable[Measurement]) -> None:
+    pyarrow, parquet = _pyarrow()
+    kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
+    schema = pyarrow.schema([(name, kinds[_stored_as(name)]) for name in COLUMNS])
+    table = pyarrow.Table.from_pylist([asdict(row) for row in rows], schema=schema)
+    parquet.write_table(table, path)
+
+
+def _stored_as(column: str) -> type:
+    """Whether a column holds texts (choices are texts, too), whole numbers or numbers."""
+    hint = hints_of(Measurement)[column]
+    if get_origin(hint) in (Union, UnionType):
+        hint = get_args(hint)[0]
+    return hint if hint in (int, float) else str
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DependencyError(
+            f"Parquet files need pyarrow: {install_extra('parquet')}, or write .csv or .json"
+        ) from None
+    return pyarrow, parquet
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read_rows(path: str | Path) -> list[Measurement]:
+    """The measurements of a file; columns that Measurement does not have are passed over.
+
+    Raises ArgumentError when the file is of none of the kinds, cannot be read, lacks a column
+    without which a row means nothing, or has a value that its column cannot hold.
+    """
+    path = Path(path)
+    records = _by_ending(path, _READERS)(path)
+    return [row_of(record, f"{path}, row {number}") for number, record in enumerate(records, 1)]
+
+
+def row_of(record: Mapping[str, Any], where: str) -> Measurement:
+    """The measurement of a record, whose values may be texts; ``where`` begins the errors'
+    messages.
+
+    Raises ArgumentError when it lacks a column without which it means nothing, or has a value that
+    its column cannot hold.
+    """
+    return checked_row(Measurement, record, where, required_of(Measurement))
+
+
+def checked_row(
+    cls: type[_Row], record: Mapping[str, Any], where: str, required: Sequence[str]
+) -> _Row:
+    """Likewise, of a kind of measurement that means nothing without the columns ``required``."""
+    missing = [name for name in required if record.get(name) is None]
+    if missing:
+        raise ArgumentError(
+            f"{where}: lacks {', '.join(missing)}; these are no rows of a benchmark"
+        )
+    try:
+        return cls(**checked_cells(cls, record))
+    except ValueError as error:
+        raise ArgumentError(f"{where}: {error}") from error
+
+
+def read_csv(path: str | Path) -> tuple[tuple[str, ...], list[tuple[int, dict[str, str]]]]:
+    """The columns of a CSV file, and its rows as texts, each with the number of its last line.
+
+    Blank lines do not count; a byte order mark and any line ends are accepted.
+
+    Raises ArgumentError, naming file and line, when it is no UTF-8 text or no CSV, a column stands
+    there twice, or a row has more or fewer values than there are columns.
+    """
+    try:
+        text = read_text(path, MOST_BYTES)
+    except UnusableTextError as error:
+        raise ArgumentError(f"{path}{error.place}: cannot be read: {error}") from error
+    reader = csv.reader(io.StringIO(text, newline=""))
+    columns: tuple[str, ...] = ()
+    records: list[tuple[int, dict[str, str]]] = []
+    try:
+        for values in reader:
+            if not columns:
+                columns = tuple(values)
+                _check_columns(columns, f"{path}, line {reader.line_num}")
+            elif values:
+                if len(values) != len(columns):
+                    raise ArgumentError(
+                        f"{path}, line {reader.line_num}: has {len(values)} values for "
+                        f"{len(columns)} columns"
+                    )
+                records.append((reader.line_num, dict(zip(columns, values, strict=True))))
+    except csv.Error as error:
+        raise ArgumentError(
+            f"{path}, line {reader.line_num}: cannot be read as CSV: {error}"
+        ) from error
+    return columns, records
+
+
+def _check_columns(columns: tuple[str, ...], where: str) -> None:
+    twice = next((name for name in columns if columns.count(name) > 1), None)
+    if twice is not None:
+        raise ArgumentError(f"{where}: the column {quoted(twice, 80)} stands there twice")
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    return [dict(record) for _, record in read_csv(path)[1]]
+
+
+def _read_json(path: Path) -> list[dict[str, Any]]:
+    try:
+        records = read_json(path, MOST_BYTES)
+    except UnusableTextError as error:
+        raise ArgumentError(f"{path}{error.place}: cannot be read as json: {error}") from error
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise ArgumentError(f"{path}: must hold a list of objects, one a row")
+    return records
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """One object a line; a last line that was cut off is left out."""
+    try:
+        text = read_text(path, MOST_BYTES)
+    except UnusableTextError as error:
+        raise ArgumentError(f"{path}{error.place}: cannot be read: {error}") from error
+    records = []
+    *lines, unfinished = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            record = parse_json(line) if line.strip() else None
+        except UnusableTextError as error:
+            raise ArgumentError(f"{path}, line {number}: cannot be read: {error}") from error
+        if record is not None and not isinstance(record, dict):
+            raise ArgumentError(f"{path}, line {number}: must hold an object, a row")
+        if record is not None:
+            records.append(record)
+    with contextlib.suppress(UnusableTextError):
+        if isinstance(last := parse_json(unfinished), dict):
+            records.append(last)
+    return records
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    pyarrow, parquet = _pyarrow()
+    if not os.path.isfile(path):
+        raise ArgumentError(f"{path}: cannot be read as parquet: it is no file")
+    try:
+        records: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        # Their messages go on for lines.
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError(f"{path}: cannot be read as parquet: {reason}") from error
+    return records
+
+
+_WRITERS = {
+    ".csv": _write_csv,
+    ".jsonl": _write_lines,
+    ".json": _write_json,
+    ".parquet": _write_parquet,
+}
+_READERS = {
+    ".csv": _read_csv,
+    ".jsonl": _read_lines,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}

@@ -1,0 +1,325 @@
+"""Other people's attention, behind one small interface, so that ours is measured beside it.
+
+A peer that is not installed, or that cannot serve a problem, says why: a named gap, no failure.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flashsmith.benchmark.workload import Workload
+from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem
+
+
+class Peer(Protocol):
+    """Somebody else's attention."""
+
+    @property
+    def name(self) -> str:
+        """As --peers and the tables call it."""
+
+    def absence(self, problem: Problem) -> str | None:
+        """Why it cannot take part, None if it can as far as is known before it is tried."""
+
+    def version(self) -> str:
+        """Of what computes, if it takes part."""
+
+    def prepare(self, workload: Any) -> PeerImplementation:
+        """The implementation on a Workload, or on that of another operation, whose tensors are
+        PyTorch's. What it raises is an absence."""
+
+
+@dataclass(frozen=True)
+class PeerImplementation:
+    """A peer on one workload. ``in_q_layout`` turns what ``call`` returns into q's layout."""
+
+    name: str
+    call: Callable[[], Any]
+    in_q_layout: Callable[[Any], Any]
+
+    def launch(self) -> Any:
+        """Enqueues one call."""
+        return self.call()
+
+    def output(self) -> Any:
+        """What one call computes, in q's layout."""
+        return self.in_q_layout(self.call())
+
+
+def torch_absence() -> str | None:
+    """Why PyTorch cannot be used on a GPU here, None if it can."""
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed"
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"PyTorch {torch.__version__} sees no GPU"
+    return None
+
+
+# --- PyTorch ---
+
+
+@dataclass(frozen=True)
+class SdpaPeer:
+    """One backend; ``backend`` is its name in torch.nn.attention.SDPBackend.
+
+    ``direct``: whether packed batches and windows go to the function that lies under the backend.
+    """
+
+    name: str
+    backend: str
+    direct: bool = False
+
+    def absence(self, problem: Problem) -> str | None:
+        semantics = problem.semantics
+        direct = semantics.packed or semantics.mask == "window"
+        if semantics.softcap:
+            return "PyTorch has no softcap"
+        if direct and not self.direct:
+            return f"PyTorch has no {'packed batches' if semantics.packed else 'windows'} for it"
+        if semantics.mask == "causal" and not direct and problem.seq_q != problem.seq_k:
+            return "PyTorch aligns causal masks to the top left"
+        return torch_absence()
+
+    def version(self) -> str:
+        import torch
+
+        if self.backend == "CUDNN_ATTENTION":
+            return f"cuDNN {torch.backends.cudnn.version()}"
+        return f"torch {torch.__version__}"
+
+    def prepare(self, workload: Workload) -> PeerImplementation:
+        if workload.packed or workload.problem.window is not None:
+            return PeerImplementation(
+                self.name, _direct_call(workload), lambda returned: returned[0]
+            )
+        return PeerImplementation(
+            self.name, self._dense_call(workload), lambda returned: returned.transpose(1, 2)
+        )
+
+    def _dense_call(self, workload: Workload) -> Callable[[], Any]:
+        from torch.nn import functional
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        backend = getattr(SDPBackend, self.backend)
+        # (batch, heads, seq, d) in memory as it is: nothing is copied.
+        q, k, v = (tensor.transpose(1, 2) for tensor in (workload.q, workload.k, workload.v))
+        grouped = workload.problem.heads_q != workload.problem.heads_k
+        causal = workload.causal
+
+        def call() -> Any:
+            with sdpa_kernel(backend):
+                return functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=causal, enable_gqa=grouped
+                )
+
+        return call
+
+
+def _direct_call(workload: Workload) -> Callable[[], Any]:
+    """The function under the flash backend; PyTorch itself calls it for nested tensors. Its masks
+    are aligned to the bottom right."""
+    import torch
+
+    w, p = workload, workload.problem
+    function = torch.ops.aten._flash_attention_forward
+    sequences = (w.cu_seqlens_q, w.cu_seqlens_k, p.seq_q, p.seq_k)
+    options = {}
+    if p.window is not None:
+        options = dict(zip(("window_size_left", "window_size_right"), p.window, strict=True))
+
+    def call() -> Any:
+        return function(w.q, w.k, w.v, *sequences, 0.0, w.causal, False, **options)
+
+    return call
+
+
+@dataclass(frozen=True)
+class FlexPeer:
+    """FlexAttention; masks as a block mask, so that tiles without visible keys are passed over.
+
+    ``mode`` is torch.compile's. Its default takes seconds a problem; max-autotune, which tries a
+    dozen tiles and prints what it finds, half a minute.
+    """
+
+    name: str = "flex"
+    mode: str = "default"
+
+    def absence(self, problem: Problem) -> str | None:
+        if problem.semantics.packed:
+            return "FlexAttention has no packed batches"
+        return torch_absence()
+
+    def version(self) -> str:
+        import torch
+
+        return f"torch {torch.__version__}"
+
+    def prepare(self, workload: Workload) -> PeerImplementation:
+        import torch
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        # Beyond a few shapes of one function the compiler gives up and runs it uncompiled.
+        torch._dynamo.reset()
+        compiled = torch.compile(flex_attention, dynamic=False, mode=self.mode)
+        p = workload.problem
+        q, k, v = (tensor.transpose(1, 2) for tensor in (workload.q, workload.k, workload.v))
+        sees = _visible(p)
+        mask = None
+        if sees is not None:
+            mask = create_block_mask(sees, None, None, p.seq_q, p.seq_k, device=q.device)
+        grouped = p.heads_q != p.heads_k
+        changed = _capped(p.softcap) if p.softcap else None
+
+        def call() -> Any:
+            return compiled(q, k, v, score_mod=changed, block_mask=mask, enable_gqa=grouped)
+
+        return PeerImplementation(self.name, call, lambda returned: returned.transpose(1, 2))
+
+
+def _visible(problem: Problem) -> Callable[..., Any] | None:
+    """Which keys a query sees, aligned to the bottom right; None: all."""
+    offset = problem.seq_k - problem.seq_q
+    if problem.window is not None:
+        left, right = problem.window
+
+        def within(batch: Any, head: Any, row: Any, key: Any) -> Any:
+            position = row + offset
+            return (key >= position - left) & (key <= position + right)
+
+        return within
+    if problem.semantics.mask == "causal":
+
+        def before(batch: Any, head: Any, row: Any, key: Any) -> Any:
+            return row + offset >= key
+
+        return before
+    return None
+
+
+def _capped(softcap: float) -> Callable[..., Any]:
+    import torch
+
+    def cap(score: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
+
+
+# --- packages ---
+
+_THEIR_NAMES = {"window": "window_size"}
+# Without these it would compute something else.
+_NEEDED = {"causal", "window_size", "softcap"}
+_DENSE, _PACKED = "flash_attn_func", "flash_attn_varlen_func"
+
+
+@dataclass(frozen=True)
+class FlashAttnPeer:
+    """One generation: the modules that may hold its functions, the distributions it comes in."""
+
+    name: str
+    modules: tuple[str, ...]
+    distributions: tuple[str, ...]
+
+    def absence(self, problem: Problem) -> str | None:
+        # First what takes no time: without PyTorch none of them imports.
+        if absent := torch_absence():
+            return absent
+        found = self._function(_PACKED if problem.semantics.packed else _DENSE)
+        return found if isinstance(found, str) else None
+
+    def version(self) -> str:
+        for name in self.distributions:
+            try:
+                return f"{name} {importlib.metadata.version(name)}"
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return ""
+
+    def prepare(self, workload: Workload) -> PeerImplementation:
+        function = self._function(_PACKED if workload.packed else _DENSE)
+        tensors, options = (workload.q, workload.k, workload.v), workload.options
+        options = {_THEIR_NAMES.get(name, name): value for name, value in options.items()}
+        # Which of the keywords there are depends on the version.
+        known = inspect.signature(function).parameters
+        if lacking := sorted(_NEEDED & options.keys() - known.keys()):
+            raise ArgumentError(f"{function.__name__} has no {' and no '.join(lacking)}")
+        options = {name: value for name, value in options.items() if name in known}
+
+        def call() -> Any:
+            return function(*tensors, **options)
+
+        return PeerImplementation(self.name, call, _output)
+
+    def _function(self, name: str) -> Any:
+        """The function, or why it is not there."""
+        reasons = []
+        for module in self.modules:
+            try:
+                return getattr(importlib.import_module(module), name)
+            except ModuleNotFoundError as error:
+                missing = error.name or module
+                itself = module == missing or module.startswith(f"{missing}.")
+                reasons.append(
+                    f"{missing} is not installed"
+                    if itself
+                    else f"{module} needs {missing}, which is not installed"
+                )
+            except AttributeError:
+                reasons.append(f"{module} has no {name}")
+            except Exception as error:  # a wheel for another PyTorch fails in many ways
+                reasons.append(f"{module} cannot be imported: {str(error).splitlines()[0]}")
+        return "; ".join(reasons)
+
+
+def _output(returned: Any) -> Any:
+    """o: some versions return the LSE as well."""
+    return returned[0] if isinstance(returned, tuple) else returned
+
+
+# --- by name ---
+
+# PyTorch's own FlashAttention-2: what others are compared with.
+BASELINE = "fa2"
+_ALL: tuple[Peer, ...] = (
+    SdpaPeer(BASELINE, "FLASH_ATTENTION", direct=True),
+    SdpaPeer("cudnn", "CUDNN_ATTENTION"),
+    SdpaPeer("mem_efficient", "EFFICIENT_ATTENTION"),
+    FlexPeer(),
+    FlashAttnPeer("flash_attn_2", ("flash_attn",), ("flash-attn",)),
+    FlashAttnPeer(
+        "flash_attn_3",
+        ("flash_attn_interface", "flash_attn_3.flash_attn_interface"),
+        ("flash-attn-3", "flash_attn_3"),
+    ),
+    FlashAttnPeer("flash_attn_4", ("flash_attn.cute",), ("flash-attn-4",)),
+)
+PEERS = {peer.name: peer for peer in _ALL}
+
+
+def get_peers(names: str) -> tuple[Peer, ...]:
+    """The peers of a comma-separated list, each once, in the order of PEERS; 'all' or 'none'.
+
+    Raises ArgumentError for an unknown name; the message lists what is known.
+    """
+    wanted = {name.strip().replace("-", "_") for name in names.split(",") if name.strip()}
+    if wanted == {"all"}:
+        return _ALL
+    if wanted == {"none"}:
+        return ()
+    unknown = sorted(wanted - set(PEERS))
+    if unknown or not wanted:
+        raise ArgumentError(
+            f"peers={names!r}: {', '.join(unknown) or 'no name'}: allowed are "
+            f"{', '.join(PEERS)} separated by commas, all, and none"
+        )
+    return tuple(peer for peer in _ALL if peer.name in wanted)

@@ -1,0 +1,242 @@
+"""The problems of a benchmark: default shapes, what lists of sizes ask for, and the named sets that
+kernels are compared on, so that figures of different days and machines are of the same points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, product
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, KernelConfig, Problem, Semantics
+from flashsmith.operations import DEFAULT
+from flashsmith.printable import quoted
+from flashsmith.untrusted import whole_number
+
+SEQ_LENS = (512, 1024, 2048, 4096, 8192, 16384)
+# Heads such that heads times d is 2048, as models have them, for the head sizes that divide it.
+_HEADS = {64: 32, 128: 16, 256: 8}
+_OTHER_HEADS = 16
+# The work of a problem stays bounded: so large a batch up to so long a sequence.
+_BATCHES = ((4096, 16), (8192, 8), (16384, 4), (32768, 2))
+
+
+def default_problem(
+    d: int,
+    seq: int,
+    dtype: DType,
+    *,
+    causal: bool = False,
+    heads: tuple[int, int] | None = None,
+    packed: bool = False,
+    operation: str = DEFAULT,
+) -> Problem:
+    """The problem that stands for a head size and a length: batch 16 up to 4096, 8 up to 8192, 4 up
+    to 16384; heads 16, or 32 for d 64 and 8 for d 256, unless given as (heads_q, heads_k).
+
+    Raises ArgumentError when the sizes make no problem.
+    """
+    heads_q, heads_k = heads or (default_heads(d),) * 2
+    batch = next((batch for longest, batch in _BATCHES if seq <= longest), 1)
+    semantics = Semantics("causal" if causal else "none", packed=packed, uneven=packed)
+    return Problem(batch, seq, seq, heads_q, heads_k, d, dtype, semantics, operation)
+
+
+def default_heads(d: int) -> int:
+    """How many heads a problem of that head size has."""
+    return _HEADS.get(d, _OTHER_HEADS)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What `flashsmith bench` is asked for. ``gqa``: '8' (heads of k and v) or '32:8'."""
+
+    d_heads: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    dtypes: tuple[DType, ...]
+    masks: tuple[bool, ...]  # causal or not
+    gqa: str | None = None
+    packed: bool = False
+    operation: str = DEFAULT
+
+    def problems(self) -> tuple[Problem, ...]:
+        """The product. Raises ArgumentError when the sizes make no problem."""
+        combined = product(self.d_heads, self.dtypes, self.masks, self.seq_lens)
+        return tuple(
+            default_problem(
+                d,
+                seq,
+                dtype,
+                causal=causal,
+                heads=self._heads(d),
+                packed=self.packed,
+                operation=self.operation,
+            )
+            for d, dtype, causal, seq in combined
+        )
+
+    def _heads(self, d: int) -> tuple[int, int] | None:
+        if self.gqa is None:
+            return None
+        first, colon, second = self.gqa.partition(":")
+        heads_q = whole_number(first) if colon else default_heads(d)
+        heads_k = whole_number(second if colon else first)
+        if not heads_q or not heads_k:
+            raise ArgumentError(
+                f"gqa={quoted(self.gqa)}: give the heads of k and v, as 8, or those of q as "
+                "well, as 32:8"
+            )
+        return heads_q, heads_k
+
+
+# --- from lists of sizes ---
+
+_D_HEADS = (128,)
+_DTYPES = (DType.FP16, DType.BF16)
+# Lengths and head sizes that a typing error makes would run for hours.
+_LARGEST = 1 << 20
+
+
+def parse_problems(texts: Sequence[str]) -> tuple[Problem, ...]:
+    """The problems of all texts; one text may hold several, separated by ';'.
+
+    Raises ArgumentError for a text that is none.
+    """
+    words = [word for text in texts for word in text.split(";") if word.strip()]
+    return tuple(dict.fromkeys(map(Problem.parse, words)))
+
+
+def make_shapes(
+    configs: Sequence[KernelConfig],
+    *,
+    d_heads: str | None = None,
+    seq_lens: str | None = None,
+    dtypes: str | None = None,
+    causal: bool = False,
+    both: bool = False,
+    gqa: str | None = None,
+    packed: bool = False,
+) -> Shapes:
+    """The shapes that comma-separated lists ask for; without them the kernels' own.
+
+    Raises ArgumentError for what is no such list.
+    """
+    operations = {config.family.operation for config in configs}
+    return Shapes(
+        d_heads=(
+            _numbers("d_heads", d_heads)
+            if d_heads is not None
+            else tuple(sorted({config.d_head for config in configs})) or _D_HEADS
+        ),
+        seq_lens=SEQ_LENS if seq_lens is None else _numbers("seq_lens", seq_lens),
+        dtypes=(
+            tuple(dict.fromkeys(DType.parse(word) for word in _words("dtypes", dtypes)))
+            if dtypes is not None
+            else tuple(sorted({config.dtype for config in configs})) or _DTYPES
+        ),
+        masks=(False, True) if both else (causal,),
+        gqa=gqa,
+        packed=packed,
+        operation=operations.pop() if len(operations) == 1 else DEFAULT,
+    )
+
+
+def _words(name: str, text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ArgumentError(f"{name}={quoted(text)}: give at least one, separated by commas")
+    return words
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    words = _words(name, text)
+    numbers = [whole_number(word) for word in words]
+    if not all(number and number <= _LARGEST for number in numbers):
+        raise ArgumentError(
+            f"{name}={quoted(text)}: give whole numbers from 1 to {_LARGEST}, separated by commas"
+        )
+    return tuple(dict.fromkeys(filter(None, numbers)))
+
+
+# --- named sets ---
+
+_MASKS = (False, True)
+_FROM_1024 = SEQ_LENS[1:]
+_UNSEEN = (
+    "b1 s4096 h32:8 d128 bf16 causal",
+    "b1 s4096 h32:8 d128 fp16",
+    "b2 s4096 h32:8 d128 bf16",
+    "b2 s2048 h32:8 d128 fp16 causal",
+    "b1 s1024 h32:8 d128 fp16",
+    "b1 s16384 h32:8 d128 bf16 causal",
+    "b16 s1536 h16 d128 fp16",
+    "b16 s1536 h16 d128 bf16 causal",
+    "b16 s3000 h16 d128 fp16",
+    "b16 s3000 h16 d128 bf16 causal",
+    "b4 s10000 h16 d128 fp16",
+    "b4 s10000 h16 d128 bf16 causal",
+)
+
+
+def _main() -> Iterator[Problem]:
+    for dtype, causal, seq in product(DType, _MASKS, SEQ_LENS):
+        yield default_problem(128, seq, dtype, causal=causal)
+
+
+def _heads() -> Iterator[Problem]:
+    for d, dtype, causal, seq in product((64, 96, 256), DType, _MASKS, _FROM_1024):
+        yield default_problem(d, seq, dtype, causal=causal)
+
+
+def _grouped() -> Iterator[Problem]:
+    for (d, heads), dtype, seq in product(((128, (16, 4)), (64, (32, 8))), DType, _FROM_1024):
+        yield default_problem(d, seq, dtype, causal=True, heads=heads)
+
+
+def _packed() -> Iterator[Problem]:
+    for d, dtype, seq in product((128, 64), DType, _FROM_1024):
+        yield default_problem(d, seq, dtype, causal=True, packed=True)
+
+
+def _unseen() -> Iterator[Problem]:
+    return map(Problem.parse, _UNSEEN)
+
+
+def _public() -> Iterator[Problem]:
+    for dtype, causal, seq in product(DType, _MASKS, (512, 1024, 4096, 16384)):
+        yield default_problem(128, seq, dtype, causal=causal)
+    for d, causal, seq in product((64, 256), _MASKS, (1024, 4096, 16384)):
+        yield default_problem(d, seq, DType.FP16, causal=causal)
+
+
+def _verdict() -> Iterator[Problem]:
+    return chain(_main(), _heads(), _grouped(), _packed(), _unseen())
+
+
+# main: d 128; heads: d 64, 96 and 256; grouped: four heads of q to one of k; packed; unseen:
+# batches and lengths that no default sweep tunes on; verdict: all of these; public: those for
+# which the best public kernel's figures are known (benchmarks/h200/best-public.csv).
+PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
+    "main": _main,
+    "heads": _heads,
+    "grouped": _grouped,
+    "packed": _packed,
+    "unseen": _unseen,
+    "verdict": _verdict,
+    "public": _public,
+}
+
+
+def named_problems(names: str) -> tuple[Problem, ...]:
+    """The problems of a comma-separated list of sets, each once.
+
+    Raises ArgumentError for a name that is none; the message lists what is known.
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in PROBLEM_SETS]
+    if unknown or not wanted:
+        raise ArgumentError(
+            f"cells={names!r}: {', '.join(unknown) or 'no name'}: allowed are "
+            f"{', '.join(PROBLEM_SETS)}, separated by commas"
+        )
+    return tuple(dict.fromkeys(chain.from_iterable(PROBLEM_SETS[name]() for name in wanted)))

@@ -1,0 +1,34 @@
+"""Estimated compile time of configs, so that shards finish at about the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flashsmith.families import KernelConfig
+
+_SECONDS_PER_PRODUCT = 1.4e-3
+
+
+def expected_cost(cfg: KernelConfig) -> float:
+    """Relative compile time of one config (no unit)."""
+    return cfg.family.compile_cost(cfg)
+
+
+def expected_seconds(cfg: KernelConfig) -> float:
+    """Expected compile time of one config on one core, within a factor of about two."""
+    return _SECONDS_PER_PRODUCT * expected_cost(cfg)
+
+
+def balance(configs: Iterable[KernelConfig], n_shards: int) -> list[list[KernelConfig]]:
+    """Split ``configs`` over at most ``n_shards`` shards of about equal expected cost.
+
+    Heaviest first, each to the lightest shard so far. Every shard is sorted and none is empty;
+    equal sets give equal shards whatever their order.
+    """
+    shards: list[list[KernelConfig]] = [[] for _ in range(n_shards)]
+    loads = [0.0] * n_shards
+    for cfg in sorted(set(configs), key=lambda c: (-expected_cost(c), c.to_ints())):
+        lightest = loads.index(min(loads))
+        shards[lightest].append(cfg)
+        loads[lightest] += expected_cost(cfg)
+    return [sorted(shard, key=lambda c: c.to_ints()) for shard in shards if shard]

@@ -1,0 +1,362 @@
+"""The kernel cache: libraries under the hash of their specification, published atomically.
+
+    <folder>/flashsmith-cache-1/
+        CACHEDIR.TAG       the marker of a folder that is all ours
+        libraries/<key>/   manifest.json, library.so, ptx/, sources/, lock
+        objects/           compiled host code for all libraries; names end in the content's hash
+        locks/<key>.lock   held by whoever builds, replaces or removes that library
+        tmp/               where libraries are copied to before they are renamed into place
+
+A killed process leaves at most a folder in tmp/, which the next build removes. Users of a library
+hold its lock shared, so eviction skips it. Anything here under another name, and any library folder
+with foreign files, is neither used nor removed. No link is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from flashsmith import env
+from flashsmith.builder.cache_folder import (
+    CACHE_FOLDER,
+    foreign_file,
+    is_cache_folder,
+    is_key,
+    is_library,
+    is_object,
+    make_cache_folder,
+    older_bytes,
+    tree_bytes,
+)
+from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.locks import try_lock, wait_for_lock
+from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord, Manifest
+from flashsmith.builder.safe_files import (
+    Check,
+    any_owner,
+    copy_tree,
+    kind_of,
+    make_folder,
+    read_below,
+    sync,
+    write_new,
+)
+from flashsmith.builder.temporary_folders import LOCK, TemporaryFolders, folder_errors, subfolders
+from flashsmith.builder.trust import check_folder, check_owner
+from flashsmith.errors import CacheError
+
+_MIB = 2**20
+# Longer than any build; after it, building twice is better than hanging.
+_BUILD_PATIENCE_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One library in the cache; if it is unusable, ``damage`` is the reason and ``manifest`` is
+    None."""
+
+    key: str
+    path: Path
+    bytes: int
+    last_used: float  # seconds since the epoch
+    manifest: Manifest | None
+    damage: str | None
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What ``prune`` or ``clear`` removed, and how many libraries stayed because they were in
+    use."""
+
+    entries: int
+    bytes: int
+    in_use: int
+
+
+class Cache:
+    """The cache in one folder. Methods raise CacheError when it cannot be read or written, or was
+    not made by flashsmith."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = folder / CACHE_FOLDER
+        self.libraries = self.root / "libraries"
+        self.objects = self.root / "objects"
+        self._locks = self.root / "locks"
+        self._temporary = TemporaryFolders(self.root / "tmp", "build-")
+
+    # ---- reading ----
+
+    def open(self, key: str) -> KernelLibrary | None:
+        """The library ``key`` with every file verified; None when missing or damaged.
+
+        Raises CacheError, too, when other users could have written its files.
+        """
+        path = self.libraries / key
+        with self.errors("read"):
+            if not is_cache_folder(self.root) or kind_of(path) != stat.S_IFDIR:
+                return None
+            in_use = None
+            with contextlib.suppress(FileNotFoundError):  # evicted in the meantime
+                for folder in (self.root, self.libraries, path):
+                    check_folder(folder)
+                in_use = try_lock(path / LOCK, shared=True)
+            if in_use is None:
+                return None
+            try:
+                manifest = _verified_manifest(path, check_owner)
+            except (OSError, ValueError):
+                in_use.release()
+                return None
+            # A read-only cache records no use.
+            in_use.note_use()
+            return KernelLibrary(path, manifest, in_use)
+
+    def entries(self, *, thorough: bool = False) -> list[CacheEntry]:
+        """Every library, most recently used first; ``thorough`` hashes every file."""
+        with self.errors("read"):
+            found = [self._entry(path, thorough) for path in self._folders() if is_library(path)]
+            return sorted(found, key=lambda entry: (-entry.last_used, entry.key))
+
+    def manifests(self) -> list[Manifest]:
+        """The readable manifests, most recently used first; other files are not checked."""
+        found = []
+        with self.errors("read"):
+            for path in sorted(self._folders(), key=_last_used, reverse=True):
+                with contextlib.suppress(OSError, ValueError):
+                    found.append(_remembered_manifest(path))
+        return found
+
+    def _folders(self) -> list[Path]:
+        if not is_cache_folder(self.root):
+            return []
+        return [path for path in subfolders(self.libraries) if is_key(path.name)]
+
+    def _entry(self, path: Path, thorough: bool) -> CacheEntry:
+        manifest, damage = None, None
+        try:
+            manifest = _verified_manifest(path) if thorough else _remembered_manifest(path)
+        except (OSError, ValueError) as error:
+            damage = str(error)
+        return CacheEntry(path.name, path, tree_bytes(path), _last_used(path), manifest, damage)
+
+    def older_bytes(self) -> int:
+        """Bytes that older versions kept directly in the folder; they are neither read nor
+        removed."""
+        with self.errors("read"):
+            return older_bytes(self.folder)
+
+    def object(self, name: str) -> bytes | None:
+        """The shared object file ``name``, or None when missing or damaged.
+
+        Raises CacheError, too, when other users could have written it.
+        """
+        with self.errors("read"):
+            for path in self._objects(name):
+                check_folder(self.root)
+                with contextlib.suppress(FileNotFoundError):
+                    data = read_below(self.objects, path.name, check=check_owner)
+                    if path.name == _object_name(name, data):
+                        with contextlib.suppress(OSError):
+                            os.utime(path, follow_symlinks=False)
+                        return data
+        return None
+
+    def _objects(self, name: str = "") -> list[Path]:
+        if not is_cache_folder(self.root):
+            return []
+        pattern = f"{name}-*.o" if name else "*.o"
+        return [path for path in sorted(self.objects.glob(pattern)) if is_object(path)]
+
+    # ---- writing ----
+
+    @contextlib.contextmanager
+    def building(self, key: str, waiting: Callable[[float], None]) -> Iterator[None]:
+        """Hold the lock to build or replace ``key``, waiting for another process that holds it.
+
+        Raises CacheError, too, when other users could write into the cache.
+        """
+        with self.errors("write"):
+            make_cache_folder(self.root)
+            for folder in (self.root, self.libraries):
+                check_folder(folder)
+            lock = wait_for_lock(
+                self._locks / f"{key}.lock", patience=_BUILD_PATIENCE_SECONDS, waiting=waiting
+            )
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release(everywhere=True)
+
+    @contextlib.contextmanager
+    def temporary_folder(self) -> Iterator[Path]:
+        """A new folder in the cache, removed at the end; those of dead processes are removed
+        first."""
+        with contextlib.ExitStack() as stack:
+            with self.errors("write"):
+                temporary = stack.enter_context(self._temporary.new())
+            yield temporary
+
+    def publish(self, folder: Path, manifest: Manifest) -> KernelLibrary:
+        """Copy ``folder``, complete but for its manifest, to its final path; the caller holds the
+        key.
+
+        If another process has published the same key, its library is used and this one dropped.
+        """
+        target = self.libraries / manifest.key
+        with self.temporary_folder() as temporary, self.errors("write"):
+            copy = temporary / "library"
+            copy_tree(folder, copy)
+            write_new(copy / MANIFEST_NAME, manifest.to_json().encode())
+            write_new(copy / LOCK, b"")
+            in_use = try_lock(copy / LOCK, shared=True)
+            sync(copy)
+            while True:
+                try:
+                    os.rename(copy, target)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                        raise
+                theirs = self.open(manifest.key)
+                if theirs is not None:
+                    return theirs
+                self.discard(manifest.key)
+            sync(self.libraries)
+        if in_use is None:
+            raise CacheError(f"{target}: cannot be locked; is it on a network file system?")
+        return KernelLibrary(target, manifest, in_use)
+
+    def publish_object(self, name: str, built: Path) -> None:
+        """Keep a compiled host object for later libraries."""
+        with self.temporary_folder() as temporary, self.errors("write"):
+            data = read_below(built.parent, built.name, check=any_owner)
+            for damaged in self._objects(name):
+                damaged.unlink(missing_ok=True)
+            write_new(temporary / "object", data)
+            os.replace(temporary / "object", self.objects / _object_name(name, data))
+
+    def discard(self, key: str) -> None:
+        """Remove the library ``key``, used or not, if there; the caller holds the key.
+
+        Raises CacheError when it holds what flashsmith did not put there.
+        """
+        path = self.libraries / key
+        with self.errors("write"):
+            kind = kind_of(path)
+            if kind == 0 or not is_cache_folder(self.root):
+                return
+            if kind != stat.S_IFDIR or not is_key(key):
+                raise CacheError(f"{path}: is no library that flashsmith made; move it away")
+            foreign = foreign_file(path)
+            if foreign is not None:
+                raise CacheError(
+                    f"{foreign}: flashsmith did not put this into its cache, and so does not "
+                    f"replace {path}; move it away"
+                )
+            self._temporary.trash(path)
+
+    # ---- room ----
+
+    def prune(self, limit_mib: float) -> Removed:
+        """Evict the least recently used items until at most ``limit_mib`` MiB are left.
+
+        Libraries that a process has open, or is building, stay.
+        """
+        with self.errors("write"):
+            items = [*filter(is_library, self._folders()), *self._objects()]
+            if items:
+                make_folder(self._locks)
+            sizes = {item: tree_bytes(item) for item in items}
+            excess = sum(sizes.values()) - limit_mib * _MIB
+            entries = freed = in_use = 0
+            for item in sorted(items, key=_last_used):
+                if freed >= excess:
+                    break
+                if not self._evict(item):
+                    in_use += 1
+                    continue
+                freed += sizes[item]
+                entries += item.parent == self.libraries
+            return Removed(entries, freed, in_use)
+
+    def _evict(self, item: Path) -> bool:
+        if item.parent == self.objects:
+            item.unlink(missing_ok=True)  # builds copy it before they use it
+            return True
+        lock_file = self._locks / f"{item.name}.lock"
+        key_lock = try_lock(lock_file, create=True)
+        if key_lock is None:
+            return False
+        try:
+            in_use = try_lock(item / LOCK)
+            if in_use is None and kind_of(item / LOCK) == stat.S_IFREG:
+                return False
+            self.discard(item.name)
+            if in_use is not None:
+                in_use.release()
+            lock_file.unlink(missing_ok=True)
+            return True
+        finally:
+            key_lock.release()
+
+    def clear(self) -> Removed:
+        """Remove everything that flashsmith put here and no process uses."""
+        removed = self.prune(0)
+        with self.errors("write"):
+            if is_cache_folder(self.root):
+                self._temporary.sweep()
+        return removed
+
+    def errors(self, action: str) -> contextlib.AbstractContextManager[None]:
+        """Turns OSErrors of the block into CacheErrors with advice."""
+        return folder_errors(action, f"the kernel cache {self.root}", env.CACHE_DIR.name)
+
+
+def _remembered_manifest(path: Path) -> Manifest:
+    """The manifest in ``path``, parsed again only when the file was replaced or changed.
+
+    Raises OSError or ValueError when there is none that can be trusted.
+    """
+    status = (path / MANIFEST_NAME).lstat()
+    return _parsed(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=256)
+def _parsed(path: Path, status: tuple[int, ...]) -> Manifest:
+    return Manifest.read(path)
+
+
+def _verified_manifest(path: Path, check: Check = any_owner) -> Manifest:
+    """The manifest after every file it lists was compared with it; raises as _remembered_manifest.
+
+    ``check`` sees each file, and the folders that it is in.
+    """
+    manifest = Manifest.read(path, check)
+    for name, record in manifest.files.items():
+        found = FileRecord.of(path, name, check)
+        if found.size != record.size:
+            raise ValueError(f"{name} has {found.size} bytes, not {record.size}")
+        if found != record:
+            raise ValueError(f"{name}: its checksum does not match")
+    return manifest
+
+
+def _object_name(name: str, content: bytes) -> str:
+    return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.o"
+
+
+def _last_used(path: Path) -> float:
+    """When a library or object was last opened; 0 for one without a lock file."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return (path / LOCK if kind_of(path) == stat.S_IFDIR else path).lstat().st_mtime
+    return 0.0

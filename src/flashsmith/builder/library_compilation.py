@@ -1,0 +1,317 @@
+"""The compilation of one library: the commands, and the parsing of their output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashsmith.builder.cubin import kernel_code_bytes
+from flashsmith.builder.demangle import demangle
+from flashsmith.builder.generate import GeneratedSources, generate_kernel_instantiations
+from flashsmith.builder.kernel_cache import Cache
+from flashsmith.builder.library import SHARED_OBJECT
+from flashsmith.builder.library_spec import LibrarySpec
+from flashsmith.builder.manifest import KernelBeside, KernelEntry
+from flashsmith.builder.processes import Command, Finished, run_all
+from flashsmith.builder.ptx_module import split_ptx
+from flashsmith.builder.ptxas_report import nameless_warnings, parse_ptxas_report
+from flashsmith.builder.sources import family_sources, source_hash
+from flashsmith.errors import CompileError
+from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+
+# Nothing but the bindings' entry points leaves the library.
+_EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
+# A shard this large keeps the fixed second of nvcc small and still shows progress.
+_CONFIGS_PER_SHARD = 10
+
+
+# Estimated seconds of g++ for a file of host code on one core, and of linking.
+_GXX_SECONDS = 2.0
+LINK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class _HostObject:
+    """Host code that every library shares: compiled once and kept in the cache."""
+
+    name: str
+    command: Command
+    path: Path
+
+
+def _object_name(source: str) -> str:
+    """The name of the object of 'mma_sync/plan.cc', with its folder: two folders may have files of
+    one name."""
+    return source.removesuffix(".cc").replace("/", "_")
+
+
+class Compilation:
+    """Compiles ``spec`` in ``folder``: intermediates in build/, the product in library/.
+
+    Compilers run in the folder, on copies of the sources in csrc/, and are given relative names.
+    """
+
+    def __init__(self, spec: LibrarySpec, folder: Path, jobs: int) -> None:
+        self.spec = spec
+        self.jobs = jobs
+        self.folder = folder
+        self.build = folder / "build"
+        self.library = folder / "library"
+        self.csrc = folder / "csrc"
+        (self.library / "ptx").mkdir(parents=True)
+        self.build.mkdir()
+        self._originals = family_sources(spec.family, spec.csrc)
+        self._originals.copy_to(self.csrc)
+        self._new_objects: list[_HostObject] = []
+        shards = -(-len(spec.configs) // _CONFIGS_PER_SHARD)
+        self.sources: GeneratedSources = generate_kernel_instantiations(
+            spec.configs,
+            self.library / "sources",
+            semantics=spec.semantics,
+            n_shards=-(-max(shards, jobs) // jobs) * jobs,
+        )
+
+    def is_current(self) -> bool:
+        """Whether the compiled sources are those of the spec, and are still unchanged."""
+        spec = self.spec
+        now = source_hash(spec.family, spec.csrc)
+        return self._originals.hash() == spec.source_hash == now
+
+    # ---- compiling ----
+
+    def compile(
+        self,
+        cache: Cache,
+        compiled: Callable[[KernelEntry], None],
+        *,
+        begin: Callable[[list[float]], None] = lambda estimates: None,
+        host_compiled: Callable[[Finished, float], None] = lambda done, estimate: None,
+    ) -> list[KernelEntry]:
+        """Compile everything that the cache does not hold.
+
+        First ``begin`` is called with estimates, in seconds of one core, of the files of host code;
+        then ``compiled`` with each kernel as its shard is done, and ``host_compiled`` with each
+        file of host code and its estimate.
+        """
+        entries: list[KernelEntry] = []
+        shards = {self._shard_command(i): i for i in range(len(self.sources.shards))}
+        missing = [o for o in self._host_objects() if not self._reuse(cache, o)]
+        host = [*(o.command for o in missing), self._map_command()]
+        begin([_GXX_SECONDS] * len(host))
+
+        def finished(done: Finished) -> None:
+            if done.command in shards:
+                for entry in self._kernels(shards[done.command], done):
+                    entries.append(entry)
+                    compiled(entry)
+            else:
+                host_compiled(done, _GXX_SECONDS)
+
+        run_all([*shards, *host], cwd=self.folder, jobs=self.jobs, finished=finished)
+        self._new_objects = missing
+        return sorted(entries, key=lambda entry: entry.config.to_ints())
+
+    def publish_host_objects(self, cache: Cache) -> None:
+        """Put the host code compiled here into the cache, once its sources are known to be
+        unchanged."""
+        for o in self._new_objects:
+            cache.publish_object(o.name, o.path)
+
+    def _shard_command(self, index: int) -> Command:
+        keep = self.build / f"keep_{index}"
+        keep.mkdir()
+        flags = (*self.spec.kernel_flags(), "--keep", "--keep-dir", self._name(keep))
+        return self._nvcc(f"shard_{index}", self.sources.shards[index], flags)
+
+    def _host_objects(self) -> list[_HostObject]:
+        key = self.spec.common_key()
+        files = self._originals.host_files
+        commands = (self._gxx(_object_name(name), self.csrc / name) for name in files)
+        return [
+            _HostObject(f"{key}-{command.name}", command, self._object(command.name))
+            for command in commands
+        ]
+
+    def _map_command(self) -> Command:
+        return self._gxx("kernel_library", self.sources.library)
+
+    def _reuse(self, cache: Cache, wanted: _HostObject) -> bool:
+        content = cache.object(wanted.name)
+        if content is None:
+            return False
+        wanted.path.write_bytes(content)
+        return True
+
+    def _object(self, name: str) -> Path:
+        return self.build / f"{name}.o"
+
+    def _name(self, path: Path) -> str:
+        """The path that compilers get for a file in the folder."""
+        return path.relative_to(self.folder).as_posix()
+
+    def _compile(self, source: Path, name: str) -> tuple[str, ...]:
+        include, made = f"-I{self._name(self.csrc)}", self._name(self._object(name))
+        return (include, "-c", self._name(source), "-o", made)
+
+    def _nvcc(self, name: str, source: Path, flags: tuple[str, ...]) -> Command:
+        tools = self.spec.toolchain
+        compiler = (str(tools.nvcc), f"-ccbin={tools.gxx}")
+        return Command(name, (*compiler, *flags, *self._compile(source, name)))
+
+    def _gxx(self, name: str, source: Path) -> Command:
+        tools = self.spec.toolchain
+        arguments = [str(tools.gxx), *self.spec.host_flags()]
+        for folder in tools.include_dirs:
+            arguments += ["-isystem", str(folder)]
+        return Command(name, (*arguments, *self._compile(source, name)))
+
+    # ---- what the compiler made of each kernel ----
+
+    def _kernels(self, index: int, done: Finished) -> list[KernelEntry]:
+        """The shard's kernels, their PTX written to the library."""
+        configs = self.sources.shard_configs[index]
+        keep = self.build / f"keep_{index}"
+        try:
+            ptx = (keep / f"shard_{index}.ptx").read_text()
+            modules = split_ptx(ptx, self._source_roots())
+            reports = parse_ptxas_report(done.output)
+            nameless = self._nameless(modules, done.output)
+            sizes = kernel_code_bytes((keep / f"shard_{index}.cubin").read_bytes())
+            names = {self._kernel_of(name): name for name in modules}
+            kernels = {
+                cfg: cfg.family.kernel_templates(cfg)  # the templates by role
+                for cfg in configs
+            }
+            missing = [
+                f"{cfg} ({template})"
+                for cfg, templates in kernels.items()
+                for template in templates.values()
+                if (cfg, template) not in names
+            ]
+            if missing:
+                raise ValueError(f"no kernel for {missing[0]} in {sorted(modules)}")
+            unknown = [name for name in names.values() if name not in reports or name not in sizes]
+            if unknown:
+                raise ValueError(f"no report on {unknown[0]}")
+        except (ValueError, FileNotFoundError) as error:
+            raise CompileError(
+                f"shard_{index}: the output of {self.spec.toolchain.nvcc} "
+                f"({self.spec.toolchain.nvcc_version}) was not understood: {error}"
+            ) from error
+
+        shard_bytes = sum(map(len, modules.values()))
+        shared_seconds = done.seconds - sum(reports[name].ptxas_seconds for name in modules)
+
+        def compiled(cfg: KernelConfig, role: str, template: str) -> dict[str, Any]:
+            """The facts about one compiled kernel; writes its PTX to the library."""
+            name = names[cfg, template]
+            ptx_file = f"ptx/{cfg.kernel_name()}{role and '_' + role}.ptx"
+            (self.library / ptx_file).write_text(modules[name])
+            report = reports[name]
+            return {
+                "ptx_entry": name,
+                "ptx_file": ptx_file,
+                "registers": report.registers,
+                "stack_bytes": report.stack_bytes,
+                "spill_store_bytes": report.spill_store_bytes,
+                "spill_load_bytes": report.spill_load_bytes,
+                "static_smem_bytes": report.static_smem_bytes,
+                "ptx_bytes": len(modules[name]),
+                "code_bytes": sizes[name],
+                "warnings": (*report.warnings, *nameless.get(name, ())),
+            }
+
+        entries = []
+        for cfg, templates in kernels.items():
+            (_, main), *others = templates.items()
+            of_config = [names[cfg, template] for template in templates.values()]
+            share = sum(len(modules[name]) for name in of_config) / shard_bytes
+            seconds = sum(reports[name].ptxas_seconds for name in of_config)
+            entries.append(
+                KernelEntry(
+                    config=cfg,
+                    short_form=cfg.short_form(),
+                    compile_seconds=round(seconds + share * max(0.0, shared_seconds), 3),
+                    beside=tuple(
+                        KernelBeside(role=role, **compiled(cfg, role, template))
+                        for role, template in others
+                    ),
+                    **compiled(cfg, "", main),
+                )
+            )
+        return entries
+
+    @staticmethod
+    def _kernel_of(name: str) -> tuple[KernelConfig, str]:
+        """The config and the template that a kernel is made of."""
+        readable = demangle(name)
+        template = readable.partition("<")[0].rpartition("::")[2]
+        return parse_kernel_name_into_config(readable), template
+
+    def _nameless(self, modules: dict[str, str], output: str) -> dict[str, tuple[str, ...]]:
+        """ptxas's warnings that name no kernel, by the kernel that causes them: each kernel of the
+        shard is assembled once more, by itself.
+        """
+        warnings = nameless_warnings(output)
+        if not warnings or len(modules) == 1:
+            return dict.fromkeys(modules, warnings)
+        names = {self._alone(i, text): name for i, (name, text) in enumerate(modules.items())}
+        found: dict[str, tuple[str, ...]] = {}
+
+        def finished(done: Finished) -> None:
+            found[names[done.command]] = nameless_warnings(done.output)
+
+        run_all(list(names), cwd=self.folder, jobs=self.jobs, finished=finished)
+        return found
+
+    def _alone(self, place: int, ptx: str) -> Command:
+        """Assembles one module and keeps only the messages."""
+        source = self.build / f"alone_{place}.ptx"
+        source.write_text(ptx)
+        ptxas = self.spec.toolchain.nvcc.parent / "ptxas"
+        flags = (f"-arch={self.spec.target}", "-v", "-lineinfo")
+        name = self._name(source)
+        return Command(source.stem, (str(ptxas), *flags, name, "-o", f"{name}.cubin"))
+
+    def _source_roots(self) -> list[Path]:
+        tools = self.spec.toolchain
+        # A system toolkit's nvcc reads its own headers through targets/, not through include/.
+        own = tools.nvcc.parent.parent / "targets" / "x86_64-linux" / "include"
+        folders = (*self._originals.roots, self.csrc, self.library / "sources")
+        folders = (*folders, *tools.include_dirs, own)
+        return [root for folder in folders for root in (folder, folder.resolve())]
+
+    # ---- linking ----
+
+    def link(self) -> None:
+        """Link library.so; an undefined symbol is an error here rather than at load time."""
+        tools = self.spec.toolchain
+        exports = self.build / "exports.map"
+        exports.write_text(_EXPORTS)
+        names = [path.stem for path in self.sources.shards]
+        names += ["kernel_library"]
+        names += map(_object_name, self._originals.host_files)
+        command = Command(
+            "link",
+            (
+                str(tools.gxx),
+                "-shared",
+                *(self._name(self._object(name)) for name in names),
+                # Found through the copy that Python's tvm_ffi has loaded: no path is recorded.
+                f"-L{tools.tvm_ffi_lib_dir}",
+                "-ltvm_ffi",
+                f"-L{tools.cuda_lib_dir}",
+                "-lcudart_static",
+                "-lrt",
+                "-ldl",
+                "-lpthread",
+                "-Wl,-Bsymbolic",
+                "-Wl,-z,defs",
+                f"-Wl,--version-script={self._name(exports)}",
+                "-o",
+                self._name(self.library / SHARED_OBJECT),
+            ),
+        )
+        run_all([command], cwd=self.folder, jobs=1, finished=lambda done: None)

@@ -1,0 +1,147 @@
+"""Finds a library that holds given configs in the cache, or builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from flashsmith.builder.build_progress import Progress
+from flashsmith.builder.kernel_cache import Cache
+from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.library_build import build_from
+from flashsmith.builder.library_spec import kernel_flags, package_version
+from flashsmith.builder.manifest import Manifest
+from flashsmith.builder.sources import package_sources, source_hash
+from flashsmith.builder.toolchain import tvm_ffi_version
+from flashsmith.builder.user_cache import cache_dir
+from flashsmith.families import KernelConfig, Semantics, by_family
+
+
+def find_library(
+    cfg: KernelConfig, *, arch: int = 80, semantics: Semantics | None = None
+) -> KernelLibrary | None:
+    """The most recently used cached library that holds ``cfg``, or None. Needs no compiler.
+
+    Only libraries made from the sources as they are now, by this version of flashsmith, count.
+    """
+    return find_library_from(package_sources(), (cfg,), arch=arch, semantics=semantics)
+
+
+def library_for(
+    configs: Iterable[KernelConfig],
+    *,
+    arch: int = 80,
+    semantics: Semantics | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> KernelLibrary:
+    """One library with all ``configs``, of one family (and perhaps more): cached, or built now.
+
+    Raises what ``build`` raises; a cached library needs no compiler.
+    """
+    wanted = tuple(configs)
+    found = find_library_from(package_sources(), wanted, arch=arch, semantics=semantics)
+    return found or build_from(
+        package_sources(), wanted, arch=arch, semantics=semantics, jobs=jobs, progress=progress
+    )
+
+
+def libraries_for(
+    configs: Iterable[KernelConfig],
+    *,
+    arch: int = 80,
+    semantics: Semantics | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> dict[KernelConfig, KernelLibrary]:
+    """Each of ``configs`` with the library that holds it: one for each family among them.
+
+    Raises what ``library_for`` raises.
+    """
+    found: dict[KernelConfig, KernelLibrary] = {}
+    for group in by_family(configs):
+        library = library_for(group, arch=arch, semantics=semantics, jobs=jobs, progress=progress)
+        found |= dict.fromkeys(group, library)
+    return found
+
+
+def built_configs(
+    *, arch: int = 80, semantics: Semantics | None = None
+) -> tuple[KernelConfig, ...]:
+    """Every config for which ``find_library`` finds a library, sorted."""
+    manifests = _usable_manifests(package_sources(), arch, semantics or Semantics())
+    found = {kernel.config for manifest in manifests for kernel in manifest.kernels}
+    return tuple(sorted(found, key=lambda cfg: (cfg.FAMILY, cfg.to_ints())))
+
+
+def built_kernels(*, arch: int = 80) -> tuple[tuple[KernelConfig, Semantics], ...]:
+    """The same for all semantics: each config with the semantics of its kernel, sorted."""
+    manifests = _usable_manifests(package_sources(), arch)
+    found = {(kernel.config, m.semantics) for m in manifests for kernel in m.kernels}
+    return tuple(sorted(found, key=lambda one: (one[0].FAMILY, one[0].to_ints(), one[1])))
+
+
+def cache_stamp() -> tuple[Path, int]:
+    """Which cache is in use, and a number that changes when a library is published or removed."""
+    folder = Cache(cache_dir()).libraries
+    try:
+        return folder, folder.stat().st_mtime_ns
+    except OSError:
+        return folder, 0
+
+
+def find_library_from(
+    csrc: Path,
+    configs: Iterable[KernelConfig],
+    *,
+    arch: int,
+    semantics: Semantics | None = None,
+) -> KernelLibrary | None:
+    """The most recently used cached library made from ``csrc`` that holds all ``configs``."""
+    cache = Cache(cache_dir())
+    wanted = set(configs)
+    for manifest in _usable_manifests(csrc, arch, semantics or Semantics()):
+        if wanted <= {kernel.config for kernel in manifest.kernels}:
+            library = cache.open(manifest.key)  # verifies; None when damaged or removed
+            if library is not None:
+                return library
+    return None
+
+
+def is_current(manifest: Manifest) -> bool:
+    """Whether a library was made from the current sources, by this flashsmith and tvm-ffi.
+
+    Flags count too; compiler versions do not, since a built library needs no compiler. Libraries
+    that are not current stay in the cache, unused, until they are evicted.
+    """
+    return _is_of(manifest, _Origin(package_sources()))
+
+
+def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None) -> list[Manifest]:
+    """The manifests of the cached libraries made from ``csrc``, most recently used first; of all
+    semantics where none are given."""
+    origin = _Origin(csrc)
+    return [
+        m
+        for m in Cache(cache_dir()).manifests()
+        if m.arch == arch and semantics in (None, m.semantics) and _is_of(m, origin)
+    ]
+
+
+class _Origin:
+    """The inputs of a library built now: the sources of its family, and the package versions."""
+
+    def __init__(self, csrc: Path) -> None:
+        self._csrc, self._hashes = csrc, dict[str, str]()
+        self._packages = package_version(), tvm_ffi_version()
+
+    def of(self, family: str) -> tuple[str, str, str]:
+        if family not in self._hashes:
+            self._hashes[family] = source_hash(family, self._csrc)
+        return self._hashes[family], *self._packages
+
+
+def _is_of(manifest: Manifest, origin: _Origin) -> bool:
+    made = (manifest.source_hash, manifest.package_version, manifest.tvm_ffi_version)
+    flags = kernel_flags(manifest.family, manifest.arch)
+    return made == origin.of(manifest.family) and manifest.flags == flags

@@ -1,0 +1,98 @@
+"""The specification of a library: everything its content depends on, and the key that hashes it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flashsmith.builder.manifest import FORMAT
+from flashsmith.builder.toolchain import Toolchain
+from flashsmith.families import KernelConfig, Semantics, device_spec, family_named
+
+# Hidden and without GNU unique symbols: several libraries live in one process, and each must keep
+# the `forward_kernels` map of its own.
+_HOST_FLAGS = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
+# -O1: the bindings run once a launch, and -O2 makes the first build 1.5 s longer.
+_GXX_FLAGS = ("-O1", "-std=c++20", *_HOST_FLAGS)
+_NVCC_FLAGS = ("-O3", "-std=c++20", "-Xcompiler", ",".join(_HOST_FLAGS))
+
+
+def package_version() -> str:
+    """The installed flashsmith's version."""
+    return importlib.metadata.version("flashsmith")
+
+
+def machine_target(family: str, arch: int) -> str:
+    """What machine code is for: 'sm_80'."""
+    return f"sm_{arch}{family_named(family).target_suffix}"
+
+
+def kernel_flags(family: str, arch: int) -> tuple[str, ...]:
+    """nvcc's flags for kernels: the target, and what the resource report needs."""
+    limit = device_spec(arch).max_smem_per_block
+    target = machine_target(family, arch)
+    return (
+        *_NVCC_FLAGS,
+        f"-gencode=arch={target.replace('sm', 'compute')},code={target}",
+        f"-DFLASHSMITH_MAX_SMEM_PER_BLOCK={limit}",
+        "-lineinfo",
+        "-Xptxas=-v",
+    )
+
+
+@dataclass(frozen=True)
+class LibrarySpec:
+    """What to build, from which sources, with which compilers."""
+
+    configs: tuple[KernelConfig, ...]  # sorted, unique
+    arch: int
+    semantics: Semantics
+    csrc: Path
+    source_hash: str  # of the family's sources
+    toolchain: Toolchain
+
+    @property
+    def family(self) -> str:
+        """The kernel family that all the configs are of."""
+        return self.configs[0].FAMILY
+
+    @property
+    def target(self) -> str:
+        """What machine code is for: 'sm_80'."""
+        return machine_target(self.family, self.arch)
+
+    def kernel_flags(self) -> tuple[str, ...]:
+        """nvcc's flags for the shards."""
+        return kernel_flags(self.family, self.arch)
+
+    def host_flags(self) -> tuple[str, ...]:
+        """g++'s flags for the host path and the map."""
+        return _GXX_FLAGS
+
+    def key(self) -> str:
+        """The library's name in the cache."""
+        return _hashed(
+            [cfg.short_form() for cfg in self.configs],
+            self.family,
+            self.arch,
+            asdict(self.semantics),
+            self.kernel_flags(),
+            self.common_key(),
+        )
+
+    def common_key(self) -> str:
+        """The name of the objects that do not depend on configs, semantics or arch."""
+        return _hashed(
+            FORMAT,
+            package_version(),
+            self.source_hash,
+            self.host_flags(),
+            self.toolchain.identity(),
+        )
+
+
+def _hashed(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

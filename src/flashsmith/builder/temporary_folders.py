@@ -1,0 +1,143 @@
+"""Temporary folders for building and removing libraries, which do not outlive their process for
+long.
+
+Every folder holds a lock file that its process keeps locked. The kernel drops the lock when the
+process dies, however it dies, and the next build removes the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from flashsmith.builder.locks import HeldLock, try_lock
+from flashsmith.builder.safe_files import kind_of, make_folder
+from flashsmith.errors import CacheError
+
+LOCK = "lock"
+# A folder without a lock belongs to a process that is just creating it, or died doing so.
+_UNLOCKED_GRACE_SECONDS = 3600.0
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space or run 'flashsmith cache clear'",
+    errno.EDQUOT: "the disk quota is used up: free some space or run 'flashsmith cache clear'",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+}
+
+
+@contextlib.contextmanager
+def folder_errors(action: str, folder: str, variable: str) -> Iterator[None]:
+    """Turns OSErrors of the block into CacheErrors about ``folder`` with advice. ``variable`` is
+    the environment variable that can name another folder.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader of the progress is gone, which is no error of the cache
+    except OSError as error:
+        why = _ADVICE.get(error.errno or 0, error.strerror or str(error))
+        where = f" ({error.filename})" if error.filename else ""
+        raise CacheError(
+            f"cannot {action} {folder}{where}: {why}. "
+            f"{variable} can name a folder elsewhere that you may write"
+        ) from error
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in ``folder``, by name, without links; none when it does not exist."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(path for path in folder.iterdir() if kind_of(path) == stat.S_IFDIR)
+    return []
+
+
+class TemporaryFolders:
+    """The temporary folders in ``folder``: those called ``prefix`` and 16 hexadecimal digits. Other
+    folders, and those of other users, are left untouched. Methods raise OSError.
+    """
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        self.folder = folder
+        self._prefix = prefix
+        self._name = re.compile(re.escape(prefix) + "[0-9a-f]{16}")
+
+    @contextlib.contextmanager
+    def new(self) -> Iterator[Path]:
+        """A new folder, removed at the end; those of dead processes are removed first."""
+        self.sweep()
+        folder, lock = self._create()
+        try:
+            yield folder
+        finally:
+            _remove(folder)
+            lock.release()
+
+    def _create(self) -> tuple[Path, HeldLock]:
+        while True:
+            folder = self._new_path()
+            # Another process may remove the folder before it is locked; then a new one is made.
+            with contextlib.suppress(FileNotFoundError):
+                make_folder(folder)
+                lock = try_lock(folder / LOCK, create=True)
+                if lock is not None:
+                    return folder, lock
+
+    def _new_path(self) -> Path:
+        return self.folder / f"{self._prefix}{secrets.token_hex(8)}"
+
+    def sweep(self) -> None:
+        """Remove the folders of dead processes."""
+        for folder in subfolders(self.folder):
+            if not self._is_ours(folder):
+                continue
+            with contextlib.suppress(PermissionError):
+                lock = try_lock(folder / LOCK)
+                if lock is not None or _is_unlocked_and_old(folder):
+                    _remove(folder)
+                if lock is not None:
+                    lock.release()
+
+    def _is_ours(self, path: Path) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            named = self._name.fullmatch(path.name) is not None
+            return named and path.lstat().st_uid == os.geteuid()
+        return False
+
+    def trash(self, library: Path) -> None:
+        """Move ``library`` here at once, and then remove it; does nothing when it does not
+        exist."""
+        # Its lock file moves with it: if this process is killed here, the next sweep removes it.
+        trash = self._new_path()
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(library, trash)
+        _remove(trash)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, its lock last: compilers that outlive their parent may still write. Another
+    process may remove it at the same time.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for path in list(folder.iterdir()):
+            if kind_of(path) == stat.S_IFDIR:
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOCK:
+                path.unlink(missing_ok=True)
+        if [path.name for path in folder.iterdir()] in ([], [LOCK]):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_unlocked_and_old(folder: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        age = time.time() - folder.lstat().st_mtime
+        return not kind_of(folder / LOCK) and age > _UNLOCKED_GRACE_SECONDS
+    return False

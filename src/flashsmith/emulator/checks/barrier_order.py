@@ -1,0 +1,113 @@
+"""The happens-before order that mbarriers and cluster barriers create."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashsmith.emulator.checks.happens_before import HappensBefore
+from flashsmith.emulator.interface import ClusterBarrierEvent, Clusters, Engine, MbarrierEvent
+
+_Knowledge = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass
+class _Handover:
+    """The clocks published at a barrier: in the current phase, and in all completed ones."""
+
+    coming: _Knowledge | None = None
+    over: _Knowledge | None = None
+
+    def give(self, knowledge: _Knowledge) -> None:
+        """More arrivals."""
+        self.coming = _together(self.coming, knowledge)
+
+    def end(self) -> None:
+        """The phase is over."""
+        if self.coming is not None:
+            self.over, self.coming = _together(self.over, self.coming), None
+
+
+def _together(one: _Knowledge | None, other: _Knowledge) -> _Knowledge:
+    if one is None:
+        return other
+    known, more = one[0], other[0]
+    if known.size < more.size:
+        known = np.pad(known, (0, more.size - known.size))
+    elif more.size < known.size:
+        more = np.pad(more, (0, known.size - more.size))
+    return np.maximum(known, more), np.maximum(one[1], other[1])
+
+
+class BarrierOrder:
+    """Every mbarrier and cluster barrier of a wave."""
+
+    def __init__(self, order: HappensBefore, clusters: Clusters) -> None:
+        self._order, self._clusters = order, clusters
+        self._mbarriers: dict[tuple[int, int], _Handover] = {}
+        self._inits: dict[tuple[int, int], tuple[int, int]] = {}
+        self._cluster_barriers: dict[int, _Handover] = {}
+
+    def mbarrier(self, event: MbarrierEvent) -> Iterator[tuple[str, np.ndarray, int]]:
+        """Updates the order with an event.
+
+        Yields (kind of finding, threads, initialising thread) where threads use a barrier without
+        being ordered after its initialisation; bulk copies need a proxy fence in between, too.
+        """
+        if event.kind == "complete":
+            self._complete(event)
+            return
+        for cta in np.unique(event.ctas):
+            key = (int(cta), event.address)
+            threads = event.threads[event.ctas == cta]
+            if event.kind == "init":
+                self._inits[key] = (int(threads[0]), event.clock)
+                self._mbarriers[key] = _Handover()
+                continue
+            yield from self._unseen(event.kind, key, threads)
+            place = self._mbarriers.setdefault(key, _Handover())
+            for own in self._order.by_cta(threads):
+                if event.kind == "arrive":
+                    place.give(self._order.published(own, event.clock))
+                elif event.kind == "wait" and place.over is not None:
+                    self._order.acquire(own, place.over)
+
+    def _unseen(
+        self, kind: str, key: tuple[int, int], threads: np.ndarray
+    ) -> Iterator[tuple[str, np.ndarray, int]]:
+        known = self._inits.get(key)
+        if known is None:
+            return
+        thread, clock = known
+        unseen = ~self._order.ordered_after(threads, np.array([thread]), np.array([clock]))
+        if unseen.any():
+            yield "race-mbarrier", threads[unseen], thread
+        elif kind == "copy":
+            column = self._order.column(threads, np.array([thread]))
+            _, fenced = self._order.common(threads)
+            if fenced[column[0]] < clock:
+                yield "proxy-fence", threads, thread
+
+    def _complete(self, event: MbarrierEvent) -> None:
+        for place, cta in enumerate(event.ctas):
+            meeting = self._mbarriers.setdefault((int(cta), event.address), _Handover())
+            landed = event.clock if event.landed is None else int(event.landed[place])
+            engine = Engine("mbarrier", int(cta), event.address)
+            meeting.end()
+            if meeting.over is not None:
+                known, fenced = meeting.over
+                meeting.over = self._order.note_engine(known, engine, landed), fenced
+
+    def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
+        """Arriving threads publish their clocks; threads that have passed acquire those of all."""
+        numbers = self._clusters.number(event.threads // self._order.threads_per_cta)
+        for number in np.unique(numbers):
+            place = self._cluster_barriers.setdefault(int(number), _Handover())
+            for own in self._order.by_cta(event.threads[numbers == number]):
+                if event.kind == "arrive":
+                    place.give(self._order.published(own, event.clock))
+                elif event.kind == "wait" and place.coming is not None:
+                    # A thread that has already arrived for the next phase had passed this one.
+                    self._order.acquire(own, place.coming)

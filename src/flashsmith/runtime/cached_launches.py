@@ -1,0 +1,221 @@
+"""CachedLaunch: a call that was checked, planned and launched once, for others like it.
+
+Most of what a call costs on the host are checks, and what they say depends on everything but where
+the tensors are: on the call's *likeness*. A call whose likeness is cached skips them. Only calls on
+tensors of a RepeatableFramework have one; a call without, or with one that is not cached, goes
+through all checks. A call that must be refused is never prepared, so that none like it is found.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from flashsmith.runtime.forward_call import outputs_of
+from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions
+from flashsmith.runtime.forward_request import Request
+from flashsmith.runtime.frameworks import framework_of
+from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
+from flashsmith.runtime.tensors import byte_range
+
+# Those prepared first go first.
+MOST_CALLS = 1024
+
+Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
+Options = tuple[Any, ...]  # in the order of ForwardOptions
+Signature = tuple[Any, ...]
+
+# The bits of an address that must be 0: tensors begin at 16 bytes, vectors at whole elements.
+_UNALIGNED, _UNALIGNED_VECTOR = 15, 3
+# Where the types of options come from that stay what they are and compare by what they are.
+_OPTION_MODULES = {"builtins", "numpy"}
+
+
+class CachedLaunch:
+    """What there is to know of a call but the addresses of its tensors; safe to share."""
+
+    def __init__(self, request: Request, launch: Callable[..., Any]) -> None:
+        """``launch`` is what LoadedKernel.prepare gave for the request, of a repeatable
+        framework's tensors."""
+        q, framework = request.q, request.q.framework
+        assert isinstance(framework, RepeatableFramework)
+        self._launch = launch
+        self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
+        self._new_o = framework.like_allocator(dense=q.strides == contiguous_strides(q.shape))
+        self._has_keys = 0 not in request.k.shape  # else they have no memory either
+        self._lse, self._row_max = request.lse, request.row_max
+        if self._lse or self._row_max:
+            shape = request.statistics_shape
+            self._new_statistic = framework.allocator(q.source, shape, "float32")
+        packing, sinks = request.packing, request.sinks
+        self._has_vectors = not (packing is None and sinks is None)
+        self._is_plain = not (self._has_vectors or self._lse or self._row_max)
+        if request.o is not None:
+            offsets = (None, None) if packing is None else packing[:2]
+            inputs = (q, request.k, request.v, sinks, *offsets)
+            self._overlaps = [_overlap(request.o, view) for view in inputs]
+
+    def run(self, tensors: Tensors, options: Options) -> Any:
+        """Launches on these tensors; the outputs, or None when it takes the checks to judge where
+        they are, and nothing was done.
+
+        Raises LaunchError when the launch is refused.
+        """
+        q, k, v, o = tensors
+        q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (q_at | k_at | v_at) & _UNALIGNED or not q_at:
+            return None
+        if self._has_keys and not (k_at and v_at):
+            return None
+        sinks_at = cu_q_at = cu_k_at = 0
+        if self._has_vectors:
+            sinks, cu_q, cu_k = options[4:7]
+            if sinks is not None:
+                sinks_at = sinks.data_ptr()
+            if cu_q is not None:
+                cu_q_at = cu_q.data_ptr()
+                cu_k_at = cu_q_at if cu_k is cu_q else cu_k.data_ptr()
+            if (sinks_at | cu_q_at | cu_k_at) & _UNALIGNED_VECTOR:
+                return None
+        if o is None:
+            o = self._new_o(q)
+            o_at = o.data_ptr()
+        else:
+            o_at = o.data_ptr()
+            if o_at & _UNALIGNED:
+                return None
+            addresses = (q_at, k_at, v_at, sinks_at, cu_q_at, cu_k_at)
+            for at, (low, high) in zip(addresses, self._overlaps, strict=True):
+                if low < at - o_at < high:
+                    return None
+        stream = self._stream_of(self._ordinal)
+        if self._is_plain:
+            self._launch(stream, q_at, k_at, v_at, o_at)
+            return o
+        lse = row_max = None
+        lse_at = row_max_at = 0
+        if self._lse:
+            lse = self._new_statistic()
+            lse_at = lse.data_ptr()
+        if self._row_max:
+            row_max = self._new_statistic()
+            row_max_at = row_max.data_ptr()
+        inputs = q_at, k_at, v_at
+        self._launch(stream, *inputs, o_at, lse_at, row_max_at, sinks_at, cu_q_at, cu_k_at)
+        return outputs_of(o, lse, row_max)
+
+
+def _overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
+    """Between which differences of address, an input's less o's, their outer bounds meet."""
+    if view is None:
+        return 0, 0
+    (first, end), (o_first, o_end) = byte_range(view), byte_range(o)
+    apart = view.address - o.address
+    return apart + o_first - end, apart + o_end - first
+
+
+CachedLaunches = dict[Signature, CachedLaunch]
+# Replaced, not emptied, when calls are forgotten: one that has begun is kept with the old ones.
+cached: CachedLaunches = {}
+_lock = threading.Lock()
+# Those types of tensors met so far that a RepeatableFramework has.
+_tensor_types: set[type] = set()
+
+
+def forget_cached_launches() -> None:
+    """Has every call go through all checks and the choice of its kernel once more.
+
+    For whoever changes what that choice rests on. Safe to call at any time, from any thread.
+    """
+    global cached
+    cached = {}
+
+
+def _forget_in_child() -> None:
+    global _lock
+    # A thread of the parent's may have held it.
+    _lock = threading.Lock()
+    # A child cannot use its parent's CUDA, and it is the checks that say so.
+    forget_cached_launches()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def remember(
+    calls: CachedLaunches, signature: Signature, call: CachedLaunch, asked: ForwardOptions
+) -> None:
+    """Adds a call to those that ``find`` looks through, unless an option is of an unusual type."""
+    numbers = (asked.softcap, asked.scale, asked.max_seqlen_q, asked.max_seqlen_k)
+    for value in (asked.window, *asked.window, *numbers):
+        if type(value).__module__ not in _OPTION_MODULES:
+            return
+    with _lock:
+        while len(calls) >= MOST_CALLS:
+            del calls[next(iter(calls))]
+        calls[signature] = call
+
+
+def find(
+    calls: CachedLaunches, chosen: Any, tensors: Tensors, options: Options, emulate: Any
+) -> tuple[Signature | None, CachedLaunch | None]:
+    """The likeness of a call, if it has one, and the call like it, if there is one."""
+    kind = type(tensors[0])
+    if kind not in _tensor_types and not _is_repeatable(kind):
+        return None, None
+    try:
+        signature = call_signature(kind, chosen, tensors, options, emulate)
+        return signature, None if signature is None else calls.get(signature)
+    except Exception:
+        # No tensor where one should be, or an option that cannot be hashed: the checks will tell.
+        return None, None
+
+
+def call_signature(
+    kind: Any, chosen: Any, tensors: Tensors, options: Options, emulate: Any
+) -> Signature | None:
+    """Everything that checks and the choice of a kernel look at, but addresses.
+
+    None for what may need gradients, or a length that only the device knows. Equal likenesses mean
+    equal outcomes: since 1 equals True, types are part of them.
+    """
+    q, k, v, o = tensors
+    causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, lse, row_max = options
+    if type(k) is not kind or type(v) is not kind:
+        return None
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return None
+    signature: Signature = (
+        chosen,
+        q.dtype, q.device, q.shape, q.stride(),
+        k.dtype, k.device, k.shape, k.stride(),
+        v.dtype, v.device, v.shape, v.stride(),
+        causal, softcap, scale, lse, row_max, emulate,
+        type(causal), type(softcap), type(scale), type(lse), type(row_max), type(emulate),
+    )  # fmt: skip
+    if window is not NO_WINDOW:
+        signature += ("window", window, type(window), *map(type, window))
+    if cu_q is not None or cu_k is not None:
+        if max_q is None or max_k is None:
+            return None
+    elif o is None and sinks is None and max_q is None and max_k is None:
+        return signature
+    signature += (max_q, max_k, type(max_q), type(max_k))
+    for tensor in (o, sinks, cu_q, None if cu_k is cu_q else cu_k):
+        if tensor is None:
+            signature += (None,)
+            continue
+        if type(tensor) is not kind or tensor.requires_grad:
+            return None
+        signature += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+    return (*signature, cu_k is cu_q)
+
+
+def _is_repeatable(kind: type) -> bool:
+    framework = framework_of(kind)
+    if isinstance(framework, RepeatableFramework) and framework.tensor_type is kind:
+        _tensor_types.add(kind)
+        return True
+    return False

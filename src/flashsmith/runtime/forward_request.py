@@ -1,0 +1,105 @@
+"""Request: the arguments of one forward pass, all checked; nothing is allocated or launched yet."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from flashsmith.families import Problem
+from flashsmith.runtime.arguments import (
+    check_inputs,
+    check_output,
+    check_problem,
+    check_sinks,
+)
+from flashsmith.runtime.forward_options import (
+    ForwardOptions,
+    Mask,
+    check_flag,
+    check_mask,
+    check_scale,
+    check_softcap,
+)
+from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.sequences import Packing, check_packing
+
+
+class Request(NamedTuple):
+    """What was asked for. ``o`` is None where it is to be allocated."""
+
+    problem: Problem
+    q: TensorView
+    k: TensorView
+    v: TensorView
+    o: TensorView | None
+    packing: Packing | None
+    sinks: TensorView | None
+    mask: Mask
+    scale: float
+    softcap: float
+    lse: bool
+    row_max: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no row to compute: then nothing is launched."""
+        return self.problem.batch == 0 or self.problem.seq_q == 0
+
+    @property
+    def statistics_shape(self) -> tuple[int, ...]:
+        """(batch, heads_q, seq_q), packed (heads_q, total_q)."""
+        if self.packing:
+            return self.problem.heads_q, self.q.shape[0]
+        return self.problem.batch, self.problem.heads_q, self.problem.seq_q
+
+    @property
+    def suits_tma(self) -> bool:
+        """Whether TMA can copy all tensors, which some families do: it takes no stride of 0,
+        which broadcast tensors have, and none below."""
+        views = (self.q, self.k, self.v, *([] if self.o is None else [self.o]))
+        return all(
+            stride > 0
+            for view in views
+            for size, stride in zip(view.shape, view.strides, strict=True)
+            if size > 1
+        )
+
+    @property
+    def readable(self) -> tuple[TensorView, ...]:
+        """Everything that the kernel reads."""
+        return _readable((self.q, self.k, self.v), self.packing, self.sinks)
+
+
+def check_request(
+    tensors: tuple[Any, Any, Any, Any],
+    options: ForwardOptions,
+    *,
+    check_contents: bool = True,
+    output: str = "o",
+) -> Request:
+    """The request that q, k, v, o (or None) and the options make, of whichever kernel.
+
+    ``output`` is what the caller's signature calls o.
+
+    Raises ArgumentError, its message beginning with the argument's name, when one is unusable.
+    """
+    packed = options.cu_seqlens_q is not None or options.cu_seqlens_k is not None
+    q, k, v = inputs = check_inputs(*tensors[:3], packed=packed)
+    mask = check_mask(options.causal, options.window)
+    scale = check_scale(options.scale, max(1, q.shape[-1]))
+    softcap = check_softcap(options.softcap, scale)
+    packing = check_packing(options, q, k, check_contents=check_contents)
+    problem = check_problem(inputs, packing, mask.kind, softcap)
+    sinks = check_sinks(options.sinks, q, problem.heads_q)
+    lse = check_flag("return_lse", options.return_lse)
+    row_max = check_flag("return_row_max", options.return_row_max)
+    o = None
+    if tensors[3] is not None:
+        o = check_output(tensors[3], q, _readable(inputs, packing, sinks), output)
+    return Request(problem, q, k, v, o, packing, sinks, mask, scale, softcap, lse, row_max)
+
+
+def _readable(
+    inputs: tuple[TensorView, ...], packing: Packing | None, sinks: TensorView | None
+) -> tuple[TensorView, ...]:
+    offsets = () if packing is None else (packing.cu_seqlens_q, packing.cu_seqlens_k)
+    return (*inputs, *offsets, *(() if sinks is None else (sinks,)))

@@ -1,0 +1,282 @@
+"""Seeded inputs for a proof: plain random ones, and the ones on which a softmax goes wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType
+from flashsmith.verify.attention_semantics import Lens
+
+# |scaled score| that 'large_scores' reaches; rounding to bf16 must not carry it over 1,000.
+LARGE_SCORE = 990.0
+# How far the first tile's scaled scores lie below (or above) the others'.
+TILE_GAP = 200.0
+# Largest scaled score of 'far_scores'. From four times as much on the largest probability, 1, comes
+# out as 2^e with e what rounding the logit left, and is rounded to 16 bits like any other.
+FAR_SCORE = 4e3
+# Of 'growing_maxima', standard deviation of the scaled scores within a key tile.
+GROWING_NOISE = 0.1
+
+
+def check_seed(seed: int) -> None:
+    """Raises ArgumentError unless random numbers can be drawn from `seed`."""
+    if seed < 0:
+        raise ArgumentError(f"seed={seed!r}: give a whole number, at least 0")
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """Everything that determines a set of inputs; equal specs give equal bits.
+
+    ``heads`` are the query's; ``heads_k`` None means as many. ``first_tile`` is the number of
+    leading keys that two tile kinds lower or raise, and of every key tile of the third: the
+    kernel's B_c, so that the running maximum moves exactly between two tiles. With ``lens_q`` and
+    ``lens_k`` every sequence is drawn like a batch of one and packed behind the one before; batch,
+    seq_q and seq_k do not matter then.
+    """
+
+    kind: str
+    dtype: DType
+    batch: int
+    seq_q: int
+    seq_k: int
+    heads: int
+    d: int
+    scale: float
+    seed: int = 0
+    first_tile: int = 0
+    heads_k: int | None = None
+    lens_q: Lens | None = None
+    lens_k: Lens | None = None
+    sinks: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.heads // (self.heads_k or self.heads)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k, v of shape (batch, seq, heads, d), packed (total, heads, d), in the kernel's dtype;
+    ``sinks`` fp32, (heads), or None."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    sinks: np.ndarray | None = None
+
+
+def numpy_dtype(dtype: DType) -> np.dtype:
+    """NumPy's dtype for a kernel dtype (bf16 is ml_dtypes')."""
+    return np.dtype(ml_dtypes.bfloat16 if dtype is DType.BF16 else np.float16)
+
+
+def default_scale(d: int) -> float:
+    """1 / sqrt(d), the scale of scaled dot-product attention."""
+    return 1.0 / math.sqrt(d)
+
+
+Draw = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _normal(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    q = rng.standard_normal((spec.batch, spec.seq_q, spec.heads, spec.d), dtype=np.float32)
+    heads_k = spec.heads // spec.group
+    k, v = (
+        rng.standard_normal((spec.batch, spec.seq_k, heads_k, spec.d), dtype=np.float32)
+        for _ in range(2)
+    )
+    return q, k, v
+
+
+def _large_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """Every row of q and k has one length, so scores lie in +-LARGE_SCORE; both ends are met."""
+    q, k, v = _normal(rng, spec)
+    radius = math.sqrt(LARGE_SCORE / spec.scale)
+    q *= radius / np.linalg.norm(q, axis=-1, keepdims=True)
+    k *= radius / np.linalg.norm(k, axis=-1, keepdims=True)
+    k[:, 0] = q[:, 0, :: spec.group]
+    k[:, -1] = -q[:, -1, :: spec.group]
+    return q, k, v
+
+
+def _constant(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """One constant a head: every weight is equal and the output is v's constant."""
+    q, k, v = _normal(rng, spec)
+    levels = rng.choice([-1.5, -0.75, 0.375, 0.5, 1.25], size=(3, spec.batch, 1, spec.heads, 1))
+    for array, level in zip((q, k, v), levels, strict=True):
+        array[:] = level[:, :, : array.shape[2]]
+    return q, k, v
+
+
+def _one_hot(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """Row i sees only key pi(i): a wrong column, row or permutation of v cannot average out."""
+    q, k, v = _normal(rng, spec)
+    k[:] = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=k.shape)
+    chosen = rng.permutation(np.arange(spec.seq_q) % spec.seq_k)
+    # A code's product with itself is d, with another rarely above d/2: of 60 nats, 30 remain.
+    q[:] = np.repeat(k[:, chosen], spec.group, axis=2) * (60.0 / (spec.scale * spec.d))
+    return q, k, v
+
+
+def _shifted_first_tile(rng: np.random.Generator, spec: InputSpec, gap: float) -> Draw:
+    """All queries share a direction that the first tile's keys have and the later ones lack."""
+    q, k, v = _normal(rng, spec)
+    direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
+    direction /= math.sqrt(spec.d)
+    along = np.float32(math.sqrt(abs(gap) / spec.scale))
+    for array in (q, k):
+        array -= (array @ direction)[..., None] * direction
+    q += along * direction
+    k[:, : spec.first_tile] += math.copysign(along, gap) * direction
+    return q, k, v
+
+
+def _low_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    return _shifted_first_tile(rng, spec, -TILE_GAP)
+
+
+def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    return _shifted_first_tile(rng, spec, TILE_GAP)
+
+
+def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """From key tile to key tile, the last first, a row's scores grow by 0.75 to 0.95 of
+    log2(B_c / 16) octaves: just too little for what is summed up so far to ask a kernel that
+    rescales lazily for a new maximum, so that only its bound on growth does.
+    """
+    q, k, v = _normal(rng, spec)
+    tile = spec.first_tile
+    direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
+    direction /= math.sqrt(spec.d)
+    for array in (q, k):
+        array -= (array @ direction)[..., None] * direction
+    q *= GROWING_NOISE / (spec.scale * math.sqrt(spec.d))
+    along = np.float32(math.sqrt(math.log(max(2.0, tile / 16)) / spec.scale))
+    q += rng.uniform(0.75, 0.95, q.shape[:-1]).astype(np.float32)[..., None] * along * direction
+    visited = (spec.seq_k - 1) // tile - np.arange(spec.seq_k) // tile
+    k += (visited.astype(np.float32) * along)[:, None, None] * direction
+    return q, k, v
+
+
+def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """A few NaN and infinities in v, in a row of q, and in one problem of three in a key; more of
+    them lie between what belongs to the arrays.
+    """
+    q, k, v = _normal(rng, spec)
+    values = np.array([math.nan, math.inf, -math.inf], dtype=np.float32)
+    for array, places in ((v, 4), (q, 1), (k, int(rng.integers(3) == 0))):
+        for _ in range(places):
+            array[tuple(rng.integers(array.shape))] = rng.choice(values)
+    return q, k, v
+
+
+def _lost_keys(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """Scores of -inf: of all keys from one on, which are visited first, and of half the rest."""
+    q, k, v = _normal(rng, spec)
+    q[:] = np.abs(q) + 0.1
+    lost = np.arange(spec.seq_k) >= spec.seq_k - rng.integers(1, spec.seq_k + 1)
+    lost |= rng.integers(2, size=spec.seq_k) == 0
+    k[:, lost] = -math.inf
+    return q, k, v
+
+
+def _huge(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """Values at the end of the dtype's range: q large and k small, so that scores are not, and v
+    as large as fp32 sums of it allow.
+    """
+    q, k, v = _normal(rng, spec)
+    large, largest_v = (1e4, 8e3) if spec.dtype is DType.FP16 else (1e18, 1e30)
+    return q * np.float32(large), k / np.float32(large), v * np.float32(largest_v)
+
+
+def _far_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """'one_hot' with scores up to FAR_SCORE: each row has one key, and fp32 holds every sum."""
+    q, k, v = _one_hot(rng, spec)
+    largest = math.sqrt(FAR_SCORE / (spec.scale * spec.d))
+    size = np.float32(2.0 ** min(14, math.floor(math.log2(largest))))  # fp16 reaches 2^15
+    return np.sign(q) * size, np.sign(k) * size, v
+
+
+_DRAWS: dict[str, Callable[[np.random.Generator, InputSpec], Draw]] = {
+    "random": _normal,
+    "large_scores": _large_scores,
+    "constant": _constant,
+    "one_hot": _one_hot,
+    "low_first_tile": _low_first_tile,
+    "high_first_tile": _high_first_tile,
+    "growing_maxima": _growing_maxima,
+    "nonfinite": _nonfinite,
+    "lost_keys": _lost_keys,
+    "huge": _huge,
+    "far_scores": _far_scores,
+}
+
+INPUT_KINDS = tuple(_DRAWS)
+# Kinds whose inputs depend on the kernel's B_c.
+TILE_KINDS = ("low_first_tile", "high_first_tile", "growing_maxima")
+
+
+def make_inputs(spec: InputSpec) -> Inputs:
+    """Draws the inputs of ``spec``.
+
+    Raises ArgumentError for an unknown kind, and for a tile kind whose first tile is not a proper
+    part of the keys (there would be no later tile to differ from).
+    """
+    if spec.kind not in _DRAWS:
+        raise ArgumentError(f"inputs={spec.kind!r}: allowed are {', '.join(INPUT_KINDS)}")
+    longest = max(spec.lens_k, default=0) if spec.lens_k is not None else spec.seq_k
+    if spec.kind in TILE_KINDS and not 0 < spec.first_tile < longest:
+        raise ArgumentError(
+            f"inputs={spec.kind!r}: the first tile has {spec.first_tile} of {longest} keys; "
+            "give a seq of at least two key tiles"
+        )
+    rng = np.random.default_rng(spec.seed)
+    drawn = [_draw(rng, one) for one in _sequences(spec)]
+    if spec.lens_q is None:
+        ((q, k, v),) = drawn
+    else:
+        q, k, v = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+    if spec.kind == "nonfinite":
+        q, k, v = (_amid_nan(array, 8 * (1 + i)) for i, array in enumerate((q, k, v)))
+    return Inputs(q, k, v, draw_sinks(spec) if spec.sinks else None)
+
+
+def _amid_nan(array: np.ndarray, columns: int) -> np.ndarray:
+    """The array as part of a larger one of NaN: more batches, rows, heads, and ``columns``."""
+    more = (*(size + 1 for size in array.shape[:-1]), array.shape[-1] + columns)
+    inside = tuple(slice(size) for size in array.shape)
+    whole = np.full(more, math.nan, array.dtype)
+    whole[inside] = array
+    return whole[inside]
+
+
+def _sequences(spec: InputSpec) -> list[InputSpec]:
+    """The dense problems that are drawn one by one: itself, or each packed sequence."""
+    if spec.lens_q is None or spec.lens_k is None:
+        return [spec]
+    return [
+        replace(spec, batch=1, seq_q=seq_q, seq_k=seq_k)
+        for seq_q, seq_k in zip(spec.lens_q, spec.lens_k, strict=True)
+    ]
+
+
+def _draw(rng: np.random.Generator, spec: InputSpec) -> Draw:
+    """One dense problem's arrays in its dtype; of a packed one the batch dimension is dropped."""
+    # Where there are no queries or no keys there is nothing to arrange between them.
+    kind = spec.kind if spec.batch and spec.seq_q and spec.seq_k else "random"
+    q, k, v = (array.astype(numpy_dtype(spec.dtype)) for array in _DRAWS[kind](rng, spec))
+    return (q, k, v) if spec.lens_q is None else (q[0], k[0], v[0])
+
+
+def draw_sinks(spec: InputSpec) -> np.ndarray:
+    """A logit per head, fp32, about as large as a row's largest: neither takes it all."""
+    rng = np.random.default_rng([spec.seed, spec.heads])
+    return rng.normal(1.0, 2.0, spec.heads).astype(np.float32)

@@ -1,0 +1,357 @@
+"""The tolerance rule: when an output counts as right, and where it first is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, KernelConfig
+from flashsmith.verify.attention_semantics import Lens, offsets
+from flashsmith.verify.reference import References
+
+# An output may err twice as much as a textbook kernel of the same precision, and this much more.
+MAX_ERROR_FACTOR = 2.0
+MAX_ERROR_SLACK = 1e-5
+RELATIVE_L2_BOUND = {DType.FP16: 1e-3, DType.BF16: 5e-3}
+# Close to 0 neighbours lie this far apart, and no output can be told from the next one: where a
+# sink takes nearly all of a row's weight, rounding alone is many times RELATIVE_L2_BOUND.
+SMALLEST_STEP = {DType.FP16: 2.0**-24, DType.BF16: 2.0**-133}
+# The norm of an all but zero reference is taken as if its elements were this large.
+L2_FLOOR = 1e-6
+LSE_ABSOLUTE = 1e-3
+LSE_RELATIVE = 1e-6
+# Fewer outputs than this make the maximum error a matter of luck.
+MIN_OUTPUTS = 4096
+
+
+@dataclass(frozen=True)
+class Location:
+    """One element of o or of a row's statistics, in problem and in kernel terms.
+
+    ``batch`` is the sequence's number in the batch and ``row`` counts within the sequence;
+    ``packed_row`` is the row of the packed tensor, None for dense ones. ``column`` is None for a
+    statistic, which ``what`` names. ``tile`` is the Q tile, ``warp`` the warp of its CTA that owns
+    the row.
+    """
+
+    batch: int
+    row: int
+    head: int
+    column: int | None
+    tile: int
+    warp: int
+    got: float
+    expected: float
+    what: str = "o"
+    packed_row: int | None = None
+
+    def __str__(self) -> str:
+        sequence = f"batch {self.batch}, row {self.row}"
+        if self.packed_row is not None:
+            sequence = (
+                f"sequence {self.batch}, row {self.row} (row {self.packed_row} of the packed "
+                "tensor)"
+            )
+        what = self.what if self.column is None else f"column {self.column}"
+        return (
+            f"{sequence}, head {self.head}, {what} "
+            f"(Q tile {self.tile}, warp {self.warp}): got {self.got:.6g}, "
+            f"expected {self.expected:.6g}"
+        )
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element of an output of any operation."""
+
+    what: str
+    index: tuple[int, ...]
+    got: float
+    expected: float
+
+    def __str__(self) -> str:
+        place = ", ".join(map(str, self.index))
+        return f"{self.what}[{place}]: got {self.got:.6g}, expected {self.expected:.6g}"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is right, by the outputs' names: ``exact`` in float64, never rounded, and ``rounded``
+    as a plain implementation gives it that rounds where a kernel must."""
+
+    exact: Mapping[str, np.ndarray]
+    rounded: Mapping[str, np.ndarray]
+
+    def only(self, names: Collection[str]) -> Expected:
+        """The same of these outputs alone."""
+        return Expected(
+            {name: array for name, array in self.exact.items() if name in names},
+            {name: array for name, array in self.rounded.items() if name in names},
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An output set against its references. ``reasons`` is empty when it is right."""
+
+    reasons: tuple[str, ...]
+    max_error: float
+    bound: float
+    rel_l2: float
+    rel_l2_bound: float
+    lse_error: float | None
+    row_max_error: float | None
+    outputs: int
+    mismatches: int
+    first_mismatch: Location | Element | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every part of the rule holds."""
+        return not self.reasons
+
+    @property
+    def mismatch_share(self) -> float:
+        """Mismatching elements of o as a share of all; 0 when there are none."""
+        return self.mismatches / max(1, self.outputs)
+
+
+def heads_for_enough_outputs(batch: int, seq_q: int, heads: int, d: int) -> int:
+    """The smallest multiple of ``heads`` that gives at least MIN_OUTPUTS outputs.
+
+    A packed problem counts as a batch of one. ``heads`` itself when there are no rows at all.
+    """
+    per_repeat = batch * seq_q * heads * d
+    return heads * -(-MIN_OUTPUTS // per_repeat) if per_repeat else heads
+
+
+def _same_nonfinite(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Elementwise: both finite, both NaN, or the same infinity."""
+    finite = np.isfinite(a) & np.isfinite(b)
+    return finite | (np.isnan(a) & np.isnan(b)) | (np.isinf(a) & (a == b))
+
+
+def _finite_difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """|a - b| where both are finite, else 0."""
+    finite = np.isfinite(a) & np.isfinite(b)
+    return np.abs(np.subtract(a, b, out=np.zeros(a.shape), where=finite))
+
+
+def _relative_l2(error: np.ndarray, reference: np.ndarray) -> float:
+    norm = float(np.linalg.norm(reference[np.isfinite(reference)]))
+    floor = L2_FLOOR * float(np.sqrt(max(1, reference.size)))
+    return float(np.linalg.norm(error)) / max(norm, floor)
+
+
+class _Judge:
+    """Where elements of one problem's outputs stand."""
+
+    def __init__(self, cfg: KernelConfig, lens_q: Lens | None) -> None:
+        self.rows, _ = cfg.family.loop_tiles(cfg) or (1, 1)
+        self.rows_per_warp = cfg.rows_per_warp
+        self.cu_seqlens = None if lens_q is None else offsets(lens_q)
+
+    def locate(
+        self, what: str, wrong: np.ndarray, got: np.ndarray, expected: np.ndarray
+    ) -> Location:
+        """The first element of ``wrong``: of o (..., row, head, column) or of a statistic (...,
+        head, row), where ... is the batch unless sequences are packed."""
+        index = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+        column = None
+        *batch, row, head = index
+        if what == "o":
+            *batch, row, head, column = index
+        else:
+            row, head = head, row
+        packed_row = None
+        if self.cu_seqlens is not None:
+            packed_row = row
+            batch = [int(np.searchsorted(self.cu_seqlens, row, side="right")) - 1]
+            row -= int(self.cu_seqlens[batch[0]])
+        return Location(
+            batch=batch[0],
+            row=row,
+            head=head,
+            column=column,
+            tile=row // self.rows,
+            warp=row % self.rows // self.rows_per_warp,
+            got=float(got[index]),
+            expected=float(expected[index]),
+            what=what,
+            packed_row=packed_row,
+        )
+
+
+def compare(
+    kernel: KernelConfig | DType,
+    o: np.ndarray,
+    lse: np.ndarray | None,
+    references: References,
+    *,
+    row_max: np.ndarray | None = None,
+    lens_q: Lens | None = None,
+) -> Comparison:
+    """Judges o (batch, seq_q, heads, d) and, unless None, the LSE and the row maximum, (batch,
+    heads, seq_q); with lens_q packed: (total, heads, d) and (heads, total). For a kernel of which
+    only the dtype is known, somebody else's, no mismatch is located.
+
+    Rule: NaN and inf stand where the float64 reference has them, or, NaN in place of inf say, as
+    the same-precision one has them (where a weight rounds to 0 and v is inf, or o is beyond the
+    dtype); an output that is tainted may be either. The largest error is at most twice the
+    same-precision reference's plus 1e-5; the relative L2 error is at most 1e-3 (fp16) or 5e-3
+    (bf16), unless no output is further off than the dtype's smallest step; the statistics are
+    within 1e-3 + 1e-6 |value|.
+    """
+    dtype = kernel if isinstance(kernel, DType) else kernel.dtype
+    judge = None if isinstance(kernel, DType) else _Judge(kernel, lens_q)
+    found = _judge_output(dtype, o, references.o, references.same_precision, references.tainted)
+    reasons = list(found.reasons)
+    first_mismatch = None
+    if reasons and judge:
+        first_mismatch = judge.locate("o", found.wrong, o, references.o)
+
+    errors: dict[str, float | None] = {}
+    for what, values, expected in (
+        ("LSE", lse, references.lse),
+        ("row maximum", row_max, references.row_max),
+    ):
+        errors[what] = None
+        if values is None:
+            continue
+        wrong_rows, errors[what] = _judge_statistic(values, expected)
+        if wrong_rows.any():
+            reasons.append(
+                f"{what} wrong in {int(wrong_rows.sum())} rows, by up to {errors[what]:.3g}"
+            )
+            if judge and not first_mismatch:
+                first_mismatch = judge.locate(what, wrong_rows, values, expected)
+    return Comparison(
+        reasons=tuple(reasons),
+        max_error=found.max_error,
+        bound=found.bound,
+        rel_l2=found.rel_l2,
+        rel_l2_bound=RELATIVE_L2_BOUND[dtype],
+        lse_error=errors["LSE"],
+        row_max_error=errors["row maximum"],
+        outputs=o.size,
+        mismatches=found.mismatches,
+        first_mismatch=first_mismatch,
+    )
+
+
+def compare_tensors(
+    dtype: DType, outputs: Mapping[str, np.ndarray], expected: Expected
+) -> Comparison:
+    """Judges every output that is expected, by compare()'s rule for o with the bounds of ``dtype``;
+    whole numbers must be equal. The figures are those of the output that is furthest off its bound.
+
+    Raises ArgumentError when an output is missing, or of another shape than expected.
+    """
+    judged: dict[str, _Judged] = {}
+    for name, exact in expected.exact.items():
+        got = outputs.get(name)
+        if got is None or got.shape != exact.shape:
+            have = "is missing" if got is None else f"has shape {got.shape}"
+            raise ArgumentError(f"{name}: {have}; the reference expects {exact.shape}")
+        judged[name] = _judge_output(dtype, got, exact, expected.rounded[name])
+    named = len(judged) > 1
+    reasons = tuple(
+        f"{name}: {reason}" if named else reason
+        for name, found in judged.items()
+        for reason in found.reasons
+    )
+    worst = max(judged, key=lambda name: (bool(judged[name].reasons), judged[name].excess))
+    first = None
+    if reasons:
+        index = np.unravel_index(int(np.argmax(judged[worst].wrong)), outputs[worst].shape)
+        first = Element(
+            worst,
+            tuple(map(int, index)),
+            float(outputs[worst][index]),
+            float(expected.exact[worst][index]),
+        )
+    return Comparison(
+        reasons=reasons,
+        max_error=judged[worst].max_error,
+        bound=judged[worst].bound,
+        rel_l2=judged[worst].rel_l2,
+        rel_l2_bound=RELATIVE_L2_BOUND[dtype],
+        lse_error=None,
+        row_max_error=None,
+        outputs=sum(outputs[name].size for name in judged),
+        mismatches=sum(found.mismatches for found in judged.values()),
+        first_mismatch=first,
+    )
+
+
+class _Judged(NamedTuple):
+    """One output: ``wrong`` marks the elements that break the rule or, where only all of them
+    together do, how far each is off."""
+
+    reasons: tuple[str, ...]
+    wrong: np.ndarray
+    mismatches: int
+    max_error: float
+    bound: float
+    rel_l2: float
+
+    @property
+    def excess(self) -> float:
+        """The largest error as a share of what is allowed."""
+        return self.max_error / self.bound if self.bound else self.max_error
+
+
+def _judge_output(
+    dtype: DType,
+    output: np.ndarray,
+    exact: np.ndarray,
+    rounded: np.ndarray,
+    tainted: np.ndarray | None = None,
+) -> _Judged:
+    """compare()'s rule on one output."""
+    if output.dtype.kind in "iub":
+        differ = output != exact
+        said = (f"{int(differ.sum())} numbers differ",) if differ.any() else ()
+        most = _largest(np.abs(output.astype(np.float64) - exact))
+        return _Judged(said, differ, int(differ.sum()), most, 0.0, 0.0)
+    got, same = output.astype(np.float64), rounded.astype(np.float64)
+    error = _finite_difference(got, exact)
+    bound = MAX_ERROR_FACTOR * _largest(_finite_difference(same, exact))
+    bound += MAX_ERROR_SLACK
+    nonfinite_equal = _same_nonfinite(got, exact)
+    if not nonfinite_equal.all():
+        nonfinite_equal |= _same_nonfinite(got, same) & ~np.isfinite(got)
+    if tainted is not None:
+        nonfinite_equal |= tainted & ~np.isfinite(got)
+    wrong = (error > bound) | ~nonfinite_equal
+    max_error, rel_l2 = _largest(error), _relative_l2(error, exact)
+    rel_l2_bound = RELATIVE_L2_BOUND[dtype]
+
+    reasons = []
+    if not nonfinite_equal.all():
+        reasons.append(f"NaN or inf differ in {int((~nonfinite_equal).sum())} elements")
+        max_error = rel_l2 = math.inf
+    if max_error > bound:
+        reasons.append(f"largest error {max_error:.3g} is above {bound:.3g}")
+    if rel_l2 > rel_l2_bound and max_error > SMALLEST_STEP[dtype]:
+        reasons.append(f"relative L2 error {rel_l2:.3g} is above {rel_l2_bound:.3g}")
+    place = wrong if wrong.any() else error
+    return _Judged(tuple(reasons), place, int(wrong.sum()), max_error, bound, rel_l2)
+
+
+def _largest(errors: np.ndarray) -> float:
+    """The largest of non-negative numbers; 0 when there are none."""
+    return float(errors.max(initial=0.0))
+
+
+def _judge_statistic(values: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, float]:
+    """Which rows' statistic is wrong, and the largest finite error."""
+    error = _finite_difference(values.astype(np.float64), reference)
+    magnitude = np.where(np.isfinite(reference), np.abs(reference), 0.0)
+    allowed = LSE_ABSOLUTE + LSE_RELATIVE * magnitude
+    return (error > allowed) | ~_same_nonfinite(values, reference), _largest(error)

@@ -1,0 +1,97 @@
+"""Files of every kind that an older version wrote are read, and continued where they grow."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.measurement_files import GrowingFile, read_rows
+from flashsmith.benchmark.ncu import Ledger
+from flashsmith.benchmark.report import read_results
+from flashsmith.errors import ArgumentError
+
+OLD = Path(__file__).parent / "old_files"
+H200 = "NVIDIA H200"
+
+
+@pytest.mark.parametrize("name", ["bench.csv", "bench.json", "bench.parquet"])
+def test_rows_of_bench(name: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow", reason="needs pyarrow: it is not installed")
+    first = read_rows(OLD / name)[0]
+    assert (first.contender, first.kind, first.verdict) == ("ours", "ours", "pass")
+    assert str(first.problem) == "b16 s512 h16 d128 fp16"
+    assert (first.gpu, first.registers, first.protocol) == (H200, 128, "one_by_one")
+    assert first.ms is not None
+    assert 0.01 < first.ms < 1
+    assert read_results([OLD / name]).rows[0] == first
+
+
+def test_the_ranking_of_a_sweep() -> None:
+    *timed, last = read_rows(OLD / "tune-ranking.csv")
+    assert timed[0].protocol == "final"
+    assert timed[0].tflops is not None
+    assert last.ms is None
+    assert last.verdict in ("absent", "error")
+
+
+def test_the_finals_of_a_sweep() -> None:
+    assert [row.protocol for row in read_rows(OLD / "tune-finals.csv")] == ["final"] * 2
+
+
+@pytest.mark.parametrize("name", ["run.json", "factory-run.json"])
+def test_the_json_of_run(name: str) -> None:
+    rows = read_results([OLD / name]).rows
+    assert [row.config.partition(":")[0] for row in rows] == ["(FP16, 128, 64, 64, 4)"] * 2
+    assert all(row.verdict == "pass" and row.tflops and row.registers for row in rows)
+    assert str(rows[0].problem) == "b16 s4096 h16 d128 fp16"
+
+
+def test_the_json_of_progression() -> None:
+    (ladder,) = read_results([OLD / "progression.json"]).ladders
+    assert [step.registers for step in ladder.steps] == [170, 174]
+    assert ladder.steps[0].conflicts["ldmatrix"] == 8
+    assert ladder.steps[1].time is not None
+    assert ladder.steps[1].time.ms == 8
+
+
+def test_the_csv_of_ncu() -> None:
+    (row,) = read_results([OLD / "ncu.csv"]).profiles
+    assert isinstance(row, Measurement)
+    assert (row.gpu, row.registers, row.tensor_pct) == (H200, 255, 59.99)
+    assert row.wavefronts == row.emulated_wavefronts == 204472320
+
+
+def test_the_speed_of_semantics() -> None:
+    rows = read_results([OLD / "semantics-speed.csv"]).rows
+    assert len(rows) == 3
+    assert all(row.tflops for row in rows)
+
+
+def test_a_csv_of_bench_is_continued(tmp_path: Path) -> None:
+    path = shutil.copy(OLD / "bench.csv", tmp_path / "rows.csv")
+    rows = read_rows(path)
+    with GrowingFile(path) as file:
+        file.write(rows[0])
+    assert read_rows(path) == [*rows, rows[0]]
+
+
+def test_a_csv_of_ncu_is_continued(tmp_path: Path) -> None:
+    path = shutil.copy(OLD / "ncu.csv", tmp_path / "profile.csv")
+    with Ledger(path) as ledger:
+        (row,) = ledger.rows
+        ledger.write(row)
+    with Ledger(path) as ledger:
+        assert ledger.rows == [row, row]
+
+
+def test_a_csv_that_lacks_columns_is_refused_in_a_line(tmp_path: Path) -> None:
+    lines = (OLD / "bench.csv").read_text().splitlines()
+    assert lines[0].endswith(",python,time")
+    path = tmp_path / "rows.csv"
+    path.write_text(lines[0].removesuffix(",time") + "\n")
+    with pytest.raises(ArgumentError, match=r"^csv: .*rows\.csv has other columns .*another file$"):
+        GrowingFile(path)

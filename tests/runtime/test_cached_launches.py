@@ -1,0 +1,287 @@
+"""A call like one before skips the checks and launches what a checked call launches; for how long
+calls are remembered. No GPU: host tensors pass for one's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flashsmith import Problem, attention, device_spec
+from flashsmith.chooser import choose_config
+from flashsmith.errors import LaunchError
+from flashsmith.families import FlashForwardKernelConfig
+from flashsmith.runtime import (
+    cached_launches,
+    count_launches,
+    forget_cached_launches,
+    forward,
+    forward_pass,
+    process_forks,
+    run_call,
+)
+from flashsmith.runtime.forward_options import NO_WINDOW
+from flashsmith.runtime.libraries import loaded_kernels
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+
+from cached_calls import CALLS, CFG, dense, qkv, without_addresses  # noqa: E402
+from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def gpu() -> Iterator[PretendedGpu]:
+    with pretended_gpu() as pretended:
+        yield pretended
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """After calling it, a call that goes through the checks fails."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the call was checked")
+
+    return lambda: monkeypatch.setattr(forward_pass, "check_request", refuse)
+
+
+def places(arguments: dict[str, Any], outputs: Any) -> tuple[int, ...]:
+    """The addresses that a launch must be given."""
+    o, *statistics = outputs if isinstance(outputs, tuple) else (outputs,)
+    values = iter(statistics)
+    lse = next(values) if arguments.get("return_lse") else None
+    row_max = next(values) if arguments.get("return_row_max") else None
+    vectors = [arguments.get(name) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k")]
+    tensors = (*(arguments[name] for name in "qkv"), o, lse, row_max, *vectors)
+    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+
+
+def facts(outputs: Any) -> list[Any]:
+    every = outputs if isinstance(outputs, tuple) else (outputs,)
+    return [(t.shape, t.stride(), t.dtype, t.requires_grad) for t in every]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_like_one_before_launches_the_same_elsewhere(
+    name: str, gpu: PretendedGpu, unchecked: Callable[[], None]
+) -> None:
+    first, second = CALLS[name](), CALLS[name]()
+    checked = attention(**first)
+    unchecked()
+    with count_launches() as counted:
+        outputs = attention(**second)
+    assert counted.gpu == 1
+    assert facts(outputs) == facts(checked)
+    launches = gpu.launches
+    assert [launch.addresses for launch in launches] == [
+        places(first, checked),
+        places(second, outputs),
+    ]
+    assert without_addresses(launches[0]) == without_addresses(launches[1])
+    if "out" in second:
+        assert second["out"] is (outputs[0] if isinstance(outputs, tuple) else outputs)
+
+
+def test_calls_that_differ_are_told_apart(gpu: PretendedGpu) -> None:
+    """Each of these launches something of its own, also after all others were prepared."""
+    for make in CALLS.values():
+        attention(**make())
+    prepared_first = [without_addresses(launch) for launch in gpu.launches]
+    gpu.launches.clear()
+    for make in CALLS.values():
+        attention(**make())
+    assert [without_addresses(launch) for launch in gpu.launches] == prepared_first
+    assert len(cached_launches.cached) == len(CALLS)
+
+
+def test_no_real_kernel_is_launched(gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever another test left on the kernels that are loaded: host addresses kill a GPU's
+    context."""
+    monkeypatch.setitem(vars(loaded_kernels), "get", None)
+    forward(CFG, *qkv())
+    assert len(gpu.launches) == 1
+
+
+def test_forward_prepares_by_its_config(gpu: PretendedGpu, unchecked: Callable[[], None]) -> None:
+    other = replace(CFG, swizzled=True)
+    tensors = qkv()
+    forward(CFG, *tensors)
+    forward(other, *tensors)
+    unchecked()
+    forward(replace(CFG), *tensors)  # an equal one
+    forward(other, *tensors)
+    assert [launch.config for launch in gpu.launches] == [CFG, other] * 2
+
+
+def test_the_current_stream_is_asked_for_every_time(gpu: PretendedGpu) -> None:
+    tensors = qkv()
+    for stream in (0, 7, 9):
+        gpu.stream = stream
+        attention(*tensors)
+    assert [launch.stream for launch in gpu.launches] == [0, 7, 9]
+
+
+# ---- what is remembered, and for how long ----
+
+
+def test_what_rests_on_a_choice_is_forgotten_with_it(gpu: PretendedGpu) -> None:
+    asked: list[Any] = []
+
+    def choose(problem: Any, device: Any) -> FlashForwardKernelConfig:
+        asked.append(problem)
+        return CFG if len(asked) < 2 else replace(CFG, swizzled=True)
+
+    def call() -> None:
+        options = (False, NO_WINDOW, 0.0, None, *[None] * 5, False, False)
+        run_call(choose, (*qkv(), None), options, False, "out")
+
+    for _ in range(3):
+        call()
+    assert len(asked) == 1
+    forget_cached_launches()
+    for _ in range(3):
+        call()
+    assert len(asked) == 2
+    assert [launch.config.swizzled for launch in gpu.launches] == [False] * 3 + [True] * 3
+
+
+def test_a_choice_that_is_out_of_date_when_it_is_made_is_not_kept(gpu: PretendedGpu) -> None:
+    def choose(problem: Any, device: Any) -> FlashForwardKernelConfig:
+        forget_cached_launches()
+        return CFG
+
+    options = (False, NO_WINDOW, 0.0, None, *[None] * 5, False, False)
+    run_call(choose, (*qkv(), None), options, False, "out")
+    assert cached_launches.cached == {}
+
+
+def test_a_kernel_that_stands_in_is_looked_up_every_time(gpu: PretendedGpu) -> None:
+    """A better one may be built the next time."""
+    gpu.only_uneven = True
+    forward(CFG, *qkv())
+    gpu.only_uneven = False
+    forward(CFG, *qkv())
+    assert [launch.semantics.uneven for launch in gpu.launches] == [True, False]
+
+
+def test_the_number_of_calls_is_bounded(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch, unchecked: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(cached_launches, "MOST_CALLS", 3)
+    for seq in (64, 128, 192, 256):
+        attention(*qkv(seq))
+    assert len(cached_launches.cached) == 3
+    unchecked()
+    attention(*qkv(256))
+    with pytest.raises(AssertionError, match="the call was checked"):
+        attention(*qkv(64))
+
+
+def test_nothing_to_compute_is_not_prepared(gpu: PretendedGpu) -> None:
+    attention(*qkv(seq_q=0))
+    assert (cached_launches.cached, gpu.launches) == ({}, [])
+
+
+def test_a_refused_launch(gpu: PretendedGpu) -> None:
+    def launch(*arguments: int) -> None:
+        if refusing:
+            raise RuntimeError("cudaLaunchKernel: cudaErrorNoWay: no way")
+
+    gpu.launcher, refusing = launch, False
+    attention(*qkv())
+    refusing = True
+    with count_launches() as counted, pytest.raises(LaunchError, match=r"b2 s64 .*: no way"):
+        attention(*qkv())
+    refusing = False
+    attention(*qkv())
+    assert counted.gpu == 0
+
+
+def test_threads(gpu: PretendedGpu) -> None:
+    """Each with lengths of its own, while others forget what was prepared."""
+    done = threading.Event()
+    wrong: list[Any] = []
+
+    def work(seq: int) -> None:
+        for _ in range(200):
+            tensors = qkv(seq)
+            o = attention(*tensors)
+            if o.shape != tensors[0].shape:
+                wrong.append(o.shape)
+
+    def forget() -> None:
+        while not done.is_set():
+            forget_cached_launches()
+
+    threads = [threading.Thread(target=work, args=(8 * i,)) for i in range(1, 9)]
+    forgetting = threading.Thread(target=forget)
+    for thread in (*threads, forgetting):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    forgetting.join()
+    assert not wrong
+    assert len(gpu.launches) == 8 * 200
+    for launch in gpu.launches:
+        seq, q_rows = launch.prepared[6], launch.prepared[13] // (4 * 64)
+        assert seq == q_rows
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_told_about_its_parents_cuda(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_forks, "_cuda_used", True)
+    tensors = qkv()
+    attention(*tensors)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            attention(*tensors)
+        except LaunchError as error:
+            status = 0 if "forked after CUDA had been initialised" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    attention(*tensors)
+
+
+def test_the_choice_is_that_of_the_chooser(gpu: PretendedGpu) -> None:
+    attention(**dense(causal=True))
+    attention(**dense(causal=True))
+    (launch, again) = gpu.launches
+    problem = Problem.parse("b2 s64 h4 d64 fp16 causal")
+    assert launch.config == again.config == choose_config(problem, device_spec("H200"))
+
+
+def events(call: Callable[[], Any]) -> int:
+    """Functions, of Python's and of C's, that a call enters."""
+    entered = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal entered
+        entered += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+@pytest.mark.parametrize(("name", "most"), [("causal", 40), ("packed", 60)])
+def test_a_call_like_one_before_does_little(name: str, most: int, gpu: PretendedGpu) -> None:
+    """Counted, since time on a shared machine says nothing: a checked call enters hundreds."""
+    arguments = CALLS[name]()
+    assert events(lambda: attention(**arguments)) > 2 * most
+    assert events(lambda: attention(**arguments)) <= most
