@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from flashsmith.benchmark import explanation_text
-from flashsmith.benchmark.explain import explain, occupancy
+from flashsmith.benchmark.explain import explain
+from flashsmith.benchmark.kernel_facts import occupancy
 from flashsmith.benchmark.knobs import knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console

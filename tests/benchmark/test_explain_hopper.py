@@ -8,13 +8,13 @@ from dataclasses import fields, replace
 
 import pytest
 
-from flashsmith.benchmark.explain import explain, occupancy
+from flashsmith.benchmark.explain import explain
 from flashsmith.benchmark.explanation_text import print_explanation
-from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, conflict_factors
+from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, conflict_factors, occupancy
 from flashsmith.benchmark.knobs import knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
-from flashsmith.benchmark.whole_tiles import whole_tiles
+from flashsmith.benchmark.tasks import whole_tiles
 from flashsmith.builder.sources import package_sources
 from flashsmith.emulator import BankConflicts
 from flashsmith.emulator.checks.bank_conflicts import Wavefronts
@@ -168,12 +168,13 @@ def test_a_shipped_config_is_explained_from_its_build_and_a_run() -> None:
     assert explanation.ok
     assert explanation.kernel is not None
     assert explanation.static_mix is not None
-    assert explanation.dynamic_mix is not None
+    facts = explanation.facts
+    assert facts is not None
+    assert facts.instructions is not None
     # Q K^T and P V of two blocks by twelve warps, 8 steps each.
-    assert explanation.dynamic_mix["mma"] == 12 * 2 * 2 * 8
-    assert explanation.dynamic_mix["TMA"] > 0
-    assert explanation.conflicts is not None
-    assert explanation.conflicts["O st"] == 1.0
+    assert facts.instructions["mma"] == 12 * 2 * 2 * 8
+    assert facts.instructions["TMA"] > 0
+    assert facts.conflicts["O st"] == 1.0
     out = io.StringIO()
     print_explanation(make_console(out), explanation)
     text = out.getvalue()

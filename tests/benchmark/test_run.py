@@ -11,11 +11,11 @@ import pytest
 from stand_ins import PretendedClock
 
 from flashsmith.benchmark import run as run_module
-from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, conflict_factors
+from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, KernelFacts, conflict_factors
+from flashsmith.benchmark.measurement import Times
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.run import Options, run_kernels
 from flashsmith.benchmark.run_table import print_report
-from flashsmith.benchmark.run_times import Timing
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.tasks import EMULATED, OneProblem, Size, default_size
 from flashsmith.emulator import BankConflicts
@@ -74,7 +74,7 @@ def test_a_right_kernel_passes() -> None:
     (row,) = report.rows
     assert report.ok
     assert row.problems == ()
-    assert row.timing is None
+    assert row.times is None
     assert "1 of 1 kernel passed" in printed(report)
 
 
@@ -106,7 +106,7 @@ def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> Non
     report = run(STEP_1)
     assert not report.ok
     text = printed(report)
-    assert "did not come to its end: deadlock" in text
+    assert "did not finish: deadlock" in text
     assert "0 of 1 kernel passed" in text
 
 
@@ -128,7 +128,7 @@ def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(monkeypatch) -> None:
     monkeypatch.setattr(run_module, "time_kernels", lambda problem_of, seed: {})
     target = replace(TARGET, backend="gpu")
     (row,) = run_kernels([STEP_2], target, task=SMALL, narrator=Narrator(quiet=True)).rows
-    assert row.problems == ("did not come to its end: an illegal memory access",)
+    assert row.problems == ("did not finish: an illegal memory access",)
     clock.synchronize = gone  # type: ignore[method-assign]
     with pytest.raises(LaunchError) as raised:
         run_kernels([STEP_2, STEP_1], target, task=SMALL, narrator=Narrator(quiet=True))
@@ -158,7 +158,7 @@ def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
 
     def time_kernels(problem_of, seed):
         asked.extend(problem_of)
-        return {STEP_2: Timing(1.5, 1.25, 0.01, 300.0), STEP_3: ("the timed launch: wrong",)}
+        return {STEP_2: Times(1.5, 1.25, 0.01, 300.0), STEP_3: ("the timed launch: wrong",)}
 
     monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
     monkeypatch.setattr(run_module, "time_kernels", time_kernels)
@@ -168,7 +168,7 @@ def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
     )
     assert asked == [STEP_2, STEP_3]
     assert [row.ok for row in report.rows] == [False, True, False]
-    assert [row.timing is None for row in report.rows] == [True, False, True]
+    assert [row.times is None for row in report.rows] == [True, False, True]
     text = printed(report)
     assert "| 1.500 |" in text
     assert "the timed launch: wrong" in text
@@ -237,14 +237,13 @@ def test_on_a_gpu_the_same_semantics_are_proven_counted_and_timed(
 
     def time_kernels(problem_of, seed):
         asked.update(problem_of)
-        return dict.fromkeys(problem_of, Timing(1.5, 1.25, 0.01, 300.0))
+        return dict.fromkeys(problem_of, Times(1.5, 1.25, 0.01, 300.0))
 
-    entry = SimpleNamespace(registers=99, spill_store_bytes=0, spill_load_bytes=0)
-    library = SimpleNamespace(entry=lambda cfg: entry)
+    library = SimpleNamespace(entry=lambda cfg: cfg)
     built = []
     monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
     monkeypatch.setattr(run_module, "time_kernels", time_kernels)
-    monkeypatch.setattr(run_module, "conflict_factors", lambda *_: dict.fromkeys(CONFLICT_KINDS))
+    monkeypatch.setattr(run_module.KernelFacts, "of", lambda *_: KernelFacts(99, 0, 0, 49152, 2))
     monkeypatch.setattr(
         run_module,
         "libraries_for",
@@ -259,7 +258,7 @@ def test_on_a_gpu_the_same_semantics_are_proven_counted_and_timed(
     assert {cfg: str(problem) for cfg, problem in asked.items()} == (
         {STEP_2: timed} if timed else {}
     )
-    assert (row.timing is None) is (timed is None)
+    assert (row.times is None) is (timed is None)
     assert built == [row.proven.semantics]
     assert [backend for backend, *_ in calls] == ["emulator", "gpu"]
     assert len({(causal, softcap) for _, causal, _, softcap in calls}) == 1
@@ -281,8 +280,8 @@ def test_on_a_gpu_the_kernel_is_proven_there_and_timed() -> None:
     (row,) = report.rows
     assert report.target.backend == "gpu"
     assert report.ok
-    assert row.timing is not None
-    assert row.timing.ms > 0
+    assert row.times is not None
+    assert row.times.ms > 0
     assert "TFLOP/s" in printed(report)
 
 
@@ -294,8 +293,8 @@ def asked_lengths(monkeypatch, key: str, backend: str) -> dict[str, dict[KernelC
         asked[options["backend"]][cfg] = problem.seq_q
         raise EmulatorError("not today")
 
-    entry = SimpleNamespace(registers=168, spill_store_bytes=0, spill_load_bytes=0)
-    library = SimpleNamespace(entry=lambda cfg: entry)
+    library = SimpleNamespace(entry=lambda cfg: cfg)
+    monkeypatch.setattr(run_module.KernelFacts, "of", lambda *_: KernelFacts(168, 0, 0, 49152, 2))
     monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
     monkeypatch.setattr(
         run_module, "libraries_for", lambda configs, **_: dict.fromkeys(configs, library)

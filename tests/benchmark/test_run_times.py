@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from stand_ins import HostPlace, PretendedClock
 
-from flashsmith.benchmark import run_times
-from flashsmith.benchmark.run_times import TimedSize, Timing, time_kernels
+from flashsmith.benchmark import run as run_module
+from flashsmith.benchmark.measurement import Times
+from flashsmith.benchmark.run import time_kernels
+from flashsmith.benchmark.tasks import TimedSize
 from flashsmith.benchmark.workload import Workload
 from flashsmith.errors import LaunchError
 from flashsmith.families import FlashForwardKernelConfig, Problem
@@ -17,6 +19,7 @@ from flashsmith.families import parse_kernel_name_into_config as parse
 CFG = parse("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
 OTHER = parse("(FP16, 64, 64, 32, 4): async+swizzled+load_0_0_0_tiles")
 BF16 = parse("(BF16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
+TIMED = TimedSize(batch=2, seq=64, heads=3)
 COSTS = {CFG: 1.0, OTHER: 2.0, BF16: 4.0}
 
 
@@ -44,7 +47,7 @@ class Stage:
             self.made.append(problem)
             return Workload(problem, seed, HostPlace())
 
-        problem_of = {cfg: run_times.TIMED.problem(cfg) for cfg in configs}
+        problem_of = {cfg: TIMED.problem(cfg) for cfg in configs}
         return time_kernels(problem_of, 0, clock=self.clock, make_workload=make)
 
 
@@ -55,8 +58,7 @@ def stage(monkeypatch) -> Stage:
 
     stage = Stage()
     monkeypatch.setattr(workload, "forward", stage.forward)
-    monkeypatch.setattr(run_times, "TIMED", TimedSize(batch=2, seq=64, heads=3))
-    monkeypatch.setattr(run_times, "INTERLEAVED", Protocol(runs=3, measure_ms=0, warmup_ms=0))
+    monkeypatch.setattr(run_module, "INTERLEAVED", Protocol(runs=3, measure_ms=0, warmup_ms=0))
     return stage
 
 
@@ -78,14 +80,14 @@ def test_kernels_of_one_problem_take_turns(stage: Stage) -> None:
 def test_a_wrong_output_is_not_timed(stage: Stage, where: tuple[int, ...]) -> None:
     stage.spoiled = {OTHER: where}
     found = stage.run(CFG, OTHER)
-    assert isinstance(found[CFG], Timing)
+    assert isinstance(found[CFG], Times)
     assert found[OTHER][0].startswith("the timed launch: largest error")
 
 
 def test_a_launch_that_fails_is_a_problem_of_that_kernel(stage: Stage) -> None:
     stage.spoiled = {OTHER: LaunchError("no such GPU")}
     found = stage.run(CFG, OTHER)
-    assert isinstance(found[CFG], Timing)
+    assert isinstance(found[CFG], Times)
     assert found[OTHER] == ("the timed launch: no such GPU",)
 
 

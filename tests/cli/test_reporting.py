@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.cli import app
 from flashsmith.errors import ArgumentError
 
@@ -39,6 +40,21 @@ def test_a_ladder_without_a_gpu_as_table_json_and_picture(tmp_path: Path) -> Non
     assert [step["time"] for step in ladder["steps"]] == [None, None]
 
 
+@pytest.mark.parametrize("command", ["run", "progression"])
+def test_the_measurements_of_kernels_go_to_files_that_grow(command: str, tmp_path: Path) -> None:
+    jsonl, csv = tmp_path / "rows.jsonl", tmp_path / "rows.csv"
+    for _ in range(2):
+        run(command, "--emulate", "--kernels", STEPS, "--jsonl", jsonl, "--csv", csv)
+    rows = read_rows(jsonl)
+    assert [row.config for row in rows] == 2 * STEPS.split("; ")
+    assert {(row.verdict, str(row.problem)) for row in rows} == {("pass", "b1 s256 h2 d128 fp16")}
+    assert rows[0].conflicts is not None
+    assert rows[0].conflicts["ldmatrix"] == 8.0
+    assert [row.registers for row in read_rows(csv)] == [row.registers for row in rows]
+    with pytest.raises(ArgumentError, match=r"jsonl='rows\.txt': give a file that ends in \.jsonl"):
+        run(command, "--emulate", "--kernels", STEPS, "--jsonl", "rows.txt")
+
+
 def test_a_bad_picture_is_refused_before_anything_is_built(monkeypatch) -> None:
     monkeypatch.setattr("flashsmith.cli.reporting.selected", lambda *_, **__: pytest.fail("began"))
     with pytest.raises(ArgumentError, match=r"plot='ladder\.gif'"):
@@ -48,9 +64,9 @@ def test_a_bad_picture_is_refused_before_anything_is_built(monkeypatch) -> None:
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_built(
     monkeypatch, tmp_path: Path
 ) -> None:
-    from flashsmith.benchmark.progression import climb
+    from flashsmith.benchmark import progression
 
-    monkeypatch.setattr(climb, "climb", lambda *_, **__: pytest.fail("climbed"))
+    monkeypatch.setattr(progression, "run_ablation", lambda *_, **__: pytest.fail("ran"))
     (tmp_path / "file").touch()
     with pytest.raises(ArgumentError, match=r"plot='.*ladder\.png': cannot be written"):
         run("progression", "--emulate", "--plot", tmp_path / "file" / "ladder.png")

@@ -15,6 +15,7 @@ import shared_kernels
 from typer.testing import CliRunner, Result
 
 from flashsmith.benchmark import run as run_module
+from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.cli import app
 from flashsmith.errors import EmulatorError, FlashsmithError
 from flashsmith.families import Problem, Semantics, parse_kernel_name_into_config
@@ -54,12 +55,12 @@ def run(*words: str, key: str = MMA_SYNC, status: int = 0) -> str:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Semantics, dict[str, Any]]]:
     """What was built, and the keywords it was to be proven with; nothing is built or runs."""
     made: list[tuple[Semantics, dict[str, Any]]] = []
-    entry = SimpleNamespace(registers=1, spill_store_bytes=0, spill_load_bytes=0)
+    monkeypatch.setattr(run_module.KernelFacts, "of", lambda *_: KernelFacts(1, 0, 0, 0, 1))
     built: list[Semantics] = []
 
     def libraries_for(configs: Any, *, semantics: Semantics, **_: Any) -> dict[Any, Any]:
         built.append(semantics)
-        return dict.fromkeys(configs, SimpleNamespace(entry=lambda cfg: entry))
+        return dict.fromkeys(configs, SimpleNamespace(entry=lambda cfg: cfg))
 
     def stopped(cfg: Any, problem: Problem, *, options: dict[str, Any], **call: Any) -> Any:
         sizes = {"batch": problem.batch, "seq": problem.seq_q, "seq_k": problem.seq_k}

@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from flashsmith.benchmark.run_times import Timing, time_kernels
+from flashsmith.benchmark.measurement import Times
+from flashsmith.benchmark.run import time_kernels
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.families import Problem, get_kernel_configs
 from flashsmith.runtime import query_gpu
@@ -30,7 +31,7 @@ def test_it_is_proven_and_timed(first_row: ModuleType) -> None:
     problem = Problem.parse("b16 s1:512 h16 d64 fp16 first_row")
     fp16 = [cfg for cfg in configs if cfg.dtype is problem.dtype]
     for found in time_kernels(dict.fromkeys(fp16, problem), 0).values():
-        assert isinstance(found, Timing), found
+        assert isinstance(found, Times), found
         assert 0 < found.ms < math.inf
 
 

@@ -47,17 +47,17 @@ class Environment:
 
     @classmethod
     @cache
-    def collect(cls, ordinal: int = 0) -> Environment:
-        """The environment of this process and GPU ``ordinal``; asked once.
+    def collect(cls, ordinal: int | None = 0) -> Environment:
+        """The environment of this process and GPU ``ordinal``, None for none; asked once.
 
         Raises ArgumentError where there is no such GPU.
         """
-        spec = driver.query_gpu(ordinal)
+        spec = None if ordinal is None else driver.query_gpu(ordinal)
         return cls(
-            gpu=spec.name,
-            arch=spec.arch,
-            driver=_driver_version(),
-            cuda=_cuda_version(),
+            gpu=spec.name if spec else "",
+            arch=spec.arch if spec else 0,
+            driver=_driver_version() if spec else "",
+            cuda=_cuda_version() if spec else "",
             torch=_torch_version(),
             flashsmith=flashsmith.__version__,
             revision=_revision(),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashsmith.benchmark.kernel_facts import conflict_factors
+from flashsmith.benchmark.kernel_facts import KernelFacts, Occupancy, occupancy, static_mix
 from flashsmith.benchmark.knobs import KnobEffect, knob_effects
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.builder import KernelEntry, KernelLibrary, library_for
-from flashsmith.emulator import BankConflicts, parse
-from flashsmith.emulator.checks import instruction_mix
+from flashsmith.emulator import BankConflicts
 from flashsmith.families import (
     DeviceSpec,
     KernelConfig,
@@ -19,7 +17,6 @@ from flashsmith.families import (
     nearest_legal,
     rules_of,
 )
-from flashsmith.families.config import THREADS_PER_WARP
 from flashsmith.families.family import Intensity, SmemRegion
 from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove
@@ -36,16 +33,6 @@ class RuleResult:
 
 
 @dataclass(frozen=True)
-class Occupancy:
-    """CTAs that one SM has room for, by resource; the smallest decides."""
-
-    ctas_per_sm: int
-    warps_per_sm: int
-    limits: dict[str, int]
-    limited_by: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Explanation:
     """What `flashsmith explain` shows. The parts after `intensity` need a legal config."""
 
@@ -59,8 +46,7 @@ class Explanation:
     kernel: KernelEntry | None = None
     occupancy: Occupancy | None = None
     static_mix: dict[str, int] | None = None
-    dynamic_mix: dict[str, int] | None = None
-    conflicts: dict[str, float | None] | None = None
+    facts: KernelFacts | None = None
     verdict: Verdict | None = None
 
     @property
@@ -90,8 +76,8 @@ class Explanation:
             "kernel": self.kernel.to_json() if self.kernel else None,
             "occupancy": asdict(self.occupancy) if self.occupancy else None,
             "static_instructions": self.static_mix,
-            "dynamic_instructions": self.dynamic_mix,
-            "bank_conflicts": self.conflicts,
+            "dynamic_instructions": self.facts.instructions if self.facts else None,
+            "bank_conflicts": self.facts.conflicts if self.facts else None,
             "emulated": str(verdict.problem) if verdict else None,
             "verdict": ("pass" if verdict.ok else "FAIL") if verdict else None,
         }
@@ -141,8 +127,7 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
         kernel=kernel,
         occupancy=occupancy(cfg, device, kernel.registers),
         static_mix=static_mix(library.ptx(cfg), kernel.ptx_entry),
-        dynamic_mix=instruction_mix(verdict.emulation.instructions) if verdict.emulation else None,
-        conflicts=conflict_factors(conflicts, cfg),
+        facts=KernelFacts.of(kernel, device, verdict.emulation, conflicts),
         verdict=verdict,
     )
 
@@ -154,26 +139,3 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 # Of a kernel without a loop over keys.
 _ROWS = 128
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity")
-
-
-def occupancy(cfg: KernelConfig, device: DeviceSpec, registers: int) -> Occupancy:
-    """How many CTAs of a kernel with `registers` per thread fit on one SM, and why not more."""
-    limits = cfg.cta_limits(
-        device.max_smem_per_sm,
-        registers,
-        max_threads=device.max_threads_per_sm,
-        max_ctas=device.max_ctas_per_sm,
-    )
-    fewest = min(limits.values())
-    return Occupancy(
-        ctas_per_sm=fewest,
-        warps_per_sm=fewest * cfg.n_threads // THREADS_PER_WARP,
-        limits=limits,
-        limited_by=tuple(name for name, ctas in limits.items() if ctas == fewest),
-    )
-
-
-def static_mix(ptx: str, entry: str) -> dict[str, int]:
-    """PTX instructions of one entry by class, as they stand in the text, largest class first."""
-    kernel = parse(ptx).entry(entry)
-    return instruction_mix(Counter(instruction.mnemonic for instruction in kernel.instructions))

@@ -140,9 +140,10 @@ def _intensity(console: Console, explanation: Explanation) -> None:
 
 
 def _instructions(console: Console, explanation: Explanation) -> None:
-    static, dynamic, verdict = explanation.static_mix, explanation.dynamic_mix, explanation.verdict
-    if static is None or dynamic is None or verdict is None:
+    static, facts, verdict = explanation.static_mix, explanation.facts, explanation.verdict
+    if static is None or facts is None or facts.instructions is None or verdict is None:
         return
+    dynamic = facts.instructions
     _section(console, f"Instructions: in the PTX, and executed by all warps on {verdict.problem}")
     print_table(
         console,
@@ -171,14 +172,17 @@ def _share(mix: Mapping[str, int], name: str) -> str:
 
 
 def _conflicts(console: Console, explanation: Explanation) -> None:
-    conflicts, verdict = explanation.conflicts, explanation.verdict
-    if conflicts is None or verdict is None:
+    facts, verdict = explanation.facts, explanation.verdict
+    if facts is None or verdict is None:
         return
     _section(console, "Bank-conflict factors (1.0: none)")
     print_table(
         console,
         [Column("access"), Column("factor", True)],
-        [(use, "-" if factor is None else f"{factor:.2f}") for use, factor in conflicts.items()],
+        [
+            (use, "-" if factor is None else f"{factor:.2f}")
+            for use, factor in facts.conflicts.items()
+        ],
     )
     console.print()
     print_text(console, f"Proof: {verdict}")

@@ -68,8 +68,9 @@ class KernelFacts:
         return None if self.instructions is None else sum(self.instructions.values())
 
     def columns(self) -> dict[str, Any]:
-        """The columns of a Measurement that say what a kernel costs."""
-        names = ("registers", "spill_bytes", "smem_bytes", "ctas_per_sm")
+        """The columns of a Measurement that say what a kernel costs and does."""
+        names = ["registers", "spill_bytes", "smem_bytes", "ctas_per_sm"]
+        names += ["instructions", "conflicts"] if self.instructions is not None else []
         return {name: getattr(self, name) for name in names}
 
 

@@ -11,7 +11,7 @@ Environment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
@@ -89,7 +89,7 @@ class Measurement:
     a peer), the one that served where attention() chose. semantics: the problem's words, or
     'plain'; batch and lengths as in Problem. verdict to rel_l2 are Proof's, ms to power_w Times',
     registers to ctas_per_sm KernelFacts', gpu to python Environment's. time: when the row was made
-    (UTC, ISO).
+    (UTC, ISO). instructions and conflicts are KernelFacts', too; tables (CSV, Parquet) lack them.
     """
 
     contender: str
@@ -129,6 +129,8 @@ class Measurement:
     revision: str = ""
     python: str = ""
     time: str = ""
+    instructions: dict[str, int] | None = field(default=None, hash=False)
+    conflicts: dict[str, float | None] | None = field(default=None, hash=False)
 
     @classmethod
     def of(

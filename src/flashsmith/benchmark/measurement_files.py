@@ -30,7 +30,9 @@ from flashsmith.untrusted import UnusableTextError, parse_json, read_json, read_
 # Of a file of measurements; ten million rows are below it.
 MOST_BYTES = 1 << 30
 STDOUT = "-"
-COLUMNS = tuple(field.name for field in fields(Measurement))
+# Of every file; what has parts of its own is in JSON alone.
+_PARTED = ("instructions", "conflicts")
+COLUMNS = tuple(field.name for field in fields(Measurement) if field.name not in _PARTED)
 _Row = TypeVar("_Row", bound=Measurement)
 _Self = TypeVar("_Self", bound="GrowingFile")
 
@@ -245,7 +247,10 @@ def rows_as_csv(
 
 def rows_as_json(rows: Iterable[Measurement]) -> list[dict[str, Any]]:
     """The rows as JSON takes them: infinities and NaN, which it lacks, as words."""
-    return [for_json(asdict(row)) for row in rows]
+    return [
+        for_json({name: value for name, value in asdict(row).items() if name in COLUMNS or value})
+        for row in rows
+    ]
 
 
 def require_parquet() -> None:
@@ -277,7 +282,8 @@ def _write_parquet(path: Path, rows: Iterable[Measurement]) -> None:
     pyarrow, parquet = _pyarrow()
     kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
     schema = pyarrow.schema([(name, kinds[_stored_as(name)]) for name in COLUMNS])
-    table = pyarrow.Table.from_pylist([asdict(row) for row in rows], schema=schema)
+    records = [{name: getattr(row, name) for name in COLUMNS} for row in rows]
+    table = pyarrow.Table.from_pylist(records, schema=schema)
     parquet.write_table(table, path)
 
 

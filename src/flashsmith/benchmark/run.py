@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, conflict_factors
+from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.implementations import KernelImplementation, kernel_implementation
+from flashsmith.benchmark.kernel_facts import KernelFacts
+from flashsmith.benchmark.measurement import Measurement, Proof, Times, now
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.run_times import Timing, time_kernels
 from flashsmith.benchmark.tasks import EMULATED, Task, size_for
-from flashsmith.benchmark.timing import CudaEvents, require_usable_gpu
+from flashsmith.benchmark.timing import (
+    INTERLEAVED,
+    Clock,
+    CudaEvents,
+    measure,
+    require_usable_gpu,
+)
+from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.builder import KernelLibrary, libraries_for
 from flashsmith.emulator import BankConflicts, estimate_seconds
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
@@ -49,43 +59,68 @@ class Options:
 
 
 @dataclass(frozen=True)
-class KernelRow:
+class KernelRun:
     """What the run found out about one kernel.
 
-    `proven` is what it was proven on, with the semantics that it is compiled for; `problems` says
-    what is wrong, empty for a kernel that passed. Spilled bytes and registers are per thread;
-    `instructions` are warp instructions of what was `emulated`; a conflict factor is None where the
-    kernel makes no such access; `timing` is None without a GPU.
+    `proven` is what it was proven on, with the semantics that it is compiled for, and `emulated`
+    what its instructions and conflicts were counted on; `problems` says what is wrong, empty for a
+    kernel that passed. `verdict` is None for a kernel that did not finish, `times` without a GPU.
     """
 
     config: KernelConfig
     proven: Problem
     emulated: Problem
     problems: tuple[str, ...]
-    max_error: float | None
-    bound: float | None
-    rel_l2: float | None
-    registers: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    smem_bytes: int
-    ctas_per_sm: int
-    instructions: int | None
-    conflicts: dict[str, float | None]
-    timing: Timing | None
+    verdict: Verdict | None
+    facts: KernelFacts
+    times: Times | None = None
 
     @property
     def ok(self) -> bool:
         """Whether the kernel is right."""
         return not self.problems
 
+    @property
+    def proof(self) -> Proof:
+        """Its verdict as measurements have it."""
+        note = "; ".join(self.problems)
+        if self.verdict is None:
+            return Proof("error", note)
+        verdict = Proof.of(self.verdict)
+        return replace(verdict, verdict="pass" if self.ok else "fail", note=note)
+
     def to_json(self) -> dict[str, Any]:
         """As JSON takes it."""
-        facts = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        facts |= {name: str(facts[name]) for name in ("config", "proven", "emulated")}
-        facts["verdict"] = "pass" if self.ok else "FAIL"
-        facts["timing"] = asdict(self.timing) if self.timing else None
-        return facts
+        proof = self.proof
+        return {
+            "config": str(self.config),
+            "proven": str(self.proven),
+            "emulated": str(self.emulated),
+            "problems": self.problems,
+            "max_error": proof.max_error,
+            "bound": proof.error_bound,
+            "rel_l2": proof.rel_l2,
+            **asdict(self.facts),
+            "instructions": self.facts.total_instructions,
+            "timing": asdict(self.times) if self.times else None,
+            "verdict": "pass" if self.ok else "FAIL",
+        }
+
+    def measurement(self, timed: Problem | None, environment: Environment) -> Measurement:
+        """As a file of measurements has it; `timed` is what it was timed on, if it was."""
+        return Measurement.of(
+            str(self.config),
+            "ours",
+            timed if self.times and timed else self.proven,
+            self.proof,
+            self.times,
+            self.facts,
+            environment,
+            family=self.config.FAMILY,
+            config=str(self.config),
+            protocol=str(INTERLEAVED) if self.times else "proof",
+            time=now(),
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +130,7 @@ class Report:
     target: Target
     task: Task
     options: Options
-    rows: tuple[KernelRow, ...]
+    rows: tuple[KernelRun, ...]
     skipped: Mapping[KernelConfig, str] = field(default_factory=dict)
 
     @property
@@ -136,12 +171,14 @@ def run_kernels(
     task: Task,
     options: Options | None = None,
     narrator: Narrator,
+    write: Callable[[Measurement], None] | None = None,
 ) -> Report:
     """Builds, runs, proves and, on a GPU, times every config that can compute the task.
 
     `task` is what is proven. Instructions and conflicts are always counted in the emulator: of the
     task too or, with a GPU, of EMULATED with the same semantics. A kernel that is wrong, or that
-    does not come to its end, is a row of the report and not an exception.
+    does not finish, is a row of the report and not an exception. `write` is given each kernel's
+    measurement as soon as it is complete.
 
     Raises ArgumentError for a task that none of the configs can compute, or whose lengths want
     another kernel than its semantics say; IllegalConfigError, LaunchError when a kernel has left
@@ -160,13 +197,24 @@ def run_kernels(
     jobs = [_job(cfg, target, task, options) for cfg in served]
     narrator.expect("emulating", _estimates(jobs))
     libraries = _libraries(jobs, target, narrator)
-    rows = []
+    on_gpu = target.backend == "gpu"
+    rows: list[KernelRun] = []
+
+    def done_with(row: KernelRun) -> None:
+        if write is not None:
+            environment = Environment.collect(0 if on_gpu else None)
+            write(row.measurement(task.timed(row.config), environment))
+
     for done, job in enumerate(jobs):
         narrator.step(f"proving {job.config}", done, len(jobs))
-        rows.append(job.row(libraries[job.config]))
-    if target.backend == "gpu":
+        rows.append(job.run(libraries[job.config]))
+        if not on_gpu:
+            done_with(rows[-1])
+    if on_gpu:
         narrator.step("timing them together", len(jobs), len(jobs))
         rows = _timed(rows, task, options.seed)
+        for row in rows:
+            done_with(row)
     return Report(target, task, options, tuple(rows), skipped)
 
 
@@ -215,18 +263,74 @@ def _libraries(
     return found
 
 
-def _timed(rows: Sequence[KernelRow], task: Task, seed: int) -> list[KernelRow]:
+# What is wrong with a kernel, in words.
+Problems = tuple[str, ...]
+
+
+def _timed(rows: Sequence[KernelRun], task: Task, seed: int) -> list[KernelRun]:
     """The rows with the times of the kernels that are right."""
     asked = {row.config: task.timed(row.config) for row in rows if row.ok}
     found = time_kernels({cfg: problem for cfg, problem in asked.items() if problem}, seed)
     timed = []
     for row in rows:
         outcome = found.get(row.config, row.problems)
-        if isinstance(outcome, Timing):
-            timed.append(replace(row, timing=outcome))
+        if isinstance(outcome, Times):
+            timed.append(replace(row, times=outcome))
         else:
             timed.append(replace(row, problems=outcome))
     return timed
+
+
+def time_kernels(
+    problem_of: Mapping[KernelConfig, Problem],
+    seed: int,
+    *,
+    clock: Clock | None = None,
+    make_workload: Callable[[Problem, int], AnyWorkload] = workload_of,
+) -> dict[KernelConfig, Times | Problems]:
+    """Launches every kernel on its problem, judges two heads of its output, then times the right
+    ones.
+
+    A kernel that is wrong, or does not finish, has problems in place of times. Kernels of one
+    problem take turns. `clock` None is GPU 0's.
+
+    Raises LaunchError where there is no GPU, or a kernel has left it unusable to this process.
+    """
+    clock = clock or CudaEvents()
+    timings: dict[KernelConfig, Times | Problems] = {}
+    ordered = sorted(problem_of, key=problem_of.__getitem__)
+    groups = itertools.groupby(ordered, key=problem_of.__getitem__)
+    for problem, group in groups:
+        workload = make_workload(problem, seed)
+        implementations = []
+        for cfg in group:
+            implementation = kernel_implementation(cfg, workload)
+            if problems := _problems(implementation, clock):
+                timings[cfg] = problems
+            else:
+                implementations.append(implementation)
+        timings |= _times(implementations, problem, clock)
+    return timings
+
+
+def _problems(implementation: KernelImplementation, clock: Clock) -> Problems:
+    try:
+        verdict = implementation.workload.judge(implementation.output())
+    except LaunchError as error:
+        require_usable_gpu(clock, implementation.name)
+        return (f"the timed launch: {error}",)
+    return tuple(f"the timed launch: {reason}" for reason in verdict.reasons)
+
+
+def _times(
+    implementations: Sequence[KernelImplementation], problem: Problem, clock: Clock
+) -> dict[KernelConfig, Times | Problems]:
+    try:
+        measured = measure(implementations, INTERLEAVED, clock=clock)
+    except LaunchError as error:
+        require_usable_gpu(clock, f"one of {', '.join(found.name for found in implementations)}")
+        return {found.config: (f"the timed launches: {error}",) for found in implementations}
+    return {found.config: Times.of(measured[found.name], problem) for found in implementations}
 
 
 @dataclass(frozen=True)
@@ -244,39 +348,20 @@ class _Job:
         seconds = estimate_seconds(self.config, self.emulated)
         return seconds * (_CHECKS_COST if self.options.checks else 1.0)
 
-    def row(self, library: KernelLibrary) -> KernelRow:
+    def run(self, library: KernelLibrary) -> KernelRun:
         conflicts = BankConflicts()
         problems: list[str] = []
         emulated = self._prove("emulator", self.emulated, problems, conflicts)
-        judged = emulated
+        verdict = emulated
         if self.target.backend == "gpu":
-            judged = self._prove("gpu", self.proven, problems)
-        entry = library.entry(self.config)
-        return KernelRow(
-            config=self.config,
-            proven=self.proven,
-            emulated=self.emulated,
-            problems=tuple(problems),
-            max_error=judged.max_error if judged else None,
-            bound=judged.bound if judged else None,
-            rel_l2=judged.rel_l2 if judged else None,
-            registers=entry.registers,
-            spill_store_bytes=entry.spill_store_bytes,
-            spill_load_bytes=entry.spill_load_bytes,
-            smem_bytes=self.config.smem_bytes(),
-            ctas_per_sm=self.config.num_ctas_per_sm(
-                self.target.device.max_smem_per_sm, entry.registers
-            ),
-            instructions=(
-                emulated.emulation.warp_instructions if emulated and emulated.emulation else None
-            ),
-            conflicts=(
-                conflict_factors(conflicts, self.config)
-                if emulated
-                else dict.fromkeys(CONFLICT_KINDS)
-            ),
-            timing=None,
+            verdict = self._prove("gpu", self.proven, problems)
+        facts = KernelFacts.of(
+            library.entry(self.config),
+            self.target.device,
+            emulated.emulation if emulated else None,
+            conflicts if emulated else None,
         )
+        return KernelRun(self.config, self.proven, self.emulated, tuple(problems), verdict, facts)
 
     def _prove(
         self, backend: str, problem: Problem, problems: list[str], *observers: BankConflicts
@@ -296,7 +381,7 @@ class _Job:
         except (EmulatorError, LaunchError) as error:
             if backend == "gpu":
                 require_usable_gpu(CudaEvents(), str(self.config))
-            problems.append(f"did not come to its end: {error}")
+            problems.append(f"did not finish: {error}")
             return None
         if not verdict.ok:
             problems.append(str(verdict))

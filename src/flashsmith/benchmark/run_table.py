@@ -5,22 +5,26 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS
-from flashsmith.benchmark.run import KernelRow, Report
+from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, KernelFacts
+from flashsmith.benchmark.run import KernelRun, Report
 from flashsmith.benchmark.table import Cell, Column, print_table, print_text
 from flashsmith.benchmark.tasks import describe_lengths
 from flashsmith.counted import counted
 from flashsmith.families import Semantics
 
-_COLUMNS = (
-    Column("verdict"),
-    Column("error", True),
-    Column("bound", True),
+# Of what a kernel costs, in this table and in that of the ablation.
+COST_COLUMNS = (
     Column("regs", True),
     Column("spilled\nbytes", True),
     Column("smem\nKiB", True),
     Column("CTAs\n/SM", True),
     Column("instr", True),
+)
+_COLUMNS = (
+    Column("verdict"),
+    Column("error", True),
+    Column("bound", True),
+    *COST_COLUMNS,
     *(Column(kind.replace(" ", "\n"), True) for kind in CONFLICT_KINDS),
 )
 _TIME_COLUMNS = (Column("ms", True), Column("TFLOP/s", True))
@@ -65,7 +69,7 @@ def header(report: Report) -> list[str]:
 
 
 def _print_rows(console: Console, report: Report) -> None:
-    timed = any(row.timing for row in report.rows)
+    timed = any(row.times for row in report.rows)
     # Kernels of one problem may differ in whether their tiles fit it.
     meant = any(row.proven.semantics != Semantics() for row in report.rows)
     differ = len({row.emulated.seq_q for row in report.rows}) > 1
@@ -88,22 +92,31 @@ def _print_rows(console: Console, report: Report) -> None:
     print_table(console, columns, rows)
 
 
-def _cells(row: KernelRow, timed: bool) -> tuple[Cell, ...]:
+def _cells(row: KernelRun, timed: bool) -> tuple[Cell, ...]:
+    facts = row.facts
     cells: list[Cell] = [
         Text("pass", "green") if row.ok else Text("FAIL", "bold red"),
-        _small(row.max_error),
-        _small(row.bound),
-        str(row.registers),
-        _marked(str(row.spill_store_bytes), row.spill_store_bytes > 0),
-        f"{row.smem_bytes / 1024:g}",
-        str(row.ctas_per_sm),
-        "-" if row.instructions is None else f"{row.instructions:,}",
-        *(_factor(factor) for factor in row.conflicts.values()),
+        _small(row.proof.max_error),
+        _small(row.proof.error_bound),
+        *cost_cells(facts),
+        *(_factor(factor) for factor in facts.conflicts.values()),
     ]
     if timed:
-        timing = row.timing
-        cells += [f"{timing.ms:.3f}", f"{timing.tflops:.0f}"] if timing else ["-", "-"]
+        times = row.times
+        cells += [f"{times.ms:.3f}", f"{times.tflops:.0f}"] if times else ["-", "-"]
     return tuple(cells)
+
+
+def cost_cells(facts: KernelFacts) -> tuple[Cell, ...]:
+    """A row's cells of COST_COLUMNS."""
+    total = facts.total_instructions
+    return (
+        str(facts.registers),
+        marked(str(facts.spill_store_bytes), costly=facts.spill_store_bytes > 0),
+        f"{facts.smem_bytes / 1024:g}",
+        str(facts.ctas_per_sm),
+        "-" if total is None else f"{total:,}",
+    )
 
 
 def _small(value: float | None) -> str:
@@ -111,9 +124,9 @@ def _small(value: float | None) -> str:
 
 
 def _factor(factor: float | None) -> Cell:
-    return "-" if factor is None else _marked(f"{factor:.1f}", factor > 1.05)
+    return "-" if factor is None else marked(f"{factor:.1f}", costly=factor > 1.05)
 
 
-def _marked(text: str, costly: bool) -> Cell:
+def marked(text: str, *, costly: bool) -> Cell:
     """What costs time is marked."""
     return Text(text, "yellow") if costly else text

@@ -1,13 +1,12 @@
-"""Tasks: what each kernel of a run is to compute, so that it can be proven."""
+"""Tasks: what each kernel of a run is to compute, so that it can be proven and timed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flashsmith.benchmark.run_times import TIMED
-from flashsmith.benchmark.whole_tiles import whole_tiles
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
 from flashsmith.operations import DEFAULT
@@ -15,6 +14,37 @@ from flashsmith.runtime.target import Target
 from flashsmith.verify.proof_grid import PACKED_SEQUENCES
 
 _PLAIN = Semantics()
+
+
+def whole_tiles(seq: int, cfg: KernelConfig) -> int:
+    """The least length of at least `seq` that the config's tiles divide, of queries and keys.
+
+    Each config has a length of its own: the least common multiple of a set's tiles has no limit
+    (13,440 for the Hopper kernels that the package ships).
+    """
+    whole = math.lcm(*cfg.family.dividing_tiles(cfg).values())
+    return -(-seq // whole) * whole
+
+
+@dataclass(frozen=True)
+class TimedSize:
+    """The problem that is timed."""
+
+    batch: int = 16
+    seq: int = 4096
+    heads: int = 16
+
+    def length(self, semantics: Semantics) -> int:
+        """The length of its sequences: for an uneven kernel one that fills no tiles."""
+        return self.seq - (semantics.uneven and not semantics.packed)
+
+    def problem(self, cfg: KernelConfig, semantics: Semantics = _PLAIN) -> Problem:
+        """It, for a config's dtype and head dimension."""
+        b, s, h = self.batch, self.length(semantics), self.heads
+        return Problem(b, s, s, h, h, cfg.d_head, cfg.dtype, semantics, cfg.family.operation)
+
+
+TIMED = TimedSize()
 
 
 @dataclass(frozen=True)

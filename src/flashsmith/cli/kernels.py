@@ -11,7 +11,16 @@ import typer
 from flashsmith import env
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import Column, make_console, print_table
-from flashsmith.cli.options import FAILED, Arch, Json, Kernels, print_json, selected
+from flashsmith.cli.options import (
+    FAILED,
+    Arch,
+    Csv,
+    Json,
+    Jsonl,
+    Kernels,
+    print_json,
+    selected,
+)
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
@@ -73,6 +82,8 @@ def run(
     seed: Annotated[
         int, typer.Option(min=0, help="Of the random inputs, and of packed lengths.")
     ] = 0,
+    csv: Csv = None,
+    jsonl: Jsonl = None,
     as_json: Json = False,
 ) -> None:
     """Build kernels, run and prove each, and say what each costs and does; on a GPU time them too.
@@ -80,7 +91,9 @@ def run(
     Without --kernels and KERNELS: prog, the seven steps of the ladder. Kernels that --problem's d
     or dtype is not for are skipped.
     """
-    with Narrator() as narrator:
+    from flashsmith.benchmark.measurement_files import MeasurementFiles
+
+    with Narrator() as narrator, MeasurementFiles(csv, jsonl=jsonl) as files:
         narrator.say("looking up kernels and compiler")
         configs = selected(kernels, default="prog")
         from flashsmith.runtime.target import choose_target
@@ -106,10 +119,17 @@ def run(
             )
         limits = None if window is None else _parse_window(window)
         options = Options(limits, softcap, sinks, check, seed)
-        report = run_kernels(configs, target, task=task, options=options, narrator=narrator)
+        report = run_kernels(
+            configs,
+            target,
+            task=task,
+            options=options,
+            narrator=narrator,
+            write=files.write if csv or jsonl else None,
+        )
     if as_json:
         print_json(report.to_json())
-    else:
+    elif not files.takes_stdout:
         print_report(make_console(), report)
     if not report.ok:
         raise typer.Exit(FAILED)

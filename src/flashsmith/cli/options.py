@@ -37,6 +37,16 @@ Arch = Annotated[
         "sm_90 for wgmma.",
     ),
 ]
+Csv = Annotated[
+    str | None,
+    typer.Option(
+        "--csv", metavar="FILE", help="Also append a row for each kernel, as it is measured."
+    ),
+]
+Jsonl = Annotated[
+    str | None,
+    typer.Option("--jsonl", metavar="FILE", help="The same as JSON Lines."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

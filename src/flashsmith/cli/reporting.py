@@ -10,7 +10,16 @@ import typer
 
 from flashsmith.benchmark.progress import Narrator
 from flashsmith.benchmark.table import make_console
-from flashsmith.cli.options import FAILED, Arch, Json, Kernels, print_json, selected
+from flashsmith.cli.options import (
+    FAILED,
+    Arch,
+    Csv,
+    Json,
+    Jsonl,
+    Kernels,
+    print_json,
+    selected,
+)
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
 
@@ -30,6 +39,8 @@ def progression(
         typer.Option(metavar="FILE", help="Draw the ladder into FILE, a .png or .svg."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+    csv: Csv = None,
+    jsonl: Jsonl = None,
     as_json: Json = False,
 ) -> None:
     """The ladder: each step's time and share of FlashAttention-2, and what it changed.
@@ -38,44 +49,44 @@ def progression(
     times need a GPU. Without --kernels and KERNELS: prog, seven steps of one optimisation each.
     """
     from flashsmith.benchmark.charts import check_picture_path
+    from flashsmith.benchmark.measurement_files import MeasurementFiles
 
     if plot is not None:
         check_picture_path(plot)
-    with Narrator() as narrator:
+    with Narrator() as narrator, MeasurementFiles(csv, jsonl=jsonl) as files:
         narrator.say("looking up kernels and compiler")
         configs = selected(kernels, default="prog")
         from flashsmith.runtime.target import choose_target
 
         target = choose_target(arch, emulate, configs)
-        from flashsmith.benchmark.progression.climb import climb
+        from flashsmith.benchmark.environment import Environment
+        from flashsmith.benchmark.progression import StepTimer, run_ablation
 
         timer, environment = None, {}
         if target.backend == "gpu":
-            from flashsmith.benchmark.environment import Environment
-            from flashsmith.benchmark.progression.timer import LadderTimer
-
-            timer = LadderTimer(target.device, seq, narrator, seed)
+            timer = StepTimer(target.device, seq, narrator, seed, write=files.write)
             environment = asdict(Environment.collect())
-        ladder = climb(
+        ablation = run_ablation(
             configs,
             target,
             timer=timer,
             environment=environment,
             seed=seed,
             narrator=narrator,
+            write=files.write if csv or jsonl else None,
         )
     if plot is not None:
         from flashsmith.benchmark.charts import LIGHT, save_chart
-        from flashsmith.benchmark.progression.plot import draw_ladder
+        from flashsmith.benchmark.progression_plot import draw_ablation
 
-        save_chart(draw_ladder(ladder, LIGHT), plot)
+        save_chart(draw_ablation(ablation, LIGHT), plot)
     if as_json:
-        print_json(ladder.to_json())
-    else:
-        from flashsmith.benchmark.progression.table import print_ladder
+        print_json(ablation.to_json())
+    elif not files.takes_stdout:
+        from flashsmith.benchmark.progression_table import print_ablation
 
-        print_ladder(make_console(), ladder)
-    if not ladder.ok:
+        print_ablation(make_console(), ablation)
+    if not ablation.ok:
         raise typer.Exit(FAILED)
 
 

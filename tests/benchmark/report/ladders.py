@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsmith.benchmark.progression import Ladder, Step, StepTime
+from flashsmith.benchmark.progression import Ablation as Ladder
+from flashsmith.benchmark.progression import Step, StepTime
 
 PLAIN = Step(
     config="(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles",

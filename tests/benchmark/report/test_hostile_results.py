@@ -19,7 +19,7 @@ from test_page import Reader
 
 from flashsmith.benchmark.charts import LIGHT, png_bytes
 from flashsmith.benchmark.measurement_files import GrowingFile
-from flashsmith.benchmark.progression.plot import draw_ladder
+from flashsmith.benchmark.progression_plot import draw_ablation
 from flashsmith.benchmark.report import make_page, read_results, write_page
 from flashsmith.benchmark.report.page import LIMITS
 from flashsmith.benchmark.report.results import Results
@@ -111,11 +111,11 @@ def test_any_name_can_be_shown(name: str) -> None:
     rows += [row(f"{name} {n}", 4096, 100.0 + n, dtype=name, d=64) for n in range(6)]
     rows += [replace(one, config=f"{one.config}+{name}") for one in search_rows()[:8]]
     steps = tuple(replace(step, config=name) for step in TIMED.steps)
-    ladder = replace(TIMED, peer=name, counted=name, device=name, steps=steps)
+    ablation = replace(TIMED, peer=name, counted=name, device=name, steps=steps)
     rooflines = (replace(ROOFLINE, gpu=name),)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        page = make_page(Results(rows=tuple(rows), rooflines=rooflines, ladders=(ladder,)))
+        page = make_page(Results(rows=tuple(rows), rooflines=rooflines, ablations=(ablation,)))
     assert len(page.charts) >= 4
     reader = Reader()
     reader.feed(page.html)
@@ -133,10 +133,10 @@ def test_any_name_can_be_shown(name: str) -> None:
 def test_any_name_can_be_drawn_with_matplotlib(name: str) -> None:
     """As text, not as a formula."""
     steps = tuple(replace(step, config=name) for step in TIMED.steps)
-    ladder = replace(TIMED, peer=name, counted=name, device=name, steps=steps)
+    ablation = replace(TIMED, peer=name, counted=name, device=name, steps=steps)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert png_bytes(draw_ladder(ladder, LIGHT)).startswith(b"\x89PNG")
+        assert png_bytes(draw_ablation(ablation, LIGHT)).startswith(b"\x89PNG")
 
 
 def test_a_long_name_is_a_files_name(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_failure_whose_time_is_no_figure_is_shown(tmp_path: Path) -> None:
         ("rows.json", ("1024", "1" * 5000), r": cannot be read: it has a number of 5,000"),
         ("rows.json", ('"ours"', r'"\ud800"'), r": cannot be read: a text in it has a lone"),
         ("ladder.json", ('"registers": 170', '"registers": "1"'), r": step 1 .*registers='1'"),
-        ("ladder.json", ('"ms": 39.0', '"ms": 0'), r": step 1 of the ladder: ms is 0, not finite"),
+        ("ladder.json", ('"ms": 39.0', '"ms": 0'), r": step 1 .*: ms is 0, not finite"),
         ("roofline.json", ('"rate": 500.0', '"rate": "nan"'), r": .*ceiling 2: rate is nan"),
         ("run.json", ('"kernels": [', '"kernels": [3, '), r": kernel 1: "),
         ("profile.csv", ("812.5", "inf"), r", row 1: duration_us='inf' is no float"),

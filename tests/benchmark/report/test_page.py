@@ -92,7 +92,7 @@ def read(results: Results) -> Reader:
 def full() -> Results:
     return Results(
         rows=(*bench_rows(), wrong_row(), *search_rows()),
-        ladders=(TIMED,),
+        ablations=(TIMED,),
         profiles=(PROFILED, replace(PROFILED, verdict="error", note="needs 300 KiB")),
         rooflines=(ROOFLINE,),
         sources=(Source(Path("x/rows.csv"), "benchmark rows", 3),),
@@ -190,7 +190,9 @@ def test_a_long_table_says_what_is_left_out() -> None:
 
 
 def test_failures_are_listed_with_their_reason(full: Results) -> None:
-    results = replace(full, ladders=(replace(LADDER, steps=(replace(PLAIN, problems=("NaN",)),)),))
+    results = replace(
+        full, ablations=(replace(LADDER, steps=(replace(PLAIN, problems=("NaN",)),)),)
+    )
     cells = read(results).cells["failures"]
     assert f"output is {HOSTILE}" in cells
     assert [PLAIN.config, "ablation on NVIDIA H200", "fail", "NaN"] == cells[-4:]
@@ -286,7 +288,7 @@ def test_rows_without_an_environment_say_so() -> None:
 
 
 def test_an_ablation_alone_is_a_page() -> None:
-    reader = read(Results(ladders=(LADDER,)))
+    reader = read(Results(ablations=(LADDER,)))
     assert set(reader.cells) == {"ablation", "files"}
     assert reader.charts == []
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 RESULTS = Results(
     rows=(*bench_rows(), *elsewhere(bench_rows()), wrong_row(), *search_rows()),
-    ladders=(TIMED,),
+    ablations=(TIMED,),
     profiles=(PROFILED,),
     rooflines=(ROOFLINE,),
     sources=(Source(Path("rows.csv"), "benchmark rows", 44),),

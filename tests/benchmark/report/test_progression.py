@@ -1,4 +1,4 @@
-"""The ladder: what a step changed, in figures and in words; its JSON; its table; its climb."""
+"""The ladder: what a step changed, in figures and in words; its JSON; its table; its run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from dataclasses import replace
 import pytest
 from ladders import LADDER, PLAIN, SWIZZLED, TIMED, timed_step
 
+from flashsmith.benchmark import run as run_module
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.progression import Ladder, StepTime, change_between, climb
-from flashsmith.benchmark.progression.climb import Times
-from flashsmith.benchmark.progression.table import print_ladder
-from flashsmith.benchmark.progression.words import change_words, config_words, step_names
+from flashsmith.benchmark.progression import (
+    Ablation,
+    StepTime,
+    StepTimes,
+    change_between,
+    change_words,
+    config_words,
+    run_ablation,
+    step_names,
+)
+from flashsmith.benchmark.progression_table import print_ablation
 from flashsmith.benchmark.table import make_console
 from flashsmith.errors import ArgumentError, EmulatorError, IllegalConfigError
 from flashsmith.families import parse_kernel_name_into_config as parse
@@ -23,9 +31,9 @@ TARGET = choose_target("sm_80", emulate=True)
 CONFIGS = [parse(PLAIN.config), parse(SWIZZLED.config)]
 
 
-def printed(ladder: Ladder) -> str:
+def printed(ladder: Ablation) -> str:
     out = io.StringIO()
-    print_ladder(make_console(out), ladder)
+    print_ablation(make_console(out), ladder)
     return out.getvalue()
 
 
@@ -94,8 +102,8 @@ def test_steps_are_named_by_what_is_new() -> None:
 
 
 @pytest.mark.parametrize("ladder", [LADDER, TIMED])
-def test_json_reads_back_as_it_was(ladder: Ladder) -> None:
-    assert Ladder.from_json(json.loads(json.dumps(ladder.to_json()))) == ladder
+def test_json_reads_back_as_it_was(ladder: Ablation) -> None:
+    assert Ablation.from_json(json.loads(json.dumps(ladder.to_json()))) == ladder
 
 
 def broken(path: tuple, value: object) -> dict:
@@ -117,15 +125,15 @@ def broken(path: tuple, value: object) -> dict:
         (broken(("schema",), 99), "schema=99"),
         (broken(("kind",), "else"), "kind='else'"),
         (broken(("device",), KeyError), "'device' is missing"),
-        (broken(("steps",), 3), "the ladder"),
-        (broken(("steps", 1, "registers"), KeyError), "step 2 of the ladder: 'registers'"),
-        (broken(("steps", 1, "time", "ms"), KeyError), "step 2 of the ladder: 'ms'"),
+        (broken(("steps",), 3), "the ablation"),
+        (broken(("steps", 1, "registers"), KeyError), "step 2 of the ablation: 'registers'"),
+        (broken(("steps", 1, "time", "ms"), KeyError), "step 2 of the ablation: 'ms'"),
         (broken(("steps", 0), 3), "step 1"),
     ],
 )
 def test_a_broken_ladder_is_refused_with_the_place(data: dict, named: str) -> None:
     with pytest.raises(ArgumentError, match=named):
-        Ladder.from_json(data)
+        Ablation.from_json(data)
 
 
 # --- the table -----------------------------------------------------------------------------------
@@ -161,11 +169,11 @@ def test_a_wrong_step_is_a_failure_with_its_reason() -> None:
     assert "o[3] is NaN" in printed(ladder)
 
 
-# --- the climb -----------------------------------------------------------------------------------
+# --- the run ------------------------------------------------------------------------------------
 
 
-def up(timer=None, configs=CONFIGS) -> Ladder:
-    return climb.climb(configs, TARGET, timer=timer, environment={}, narrator=Narrator(quiet=True))
+def up(timer=None, configs=CONFIGS) -> Ablation:
+    return run_ablation(configs, TARGET, timer=timer, environment={}, narrator=Narrator(quiet=True))
 
 
 def test_a_ladder_is_counted_without_a_gpu() -> None:
@@ -182,9 +190,9 @@ def test_a_ladder_is_counted_without_a_gpu() -> None:
 
 
 def test_times_and_their_problems_join_the_steps() -> None:
-    def timer(configs) -> Times:
+    def timer(configs) -> StepTimes:
         assert configs == CONFIGS
-        return Times(
+        return StepTimes(
             problem="b1",
             protocol="interleaved",
             peer="FA2",
@@ -200,18 +208,18 @@ def test_times_and_their_problems_join_the_steps() -> None:
 
 
 def test_a_kernel_that_hangs_is_a_step_with_a_problem(monkeypatch) -> None:
-    def prove(cfg, **options):
+    def prove(cfg, problem, **options):
         raise EmulatorError("deadlock")
 
-    monkeypatch.setattr(climb, "prove", prove)
+    monkeypatch.setattr(run_module, "prove_problem", prove)
     step, _ = up().steps
     assert step.instructions is None
     assert "deadlock" in step.problems[0]
-    assert "did not come to its end" in printed(up())
+    assert "did not finish" in printed(up())
 
 
 def test_an_illegal_config_is_refused_before_anything_is_built(monkeypatch) -> None:
-    monkeypatch.setattr(climb, "libraries_for", lambda *_, **__: pytest.fail("built"))
+    monkeypatch.setattr(run_module, "libraries_for", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(IllegalConfigError):
         up(configs=[replace(CONFIGS[0], B_r=16)])
 
@@ -219,11 +227,11 @@ def test_an_illegal_config_is_refused_before_anything_is_built(monkeypatch) -> N
 def test_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) -> None:
     asked = []
 
-    def prove(cfg, **options):
-        asked.append(options["seq"])
+    def prove(cfg, problem, **options):
+        asked.append(problem.seq_q)
         raise EmulatorError("not today")
 
-    monkeypatch.setattr(climb, "prove", prove)
+    monkeypatch.setattr(run_module, "prove_problem", prove)
     wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
     ladder = up(configs=[CONFIGS[1], wide])
     assert asked == [256, 384]
@@ -243,4 +251,4 @@ def test_a_ladder_of_before_there_were_several_lengths_is_read() -> None:
     data = json.loads(json.dumps(LADDER.to_json()))
     for step in data["steps"]:
         del step["counted_seq"]
-    assert Ladder.from_json(data).steps[0].counted_seq == 0
+    assert Ablation.from_json(data).steps[0].counted_seq == 0

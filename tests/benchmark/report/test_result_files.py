@@ -49,7 +49,7 @@ def test_rows_of_a_benchmark(tmp_path: Path, ending: str) -> None:
 
 
 def test_a_ladder(tmp_path: Path) -> None:
-    assert read(written(tmp_path / "l.json", TIMED.to_json())).ladders == (TIMED,)
+    assert read(written(tmp_path / "l.json", TIMED.to_json())).ablations == (TIMED,)
 
 
 def test_a_roofline(tmp_path: Path) -> None:

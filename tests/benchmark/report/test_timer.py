@@ -6,9 +6,9 @@ import pytest
 from ladders import PLAIN, SWIZZLED
 from sample_rows import ENVIRONMENT, row
 
+from flashsmith.benchmark import progression as timer_module
 from flashsmith.benchmark.progress import Narrator
-from flashsmith.benchmark.progression import timer as timer_module
-from flashsmith.benchmark.progression.timer import LadderTimer, times_of
+from flashsmith.benchmark.progression import StepTimer, times_of
 from flashsmith.benchmark.timing import Environment, Telemetry
 from flashsmith.families import Problem, device_spec
 from flashsmith.families import parse_kernel_name_into_config as parse
@@ -56,7 +56,7 @@ def test_the_benchmark_gets_every_kernel_and_the_yardstick(monkeypatch) -> None:
 
     monkeypatch.setattr(timer_module, "run_bench", run_bench)
     clock = object()
-    timer = LadderTimer(
+    timer = StepTimer(
         H200,
         1024,
         Narrator(quiet=True),
@@ -80,12 +80,12 @@ def test_the_benchmark_gets_every_kernel_and_the_yardstick(monkeypatch) -> None:
 
 @pytest.mark.gpu
 def test_the_ladder_is_timed_on_a_gpu() -> None:
-    from flashsmith.benchmark.progression.climb import climb
+    from flashsmith.benchmark.progression import run_ablation
     from flashsmith.runtime.target import choose_target
 
     target, narrator = choose_target(), Narrator(quiet=True)
-    timer = LadderTimer(target.device, 1024, narrator)
-    ladder = climb(CONFIGS, target, timer=timer, environment={}, narrator=narrator)
+    timer = StepTimer(target.device, 1024, narrator)
+    ladder = run_ablation(CONFIGS, target, timer=timer, environment={}, narrator=narrator)
     assert ladder.ok, [step.problems for step in ladder.steps]
     assert all(step.time and step.time.tflops > 0 for step in ladder.steps)
     assert ladder.timed == "b16 s1024 h16 d128 fp16"

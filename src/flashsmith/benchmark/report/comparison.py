@@ -35,6 +35,11 @@ class Point:
     wrong: tuple[Measurement, ...]
 
     @property
+    def shown(self) -> bool:
+        """Whether anything was timed, or wrong; kernels may have been proven only."""
+        return bool(self.flashsmith or self.peers or self.wrong)
+
+    @property
     def best_kernel(self) -> Measurement | None:
         """The fastest config that was asked for by name."""
         return min(self.kernels.values(), key=_ms, default=None)

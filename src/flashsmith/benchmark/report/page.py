@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import flashsmith
 from flashsmith.benchmark import progression
 from flashsmith.benchmark.measurement import Measurement
-from flashsmith.benchmark.progression import words
 from flashsmith.benchmark.report import comparison, config_space, results
 from flashsmith.benchmark.report.comparison_charts import (
     MOST_PEERS,
@@ -57,7 +56,7 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
     Raises DependencyError where Jinja2 is not installed.
     """
     templates = page_templates()
-    points = comparison.make_points(found.compared)
+    points = [point for point in comparison.make_points(found.compared) if point.shown]
     groups = comparison.make_groups(points)
     newest = next(iter(found.versions), "")
     latest = [point for point in points if point.row.revision == newest]
@@ -81,7 +80,7 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
         "throughput": throughput,
         "settings": comparison.setting_words([results.setting_of(p.row) for p in points]),
         "failed": [row for row in found.compared if row.verdict in _FAILED],
-        "wrong_steps": [(a, step) for a in found.ladders for step in a.steps if not step.ok],
+        "wrong_steps": [(a, step) for a in found.ablations for step in a.steps if not step.ok],
         "absent": _absent_peers(found.rows),
         "searched": searched,
         "search_rows": [row for row in found.rows if results.of_search(row)],
@@ -156,8 +155,7 @@ _FUNCTIONS: dict[Any, tuple[str, ...]] = {
     comparison: ("describe", "facets", "mask_of", "problem_words", "ratios"),
     config_space: ("distribution", "listed_configs", "make_heat_map", "widest"),
     results: ("name_of", "setting_of"),
-    progression: ("change_between",),
-    words: ("change_words", "conflict_words", "step_names"),
+    progression: ("change_between", "change_words", "conflict_words", "step_names"),
 }
 
 

@@ -14,8 +14,7 @@ from typing import Any
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.measurement_files import MOST_BYTES, read_csv, read_rows
 from flashsmith.benchmark.ncu import read_profile
-from flashsmith.benchmark.progression import Ladder
-from flashsmith.benchmark.progression.ladder import KIND
+from flashsmith.benchmark.progression import KIND, Ablation
 from flashsmith.benchmark.report import old_formats
 from flashsmith.benchmark.report.results import PASSED_OVER, Results, Source
 from flashsmith.benchmark.roofline import Roofline
@@ -211,8 +210,9 @@ def _load(path: Path) -> Any:
 
 def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
     if value.get("kind") == KIND:
-        ladder = Ladder.from_json(value)
-        return Results(ladders=(ladder,), sources=(Source(path, "an ablation", len(ladder.steps)),))
+        ablation = Ablation.from_json(value)
+        source = Source(path, "an ablation", len(ablation.steps))
+        return Results(ablations=(ablation,), sources=(source,))
     if "ceilings" in value:
         roofline = Roofline.from_json(value)
         source = Source(path, "the roofline", len(roofline.ceilings))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.ncu import ProfileRow
-from flashsmith.benchmark.progression import Ladder
+from flashsmith.benchmark.progression import Ablation
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.printable import quoted
 
@@ -46,7 +46,7 @@ class Results:
     """All that the page shows."""
 
     rows: tuple[Measurement, ...] = ()
-    ladders: tuple[Ladder, ...] = ()
+    ablations: tuple[Ablation, ...] = ()
     profiles: tuple[ProfileRow, ...] = ()
     rooflines: tuple[Roofline, ...] = ()
     sources: tuple[Source, ...] = ()
@@ -67,9 +67,9 @@ class Results:
 
     @property
     def environments(self) -> tuple[dict[str, Any], ...]:
-        """Every environment of the rows and of the ladders that were timed, once."""
+        """Every environment of the rows and of the ablations that were timed, once."""
         found = [setting_of(row).environment for row in self.rows]
-        found += [_environment(ladder.environment) for ladder in self.ladders if ladder.has_times]
+        found += [_environment(one.environment) for one in self.ablations if one.has_times]
         return tuple(dict(environment) for environment in dict.fromkeys(found))
 
     @property

@@ -1,4 +1,4 @@
-"""A ladder as a picture: time of each step where there is one, and what its instructions are."""
+"""An ablation as a picture: time of each step where there is one, and what its instructions are."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from flashsmith.benchmark.charts.labels import label
 from flashsmith.benchmark.charts.style import Theme, dress, new_figure, title
-from flashsmith.benchmark.progression.ladder import Ladder, Step
-from flashsmith.benchmark.progression.words import conflict_words, step_names
+from flashsmith.benchmark.progression import Ablation, Step, conflict_words, step_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,15 +26,15 @@ _MOST_LINES = 4
 _GROUP_HUES = (0, 1, 2, 3, 4, 6)
 
 
-def draw_ladder(ladder: Ladder, theme: Theme) -> Figure:
+def draw_ablation(ablation: Ablation, theme: Theme) -> Figure:
     """Steps from top to bottom; TFLOP/s, if timed, and executed instructions side by side."""
-    names = step_names(ladder)
-    timed = ladder.has_times
+    names = step_names(ablation)
+    timed = ablation.has_times
     figure = new_figure(11 if timed else 9, 1.5 + 0.55 * max(len(names), 2), theme)
     panels = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
     if timed:
-        _draw_times(panels[0], ladder, theme)
-    _draw_instructions(panels[-1], ladder, theme)
+        _draw_times(panels[0], ablation, theme)
+    _draw_instructions(panels[-1], ablation, theme)
     panels[0].set_yticks(range(len(names)), [_wrapped(name) for name in names])
     panels[0].tick_params(axis="y", labelcolor=theme.ink)
     panels[0].set_ylim(len(names) - 0.4, -0.6)
@@ -49,18 +48,18 @@ def _wrapped(name: str) -> str:
     return "\n".join(map(label, lines[:_MOST_LINES]))
 
 
-def _draw_times(axes: Axes, ladder: Ladder, theme: Theme) -> None:
+def _draw_times(axes: Axes, ablation: Ablation, theme: Theme) -> None:
     dress(axes, theme, grid=None)
     axes.set_xticks([])
-    title(axes, "TFLOP/s" + (f" (share of {label(ladder.peer)})" if ladder.peer else ""), theme)
-    times = [step.time for step in ladder.steps]
+    title(axes, "TFLOP/s" + (f" (share of {label(ablation.peer)})" if ablation.peer else ""), theme)
+    times = [step.time for step in ablation.steps]
     rates = [time.tflops if time else 0.0 for time in times]
-    colours = [theme.hues[0] if step.ok else theme.bad for step in ladder.steps]
+    colours = [theme.hues[0] if step.ok else theme.bad for step in ablation.steps]
     axes.barh(range(len(rates)), rates, height=0.62, color=colours)
     peers = [time.tflops / time.share for time in times if time and time.share]
     longest = max([*rates, *peers])
     axes.set_xlim(0, longest * 1.12)
-    for place, step in enumerate(ladder.steps):
+    for place, step in enumerate(ablation.steps):
         _write_rate(axes, place, step, longest, theme)
     if peers:
         # Behind the bars; steps of several dtypes have a peer's time each, all but the same.
@@ -70,7 +69,7 @@ def _draw_times(axes: Axes, ladder: Ladder, theme: Theme) -> None:
         axes.text(
             max(peers),
             -0.52,
-            f"{label(ladder.peer)}: {max(peers):.0f} ",
+            f"{label(ablation.peer)}: {max(peers):.0f} ",
             ha="right",
             va="bottom",
             fontsize=9,
@@ -98,12 +97,12 @@ def _write_rate(axes: Axes, place: int, step: Step, longest: float, theme: Theme
     )
 
 
-def _draw_instructions(axes: Axes, ladder: Ladder, theme: Theme) -> None:
+def _draw_instructions(axes: Axes, ablation: Ablation, theme: Theme) -> None:
     dress(axes, theme, grid=None)
     axes.set_xticks([])
-    title(axes, f"Warp instructions ({label(ladder.counted)})", theme)
-    left = [0.0] * len(ladder.steps)
-    for (group, counts), hue in zip(_grouped(ladder.steps).items(), _GROUP_HUES, strict=True):
+    title(axes, f"Warp instructions ({label(ablation.counted)})", theme)
+    left = [0.0] * len(ablation.steps)
+    for (group, counts), hue in zip(_grouped(ablation.steps).items(), _GROUP_HUES, strict=True):
         axes.barh(
             range(len(counts)),
             counts,
@@ -117,7 +116,7 @@ def _draw_instructions(axes: Axes, ladder: Ladder, theme: Theme) -> None:
         left = [begin + count for begin, count in zip(left, counts, strict=True)]
     longest = max([*left, 1.0])
     axes.set_xlim(0, longest * 1.55)
-    for place, step in enumerate(ladder.steps):
+    for place, step in enumerate(ablation.steps):
         axes.text(
             left[place] + longest * 0.015,
             place,

@@ -1,0 +1,474 @@
+"""`flashsmith progression`: a run in which each kernel is compared with the one before it.
+
+What a step costs and does is what `flashsmith run` finds out in the emulator; times, and the share
+of FlashAttention-2, are those of `flashsmith bench` and need a GPU. An ablation is stored as JSON.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
+from typing import Any
+
+from flashsmith.benchmark.bench import BenchPlan, run_bench
+from flashsmith.benchmark.environment import Environment, Telemetry
+from flashsmith.benchmark.kernel_facts import KernelFacts
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.peers import BASELINE, Peer, get_peers
+from flashsmith.benchmark.problems import default_problem
+from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.records import checked_fields
+from flashsmith.benchmark.run import Options, run_kernels
+from flashsmith.benchmark.tasks import EMULATED, default_size
+from flashsmith.benchmark.timing import INTERLEAVED, Clock, CudaEvents, Protocol
+from flashsmith.benchmark.workload import Workload
+from flashsmith.counted import counted
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem
+from flashsmith.printable import quoted
+from flashsmith.runtime.target import Target
+
+KIND = "flashsmith progression"
+SCHEMA = 1
+# Of a picture that can be looked at.
+MOST_STEPS = 200
+# No launch is shorter, in milliseconds; what is divided by a time stays finite.
+SHORTEST = 1e-12
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What the timed launches took, milliseconds; `peer_ms` is the peer's in the same run.
+
+    FLOP are 4 b h s_q s_k d. `spread` is the interquartile range over the median.
+    """
+
+    ms: float
+    best_ms: float
+    spread: float
+    tflops: float
+    peer_ms: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Throughput over the peer's; None without a peer."""
+        return None if self.peer_ms is None else self.peer_ms / self.ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(KernelFacts):
+    """One kernel of the ablation, with its facts.
+
+    `problems` says what is wrong, empty for a right kernel. Instructions and conflicts are of the
+    length `counted_seq` (0 in files of before there were several).
+    """
+
+    config: str
+    family: str
+    problems: tuple[str, ...]
+    time: StepTime | None
+    counted_seq: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the kernel is right."""
+        return not self.problems
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """All steps. `counted` is the problem that instructions and conflicts are of.
+
+    `timed` is the problem of the times, None without a GPU. `peer` names the implementation that
+    shares are of, and `peer_note` says why there is none. `environment` is what a row of a
+    benchmark carries: GPU, driver, versions, revision.
+    """
+
+    arch: str
+    device: str
+    counted: str
+    timed: str | None
+    peer: str
+    peer_note: str
+    protocol: str
+    environment: dict[str, Any]
+    steps: tuple[Step, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every kernel is right."""
+        return all(step.ok for step in self.steps)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether any step was timed."""
+        return any(step.time for step in self.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": KIND, "schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Ablation:
+        """The ablation that to_json() wrote.
+
+        Raises ArgumentError for another schema, and for a field that is missing or of no use.
+        """
+        if data.get("kind") != KIND or data.get("schema") != SCHEMA:
+            raise ArgumentError(
+                f"kind={quoted(data.get('kind'))}, schema={quoted(data.get('schema'))}: this "
+                "version reads "
+                f"{KIND!r}, schema {SCHEMA}; run 'flashsmith progression' again"
+            )
+        listed = data.get("steps")
+        if not isinstance(listed, list) or not 0 < len(listed) <= MOST_STEPS:
+            raise ArgumentError(f"the ablation: steps must be a list of 1 to {MOST_STEPS}")
+        steps = tuple(_step(number, step) for number, step in enumerate(listed, 1))
+        try:
+            return cls(**checked_fields(cls, data, _PLAIN_FIELDS), steps=steps)
+        except ValueError as error:
+            raise ArgumentError(f"the ablation: {error}") from error
+
+
+def _step(number: int, data: Any) -> Step:
+    try:
+        if isinstance(data, dict):
+            data = _DEFAULTS_OF_A_STEP | data
+        found = checked_fields(Step, data, _PLAIN_FIELDS_OF_A_STEP)
+        negative = [name for name, value in found.items() if type(value) is int and value < 0]
+        if negative:
+            raise ValueError(f"{negative[0]} is {found[negative[0]]}, below 0")
+        return Step(**found, time=_time(data.get("time")))
+    except ValueError as error:
+        raise ArgumentError(f"step {number} of the ablation: {error}") from error
+
+
+def _time(data: Any) -> StepTime | None:
+    if data is None:
+        return None
+    found = checked_fields(StepTime, data)
+    for name, value in found.items():
+        least = 0.0 if name == "spread" else SHORTEST
+        if value is not None and not least <= value < math.inf:
+            raise ValueError(f"{name} is {value:g}, not finite and above 0")
+    return StepTime(**found)
+
+
+_PLAIN_FIELDS = tuple(field.name for field in fields(Ablation) if field.name != "steps")
+_PLAIN_FIELDS_OF_A_STEP = tuple(field.name for field in fields(Step) if field.name != "time")
+# What files of before did not have.
+_DEFAULTS_OF_A_STEP = {"counted_seq": 0}
+
+
+# --- differences ----------------------------------------------------------------------------------
+
+Costs = Mapping[str, float | None]
+Pair = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The differences of two steps; what stayed the same is left out.
+
+    `conflicts` and `costs` (registers, spilled bytes, ...) are pairs (before, after);
+    `instructions` are executed warp instructions by class, after minus before. `speedup` is
+    the time before over the time after, None unless both were timed.
+    """
+
+    instructions: dict[str, int]
+    instructions_ratio: float | None
+    conflicts: dict[str, Pair]
+    costs: dict[str, Pair]
+    speedup: float | None
+
+
+COSTS = {
+    "registers": "registers",
+    "spill_store_bytes": "spilled bytes",
+    "smem_bytes": "smem bytes",
+    "ctas_per_sm": "CTAs/SM",
+}
+
+
+def change_between(before: Step, after: Step) -> Change:
+    """The Change that leads from one step to another; instructions of two lengths are not
+    compared."""
+    same_length = before.counted_seq == after.counted_seq
+    return Change(
+        instructions=_differences(before.instructions, after.instructions)
+        if before.instructions and after.instructions and same_length
+        else {},
+        instructions_ratio=_ratio(after.total_instructions, before.total_instructions)
+        if same_length
+        else None,
+        conflicts=_pairs(_rounded(before.conflicts), _rounded(after.conflicts)),
+        costs=_pairs(
+            {text: getattr(before, name) for name, text in COSTS.items()},
+            {text: getattr(after, name) for name, text in COSTS.items()},
+        ),
+        speedup=before.time.ms / after.time.ms if before.time and after.time else None,
+    )
+
+
+def _pairs(before: Costs, after: Costs) -> dict[str, Pair]:
+    names = [*before, *(name for name in after if name not in before)]
+    pairs = {name: (before.get(name), after.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _rounded(conflicts: dict[str, float | None]) -> dict[str, float | None]:
+    # Tables show one digit; a difference below it would read '1.0 -> 1.0'.
+    return {use: None if factor is None else round(factor, 1) for use, factor in conflicts.items()}
+
+
+def _differences(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    """By class, the largest change first; classes that stayed the same are left out."""
+    classes = {**before, **after}
+    counts = {name: after.get(name, 0) - before.get(name, 0) for name in classes}
+    changed = [(name, count) for name, count in counts.items() if count]
+    return dict(sorted(changed, key=lambda item: (-abs(item[1]), item[0])))
+
+
+def _ratio(after: int | None, before: int | None) -> float | None:
+    return after / before if after is not None and before else None
+
+
+# Classes named one by one in a change; the rest is added up.
+_CLASSES_NAMED = 4
+
+
+def step_names(ablation: Ablation) -> list[str]:
+    """A short name for each step: the first one's short form, then what became different in it."""
+    configs = [step.config for step in ablation.steps]
+    return configs[:1] + [
+        config_words(before, after) or after for before, after in pairwise(configs)
+    ]
+
+
+def config_words(before: str, after: str) -> str:
+    """What differs in two short forms: '+ swizzled', '- buffer', 'stages_2 -> stages_3'.
+
+    A word that took the place of another of the same knob (same letters before its first digit)
+    is shown with it. Empty when nothing differs.
+    """
+    (old_tile, old), (new_tile, new) = _parts(before), _parts(after)
+    phrases = [f"{old_tile} -> {new_tile}"] if old_tile != new_tile else []
+    gone = {_stem(word): word for word in old if word not in new}
+    for word in new:
+        if word not in old:
+            was = gone.pop(_stem(word), None)
+            phrases.append(f"+ {word}" if was is None else f"{was} -> {word}")
+    return ", ".join(phrases + [f"- {word}" for word in gone.values()])
+
+
+def _parts(config: str) -> tuple[str, list[str]]:
+    """A short form's tile and its words."""
+    tile, _, words = config.rpartition(": ")
+    return tile, words.split("+")
+
+
+def _stem(word: str) -> str:
+    return re.match(r"\D*", word).group()  # type: ignore[union-attr]
+
+
+def change_words(change: Change) -> list[str]:
+    """One phrase for the time and for each kind of difference; empty when nothing changed."""
+    phrases = []
+    if change.speedup is not None:
+        phrases.append(f"time x {1 / change.speedup:.2f}")
+    phrases += [f"{name} {_arrow(pair)}" for name, pair in change.costs.items()]
+    phrases += [f"{use} conflicts {_arrow(pair)}" for use, pair in change.conflicts.items()]
+    if change.instructions:
+        phrases.append(_instructions(change))
+    return phrases
+
+
+def _instructions(change: Change) -> str:
+    total = sum(change.instructions.values())
+    share = "" if change.instructions_ratio is None else f" ({change.instructions_ratio - 1:+.1%})"
+    named = list(change.instructions.items())
+    rest = sum(count for _, count in named[_CLASSES_NAMED:])
+    parts = [f"{name} {count:+,}" for name, count in named[:_CLASSES_NAMED]]
+    if len(named) > _CLASSES_NAMED:
+        parts.append(f"others {rest:+,}")
+    return f"instructions {total:+,}{share}: {', '.join(parts)}"
+
+
+def _arrow(pair: Pair) -> str:
+    before, after = pair
+    return f"{_plain(before)} -> {_plain(after)}"
+
+
+def _plain(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def conflict_words(step: Step) -> str:
+    """The uses of shared memory with conflicts: 'ldmatrix x8, O st x8', or 'none'."""
+    found = [f"{use} x{factor:.3g}" for use, factor in step.conflicts.items() if _bad(factor)]
+    return ", ".join(found) or "none"
+
+
+def _bad(factor: float | None) -> bool:
+    return factor is not None and factor > 1.05
+
+
+# --- running --------------------------------------------------------------------------------------
+
+NO_TIMES = "no times: a GPU is needed, and the emulator stood in for it"
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What a timer found out: a time or a list of problems for each config, by short form."""
+
+    problem: str
+    protocol: str
+    peer: str
+    peer_note: str
+    by_config: dict[str, StepTime]
+    problems: dict[str, list[str]]
+
+
+Timer = Callable[[Sequence[KernelConfig]], StepTimes]
+
+
+def run_ablation(
+    configs: Sequence[KernelConfig],
+    target: Target,
+    *,
+    timer: Timer | None,
+    environment: dict[str, object],
+    seed: int = 0,
+    narrator: Narrator,
+    write: Callable[[Measurement], None] | None = None,
+) -> Ablation:
+    """The ablation of `configs`, in their order; `timer` is None where there is nothing to time on,
+    and `write` is then given the measurements that the emulator makes.
+
+    A kernel that is wrong, or does not finish, is a step with problems. Raises IllegalConfigError
+    and what building raises.
+    """
+    emulator = replace(target, backend="emulator")
+    report = run_kernels(
+        configs,
+        emulator,
+        task=default_size(emulator),
+        options=Options(seed=seed),
+        narrator=narrator,
+        write=write if timer is None else None,
+    )
+    times = None
+    if timer is not None:
+        narrator.say(f"timing {counted(len(configs), 'kernel')}")
+        times = timer(configs)
+    steps = tuple(
+        Step(
+            config=str(row.config),
+            family=row.config.FAMILY,
+            problems=(
+                *row.problems,
+                *(times.problems.get(str(row.config), ()) if times else ()),
+            ),
+            time=times.by_config.get(str(row.config)) if times else None,
+            counted_seq=row.emulated.seq_q,
+            **vars(row.facts),
+        )
+        for row in report.rows
+    )
+    return Ablation(
+        arch=target.arch,
+        device=target.device.name,
+        counted=f"batch {EMULATED.batch}, seq {_lengths(steps)}, heads {EMULATED.heads}",
+        timed=times.problem if times else None,
+        peer=times.peer if times else "",
+        peer_note=times.peer_note if times else NO_TIMES,
+        protocol=times.protocol if times else "",
+        environment=environment,
+        steps=steps,
+    )
+
+
+def _lengths(steps: Collection[Step]) -> str:
+    shortest, longest = (pick(step.counted_seq for step in steps) for pick in (min, max))
+    return str(shortest) if shortest == longest else f"{shortest} to {longest}"
+
+
+@dataclass(frozen=True)
+class StepTimer:
+    """Times kernels at a length, the baseline's shapes and batch; all of a dtype take turns.
+
+    `clock` None is GPU 0's; then calling it raises LaunchError where there is none.
+    """
+
+    device: DeviceSpec
+    seq: int
+    narrator: Narrator
+    seed: int = 0
+    protocol: Protocol = INTERLEAVED
+    peers: tuple[Peer, ...] = get_peers(BASELINE)
+    clock: Clock | None = None
+    telemetry: Telemetry | None = None
+    environment: Environment | None = None
+    make_workload: Callable[[Problem, int], Workload] = Workload
+    write: Callable[[Measurement], None] = lambda row: None
+
+    def problems(self, configs: Iterable[KernelConfig]) -> tuple[Problem, ...]:
+        """One problem for each head dimension and dtype."""
+        kinds = dict.fromkeys((cfg.d_head, cfg.dtype) for cfg in configs)
+        return tuple(default_problem(d, self.seq, dtype) for d, dtype in kinds)
+
+    def __call__(self, configs: Sequence[KernelConfig]) -> StepTimes:
+        """What was measured of each config, or was wrong with it."""
+        problems = self.problems(configs)
+        rows = run_bench(
+            BenchPlan(
+                problems, tuple(configs), peers=self.peers, protocol=self.protocol, seed=self.seed
+            ),
+            self.device,
+            environment=self.environment or Environment.collect(),
+            clock=self.clock or CudaEvents(),
+            telemetry=self.telemetry or Telemetry(),
+            narrator=self.narrator,
+            make_workload=self.make_workload,
+            write=self.write,
+        )
+        return times_of(rows, problems, str(self.protocol))
+
+
+def times_of(rows: Sequence[Measurement], problems: Sequence[Problem], protocol: str) -> StepTimes:
+    """The rows as the steps' times: a peer's time goes to the steps of its problem."""
+    peers = [row for row in rows if row.kind == "peer"]
+    peer_ms = {row.problem: row.ms for row in peers if row.ms is not None}
+    ours = [row for row in rows if row.kind == "ours"]
+    return StepTimes(
+        problem="; ".join(map(str, problems)),
+        protocol=protocol,
+        peer=peers[0].contender if peers else "",
+        peer_note="; ".join(dict.fromkeys(map(_gap, filter(_is_gap, peers)))),
+        by_config={
+            row.config: StepTime(
+                row.ms, row.best_ms or row.ms, row.spread or 0.0, row.tflops or 0.0,
+                peer_ms.get(row.problem),
+            )
+            for row in ours
+            if row.ms is not None
+        },
+        problems={
+            row.config: [f"on the GPU: {row.note or row.verdict}"]
+            for row in ours
+            if row.verdict != "pass"
+        },
+    )  # fmt: skip
+
+
+def _is_gap(row: Measurement) -> bool:
+    return row.ms is None
+
+
+def _gap(row: Measurement) -> str:
+    return f"no share of {row.contender}: {row.note or row.verdict}"
