@@ -12,8 +12,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from ablations import TIMED
 from hostile_results import ESCAPE, HOSTILE, MATH, damaged, good_files
-from ladders import TIMED
 from sample_rows import ROOFLINE, bench_rows, row, search_rows
 from test_page import Reader
 
@@ -157,9 +157,10 @@ def test_figures_of_any_size_are_drawn() -> None:
 
 
 def test_more_than_can_be_shown_is_left_out_and_said() -> None:
-    rows = [row("ours", 1024, 300.0, d=8 * n) for n in range(1, 141)]
+    rows = [row(name, 1024, 300.0, d=8 * n) for n in range(1, 141) for name in ("ours", "fa2")]
     page = make_page(Results(rows=tuple(rows)))
-    assert len(page.charts) == LIMITS["charts"]
+    assert len(page.charts) == 1 + LIMITS["charts"]
+    assert "110 more rows are in the table." in page.html
     assert "40 more charts are left out." in page.html
     peers = [row(f"peer {n}", 1024, 100.0 + n, kind="peer") for n in range(20)]
     page = make_page(Results(rows=(row(), *peers)))
@@ -219,8 +220,8 @@ def test_a_failure_whose_time_is_no_figure_is_shown(tmp_path: Path) -> None:
         ("rows.json", ('"note": ""', '"note": {}'), r", row 1: note=\{\} is no str"),
         ("rows.json", ("1024", "1" * 5000), r": cannot be read: it has a number of 5,000"),
         ("rows.json", ('"ours"', r'"\ud800"'), r": cannot be read: a text in it has a lone"),
-        ("ladder.json", ('"registers": 170', '"registers": "1"'), r": step 1 .*registers='1'"),
-        ("ladder.json", ('"ms": 39.0', '"ms": 0'), r": step 1 .*: ms is 0, not finite"),
+        ("ablation.json", ('"registers": 170', '"registers": "1"'), r": step 1 .*registers='1'"),
+        ("ablation.json", ('"ms": 39.0', '"ms": 0'), r": step 1 .*: ms is 0, not finite"),
         ("roofline.json", ('"rate": 500.0', '"rate": "nan"'), r": .*ceiling 2: rate is nan"),
         ("run.json", ('"kernels": [', '"kernels": [3, '), r": kernel 1: "),
         ("profile.csv", ("812.5", "inf"), r", row 1: duration_us='inf' is no float"),

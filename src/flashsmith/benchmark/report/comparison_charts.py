@@ -31,7 +31,8 @@ def throughput_charts(groups: Sequence[Group]) -> Iterator[Chart]:
     """TFLOP/s by length, for each group in which anything has a rate."""
     for group, title in zip(groups, titles([group.first for group in groups]), strict=True):
         series = _series(group.points)
-        if not series:
+        # One bar alone says no more than the table.
+        if not series or len(series) == len(group.points) == 1:
             continue
         lengths = [(point.row.seq_k, point.row.batch) for point in group.points]
         caption = "TFLOP/s by length and batch (b)."

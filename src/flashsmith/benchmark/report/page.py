@@ -23,6 +23,7 @@ from flashsmith.benchmark.report.results import Results
 from flashsmith.benchmark.report.roofline_points import roofline_points
 from flashsmith.benchmark.report.svg_charts import WIDTH
 from flashsmith.builder.safe_files import no_follow
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.printable import printable
 
@@ -62,10 +63,11 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
     latest = [point for point in points if point.row.revision == newest]
     peers = comparison.peer_order(name for point in points for name in point.peers)
     compared = [peer for peer in peers if comparison.ratios(latest, peer)]
-    kinds = comparison.by_kind(comparison.last_measured(points))
+    last = comparison.last_measured(points)
+    kinds = comparison.by_kind(last)
     ratio = ratio_chart(kinds, compared[: LIMITS["compared_peers"]])
     throughput = list(throughput_charts(groups))
-    rooflines, placed = roofline_points(groups, found.rooflines)
+    rooflines, placed = roofline_points(comparison.make_groups(last), found.rooflines)
     searched = config_space.make_searched(found.rows)
     context = {
         "title": title,
@@ -137,6 +139,7 @@ def page_templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["figure"] = lambda value, digits=0: f"{value:,.{digits}f}"
+    made.filters["counted"] = counted
     made.filters["number"] = lambda number: f"{number:.6g}"
     made.globals |= {
         "limits": LIMITS,

@@ -192,7 +192,7 @@ def lines_by_length(
 ) -> Chart:
     """TFLOP/s by (length, batch), evenly spaced; one length alone as bars."""
     shown = [one for one in series if any(one.rates)]
-    alt = ", ".join(f"{one.name} {_last(one)[1]:.0f}" for one in shown)
+    alt = ", ".join(f"{_last(one)[1]:.0f} {one.name}" for one in shown)
     alt = f"TFLOP/s by length, {title}: {alt}"
     if len(lengths) == 1:
         return _bars(title, shown, alt, caption, facets)
@@ -235,11 +235,11 @@ def _right_of_axes(labels: Sequence[str]) -> float:
 
 
 def _label(series: Series, lengths: Sequence[tuple[int, int]]) -> str:
-    """A line's name and its last rate; with the length where it ends before the others."""
+    """A line's last rate and its name; with the length where it ends before the others."""
     at, rate = _last(series)
     if at < len(lengths) - 1:
-        return f"{cut(series.name, 8)} {rate:.0f} at {lengths[at][0]}"
-    return f"{cut(series.name, 13)} {rate:.0f}"
+        return f"{rate:.0f} {cut(series.name, 8)} at {lengths[at][0]}"
+    return f"{rate:.0f} {cut(series.name, 13)}"
 
 
 def _last(series: Series) -> tuple[int, float]:
@@ -275,8 +275,8 @@ def roofline(
     points = [point for trace in traces for point in trace.points]
     left = math.log2(min(x for x, *_ in points)) - 3
     right = math.log2(max(x for x, *_ in points)) + 0.5
-    levels = [f"{cut(name)} {rate:.0f}" for name, rate in ceilings.items()]
-    lines = [f"{cut(trace.name)} {trace.points[-1][1]:.0f}" for trace in traces]
+    levels = [f"{rate:.0f} {cut(name)}" for name, rate in ceilings.items()]
+    lines = [f"{trace.points[-1][1]:.0f} {cut(trace.name)}" for trace in traces]
     drawing = _Drawing(_right_of_axes(levels + lines))
     top = 1.08 * max([*ceilings.values(), *(y for _, y, _ in points)])
     y_of = drawing.rates_axis(top)
