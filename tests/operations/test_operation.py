@@ -86,7 +86,7 @@ def test_an_unknown_name_asks_for_installed_operations_once_more() -> None:
     ("act", "message"),
     [
         (lambda: operation("foward"), "operation='foward': no such operation is registered; did "
-         "you mean 'forward'? known are forward"),
+         "you mean 'forward'? known are backward, forward"),
         (lambda: operation(3), "operation=3: no such operation"),
         (lambda: replace(PROBLEM, operation="decode"), "operation='decode': no such operation"),
         (lambda: Problem.parse("s64 d64 fp16 decode"), "unknown word 'decode'"),
@@ -106,7 +106,7 @@ def test_an_unknown_name_asks_for_installed_operations_once_more() -> None:
         (lambda: replace(PAGED.tensors[0], role="output"),
          "role='output' of the tensor pages: allowed are in, out, inout"),
         (lambda: TensorSpec("x", ("d",), presence="maybe"),  # type: ignore[arg-type]
-         "presence='maybe' of the tensor x: allowed are required, optional, packed"),
+         "presence='maybe' of the tensor x: allowed are required, usual, optional, packed"),
         (lambda: register_operation("paged"), "operation='paged': give a flashsmith Operation"),
         (lambda: replace(PAGED, name="Paged copy"), "name='Paged copy': give lower-case letters"),
         (lambda: replace(PAGED, semantics=frozenset({"alibi"})), "semantics of paged_copy: 'ali"),

@@ -162,6 +162,10 @@ class Family:
         """The reason why it has no kernels for a problem on a device; None where it has."""
         return None
 
+    def is_deterministic(self, cfg: Any) -> bool:
+        """Whether all that a kernel writes has the same bits in every run."""
+        return True
+
     # --- which configs ---------------------------------------------------------------------------
 
     def kernels_to_build(self) -> Sequence[Any]:

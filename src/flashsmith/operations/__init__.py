@@ -1,5 +1,6 @@
 """What is computed: operations, and problems of them. Standard library only."""
 
+from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.forward import FORWARD
 from flashsmith.operations.operation import Call, Operation, TensorSpec
@@ -15,6 +16,7 @@ from flashsmith.operations.semantics import Semantics
 from flashsmith.operations.sizes import Sizes
 
 __all__ = [
+    "BACKWARD",
     "DEFAULT",
     "FORWARD",
     "OPERATIONS",

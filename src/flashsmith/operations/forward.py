@@ -8,9 +8,10 @@ from flashsmith.errors import ArgumentError
 from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
 from flashsmith.operations.sizes import Sizes
 
-_Q, _PACKED_Q = ("batch", "seq_q", "heads_q", "d"), ("total_q", "heads_q", "d")
-_K, _PACKED_K = ("batch", "seq_k", "heads_k", "d"), ("total_k", "heads_k", "d")
-_ROWS, _PACKED_ROWS = ("batch", "heads_q", "seq_q"), ("heads_q", "total_q")
+# Dimensions of q and o, of k and v, and of a row's statistics; packed, and not.
+Q, PACKED_Q = ("batch", "seq_q", "heads_q", "d"), ("total_q", "heads_q", "d")
+K, PACKED_K = ("batch", "seq_k", "heads_k", "d"), ("total_k", "heads_k", "d")
+ROWS, PACKED_ROWS = ("batch", "heads_q", "seq_q"), ("heads_q", "total_q")
 
 
 def attn_flop(sizes: Sizes) -> int:
@@ -58,7 +59,7 @@ def forward_numbers(
     return (
         *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d, *totals),
         *(*q, *k, *v, *o, scale, softcap),
-        *_limits(p, left, right),
+        *mask_limits(p, left, right),
     )
 
 
@@ -75,7 +76,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     )
 
 
-def _limits(p: Sizes, left: int | None, right: int | None) -> tuple[int, int]:
+def mask_limits(p: Sizes, left: int | None, right: int | None) -> tuple[int, int]:
     """How many keys before and after a row's own it sees; None is no limit but the mask's own.
 
     Raises ArgumentError where the mask and the limits contradict each other.
@@ -94,12 +95,12 @@ def _limits(p: Sizes, left: int | None, right: int | None) -> tuple[int, int]:
 FORWARD = Operation(
     name="forward",
     tensors=(
-        TensorSpec("q", _Q, packed=_PACKED_Q),
-        TensorSpec("k", _K, packed=_PACKED_K),
-        TensorSpec("v", _K, packed=_PACKED_K),
-        TensorSpec("o", _Q, role="out", packed=_PACKED_Q),
-        TensorSpec("lse", _ROWS, "float32", "out", "optional", _PACKED_ROWS, alignment=4),
-        TensorSpec("row_max", _ROWS, "float32", "out", "optional", _PACKED_ROWS, alignment=4),
+        TensorSpec("q", Q, packed=PACKED_Q),
+        TensorSpec("k", K, packed=PACKED_K),
+        TensorSpec("v", K, packed=PACKED_K),
+        TensorSpec("o", Q, role="out", packed=PACKED_Q),
+        TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),
+        TensorSpec("row_max", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
         TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
         TensorSpec("cu_seqlens_k", ("batch+1",), "int32", presence="packed", alignment=4),

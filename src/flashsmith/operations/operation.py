@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from flashsmith.errors import ArgumentError
@@ -20,7 +21,7 @@ ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
 Role = Literal["in", "out", "inout"]
-Presence = Literal["required", "optional", "packed"]
+Presence = Literal["required", "usual", "optional", "packed"]
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class TensorSpec:
             its own ('pages'), each of which is one size in all tensors; 'batch+1' is one more.
         dtype: the element type by NumPy's name ('float32', 'int32'); '' is the problem's.
         role: whether a kernel reads it, writes it, or both.
-        presence: 'required', 'optional' (the caller may leave it out), or 'packed' (required of
-            packed problems, which no others have).
+        presence: 'required', 'usual' (an output that a call may say it does not want), 'optional'
+            (the caller may leave it out), or 'packed' (required of packed problems, which no others
+            have).
         packed: the dimensions where sequences are packed; () is the same as dims.
         may_share: names of tensors that may lie where this one is written.
         alignment: its address and every stride but the last must be multiples of so many bytes.
+        dtype_option: the name of an option that is its element type where it is not None.
 
     Raises:
         ArgumentError: the role or the presence is none of these.
@@ -51,6 +54,7 @@ class TensorSpec:
     packed: tuple[str | int, ...] = ()
     may_share: tuple[str, ...] = ()
     alignment: int = 16
+    dtype_option: str = ""
 
     def __post_init__(self) -> None:
         for what, allowed in (("role", get_args(Role)), ("presence", get_args(Presence))):
@@ -64,13 +68,13 @@ class TensorSpec:
         """The dimensions that it has in `problem`."""
         return self.packed if self.packed and problem.semantics.packed else self.dims
 
-    def dtype_of(self, problem: Sizes) -> str:
-        """NumPy's name of its element type in `problem`."""
-        return self.dtype or problem.dtype.numpy_name
+    def dtype_of(self, problem: Sizes, options: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """NumPy's name of its element type in a call of `problem` with these options."""
+        return options.get(self.dtype_option) or self.dtype or problem.dtype.numpy_name
 
     def is_required(self, problem: Sizes) -> bool:
-        """Whether every call of `problem` has it."""
-        return self.presence == "required" or (
+        """Whether every call of `problem` has it that does not say otherwise."""
+        return self.presence in ("required", "usual") or (
             self.presence == "packed" and problem.semantics.packed
         )
 

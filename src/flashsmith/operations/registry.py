@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
+from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.forward import FORWARD
 from flashsmith.operations.operation import SEMANTIC_WORDS, Operation
@@ -18,7 +19,7 @@ DEFAULT = FORWARD.name
 # Words that have another meaning in a problem's text.
 _TAKEN = {*MASKS, *SEMANTIC_WORDS, "plain", *(dtype.name.lower() for dtype in DType)}
 
-OPERATIONS: dict[str, Operation] = {FORWARD.name: FORWARD}
+OPERATIONS: dict[str, Operation] = {it.name: it for it in (FORWARD, BACKWARD)}
 # Functions that register the operations of installed packages; called once a name is unknown.
 _finders: list[Callable[[], object]] = []
 

@@ -115,6 +115,7 @@ def prepare_operation(
     *,
     options: Mapping[str, Any] | None = None,
     wanted: Collection[str] = (),
+    unwanted: Collection[str] = (),
     emulate: bool = False,
     timed: bool = False,
     poisoned: bool = False,
@@ -128,6 +129,7 @@ def prepare_operation(
             already. All of one framework and device, the last dimension contiguous.
         options: of the operation, by name; those left out have its defaults.
         wanted: names of optional outputs that are to be written too.
+        unwanted: names of usual outputs that are not to be written.
         emulate, timed, poisoned, arch: as of ``run_forward``.
 
     Raises:
@@ -136,9 +138,16 @@ def prepare_operation(
     """
     operation = problem.computed
     check_serves(check_config(cfg), problem)
-    _check_wanted(operation, wanted)
-    views, sizes = _check_tensors(operation, problem, tensors)
+    _check_names(operation, "wanted", wanted, "optional")
+    _check_names(operation, "unwanted", unwanted, "usual")
     asked = _check_options(operation, options or {})
+    if asked.get("deterministic") and not cfg.family.is_deterministic(cfg):
+        raise ArgumentError(
+            f"deterministic=True: {cfg} adds up in an order that timing decides; choose another "
+            "config"
+        )
+    views, sizes = _check_tensors(operation, problem, tensors, asked)
+    _check_unwanted(unwanted, views)
     first = next(iter(views.values()))
     device = limits_of(
         first, check_flag("emulate", emulate), cfg.OLDEST_ARCH if arch is None else arch
@@ -152,8 +161,8 @@ def prepare_operation(
     for tensor in operation.outputs:
         if tensor.name in views:
             outputs[tensor.name] = views[tensor.name].source
-        elif tensor.is_required(problem) or tensor.name in wanted:
-            dtype = tensor.dtype_of(problem)
+        elif tensor.name in wanted or (tensor.is_required(problem) and tensor.name not in unwanted):
+            dtype = tensor.dtype_of(problem, asked)
             made = first.framework.allocate(
                 first.source,
                 shape_of(tensor, problem, sizes),
@@ -189,7 +198,10 @@ def prepare_operation(
 
 
 def _check_tensors(
-    operation: Operation, problem: Problem, tensors: Mapping[str, Any]
+    operation: Operation,
+    problem: Problem,
+    tensors: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> tuple[dict[str, TensorView], dict[str, int]]:
     """Views of the given tensors, in the operation's order, and the sizes of the dimensions with
     names of their own."""
@@ -213,7 +225,7 @@ def _check_tensors(
                 f"{tensor.name}: given, and '{problem}' has no packed sequences; leave it out, or "
                 "add the word packed to the problem"
             )
-        view = view_tensor(tensor.name, given, (tensor.dtype_of(problem),))
+        view = view_tensor(tensor.name, given, (tensor.dtype_of(problem, options),))
         for other in views.values():
             check_beside(view, other)
             break
@@ -272,6 +284,12 @@ def _check_memory(tensor: TensorSpec, view: TensorView) -> None:
         )
 
 
+def _check_unwanted(unwanted: Collection[str], views: Mapping[str, TensorView]) -> None:
+    for name in unwanted:
+        if name in views:
+            raise ArgumentError(f"{name}: given, and unwanted={quoted(name)}; leave one out")
+
+
 def _check_output(tensor: TensorSpec, views: Mapping[str, TensorView]) -> None:
     view = views[tensor.name]
     if not view.writable:
@@ -296,11 +314,16 @@ def _check_options(operation: Operation, options: Mapping[str, Any]) -> dict[str
     return {**operation.options, **options}
 
 
-def _check_wanted(operation: Operation, wanted: Collection[str]) -> None:
-    known = [t.name for t in operation.outputs if t.presence == "optional"]
-    unknown = sorted(set(wanted) - {t.name for t in operation.outputs})
+def _check_names(
+    operation: Operation, argument: str, names: Collection[str], presence: str
+) -> None:
+    """Raises ArgumentError unless all are names of the operation's outputs of that presence."""
+    known = [tensor.name for tensor in operation.outputs if tensor.presence == presence]
+    # An output that is written anyway may be wanted.
+    allowed = known if argument == "unwanted" else [it.name for it in operation.outputs]
+    unknown = sorted(set(names) - set(allowed))
     if unknown:
         raise ArgumentError(
-            f"wanted={quoted(', '.join(unknown))}: {operation} has no such output; optional are "
-            f"{', '.join(known) or 'none'}"
+            f"{argument}={quoted(', '.join(unknown))}: {operation} has no such output; {presence} "
+            f"are {', '.join(known) or 'none'}"
         )

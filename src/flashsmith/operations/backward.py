@@ -1,0 +1,107 @@
+"""The operation `backward`: the gradients of `forward` with respect to q, k, v and sinks.
+
+With P = exp(scores - lse), D = rowsum(do o) - dlse and dS = P (do v^T - D):
+dv = P^T do, dk = scale dS^T q, dq = scale dS k, dsinks = -sum over rows of exp(sink - lse) D.
+"""
+
+from __future__ import annotations
+
+from flashsmith.errors import ArgumentError
+from flashsmith.operations.forward import (
+    PACKED_K,
+    PACKED_Q,
+    PACKED_ROWS,
+    ROWS,
+    K,
+    Q,
+    attn_flop,
+    batch_seq_head,
+    mask_limits,
+)
+from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
+from flashsmith.operations.sizes import Sizes
+from flashsmith.printable import quoted
+
+# Tensors with strides of batch, row and head, in the order of the numbers.
+_STRIDED = ("do", "q", "k", "v", "o", "dq", "dk", "dv")
+_STATISTICS = ("lse", "dlse")
+# Strides of a tensor that a call does not have: their numbers are 0.
+_ABSENT = (0,)
+
+
+def backward_flop(sizes: Sizes) -> int:
+    """FLOP of the five matrix products: 10 b h s_q s_k d; half of it when causal, and with a window
+    10 b h d for every key that a query sees.
+
+    Packed, every sequence counts as the longest.
+    """
+    return 5 * attn_flop(sizes) // 2
+
+
+def _numbers(call: Call) -> tuple[int | float, ...]:
+    """Sizes and rows of all packed sequences; strides (batch, row, head) of do, q, k, v, o, dq, dk
+    and dv; strides (batch, head) of lse and dlse; scale (None: 1/sqrt(d)), softcap, the window's
+    limits; and whether gradients are fp32, 0 or 1. Strides of a tensor that is not there are 0.
+
+    Raises ArgumentError for an unknown grad_dtype, and as forward's for a window.
+    """
+    p, strides, options = call.problem, call.strides, call.options
+    if options["grad_dtype"] not in (None, "float32"):
+        raise ArgumentError(
+            f"grad_dtype={quoted(options['grad_dtype'])}: give 'float32', or None for the dtype of "
+            "the inputs"
+        )
+    return (
+        *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
+        *(call.sizes.get(name, 0) for name in ("total_q", "total_k")),
+        *(step for name in _STRIDED for step in batch_seq_head(strides.get(name, _ABSENT))),
+        *(step for name in _STATISTICS for step in _batch_head(strides.get(name, _ABSENT))),
+        *(p.d**-0.5 if options["scale"] is None else options["scale"], options["softcap"]),
+        *mask_limits(p, options["left"], options["right"]),
+        int(options["grad_dtype"] == "float32"),
+    )
+
+
+def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a (batch, heads, seq) tensor but the last; packed, the batch's is 0."""
+    return (0,) * (3 - len(strides)) + strides[:-1]
+
+
+def _gradient(name: str, dims: tuple[str, ...], packed: tuple[str, ...]) -> TensorSpec:
+    return TensorSpec(name, dims, "", "out", "usual", packed, dtype_option="grad_dtype")
+
+
+# o and lse may be those of more keys than k holds. Rows that no sequence has, or that lie behind
+# the longest length, get gradients of 0.
+BACKWARD = Operation(
+    name="backward",
+    tensors=(
+        TensorSpec("do", Q, packed=PACKED_Q),
+        TensorSpec("q", Q, packed=PACKED_Q),
+        TensorSpec("k", K, packed=PACKED_K),
+        TensorSpec("v", K, packed=PACKED_K),
+        TensorSpec("o", Q, packed=PACKED_Q),
+        TensorSpec("lse", ROWS, "float32", packed=PACKED_ROWS, alignment=4),
+        _gradient("dq", Q, PACKED_Q),
+        _gradient("dk", K, PACKED_K),
+        _gradient("dv", K, PACKED_K),
+        TensorSpec("dsinks", ("heads_q",), "float32", "out", "optional", alignment=4),
+        TensorSpec("dlse", ROWS, "float32", "in", "optional", PACKED_ROWS, alignment=4),
+        TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
+        TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
+        TensorSpec("cu_seqlens_k", ("batch+1",), "int32", presence="packed", alignment=4),
+    ),
+    numbers=_numbers,
+    flop=backward_flop,
+    semantics=frozenset(SEMANTIC_WORDS),
+    # grad_dtype: None (the problem's) or 'float32'. deterministic: dq has the same bits in every
+    # run; dk, dv and dsinks always have.
+    options={
+        "scale": None,
+        "softcap": 0.0,
+        "left": None,
+        "right": None,
+        "grad_dtype": None,
+        "deterministic": False,
+    },
+)
