@@ -50,7 +50,7 @@ class ForwardReference(OperationReference):
         on_gpu: bool = False,
     ) -> Case:
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
-        problem = _repeated_over_heads(problem, attention.lens_q)
+        problem = repeated_over_heads(problem, attention.lens_q)
         problem = replace(problem, semantics=problem.required_semantics(cfg))
         spec = InputSpec(
             kind=kind,
@@ -165,7 +165,7 @@ def check_lens(lens_q: Lens, lens_k: Lens) -> None:
         )
 
 
-def _repeated_over_heads(problem: Problem, lens_q: Lens | None) -> Problem:
+def repeated_over_heads(problem: Problem, lens_q: Lens | None) -> Problem:
     """The problem with its heads, grouped as they are, repeated until its outputs are enough."""
     rows = problem.batch * problem.seq_q if lens_q is None else sum(lens_q)
     heads = heads_for_enough_outputs(1, rows, problem.heads_q, problem.d)

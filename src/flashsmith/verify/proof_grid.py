@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
-from typing import Any
+from typing import Any, TypeVar
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import FAMILIES, DType, KernelConfig, Problem, Semantics, family_named
@@ -203,14 +203,22 @@ def case_pairs(case: Case) -> list[Pair]:
 
 
 def covering_cases(family: str = FIRST_FAMILY) -> list[Case]:
-    """Few cases that contain every possible pair of factors; the same on every machine.
-
-    Greedy over random cases: the most open pairs first, and among equals one whose kernel another
-    case needs already, since compiling takes longer than proving.
-    """
+    """Few cases that contain every possible pair of factors; the same on every machine. Few
+    kernels, too, since compiling takes longer than proving."""
     draw = random.Random(1)
     pool = [_random_case(draw, family) for _ in range(_POOL)]
     pairs = [case_pairs(case) for case in pool]
+    return cover(pool, pairs, lambda case: (case.config, case.semantics))
+
+
+C = TypeVar("C")
+
+
+def cover(
+    pool: Sequence[C], pairs: Sequence[list[Pair]], kernel_of: Callable[[C], Any] | None = None
+) -> list[C]:
+    """Cases of ``pool`` that contain every pair that some case has: greedy, the most open pairs
+    first, and among equals one whose kernel another case needs already."""
     holders: dict[Pair, list[int]] = {}
     for place, held in enumerate(pairs):
         for pair in held:
@@ -219,9 +227,11 @@ def covering_cases(family: str = FIRST_FAMILY) -> list[Case]:
     while holders:
         most = max(gains)
         best = [place for place, gain in enumerate(gains) if gain == most]
-        pick = next((p for p in best if (pool[p].config, pool[p].semantics) in kernels), best[0])
+        pick = best[0]
+        if kernel_of is not None:
+            pick = next((p for p in best if kernel_of(pool[p]) in kernels), pick)
+            kernels.add(kernel_of(pool[pick]))
         chosen.append(pool[pick])
-        kernels.add((pool[pick].config, pool[pick].semantics))
         for pair in pairs[pick]:
             for place in holders.pop(pair, ()):
                 gains[place] -= 1

@@ -10,12 +10,13 @@ from flashsmith.emulator import EmulationResult, Finding, Observer
 from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
-from flashsmith.operations import DEFAULT, FORWARD, Operation
+from flashsmith.operations import BACKWARD, DEFAULT, FORWARD, Operation
 from flashsmith.operations.operation import load_attribute
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import check_serves
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Window
+from flashsmith.verify.backward_reference import BackwardReference
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import ForwardReference, check_lens, semantics_of
 from flashsmith.verify.operation_reference import OperationReference
@@ -28,7 +29,10 @@ _FINDINGS_SHOWN = 8
 # What prove's keywords are where they say nothing.
 _NOT_SAID = (None, False, 0.0, NO_WINDOW)
 # By the operations' names; those of others join them as they are loaded.
-_REFERENCES: dict[str, OperationReference] = {FORWARD.name: ForwardReference()}
+_REFERENCES: dict[str, OperationReference] = {
+    FORWARD.name: ForwardReference(),
+    BACKWARD.name: BackwardReference(),
+}
 
 
 @dataclass(frozen=True)

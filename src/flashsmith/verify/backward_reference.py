@@ -1,0 +1,408 @@
+"""BackwardReference: the inputs of a proof of the operation backward, and what judges gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, KernelConfig, Problem
+from flashsmith.printable import quoted
+from flashsmith.runtime import OperationResult, run_operation
+from flashsmith.runtime.forward_options import check_scale
+from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Window, offsets
+from flashsmith.verify.forward_reference import repeated_over_heads
+from flashsmith.verify.gradient_tolerance import compare_gradients
+from flashsmith.verify.gradients import Rows, compute_gradients
+from flashsmith.verify.operation_reference import Case, OperationReference, Place
+from flashsmith.verify.problem_options import problem_options
+from flashsmith.verify.proof_inputs import InputSpec, make_inputs
+from flashsmith.verify.reference import compute_references
+from flashsmith.verify.tolerance import Comparison, Expected
+
+GRADIENTS = ("dq", "dk", "dv", "dsinks")
+# Kinds of inputs by the kind that q, k and v are of. 'large_do' are gradients as loss scaling makes
+# them, whose dS fp16 cannot hold. Of 'neighbours' every second head of a sequence is NaN or inf.
+_OF_QKV = {
+    "random": "random",
+    "large_scores": "large_scores",
+    "constant": "constant",
+    "one_hot": "one_hot",
+    "far_scores": "far_scores",
+    "huge": "huge",
+    "nonfinite": "nonfinite",
+    "lost_keys": "lost_keys",
+    "large_do": "random",
+    "neighbours": "random",
+}
+LARGE_DO = {DType.FP16: 2.0**12, DType.BF16: 2.0**60}
+
+
+@dataclass(frozen=True)
+class BackwardInputs:
+    """The tensors that a backward kernel reads, by the operation's names, where their sequences
+    lie, and o and lse in float64, never rounded."""
+
+    tensors: Mapping[str, np.ndarray]
+    attention: Attention
+    sequences: tuple[Rows, ...]
+    exact_o: np.ndarray
+    exact_lse: np.ndarray
+
+
+class BackwardReference(OperationReference):
+    """The gradients of attention. Options, beside those of the operation:
+
+    - ``lens_q`` and ``lens_k``: lengths of packed sequences. The problem's lengths are the largest
+      that count: rows of longer sequences beyond them get 0.
+    - ``spare``: rows behind the last packed sequence, in q's tensors and in k's.
+    - ``sinks``, ``dlse``: whether there are any.
+    - ``more_keys``: o and lse are those of so many keys more, which every row sees.
+    - ``unneeded``: names of gradients that are not asked for.
+
+    Rows that belong to no sequence hold NaN, inf and the largest numbers in all tensors; do is NaN
+    where a row sees no key.
+    """
+
+    kinds = tuple(_OF_QKV)
+
+    def options(  # type: ignore[override]
+        self,
+        problem: Problem,
+        *,
+        seed: int = 0,
+        causal: bool | None = None,
+        window: Window | None = None,
+        left: int | None = None,
+        right: int | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        sinks: bool = False,
+        dlse: bool = False,
+        lens_q: Lens | None = None,
+        lens_k: Lens | None = None,
+        spare: int = 0,
+        more_keys: int = 0,
+        unneeded: tuple[str, ...] = (),
+        grad_dtype: str | None = None,
+        deterministic: bool = False,
+    ) -> dict[str, Any]:
+        """A window as ``window`` or as ``left`` and ``right``; ``causal`` is what the problem's
+        semantics are."""
+        if causal is not None and causal != (problem.semantics.mask == "causal"):
+            raise ArgumentError(
+                f"causal={causal}: the mask of '{problem}' is {problem.semantics.mask!r}; leave it "
+                "out"
+            )
+        unknown = [name for name in unneeded if name not in GRADIENTS]
+        if unknown or (set(unneeded) >= set(GRADIENTS[:3]) and not sinks):
+            raise ArgumentError(
+                f"unneeded={quoted(', '.join(unneeded))}: give some of {', '.join(GRADIENTS)}, but "
+                "not all"
+            )
+        if (left, right) != NO_WINDOW:
+            window = (left, right)
+        found = problem_options(problem, window=window, softcap=softcap, sinks=sinks, seed=seed)
+        left, right = found["window"]
+        if lens_q is None:
+            lens_q, lens_k = found.get("lens_q"), found.get("lens_k")
+        said = {
+            "scale": scale,
+            "softcap": found["softcap"],
+            "left": left,
+            "right": right,
+            "sinks": sinks,
+            "dlse": dlse,
+            "lens_q": lens_q,
+            "lens_k": lens_k,
+            "spare": spare,
+            "more_keys": more_keys,
+            "unneeded": tuple(unneeded),
+            "grad_dtype": grad_dtype,
+            "deterministic": deterministic,
+        }
+        return {name: value for name, value in said.items() if value not in (None, False, 0, ())}
+
+    def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
+        attention = attention_of(problem, options)
+        said = [str(attention)] if str(attention) != "plain" else []
+        said += [f"scale {options['scale']:g}"] if "scale" in options else []
+        said += [name for name in ("sinks", "dlse", "deterministic") if options.get(name)]
+        said += [f"{options['spare']} spare rows"] if options.get("spare") else []
+        said += [f"{options['more_keys']} more keys"] if options.get("more_keys") else []
+        said += [f"no {name}" for name in options.get("unneeded", ())]
+        said += [f"{options['grad_dtype']} gradients"] if options.get("grad_dtype") else []
+        return ", ".join(said) or "plain"
+
+    def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
+        """The inputs of a kind with the problem's typical options."""
+        options = self.options(problem, seed=seed)
+        return dict(draw_backward_inputs(problem, kind, seed, options).tensors)
+
+    def expected(
+        self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
+    ) -> Expected:
+        """The gradients of the inputs; o and lse are computed anew, in float64, unless they are of
+        more keys than k holds."""
+        attention, sequences = attention_of(problem, options), sequences_of(problem, options)
+        exact = inputs["o"].astype(np.float64), inputs["lse"].astype(np.float64)
+        if not options.get("more_keys"):
+            exact = _forward(inputs, attention, sequences, None, False)[:2]
+        found = compute_gradients(
+            inputs, attention, sequences, *exact, unrounded="grad_dtype" in options
+        )
+        return found.only([name for name in GRADIENTS if name not in options.get("unneeded", ())])
+
+    def case(
+        self,
+        cfg: KernelConfig,
+        problem: Problem,
+        *,
+        kind: str,
+        seed: int,
+        options: Mapping[str, Any],
+        on_gpu: bool = False,
+    ) -> Case:
+        """One proof of ``cfg``'s kernel: the problem with its heads, grouped as they are, repeated
+        until its outputs are enough, and the semantics that the kernel is compiled for."""
+        problem = repeated_over_heads(problem, options.get("lens_q"))
+        frozen = tuple(sorted(options.items()))
+        drawn, expected = _drawn_case(problem, kind, seed, frozen, on_gpu)
+        problem = replace(problem, semantics=problem.required_semantics(cfg))
+        return Case(problem, drawn.tensors, options, expected)
+
+    def run(self, cfg: KernelConfig, case: Case, place: Place, **how: Any) -> OperationResult:
+        unneeded = case.options.get("unneeded", ())
+        sinks = "sinks" in case.inputs and "dsinks" not in unneeded
+        return run_operation(
+            cfg,
+            case.problem,
+            {name: place(array) for name, array in case.inputs.items()},
+            options=_call_options(case.problem, case.options),
+            wanted=("dsinks",) if sinks else (),
+            unwanted=[name for name in unneeded if name != "dsinks"],
+            poisoned=True,
+            **how,
+        )
+
+    def compare(
+        self, kernel: KernelConfig | DType, case: Case, outputs: Mapping[str, np.ndarray]
+    ) -> Comparison:
+        dtype = kernel if isinstance(kernel, DType) else kernel.dtype
+        return compare_gradients(dtype, outputs, case.expected)
+
+
+def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
+    """What the gradients are of, in the terms of forward()'s keywords."""
+    return Attention(
+        check_scale(options.get("scale"), problem.d),
+        problem.semantics.mask == "causal",
+        (options.get("left"), options.get("right")),
+        options.get("softcap", 0.0),
+        options.get("lens_q"),
+        options.get("lens_k"),
+    )
+
+
+def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ...]:
+    """Where the sequences of a problem lie, cut where they are longer than the problem's."""
+    lens_q, lens_k = options.get("lens_q"), options.get("lens_k")
+    if lens_q is None or lens_k is None:
+        return tuple(
+            Rows(b, slice(0, problem.seq_q), slice(0, problem.seq_k)) for b in range(problem.batch)
+        )
+    return tuple(
+        Rows(
+            None,
+            slice(begin_q, min(end_q, begin_q + problem.seq_q)),
+            slice(begin_k, min(end_k, begin_k + problem.seq_k)),
+        )
+        for (begin_q, end_q), (begin_k, end_k) in zip(
+            pairwise(offsets(lens_q).tolist()), pairwise(offsets(lens_k).tolist()), strict=True
+        )
+    )
+
+
+def draw_backward_inputs(
+    problem: Problem, kind: str, seed: int, options: Mapping[str, Any], on_gpu: bool = False
+) -> BackwardInputs:
+    """Draws the tensors of a call. ``on_gpu``: whether a GPU may compute o and lse.
+
+    Raises ArgumentError for an unknown kind.
+    """
+    if kind not in _OF_QKV:
+        raise ArgumentError(f"inputs={quoted(kind)}: allowed are {', '.join(_OF_QKV)}")
+    p, lens_q, lens_k = problem, options.get("lens_q"), options.get("lens_k")
+    attention, sequences = attention_of(p, options), sequences_of(p, options)
+    made = make_inputs(
+        InputSpec(
+            kind=_OF_QKV[kind],
+            dtype=p.dtype,
+            batch=p.batch,
+            seq_q=p.seq_q,
+            seq_k=p.seq_k,
+            heads=p.heads_q,
+            d=p.d,
+            scale=attention.scale,
+            seed=seed,
+            heads_k=p.heads_k,
+            lens_q=lens_q,
+            lens_k=lens_k,
+            sinks=bool(options.get("sinks")),
+        )
+    )
+    rng = np.random.default_rng([seed, 1])
+    with np.errstate(over="ignore"):
+        do = rng.standard_normal(made.q.shape, dtype=np.float32)
+        if kind == "large_do":
+            do *= np.float32(LARGE_DO[p.dtype])
+        do = do.astype(made.q.dtype)
+    drawn = {"do": do, "q": made.q, "k": made.k, "v": made.v}
+    if options.get("spare"):
+        drawn = {name: _longer(array, options["spare"]) for name, array in drawn.items()}
+    if kind == "nonfinite" and do.size:
+        drawn["do"][tuple(rng.integers(do.shape))] = rng.choice([math.nan, math.inf])
+    if kind == "neighbours":
+        _spoil_neighbours(drawn, sequences, rng)
+    if made.sinks is not None:
+        drawn["sinks"] = made.sinks
+    more = None
+    if options.get("more_keys"):
+        shape = (1, options["more_keys"], p.heads_k, p.d)
+        more_k, more_v = rng.standard_normal((2, *shape), dtype=np.float32).astype(do.dtype)
+        more = more_k, more_v
+    exact_o, exact_lse, o = _forward(drawn, attention, sequences, more, on_gpu)
+    drawn |= {"o": o, "lse": exact_lse.astype(np.float32)}
+    if options.get("dlse"):
+        dlse = rng.standard_normal(exact_lse.shape, dtype=np.float32)
+        drawn["dlse"] = np.full_like(dlse, math.nan)
+        for rows in sequences:
+            rows.of_statistics(drawn["dlse"])[:] = rows.of_statistics(dlse)
+    _poison(drawn, attention, sequences, keep_do=more is not None)
+    if lens_q is not None and lens_k is not None:
+        drawn |= {"cu_seqlens_q": offsets(lens_q), "cu_seqlens_k": offsets(lens_k)}
+    return BackwardInputs(drawn, attention, sequences, exact_o, exact_lse)
+
+
+@lru_cache(maxsize=4)
+def _drawn_case(
+    problem: Problem, kind: str, seed: int, options: tuple[tuple[str, Any], ...], on_gpu: bool
+) -> tuple[BackwardInputs, Expected]:
+    """Inputs and expected gradients, read-only; kept, because a set of configs shares them."""
+    asked = dict(options)
+    drawn = draw_backward_inputs(problem, kind, seed, asked, on_gpu)
+    expected = compute_gradients(
+        drawn.tensors,
+        drawn.attention,
+        drawn.sequences,
+        drawn.exact_o,
+        drawn.exact_lse,
+        unrounded="grad_dtype" in asked,
+        on_gpu=on_gpu,
+    ).only([name for name in GRADIENTS if name not in asked.get("unneeded", ())])
+    for array in drawn.tensors.values():
+        array.flags.writeable = False
+    return drawn, expected
+
+
+def _call_options(problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the operation among those of a proof."""
+    return {name: value for name, value in options.items() if name in problem.computed.options}
+
+
+def _longer(array: np.ndarray, rows: int) -> np.ndarray:
+    """A packed tensor with more rows behind its last."""
+    return np.concatenate([array, np.zeros((rows, *array.shape[1:]), array.dtype)])
+
+
+def _spoil_neighbours(
+    drawn: Mapping[str, np.ndarray], sequences: tuple[Rows, ...], rng: np.random.Generator
+) -> None:
+    """Fills do, q, k and v of some heads of each sequence with what must not get out of them."""
+    heads_k = drawn["k"].shape[-2]
+    group = drawn["q"].shape[-2] // heads_k
+    for i, rows in enumerate(sequences):
+        for head in range(i % 2, heads_k, 2):
+            value = rng.choice([math.nan, math.inf, -math.inf])
+            for name in ("do", "q"):
+                rows.of_queries(drawn[name])[:, head * group : (head + 1) * group] = value
+            for name in ("k", "v"):
+                rows.of_keys(drawn[name])[:, head] = value
+
+
+def _poison(
+    drawn: Mapping[str, np.ndarray],
+    attention: Attention,
+    sequences: tuple[Rows, ...],
+    keep_do: bool,
+) -> None:
+    """Puts NaN, inf and the largest numbers into the rows that belong to no sequence, and NaN into
+    do where a row sees no key; keep_do leaves do as it is, since o is not 0 there."""
+    worst = np.array([math.nan, math.inf, float(ml_dtypes.finfo(drawn["q"].dtype).max)])
+    outside = {name: np.ones(drawn[name].shape[:-2], bool) for name in ("q", "k")}
+    for rows in sequences:
+        rows.of_queries(outside["q"])[:] = False
+        rows.of_keys(outside["k"])[:] = False
+        count = rows.q.stop - rows.q.start, rows.k.stop - rows.k.start
+        first, end = attention.visible_keys(np.arange(count[0]), *count)
+        if not keep_do:
+            rows.of_queries(drawn["do"])[end <= first] = math.nan
+    for name, of in (("do", "q"), ("q", "q"), ("o", "q"), ("k", "k"), ("v", "k")):
+        count_outside = int(outside[of].sum())
+        if count_outside:
+            values = worst[np.arange(count_outside) % len(worst)]
+            drawn[name][outside[of]] = values[:, None, None]
+
+
+def _forward(
+    inputs: Mapping[str, np.ndarray],
+    attention: Attention,
+    sequences: tuple[Rows, ...],
+    more: tuple[np.ndarray, np.ndarray] | None,
+    on_gpu: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """o and lse in float64, and o as a kernel gives it; NaN where there is no sequence.
+
+    ``more`` are keys and values, (1, keys, heads_k, d), that every row sees besides.
+    """
+    q, sinks = inputs["q"], inputs.get("sinks")
+    statistics = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    o, lse = np.full(q.shape, math.nan), np.full(statistics, math.nan)
+    same = np.full(q.shape, math.nan, q.dtype)
+    for rows in sequences:
+        own_q = rows.of_queries(q)[None]
+        found = compute_references(
+            own_q,
+            rows.of_keys(inputs["k"])[None],
+            rows.of_keys(inputs["v"])[None],
+            attention.scale,
+            causal=attention.causal,
+            window=attention.window,
+            softcap=attention.softcap,
+            sinks=sinks,
+            on_gpu=on_gpu,
+        )
+        its_o, its_lse, its_same = found.o[0], found.lse[0], found.same_precision[0]
+        if more is not None:
+            others = compute_references(
+                own_q,
+                *more,
+                scale=attention.scale,
+                softcap=attention.softcap,
+                on_gpu=on_gpu,
+            )
+            with np.errstate(invalid="ignore"):
+                both = np.logaddexp(its_lse, others.lse[0])
+                shares = [np.exp(part - both).T[..., None] for part in (its_lse, others.lse[0])]
+                its_o, its_lse = shares[0] * its_o + shares[1] * others.o[0], both
+            its_same = its_o.astype(q.dtype)
+        rows.of_queries(o)[:], rows.of_queries(same)[:] = its_o, its_same
+        rows.of_statistics(lse)[:] = its_lse
+    return o, lse, same

@@ -1,0 +1,186 @@
+"""The tolerance rule for gradients: when dq, dk, dv and dsinks are correct."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType
+from flashsmith.verify.tolerance import (
+    MAX_ERROR_FACTOR,
+    MAX_ERROR_SLACK,
+    RELATIVE_L2_BOUND,
+    Comparison,
+    Element,
+    Expected,
+)
+
+# Half a step of the numbers below 1: what rounding o and do to the dtype takes from a product.
+UNIT_ROUNDOFF = {DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
+
+
+@dataclass(frozen=True)
+class ExpectedGradients(Expected):
+    """The expected gradients by name.
+
+    ``exact`` is NaN where no kernel can return a finite number. ``tainted``: elements that may be
+    NaN or inf though they are finite. ``idle``: elements to which nothing is added, which must be
+    0. ``sinks_size``: per head, the sum of exp(sink - lse) sum |do o| over the rows.
+    """
+
+    tainted: Mapping[str, np.ndarray] = field(default_factory=dict)
+    idle: Mapping[str, np.ndarray] = field(default_factory=dict)
+    sinks_size: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    @classmethod
+    def zeros(cls, inputs: Mapping[str, np.ndarray], dtype: np.dtype) -> ExpectedGradients:
+        """Of problems without any sequence; dsinks where there are sinks."""
+        shapes = {f"d{name}": inputs[name].shape for name in ("q", "k", "v")}
+        exact: dict[str, np.ndarray] = {name: np.zeros(shape) for name, shape in shapes.items()}
+        rounded = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
+        heads = inputs["q"].shape[-2]
+        if "sinks" in inputs:
+            exact["dsinks"], rounded["dsinks"] = np.zeros(heads), np.zeros(heads, np.float32)
+        return cls(
+            exact,
+            rounded,
+            {name: np.zeros(shape, bool) for name, shape in shapes.items()},
+            {name: np.ones(shape, bool) for name, shape in shapes.items()},
+            np.zeros(heads),
+        )
+
+    def only(self, names: Collection[str]) -> ExpectedGradients:
+        kept = super().only(names)
+        return ExpectedGradients(kept.exact, kept.rounded, self.tainted, self.idle, self.sinks_size)
+
+
+class _Judged(NamedTuple):
+    """One gradient: ``wrong`` marks the elements that break the rule or, where only the norm breaks
+    it, holds each element's error."""
+
+    reasons: tuple[str, ...]
+    wrong: np.ndarray
+    mismatches: int
+    max_error: float
+    bound: float
+    rel_l2: float
+
+
+def compare_gradients(
+    dtype: DType, outputs: Mapping[str, np.ndarray], expected: ExpectedGradients
+) -> Comparison:
+    """Judges every gradient that is expected.
+
+    Rule, for dq, dk and dv each: the largest error is at most twice that of the rounded reference
+    plus 1e-5 max(1, largest reference). The relative L2 error is at most 1e-3 (fp16) or 5e-3
+    (bf16), or the error's norm at most twice the rounded reference's plus 1e-5 sqrt(elements):
+    where every row sees one key, dq and dk are 0. Elements to which nothing is added are 0. NaN and
+    inf stand where no kernel can avoid them; they may stand where the rounded reference has them,
+    or the sequence itself holds one.
+    dsinks: within u sum of exp(sink - lse) sum |do o| over the rows, plus 1e-5; u is 2^-11 or 2^-8.
+
+    The figures are those of the gradient that is furthest off its bound.
+
+    Raises ArgumentError when a gradient is missing, or of another shape than expected.
+    """
+    judged: dict[str, _Judged] = {}
+    for name, exact in expected.exact.items():
+        got = outputs.get(name)
+        if got is None or got.shape != exact.shape:
+            have = "is missing" if got is None else f"has shape {got.shape}"
+            raise ArgumentError(f"{name}: {have}; the reference expects {exact.shape}")
+        judge = _judge_sinks if name == "dsinks" else _judge_gradient
+        with np.errstate(invalid="ignore", over="ignore"):
+            judged[name] = judge(dtype, name, got.astype(np.float64), expected)
+    reasons = tuple(
+        f"{name}: {reason}" for name, found in judged.items() for reason in found.reasons
+    )
+    worst = max(
+        judged,
+        key=lambda name: (bool(judged[name].reasons), judged[name].max_error / judged[name].bound),
+    )
+    first = None
+    if reasons:
+        index = np.unravel_index(int(np.argmax(judged[worst].wrong)), outputs[worst].shape)
+        first = Element(
+            worst,
+            tuple(map(int, index)),
+            float(outputs[worst][index]),
+            float(expected.exact[worst][index]),
+        )
+    return Comparison(
+        reasons=reasons,
+        max_error=judged[worst].max_error,
+        bound=judged[worst].bound,
+        rel_l2=judged[worst].rel_l2,
+        rel_l2_bound=RELATIVE_L2_BOUND[dtype],
+        lse_error=None,
+        row_max_error=None,
+        outputs=sum(outputs[name].size for name in judged),
+        mismatches=sum(found.mismatches for found in judged.values()),
+        first_mismatch=first,
+    )
+
+
+def _judge_gradient(
+    dtype: DType, name: str, got: np.ndarray, expected: ExpectedGradients
+) -> _Judged:
+    exact, rounded = expected.exact[name], expected.rounded[name].astype(np.float64)
+    lost, may_be_lost = np.isnan(exact), expected.tainted[name] | ~np.isfinite(rounded)
+    misplaced = np.where(np.isfinite(got), lost, ~(lost | may_be_lost))
+    # Where rounding overflows, an order of sums that does not is not judged.
+    judged = np.isfinite(got) & ~lost & np.isfinite(rounded)
+    error = np.where(judged, np.abs(got - exact), 0.0)
+    honest = np.where(np.isfinite(rounded) & ~lost, np.abs(rounded - exact), 0.0)
+    size = np.where(np.isfinite(exact), np.abs(exact), 0.0)
+    bound = MAX_ERROR_FACTOR * _most(honest) + MAX_ERROR_SLACK * max(1.0, _most(size))
+    not_zero = expected.idle[name] & (got != 0) & ~expected.tainted[name]
+    max_error, norm = _most(error), float(np.linalg.norm(error))
+    rel_l2 = norm / max(float(np.linalg.norm(size)), math.ulp(0.0))
+    rel_l2 = rel_l2 if norm else 0.0
+    honest_norm = MAX_ERROR_FACTOR * float(np.linalg.norm(honest))
+    honest_norm += MAX_ERROR_SLACK * math.sqrt(exact.size)
+
+    reasons = []
+    if misplaced.any():
+        reasons.append(f"NaN or inf differ in {int(misplaced.sum())} elements")
+        max_error = rel_l2 = math.inf
+    if max_error > bound:
+        reasons.append(f"largest error {max_error:.3g} is above {bound:.3g}")
+    if rel_l2 > RELATIVE_L2_BOUND[dtype] and (norm > honest_norm or misplaced.any()):
+        reasons.append(f"relative L2 error {rel_l2:.3g} is above {RELATIVE_L2_BOUND[dtype]:.3g}")
+    if not_zero.any():
+        reasons.append(f"not 0 in {int(not_zero.sum())} elements that nothing contributes to")
+    wrong = (error > bound) | misplaced | not_zero
+    place = wrong if wrong.any() else error
+    return _Judged(tuple(reasons), place, int(wrong.sum()), max_error, bound, rel_l2)
+
+
+def _judge_sinks(dtype: DType, name: str, got: np.ndarray, expected: ExpectedGradients) -> _Judged:
+    exact, rounded = expected.exact[name], expected.rounded[name]
+    bounds = UNIT_ROUNDOFF[dtype] * expected.sinks_size + MAX_ERROR_SLACK
+    finite = np.isfinite(exact)
+    # What is not finite has no order: only that it is not is judged.
+    misplaced = np.where(np.isfinite(got), ~finite, finite & np.isfinite(rounded))
+    error = np.where(finite & np.isfinite(got), np.abs(got - exact), 0.0)
+    wrong = misplaced | (error > np.where(finite, bounds, math.inf))
+    worst = int(np.argmax(np.where(finite, error / np.where(finite, bounds, 1.0), 0.0)))
+    reasons = []
+    if misplaced.any():
+        reasons.append(f"NaN or inf differ in {int(misplaced.sum())} heads")
+    if (wrong & ~misplaced).any():
+        reasons.append(f"error {error[worst]:.3g} is above {bounds[worst]:.3g} in head {worst}")
+    norm = float(np.linalg.norm(np.where(finite, exact, 0.0)))
+    rel_l2 = float(np.linalg.norm(error)) / norm if norm else 0.0
+    bound = float(bounds[worst]) if finite[worst] else MAX_ERROR_SLACK
+    return _Judged(tuple(reasons), wrong, int(wrong.sum()), float(error[worst]), bound, rel_l2)
+
+
+def _most(values: np.ndarray) -> float:
+    """The largest of non-negative numbers; 0 when there are none."""
+    return float(values.max(initial=0.0))

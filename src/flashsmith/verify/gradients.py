@@ -1,0 +1,316 @@
+"""The gradients of attention by their formula: in float64, and in a kernel's own precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from flashsmith.verify.attention_semantics import Attention
+from flashsmith.verify.engine import Engine, engine_for
+from flashsmith.verify.gradient_tolerance import ExpectedGradients
+
+# Numbers this close to the largest of a dtype may round to inf in one order of a sum and not in
+# another.
+NEARLY_TOO_LARGE = 0.99
+# Arrays of a block's scores that live at the same time.
+_ARRAYS_OF_SCORES = 8
+
+
+class Rows(NamedTuple):
+    """Where the rows of one sequence lie: in (batch, seq, heads, d) tensors ``batch`` is their
+    number in the batch, in packed (total, heads, d) ones None."""
+
+    batch: int | None
+    q: slice
+    k: slice
+
+    def of_queries(self, array: np.ndarray) -> np.ndarray:
+        """The sequence's part of q, do, o or dq: (rows, heads, d)."""
+        return (array if self.batch is None else array[self.batch])[self.q]
+
+    def of_keys(self, array: np.ndarray) -> np.ndarray:
+        """The sequence's part of k, v, dk or dv."""
+        return (array if self.batch is None else array[self.batch])[self.k]
+
+    def of_statistics(self, array: np.ndarray) -> np.ndarray:
+        """The sequence's part of lse or dlse: (heads, rows)."""
+        return (array if self.batch is None else array[self.batch])[:, self.q]
+
+
+def compute_gradients(
+    inputs: Mapping[str, np.ndarray],
+    attention: Attention,
+    sequences: Sequence[Rows],
+    exact_o: np.ndarray,
+    exact_lse: np.ndarray,
+    *,
+    unrounded: bool = False,
+    on_gpu: bool = False,
+) -> ExpectedGradients:
+    """What a backward kernel is to write for ``inputs``, by the operation's names.
+
+    With P = exp(scores - lse), D = rowsum(do o) - dlse and dS = P (do v^T - D), of the uncapped
+    scores with a factor 1 - tanh^2 of the cap: dv = P^T do, dk = scale dS^T q, dq = scale dS k,
+    dsinks = -sum of exp(sink - lse) D over all rows. Heads that share one of k are added up.
+
+    The exact ones are float64, of ``exact_o`` and ``exact_lse``, which may be of more keys than k
+    holds. The rounded ones are of the o and lse among the inputs, which a kernel reads: P and dS
+    rounded to the dtype, sums and D in fp32, the result rounded once, or not where ``unrounded``.
+
+    A row that sees no key, or whose lse is -inf, contributes nothing to dq, dk and dv, whatever do
+    and q hold there. Where o is 0, do does not count in D. An lse of -inf reads as +inf.
+    """
+    dtype = inputs["q"].dtype
+    engine = engine_for(on_gpu)
+    found = ExpectedGradients.zeros(inputs, np.dtype(np.float32) if unrounded else dtype)
+    precise = {**inputs, "o": exact_o, "lse": exact_lse}
+    with engine.exactly():
+        for rows in sequences:
+            if rows.q.stop == rows.q.start:
+                continue
+            exact = _Sequence(engine, attention, rows, precise, "float64")
+            rounded = _Sequence(engine, attention, rows, inputs, "float32")
+            exact.run()
+            rounded.run()
+            for name, part in (("dq", rows.of_queries), ("dk", rows.of_keys), ("dv", rows.of_keys)):
+                part(found.exact[name])[:] = exact.result(name)
+                result = rounded.result(name)
+                part(found.rounded[name])[:] = result.astype(found.rounded[name].dtype)
+                part(found.idle[name])[:] = exact.idle(name)
+                part(found.tainted[name])[:] = rounded.tainted(name) | (
+                    np.abs(result) > NEARLY_TOO_LARGE * _largest(found.rounded[name].dtype)
+                )
+            if "sinks" in inputs:
+                of_sinks, size = exact.of_sinks()
+                found.exact["dsinks"][:] += of_sinks
+                found.sinks_size[:] += size
+                found.rounded["dsinks"][:] += rounded.of_sinks()[0]
+    return found
+
+
+def _largest(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).max)
+
+
+class _Sequence:
+    """One sequence's gradients in one precision, a block of rows at a time.
+
+    Heads of q that share one of k stand in a dimension of their own: arrays are (heads_k, group,
+    rows, keys or d), k and v's with a group of 1.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        attention: Attention,
+        rows: Rows,
+        inputs: Mapping[str, np.ndarray],
+        precision: str,
+    ) -> None:
+        self.engine, self.attention, self.precision = engine, attention, precision
+        self.dtype = inputs["q"].dtype
+        k = rows.of_keys(inputs["k"])
+        self.seq_q, self.heads_q, d = rows.of_queries(inputs["q"]).shape
+        self.seq_k, self.heads_k, _ = k.shape
+        self.group = self.heads_q // self.heads_k
+        self.q, self.do, self.o = (
+            self._by_group(rows.of_queries(inputs[name])) for name in ("q", "do", "o")
+        )
+        self.k, self.v = (self._by_group(rows.of_keys(inputs[name])) for name in ("k", "v"))
+        lse = self._statistic(rows.of_statistics(inputs["lse"]))
+        self.lse = engine.xp.where(lse == -math.inf, engine.full_like(lse, math.inf), lse)
+        self.dlse = None
+        if "dlse" in inputs:
+            self.dlse = self._statistic(rows.of_statistics(inputs["dlse"]))
+        self.sinks = None
+        if "sinks" in inputs:
+            self.sinks = self._placed(inputs["sinks"].reshape(self.heads_k, self.group, 1, 1))
+        first, end = attention.visible_keys(np.arange(self.seq_q), self.seq_q, self.seq_k)
+        self.first, self.end = first, end
+        self.seeing = (end > first)[:, None]
+        self.some_row_sees = _covered(first, end, self.seq_k)
+        # Rows that contribute, (heads_k, group, rows, 1).
+        self.alive = engine.place(self.seeing) & (self.lse != math.inf)
+        self.dq = self._zeros(self.heads_k, self.group, self.seq_q, d)
+        self.dk, self.dv = (self._zeros(self.heads_k, self.seq_k, d) for _ in range(2))
+        self.taints = {
+            "dq": np.zeros((self.heads_k, self.group, self.seq_q, 1), bool),
+            "dk": np.zeros((self.heads_k, self.seq_k, 1), bool),
+            "dv": np.zeros((self.heads_k, self.seq_k, 1), bool),
+        }
+        self._find_nonfinite()
+
+    # --- arrays ----------------------------------------------------------------------------------
+
+    def _placed(self, array: np.ndarray) -> Any:
+        return self.engine.cast(self.engine.place(np.ascontiguousarray(array)), self.precision)
+
+    def _by_group(self, array: np.ndarray) -> Any:
+        """(rows, heads, d) as (heads_k, group, rows, d)."""
+        rows, heads, d = array.shape
+        group = heads // self.heads_k
+        return self._placed(array.reshape(rows, self.heads_k, group, d).transpose(1, 2, 0, 3))
+
+    def _statistic(self, array: np.ndarray) -> Any:
+        """(heads, rows) as (heads_k, group, rows, 1)."""
+        return self._placed(array.reshape(self.heads_k, self.group, self.seq_q, 1))
+
+    def _zeros(self, *shape: int) -> Any:
+        return self.engine.place(np.zeros(shape, self.precision))
+
+    def _find_nonfinite(self) -> None:
+        """Notes which gradients a kernel may return as NaN or inf because something in the sequence
+        is: dq because of a key that a row loads and does not see, dk and dv because of a row."""
+        xp = self.engine.xp
+        keys = ~(_all_finite(xp, self.k) & _all_finite(xp, self.v))
+        rows = ~(_all_finite(xp, self.q) & _all_finite(xp, self.do) & _all_finite(xp, self.o))
+        lse = ~xp.isfinite(self.lse)
+        if self.dlse is not None:
+            lse = lse | ~xp.isfinite(self.dlse)
+        rows = (rows | lse) & self.alive
+        # Rows whose lse is -inf though they see keys: a kernel multiplies their do by 0.
+        lost = self.engine.place(self.seeing) & ~self.alive
+        rows = rows | (lost & ~(_all_finite(xp, self.q) & _all_finite(xp, self.do)))
+        bad_keys: Any = self.engine.to_host(keys).any((1, 2))
+        bad_rows: Any = self.engine.to_host(rows).any((1, 2))
+        self.taints["dq"] |= bad_keys[:, None, None]
+        for name in ("dk", "dv"):
+            self.taints[name] |= bad_rows[:, None]
+        self.all_finite = not (bad_keys.any() or bad_rows.any())
+
+    # --- gradients -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Computes dq, dk and dv."""
+        for rows in self._blocks():
+            live = self.seeing[rows, 0]
+            if live.any():
+                first, end = self.first[rows][live].min(), self.end[rows][live].max()
+                self._add_block(rows, slice(int(first), int(end)))
+
+    def _blocks(self) -> Iterator[slice]:
+        bytes_of_row = 8 * _ARRAYS_OF_SCORES * self.heads_q * max(1, self.seq_k)
+        rows = max(1, self.engine.score_bytes // bytes_of_row)
+        for start in range(0, self.seq_q, rows):
+            yield slice(start, min(start + rows, self.seq_q))
+
+    def _add_block(self, rows: slice, keys: slice) -> None:
+        xp, cap, scale = self.engine.xp, self.attention.softcap, self.attention.scale
+        alive = self.alive[:, :, rows]
+        seen = alive
+        if self.attention.masked:
+            key = np.arange(keys.start, keys.stop)
+            visible = (key >= self.first[rows, None]) & (key < self.end[rows, None])
+            seen = alive & self.engine.place(visible)
+        q, do = (xp.where(alive, x[:, :, rows], 0.0) for x in (self.q, self.do))
+        k, v = self.k[:, :, keys], self.v[:, :, keys]
+
+        scores = (q @ xp.swapaxes(k, -1, -2)) * scale
+        capped = None
+        if cap:
+            capped = xp.tanh(scores / cap)
+            scores = cap * capped
+        weights = xp.where(seen, xp.exp(scores - self.lse[:, :, rows]), 0.0)
+        d_scores = weights * (do @ xp.swapaxes(v, -1, -2) - self._row_sums(rows, do))
+        if capped is not None:
+            d_scores = d_scores * (1.0 - capped * capped)
+        d_scores = xp.where(seen, d_scores, 0.0)
+        if self.precision == "float32":
+            too_large: Any = self.engine.to_host(
+                xp.abs(d_scores) > NEARLY_TOO_LARGE * _largest(self.dtype)
+            )
+            self.taints["dq"][:, :, rows] |= too_large.any(-1, keepdims=True)
+            self.taints["dk"][:, keys] |= too_large.any((1, 2))[..., None]
+            weights, d_scores = self._rounded(weights), self._rounded(d_scores)
+
+        certain = (
+            None if self.all_finite else self._certainly_nonfinite(weights, d_scores, seen, do)
+        )
+        if certain is not None and self.precision == "float64":
+            # A product includes pairs that are not seen, and 0 x NaN is NaN.
+            weights, d_scores, q, do, k = (
+                xp.where(xp.isfinite(x), x, 0.0) for x in (weights, d_scores, q, do, k)
+            )
+        dq = (d_scores @ k) * scale
+        dk = (xp.swapaxes(d_scores, -1, -2) @ q).sum(1) * scale
+        dv = (xp.swapaxes(weights, -1, -2) @ do).sum(1)
+        if certain is not None:
+            dq, dk, dv = (
+                x + xp.where(lost, math.nan, 0.0)
+                for x, lost in zip((dq, dk, dv), certain, strict=True)
+            )
+        self.dq[:, :, rows] = dq
+        self.dk[:, keys] += dk
+        self.dv[:, keys] += dv
+
+    def _row_sums(self, rows: slice, do: Any) -> Any:
+        """D: rowsum(do o) - dlse, where o is not 0."""
+        xp, o = self.engine.xp, self.o[:, :, rows]
+        sums = xp.sum(xp.where(o == 0.0, 0.0, do * o), axis=-1, keepdims=True)
+        return sums if self.dlse is None else sums - self.dlse[:, :, rows]
+
+    def _rounded(self, array: Any) -> Any:
+        placed = self.dtype if self.engine.xp is np else str(self.dtype)
+        return self.engine.cast(self.engine.cast(array, placed), self.precision)
+
+    def _certainly_nonfinite(
+        self, weights: Any, d_scores: Any, seen: Any, do: Any
+    ) -> tuple[Any, Any, Any]:
+        """Rows of dq, and of dk and of dv in the block that no kernel can return finite."""
+        xp, cast = self.engine.xp, self.engine.cast
+        bad = ~xp.isfinite(d_scores)
+        of_dq = xp.any(bad, axis=-1)[..., None]
+        of_dk = xp.any(xp.any(bad, axis=-2), axis=1)[..., None]
+        bad_do = cast(xp.swapaxes(cast(seen & (weights == weights), "float32"), -1, -2), "float32")
+        bad_do = (bad_do @ cast(~xp.isfinite(do), "float32")).sum(1) > 0
+        of_dv = xp.any(xp.any(~xp.isfinite(weights), axis=-2), axis=1)[..., None]
+        return of_dq, of_dk, of_dv | bad_do
+
+    def of_sinks(self) -> tuple[np.ndarray, np.ndarray]:
+        """This sequence's part of dsinks, and the sums of exp(sink - lse) sum |do o| that its error
+        is measured by."""
+        xp = self.engine.xp
+        share = xp.where(self.sinks == -math.inf, 0.0, xp.exp(self.sinks - self.lse))
+        products = xp.where(self.o == 0.0, 0.0, self.do * self.o)
+        size = (share * xp.sum(xp.abs(products), axis=-1, keepdims=True)).sum(2)
+        sums = xp.sum(products, axis=-1, keepdims=True)
+        if self.dlse is not None:
+            sums = sums - self.dlse
+        host = self.engine.to_host
+        return -host((share * sums).sum(2)).reshape(-1), host(size).reshape(-1)
+
+    # --- what is found ---------------------------------------------------------------------------
+
+    def result(self, name: str) -> np.ndarray:
+        """A gradient on the host: (rows, heads, d)."""
+        return self._rows_first(self.engine.to_host(getattr(self, name)))
+
+    def tainted(self, name: str) -> np.ndarray:
+        """Which elements may be NaN or inf though they are finite here: (rows, heads, 1)."""
+        return self._rows_first(self.taints[name])
+
+    def idle(self, name: str) -> np.ndarray:
+        """Where nothing is added up, (rows, 1, 1): rows without keys, keys without rows."""
+        return ~(self.seeing[:, 0] if name == "dq" else self.some_row_sees)[:, None, None]
+
+    def _rows_first(self, array: np.ndarray) -> np.ndarray:
+        if array.ndim == 4:
+            array = array.reshape(self.heads_q, *array.shape[2:])
+        return np.moveaxis(array, 0, 1)
+
+
+def _all_finite(xp: Any, array: Any) -> Any:
+    return xp.all(xp.isfinite(array), axis=-1)[..., None]
+
+
+def _covered(first: np.ndarray, end: np.ndarray, count: int) -> np.ndarray:
+    """Which of ``count`` keys lie within some of the ranges."""
+    ranges = np.zeros(count + 1, np.int64)
+    some = end > first
+    np.add.at(ranges, first[some], 1)
+    np.add.at(ranges, end[some], -1)
+    return np.cumsum(ranges[:-1]) > 0
