@@ -205,6 +205,53 @@ def test_tensors_that_do_not_fit_are_refused(
         run_operation(parse(PLAIN), Problem.parse(PROBLEM), tensors, **keywords)
 
 
+def test_an_output_may_be_left_out_where_the_operation_says_so(first_row: ModuleType) -> None:
+    v, problem, cfg = _v(), Problem.parse(PROBLEM), parse(PLAIN)
+    with pytest.raises(ArgumentError, match="unwanted='o': first_row has no such output; usual ar"):
+        run_operation(cfg, problem, {"v": v}, unwanted=["o"])
+    tensors = tuple(
+        replace(it, presence="usual") if it.name == "o" else it
+        for it in first_row.FIRST_ROW.tensors
+    )
+    OPERATIONS["first_row"] = replace(
+        first_row.FIRST_ROW, tensors=tensors, numbers=lambda call: tuple(call.sizes.values())
+    )
+    assert run_operation(cfg, problem, {"v": v}, unwanted=["o"]).outputs == {}
+    assert problem.computed.bytes(problem) == first_row.FIRST_ROW.bytes(problem)
+    with pytest.raises(ArgumentError, match="o: given, and unwanted='o'; leave one out"):
+        run_operation(cfg, problem, {"v": v, "o": v[:, 0].copy()}, unwanted=["o"])
+
+
+def test_an_option_may_say_the_dtype_of_outputs(first_row: ModuleType) -> None:
+    tensors = tuple(
+        replace(it, presence="usual", dtype_option="out_dtype") if it.name == "o" else it
+        for it in first_row.FIRST_ROW.tensors
+    )
+    changed = replace(first_row.FIRST_ROW, tensors=tensors, options={"out_dtype": None})
+    OPERATIONS["first_row"] = changed
+    problem, cfg, o = Problem.parse(PROBLEM), parse(PLAIN), np.zeros((2, 3, 64), np.float32)
+    with pytest.raises(ArgumentError, match="o: dtype float32; must be float16"):
+        run_operation(cfg, problem, {"v": _v(), "o": o})
+    with pytest.raises(ArgumentError, match="o: dtype float16; must be float32"):
+        run_operation(
+            *(cfg, problem, {"v": _v(), "o": o.astype(np.float16)}),
+            options={"out_dtype": "float32"},
+        )
+
+
+def test_repeatable_sums_are_a_matter_of_the_config(
+    first_row: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    OPERATIONS["first_row"] = replace(first_row.FIRST_ROW, options={"deterministic": False})
+    monkeypatch.setattr(first_row.FirstRowFamily, "is_deterministic", lambda self, cfg: cfg.staged)
+    with pytest.raises(
+        ArgumentError, match=r"deterministic=True: \(FP16, 64, 2\): first_row adds "
+    ):
+        run_operation(
+            parse(PLAIN), Problem.parse(PROBLEM), {"v": _v()}, options={"deterministic": True}
+        )
+
+
 def test_an_output_may_not_lie_in_what_is_read_nor_be_read_only(first_row: ModuleType) -> None:
     v, problem = _v(), Problem.parse(PROBLEM)
     with pytest.raises(ArgumentError, match="o: shares memory with v"):

@@ -269,7 +269,7 @@ CAPS = (1e-3, 1.0, 50.0, 1e4, 1e5, 1e7, 1e8, 1e12, 1e30)
 @pytest.mark.parametrize("family", ["mma_sync", "wgmma"])
 @pytest.mark.parametrize("cap", CAPS)
 def test_softcaps_err_relative_to_the_score(cap: float, family: str) -> None:
-    """LSE and row maximum within the proof's rule: 1e-3 + 1e-6 of them, and never of the cap."""
+    """LSE and row maximum within the proof's rule: 2^-13 + 1e-6 of them, and never of the cap."""
     if family == "wgmma":
         SOFTCAPPED.load()
         config: KernelConfig = SOFTCAPPED.config

@@ -1,5 +1,5 @@
-"""A model of a backward kernel in NumPy: tiles, base-2 exponentials, fp32 sums in any order; and the
-mistakes that such a kernel could make."""
+"""A model of a backward kernel in NumPy: tiles, base-2 exponentials, fp32 sums in any
+order; and the mistakes that such a kernel could make."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ def kernel_gradients(
     """dq, dk, dv and, with sinks, dsinks as a kernel of random tiles gives them."""
     tensors, rng = case.tensors, np.random.default_rng(seed)
     fill = math.nan if mutant == "rows behind sequences unwritten" else 0.0
-    wide = {
-        name: np.full(tensors[name[1:]].shape, fill, np.float32) for name in ("dq", "dk", "dv")
-    }
+    wide = {name: np.full(tensors[name[1:]].shape, fill, np.float32) for name in ("dq", "dk", "dv")}
     if mutant == "rows behind sequences kept":
         wide["dq"][:] = 1e-3
     dsinks = np.zeros(problem.heads_q, np.float32)
@@ -145,8 +143,6 @@ class _Head:
         kv = head * problem.heads_k // problem.heads_q
         if mutant == "keys of another group":
             kv = head % problem.heads_k
-        group = problem.heads_q // problem.heads_k
-        del group
         next_rows = rows
         if mutant == "rows of the next sequence":
             next_rows = rows._replace(q=slice(rows.q.start + 1, rows.q.stop + 1))
@@ -253,9 +249,10 @@ class _Head:
             logits = t * (cap * LOG2E)
             of = np.tanh(s / cap) if mutant == "the factor of the unscaled score" else t
             factor = 1 - of * of
-            factor = {"no factor of the cap": np.float32(1), "the cap's factor twice": factor**2}.get(
-                mutant, factor
-            )
+            factor = {
+                "no factor of the cap": np.float32(1),
+                "the cap's factor twice": factor**2,
+            }.get(mutant, factor)
         else:
             logits = s * (scale * LOG2E)
         base = lse2[block, None]

@@ -183,7 +183,7 @@ def test_an_unwritten_lse_row_fails(case: Case) -> None:
 def test_the_lse_tolerance_is_absolute_plus_relative(case: Case, factor: float, ok: bool) -> None:
     lse = case.references.lse + 5000.0
     references = replace(case.references, lse=lse)
-    got = lse + factor * (1e-3 + 1e-6 * lse)
+    got = lse + factor * (2**-13 + 1e-6 * lse)
     assert compare(case.cfg, case.o, got, references).ok is ok
 
 

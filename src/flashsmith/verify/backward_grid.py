@@ -165,7 +165,7 @@ def _window(mask: str, seq_k: int, draw: random.Random) -> Window | None:
 
 
 def backward_grid() -> Iterator[BackwardCase]:
-    """Every problem of the grid: 6,318, for the kernels of each family."""
+    """Every problem of the grid: 6,264, for the kernels of each family."""
     for dtype, d, batch in product(DType, D, BATCHES):
         for lengths in LENGTHS if batch == "dense" else PACKED_LENGTHS:
             for mask, softcap in product(MASKS, SOFTCAPS):

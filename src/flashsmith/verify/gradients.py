@@ -16,6 +16,7 @@ from flashsmith.verify.gradient_tolerance import ExpectedGradients
 # Numbers this close to the largest of a dtype may round to inf in one order of a sum and not in
 # another.
 NEARLY_TOO_LARGE = 0.99
+LOG2_E = math.log2(math.e)
 # Arrays of a block's scores that live at the same time.
 _ARRAYS_OF_SCORES = 8
 
@@ -172,12 +173,16 @@ class _Sequence:
         if self.dlse is not None:
             lse = lse | ~xp.isfinite(self.dlse)
         rows = (rows | lse) & self.alive
-        # Rows whose lse is -inf though they see keys: a kernel multiplies their do by 0.
+        # Rows whose lse is -inf though they see keys: a kernel multiplies what they hold by 0.
         lost = self.engine.place(self.seeing) & ~self.alive
-        rows = rows | (lost & ~(_all_finite(xp, self.q) & _all_finite(xp, self.do)))
+        lost_bad = lost & ~(_all_finite(xp, self.q) & _all_finite(xp, self.do))
+        self.taints["dq"] |= self.engine.to_host(lost_bad)
+        rows = rows | lost_bad
         bad_keys: Any = self.engine.to_host(keys).any((1, 2))
         bad_rows: Any = self.engine.to_host(rows).any((1, 2))
         self.taints["dq"] |= bad_keys[:, None, None]
+        lost_some: Any = self.engine.to_host(lost)
+        bad_rows = bad_rows | (bad_keys & lost_some.any((1, 2)))
         for name in ("dk", "dv"):
             self.taints[name] |= bad_rows[:, None]
         self.all_finite = not (bad_keys.any() or bad_rows.any())
@@ -209,12 +214,14 @@ class _Sequence:
         q, do = (xp.where(alive, x[:, :, rows], 0.0) for x in (self.q, self.do))
         k, v = self.k[:, :, keys], self.v[:, :, keys]
 
-        scores = (q @ xp.swapaxes(k, -1, -2)) * scale
-        capped = None
+        # In base 2, as kernels compute it: rounding a large score or LSE once more matters in fp32.
+        scores, capped = q @ xp.swapaxes(k, -1, -2), None
         if cap:
-            capped = xp.tanh(scores / cap)
-            scores = cap * capped
-        weights = xp.where(seen, xp.exp(scores - self.lse[:, :, rows]), 0.0)
+            capped = xp.tanh(scores * (scale / cap))
+            scores = capped * (cap * LOG2_E)
+        else:
+            scores = scores * (scale * LOG2_E)
+        weights = xp.where(seen, xp.exp2(scores - self.lse[:, :, rows] * LOG2_E), 0.0)
         d_scores = weights * (do @ xp.swapaxes(v, -1, -2) - self._row_sums(rows, do))
         if capped is not None:
             d_scores = d_scores * (1.0 - capped * capped)

@@ -1,0 +1,213 @@
+"""The rule for gradients: kernels that round honestly are right, and every mistake is wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from backward_kernel import MUTANTS, kernel_gradients, matters
+from tiny_backward import tiny_cases
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, Problem
+from flashsmith.verify.backward_grid import BackwardCase
+from flashsmith.verify.backward_reference import BackwardInputs, draw_backward_inputs
+from flashsmith.verify.gradient_tolerance import ExpectedGradients, compare_gradients
+from flashsmith.verify.gradients import compute_gradients
+from flashsmith.verify.tolerance import Comparison
+
+# Of so many problems where a mistake matters, how many it must be seen on: fewer where it does
+# little more than round once more.
+PROBLEMS = 24
+SUBTLE = {
+    "dq summed in 16 bits": 1, "P rounded towards 0": 2, "dS rounded towards 0": 3,
+    "the group's sum in 16 bits": 4, "lse off by 1e-3": 6, "do of rows without keys": 4,
+}  # fmt: skip
+MOST = 8
+
+
+def judged(case: BackwardCase, mutant: str = "", seed: int = 0) -> Comparison:
+    drawn, expected = drawn_and_expected(case)
+    outputs = kernel_gradients(
+        drawn, problem_of(case), fp32=case.fp32_gradients, seed=seed, mutant=mutant
+    )
+    return compare_gradients(case.dtype, outputs, expected)
+
+
+def problem_of(case: BackwardCase) -> Problem:
+    """The problem with more heads, since with few outputs the largest error is mostly chance."""
+    p, lens = case.problem, case.options().get("lens_q")
+    rows = p.batch * p.seq_q if lens is None else sum(lens)
+    repeats = -(-512 // max(1, rows * p.heads_q * p.d))
+    return replace(p, heads_q=p.heads_q * repeats, heads_k=p.heads_k * repeats)
+
+
+@lru_cache(maxsize=256)
+def drawn_and_expected(case: BackwardCase) -> tuple[BackwardInputs, ExpectedGradients]:
+    drawn = draw_backward_inputs(problem_of(case), case.inputs, case.seed, case.options())
+    expected = compute_gradients(
+        drawn.tensors, drawn.attention, drawn.sequences, drawn.exact_o, drawn.exact_lse,
+        unrounded=case.fp32_gradients,
+    )  # fmt: skip
+    return drawn, expected
+
+
+def assert_honest_kernels_are_right(count: int, seed: int) -> None:
+    for number, case in enumerate(tiny_cases(count, seed)):
+        found = judged(case, seed=number)
+        assert found.ok, f"{case}: {found.reasons}, {found.first_mismatch}"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_honest_kernels_are_right(seed: int) -> None:
+    assert_honest_kernels_are_right(150, seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_honest_kernels_are_right_on_thousands(seed: int) -> None:
+    assert_honest_kernels_are_right(1000, seed)
+
+
+@lru_cache(maxsize=1)
+def _pool() -> list[BackwardCase]:
+    return list(tiny_cases(400, 3, inputs="random", unneeded=()))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_every_mistake_is_seen(mutant: str) -> None:
+    seen = number = 0
+    for case in _pool():
+        if matters(mutant, drawn_and_expected(case)[0], problem_of(case)):
+            seen += not judged(case, mutant, seed=number).ok
+            number += 1
+        if number == PROBLEMS or seen == SUBTLE.get(mutant, MOST):
+            break
+    assert seen >= SUBTLE.get(mutant, MOST), f"seen on {seen} of {number}"
+
+
+# --- parts of the rule ---------------------------------------------------------------------------
+
+
+def one(**fixed: object) -> BackwardCase:
+    what = {
+        "dtype": DType.FP16, "inputs": "random", "unneeded": (), "lengths": (40, 48), "d": 24,
+        "batch": "dense", "heads": "gqa", "mask": "none", "softcap": 0.0, "more_keys": 0,
+        "spare": 0, "cut": 0, "sinks": True, "fp32_gradients": False, "scale": None,
+    }  # fmt: skip
+    (case,) = tiny_cases(1, 1, **{**what, **fixed})
+    return case
+
+
+def _wrong(case: BackwardCase, name: str, place: tuple[int, ...], value: float) -> Comparison:
+    _, expected = drawn_and_expected(case)
+    outputs = {key: array.copy() for key, array in expected.rounded.items()}
+    outputs[name][place] = value
+    return compare_gradients(case.dtype, outputs, expected)
+
+
+def test_a_wrong_element_is_named_and_located() -> None:
+    case = one()
+    _, expected = drawn_and_expected(case)
+    place = (1, 3, 0, 7)
+    exact = float(expected.exact["dk"][place])
+    fine = compare_gradients(case.dtype, expected.rounded, expected)
+    found = _wrong(case, "dk", place, exact + 0.5)
+    assert fine.ok
+    assert (found.mismatches, fine.mismatches) == (1, 0)
+    assert str(found.first_mismatch).startswith("dk[1, 3, 0, 7]: got ")
+    assert found.reasons[0].startswith("dk: largest error 0.5 is above ")
+    assert found.outputs == sum(array.size for array in expected.exact.values())
+
+
+@pytest.mark.parametrize(("share", "ok"), [(0.9, True), (1.1, False)])
+def test_dsinks_have_bounds_of_their_own(share: float, ok: bool) -> None:
+    case = one()
+    _, expected = drawn_and_expected(case)
+    bound = 2**-11 * expected.sinks_size[2] + 1e-5
+    found = _wrong(case, "dsinks", (2,), float(expected.exact["dsinks"][2]) + share * bound)
+    assert found.ok == ok
+    if not ok:
+        assert found.reasons[0].startswith("dsinks: error ")
+        assert "in head 2" in found.reasons[0]
+
+
+def test_one_visible_key_needs_no_relative_rule() -> None:
+    """dq and dk are 0 there but for rounding, and the norm's absolute part is what is left."""
+    case = one(mask="diagonal", lengths=(48, 48), dlse=False, sinks=False)
+    found = judged(case)
+    _, expected = drawn_and_expected(case)
+    assert np.abs(expected.exact["dq"]).max() < 1e-12
+    assert found.ok
+    assert not _wrong(case, "dq", (0, 0, 0, 0), 1e-3).ok
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e-7])
+def test_what_nothing_contributes_to_is_0(value: float) -> None:
+    """Rows without keys, keys without rows, and rows of no sequence."""
+    above = one(mask="causal", lengths=(48, 40), sinks=False)
+    packed = one(batch="random lengths", spare=9, sinks=False)
+    _, expected = drawn_and_expected(packed)
+    last = expected.exact["dk"].shape[0] - 1
+    for case, name, place in (
+        (above, "dq", (0, 2, 0, 0)),
+        (packed, "dq", (expected.exact["dq"].shape[0] - 1, 0, 0)),
+        (packed, "dk", (last, 0, 0)),
+        (packed, "dv", (last, 1, 5)),
+    ):
+        found = _wrong(case, name, place, value)
+        said = "nothing contributes to" if math.isfinite(value) else "NaN or inf"
+        assert any(said in reason for reason in found.reasons), (name, found.reasons)
+
+
+def test_nan_may_not_leave_its_head() -> None:
+    case = one(inputs="neighbours", sinks=False)
+    _, expected = drawn_and_expected(case)
+    clean = np.argwhere(np.isfinite(expected.exact["dv"]))
+    spoilt = np.argwhere(np.isnan(expected.exact["dv"]))
+    assert len(clean)
+    assert len(spoilt)
+    assert not _wrong(case, "dv", tuple(clean[0]), math.nan).ok
+    assert not _wrong(case, "dv", tuple(spoilt[0]), 0.0).ok
+
+
+def test_a_sum_that_fp16_cannot_hold_may_be_inf() -> None:
+    case = one(inputs="large_do", sinks=False, dlse=False, scale=0.6, d=40)
+    _, expected = drawn_and_expected(case)
+    lost = ~np.isfinite(expected.rounded["dk"].astype(np.float64))
+    assert lost.any()
+    assert all(np.isfinite(array).all() for array in expected.exact.values())
+    assert judged(case).ok
+    (calm,) = (place for place in np.argwhere(~lost & ~expected.tainted["dk"])[:1])
+    assert not _wrong(case, "dk", tuple(calm), math.inf).ok
+
+
+def test_a_gradient_that_is_missing_or_of_another_shape_is_an_error() -> None:
+    _, expected = drawn_and_expected(one())
+    outputs = dict(expected.rounded)
+    with pytest.raises(ArgumentError, match=r"dk: has shape \(2, 48, 24\); the reference expects"):
+        compare_gradients(DType.FP16, {**outputs, "dk": outputs["dk"][:, :, 0]}, expected)
+    del outputs["dq"]
+    with pytest.raises(ArgumentError, match="dq: is missing"):
+        compare_gradients(DType.FP16, outputs, expected)
+    assert compare_gradients(DType.FP16, outputs, expected.only(["dk", "dv", "dsinks"])).ok
+
+
+def test_bf16_is_not_held_to_fp16s_bound() -> None:
+    """The same relative error of 2e-3."""
+    for dtype, ok in ((DType.FP16, False), (DType.BF16, True)):
+        case = one(dtype=dtype, sinks=False, fp32_gradients=True)
+        _, expected = drawn_and_expected(case)
+        outputs = {name: 1.002 * array for name, array in expected.exact.items()}
+        found = compare_gradients(case.dtype, outputs, expected)
+        assert any("relative L2" in reason for reason in found.reasons) != ok
+
+
+def test_infinite_lse_and_none_at_all() -> None:
+    """Scores of -inf alone: an LSE of -inf, which reads as +inf."""
+    case = one(inputs="lost_keys", lengths=(3, 3), sinks=False, dlse=False)
+    found = [judged(replace(case, scale=scale)) for scale in (None, 0.3, 0.7, 1.1)]
+    assert all(one.ok for one in found)
