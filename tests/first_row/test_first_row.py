@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from stand_ins import HostPlace, PretendedClock
 import flashsmith
 from flashsmith.benchmark.bench import BenchPlan, run_bench
 from flashsmith.benchmark.environment import Environment, Telemetry
-from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.measurement import Measurement, Proof
 from flashsmith.benchmark.measurement_files import read_rows, write_rows
 from flashsmith.benchmark.peers import PeerImplementation, get_peers
 from flashsmith.benchmark.progress import Narrator
@@ -53,10 +54,10 @@ from flashsmith.runtime import libraries, run_operation
 from flashsmith.runtime.launch_plan import Contents, LaunchPlan
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning import gpu_runner
-from flashsmith.tuning.progress import SweepProgress
-from flashsmith.tuning.runner import Build
+from flashsmith.tuning.journal import Journal
 from flashsmith.tuning.space import search_space
-from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.trial import PROVE, Build, Record, is_right
 from flashsmith.tuning.tune import plan_races, tune
 from flashsmith.verify import prove
 
@@ -297,21 +298,47 @@ def test_the_tuners_own_bench_serves_it(
     monkeypatch.setattr(gpu_runner, "gpu_place", HostPlace)
     problem = Problem.parse(PROBLEM)
     builds = [Build.of(problem, cfg) for cfg in built.values()]
-    compiled = gpu_runner.NvccCompiler(80).compile(builds)
+    compiled = gpu_runner.NvccCompiler(A100).compile(builds)
     assert [one.error for one in compiled] == [None, None]
     bench = gpu_runner.GpuBench()
     bench.open()
     bench.prepare(problem)
     kernels = [(build, one.library) for build, one in zip(builds, compiled, strict=True)]
     for kernel in kernels:
-        assert bench.prove(problem, *kernel, thorough=True).ok
+        assert is_right(bench.prove(problem, *kernel, thorough=True))
     assert [one.median_ms for one in bench.time(problem, kernels, 2, 0.0, False)] == [1.0, 1.0]
+
+
+def test_a_sweep_is_gone_on_with_until_its_sources_change(
+    first_row: ModuleType, tmp_path: Path
+) -> None:
+    """Its C++ lies elsewhere than the package's, and a header of it is included by another."""
+    problem = Problem.parse("b4 s512 h4 d64 fp16 first_row")
+    build = Build.of(problem, parse(PLAIN))
+    csrc = tmp_path / "csrc" / "first_row"
+    shutil.copytree(FAMILIES["first_row"].csrc, csrc)
+
+    def records() -> tuple[int, int]:
+        FAMILIES.pop("first_row")
+        register_family(first_row.FirstRowFamily(), csrc)
+        journal = Journal(tmp_path / "journal.jsonl", "here")
+        journal.close()
+        return len(journal.records), journal.foreign
+
+    assert records() == (0, 0)
+    journal = Journal(tmp_path / "journal.jsonl", "here")
+    journal.add([Record(PROVE, problem, (build,), proof=Proof("pass"))])
+    journal.close()
+    assert records() == (1, 0)
+    header = csrc / "config.cuh"
+    header.write_text(header.read_text() + "// changed\n")
+    assert records() == (0, 1)
 
 
 def test_it_is_tuned_and_its_winner_kept(first_row: ModuleType, tmp_path: Path) -> None:
     problem = Problem.parse("b4 s512 h4 d64 fp16 first_row")
     races = plan_races([problem], fakes.DEVICE, "both", Settings())
-    assert list(races[0].candidates) == [PLAIN, STAGED]
+    assert [build.name for build in races[0].builds] == [PLAIN, STAGED]
     world = fakes.World({PLAIN: fakes.Kernel(ms=1.0), STAGED: fakes.Kernel(ms=1.5)})
     table = tmp_path / "mine.json"
     done = tune(races, fakes.fake_runner(world), Settings(), tmp_path / "out",

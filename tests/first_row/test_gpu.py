@@ -14,9 +14,8 @@ from flashsmith.chooser.winners import WinnersTable
 from flashsmith.families import Problem, get_kernel_configs
 from flashsmith.runtime import query_gpu
 from flashsmith.tuning.gpu_runner import gpu_runner
-from flashsmith.tuning.halving import DEFAULT_HALVING
-from flashsmith.tuning.progress import SweepProgress
-from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.race import DEFAULT_HALVING
+from flashsmith.tuning.sweep import Settings, SweepProgress
 from flashsmith.tuning.tune import plan_races, tune
 from flashsmith.verify import prove
 
@@ -52,4 +51,4 @@ def test_it_is_tuned(
                 tmp_path / "out", SweepProgress(quiet=True), table=table)  # fmt: skip
     assert done.ok
     (entry,) = WinnersTable.load(table)
-    assert {one.config for one in entry.ranked} == set(races[0].candidates)
+    assert {one.config for one in entry.ranked} == {build.name for build in races[0].builds}

@@ -13,14 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flashsmith.benchmark.kernel_facts import KernelFacts
+from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.timing import Samples
 from flashsmith.families import (
+    DeviceSpec,
     DType,
+    KernelConfig,
     Problem,
     device_spec,
     get_autotuning_kernel_configs,
 )
-from flashsmith.tuning.runner import Build, Compiled, LibraryGoneError, Proof, Runner
+from flashsmith.tuning.runner import LibraryGoneError, Runner
+from flashsmith.tuning.trial import Build, Compiled
 
 DEVICE = device_spec("H200")
 FOREVER = 3600.0
@@ -76,6 +81,14 @@ class World:
                 file.write(" | ".join(map(str, words)) + "\n")
 
 
+def facts_of(
+    config: KernelConfig, registers: int, spill_bytes: int = 0, device: DeviceSpec = DEVICE
+) -> KernelFacts:
+    """What a compiler's report comes to."""
+    ctas = config.num_ctas_per_sm(device.max_smem_per_sm, registers)
+    return KernelFacts(registers, spill_bytes, 0, config.smem_bytes(), ctas)
+
+
 @dataclass
 class FakeCompiler:
     world: World
@@ -96,7 +109,8 @@ class FakeCompiler:
                     done.append(Compiled(error="nvcc says no"))
                     continue
                 _do(kernel.how)
-            done.append(Compiled(kernel.registers, kernel.spill_bytes, 0.1, f"library of {build}"))
+            facts = facts_of(build.config, kernel.registers, kernel.spill_bytes)
+            done.append(Compiled(facts, f"library of {build}"))
         return done
 
 
@@ -122,9 +136,9 @@ class FakeBench:
         kernel = self.world.kernel(build)
         if kernel.fails == stage:
             if kernel.how == "lie":
-                return Proof(False, "largest error 1 is above 0.001", 1.0, 0.001)
+                return Proof("fail", "largest error 1 is above 0.001", 1.0, 0.001)
             _do(kernel.how)
-        return Proof(True, "", 1e-4, 1e-3, 1e-4)
+        return Proof("pass", "", 1e-4, 1e-3, 1e-4)
 
     def time(
         self,

@@ -5,27 +5,33 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from stand_ins import HostPlace, PretendedClock
 
 from flashsmith.benchmark.environment import Telemetry
 from flashsmith.benchmark.implementations import KernelImplementation
+from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.benchmark.workload import Workload
 from flashsmith.builder.manifest import KernelBeside, KernelEntry
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.errors import ArgumentError
-from flashsmith.families import Problem, Semantics, parse_kernel_name_into_config
+from flashsmith.families import (
+    Problem,
+    Semantics,
+    device_spec,
+    parse_kernel_name_into_config,
+)
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.gpu_runner import GpuBench, NvccCompiler
-from flashsmith.tuning.halving import DEFAULT_HALVING
-from flashsmith.tuning.progress import SweepProgress
-from flashsmith.tuning.runner import Build, Compiled, LibraryGoneError
-from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.race import DEFAULT_HALVING
+from flashsmith.tuning.runner import LibraryGoneError
+from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.trial import Build, Compiled, is_right
 from flashsmith.tuning.tune import check_gpu, plan_races, tune
 
+A100 = device_spec("A100")
 CONFIG = parse_kernel_name_into_config(
     "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles"
 )
@@ -35,7 +41,7 @@ LONGER = Problem.parse("b2 s320 h2 d64 fp16")
 
 @pytest.fixture(scope="module")
 def compiled() -> Compiled:
-    (compiled,) = NvccCompiler(80).compile([Build(CONFIG, Semantics())])
+    (compiled,) = NvccCompiler(A100).compile([Build(CONFIG, Semantics())])
     return compiled
 
 
@@ -51,9 +57,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> GpuBench:
 
 def test_the_compilers_report_comes_with_the_library(compiled: Compiled) -> None:
     assert compiled.error is None
-    assert 64 <= compiled.registers <= 255
-    assert compiled.seconds > 0
-    again = NvccCompiler(80).compile([Build(CONFIG, Semantics())])
+    assert compiled.facts is not None
+    assert 64 <= compiled.facts.registers <= 255
+    again = NvccCompiler(A100).compile([Build(CONFIG, Semantics())])
     assert again == [compiled]
 
 
@@ -61,9 +67,8 @@ def test_the_report_is_of_the_worst_of_a_configs_kernels() -> None:
     beside = KernelBeside("combine", "_Z1c", "ptx/c.ptx", 200, 16, 8, 12, 0, 10, 10)
     sizes = (128, 0, 4, 4, 0, 1.0, 10, 10)
     entry = KernelEntry(CONFIG, str(CONFIG), "_Z1k", "ptx/k.ptx", *sizes, (), (beside,))
-    library = SimpleNamespace(manifest=SimpleNamespace(key="its key"))
-    report = gpu_runner._report(entry, library)  # type: ignore[arg-type]
-    assert (report.registers, report.spill_bytes) == (200, 20)
+    facts = KernelFacts.of(entry, A100)
+    assert (facts.registers, facts.spill_bytes) == (200, 20)
 
 
 def test_a_kernel_is_proven_and_timed(bench: GpuBench, compiled: Compiled) -> None:
@@ -72,7 +77,7 @@ def test_a_kernel_is_proven_and_timed(bench: GpuBench, compiled: Compiled) -> No
         bench.prepare(problem)
         for thorough in (False, True):
             proof = bench.prove(problem, build, compiled.library, thorough)
-            assert proof.ok, proof
+            assert is_right(proof), proof
             assert proof.max_error is not None
             assert proof.error_bound is not None
             assert 0 < proof.max_error < proof.error_bound
@@ -96,13 +101,13 @@ def test_a_wrong_output_is_looked_at_twice(
 
     monkeypatch.setattr(KernelImplementation, "output", spoiled)
     spoil = 1  # as by a kernel that ran before and wrote into the tensors
-    assert bench.prove(PROBLEM, build, compiled.library, False).ok
+    assert is_right(bench.prove(PROBLEM, build, compiled.library, False))
     assert len(outputs) == 2
     assert outputs[0] is not outputs[1]
     spoil = 99
     proof = bench.prove(PROBLEM, build, compiled.library, False)
-    assert not proof.ok
-    assert "largest error" in proof.reason
+    assert not is_right(proof)
+    assert "largest error" in proof.note
 
 
 def test_a_library_that_is_gone_is_an_error(bench: GpuBench) -> None:
@@ -153,11 +158,11 @@ def test_a_sweep_on_the_gpu_and_its_resumption(tmp_path: Path) -> None:
         with SweepProgress() as progress:
             tuned = tune(races, runner, settings, out, progress, table=table)
         assert tuned.ok
-        rankings.append([[s.candidate.name for s in race.standings()] for race in races])
+        rankings.append([[trial.name for trial in race.ranked] for race in tuned.races])
         records = (out / "journal.jsonl").read_text().splitlines()
     assert rankings[0] == rankings[1]
-    kinds = [json.loads(record)["kind"] for record in records]
-    assert kinds.count("final") == 2  # the second sweep measured nothing
+    stages = [json.loads(record)["stage"] for record in records]
+    assert stages.count("final") == 2  # the second sweep measured nothing
     rows = read_rows(out / "ranking.csv")
     assert len(rows) == 8
     for row in rows:

@@ -1,22 +1,31 @@
-"""One race, driven by hand: the order of measurements does not matter, mentors are followed."""
+"""follow(): where a race is, and what is next, is a function of what is known, however it came."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
 
 import pytest
 from sweep_fakes import CONFIGS, DEVICE, PROBLEM, World, fake_runner
 
+from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.timing import Samples
 from flashsmith.families import Problem
-from flashsmith.tuning.candidate import Candidate
-from flashsmith.tuning.halving import Halving, Rung
-from flashsmith.tuning.problems import mentor_of
-from flashsmith.tuning.race import ALONE, Race, Task
+from flashsmith.tuning.problems import reference_problem
+from flashsmith.tuning.race import Halving, Race, RaceState, Rung, Task, follow
 from flashsmith.tuning.ranking import ranking_rows
-from flashsmith.tuning.runner import Build, Proof
+from flashsmith.tuning.trial import (
+    ALONE,
+    CHECK,
+    FINAL,
+    PREPARE,
+    PROVE,
+    Build,
+    Record,
+    Trials,
+    rung_stage,
+)
 
 HALVING = Halving((Rung(1, 0.0, 0.10), Rung(3, 0.0, 0.04)), finalists=3, final_least=5)
 SHORT = Problem.parse("b16 s2048 h16 d128 fp16")
@@ -24,217 +33,287 @@ LONG = Problem.parse("b4 s16384 h16 d128 fp16")
 EVERYTHING = {Build.of(PROBLEM, cfg) for cfg in CONFIGS}
 
 
-def race_of(count: int, problem: Problem = PROBLEM, mentor: Race | None = None) -> Race:
-    configs = CONFIGS[:count]
-    return Race(problem, [Candidate(Build.of(problem, cfg)) for cfg in configs], HALVING, mentor)
+@dataclass
+class Driven:
+    """A race of so many configs, and what is known of it."""
 
+    count: int
+    problem: Problem = PROBLEM
+    reference: Driven | None = None
+    known: Trials = field(default_factory=lambda: Trials(DEVICE))
+    records: list[Record] = field(default_factory=list)
+    early: bool = False
+    closed: bool = False
 
-def answer(task: Task, ms: dict[str, float]) -> dict[str, object]:
-    """The record of what a bench would say."""
-    record: dict[str, object] = {"config": task.candidates[0].name}
-    if task.kind in ("prove", "check"):
-        return record | {
-            "kind": "proof",
-            "thorough": task.kind == "check",
-            "proof": asdict(Proof(True)),
-        }
-    times = {c.name: asdict(Samples((ms[c.name],) * 3)) for c in task.candidates}
-    if task.kind == "final":
-        return {"kind": "final", "times": times}
-    return record | {"kind": "times", "rung": task.rung, "times": times[task.candidates[0].name]}
+    def __post_init__(self) -> None:
+        builds = tuple(Build.of(self.problem, cfg) for cfg in CONFIGS[: self.count])
+        reference = None
+        if self.reference is not None:
+            reference, self.known = self.reference.race, self.reference.known
+        self.race = Race(self.problem, builds, HALVING, reference)
+        self.names = [build.name for build in builds]
 
+    @property
+    def state(self) -> RaceState:
+        reference = self.reference.state if self.reference is not None else None
+        return follow(self.race, self.known, reference, early=self.early, closed=self.closed)
 
-def drive(race: Race, ms: dict[str, float], ready: Sequence[Build] = ()) -> list[Task]:
-    """Does whatever the race asks for until it asks for nothing; the tasks."""
-    builds = ready or EVERYTHING
-    tasks = []
-    while task := race.search_task(builds) or (
-        race.final_task(builds, 1e9) if race.searched else None
-    ):
-        tasks.append(task)
-        race.apply(answer(task, ms))
-    return tasks
+    def add(self, record: Record) -> None:
+        self.records.append(record)
+        self.known.add(record)
 
+    def answer(self, task: Task, ms: dict[str, float]) -> None:
+        """Adds what a bench would say."""
+        about = task.stage, task.problem, task.builds
+        if task.stage in (PROVE, CHECK):
+            self.add(Record(*about, proof=Proof("pass")))
+        else:
+            samples = tuple(Samples((ms[build.name],) * 3) for build in task.builds)
+            self.add(Record(*about, samples=samples))
 
-def ladder(race: Race, step: float = 0.05) -> dict[str, float]:
-    return {name: 1 + step * n for n, name in enumerate(race.candidates)}
+    def search(self, ms: dict[str, float], ready: Container[Build] = EVERYTHING) -> list[Task]:
+        """Does whatever the search asks for until it asks for nothing; the tasks."""
+        tasks = []
+        while task := self.state.search_task(ready):
+            tasks.append(task)
+            self.answer(task, ms)
+        return tasks
+
+    def drive(self, ms: dict[str, float], ready: Container[Build] = EVERYTHING) -> list[Task]:
+        """The same for search and final."""
+        tasks = self.search(ms, ready)
+        while self.state.searched and (task := self.state.final_task(ready, 1e9)):
+            tasks.append(task)
+            self.answer(task, ms)
+        return tasks
+
+    def disqualify(self, name: str) -> None:
+        builds = (self.state.trials[name].build,)
+        self.add(Record(CHECK, self.problem, builds, proof=Proof("fail", "it lies")))
+
+    def steps(self, step: float = 0.05) -> dict[str, float]:
+        return {name: 1 + step * n for n, name in enumerate(self.names)}
 
 
 def test_a_kernel_is_proven_before_it_is_timed_and_checked_before_the_final() -> None:
-    race = race_of(12)
-    tasks = drive(race, ladder(race))
-    first = next(iter(race.candidates))
-    kinds = [(t.kind, t.rung) for t in tasks if first in [c.name for c in t.candidates]]
-    assert kinds == [("prove", 0), ("time", 0), ("time", 1), ("check", 0), ("final", 0)]
-    assert race.finished
+    race = Driven(12)
+    tasks = race.drive(race.steps())
+    stages = [t.stage for t in tasks if race.names[0] in [build.name for build in t.builds]]
+    assert stages == [PROVE, "rung 1", "rung 2", CHECK, FINAL]
+    assert race.state.finished
     # 12, of which 4 stay, of which one is within the last rung's 4%.
-    assert [t.kind for t in tasks].count("time") == 16
-    assert len(tasks[-1].candidates) == 1
+    assert [t.stage.startswith("rung") for t in tasks].count(True) == 16
+    assert len(tasks[-1].builds) == 1
+
+
+def test_asked_twice_it_says_the_same_and_changes_nothing() -> None:
+    race = Driven(6)
+    race.answer(race.state.search_task(EVERYTHING), race.steps())  # type: ignore[arg-type]
+    before = race.state
+    assert before.search_task(EVERYTHING) == before.search_task(EVERYTHING)
+    assert before.ranked == []
+    assert race.state == before
 
 
 def test_a_rung_waits_for_kernels_that_are_still_compiled() -> None:
-    race = race_of(6)
-    builds = [c.build for c in race.candidates.values()]
-    drive(race, ladder(race), builds[:4])
-    assert (race.rung, race.finished) == (0, False)
-    drive(race, ladder(race), builds)
-    assert race.finished
+    race = Driven(6)
+    race.drive(race.steps(), race.race.builds[:4])
+    assert (race.state.rung, race.state.finished) == (0, False)
+    race.drive(race.steps())
+    assert race.state.finished
 
 
-def test_standings_scale_the_rungs_to_the_final() -> None:
-    race = race_of(8)
-    ms = ladder(race)
-    while not race.searched:
-        task = race.search_task(EVERYTHING)
-        if task is None:
-            break
-        race.apply(answer(task, ms))
+def test_the_ranking_scales_the_rungs_to_the_final() -> None:
+    race = Driven(8)
+    ms = race.steps()
+    race.search(ms)
     # In the final the clock has settled, and everything takes twice as long.
-    drive(race, {name: 2 * time for name, time in ms.items()})
-    found = [(s.candidate.name, s.stage) for s in race.standings()]
-    assert [name for name, _ in found] == list(race.candidates)
-    assert [stage for _, stage in found] == ["final"] + ["rung 2"] * 2 + ["rung 1"] * 5
-    for standing in race.standings():
-        assert abs(standing.ms - 2 * ms[standing.candidate.name]) < 1e-12
-    for row in ranking_rows([race], fake_runner(World({}))):  # all samples are alike
+    race.drive({name: 2 * time for name, time in ms.items()})
+    ranked = race.state.ranked
+    assert [trial.name for trial in ranked] == race.names
+    assert [trial.stage for trial in ranked] == [FINAL] + ["rung 2"] * 2 + ["rung 1"] * 5
+    for trial in ranked:
+        assert abs(trial.ms - 2 * ms[trial.name]) < 1e-12
+    for row in ranking_rows([race.state], fake_runner(World({}))):  # all samples are alike
         assert row.ms is not None
         assert row.best_ms == pytest.approx(row.ms)
 
 
 def test_without_a_final_the_rungs_are_scaled_to_the_last_complete_one() -> None:
-    race = race_of(3)
-    first, second, third = race.candidates.values()
-    for candidate, ms in ((first, 1.00), (second, 1.05), (third, 1.02)):
-        candidate.proof = Proof(True)
-        candidate.times[0] = Samples((ms,))
-    race.search_task(())
-    first.times[1] = Samples((1.08,) * 3)  # the clock fell, and the budget ends before the others
-    third.times[ALONE] = Samples((0.5,))
-    race.close_search()
-    found = [(s.candidate, s.stage, round(s.ms, 6)) for s in race.standings()]
+    race = Driven(3)
+    first, second, third = race.race.builds
+
+    def add(build: Build, stage: str, ms: float) -> None:
+        race.add(Record(stage, PROBLEM, (build,), samples=(Samples((ms,)),)))
+
+    for build, ms in ((first, 1.00), (second, 1.05), (third, 1.02)):
+        race.add(Record(PROVE, PROBLEM, (build,), proof=Proof("pass")))
+        add(build, "rung 1", ms)
+    add(first, "rung 2", 1.08)  # the clock fell, and the budget ends before the others
+    add(third, ALONE, 0.5)
+    race.closed = True
+    found = [(trial.build, trial.stage, round(trial.ms, 6)) for trial in race.state.ranked]
     assert found == [(first, "rung 2", 1.0), (third, "rung 1", 1.02), (second, "rung 1", 1.05)]
 
 
 def test_a_broken_final_is_no_reason_against_another() -> None:
-    race = race_of(3)
-    ms = ladder(race, 0.01)
-    while task := race.search_task(EVERYTHING):
-        race.apply(answer(task, ms))
-    failed = {"kind": "final failed", "configs": list(race.candidates), "reason": "it hung"}
+    race = Driven(3)
+    ms = race.steps(0.01)
+    race.search(ms)
     for _ in range(2):
-        assert not race.finished
-        race.apply(failed)
-    assert race.finished
-    race.condemn(next(iter(race.candidates.values())).build, "crash", "alone")
-    assert [t.kind for t in drive(race, ms)] == ["check", "check", "final"]
-    assert race.standings()[0].stage == "final"
+        assert not race.state.finished
+        race.add(Record(FINAL, PROBLEM, race.race.builds, failure=("hang", "it hung")))
+    assert race.state.finished
+    race.add(Record(ALONE, PROBLEM, race.race.builds[:1], failure=("crash", "alone")))
+    assert [task.stage for task in race.drive(ms)] == [CHECK, CHECK, FINAL]
+    assert race.state.ranked[0].stage == FINAL
 
 
-def test_the_same_records_in_any_order_give_the_same_standings() -> None:
-    race = race_of(10)
+def test_the_same_records_in_any_order_give_the_same_state() -> None:
+    race = Driven(10)
     draw = random.Random(1)
-    ms = {name: 1 + draw.random() / 4 for name in race.candidates}
-    records = []
-    liar = min(ms, key=ms.__getitem__)
-    while task := race.search_task(EVERYTHING):
-        records.append(answer(task, ms))
-        race.apply(records[-1])
-    race.condemn(race.candidates[liar].build, "wrong", "it lies")
-    while task := race.search_task(EVERYTHING) or race.final_task(EVERYTHING, 1e9):
-        records.append(answer(task, ms))
-        race.apply(records[-1])
-    assert race.finished
+    ms = {name: 1 + draw.random() / 4 for name in race.names}
+    race.search(ms)
+    race.disqualify(min(ms, key=ms.__getitem__))
+    race.drive(ms)
+    assert race.state.finished
     for seed in range(5):
-        again = race_of(10)
-        random.Random(seed).shuffle(records)
-        if seed % 2:
-            again.condemn(again.candidates[liar].build, "wrong", "it lies")
-        for record in records:
-            again.apply(record)
-        again.condemn(again.candidates[liar].build, "wrong", "it lies")
-        assert again.search_task(()) is None
-        assert again.finished
-        assert again.standings() == race.standings()
+        again = Driven(10)
+        random.Random(seed).shuffle(race.records)
+        for record in race.records:
+            again.add(record)
+        assert again.state.search_task(()) is None
+        assert again.state.finished
+        assert again.state.ranked == race.state.ranked
+    # As read from a journal, too.
+    lines = [Record.from_json(record.to_json()) for record in race.records]
+    assert lines == race.records
+    assert follow(race.race, Trials(DEVICE, records=race.records)) == race.state
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(FINAL, PROBLEM, (Build.of(PROBLEM, CONFIGS[0]),), failure=("crash", "alone")),
+        Record(PROVE, PROBLEM, (Build.of(PROBLEM, CONFIGS[0]),), failure=("error", "no memory")),
+        Record(PREPARE, PROBLEM, failure=("hang", "no memory")),
+    ],
+    ids=lambda record: record.stage,
+)
+def test_what_may_have_passed_does_not_count_another_time(record: Record) -> None:
+    fresh = Driven(2).state
+    assert follow(fresh.race, Trials(DEVICE, records=[record])) == fresh
+    race = Driven(2)
+    race.add(record)
+    assert race.state != fresh or race.known.failed_finals
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"proof": Proof("pass"), "samples": (Samples((1.0,)),)},
+        {"samples": (Samples((1.0,)),) * 2},
+        {"failure": ("slower", "than others")},
+        {"proof": Proof("pass"), "problem": None},
+    ],
+)
+def test_a_record_whose_parts_do_not_fit_together(parts: dict[str, object]) -> None:
+    fits = Record(PROVE, PROBLEM, (Build.of(PROBLEM, CONFIGS[0]),), proof=Proof("pass"))
+    with pytest.raises(ValueError, match="do not fit"):
+        replace(fits, **{"proof": None, **parts})  # type: ignore[arg-type]
 
 
 def test_a_long_problem_only_tries_what_did_well_on_the_short_one() -> None:
-    assert mentor_of(LONG, DEVICE, [SHORT]) == SHORT
-    short = race_of(30, SHORT)
-    long = race_of(30, LONG, mentor=short)
-    ms = ladder(short, 0.01)
-    assert long.search_task(EVERYTHING) is None  # not before the short one's first rung
-    drive(short, ms)
-    tasks = drive(long, ms)
-    tried = {c.name for t in tasks for c in t.candidates}
-    assert tried == set(list(ms)[:16])  # within 15% of the best
-    out = long.candidates[list(ms)[16]]
+    assert reference_problem(LONG, DEVICE, [SHORT]) == SHORT
+    short = Driven(30, SHORT)
+    long = Driven(30, LONG, reference=short)
+    ms = short.steps(0.01)
+    assert long.state.search_task(EVERYTHING) is None  # not before the short one's first rung
+    assert long.state.waiting
+    short.drive(ms)
+    tasks = long.drive(ms)
+    tried = {build.name for task in tasks for build in task.builds}
+    assert tried == set(short.names[:16])  # within 15% of the best
+    out = long.state.trials[short.names[16]]
     assert (out.status, out.reason) == ("slower", f"16.0% behind the best on {SHORT}")
-    assert long.finished
+    assert long.state.finished
 
 
-def test_a_mentor_whose_best_lied_is_asked_again() -> None:
-    short = race_of(30, SHORT)
-    long = race_of(30, LONG, mentor=short)
-    ms = ladder(short, 0.01)
-    liar = next(iter(ms))
-    drive(short, {**ms, liar: 0.1})
-    drive(long, {**ms, liar: 0.1})
-    assert len([c for c in long.candidates.values() if c.times]) == 10
-    for race in (short, long):
-        race.condemn(race.candidates[liar].build, "wrong", "it lies")
-    drive(short, ms)
-    drive(long, ms)
-    assert {c.name for c in long.candidates.values() if c.times} >= set(list(ms)[1:16])
-    assert long.standings()[0].candidate.name == list(ms)[1]
+def test_without_time_to_wait_kernels_enter_by_what_the_reference_has_timed() -> None:
+    short = Driven(8, SHORT)
+    long = Driven(8, LONG, reference=short, early=True)
+    times = short.steps(0.2)
+    slow, fast, *_ = short.race.builds
+    for build, ms in ((slow, 2.0), (fast, 1.0)):
+        short.add(Record(rung_stage(0), SHORT, (build,), samples=(Samples((ms,)),)))
+    tasks = long.search(times)
+    assert [task.builds for task in tasks[:2]] == [(fast,), (fast,)]
 
 
-def test_a_mentor_without_a_kernel_lets_everybody_in() -> None:
-    short = race_of(6, SHORT)
-    long = race_of(6, LONG, mentor=short)
-    for candidate in short.field:
-        candidate.drop("not reached", "its tensors cannot be made")
-    drive(long, ladder(long))
-    assert long.finished
-    assert len(long.standings()) == 6
+def test_a_reference_whose_best_lied_is_followed_again() -> None:
+    short = Driven(30, SHORT)
+    long = Driven(30, LONG, reference=short)
+    ms = short.steps(0.01)
+    liar = short.names[0]
+    short.drive({**ms, liar: 0.1})
+    long.drive({**ms, liar: 0.1})
+    assert len([t for t in long.state.trials.values() if t.samples]) == 10
+    short.disqualify(liar)
+    short.drive(ms)
+    long.drive(ms)
+    tried = {trial.name for trial in long.state.trials.values() if trial.samples}
+    assert tried >= set(short.names[1:16])
+    assert long.state.ranked[0].name == short.names[1]
+
+
+def test_a_reference_without_a_kernel_lets_everybody_in() -> None:
+    short = Driven(6, SHORT)
+    long = Driven(6, LONG, reference=short)
+    short.add(Record(PREPARE, SHORT, failure=("error", "out of memory")))
+    assert {trial.status for trial in short.state.trials.values()} == {"not reached"}
+    long.drive(long.steps())
+    assert long.state.finished
+    assert len(long.state.ranked) == 6
 
 
 def test_a_search_that_ends_early_ranks_what_was_timed() -> None:
-    race = race_of(8)
-    ms = ladder(race)
+    race = Driven(8)
+    ms = race.steps()
     for _ in range(9):
-        task = race.search_task(EVERYTHING)
+        task = race.state.search_task(EVERYTHING)
         assert task is not None
-        race.apply(answer(task, ms))
-    race.close_search()
-    assert race.search_task(EVERYTHING) is None
-    timed = [c.name for c in race.candidates.values() if c.times]
+        race.answer(task, ms)
+    race.closed = True
+    state = race.state
+    assert state.search_task(EVERYTHING) is None
+    timed = [trial.name for trial in state.trials.values() if trial.samples]
     assert len(timed) == 4
-    assert {c.status for c in race.candidates.values()} == {"racing", "slower", "not reached"}
-    assert [s.candidate.name for s in race.standings()] == sorted(timed, key=ms.__getitem__)
-    task = race.final_task(EVERYTHING, 1e9)
+    assert {t.status for t in state.trials.values()} == {"active", "slower", "not reached"}
+    assert [trial.name for trial in state.ranked] == sorted(timed, key=ms.__getitem__)
+    task = state.final_task(EVERYTHING, 1e9)
     assert task is not None
-    assert task.kind == "check"
+    assert task.stage == CHECK
 
 
 def test_a_final_without_time_for_it_is_not_run() -> None:
-    race = race_of(4)
-    ms = dict.fromkeys(race.candidates, 50.0)
-    while task := race.search_task(EVERYTHING):
-        race.apply(answer(task, ms))
-    while (task := race.final_task(EVERYTHING, 1e9)) and task.kind == "check":
-        race.apply(answer(task, ms))
-    assert race.final_task(EVERYTHING, 0.5) is None  # one launch each
-    short = race.final_task(EVERYTHING, 1.0)  # half of it for warming up
+    race = Driven(4)
+    ms = dict.fromkeys(race.names, 50.0)
+    race.search(ms)
+    while (task := race.state.final_task(EVERYTHING, 1e9)) and task.stage == CHECK:
+        race.answer(task, ms)
+    assert race.state.final_task(EVERYTHING, 0.5) is None  # one launch each
+    short = race.state.final_task(EVERYTHING, 1.0)  # half of it for warming up
     assert short is not None
-    assert (short.least, len(short.candidates)) == (3, 3)
+    assert (short.least, len(short.builds)) == (3, 3)
 
 
 def test_work_grows_to_its_whole() -> None:
-    race = race_of(9)
+    race = Driven(9)
     shares = []
-    while task := race.search_task(EVERYTHING) or race.final_task(EVERYTHING, 1e9):
-        race.apply(answer(task, ladder(race)))
-        done, total = race.work()
+    while task := race.state.search_task(EVERYTHING) or race.state.final_task(EVERYTHING, 1e9):
+        race.answer(task, race.steps())
+        done, total = race.state.work
         shares.append(done / total)
     assert shares == sorted(shares)
     assert shares[0] == 0.0

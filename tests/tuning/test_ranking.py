@@ -15,13 +15,11 @@ from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.families import Problem
 from flashsmith.time_left import format_seconds
-from flashsmith.tuning.entry import make_race
-from flashsmith.tuning.halving import Halving, Rung
-from flashsmith.tuning.progress import SweepProgress
-from flashsmith.tuning.race import Race
+from flashsmith.tuning.race import Halving, RaceState, Rung, states_of
 from flashsmith.tuning.ranking import plan_summary, print_plan, print_ranking, summary
-from flashsmith.tuning.sweep import Settings
-from flashsmith.tuning.tune import Tuned, tune
+from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.trial import Trials
+from flashsmith.tuning.tune import Tuned, make_race, tune
 
 HALVING = Halving((Rung(3, 0.0, 0.10), Rung(5, 0.0, 0.04)), finalists=2, final_least=5)
 KERNELS = but(
@@ -109,7 +107,7 @@ def test_a_problem_without_a_winner_is_not_well(tuned: tuple[Tuned, Path]) -> No
     assert Tuned(result.races[:1], False).ok
 
 
-def text_of(function, races: list[Race]) -> str:
+def text_of(function, races: list[RaceState]) -> str:
     file = io.StringIO()
     function(Console(file=file, width=10_000), races)
     return file.getvalue()
@@ -152,12 +150,14 @@ def test_what_happened_is_told_as_it_happens(
 def test_a_plan_says_what_is_tried_and_what_is_not() -> None:
     from flashsmith.families import device_spec
 
-    races = [make_race(Problem.parse("b1 s1024 h8 d256 fp16"), device_spec("RTX 4090"))]
-    text = text_of(print_plan, races)
+    device = device_spec("RTX 4090")
+    race = make_race(Problem.parse("b1 s1024 h8 d256 fp16"), device)
+    states = states_of([race], Trials(device))
+    text = text_of(print_plan, states)
     assert "b1 s1024 h8 d256 fp16" in text
     assert "x illegal: the Q, K and V tiles" in text
-    (facts,) = plan_summary(races)
-    assert len(facts["candidates"]) + len(facts["culled"]) == len(races[0].candidates)
+    (facts,) = plan_summary(states)
+    assert len(facts["candidates"]) + len(facts["culled"]) == len(race.builds)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sweep_fakes import CONFIGS, DEVICE, NAMES, PROBLEM
+from sweep_fakes import CONFIGS, DEVICE, NAMES, PROBLEM, facts_of
 
 from flashsmith.errors import ArgumentError, SelectionError
 from flashsmith.families import (
@@ -20,12 +20,12 @@ from flashsmith.families import (
     is_legal,
     parse_kernel_name_into_config,
 )
-from flashsmith.tuning.cull import cull_compiled, cull_unbuilt
-from flashsmith.tuning.entry import make_race
-from flashsmith.tuning.problems import default_problems, mentor_of
+from flashsmith.tuning.problems import default_problems, reference_problem
 from flashsmith.tuning.problems import read_problems as read
-from flashsmith.tuning.runner import Build, Compiled
+from flashsmith.tuning.race import states_of
 from flashsmith.tuning.space import search_space
+from flashsmith.tuning.trial import Build, Compiled, Trials, cull_compiled, cull_unbuilt
+from flashsmith.tuning.tune import make_race
 
 # ---- the space ----
 
@@ -70,7 +70,7 @@ def test_a_d_between_two_head_dimensions_takes_the_larger() -> None:
     assert {cfg.d_head for cfg in search_space(odd, DEVICE)} == {96}
 
 
-def test_tune_and_the_ladder_are_put_into_the_problems_own_dtype_and_head() -> None:
+def test_tune_and_prog_are_put_into_the_problems_own_dtype_and_head() -> None:
     problem = replace(PROBLEM, d=64, dtype=DType.BF16)
     tune = search_space(problem, DEVICE, "tune")
     wanted = get_autotuning_kernel_configs([DType.BF16])
@@ -158,14 +158,16 @@ def test_a_problem_that_is_none_is_named(tmp_path: Path) -> None:
 def test_a_long_problem_follows_a_shorter_one_like_it() -> None:
     h200 = device_spec("H200")
     problems = default_problems()
-    of = {str(p): mentor_of(p, h200, problems) for p in problems}
+    of = {str(p): reference_problem(p, h200, problems) for p in problems}
     assert str(of["b4 s16384 h16 d128 fp16"]) == "b16 s2048 h16 d128 fp16"
     assert str(of["b4 s16384 h8 d256 bf16 causal"]) == "b16 s4096 h8 d256 bf16 causal"
     assert of["b16 s2048 h16 d128 fp16"] is None
-    long = Problem.parse("b1 s8192 h16 d128 fp16")
-    assert mentor_of(long, h200, [Problem.parse("b1 s2048 h16 d128 fp16")]) is None  # 2 waves
-    assert mentor_of(long, h200, [Problem.parse("b16 s2048 h16:8 d128 fp16")]) is None
-    assert mentor_of(long, h200, [Problem.parse("b16 s2048:4096 h16 d128 fp16")]) is None
+    long = Problem.parse("b1 s8192 h16 d128 fp16")  # of the first, two waves
+    assert (
+        reference_problem(long, h200, [Problem.parse("b1 s2048 h16 d128 fp16")]) is None
+    )  # 2 waves
+    assert reference_problem(long, h200, [Problem.parse("b16 s2048 h16:8 d128 fp16")]) is None
+    assert reference_problem(long, h200, [Problem.parse("b16 s2048:4096 h16 d128 fp16")]) is None
 
 
 # ---- culling ----
@@ -185,22 +187,22 @@ def test_what_no_sm_can_hold_is_culled() -> None:
     reason = cull_unbuilt(CONFIGS[0], narrow)
     assert reason is not None
     assert reason.startswith("cannot reside: 128 threads with")
-    assert cull_compiled(CONFIGS[0], Compiled(registers=168), DEVICE, 0) is None
+    assert cull_compiled(CONFIGS[0], Compiled(facts_of(CONFIGS[0], 168)), DEVICE, 0) is None
     eight = replace(CONFIGS[0], B_r=128, n_warps=8)
-    reason = cull_compiled(eight, Compiled(registers=264), DEVICE, 0)
+    reason = cull_compiled(eight, Compiled(facts_of(eight, 264)), DEVICE, 0)
     assert reason is not None
     assert "264 registers each" in reason
 
 
 def test_wgmma_kernels_may_not_spill_at_all() -> None:
     cfg = search_space(PROBLEM, DEVICE, "hopper")[0]
-    assert cull_compiled(cfg, Compiled(registers=128), DEVICE, 100) is None
-    reason = cull_compiled(cfg, Compiled(registers=128, spill_bytes=8), DEVICE, 100)
+    assert cull_compiled(cfg, Compiled(facts_of(cfg, 128)), DEVICE, 100) is None
+    reason = cull_compiled(cfg, Compiled(facts_of(cfg, 128, 8)), DEVICE, 100)
     assert reason == "spills: 8 bytes per thread, allowed are 0"
 
 
 def test_spills_are_culled_beyond_the_threshold() -> None:
-    compiled = Compiled(registers=255, spill_bytes=100)
+    compiled = Compiled(facts_of(CONFIGS[0], 255, 100))
     assert cull_compiled(CONFIGS[0], compiled, DEVICE, 100) is None
     reason = cull_compiled(CONFIGS[0], compiled, DEVICE, 99)
     assert reason == "spills: 100 bytes per thread, allowed are 99"
@@ -208,10 +210,11 @@ def test_spills_are_culled_beyond_the_threshold() -> None:
 
 def test_a_race_knows_its_culled() -> None:
     problem = Problem.parse("b1 s1024 h8 d256 fp16")
-    race = make_race(problem, device_spec("RTX 4090"))
-    culled = [c for c in race.candidates.values() if not c.racing]
+    device = device_spec("RTX 4090")
+    (race,) = states_of([make_race(problem, device)], Trials(device))
+    culled = [trial for trial in race.trials.values() if not trial.active]
     assert culled
-    assert race.field
+    assert race.active
     assert all(c.status == "culled" and c.reason.startswith("illegal: ") for c in culled)
 
 

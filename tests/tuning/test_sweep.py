@@ -20,15 +20,13 @@ from flashsmith.chooser.winners import WinnersTable
 from flashsmith.errors import CompileError, LaunchError
 from flashsmith.families import Problem
 from flashsmith.tuning import sweep as sweep_module
-from flashsmith.tuning.entry import make_race
-from flashsmith.tuning.halving import Halving, Rung
 from flashsmith.tuning.journal import Journal
-from flashsmith.tuning.progress import SweepProgress
-from flashsmith.tuning.race import Race
+from flashsmith.tuning.race import Halving, Race, RaceState, Rung
 from flashsmith.tuning.ranking import winners
-from flashsmith.tuning.runner import Build, Compiled
 from flashsmith.tuning.space import search_space
-from flashsmith.tuning.sweep import Settings, Sweep
+from flashsmith.tuning.sweep import Settings, Sweep, SweepProgress
+from flashsmith.tuning.trial import Build, Compiled
+from flashsmith.tuning.tune import make_race
 
 HALVING = Halving((Rung(3, 0.0, 0.10), Rung(10, 0.0, 0.04)), finalists=3, final_least=15)
 SETTINGS = Settings(HALVING, jobs=2, patience=2.0, compile_patience=2.0)
@@ -48,33 +46,44 @@ def sweep(
     folder: Path,
     problems: Sequence[Problem] = (PROBLEM,),
     settings: Settings = SETTINGS,
-    finished: Callable[[Race], None] = lambda race: None,
+    on_finished: Callable[[RaceState], None] = lambda state: None,
     clock: Callable[[], float] = time.monotonic,
-) -> list[Race]:
-    """Runs a sweep from what the folder's journal knows; its races."""
+) -> list[RaceState]:
+    """Runs a sweep from what the folder's journal knows; where it leaves its races."""
     races = races_of(world, problems, settings.halving)
+    return run(world, folder, races, settings, on_finished, clock)
+
+
+def run(
+    world: World,
+    folder: Path,
+    races: Sequence[Race],
+    settings: Settings = SETTINGS,
+    on_finished: Callable[[RaceState], None] = lambda state: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[RaceState]:
     journal = Journal(folder / "journal.jsonl", "here")
     try:
-        progress = SweepProgress(quiet=True)
-        runner = fakes.fake_runner(world)
-        Sweep(races, runner, journal, settings, progress, finished, clock).run()
+        progress, runner = SweepProgress(quiet=True), fakes.fake_runner(world)
+        sweep = Sweep(races, runner, journal, settings, progress, on_finished, clock)
+        sweep.run()
     finally:
         journal.close()
-    return races
+    return sweep.states
 
 
-def order(race: Race) -> list[str]:
-    return [standing.candidate.name for standing in race.standings()]
+def order(state: RaceState) -> list[str]:
+    return [trial.name for trial in state.ranked]
 
 
-def statuses(race: Race) -> dict[str, str]:
-    return {name: candidate.status for name, candidate in race.candidates.items()}
+def statuses(state: RaceState) -> dict[str, str]:
+    return {name: trial.status for name, trial in state.trials.items()}
 
 
 def test_the_fastest_wins_and_every_kernel_is_ranked(tmp_path: Path) -> None:
     (race,) = sweep(World(times(best=7, count=12)), tmp_path)
     assert order(race) == [NAMES[n] for n in (7, 0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11)]
-    first, second, *_ = race.standings()
+    first, second, *_ = race.ranked
     assert (first.stage, first.ms) == ("final", pytest.approx(PROBLEM.attn_flop() / 1e9))
     assert second.stage == "rung 2"  # 5% behind is not within the last rung's 4%
     assert race.finished
@@ -120,15 +129,15 @@ def test_every_failure_costs_its_kernel_only(tmp_path: Path) -> None:
     (race,) = sweep(World(kernels), tmp_path)
     assert order(race) == [NAMES[n] for n in (0, 13, 14, 15, 16, 17)]
     for n, (status, reason) in EXPECTED.items():
-        candidate = race.candidates[NAMES[n]]
-        assert candidate.status == status, candidate
-        assert reason in candidate.reason
+        trial = race.trials[NAMES[n]]
+        assert trial.status == status, trial
+        assert reason in trial.reason
 
 
 def test_ties_are_ranked_by_name(tmp_path: Path) -> None:
     kernels = {name: Kernel(ms=1.0) for name in NAMES[:6]}
     (race,) = sweep(World(kernels), tmp_path)
-    finalists = [s.candidate.name for s in race.standings() if s.stage == "final"]
+    finalists = [trial.name for trial in race.ranked if trial.stage == "final"]
     assert finalists == sorted(NAMES[:6])[:3]
 
 
@@ -141,7 +150,7 @@ def test_on_a_noisy_clock_the_winner_is_among_the_best(tmp_path: Path, seed: int
     (race,) = sweep(World(kernels, noise=0.015), tmp_path)
     winner = order(race)[0]
     assert kernels[winner].ms <= 1.02
-    assert NAMES[best] in [s.candidate.name for s in race.standings() if s.stage == "final"]
+    assert NAMES[best] in [trial.name for trial in race.ranked if trial.stage == "final"]
 
 
 def test_many_problems_share_builds_and_a_kernel_that_failed_on_one_is_out_of_all(
@@ -156,8 +165,8 @@ def test_many_problems_share_builds_and_a_kernel_that_failed_on_one_is_out_of_al
     assert sum(compiled) == 16  # 8 that the first two share, and 8 that are causal
     dense, long, causal = races
     assert {statuses(race)[NAMES[3]] for race in races} == {"crash"}
-    assert long.candidates[NAMES[3]].reason == dense.candidates[NAMES[3]].reason
-    assert "causal" in causal.candidates[NAMES[3]].reason
+    assert long.trials[NAMES[3]].reason == dense.trials[NAMES[3]].reason
+    assert "causal" in causal.trials[NAMES[3]].reason
     assert log.read_text().count(f"prove | {LONG} | {NAMES[3]}") == 0
     assert [order(race)[0] for race in races] == [NAMES[0]] * 3
 
@@ -166,12 +175,12 @@ def test_a_kernel_that_breaks_the_final_is_found_and_the_others_run_it(tmp_path:
     kernels = but(times(best=2, count=6, step=0.01), {2: {"fails": "final", "how": "abort"}})
     (race,) = sweep(World(kernels), tmp_path)
     # Nobody fails alone, so the final fails twice and the rungs decide.
-    assert sum(race.final_failures.values()) == 2
-    assert race.standings()[0].stage == "rung 2"
+    assert race.failed_finals == 2
+    assert race.ranked[0].stage == "rung 2"
     assert order(race)[0] == NAMES[2]
     # What broke it may have been the GPU's fault: another run tries again.
     (race,) = sweep(World(times(best=2, count=6, step=0.01)), tmp_path)
-    assert race.standings()[0].stage == "final"
+    assert race.ranked[0].stage == "final"
 
 
 def test_a_library_that_is_gone_is_compiled_again(tmp_path: Path) -> None:
@@ -182,24 +191,25 @@ def test_a_library_that_is_gone_is_compiled_again(tmp_path: Path) -> None:
     world = World(kernels, log=log, gone=gone)
     settings = replace(SETTINGS, jobs=1)
 
-    races = races_of(world)
     journal = Journal(tmp_path / "journal.jsonl", "here")
-    run = Sweep(races, fakes.fake_runner(world), journal, settings, SweepProgress(quiet=True))
-    compiled = run._compiled
+    progress, runner = SweepProgress(quiet=True), fakes.fake_runner(world)
+    whole = Sweep(races_of(world), runner, journal, settings, progress)
+    compiled = whole._compiled
 
     def lose(build: Build, found: Compiled) -> None:
         compiled(build, found)
         if log.read_text().count("compile") == 1:
             gone.write_text("\n".join(NAMES[:5]))
 
-    run._compiled = lose  # type: ignore[method-assign]
+    whole._compiled = lose  # type: ignore[method-assign]
     gone.write_text("")
-    run.run()
+    whole.run()
     journal.close()
-    assert order(races[0])[0] == NAMES[4]
-    assert races[0].standings()[0].stage == "final"
+    (race,) = whole.states
+    assert order(race)[0] == NAMES[4]
+    assert race.ranked[0].stage == "final"
     assert log.read_text().count("compile") >= 2
-    assert {c.status for c in races[0].candidates.values()} <= {"racing", "slower"}
+    assert set(statuses(race).values()) <= {"active", "slower"}
 
 
 def test_a_library_that_is_gone_again_costs_its_kernel(tmp_path: Path) -> None:
@@ -238,7 +248,7 @@ def test_a_problem_that_cannot_be_set_up_does_not_cost_its_kernels(tmp_path: Pat
     dense, long = sweep(world, tmp_path, [PROBLEM, LONG])
     assert order(dense)[0] == NAMES[1]
     assert set(statuses(long).values()) == {"not reached"}
-    assert "out of memory" in long.candidates[NAMES[1]].reason
+    assert "out of memory" in long.trials[NAMES[1]].reason
 
 
 def test_a_gpu_that_does_not_come_back_ends_the_sweep(tmp_path: Path) -> None:
@@ -261,8 +271,8 @@ def test_a_fast_liar_does_not_throw_out_the_honest(tmp_path: Path) -> None:
     (race,) = sweep(World(kernels), tmp_path)
     assert statuses(race)[NAMES[5]] == "wrong"
     honest, _ = sorted(kernels.items(), key=lambda item: item[1].ms)[1:3]
-    assert race.standings()[0].candidate.name == honest[0]
-    assert race.standings()[0].stage == "final"
+    assert race.ranked[0].name == honest[0]
+    assert race.ranked[0].stage == "final"
 
 
 def test_a_slow_compilation_holds_up_nobody_else(tmp_path: Path) -> None:
@@ -272,7 +282,7 @@ def test_a_slow_compilation_holds_up_nobody_else(tmp_path: Path) -> None:
     (race,) = sweep(World(kernels, log=log), tmp_path)
     proven = [line for line in log.read_text().splitlines() if line.startswith("prove")]
     assert len(proven) == 9
-    assert NAMES[8] in proven[-1] or proven[-1].split(" | ")[2] in race.candidates
+    assert NAMES[8] in proven[-1] or proven[-1].split(" | ")[2] in race.trials
     assert order(race)[0] == NAMES[1]
 
 
@@ -309,10 +319,10 @@ def test_a_budget_ends_the_sweep_with_the_best_so_far(tmp_path: Path) -> None:
     world = World(times(best=1, count=30), log=log)
     settings = replace(SETTINGS, budget=40.0)
     (race,) = sweep(world, tmp_path, settings=settings, clock=RequestClock(log))
-    timed = [c for c in race.candidates.values() if c.times]
+    timed = [trial for trial in race.trials.values() if trial.samples]
     assert len(timed) == 15  # three quarters of the budget are 30 requests, two a kernel
     assert Counter(statuses(race).values())["not reached"] == 15
-    assert race.standings()[0].stage == "final"
+    assert race.ranked[0].stage == "final"
     # Later, with more time, all are tried, and what was measured is not measured again.
     before = log.read_text()
     (race,) = sweep(world, tmp_path)
@@ -328,45 +338,37 @@ def test_a_budget_is_divided_over_the_problems(tmp_path: Path) -> None:
     settings = replace(SETTINGS, budget=80.0)
     clock = RequestClock(log)
     races = sweep(world, tmp_path, [PROBLEM, CAUSAL], settings, clock=clock)
-    timed = [len([c for c in race.candidates.values() if c.times]) for race in races]
+    timed = [len([trial for trial in race.trials.values() if trial.samples]) for race in races]
     assert sum(timed) in (29, 30)
     assert min(timed) >= 12
-    assert all(race.standings()[0].stage == "final" for race in races)
+    assert all(race.ranked[0].stage == "final" for race in races)
 
 
-def test_a_budget_reaches_problems_whose_mentor_never_ends_its_rung(tmp_path: Path) -> None:
+def test_a_budget_reaches_problems_whose_reference_never_ends_its_rung(tmp_path: Path) -> None:
     log = tmp_path / "log"
     world = World(times(best=1, count=30), log=log)
     key = "; ".join(world.kernels)
     short = make_race(PROBLEM, fakes.DEVICE, key, HALVING)
-    long = make_race(LONG, fakes.DEVICE, key, HALVING, mentor=short)
-    journal = Journal(tmp_path / "journal.jsonl", "here")
-    Sweep(
-        [short, long],
-        fakes.fake_runner(world),
-        journal,
-        replace(SETTINGS, budget=80.0),
-        SweepProgress(quiet=True),
-        clock=RequestClock(log),
-    ).run()
-    journal.close()
-    assert short.trials < 30
-    assert long.trials >= 10
-    assert long.standings()[0].stage == "final"
+    long = make_race(LONG, fakes.DEVICE, key, HALVING, reference=short)
+    settings = replace(SETTINGS, budget=80.0)
+    on_short, on_long = run(world, tmp_path, [short, long], settings, clock=RequestClock(log))
+    assert on_short.measurements < 30
+    assert on_long.measurements >= 10
+    assert on_long.ranked[0].stage == "final"
     # What did best on the short problem is tried first.
     first = next(line for line in log.read_text().splitlines() if f"prove | {LONG}" in line)
-    timed = [c for c in short.candidates.values() if 0 in c.times]
-    assert first.endswith(f" | {min(timed, key=lambda c: c.times[0].median_ms).name}")
+    timed = [trial for trial in on_short.trials.values() if "rung 1" in trial.samples]
+    assert first.endswith(f" | {min(timed, key=lambda t: t.medians['rung 1']).name}")
 
 
 # ---- stopping and going on ----
 
 
-def ranking(races: Sequence[Race]) -> list[object]:
+def ranking(races: Sequence[RaceState]) -> list[object]:
     found = []
     for race in races:
-        found += [(s.candidate.name, s.ms, s.stage) for s in race.standings()]
-        found += [(c.name, c.status, c.reason) for c in race.candidates.values()]
+        found += [(t.name, t.ms, t.stage) for t in race.ranked]
+        found += [(t.name, t.status, t.reason) for t in race.trials.values()]
     return found
 
 
@@ -410,8 +412,8 @@ def test_a_finished_sweep_measures_nothing_again(
     expected, content = whole
     (tmp_path / "journal.jsonl").write_bytes(content)
     log = tmp_path / "log"
-    ends: list[Race] = []
-    races = sweep(replace(NOISY, log=log), tmp_path, PROBLEMS, finished=ends.append)
+    ends: list[RaceState] = []
+    races = sweep(replace(NOISY, log=log), tmp_path, PROBLEMS, on_finished=ends.append)
     assert ranking(races) == expected
     # Only what did not compile is tried again, for both problems at once.
     assert sorted(str(race.problem) for race in ends) == sorted(map(str, PROBLEMS))
@@ -453,13 +455,9 @@ def test_killed_with_all_its_processes_it_goes_on(
 # ---- neighbours ----
 
 
-def refined(folder: Path, world: World, refinements: int, key: str) -> list[Race]:
+def refined(folder: Path, world: World, refinements: int, key: str) -> list[RaceState]:
     races = [make_race(p, fakes.DEVICE, key, HALVING, None, refinements) for p in PROBLEMS]
-    journal = Journal(folder / "journal.jsonl", "here")
-    progress = SweepProgress(quiet=True)
-    Sweep(races, fakes.fake_runner(world), journal, SETTINGS, progress).run()
-    journal.close()
-    return races
+    return run(world, folder, races)
 
 
 def path_to_the_best() -> tuple[list[str], World]:
@@ -479,7 +477,7 @@ def test_neighbours_of_the_best_are_tried_and_their_neighbours(
     names, world = path_to_the_best()
     races = refined(tmp_path, world, refinements, names[0])
     assert [order(race)[0] for race in races] == [names[refinements]] * 2
-    tried = [len(race.candidates) for race in races]
+    tried = [len(race.trials) for race in races]
     assert tried == [1, 1] if refinements == 0 else min(tried) > 8 * refinements
 
 

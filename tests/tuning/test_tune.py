@@ -21,6 +21,7 @@ from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 
 from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.benchmark.table import make_console
+from flashsmith.builder import KernelEntry
 from flashsmith.chooser.winners import Entry, Ranked, WinnersTable, join_winners, storage
 from flashsmith.errors import (
     ArgumentError,
@@ -32,15 +33,16 @@ from flashsmith.errors import (
 from flashsmith.families import device_spec
 from flashsmith.tuning import sweep as sweep_module
 from flashsmith.tuning import tune as tune_module
-from flashsmith.tuning.entry import make_race
-from flashsmith.tuning.progress import SweepProgress
+from flashsmith.tuning.journal import Journal
+from flashsmith.tuning.race import states_of
 from flashsmith.tuning.ranking import print_plan
-from flashsmith.tuning.runner import Build
-from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.trial import Build, Trials
 from flashsmith.tuning.tune import (
     Tuned,
     build_ahead,
     check_gpu,
+    make_race,
     parse_budget,
     plan_races,
     tune,
@@ -74,24 +76,25 @@ def test_the_default_problems_leave_out_what_the_space_has_nothing_for() -> None
         )
 
 
-def test_long_problems_are_given_a_mentor_in_whatever_order_they_come() -> None:
+def test_long_problems_are_given_a_reference_in_whatever_order_they_come() -> None:
     problems = [race.problem for race in plan_races(None, fakes.DEVICE, "tune", Settings())][:6]
     races = plan_races(problems[::-1], fakes.DEVICE, "tune", Settings())
     assert [race.problem for race in races] == problems[::-1]
-    mentors = [race.mentor and race.mentor.problem.seq_q for race in races]
-    assert mentors == [2048, 2048, 2048, None, None, None]
+    references = [race.reference and race.reference.problem.seq_q for race in races]
+    assert references == [2048, 2048, 2048, None, None, None]
 
 
 def test_a_plan_says_each_reason_once() -> None:
     """Tiles too large for the GPU in dozens of ways: one line, in the words of the first."""
-    races = plan_races(None, device_spec("RTX 4090"), "space", Settings())
+    device = device_spec("RTX 4090")
+    states = states_of(plan_races(None, device, "space", Settings()), Trials(device))
     out = io.StringIO()
-    print_plan(make_console(out), races)
+    print_plan(make_console(out), states)
     reasons = [line for line in out.getvalue().splitlines() if " x " in line]
     assert len(reasons) == 1
     assert "must fit in the shared memory" in reasons[0]
     assert "(for example B_r=" in reasons[0]
-    culled = sum(len(race.candidates) - len(race.field) for race in races)
+    culled = sum(len(state.trials) - len(state.active) for state in states)
     assert reasons[0].startswith(f"{culled:,} x illegal: ")
 
 
@@ -103,13 +106,14 @@ def test_building_ahead_compiles_and_culls() -> None:
     kernels = but(kernels, {3: {"fails": "compile", "how": "abort"}})
     world = World(kernels)
     key = "; ".join(kernels)
-    races = [make_race(PROBLEM, fakes.DEVICE, key) for _ in range(2)]
+    longer = replace(PROBLEM, seq_q=1024)
+    races = [make_race(problem, fakes.DEVICE, key) for problem in (PROBLEM, longer)]
     with SweepProgress(quiet=True) as progress:
         settings = Settings(jobs=2)
-        build_ahead(races, fakes.FakeCompiler(world), fakes.DEVICE, settings, progress)
-    for race in races:
-        assert [race.candidates[name].status for name in NAMES[:5]] == [
-            "racing", "culled", "culled", "culled", "racing",
+        states = build_ahead(races, fakes.FakeCompiler(world), fakes.DEVICE, settings, progress)
+    for state in states:
+        assert [state.trials[name].status for name in NAMES[:5]] == [
+            "active", "culled", "culled", "culled", "active",
         ]  # fmt: skip
 
 
@@ -129,10 +133,8 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = [{tests!r}]
 import sweep_fakes as fakes
-from flashsmith.tuning.entry import make_race
-from flashsmith.tuning.sweep import Settings
-from flashsmith.tuning.progress import SweepProgress
-from flashsmith.tuning.tune import tune
+from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.tune import make_race, tune
 world = fakes.World(fakes.times(best=3, count=30), seconds_per_request=0.1)
 race = make_race(fakes.PROBLEM, fakes.DEVICE, "; ".join(world.kernels))
 with SweepProgress() as progress:
@@ -147,7 +149,7 @@ def test_ctrl_c_writes_what_was_found_and_takes_all_processes_along(tmp_path: Pa
     process = subprocess.Popen([sys.executable, "-c", program], env=with_path())
     journal = tmp_path / "journal.jsonl"
     deadline = time.monotonic() + 60
-    while not (journal.exists() and b'"times"' in journal.read_bytes()):
+    while not (journal.exists() and b'"samples"' in journal.read_bytes()):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -165,8 +167,6 @@ def test_ctrl_c_writes_what_was_found_and_takes_all_processes_along(tmp_path: Pa
 
 
 def test_an_out_folder_in_use_is_refused(tmp_path: Path) -> None:
-    from flashsmith.tuning.journal import Journal
-
     world = World(times(best=0, count=2))
     held = Journal(tmp_path / "journal.jsonl", "whatever")
     race = make_race(PROBLEM, fakes.DEVICE, "; ".join(world.kernels))
@@ -386,12 +386,14 @@ def test_the_nvcc_compiler_names_the_config_that_does_not_compile(
             key = "a key"
 
         def entry(self, config):
-            return gpu_runner.KernelEntry(config, str(config), "", "", 99, 0, 8, 16, 0, 0.5, 1, 1)
+            return KernelEntry(config, str(config), "", "", 99, 0, 8, 16, 0, 0.5, 1, 1)
 
     monkeypatch.setattr(gpu_runner, "build", stand_in)
     monkeypatch.setattr(gpu_runner, "find_library", lambda *a, **k: None)
     monkeypatch.setattr(gpu_runner, "find_library_from", lambda *a, **k: None)
-    found = gpu_runner.NvccCompiler(90).compile(builds)
+    found = gpu_runner.NvccCompiler(fakes.DEVICE).compile(builds)
     assert [compiled.error for compiled in found] == [None, None, "shard_0: no", None, None]
-    assert (found[0].registers, found[0].spill_bytes, found[0].library) == (99, 24, "a key")
+    facts = found[0].facts
+    assert facts is not None
+    assert (facts.registers, facts.spill_bytes, found[0].library) == (99, 24, "a key")
     assert asked == [5, 1, 1, 1, 1, 1]

@@ -35,7 +35,7 @@ from pathlib import Path
 from flashsmith.benchmark.implementations import OURS
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.measurement_files import read_rows
-from flashsmith.benchmark.report.cells import describe
+from flashsmith.benchmark.report.comparison import describe
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import Problem
 

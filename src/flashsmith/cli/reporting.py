@@ -100,12 +100,11 @@ def report(
     ] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "flashsmith report",
 ) -> None:
-    """One self-contained HTML page of measurements, and its charts as PNG files beside it.
+    """One self-contained HTML page of measurements, and its charts as SVG files beside it.
 
     Reads what `bench`, `tune`, `progression`, `roofline`, `ncu` and `run --json` wrote: each file
     is recognised by what is in it.
     """
-    from flashsmith.benchmark.charts import require_matplotlib
     from flashsmith.benchmark.report import (
         PASSED_OVER,
         make_page,
@@ -116,7 +115,6 @@ def report(
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise ArgumentError(f"out={str(out)!r}: a page ends in .html; for example report.html")
-    require_matplotlib()
     with Narrator() as narrator:
         found = with_stored_rooflines(read_results(results))
         for source in found.sources:
@@ -127,10 +125,10 @@ def report(
             others = ", ".join(version or "no version named" for version in older)
             narrator.say(
                 f"rows of {len(older) + 1} versions: the key figures are of the one measured last, "
-                f"{newest or 'no version named'}; {others} stand beside them"
+                f"{newest or 'no version named'}; {others} have a table of their own"
             )
-        narrator.say(f"drawing {counted(len(found.rows), 'row')}")
-        written = write_page(make_page(found, title, narrator.step), out)
+        narrator.say(f"writing the page of {counted(len(found.rows), 'row')}")
+        written = write_page(make_page(found, title), out)
     make_console().print(
         f"{out}, {out.stat().st_size / 1e6:.1f} MB, and {len(written) - 1} charts beside it",
         markup=False,

@@ -98,10 +98,11 @@ def tune_kernels(
     from flashsmith.runtime import gpu_count
     from flashsmith.tuning.gpu_runner import NvccCompiler, gpu_runner
     from flashsmith.tuning.problems import read_problems
-    from flashsmith.tuning.progress import SweepProgress
+    from flashsmith.tuning.race import states_of
     from flashsmith.tuning.ranking import plan_summary, print_plan, print_ranking, summary
     from flashsmith.tuning.space import check_space, default_space, space_keys
-    from flashsmith.tuning.sweep import Settings
+    from flashsmith.tuning.sweep import Settings, SweepProgress
+    from flashsmith.tuning.trial import Trials
     from flashsmith.tuning.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
 
     # What can be wrong without a GPU is said before one is looked for.
@@ -129,19 +130,21 @@ def tune_kernels(
     if dry_run or build_only:
         if build_only:
             with SweepProgress(quiet=as_json) as progress:
-                build_ahead(races, NvccCompiler(spec.arch), spec, settings, progress)
-        if as_json:
-            print_json(plan_summary(races))
+                states = build_ahead(races, NvccCompiler(spec), spec, settings, progress)
         else:
-            print_plan(console, races)
+            states = states_of(races, Trials(spec))
+        if as_json:
+            print_json(plan_summary(states))
+        else:
+            print_plan(console, states)
         return
     runner = gpu_runner(spec, device, settings.halving)
     with SweepProgress() as progress:
         tuned = tune(races, runner, settings, out, progress, fresh=not resume, table=table)
     if as_json:
-        print_json(summary(races))
+        print_json(summary(tuned.races))
     else:
-        print_ranking(console, races)
+        print_ranking(console, tuned.races)
         console.print(f"every candidate: {out / 'ranking.csv'}", soft_wrap=True)
     if tuned.interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -25,7 +25,7 @@ def attn_flop(sizes: Sizes) -> int:
 
 
 def _scores_in_window(seq_q: int, seq_k: int, left: int) -> int:
-    """Keys that all queries of a head see, each its own and `left` before it."""
+    """Keys that all queries of a head see together, each its own and `left` before it."""
     first = max(0, seq_k - seq_q)  # the first query's own key, or that of the first with one
     queries = seq_k - first
     short = max(0, min(left, seq_k) - first)  # queries with fewer keys before them

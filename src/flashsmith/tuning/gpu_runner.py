@@ -8,26 +8,23 @@ from dataclasses import asdict
 
 from flashsmith import env
 from flashsmith.benchmark.contenders import KernelContender, kernel_contender
+from flashsmith.benchmark.environment import Environment, Telemetry
+from flashsmith.benchmark.kernel_facts import KernelFacts
+from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.places import gpu_place
-from flashsmith.benchmark.timing import (
-    CudaEvents,
-    Environment,
-    Protocol,
-    Samples,
-    Telemetry,
-    measure,
-)
+from flashsmith.benchmark.timing import CudaEvents, Protocol, Samples, measure
 from flashsmith.benchmark.workload import AnyWorkload, workload_of
-from flashsmith.builder import KernelEntry, KernelLibrary, build, find_library
+from flashsmith.builder import KernelLibrary, build, find_library
 from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library_lookup import find_library_from
-from flashsmith.builder.sources import package_sources, tree_hash
+from flashsmith.builder.sources import package_sources
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.errors import CompileError, IllegalConfigError
 from flashsmith.families import DeviceSpec, Problem
 from flashsmith.runtime.libraries import loaded_kernels
-from flashsmith.tuning.halving import STEADY_WARMUP_MS, Halving
-from flashsmith.tuning.runner import Build, Compiled, LibraryGoneError, Proof, Runner
+from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
+from flashsmith.tuning.runner import LibraryGoneError, Runner
+from flashsmith.tuning.trial import Build, Compiled, is_right
 
 # Scores of a head that the first proof looks at: a few hundred rows of a long sequence.
 _QUICK_SCORES = 1 << 20
@@ -38,13 +35,12 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
     """Compiles for `device` and measures on it, GPU `ordinal` of this process."""
     origin = asdict(Environment.collect(ordinal))
     return Runner(
-        compiler=NvccCompiler(device.arch),
+        compiler=NvccCompiler(device),
         bench=GpuBench(),
         device=device,
         environment={
             "gpu": device.name,
             "driver": origin["driver"],
-            "csrc": tree_hash(),
             "protocol": f"{halving.rungs}, {halving.final_least} x {halving.final_ms:g} ms",
         },
         origin=origin,
@@ -53,10 +49,10 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
 
 
 class NvccCompiler:
-    """Compiles batches into libraries of the user's cache."""
+    """Compiles batches for a device into libraries of the user's cache."""
 
-    def __init__(self, arch: int) -> None:
-        self.arch = arch
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device = device
 
     def open(self) -> None:
         """There is nothing to get hold of."""
@@ -78,13 +74,13 @@ class NvccCompiler:
 
     def _cached(self, builds: Sequence[Build]) -> dict[Build, Compiled]:
         configs = [b.config for b in builds]
-        semantics = builds[0].semantics
+        arch, semantics = self.device.arch, builds[0].semantics
         found: dict[Build, Compiled] = {}
-        together = find_library_from(
-            package_sources(), configs, arch=self.arch, semantics=semantics
-        )
+        together = find_library_from(package_sources(), configs, arch=arch, semantics=semantics)
         for one in builds:
-            library = together or find_library(one.config, arch=self.arch, semantics=semantics)
+            library = together or find_library(
+                one.config, arch=self.device.arch, semantics=semantics
+            )
             if library is not None:
                 self._add(found, [one], library)
         return found
@@ -94,7 +90,7 @@ class NvccCompiler:
         # Its warnings are of spills, which the sweep has an opinion of its own on.
         return build(
             configs,
-            arch=self.arch,
+            arch=self.device.arch,
             semantics=builds[0].semantics,
             jobs=1,
             progress=lambda event: None,
@@ -104,16 +100,8 @@ class NvccCompiler:
         self, found: dict[Build, Compiled], builds: Sequence[Build], library: KernelLibrary
     ) -> None:
         for one in builds:
-            found[one] = _report(library.entry(one.config), library)
-
-
-def _report(entry: KernelEntry, library: KernelLibrary) -> Compiled:
-    return Compiled(
-        registers=entry.most_registers,
-        spill_bytes=entry.most_spilling.spill_bytes,
-        seconds=entry.compile_seconds,
-        library=library.manifest.key,
-    )
+            facts = KernelFacts.of(library.entry(one.config), self.device)
+            found[one] = Compiled(facts, library.manifest.key)
 
 
 class GpuBench:
@@ -141,7 +129,7 @@ class GpuBench:
         written where it had no business.
         """
         proof = self._proof(problem, build, library, thorough)
-        if not proof.ok:
+        if not is_right(proof):
             self._workloads.clear()
             proof = self._proof(problem, build, library, thorough)
         return proof
@@ -169,8 +157,7 @@ class GpuBench:
     def _proof(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
         contender = self._contender(problem, build, library)
         scores = None if thorough else _QUICK_SCORES
-        found = contender.workload.judge(contender.output(), scores)
-        return Proof(found.ok, "; ".join(found.reasons), found.max_error, found.bound, found.rel_l2)
+        return Proof.of(contender.workload.judge(contender.output(), scores))
 
     def _contender(self, problem: Problem, build: Build, library: str) -> KernelContender:
         if library not in self._open_libraries:

@@ -12,26 +12,31 @@ from typing import Any
 
 from flashsmith.builder.safe_files import no_follow
 from flashsmith.errors import ArgumentError
+from flashsmith.tuning.trial import Record
 from flashsmith.untrusted import UnusableTextError, parse_json
 
-FORMAT = 1
+FORMAT = 2
+# Of versions that wrote down other things, under other names.
+_OLDER_FORMATS = (1,)
 
 
 class Journal:
-    """An append-only file of JSON lines; they are on the disk when `add` returns.
+    """An append-only file of records, one a line; they are on the disk when `add` returns.
 
-    Lines carry the name of the environment they are true in; those of another one, and those that
-    cannot be read, are passed over and counted in `foreign` and `damaged`. A last line that was cut
-    off is dropped. One process at a time writes to a journal.
+    Lines carry the name of the environment they are true in. Those of another one, or of other CUDA
+    sources than those here, and those that cannot be read are passed over and counted in `foreign`
+    and `damaged`. A last line that was cut off is dropped. One process at a time writes to a
+    journal.
 
-    Raises ArgumentError when the file cannot be written, or another sweep is writing it.
+    Raises ArgumentError when the file cannot be written, another sweep is writing it, or an older
+    version wrote it.
     """
 
     def __init__(self, path: Path, environment: str, *, fresh: bool = False) -> None:
         self.path = path
         self.environment = environment
         self.foreign = self.damaged = 0
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Record] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+b", opener=no_follow)  # noqa: SIM115
@@ -50,17 +55,21 @@ class Journal:
             ) from None
         if fresh:
             self._file.truncate(0)
-        self._read()
+        try:
+            self._read()
+        except ArgumentError:
+            self._file.close()
+            raise
 
-    def add(self, records: Sequence[dict[str, Any]]) -> None:
-        """Appends records and has the disk hold them; a record has a "kind" and what belongs to it.
+    def add(self, records: Sequence[Record]) -> None:
+        """Appends records and has the disk hold them.
 
         Raises ArgumentError when the disk is full.
         """
         if not records:
             return
         stamp = {"format": FORMAT, "environment": self.environment}
-        lines = (json.dumps({**stamp, **record}) + "\n" for record in records)
+        lines = (json.dumps({**stamp, **record.to_json()}) + "\n" for record in records)
         try:
             self._file.write("".join(lines).encode())
             self._file.flush()
@@ -84,12 +93,29 @@ class Journal:
         if whole < len(content):
             self._file.truncate(whole)
         for line in content[:whole].splitlines():
-            record = None
+            found = None
             with contextlib.suppress(UnicodeDecodeError, UnusableTextError):
-                record = parse_json(line.decode())
-            if not isinstance(record, dict) or record.get("format") != FORMAT:
+                found = parse_json(line.decode())
+            if not isinstance(found, dict) or found.get("format") not in (FORMAT, *_OLDER_FORMATS):
                 self.damaged += 1
-            elif record.get("environment") != self.environment:
+            elif found["format"] in _OLDER_FORMATS:
+                raise ArgumentError(
+                    f"out={str(self.path.parent)!r}: an older version of flashsmith wrote its "
+                    f"{self.path.name}; go on with that version, give another folder, or begin "
+                    "anew with --fresh"
+                )
+            elif found.get("environment") != self.environment:
                 self.foreign += 1
             else:
-                self.records.append(record)
+                self._read_record(found)
+
+    def _read_record(self, found: dict[str, Any]) -> None:
+        try:
+            record = Record.from_json(found)
+        except (ValueError, TypeError, KeyError):
+            self.damaged += 1
+            return
+        if record is None:
+            self.foreign += 1
+        else:
+            self.records.append(record)

@@ -23,9 +23,9 @@ _CELLS = {
     96: (16, (512, 1024, 4096, 16384)),
     256: (8, (512, 1024, 4096, 16384)),
 }
-# Of a problem that speaks for longer ones: its length, and 8 tiles of 128 rows for every SM.
-_MENTOR_LENGTH = 2048
-_MENTOR_ROWS_PER_SM = 8 * 128
+# Of a reference problem: its length, and 8 tiles of 128 rows for every SM.
+_REFERENCE_LENGTH = 2048
+_REFERENCE_ROWS_PER_SM = 8 * 128
 
 
 def default_problems() -> list[Problem]:
@@ -77,8 +77,10 @@ def read_problems(text: str) -> list[Problem]:
     return list(dict.fromkeys(problems))
 
 
-def mentor_of(problem: Problem, device: DeviceSpec, others: Iterable[Problem]) -> Problem | None:
-    """The shortest of `others` that says which kernels are worth a try on `problem`.
+def reference_problem(
+    problem: Problem, device: DeviceSpec, others: Iterable[Problem]
+) -> Problem | None:
+    """The shortest of `others` whose first rung says which kernels are tried on `problem`.
 
     It has the same kind of heads, dtype and semantics, and its lengths are in the same proportion;
     it is long enough that the ends of a kernel's loop hardly count, and large enough to fill the
@@ -89,9 +91,9 @@ def mentor_of(problem: Problem, device: DeviceSpec, others: Iterable[Problem]) -
         for other in others
         if _kind(other) == _kind(problem)
         and other.seq_q * problem.seq_k == problem.seq_q * other.seq_k
-        and min(other.seq_q, other.seq_k) >= _MENTOR_LENGTH
+        and min(other.seq_q, other.seq_k) >= _REFERENCE_LENGTH
         and other.seq_q < problem.seq_q
-        and other.batch * other.heads_q * other.seq_q >= _MENTOR_ROWS_PER_SM * device.sm_count
+        and other.batch * other.heads_q * other.seq_q >= _REFERENCE_ROWS_PER_SM * device.sm_count
     ]
     return min(alike, key=lambda other: (other.seq_q, other), default=None)
 

@@ -1,368 +1,444 @@
-"""Race: all candidates for one problem, and what is to be measured next to find the fastest."""
+"""A race: which of many kernels is fastest on a problem, by successive halving.
+
+follow() says where a race is from the trials that are known, and what to measure next. It keeps
+nothing: the same trials give the same answer, in whatever order they came, so that a kernel that is
+found to be wrong late leaves no trace in who was dropped beside it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
-from flashsmith.benchmark.timing import Samples
-from flashsmith.families import Problem
-from flashsmith.tuning.candidate import Candidate, Status, samples_from_json
-from flashsmith.tuning.halving import STEADY_WARMUP_MS, Halving
-from flashsmith.tuning.runner import Build
+from flashsmith.errors import ArgumentError
+from flashsmith.families import KernelConfig, Problem
+from flashsmith.tuning.trial import (
+    ALONE,
+    CHECK,
+    FINAL,
+    PROVE,
+    Build,
+    Record,
+    Status,
+    Trial,
+    Trials,
+    rung_stage,
+)
 
-TaskKind = Literal["prove", "check", "time", "final"]
 # A final that breaks down is tried once more, after each of its kernels was timed alone.
 FINAL_ATTEMPTS = 2
 # Fewer launches each would rank no better than the rungs did.
 MIN_FINAL_LAUNCHES = 3
+#: What is timed steadily comes after so long of the same work: the power of a busy GPU settles its
+#: clock, milliseconds.
+STEADY_WARMUP_MS = 100.0
 # For the estimate: beside the timed launches those of the proof, the first and the estimate.
 _NOMINAL_FLOP_PER_MS = 3e11
 _OTHER_LAUNCHES = 3
 _OVERHEAD_MS = 10.0
-# The rung of times that were taken to find out who broke the final.
-ALONE = -1
+
+
+# ---- the rules ----
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One round: a kernel is launched at least `least` times, and for `ms` milliseconds in all.
+
+    Short kernels are launched more often, since what disturbs them does not shrink with them.
+    margin: how near the best, as a share of its time, keeps a kernel in the race whatever its
+    place. steady: whether the GPU is warmed up first. Without, whoever comes after a pause is timed
+    at a clock up to a quarter higher.
+    """
+
+    least: int
+    ms: float
+    margin: float
+    steady: bool = False
+
+
+@dataclass(frozen=True)
+class Halving:
+    """The rules of a race.
+
+    Every rung keeps 1/eta of the active kernels, at least `finalists`, and whoever is within its
+    margin. Then at most `finalists` kernels that are within the last rung's margin are timed
+    interleaved, for `final_ms` each and at least `final_least` launches. A long problem is only
+    tried with what is within `entry_margin` of the best on its reference problem, or among the
+    first 1/eta there. `leaders`: of how many the neighbours are tried.
+
+    The margins are several times the spread of so few launches, so that noise cannot throw out the
+    best.
+    """
+
+    rungs: tuple[Rung, ...] = (Rung(1, 5.0, 0.15), Rung(3, 40.0, 0.06, True))
+    eta: int = 3
+    finalists: int = 6
+    final_least: int = 10
+    final_ms: float = 200.0
+    entry_margin: float = 0.15
+    leaders: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.rungs or self.eta < 2 or self.finalists < 1 or self.final_least < 1:
+            raise ArgumentError(
+                f"halving={self}: give at least one rung, eta from 2, finalists and final_least "
+                "from 1"
+            )
+
+    def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
+        """Who goes on, fastest first, of those with `times` (milliseconds by name).
+
+        Equal times are ordered by name.
+        """
+        ranked = _ranked(times)
+        kept = max(-(-len(ranked) // self.eta), self.finalists)
+        near = _near_the_best(times, ranked, margin)
+        return [name for place, name in enumerate(ranked) if place < kept or name in near]
+
+    def final_of(self, times: Mapping[str, float]) -> list[str]:
+        """Who is in the final, fastest first: all who could still be the best."""
+        ranked = _ranked(times)
+        near = _near_the_best(times, ranked, self.rungs[-1].margin)
+        return [name for name in ranked if name in near][: self.finalists]
+
+
+def _ranked(times: Mapping[str, float]) -> list[str]:
+    return sorted(times, key=lambda name: (times[name], name))
+
+
+def _near_the_best(times: Mapping[str, float], ranked: list[str], margin: float) -> set[str]:
+    limit = times[ranked[0]] * (1 + margin) if ranked else 0.0
+    return {name for name in ranked if times[name] <= limit}
+
+
+DEFAULT_HALVING = Halving()
+
+
+@dataclass(frozen=True)
+class Race:
+    """A problem and the kernels that compete on it.
+
+    builds: those that begin. reference: the race for a shorter problem; who is far behind in its
+    first rung does not enter this one. When all rungs are complete, neighbours of the best join,
+    and the rungs are run for them; `refinements` times.
+    """
+
+    problem: Problem
+    builds: tuple[Build, ...]
+    halving: Halving = DEFAULT_HALVING
+    reference: Race | None = None
+    refinements: int = 0
+
+
+# ---- where it is ----
 
 
 @dataclass(frozen=True)
 class Task:
-    """One request to the bench: prove a kernel, check it thoroughly, time it on a rung, or time the
-    finalists interleaved; each is launched `least` times at least, and for `ms` milliseconds."""
+    """One request to the bench: prove a kernel, check it thoroughly, time it on a rung or alone, or
+    time the finalists interleaved; each is launched `least` times at least, and for `ms`
+    milliseconds."""
 
-    kind: TaskKind
-    race: Race
-    candidates: tuple[Candidate, ...]
-    rung: int = 0
+    stage: str
+    problem: Problem
+    builds: tuple[Build, ...]
     least: int = 1
     ms: float = 0.0
     steady: bool = False
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A candidate's time, milliseconds, what it was measured by, on which stage, where and when."""
+class RaceState:
+    """Where a race is.
 
-    candidate: Candidate
-    ms: float
-    samples: Samples
-    stage: str
-    origin: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Race:
-    """The state of one problem's search: what was measured decides, in whatever order it came.
-
-    `mentor` is the race for a shorter problem: who is far behind in its first rung does not enter.
-    When all rungs are complete, neighbours of the best may join, and the rungs are run for them;
-    `refinements` times.
+    trials: by short form, of all that joined, each with the status that the race gives it. rung:
+    the one under way, counted from 0, or how many there are when all are complete. pending: who has
+    to be proven or timed for it to end, in that order. waiting: nobody enters before the
+    reference's first rung is complete. searched: all rungs are complete, and no neighbours are left
+    to join. closed: its search ended early. final, failed_finals: the final of those who are in it
+    now, and how often it broke down.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        candidates: Sequence[Candidate],
-        halving: Halving,
-        mentor: Race | None = None,
-        refinements: int = 0,
-    ) -> None:
-        self.problem = problem
-        self.halving = halving
-        self.candidates = {candidate.name: candidate for candidate in candidates}
-        self.mentor = mentor
-        self.refinements = refinements
-        self.refined = 0
-        self.rung = 0
-        self._first = tuple(self.candidates)
-        self._first_rung_is_over = False
-        self._entered = mentor is None
-        self._early = False
-        self._records: dict[str, list[dict[str, Any]]] = {}
-        self.seconds = 0.0  # of the bench
-        self.closed = False
-        # By who ran: how often their final broke down.
-        self.final_failures: Counter[frozenset[str]] = Counter()
-        self.finals: dict[frozenset[str], dict[str, Samples]] = {}
-        self._final_origins: dict[frozenset[str], dict[str, Any]] = {}
+    race: Race
+    trials: Mapping[str, Trial]
+    rung: int = 0
+    pending: tuple[Trial, ...] = ()
+    waiting: bool = False
+    first_rung_complete: bool = False
+    searched: bool = False
+    closed: bool = False
+    finalists: tuple[Trial, ...] = ()
+    final: Record | None = None
+    failed_finals: int = 0
 
     @property
-    def field(self) -> list[Candidate]:
-        """Who is still in the race."""
-        return [c for c in self.candidates.values() if c.racing]
+    def problem(self) -> Problem:
+        """What it is about."""
+        return self.race.problem
 
     @property
-    def survived(self) -> list[Candidate]:
-        """Who did nothing wrong."""
-        return [c for c in self.candidates.values() if c.survived]
+    def active(self) -> list[Trial]:
+        """Who may still win."""
+        return [trial for trial in self.trials.values() if trial.active]
 
     @property
-    def searched(self) -> bool:
-        """Whether every rung is complete, and no more neighbours join."""
-        return self._rungs_are_over and self.refined == self.refinements
-
-    @property
-    def refinable(self) -> bool:
-        """Whether it is time for neighbours of the best to join."""
-        return self._rungs_are_over and self.refined < self.refinements and not self.closed
-
-    @property
-    def _rungs_are_over(self) -> bool:
-        return self.rung == len(self.halving.rungs)
+    def decided(self) -> bool:
+        """Whether there was a final between those who can still be the best."""
+        return self.final is not None
 
     @property
     def finished(self) -> bool:
         """Whether nothing is left to be measured."""
-        if self.field and not (self.searched or self.closed):
+        if self.active and not (self.searched or self.closed):
             return False
-        return not self.finalists() or self._final_is_over()
+        return not self.finalists or self._final_is_over
 
-    # ---- the search ----
+    @property
+    def _final_is_over(self) -> bool:
+        return self.decided or self.failed_finals >= FINAL_ATTEMPTS
 
-    def search_task(self, ready: Collection[Build]) -> Task | None:
+    @property
+    def wanted(self) -> list[Build]:
+        """Kernels that may have to be measured; whoever was slower may get another chance."""
+        return [] if self.finished else [t.build for t in self.trials.values() if t.survived]
+
+    @cached_property
+    def measurements(self) -> int:
+        """How often something was timed before the final."""
+        return sum(len(trial.samples) for trial in self.trials.values())
+
+    # ---- what to do ----
+
+    def search_task(self, ready: Container[Build]) -> Task | None:
         """What to measure next with the kernels that are `ready`; None: nothing now.
 
         A kernel is proven before it is timed; a rung begins when the one before is complete, and
         ends as soon as everybody has been timed on it.
         """
-        if not self._entered and not self._enter():
-            return None
-        while not self._rungs_are_over:
-            pending = [c for c in self.field if c.proof is None or self.rung not in c.times]
-            for candidate in sorted(pending, key=lambda c: (c.proof is None, self._promise(c))):
-                if candidate.build in ready and not self.closed:
-                    kind: TaskKind = "prove" if candidate.proof is None else "time"
-                    rung = self.halving.rungs[self.rung]
-                    figures = (rung.least, rung.ms, rung.steady)
-                    return Task(kind, self, (candidate,), self.rung, *figures)
-            if pending:
-                return None
-            self._end_rung()
+        for trial in () if self.closed else self.pending:
+            if trial.build in ready:
+                stage = PROVE if trial.proof is None else rung_stage(self.rung)
+                return self._task(stage, trial, self.race.halving.rungs[self.rung])
         return None
 
-    @property
-    def waiting(self) -> bool:
-        """Whether nobody may enter before the mentor's first rung is complete."""
-        return not (self._entered or self._early)
-
-    @property
-    def trials(self) -> int:
-        """How often something was timed."""
-        return sum(len(candidate.times) for candidate in self.candidates.values())
-
-    def enter_early(self) -> None:
-        """Lets candidates in by what the mentor has timed so far, the best of that first."""
-        self._early = True
-
-    def _promise(self, candidate: Candidate) -> float:
-        """For a place in the order of those who entered early: the mentor's time."""
-        if self.mentor is None or not self._early:
-            return 0.0
-        there = self.mentor.candidates.get(candidate.name)
-        return there.times[0].median_ms if there and 0 in there.times else math.inf
-
-    def _enter(self) -> bool:
-        """Lets in who did well on the mentor's first rung, as soon as that is complete."""
-        mentor = self.mentor
-        if mentor is not None:
-            mentor.search_task(())  # ends its rung, if nobody else did
-            if not (mentor._first_rung_is_over or mentor.closed or self._early):
-                return False
-            first = (mentor.candidates[name] for name in mentor._first)
-            times = {c.name: c.times[0].median_ms for c in first if c.survived and 0 in c.times}
-            self._keep(times, self.halving.entry_margin, f"on {mentor.problem}")
-        self._entered = True
-        return True
-
-    def _end_rung(self) -> None:
-        """Ends the rung: whoever is too slow is out."""
-        margin = self.halving.rungs[self.rung].margin
-        self._keep(self._times(self.rung), margin, f"of rung {self.rung + 1}")
-        self.rung += 1
-        self._first_rung_is_over = True
-
-    def _keep(self, times: dict[str, float], margin: float, where: str) -> None:
-        survivors = set(self.halving.survivors(times, margin))
-        best = min(times.values(), default=0.0)
-        for candidate in self.field:
-            if candidate.name in times and candidate.name not in survivors:
-                slower = times[candidate.name] / best - 1
-                candidate.drop("slower", f"{slower:.1%} behind the best {where}")
-
-    def close_search(self) -> None:
-        """Ends the search early: what was not timed at all is out."""
-        self.closed = True
-        for candidate in self.field:
-            if not candidate.times:
-                candidate.drop("not reached", "the budget ended before it was timed")
-
-    def condemn(self, build: Build, status: Status, reason: str) -> bool:
-        """Takes a build's candidate out for what its kernel did, and reopens the search.
-
-        False: it is not in this race, or out already.
-        """
-        candidate = self.candidates.get(str(build.config))
-        if candidate is None or candidate.build != build or not candidate.survived:
-            return False
-        candidate.drop(status, reason)
-        self.reopen()
-        return True
-
-    def reopen(self) -> None:
-        """Begins anew: kernels that do wrong are often the fastest, and throw out others.
-
-        What was measured counts as before.
-        """
-        self.candidates = {name: self.candidates[name] for name in self._first}
-        self.refined = self.rung = 0
-        self._first_rung_is_over = False
-        self._entered = self.mentor is None
-        for other in self.candidates.values():
-            if other.status == "slower":
-                other.status, other.reason = "racing", ""
-
-    def leaders(self) -> list[Candidate]:
-        """The best by the last complete rung, fastest first: whose neighbours may join."""
-        times = self._times(self.last_rung)
-        ranked = sorted(times, key=lambda name: (times[name], name))
-        return [self.candidates[name] for name in ranked[: self.halving.leaders]]
-
-    def join(self, neighbours: Sequence[Candidate]) -> None:
-        """Candidates join, and what is known of them counts; the rungs are run for those who are in
-        the race. Nobody: the race is as refined as it can be."""
-        if not neighbours:
-            self.refined = self.refinements
-            return
-        self.refined += 1
-        self.rung = 0
-        for candidate in neighbours:
-            self.candidates[candidate.name] = candidate
-            for record in self._records.get(candidate.name, ()):
-                candidate.take(record)
-
-    def _times(self, rung: int) -> dict[str, float]:
-        return {c.name: c.times[rung].median_ms for c in self.field if rung in c.times}
-
-    @property
-    def last_rung(self) -> int:
-        """The last rung that everybody in the race has run."""
-        return max(0, self.rung - 1)
-
-    # ---- the final ----
-
-    def finalists(self) -> list[Candidate]:
-        """Who can still be the best, fastest first by the last complete rung."""
-        times = self._times(self.last_rung)
-        return [self.candidates[name] for name in self.halving.final_field(times)]
-
-    def final_task(self, ready: Collection[Build], seconds: float) -> Task | None:
+    def final_task(self, ready: Container[Build], seconds: float) -> Task | None:
         """What the final needs next; None: it is over, or does not fit into so many seconds.
 
         Whoever is in it is checked thoroughly first.
         """
-        finalists = self.finalists()
-        if not finalists or self._final_is_over() or not all(c.build in ready for c in finalists):
+        finalists, halving = self.finalists, self.race.halving
+        if not finalists or self._final_is_over or not all(t.build in ready for t in finalists):
             return None
-        if self.final_failures[_names(finalists)]:
+        for trial in finalists if self.failed_finals else ():
             # Who broke it? Timed alone, the culprit fails alone.
-            rung = self.halving.rungs[-1]
-            for candidate in finalists:
-                if ALONE not in candidate.times:
-                    return Task("time", self, (candidate,), ALONE, rung.least, rung.ms, rung.steady)
-        unchecked = [c for c in finalists if not c.checked]
-        if unchecked:
-            return Task("check", self, (unchecked[0],))
+            if ALONE not in trial.samples:
+                return self._task(ALONE, trial, halving.rungs[-1])
+        for trial in finalists:
+            if not trial.checked:
+                return Task(CHECK, self.problem, (trial.build,))
         # Half of it: the clock settles first.
-        ms = min(self.halving.final_ms, 1e3 * seconds / (2 * len(finalists)))
-        slowest = max(c.times[self.last_rung].median_ms for c in finalists)
-        least = int(min(self.halving.final_least, ms / max(slowest, 1e-6)))
-        if ms < self.halving.final_ms:
+        ms = min(halving.final_ms, 1e3 * seconds / (2 * len(finalists)))
+        least = halving.final_least
+        if ms < halving.final_ms:
+            slowest = max(trial.medians[self.last_stage] for trial in finalists)
+            least = int(min(least, ms / max(slowest, 1e-6)))
             if least < MIN_FINAL_LAUNCHES:
                 return None
-        else:
-            least = self.halving.final_least
-        return Task("final", self, tuple(finalists), least=least, ms=ms, steady=True)
+        builds = tuple(trial.build for trial in finalists)
+        return Task(FINAL, self.problem, builds, least, ms, steady=True)
 
-    @property
-    def decided(self) -> bool:
-        """Whether there was a final between those who can still be the best."""
-        return self._final() is not None
+    def _task(self, stage: str, trial: Trial, rung: Rung) -> Task:
+        return Task(stage, self.problem, (trial.build,), rung.least, rung.ms, rung.steady)
 
-    def _final_is_over(self) -> bool:
-        failures = self.final_failures[_names(self.finalists())]
-        return self._final() is not None or failures >= FINAL_ATTEMPTS
-
-    def _final(self) -> dict[str, Samples] | None:
-        """The final's times, if those who are in it now are those who ran it."""
-        return self.finals.get(_names(self.finalists()))
-
+    @cached_property
     def work(self) -> tuple[float, float]:
         """Milliseconds of work done and expected in all, as far as they are for an estimate of the
         time that is left: by the problem's FLOP at a fixed rate."""
+        halving = self.race.halving
         launch = self.problem.attn_flop() / _NOMINAL_FLOP_PER_MS
-        running = [c for c in self.survived if c.racing or c.times]
-        field, total, done = len(running), 0.0, 0.0
-        for number, rung in enumerate(self.halving.rungs):
+        running = [t for t in self.trials.values() if t.active or (t.survived and t.samples)]
+        number, total, done = len(running), 0.0, 0.0
+        for place, rung in enumerate(halving.rungs):
             each = max(rung.ms, rung.least * launch) + _OTHER_LAUNCHES * launch + _OVERHEAD_MS
             each += STEADY_WARMUP_MS if rung.steady else 0.0
-            total += field * each
-            done += each * sum(number in c.times for c in running)
-            field = min(field, max(-(-field // self.halving.eta), self.halving.finalists))
-        finalists = min(field, self.halving.finalists)
-        total += finalists * max(self.halving.final_ms, self.halving.final_least * launch)
+            total += number * each
+            done += each * sum(rung_stage(place) in trial.samples for trial in running)
+            number = min(number, max(-(-number // halving.eta), halving.finalists))
+        finalists = min(number, halving.finalists)
+        total += finalists * max(halving.final_ms, halving.final_least * launch)
         return (total, total) if self.finished else (min(done, total), total)
 
     # ---- what came out ----
 
-    def apply(self, record: dict[str, Any]) -> None:
-        """Takes over what a journal's record says about this problem."""
-        if record["kind"] == "final":
-            samples = {name: samples_from_json(found) for name, found in record["times"].items()}
-            self.finals[frozenset(samples)] = samples
-            self._final_origins[frozenset(samples)] = record.get("origin", {})
-            return
-        if record["kind"] == "final failed":
-            self.final_failures[frozenset(record["configs"])] += 1
-            return
-        # Of another space, or a neighbour that will be found again.
-        self._records.setdefault(record["config"], []).append(record)
-        if candidate := self.candidates.get(record["config"]):
-            candidate.take(record)
+    @property
+    def last_stage(self) -> str:
+        """The stage of the last rung that everybody in the race has run."""
+        return rung_stage(max(0, self.rung - 1))
 
-    def standings(self) -> list[Standing]:
+    @cached_property
+    def ranked(self) -> list[Trial]:
         """Everybody with a time, fastest first.
 
         Times of the final, or without one of the last complete rung, stand as they are. Those of
         another rung are scaled by what the best of these took on both: the GPU's clock was another
         then.
         """
-        final = self._final() or {}
-        times = {name: samples.median_ms for name, samples in final.items()}
-        leaders = times or self._times(self.last_rung)
-        if not leaders:
+        found = {trial.name: trial for trial in self._finalists_as_ranked()}
+        times = {name: trial.ms for name, trial in found.items()}
+        times = times or _times(self.active, self.last_stage)
+        if not times:
             return []
-        best = self.candidates[min(leaders, key=lambda name: (leaders[name], name))]
-        reference = leaders[best.name]
-        origin = self._final_origins.get(frozenset(final), {})
-        standings = [
-            Standing(self.candidates[name], samples.median_ms, samples, "final", origin)
-            for name, samples in final.items()
-        ]
-        for candidate in self.candidates.values():
-            rungs = [rung for rung in candidate.times if rung != ALONE]
-            if candidate.name in final or not candidate.survived or not rungs:
+        best = self.trials[_ranked(times)[0]].medians
+        for trial in self.trials.values():
+            rungs = [stage for stage in trial.medians if stage != ALONE]
+            if trial.name in found or not trial.survived or not rungs:
                 continue
-            shared = [rung for rung in rungs if rung in best.times]
-            rung = max(shared or rungs)
-            samples = candidate.times[rung]
-            ms = samples.median_ms
+            shared = [stage for stage in rungs if stage in best]
+            stage = max(shared or rungs, key=lambda stage: int(stage.split()[1]))
+            ms = trial.medians[stage]
             if shared:
-                ms *= reference / best.times[rung].median_ms
-            origin = candidate.origins.get(rung, {})
-            standings.append(Standing(candidate, ms, samples, f"rung {rung + 1}", origin))
-        return sorted(standings, key=lambda s: (s.ms, s.candidate.name))
+                ms *= min(times.values()) / best[stage]
+            found[trial.name] = replace(trial, ms=ms, stage=stage)
+        return sorted(found.values(), key=lambda trial: (trial.ms, trial.name))
+
+    def tflops(self, trial: Trial) -> float:
+        """TFLOP/s of one of those that are ranked."""
+        return self.problem.attn_flop() / trial.ms / 1e9
+
+    def _finalists_as_ranked(self) -> Iterable[Trial]:
+        if self.final is None:
+            return
+        for build, samples in zip(self.final.builds, self.final.samples, strict=True):
+            trial = self.trials[build.name]
+            yield replace(
+                trial,
+                samples={**trial.samples, FINAL: samples},
+                origins={**trial.origins, FINAL: self.final.origin},
+                ms=samples.median_ms,
+                stage=FINAL,
+            )
 
 
-def _names(candidates: Sequence[Candidate]) -> frozenset[str]:
-    return frozenset(candidate.name for candidate in candidates)
+def follow(
+    race: Race,
+    known: Trials,
+    reference: RaceState | None = None,
+    *,
+    early: bool = False,
+    closed: bool = False,
+) -> RaceState:
+    """Where a race is by what is known.
+
+    reference: where the race's reference is, if it has one. early: whether kernels enter by what
+    the reference has timed so far, the best of that first. closed: whether the search ends before
+    its time; what was not timed at all is out.
+    """
+    problem, halving = race.problem, race.halving
+    trials = {build.name: known.of(problem, build) for build in race.builds}
+    if problem in known.unprepared:
+        reason = f"the problem cannot be set up: {known.unprepared[problem]}"
+        _drop(trials, trials, "not reached", reason)
+    on_reference: dict[str, float] = {}
+    if reference is not None:
+        if reference.first_rung_complete or reference.closed or early:
+            on_reference = _first_times(reference)
+            where = f"on {reference.problem}"
+            _drop_slower(trials, on_reference, halving, halving.entry_margin, where)
+        elif not closed:
+            return RaceState(race, trials, waiting=True)
+    state = RaceState(race, trials, closed=closed)
+    for refined in range(race.refinements + 1):
+        if closed:
+            untimed = [name for name, trial in trials.items() if not trial.samples]
+            _drop(trials, untimed, "not reached", "the budget ended before it was timed")
+        for number, rung in enumerate(halving.rungs):
+            stage = rung_stage(number)
+            pending = [t for t in state.active if t.proof is None or stage not in t.samples]
+            if pending:
+                order = on_reference if early else {}
+                pending.sort(key=lambda t: (t.proof is None, order.get(t.name, math.inf)))
+                state = replace(state, rung=number, pending=tuple(pending))
+                return _with_final(state, known)
+            times = _times(state.active, stage)
+            _drop_slower(trials, times, halving, rung.margin, f"of {stage}")
+            state = replace(state, rung=number + 1, first_rung_complete=True)
+        joining = _neighbours(state, known) if refined < race.refinements else {}
+        if not joining or (closed and not any(trial.samples for trial in joining.values())):
+            break
+        trials |= joining
+    return _with_final(replace(state, searched=True), known)
+
+
+def _with_final(state: RaceState, known: Trials) -> RaceState:
+    """The same with what is known of the final of those who can still be the best."""
+    times = _times(state.active, state.last_stage)
+    names = state.race.halving.final_of(times)
+    ran = state.problem, frozenset(names)
+    return replace(
+        state,
+        finalists=tuple(state.trials[name] for name in names),
+        final=known.finals.get(ran),
+        failed_finals=known.failed_finals[ran],
+    )
+
+
+def _times(trials: Iterable[Trial], stage: str) -> dict[str, float]:
+    return {trial.name: trial.medians[stage] for trial in trials if stage in trial.samples}
+
+
+def _first_times(reference: RaceState) -> dict[str, float]:
+    """What those took on its first rung who began its race."""
+    began = (reference.trials[build.name] for build in reference.race.builds)
+    return _times((trial for trial in began if trial.survived), rung_stage(0))
+
+
+def _drop_slower(
+    trials: dict[str, Trial],
+    times: Mapping[str, float],
+    halving: Halving,
+    margin: float,
+    where: str,
+) -> None:
+    survivors = set(halving.survivors(times, margin))
+    best = min(times.values(), default=0.0)
+    for name in times.keys() - survivors:
+        _drop(trials, [name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
+
+
+def _drop(trials: dict[str, Trial], names: Iterable[str], status: Status, reason: str) -> None:
+    """Takes those of these names out that are active."""
+    for name in names:
+        if name in trials and trials[name].active:
+            trials[name] = replace(trials[name], status=status, reason=reason)
+
+
+def _neighbours(state: RaceState, known: Trials) -> dict[str, Trial]:
+    """The trials, by short form, that join: of configs one move away from the leaders."""
+    times = _times(state.active, state.last_stage)
+    found: dict[str, Trial] = {}
+    for leader in _ranked(times)[: state.race.halving.leaders]:
+        for build in _builds_beside(state.problem, state.trials[leader].build.config):
+            if build.name not in state.trials:
+                found[build.name] = known.of(state.problem, build)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _builds_beside(problem: Problem, config: KernelConfig) -> tuple[Build, ...]:
+    return tuple(Build.of(problem, other) for other in config.family.neighbours(config))
+
+
+def states_of(races: Sequence[Race], known: Trials) -> list[RaceState]:
+    """Where races are, in their order."""
+    found: dict[Problem, RaceState] = {}
+
+    def state(race: Race) -> RaceState:
+        if race.problem not in found:
+            reference = state(race.reference) if race.reference is not None else None
+            found[race.problem] = follow(race, known, reference)
+        return found[race.problem]
+
+    return [state(race) for race in races]

@@ -7,58 +7,14 @@ give others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.timing import Samples
 from flashsmith.errors import LaunchError
-from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
-
-
-@dataclass(frozen=True, order=True)
-class Build:
-    """A kernel to compile. One serves every problem that needs these semantics."""
-
-    config: KernelConfig
-    semantics: Semantics
-
-    @classmethod
-    def of(cls, problem: Problem, config: KernelConfig) -> Build:
-        """The build that serves `problem` with `config`."""
-        return cls(config, problem.required_semantics(config))
-
-    def __str__(self) -> str:
-        plain = self.semantics == Semantics()
-        return str(self.config) if plain else f"{self.config} [{self.semantics}]"
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What became of a build: the compiler's report, or the `error` it ended with.
-
-    registers and spill_bytes (stores and loads) are per thread; library is what the bench finds the
-    kernel by.
-    """
-
-    registers: int = 0
-    spill_bytes: int = 0
-    seconds: float = 0.0
-    library: str = ""
-    error: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Proof:
-    """Whether a kernel's output is right; `reason` says what is wrong with it."""
-
-    ok: bool
-    reason: str = ""
-    max_error: float | None = None
-    error_bound: float | None = None
-    rel_l2: float | None = None
+from flashsmith.families import DeviceSpec, Problem
+from flashsmith.tuning.trial import Build, Compiled
 
 
 class Compiler(Protocol):

@@ -4,33 +4,46 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from flashsmith.benchmark.rows import now
+from rich.progress import TaskProgressColumn, TextColumn
+
+from flashsmith.benchmark.measurement import now
+from flashsmith.benchmark.progress import Teller
 from flashsmith.errors import LaunchError
-from flashsmith.tuning.candidate import samples_to_json
+from flashsmith.families import Problem
+from flashsmith.time_left import format_seconds
 from flashsmith.tuning.compiling import Compiling
-from flashsmith.tuning.cull import DEFAULT_MAX_SPILL
-from flashsmith.tuning.findings import Findings, build_to_json
-from flashsmith.tuning.halving import DEFAULT_HALVING, Halving
 from flashsmith.tuning.journal import Journal
-from flashsmith.tuning.progress import SweepProgress
-from flashsmith.tuning.race import Race, Task
-from flashsmith.tuning.runner import Build, Compiled, LibraryGoneError, Runner
+from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, Task, follow
+from flashsmith.tuning.runner import LibraryGoneError, Runner
 from flashsmith.tuning.space import search_space as search_space  # documented as this module's
+from flashsmith.tuning.trial import (
+    CHECK,
+    COMPILE,
+    DEFAULT_MAX_SPILL,
+    PREPARE,
+    PROVE,
+    Build,
+    Compiled,
+    Record,
+    Trials,
+)
 from flashsmith.tuning.worker import Failure, Outcome, Worker, wait_for_any
 
 # What the search leaves of the budget to the finals, whose figures the table is made of.
 _SEARCH_SHARE = 0.75
-# Trials of a problem before it is another's turn, which costs making that one's tensors again.
-_TURN = 32
+# Measurements of a problem before another is taken up, which costs making that one's tensors again.
+_IN_A_ROW = 32
 # A GPU that does not come back so many times in a row is not one kernel's fault.
 _STARTUP_ATTEMPTS = 3
 # Slower than this is as good as hanging.
 _SLOWEST_FLOP_PER_SECOND = 1e12
 _REFRESH_SECONDS = 0.25
+# Between two plain lines that only say how far the sweep is.
+_LINE_SECONDS = 15.0
 # Every library brings a CUDA runtime of its own, and a process cannot hold any number of them.
 MAX_LIBRARIES = 300
 
@@ -54,11 +67,34 @@ class Settings:
     compile_patience: float = 600.0
 
 
+class SweepProgress(Teller):
+    """Reports on standard error how far a sweep is: a bar and the best so far, or lines."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> SweepProgress:
+        self._begin(TaskProgressColumn(), TextColumn("{task.fields[left]}"), total=1.0, left="")
+        return self
+
+    def update(self, share: float, seconds_left: float, what: str) -> None:
+        """`share` of the work, 0 to 1, is done; `what` is going on, or the best so far."""
+        left = f"{format_seconds(seconds_left)} left" if math.isfinite(seconds_left) else ""
+        if self._bar is not None:
+            self._bar.update(self._task, description=what, completed=share, left=left)
+        elif time.monotonic() - self._last_line >= _LINE_SECONDS:
+            self._last_line = time.monotonic()
+            self.say(f"[{share:4.0%}] {what}" + (f", {left}" if left else ""))
+
+
 class Sweep:
     """One run over races, from what the journal knows to the end of the work or of the budget.
 
-    `finished` hears of every race that is over, as soon as it is. The budget is counted by `clock`,
-    in seconds.
+    What is known is `trials`, the journal's records, to which every finding is added; where the
+    races are follows from it. Of its own a run has its processes, and what its clock says: how long
+    each problem took, and whose search the budget cut short. `on_finished` is called with every
+    race that is over, as soon as it is. The budget is counted by `clock`, in seconds.
     """
 
     def __init__(
@@ -68,29 +104,41 @@ class Sweep:
         journal: Journal,
         settings: Settings,
         progress: SweepProgress,
-        finished: Callable[[Race], None] = lambda race: None,
+        on_finished: Callable[[RaceState], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.findings = Findings(races, journal, runner.device, settings.max_spill, progress.say)
-        self.races = self.findings.races
+        self.trials = Trials(runner.device, settings.max_spill, journal.records)
+        self.races = {race.problem: race for race in races}
         self.runner, self.settings = runner, settings
         self.progress = progress
-        self._tell_finished = finished
+        self._journal = journal
+        self._unsaved: list[Record] = []
+        self._on_finished = on_finished
         self._clock = clock
+        # By the clock.
+        self._seconds: defaultdict[Problem, float] = defaultdict(float)
+        self._early: set[Problem] = set()
+        self._closed: set[Problem] = set()
+        self._began = self._shown = self._clock()
+        # Processes.
         self._compiling = Compiling(runner.compiler, settings.jobs, settings.compile_patience)
         self._bench = Worker(runner.bench, environment=runner.process_environment)
         self._task: Task | None = None
-        self._last_race: Race | None = None
+        self._last_problem: Problem | None = None
         self._task_began = 0.0
+        self._asked_for: set[Build] = set()
         self._libraries: dict[Build, str] = {}
         self._recompiled: set[Build] = set()
         self._opened: set[str] = set()  # by the bench's process
-        self._prepared: set[str] = set()
+        self._prepared: set[Problem] = set()
         self._startups_failed = 0
-        self._finished: set[str] = set()
-        self._work = {name: race.work() for name, race in self.races.items()}
+        # What follows from `trials`, worked out again where records were about it.
+        self._states: dict[Problem, RaceState] = {}
+        self._stale = set(self.races)
+        # As they were last looked at, to have kernels compiled and to report who is over.
+        self._asked_as: dict[Problem, RaceState] = {}
+        self._reported_as: dict[Problem, RaceState] = {}
         self._done_before = self._work_done()[0]
-        self._began = self._shown = self._clock()
 
     def run(self) -> None:
         """Searches, then runs the finals; returns early at the end of the budget.
@@ -100,17 +148,77 @@ class Sweep:
         self._began = self._clock()
         deadline = self._began + self.settings.budget
         try:
-            self._compiling.add(self._wanted_builds())
             self._loop(self._next_of_search, self._began + _SEARCH_SHARE * self.settings.budget)
             self._compiling.stop()
-            for race in self.races.values():
-                if not race.searched:
-                    race.close_search()
+            self._close(state.problem for state in self.states if not state.searched)
             self._loop(lambda: self._next_of_finals(deadline), deadline)
         finally:
-            self.findings.save()
+            self._save()
             self._compiling.stop()
             self._bench.stop()
+
+    # ---- where the races are ----
+
+    @property
+    def states(self) -> list[RaceState]:
+        """Where the races are by all that is known, in their order."""
+        return [self._state(race) for race in self.races.values()]
+
+    def _state(self, race: Race) -> RaceState:
+        problem = race.problem
+        if problem in self._stale:
+            self._states[problem] = follow(
+                race,
+                self.trials,
+                self._state(race.reference) if race.reference is not None else None,
+                early=problem in self._early,
+                closed=problem in self._closed,
+            )
+            self._stale.discard(problem)
+        return self._states[problem]
+
+    def _touch(self, problems: Iterable[Problem]) -> None:
+        """Has races worked out again, and those whose reference problem they are."""
+        touched = set(problems) & self.races.keys()
+        self._stale |= touched
+        following = [
+            race.problem
+            for race in self.races.values()
+            if race.reference is not None and race.reference.problem in touched
+        ]
+        if following:
+            self._touch(following)
+
+    def _close(self, problems: Iterable[Problem]) -> None:
+        """Ends searches before their time."""
+        closed = list(problems)
+        self._closed.update(closed)
+        self._touch(closed)
+
+    def _note(self, record: Record) -> None:
+        """Takes in what was found out. It counts from now on; `_save` has to follow."""
+        self._unsaved.append(record)
+        dropped = self.trials.add(record)
+        if dropped is None:
+            self._touch([record.problem] if record.problem is not None else [])
+            return
+        (build,), (status, reason) = record.builds, dropped
+        self._touch(
+            state.problem
+            for state in self._states.values()
+            if build.name in state.trials and state.trials[build.name].build == build
+        )
+        self.progress.say(
+            f"culled {build}: {reason}" if status == "culled" else f"{status}: {build} {reason}"
+        )
+
+    def _save(self) -> None:
+        """Has the disk hold what is new. Apart from `_note`, so that the GPU need not wait for it.
+
+        Raises ArgumentError when the disk is full.
+        """
+        records, self._unsaved = self._unsaved, []
+        self._journal.add(records)
 
     # ---- the loop ----
 
@@ -120,12 +228,12 @@ class Sweep:
         while True:
             over = self._clock() >= until
             if not over:
+                if self._task is None:
+                    self._start(next_task())
                 self._compiling.dispatch()
-            if self._task is None and not over:
-                self._start(next_task())
             # On disk only now: the bench need not wait for it.
-            self.findings.save()
-            self._look()
+            self._save()
+            self._report_finished()
             self._show()
             if self._task is None and (over or not self._compiling.busy):
                 return
@@ -138,52 +246,48 @@ class Sweep:
                 if outcome is not None:
                     self._take(outcome)
 
-    def _wanted_builds(self) -> list[Build]:
-        """Of all that may still be measured; whoever was slower may get another chance."""
-        wanted: dict[Build, None] = {}
-        for race in self.races.values():
-            self.findings.advance(race)
-            if not race.finished:
-                wanted.update(dict.fromkeys(c.build for c in race.survived))
-        return list(wanted)
-
     def _next_of_search(self) -> Task | None:
         """Of a budget every problem gets its share: those that used it up come last, those with
-        the fewest trials first. Without one they are taken in their order."""
-        for race in self._in_order_of_search():
-            task = race.search_task(self._libraries)
-            if task is None and race.refinable:
-                self._compiling.add(self.findings.advance(race))
-                task = race.search_task(self._libraries)
-            if task is not None:
-                return task
-        return None
+        the fewest measurements first. Without one they are taken in their order."""
+        self._compile_wanted()
+        tasks = (state.search_task(self._libraries) for state in self._in_order_of_search())
+        return next((task for task in tasks if task is not None), None)
 
-    def _in_order_of_search(self) -> list[Race]:
-        races = list(self.races.values())
+    def _compile_wanted(self) -> None:
+        """Queues the kernels that races want since they were last looked at."""
+        changed = [s for s in self.states if self._asked_as.get(s.problem) is not s]
+        self._asked_as.update((state.problem, state) for state in changed)
+        wanted = dict.fromkeys(build for state in changed for build in state.wanted)
+        new = [build for build in wanted if build not in self._asked_for]
+        self._asked_for.update(new)
+        self._compiling.add(new)
+
+    def _in_order_of_search(self) -> list[RaceState]:
         time = _SEARCH_SHARE * self.settings.budget
         if math.isinf(time):
-            return races
-        share = time / max(1, len(races))
-        waiting = [race for race in races if race.waiting]
+            return self.states
+        share = time / max(1, len(self.races))
+        waiting = [state.problem for state in self.states if state.waiting]
         # The last moment at which there is still a share for each of them.
         if waiting and self._clock() >= self._began + time - share * len(waiting):
-            for race in waiting:
-                race.enter_early()
-        return sorted(
-            races, key=lambda r: (r.seconds if r.seconds > share else 0.0, r.trials // _TURN)
-        )
+            self._early.update(waiting)
+            self._touch(waiting)
+
+        def order(state: RaceState) -> tuple[float, int]:
+            seconds = self._seconds[state.problem]
+            return seconds if seconds > share else 0.0, state.measurements // _IN_A_ROW
+
+        return sorted(self.states, key=order)
 
     def _next_of_finals(self, deadline: float) -> Task | None:
-        open_races = [race for race in self.races.values() if not race.finished]
-        for place, race in enumerate(open_races):
-            # A finalist that failed its check reopened the search.
-            self.findings.advance(race)
-            task = race.search_task(self._libraries)
-            if task is None and not race.searched:
-                race.close_search()
-            share = (deadline - self._clock()) / (len(open_races) - place)
-            if task := task or race.final_task(self._libraries, share):
+        unfinished = [state.race for state in self.states if not state.finished]
+        for place, race in enumerate(unfinished):
+            # A finalist that failed its check may have left something to search.
+            task = self._state(race).search_task(self._libraries)
+            if task is None and not self._state(race).searched:
+                self._close([race.problem])
+            share = (deadline - self._clock()) / (len(unfinished) - place)
+            if task := task or self._state(race).final_task(self._libraries, share):
                 return task
         return None
 
@@ -193,21 +297,20 @@ class Sweep:
         self._task, self._task_began = task, self._clock()
         if task is None:
             return
-        self._last_race = task.race
-        problem = task.race.problem
-        launches = (task.least + 5) * len(task.candidates)
+        problem = self._last_problem = task.problem
+        launches = (task.least + 5) * len(task.builds)
         seconds = self.settings.patience + launches * (
             problem.attn_flop() / _SLOWEST_FLOP_PER_SECOND
         )
-        kernels = [(c.build, self._libraries[c.build]) for c in task.candidates]
+        kernels = [(build, self._libraries[build]) for build in task.builds]
         self._opened.update(library for _, library in kernels)
         if len(self._opened) > MAX_LIBRARIES:
             self._bench.stop()  # the request starts another process
             self._opened = {library for _, library in kernels}
-        if str(problem) not in self._prepared:
+        if problem not in self._prepared:
             self._bench.request("prepare", problem, seconds=seconds)
-        elif task.kind in ("prove", "check"):
-            thorough = task.kind == "check"
+        elif task.stage in (PROVE, CHECK):
+            thorough = task.stage == CHECK
             self._bench.request("prove", problem, *kernels[0], thorough, seconds=seconds)
         else:
             how = (task.least, task.ms, task.steady)
@@ -217,41 +320,22 @@ class Sweep:
         """Takes over what became of the request."""
         task, self._task = self._task, None
         assert task is not None
-        race, problem = task.race, str(task.race.problem)
-        race.seconds += self._clock() - self._task_began
+        self._seconds[task.problem] += self._clock() - self._task_began
         if outcome.failure is not None:
             self._take_failure(task, outcome.failure)
             return
         self._startups_failed = 0
-        name = task.candidates[0].name
-        if problem not in self._prepared:
-            self._prepared.add(problem)
-        elif task.kind in ("prove", "check"):
-            proof, thorough = asdict(outcome.value), task.kind == "check"
-            self.findings.note(
-                "proof", problem=problem, config=name, thorough=thorough, proof=proof
-            )
-        elif task.kind == "time":
-            times = samples_to_json(outcome.value[0])
-            self.findings.note(
-                "times",
-                problem=problem,
-                config=name,
-                rung=task.rung,
-                times=times,
-                origin=self._origin(),
-            )
+        about = task.stage, task.problem, task.builds
+        if task.problem not in self._prepared:
+            self._prepared.add(task.problem)
+        elif task.stage in (PROVE, CHECK):
+            self._note(Record(*about, proof=outcome.value))
         else:
-            found = zip(task.candidates, outcome.value, strict=True)
-            times = {candidate.name: samples_to_json(samples) for candidate, samples in found}
-            self.findings.note("final", problem=problem, times=times, origin=self._origin())
-
-    def _origin(self) -> dict[str, Any]:
-        """Where and when something is measured now."""
-        return {**self.runner.origin, "time": now()}
+            origin = {**self.runner.origin, "time": now()}
+            self._note(Record(*about, samples=tuple(outcome.value), origin=origin))
 
     def _take_failure(self, task: Task, failure: Failure) -> None:
-        problem = str(task.race.problem)
+        problem = task.problem
         if failure.kind == "startup":
             self._startups_failed += 1
             if self._startups_failed == _STARTUP_ATTEMPTS:
@@ -259,27 +343,21 @@ class Sweep:
                     f"the measuring process did not start {_STARTUP_ATTEMPTS} times in a row; the "
                     f"last time: {failure.reason}\nWhat was found so far is kept; run again"
                 )
-        elif problem not in self._prepared:
+            return
+        about: tuple[str, Problem, tuple[Build, ...]] = (task.stage, problem, task.builds)
+        if problem not in self._prepared:
             self.progress.say(f"{problem}: left out, its tensors cannot be made: {failure.reason}")
-            for candidate in task.race.field:
-                candidate.drop("not reached", f"the problem cannot be set up: {failure.reason}")
+            about = PREPARE, problem, ()
         elif failure.raised == LibraryGoneError.__name__ and self._compile_again(task):
-            pass
-        elif task.kind == "final":
-            names = [candidate.name for candidate in task.candidates]
-            self.findings.note(
-                "final failed", problem=problem, configs=names, reason=failure.reason
-            )
-        else:
-            self._note_failure(task, failure)
+            return
+        self._note(Record(*about, failure=(failure.kind, failure.reason)))
 
     def _compile_again(self, task: Task) -> bool:
         """Has the libraries of a task compiled again, with all that is in them; False: they were
         already, and are gone once more."""
-        builds = {candidate.build for candidate in task.candidates}
-        if builds <= self._recompiled:
+        if self._recompiled.issuperset(task.builds):
             return False
-        gone = {self._libraries[build] for build in builds}
+        gone = {self._libraries[build] for build in task.builds}
         lost = [build for build, library in self._libraries.items() if library in gone]
         for build in lost:
             del self._libraries[build]
@@ -287,37 +365,24 @@ class Sweep:
         self._compiling.add(lost)
         return True
 
-    def _note_failure(self, task: Task, failure: Failure) -> None:
-        build = task.candidates[0].build
-        what = {"prove": "proven", "check": "proven"}.get(task.kind, "timed")
-        self.findings.note(
-            "failed",
-            build=build_to_json(build),
-            status=failure.kind,
-            reason=f"while it was {what} on {task.race.problem}: {failure.reason}",
-        )
-
     def _compiled(self, build: Build, compiled: Compiled) -> None:
-        if compiled.error is None:
+        if compiled.facts is not None:
             self._libraries[build] = compiled.library
-        self.findings.note("compiled", build=build_to_json(build), compiled=compiled.to_json())
+        self._note(Record(COMPILE, builds=(build,), compiled=compiled))
 
-    # ---- telling ----
+    # ---- reporting ----
 
-    def _look(self) -> None:
-        """Looks at the races that something happened to; tells which of them are over."""
-        for name in [name for name in self.races if name in self.findings.touched]:
-            race = self.races[name]
-            self._work[name] = race.work()
-            if not race.finished:
-                self._finished.discard(name)
-            elif name not in self._finished:
-                self._finished.add(name)
-                self._tell_finished(race)
-        self.findings.touched.clear()
+    def _report_finished(self) -> None:
+        """Reports the races that are over since they were last looked at."""
+        for state in self.states:
+            before = self._reported_as.get(state.problem)
+            self._reported_as[state.problem] = state
+            if state.finished and not (before is not None and before.finished):
+                self._on_finished(state)
 
     def _work_done(self) -> tuple[float, float]:
-        return tuple(map(math.fsum, zip(*self._work.values(), strict=True)))  # type: ignore[return-value]
+        done, total = zip(*(state.work for state in self.states), strict=True)
+        return math.fsum(done), math.fsum(total)
 
     def _show(self) -> None:
         now = self._clock()
@@ -332,12 +397,10 @@ class Sweep:
         self.progress.update(done / total if total else 1.0, left, self._doing())
 
     def _doing(self) -> str:
-        race = self._task.race if self._task else self._last_race
-        if race is None:
+        if self._last_problem is None:
             return "compiling"
-        standings = race.standings()
-        if not standings:
-            return f"{race.problem}: proving"
-        best = standings[0]
-        rate = race.problem.attn_flop() / best.ms / 1e9
-        return f"{race.problem}: best so far {best.candidate.name}, {rate:.0f} TFLOP/s"
+        state = self._state(self.races[self._last_problem])
+        if not state.ranked:
+            return f"{state.problem}: proving"
+        best = state.ranked[0]
+        return f"{state.problem}: best so far {best.name}, {state.tflops(best):.0f} TFLOP/s"

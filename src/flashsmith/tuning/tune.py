@@ -18,16 +18,14 @@ from flashsmith.printable import quoted
 from flashsmith.runtime import gpu_count, query_gpu
 from flashsmith.time_left import format_seconds
 from flashsmith.tuning.compiling import Compiling
-from flashsmith.tuning.cull import cull_compiled
-from flashsmith.tuning.entry import make_race
 from flashsmith.tuning.journal import Journal
-from flashsmith.tuning.problems import default_problems, mentor_of
-from flashsmith.tuning.progress import SweepProgress
-from flashsmith.tuning.race import Race
+from flashsmith.tuning.problems import default_problems, reference_problem
+from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, states_of
 from flashsmith.tuning.ranking import record_alone, record_beside, write_ranking
 from flashsmith.tuning.runner import Compiler, Runner
-from flashsmith.tuning.space import check_space
-from flashsmith.tuning.sweep import Settings, Sweep
+from flashsmith.tuning.space import check_space, search_space
+from flashsmith.tuning.sweep import Settings, Sweep, SweepProgress
+from flashsmith.tuning.trial import COMPILE, Build, Record, Trials
 from flashsmith.tuning.worker import wait_for_any
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)", re.ASCII)
@@ -37,15 +35,15 @@ _REFRESH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a sweep came to; `interrupted` when Ctrl-C ended it."""
+    """Where a sweep left its races; `interrupted` when Ctrl-C ended it."""
 
-    races: list[Race]
+    races: list[RaceState]
     interrupted: bool
 
     @property
     def ok(self) -> bool:
         """Whether every problem has a winner."""
-        return all(race.standings() for race in self.races)
+        return all(state.ranked for state in self.races)
 
 
 def parse_budget(text: str) -> float:
@@ -63,11 +61,27 @@ def parse_budget(text: str) -> float:
     return float(match.group(1)) * _UNITS[match.group(2)]
 
 
+def make_race(
+    problem: Problem,
+    device: DeviceSpec,
+    key: str | None = None,
+    halving: Halving = DEFAULT_HALVING,
+    reference: Race | None = None,
+    refinements: int = 0,
+) -> Race:
+    """The race between the configs of a space (see search_space) for a problem.
+
+    Raises what ``search_space`` raises.
+    """
+    builds = tuple(Build.of(problem, cfg) for cfg in search_space(problem, device, key))
+    return Race(problem, builds, halving, reference, refinements)
+
+
 def plan_races(
     problems: Sequence[Problem] | None, device: DeviceSpec, key: str, settings: Settings
 ) -> list[Race]:
     """A race for each problem, in their order; of the default ones (None) those that the space has
-    configs for. Long problems follow the lead of shorter ones like them.
+    configs for. Long problems have shorter ones like them as their reference.
 
     Raises what ``search_space`` raises.
     """
@@ -76,15 +90,11 @@ def plan_races(
     races: dict[Problem, Race] = {}
     refused = None
     for problem in sorted(wanted, key=lambda p: p.seq_q):
-        mentor = mentor_of(problem, device, races)
+        shorter = reference_problem(problem, device, races)
+        reference = races[shorter] if shorter is not None else None
         try:
             races[problem] = make_race(
-                problem,
-                device,
-                key,
-                settings.halving,
-                races[mentor] if mentor else None,
-                settings.refinements,
+                problem, device, key, settings.halving, reference, settings.refinements
             )
         except SelectionError as error:
             refused = error
@@ -131,11 +141,11 @@ def tune(
     shipped = WinnersTable.shipped() if table is None else None
     journal = Journal(out / "journal.jsonl", journal_key(runner), fresh=fresh)
 
-    def record(race: Race) -> list[TableError]:
+    def record(state: RaceState) -> list[TableError]:
         failures = []
         for write in (
-            lambda: record_alone(race, runner, out / "winners.json"),
-            lambda: record_beside(race, runner, path, shipped),
+            lambda: record_alone(state, runner, out / "winners.json"),
+            lambda: record_beside(state, runner, path, shipped),
         ):
             try:
                 write()
@@ -143,38 +153,43 @@ def tune(
                 failures.append(error)
         return failures
 
-    def finished(race: Race) -> None:
+    def on_finished(state: RaceState) -> None:
         # What fails is tried once more in the end; the journal has it all.
-        for failure in record(race):
+        for failure in record(state):
             progress.say(str(failure))
-        progress.say(f"done {_outcome(race)}")
+        progress.say(f"done {_outcome(state)}")
 
     interrupted = False
     failures: list[TableError] = []
     began = time.monotonic()
     try:
-        _say_what_is_known(journal, progress)
-        Sweep(races, runner, journal, settings, progress, finished).run()
-    except KeyboardInterrupt:
-        interrupted = True
+        sweep = Sweep(races, runner, journal, settings, progress, on_finished)
+        _report_known(journal, progress)
+        try:
+            sweep.run()
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            try:
+                write_ranking(out, sweep.states, runner)
+            finally:
+                # Also those that were over: a kernel may have been found wrong later, on another
+                # problem.
+                for state in sweep.states:
+                    failures += record(state)
+                forget_choices()
     finally:
         journal.close()
-        try:
-            write_ranking(out, races, runner)
-        finally:
-            # Also those that were told: a kernel may have been found out later, on another problem.
-            for race in races:
-                failures += record(race)
-            forget_choices()
     if failures:
         raise TableError(
-            f"{failures[0]}\nThe ranking is in {out}; mend this, and run again to enter it"
+            f"{failures[0]}\nThe ranking is in {out}; correct this, and run again to enter it"
         )
-    _say_who_had_no_final(races, out, progress)
-    won = sum(bool(race.standings()) for race in races)
+    states = sweep.states
+    _report_undecided(states, out, progress)
+    won = sum(bool(state.ranked) for state in states)
     took = format_seconds(time.monotonic() - began)
-    progress.say(f"{won} of {len(races)} problems have a winner, in {took}")
-    return Tuned(list(races), interrupted)
+    progress.say(f"{won} of {len(states)} problems have a winner, in {took}")
+    return Tuned(states, interrupted)
 
 
 def build_ahead(
@@ -183,12 +198,14 @@ def build_ahead(
     device: DeviceSpec,
     settings: Settings,
     progress: SweepProgress,
-) -> None:
-    """Compiles everything that the races would, and culls by what the compiler says.
+) -> list[RaceState]:
+    """Compiles everything that the races would; where they are after that: what the compiler's
+    reports speak against is culled.
 
     Raises CompileError when nothing can be compiled.
     """
-    builds = dict.fromkeys(c.build for race in races for c in race.field)
+    known = Trials(device, settings.max_spill)
+    builds = dict.fromkeys(b for state in states_of(races, known) for b in state.wanted)
     compiling = Compiling(compiler, settings.jobs, settings.compile_patience)
     began, done = time.monotonic(), 0
     try:
@@ -198,13 +215,7 @@ def build_ahead(
             wait_for_any(compiling.workers, _REFRESH_SECONDS)
             for build, compiled in compiling.collect():
                 done += 1
-                reason = cull_compiled(build.config, compiled, device, settings.max_spill)
-                for race in races:
-                    candidate = race.candidates.get(str(build.config))
-                    if candidate is not None and candidate.build == build:
-                        candidate.compiled = compiled
-                        if reason is not None:
-                            candidate.drop("culled", reason)
+                known.add(Record(COMPILE, builds=(build,), compiled=compiled))
             pace = (time.monotonic() - began) / max(1, done)
             left = pace * (len(builds) - done) if done else math.inf
             progress.update(
@@ -214,6 +225,7 @@ def build_ahead(
             )
     finally:
         compiling.stop()
+    return states_of(races, known)
 
 
 def journal_key(runner: Runner) -> str:
@@ -221,20 +233,20 @@ def journal_key(runner: Runner) -> str:
     return "; ".join(f"{name}: {value}" for name, value in sorted(runner.environment.items()))
 
 
-def _say_what_is_known(journal: Journal, progress: SweepProgress) -> None:
+def _report_known(journal: Journal, progress: SweepProgress) -> None:
     if journal.records:
         progress.say(f"going on from {len(journal.records)} records in {journal.path}")
     if journal.foreign:
         progress.say(
-            f"{journal.foreign} records in {journal.path} are of another GPU, driver or version "
-            "and do not count"
+            f"{journal.foreign} records in {journal.path} are of another GPU, driver, sources or "
+            "protocol and do not count"
         )
     if journal.damaged:
         progress.say(f"{journal.damaged} lines of {journal.path} cannot be read and do not count")
 
 
-def _say_who_had_no_final(races: Sequence[Race], out: Path, progress: SweepProgress) -> None:
-    count = sum(bool(race.standings()) and not race.decided for race in races)
+def _report_undecided(states: Sequence[RaceState], out: Path, progress: SweepProgress) -> None:
+    count = sum(bool(state.ranked) and not state.decided for state in states)
     if count:
         progress.say(
             f"{count} problems had no final: their winners are in {out / 'winners.json'} only; run "
@@ -242,10 +254,8 @@ def _say_who_had_no_final(races: Sequence[Race], out: Path, progress: SweepProgr
         )
 
 
-def _outcome(race: Race) -> str:
-    standings = race.standings()
-    if not standings:
-        return f"{race.problem}: no kernel works"
-    best = standings[0]
-    rate = race.problem.attn_flop() / best.ms / 1e9
-    return f"{race.problem}: {best.candidate.name}, {best.ms:.4f} ms, {rate:.0f} TFLOP/s"
+def _outcome(state: RaceState) -> str:
+    if not state.ranked:
+        return f"{state.problem}: no kernel works"
+    best = state.ranked[0]
+    return f"{state.problem}: {best.name}, {best.ms:.4f} ms, {state.tflops(best):.0f} TFLOP/s"

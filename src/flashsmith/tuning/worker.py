@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import math
 import os
 import pickle
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_connections
+from operator import methodcaller
+from types import FrameType
 from typing import Any, Literal
-
-from flashsmith.tuning.served import READY, RETURNED
 
 FailureKind = Literal["crash", "hang", "error", "startup"]
 # Of a CUDA context and PyTorch on a cold disk.
@@ -25,11 +29,13 @@ STARTUP_SECONDS = 300.0
 _GRACE_SECONDS = 5.0
 _DEATH_SECONDS = 60.0
 _SHOWN_CHARACTERS = 500
+_READY, _RETURNED, _RAISED = "ready", "returned", "raised"
+_PR_SET_PDEATHSIG = 1
 # A script without a `__main__` guard must not run a second time, which rules multiprocessing out.
 _PROGRAM = """
 import sys
 sys.path[:] = {path!r}
-from flashsmith.tuning.served import serve
+from flashsmith.tuning.worker import serve
 serve({descriptor}, {parent}, {gentle})
 """
 
@@ -110,11 +116,11 @@ class Worker:
         try:
             while self._connection.poll():
                 kind, value = self._connection.recv()
-                if kind == READY:
+                if kind == _READY:
                     self._started = True
                     self._send()
                     continue
-                if kind == RETURNED:
+                if kind == _RETURNED:
                     self._deadline = None
                     return Outcome(value)
                 raised, reason = value
@@ -148,7 +154,7 @@ class Worker:
             process.wait(_DEATH_SECONDS)
         self._words.close()
 
-    # ---- inside ----
+    # ---- the process ----
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -212,3 +218,56 @@ def wait_for_any(workers: Iterable[Worker], seconds: float) -> None:
         wait_for_connections(connections, max(0.0, min(seconds, left)))
     else:
         time.sleep(seconds)
+
+
+# ---- inside the process ----
+
+
+def serve(descriptor: int, parent: int, gentle: bool) -> None:
+    """Answers on the socket `descriptor` for the process `parent`, one call at a time.
+
+    The first message is the pickled target, whose ``open()`` is called; every other one is
+    (method, arguments). Ends when the parent hangs up, dies, or sends SIGTERM. A `gentle` process
+    unwinds then, so that it can end its own children.
+    """
+    _die_with(parent, signal.SIGTERM if gentle else signal.SIGKILL)
+    if gentle:
+        signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with Connection(descriptor) as connection:
+        try:
+            target = pickle.loads(connection.recv_bytes())
+            _answer(connection, _READY, target.open)
+            while True:
+                method, arguments = connection.recv()
+                _answer(connection, _RETURNED, methodcaller(method, *arguments), target)
+        except (EOFError, ConnectionError):
+            pass
+    # Nothing here is worth the minutes that tearing down a broken GPU context can take.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _answer(connection: Connection, kind: str, function: Any, *arguments: Any) -> None:
+    answer: tuple[str, Any]
+    try:
+        answer = (kind, function(*arguments))
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(place.filename)}, line {place.lineno}, in {place.name}"
+        name = type(error).__name__
+        answer = (_RAISED, (name, f"{name}: {error} ({where})"))
+    connection.send(answer)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
+
+
+def _die_with(parent: int, signum: int) -> None:
+    """Has the kernel end this process when its parent ends, however that happens."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel knew
+        os._exit(0)

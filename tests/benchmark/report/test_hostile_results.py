@@ -9,28 +9,24 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from ablations import TIMED
 from hostile_results import ESCAPE, HOSTILE, MATH, damaged, good_files
-from ladders import TIMED
 from sample_rows import ROOFLINE, bench_rows, row, search_rows
 from test_page import Reader
 
 from flashsmith.benchmark.charts import LIGHT, png_bytes
 from flashsmith.benchmark.measurement_files import GrowingFile
-from flashsmith.benchmark.report import make_page, pictures, read_results, write_page
-from flashsmith.benchmark.report.pictures import Picture
+from flashsmith.benchmark.progression_plot import draw_ablation
+from flashsmith.benchmark.report import make_page, read_results, write_page
+from flashsmith.benchmark.report.page import LIMITS
 from flashsmith.benchmark.report.results import Results
 from flashsmith.benchmark.rows import BenchRow, write_rows
 from flashsmith.errors import ArgumentError
 
 GOOD = good_files()
-PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (800).to_bytes(4, "big")
-
-
-def undrawn(slug: str, draw: Any, alt: str, caption: str) -> Picture:
-    return Picture(slug, PNG, PNG, alt, caption)
 
 
 def complaints(path: Path) -> Iterator[str]:
@@ -39,7 +35,7 @@ def complaints(path: Path) -> Iterator[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             results = read_results([path])
-            text = make_page(replace(results, rooflines=(*results.rooflines, ROOFLINE))).html
+            page = make_page(replace(results, rooflines=(*results.rooflines, ROOFLINE)))
     except ArgumentError as error:
         said = str(error)
         if not said.isprintable():
@@ -52,11 +48,27 @@ def complaints(path: Path) -> Iterator[str]:
     except Exception as error:
         yield f"{type(error).__name__}: {str(error)[:300]}"
         return
+    for name, chart in page.charts.items():
+        yield from (f"{name}: {complaint}" for complaint in complaints_of_chart(chart))
+    text = page.html
     text.encode()
     if not text.replace("\n", "").isprintable():
         yield "the page has control characters"
     if "<img src=" + HOSTILE[10:20] in text or text.count("</script>") != 1:
         yield "a file's text is markup of the page"
+
+
+def complaints_of_chart(text: str) -> Iterator[str]:
+    """What is wrong with an SVG file."""
+    try:
+        chart = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        yield f"no XML: {error}"
+        return
+    for shape in chart.iter():
+        for name, value in shape.attrib.items():
+            if re.search(r"\b(nan|inf)\b", value) and name != "aria-label":
+                yield f"{name}={value!r}"
 
 
 def wrong_with(count: int, folder: Path, seed: int) -> list[str]:
@@ -72,18 +84,9 @@ def wrong_with(count: int, folder: Path, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [400, pytest.param(6000, marks=pytest.mark.full)])
-def test_a_damaged_file_is_a_page_or_one_line(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pictures, "_picture", undrawn)
+def test_a_damaged_file_is_a_page_or_one_line(count: int, tmp_path: Path) -> None:
     wrong = wrong_with(count, tmp_path, seed=1411)
     assert not wrong, f"{len(wrong)} of {count}:\n" + "\n".join(wrong[:30])
-
-
-@pytest.mark.full
-def test_a_damaged_file_is_drawn_or_refused(tmp_path: Path) -> None:
-    wrong = wrong_with(400, tmp_path, seed=1412)
-    assert not wrong, f"{len(wrong)} of 400:\n" + "\n".join(wrong[:30])
 
 
 def test_the_files_are_sound_before_they_are_damaged(tmp_path: Path) -> None:
@@ -99,50 +102,69 @@ def test_the_files_are_sound_before_they_are_damaged(tmp_path: Path) -> None:
 NAMES = ("$", "a $b$ c", MATH, ESCAPE, "日本語 \U0001f600", "\ufffd\u0378", " ")
 
 
-def drawn_once(slug: str, draw: Any, alt: str, caption: str) -> Picture:
-    """One of the two themes is enough."""
-    return Picture(slug, png_bytes(draw(LIGHT)), PNG, alt, caption)
+@pytest.mark.parametrize("name", ["x" * 3000, ESCAPE + MATH, HOSTILE, *NAMES])
+def test_any_name_can_be_shown(name: str) -> None:
+    """In every kind of chart and table: as text, not as markup."""
+    rows = [replace(one, gpu=name, semantics=name, protocol=name) for one in bench_rows()[:8]]
+    rows += [replace(one, contender=name, kind="peer") for one in rows[:3]]
+    rows += [replace(one, gpu=name) for one in bench_rows()[:4]]
+    rows += [row(f"{name} {n}", 4096, 100.0 + n, dtype=name, d=64) for n in range(6)]
+    rows += [replace(one, config=f"{one.config}+{name}") for one in search_rows()[:8]]
+    steps = tuple(replace(step, config=name) for step in TIMED.steps)
+    ablation = replace(TIMED, peer=name, counted=name, device=name, steps=steps)
+    rooflines = (replace(ROOFLINE, gpu=name),)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        page = make_page(Results(rows=tuple(rows), rooflines=rooflines, ablations=(ablation,)))
+    assert len(page.charts) >= 4
+    reader = Reader()
+    reader.feed(page.html)
+    assert reader.stack == []
+    for text in (page.html, *page.charts.values()):
+        assert text.replace("\n", "").isprintable()
+        assert HOSTILE not in text
+    assert [one for chart in page.charts.values() for one in complaints_of_chart(chart)] == []
 
 
 @pytest.mark.parametrize(
     "name",
     ["x" * 3000, ESCAPE + MATH, *(pytest.param(name, marks=pytest.mark.full) for name in NAMES)],
 )
-def test_any_name_can_be_drawn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every kind of chart: as text, not as a formula."""
-    monkeypatch.setattr(pictures, "_picture", drawn_once)
-    rows = [replace(one, gpu=name, semantics=name, protocol=name) for one in bench_rows()[:8]]
-    rows += [row(f"{name} {n}", 4096, 100.0 + n, dtype=name, d=64) for n in range(6)]
-    rows += [replace(one, config=f"{one.config}+{name}") for one in search_rows()[:8]]
+def test_any_name_can_be_drawn_with_matplotlib(name: str) -> None:
+    """As text, not as a formula."""
     steps = tuple(replace(step, config=name) for step in TIMED.steps)
-    ladder = replace(TIMED, peer=name, counted=name, device=name, steps=steps)
-    rooflines = (replace(ROOFLINE, gpu=name),)
+    ablation = replace(TIMED, peer=name, counted=name, device=name, steps=steps)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        page = make_page(Results(rows=tuple(rows), rooflines=rooflines, ladders=(ladder,)))
-    assert len(page.pictures) >= 4
-    reader = Reader()
-    reader.feed(page.html)
-    assert reader.stack == []
-    assert page.html.replace("\n", "").isprintable()
+        assert png_bytes(draw_ablation(ablation, LIGHT)).startswith(b"\x89PNG")
 
 
 def test_a_long_name_is_a_files_name(tmp_path: Path) -> None:
     rows = [replace(one, semantics="x" * 3000) for one in bench_rows()[:4]]
     written = write_page(make_page(Results(rows=tuple(rows))), tmp_path / "page.html")
-    assert len(written) == 2
-    assert len(written[1].name) < 120
+    assert len(written) == 3
+    assert all(len(path.name) < 120 for path in written)
 
 
-def test_more_than_can_be_drawn_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "_picture", undrawn)
-    rows = [row("ours", 1024, 300.0, d=8 * n) for n in range(1, 141)]
+def test_figures_of_any_size_are_drawn() -> None:
+    for rates in ((1e-12, 1e12), (1e12, 1e12), (1e-12, 1e-12)):
+        rows = []
+        for seq, rate in zip((512, 1024), rates, strict=True):
+            rows += [row(seq=seq, tflops=rate), row("fa2", seq, 1e3), row("cudnn", seq, 1e-12)]
+            rows += [row(f"(FP16, 128, 64, {n}, 4): x", seq, rate * (n + 1) ** n) for n in range(9)]
+        page = make_page(Results(rows=tuple(rows), rooflines=(ROOFLINE,)))
+        assert [one for chart in page.charts.values() for one in complaints_of_chart(chart)] == []
+
+
+def test_more_than_can_be_shown_is_left_out_and_said() -> None:
+    rows = [row(name, 1024, 300.0, d=8 * n) for n in range(1, 141) for name in ("ours", "fa2")]
     page = make_page(Results(rows=tuple(rows)))
-    assert len(page.pictures) == pictures.MOST_CHARTS
+    assert len(page.charts) == 1 + LIMITS["charts"]
+    assert "110 more rows are in the table." in page.html
     assert "40 more charts are left out." in page.html
     peers = [row(f"peer {n}", 1024, 100.0 + n, kind="peer") for n in range(20)]
     page = make_page(Results(rows=(row(), *peers)))
-    assert "8 more peers are in the table." in page.html
+    assert "8 more peers are left out." in page.html
     tiles = [f"(FP16, 128, {8 * n}, 64, 4): async+load_{n % 2}_0_0_tiles" for n in range(1, 60)]
     searched = [row(tile, 4096, 100.0 + n, protocol="final") for n, tile in enumerate(tiles)]
     assert "19 slower tiles are left out." in make_page(Results(rows=tuple(searched))).html
@@ -198,8 +220,8 @@ def test_a_failure_whose_time_is_no_figure_is_shown(tmp_path: Path) -> None:
         ("rows.json", ('"note": ""', '"note": {}'), r", row 1: note=\{\} is no str"),
         ("rows.json", ("1024", "1" * 5000), r": cannot be read: it has a number of 5,000"),
         ("rows.json", ('"ours"', r'"\ud800"'), r": cannot be read: a text in it has a lone"),
-        ("ladder.json", ('"registers": 170', '"registers": "1"'), r": step 1 .*registers='1'"),
-        ("ladder.json", ('"ms": 39.0', '"ms": 0'), r": step 1 .*: ms is 0, not finite"),
+        ("ablation.json", ('"registers": 170', '"registers": "1"'), r": step 1 .*registers='1'"),
+        ("ablation.json", ('"ms": 39.0', '"ms": 0'), r": step 1 .*: ms is 0, not finite"),
         ("roofline.json", ('"rate": 500.0', '"rate": "nan"'), r": .*ceiling 2: rate is nan"),
         ("run.json", ('"kernels": [', '"kernels": [3, '), r": kernel 1: "),
         ("profile.csv", ("812.5", "inf"), r", row 1: duration_us='inf' is no float"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from ladders import LADDER, PLAIN, TIMED
+from ablations import ABLATION, PLAIN, TIMED
 from sample_rows import (
     CONFIG,
     HOSTILE,
@@ -22,18 +24,19 @@ from sample_rows import (
     wrong_row,
 )
 
-from flashsmith.benchmark.report import make_page, write_page
-from flashsmith.benchmark.report.html import Html, element, join
+from flashsmith.benchmark.report import make_page, read_results, write_page
+from flashsmith.benchmark.report.page import page_templates
 from flashsmith.benchmark.report.results import Results, Source
-from flashsmith.benchmark.report.table import Entry, number, table
-from flashsmith.benchmark.rows import BenchRow
-from flashsmith.errors import ArgumentError
+from flashsmith.errors import ArgumentError, DependencyError
+
+RAW = Path(__file__).parents[3] / "benchmarks" / "h200"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 class Reader(HTMLParser):
     """Checks that every element is closed, and keeps the text of each section's cells."""
 
-    VOID = ("meta", "link", "img", "source", "br")
+    VOID = ("meta", "link")
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +44,7 @@ class Reader(HTMLParser):
         self.section = ""
         self.cells: dict[str, list[str]] = {}
         self.notes: list[str] = []
-        self.images: list[dict[str, str | None]] = []
+        self.charts: list[dict[str, str | None]] = []
         self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -49,8 +52,8 @@ class Reader(HTMLParser):
         self.links += [str(facts[name]) for name in ("src", "srcset", "href") if name in facts]
         if tag == "section":
             self.section = facts["id"] or ""
-        if tag == "img":
-            self.images.append(facts)
+        if tag == "svg":
+            self.charts.append(facts)
         if tag in ("td", "th"):
             self.cells.setdefault(self.section, []).append("")
         if tag == "p":
@@ -89,7 +92,7 @@ def read(results: Results) -> Reader:
 def full() -> Results:
     return Results(
         rows=(*bench_rows(), wrong_row(), *search_rows()),
-        ladders=(TIMED,),
+        ablations=(TIMED,),
         profiles=(PROFILED, replace(PROFILED, verdict="error", note="needs 300 KiB")),
         rooflines=(ROOFLINE,),
         sources=(Source(Path("x/rows.csv"), "benchmark rows", 3),),
@@ -99,32 +102,12 @@ def full() -> Results:
 PLAIN_RESULTS = Results(rows=tuple(bench_rows()))
 
 
-# --- HTML ----------------------------------------------------------------------------------------
-
-
-def test_text_is_escaped_once_and_markup_is_not() -> None:
-    assert element("b", "<&\"'") == "<b>&lt;&amp;&quot;&#x27;</b>"
-    assert element("p", element("b", "&")) == "<p><b>&amp;</b></p>"
-    assert element("td", "x", title='"<', class_="a", data_value=1.5) == (
-        '<td title="&quot;&lt;" class="a" data-value="1.5">x</td>'
-    )
-    assert element("img", alt="", hidden=True, width=None, height=False) == '<img alt="" hidden>'
-    assert join(["<", Html("<i>")]) == "&lt;<i>"
-
-
-def test_a_column_with_a_figure_aligns_right_and_sorts_by_it() -> None:
-    text = table("t", ["name", "rate"], [("a", number(1234.5, 1)), ("b", Entry("–"))])
-    assert '<th scope="col">name</th><th scope="col" class="figure">rate</th>' in text
-    assert '<td class="figure" data-value="1234.5">1,234.5</td>' in text
-    assert '<td class="figure">–</td>' in text
-
-
 # --- what is on the page -------------------------------------------------------------------------
 
 
 def test_nothing_of_the_page_is_elsewhere(full: Results) -> None:
     page, reader = page_of(full), read(full)
-    assert len(reader.links) > 15
+    assert len(reader.links) > 10
     assert all(link.startswith(("data:", "#")) for link in reader.links)
     assert "default-src 'none'" in unescape(page)
     assert not re.search(r"url\(|@import", page)
@@ -138,35 +121,81 @@ def test_a_hostile_name_is_only_text(full: Results) -> None:
     assert titled.count("&lt;img src=") == 2
 
 
-def test_every_image_says_what_it_shows(full: Results) -> None:
-    images = read(full).images
-    # Full, causal, the ladder, the space, the roofline.
-    assert len(images) == 5
-    assert images[0]["alt"] == (
-        "TFLOP/s by length, d 128, fp16, full, 16 heads: ours 360, fa2 327, cudnn 540"
+def test_every_chart_says_what_it_shows(full: Results) -> None:
+    charts = read(full).charts
+    # Ratios, full, causal, the roofline.
+    assert len(charts) == 4
+    assert charts[0]["aria-label"] == (
+        "Throughput of flashsmith over that of its peers: 12 ratios in 2 rows"
     )
+    assert charts[1]["aria-label"] == (
+        "TFLOP/s by length, d 128, fp16, full, 16 heads: 360 flashsmith, 327 fa2, 540 cudnn"
+    )
+
+
+def test_nobody_reads_ours(full: Results) -> None:
+    """Files call flashsmith's rows 'ours': whose they are is not said on a page."""
+    text = re.sub(r"<(script|style)>.*?</\1>", "", page_of(full), flags=re.S)
+    assert "flashsmith" in text
+    assert not re.search(r"\bours?\b", text)
+
+
+def test_the_overview_has_ratios_by_head_dimension_and_mask(full: Results) -> None:
+    cells = read(full).cells["overview"]
+    assert cells[:10] == [
+        "head dimension, mask", "problems", "TFLOP/s from", "to", "/ fa2", "least", "most",
+        "/ cudnn", "least", "most",
+    ]  # fmt: skip
+    assert cells[10:20] == [
+        "d 128, causal", "3", "280", "300", "1.10", "1.10", "1.10", "0.67", "0.67", "0.67",
+    ]  # fmt: skip
+    assert cells[20] == "d 128, full"
 
 
 def test_the_problems_have_their_ratios_and_config(full: Results) -> None:
     cells = read(full).cells["problems"]
-    headings = cells[: cells.index("W") + 1]
+    headings = cells[: cells.index("config") + 1]
     assert headings == [
-        "problem", "length", "batch", "ours", "fa2", "cudnn", "ours/fa2", "ours/cudnn",
-        "ours/best", "config", "spread", "MHz", "W",
+        "problem", "flashsmith", "fa2", "cudnn", "/ fa2", "/ cudnn", "/ best", "spread", "MHz", "W",
+        "config",
     ]  # fmt: skip
-    first = cells[cells.index("1024") - 1 :][: len(headings)]
-    assert first == [
-        "d 128, fp16, full, 16 heads", "1024", "16", "340", "309", "510", "1.10", "0.67", "0.67",
-        CONFIG, "1.0%", "1,600", "650",
+    first = cells[cells.index("d 128, fp16, full, 16 heads, 16 x 1024") :][: len(headings)]
+    assert first[1:] == [
+        "340", "309", "510", "1.10", "0.67", "0.67", "1.0%", "1,600", "650", CONFIG,
     ]  # fmt: skip
     assert cells[-3:] == ["flash_attn_3", "not installed", "6"]
 
 
+def test_a_wrong_output_stands_in_place_of_a_rate() -> None:
+    bad = row("fa2", verdict="fail", note=HOSTILE)
+    page = page_of(Results(rows=(row(), bad, row("fa2", 512))))
+    assert re.search(r'<td class="n bad" title="&lt;img [^"]*">FAIL</td>', page)
+    page = page_of(Results(rows=(replace(row(), verdict="error"), row("cudnn"))))
+    assert '<td class="n bad" title="">ERROR</td>' in page
+
+
+def test_rows_and_charts_say_what_filters_choose_by(full: Results) -> None:
+    page = page_of(full)
+    assert '<tr data-d="128" data-dtype="fp16" data-mask="causal"><th scope="row">' in page
+    assert '<figure data-d="128" data-dtype="fp16" data-mask="causal">' in page
+    # A roofline has kernels of all masks.
+    assert '<figure data-d="128" data-dtype="fp16">' in page
+
+
+def test_a_long_table_says_what_is_left_out() -> None:
+    rows = tuple(row(d=8 * n, verdict="fail", note="o") for n in range(1, 1600))
+    reader = read(Results(rows=rows))
+    assert reader.cells["failures"].count("fail") == 1500
+    assert "99 more rows are left out." in reader.notes
+
+
 def test_failures_are_listed_with_their_reason(full: Results) -> None:
-    results = replace(full, ladders=(replace(LADDER, steps=(replace(PLAIN, problems=("NaN",)),)),))
+    results = replace(
+        full, ablations=(replace(ABLATION, steps=(replace(PLAIN, problems=("NaN",)),)),)
+    )
     cells = read(results).cells["failures"]
     assert f"output is {HOSTILE}" in cells
-    assert [PLAIN.config, "the ladder on NVIDIA H200", "fail", "NaN"] == cells[-4:]
+    assert [PLAIN.config, "ablation on NVIDIA H200", "fail", "NaN"] == cells[-4:]
     assert 'class="bad">2<small>of ' in page_of(results)
 
 
@@ -179,19 +208,38 @@ def test_all_is_well_says_so() -> None:
 def test_the_search_tells_what_became_of_its_configs(full: Results) -> None:
     reader = read(full)
     assert "The search: 16 measured, 1 wrong, 1 dropped." in reader.notes
-    assert "wrong: o[0]" in reader.cells["space"][-1]
+    cells = reader.cells["space"]
+    assert "wrong: o[0]" in cells
+    at = cells.index("d 128, fp16, full, 16 heads, 16 x 4096", cells.index("best config"))
+    assert cells[at + 1 : at + 9] == ["mma_sync", "8", "1", "1", "335", "99.7%", "80.9%", "79.7%"]
 
 
-def test_the_ladders_table_and_its_changes(full: Results) -> None:
+def test_of_a_large_search_the_best_are_listed_and_the_rest_is_counted() -> None:
+    rows = [
+        replace(one, d=8 * d, config=config, contender=config, tflops=100.0 + n)
+        for d in range(1, 201)
+        for n in range(8)
+        for one in [row(protocol="final")]
+        for config in [f"(FP16, {8 * d}, 64, {n}, 4): async"]
+    ]
+    reader = read(Results(rows=tuple(rows)))
+    text = "1,000 slower configs are left out; the files have them, and the table above counts them"
+    assert f"{text}." in reader.notes
+    assert "100 more heat maps are left out." in reader.notes
+    assert reader.cells["space"].count("107.0") == 200
+    assert reader.cells["space"].count("104.0") == 0
+
+
+def test_an_ablations_table_and_its_changes(full: Results) -> None:
     assert "<li><code>+ swizzled</code>: time x 0.21; registers 170 -&gt; 174;" in page_of(full)
-    assert "75.0%" in read(full).cells["ladder"]
+    assert read(full).cells["ablation"][-11:-7] == ["2. + swizzled", "250", "75.0%", "8.000"]
 
 
 def test_the_roofline_places_kernels_below_their_tightest_ceiling(full: Results) -> None:
     cells = read(full).cells["roofline"]
     at = cells.index("mma.sync fed by ldmatrix, 32 rows a warp, fp16")
-    assert cells[at - 3 : at + 3] == [
-        CONFIG, "340", "512", "mma.sync fed by ldmatrix, 32 rows a warp, fp16", "500", "68.0%",
+    assert cells[at - 2 : at + 4] == [
+        "340", "512", "mma.sync fed by ldmatrix, 32 rows a warp, fp16", "500", "68.0%", CONFIG,
     ]  # fmt: skip
 
 
@@ -199,7 +247,7 @@ def test_a_config_that_no_longer_parses_is_not_placed() -> None:
     rows = [replace(one, config="(FP99, 1): x") for one in bench_rows()]
     reader = read(Results(rows=tuple(rows), rooflines=(ROOFLINE,)))
     assert "roofline" not in reader.cells
-    assert len(reader.images) == 2
+    assert len(reader.charts) == 3
 
 
 def test_without_a_roofline_the_command_is_named() -> None:
@@ -223,9 +271,12 @@ def test_one_environment_is_listed_without_alarm(full: Results) -> None:
 def test_mixed_environments_are_flagged_and_kept_apart() -> None:
     reader = read(Results(rows=(*bench_rows(), *elsewhere(bench_rows()))))
     assert any("2 environments, which differ in: GPU, driver." in note for note in reader.notes)
-    assert "1: NVIDIA H100, v0.1-2-gabc, interleaved" in reader.cells["problems"]
-    # A chart for each GPU and mask.
-    assert len(reader.images) == 4
+    assert "NVIDIA H100" in reader.cells["problems"]
+    # Ratios, and a chart for each GPU and mask, which its title names.
+    assert len(reader.charts) == 5
+    assert reader.charts[1]["aria-label"].startswith(
+        "TFLOP/s by length, d 128, fp16, full, 16 heads, NVIDIA H100: "
+    )
 
 
 def test_rows_without_an_environment_say_so() -> None:
@@ -236,10 +287,14 @@ def test_rows_without_an_environment_say_so() -> None:
     assert "environment" not in reader.cells
 
 
-def test_a_ladder_alone_is_a_page() -> None:
-    reader = read(Results(ladders=(LADDER,)))
-    assert set(reader.cells) == {"ladder", "files"}
-    assert len(reader.images) == 1
+def test_an_ablation_alone_is_a_page() -> None:
+    reader = read(Results(ablations=(ABLATION,)))
+    assert set(reader.cells) == {"ablation", "files"}
+    assert reader.charts == []
+
+
+def test_no_results_are_a_page() -> None:
+    assert set(read(Results()).cells) == {"files"}
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -250,10 +305,15 @@ def test_the_charts_lie_beside_the_page(full: Results, tmp_path: Path) -> None:
     written = write_page(make_page(full), out)
     assert written[0] == out
     names = [path.name for path in written[1:]]
-    assert [path.parent for path in written[1:]] == [tmp_path / "new" / "page-charts"] * 5
+    assert [path.parent for path in written[1:]] == [tmp_path / "new" / "page-charts"] * 4
     assert names == sorted(set(names))
-    assert names[0] == "01-throughput-d-128-fp16-full-16-heads-b16.png"
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written[1:])
+    assert names[1] == "002-d-128-fp16-full-16-heads.svg"
+    for path in written[1:]:
+        chart = ElementTree.parse(path).getroot()
+        assert chart.tag == "{http://www.w3.org/2000/svg}svg"
+        # Its colours are in it, its title is, and points say what they are.
+        assert "--c0: #" in path.read_text()
+        assert len(list(chart.iter("{http://www.w3.org/2000/svg}title"))) > 2
 
 
 def test_the_same_results_give_the_same_page(full: Results) -> None:
@@ -270,7 +330,7 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 def test_charts_are_not_written_where_a_link_leads(full: Results, tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
-    (photos / "01-holiday.png").write_bytes(b"mine")
+    (photos / "001-holiday.svg").write_bytes(b"mine")
     (tmp_path / "page-charts").symlink_to(photos)
     with pytest.raises(ArgumentError, match=r"cannot be written: .*symbolic link"):
         write_page(make_page(full), tmp_path / "page.html")
@@ -281,16 +341,22 @@ def test_charts_of_an_earlier_page_go(full: Results, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     charts = tmp_path / "page-charts"
     write_page(make_page(full), out)
-    (charts / "99-of-an-earlier-page.png").touch()
-    (charts / "mine.png").touch()
+    (charts / "099-of-an-earlier-page.svg").touch()
+    (charts / "99-of-an-earlier-version.png").touch()
+    (charts / "mine.svg").touch()
     written = write_page(make_page(full), out)
-    assert set(charts.iterdir()) == {*written[1:], charts / "mine.png"}
+    assert set(charts.iterdir()) == {*written[1:], charts / "mine.svg"}
 
 
-def key_figures(rows: list[BenchRow]) -> str:
-    html = make_page(Results(rows=tuple(rows))).html
-    keys = html[html.index('class="key"') : html.index("</dl>")]
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", keys)).split())
+def test_without_jinja2_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    page_templates.cache_clear()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(DependencyError, match=r"the report needs Jinja2.*\.\[cli\]"):
+        make_page(Results())
+
+
+def text_of(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
 
 
 def test_the_key_figures_are_of_one_version_and_say_so() -> None:
@@ -302,19 +368,30 @@ def test_the_key_figures_are_of_one_version_and_say_so() -> None:
         else one
         for one in (replace(one, revision="v1") for one in bench_rows())
     ]
-    alone, both = key_figures(new), key_figures([*old, *new])
-    assert "ours / fa2 1.100 " in alone
-    assert "ours / fa2 1.100 " in both
-    assert " alone" not in alone
-    assert "6 of 6 problems; of v2 alone (older, not in it: v1 0.550 in 6)" in both
+    old.append(row(seq=2048, revision="v1", tflops=1.0))
+    alone, both = (make_page(Results(rows=tuple(rows))).html for rows in (new, [*old, *new]))
+    for page in (alone, both):
+        tiles = text_of(page[page.index('class="tiles"') : page.index("</dl>")])
+        assert "flashsmith / fa2 1.100 geometric mean" in tiles
+        assert "ahead in 6 of 6 problems" in tiles
+    said = "The key figures are of v2 alone, the version that was measured last."
+    assert said not in alone
+    assert said in both
+    assert "v2 2026-11-22 6 1.100 0.667 v1 2026-11-21 7 0.550 0.333" in text_of(both)
+    # The ratios by kind are of each problem's last version, the charts name theirs.
+    assert "d 128, full 4 1 360 1.10" in text_of(both)
+    assert "<h3>d 128, fp16, full, 16 heads, v1</h3>" in both
 
 
-def test_every_chart_is_a_step() -> None:
-    """Drawing takes a second or so for each: a folder of results has hundreds."""
-    steps: list[tuple[str, int, int]] = []
-    page = make_page(
-        Results(rows=tuple(bench_rows())),
-        step=lambda what, done, total: steps.append((what, done, total)),
-    )
-    assert len(page.pictures) == 2
-    assert steps == [("drawing charts", done, 2) for done in (0, 1, 2)]
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("full", "d 128, fp16, full, 16 heads, csrc 51bdeeddc9db"),
+        ("causal", "d 128, fp16, causal, 16 heads"),
+    ],
+)
+def test_the_charts_of_the_documents_are_those_of_the_committed_rows(name: str, title: str) -> None:
+    """`flashsmith report attention-speed.csv` writes them; copy them again where they differ."""
+    charts = make_page(read_results([RAW / "attention-speed.csv"])).charts.values()
+    (chart,) = (chart for chart in charts if f">{title}</text>" in chart)
+    assert chart == (DOCS / f"speed-d128-{name}.svg").read_text(encoding="utf-8")

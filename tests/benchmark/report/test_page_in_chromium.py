@@ -1,4 +1,4 @@
-"""The page in a real browser: it shows, fetches nothing, complains about nothing, sorts, adapts."""
+"""The page in a real browser: it shows, fetches nothing, sorts, filters and adapts, no error."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ablations import TIMED
 from chromium import Chromium, find_chromium
-from ladders import TIMED
 from sample_rows import PROFILED, ROOFLINE, bench_rows, elsewhere, search_rows, wrong_row
 
 from flashsmith.benchmark.report import make_page, write_page
@@ -22,13 +22,14 @@ pytestmark = pytest.mark.skipif(
 
 RESULTS = Results(
     rows=(*bench_rows(), *elsewhere(bench_rows()), wrong_row(), *search_rows()),
-    ladders=(TIMED,),
+    ablations=(TIMED,),
     profiles=(PROFILED,),
     rooflines=(ROOFLINE,),
     sources=(Source(Path("rows.csv"), "benchmark rows", 44),),
 )
-IMAGES = "Promise.all([...document.images].map(i => i.decode().then(() => i.naturalWidth)))"
-COLUMN = "[...document.querySelectorAll('#problems tbody tr')].map(r => r.cells[{}].textContent)"
+TABLES = 13
+ROWS = "[...document.querySelector('#problems tbody').rows]"
+COLUMN = ROWS + ".map(r => r.cells[{}].textContent)"
 
 
 @pytest.fixture(scope="module")
@@ -51,27 +52,60 @@ def browser(page: Path) -> Iterator[Chromium]:
 def test_it_shows_all_of_its_parts(browser: Chromium) -> None:
     assert browser.evaluate("document.title") == "Kernels & <peers>"
     assert browser.evaluate("document.querySelector('h1').textContent") == "Kernels & <peers>"
-    # Failed, problems, gaps, ladder, lost by the search, roofline, profiler, environment, files.
-    assert browser.evaluate("document.querySelectorAll('table').length") == 9
+    # By kind, failed, problems, gaps, ablation, the space: lost, problems, best, a heat map,
+    # roofline, profiler, environment, files.
+    assert browser.evaluate("document.querySelectorAll('table').length") == TABLES
     shown = browser.evaluate("[...document.querySelectorAll('section')].map(s => s.id)")
     assert shown == [
-        "failures", "throughput", "problems", "ladder", "space", "roofline", "profiler",
-        "environment", "files",
+        "overview", "failures", "throughput", "problems", "ablation", "space", "roofline",
+        "profiler", "environment", "files",
     ]  # fmt: skip
     linked = browser.evaluate("[...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))")
     assert linked == shown
 
 
-def test_every_chart_is_decoded_and_described(browser: Chromium) -> None:
-    widths = browser.evaluate(IMAGES)
-    # 2 kinds of problem on 2 GPUs, a ladder, a heat map, a roofline.
-    assert len(widths) == 7
-    assert min(widths) > 500
-    assert all(browser.evaluate("[...document.images].map(i => i.alt.length > 20)"))
+def test_every_chart_is_drawn_and_described(browser: Chromium) -> None:
+    boxes = browser.evaluate(
+        "[...document.querySelectorAll('svg')].map(s => [s.getBBox().width, s.clientWidth])"
+    )
+    # Ratios, 2 kinds of problem on 2 GPUs and the wrong kernel's length, a roofline.
+    assert len(boxes) == 6
+    assert all(drawn > 300 and shown > 300 for drawn, shown in boxes)
+    described = "[...document.querySelectorAll('svg')].map(s => s.ariaLabel.length > 20)"
+    assert all(browser.evaluate(described))
+
+
+def test_no_shape_of_a_chart_leaves_it(browser: Chromium) -> None:
+    outside = browser.evaluate(
+        """[...document.querySelectorAll('svg.chart')].flatMap(svg => {
+            const box = svg.getBoundingClientRect();
+            return [...svg.children].filter(one => {
+                const own = one.getBoundingClientRect();
+                return own.left < box.left - 1 || own.right > box.right + 1
+                    || own.top < box.top - 1 || own.bottom > box.bottom + 1;
+            }).map(one => one.outerHTML);
+        })"""
+    )
+    assert outside == []
+
+
+def test_pointing_at_a_length_shows_its_figures(browser: Chromium) -> None:
+    browser.evaluate("document.querySelector('#throughput .hit').scrollIntoView()")
+    x, y = browser.evaluate(
+        """(() => { const box = document.querySelector('#throughput .hit').getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2]; })()"""
+    )
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    tip = "document.querySelector('.tip')"
+    assert browser.evaluate(f"{tip}.hidden") is False
+    lines = browser.evaluate(f"{tip}.textContent").split("\n")
+    assert lines == ["length 1024, batch 16", "510  cudnn", "340  flashsmith", "309  fa2"]
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
+    assert browser.evaluate(f"{tip}.hidden") is True
+    browser.evaluate("scrollTo(0, 0)")
 
 
 def test_nothing_is_fetched_and_nothing_goes_wrong(browser: Chromium, page: Path) -> None:
-    browser.evaluate(IMAGES)
     requests = [url for url in browser.requests() if url != "about:blank"]
     assert requests[0] == page.resolve().as_uri()
     assert {url[:5] for url in requests[1:]} <= {"data:"}
@@ -94,9 +128,9 @@ def test_a_click_sorts_by_figures_and_a_second_one_turns_it_round(browser: Chrom
         "[...document.querySelectorAll('#problems table')[0].tHead.rows[0].cells]"
         ".map(h => h.textContent)"
     )
-    ours = headings.index("ours")
-    column = COLUMN.format(ours).replace("#problems tbody", "#problems .scroll:first-of-type tbody")
-    click = f"document.querySelectorAll('#problems thead button')[{ours}].click()"
+    flashsmith = headings.index("flashsmith")
+    column = COLUMN.format(flashsmith)
+    click = f"document.querySelectorAll('#problems thead button')[{flashsmith}].click()"
     browser.evaluate(click)
     rising = browser.evaluate(column)
     figures = [float(text) for text in rising if text[0].isdigit()]
@@ -111,7 +145,51 @@ def test_a_click_sorts_by_figures_and_a_second_one_turns_it_round(browser: Chrom
     assert browser.evaluate(state) == "descending"
 
 
-@pytest.mark.parametrize("width", [360, 800, 1280, 1920])
+def test_a_filter_of_the_page_leaves_one_mask(browser: Chromium) -> None:
+    select = "document.querySelector('.filters [name=mask]')"
+    change = (
+        f"{select}.value = 'VALUE'; {select}.dispatchEvent(new Event('change', {{bubbles: true}}))"
+    )
+    shown = "[...document.querySelectorAll('{}')].filter(one => one.offsetParent).length"
+    figures = shown.format("#throughput figure")
+    assert browser.evaluate(f"[...{select}.options].map(o => o.text)") == ["all", "causal", "full"]
+    before = browser.evaluate(figures)
+    browser.evaluate(change.replace("VALUE", "causal"))
+    assert browser.evaluate(figures) == 2
+    rows = f"{ROWS}.filter(r => !r.hidden).map(r => r.cells[0].textContent)"
+    left = browser.evaluate(rows)
+    assert len(left) == 6
+    assert all("causal" in problem for problem in left)
+    browser.evaluate(change.replace("VALUE", ""))
+    assert browser.evaluate(figures) == before
+    assert len(browser.evaluate(rows)) == 13
+
+
+def test_a_long_table_has_a_filter_of_its_own(browser: Chromium) -> None:
+    box = "document.querySelector('#problems .rows-filter')"
+    assert browser.evaluate(f"{box}.textContent") == "13 of 13 rows"
+    typed = f"{box}.firstChild"
+    browser.evaluate(f"{typed}.value = 'CAUSAL 4096'; {typed}.dispatchEvent(new Event('input'))")
+    assert browser.evaluate(f"{box}.textContent") == "2 of 13 rows"
+    browser.evaluate(f"{typed}.value = ''; {typed}.dispatchEvent(new Event('input'))")
+    assert browser.evaluate(f"{box}.textContent") == "13 of 13 rows"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_first_column_stays_where_a_table_scrolls(browser: Chromium, width: int) -> None:
+    browser.resize(width, 900)
+    table = "document.querySelector('#problems .scroll')"
+    left = f"{table}.querySelector('tbody th').getBoundingClientRect().left"
+    before = browser.evaluate(left)
+    browser.evaluate(f"{table}.scrollLeft = 200")
+    moved, after = browser.evaluate(f"{table}.scrollLeft"), browser.evaluate(left)
+    browser.evaluate(f"{table}.scrollLeft = 0")
+    browser.resize(1280, 900)
+    assert moved > 100
+    assert after == before
+
+
+@pytest.mark.parametrize("width", [360, 390, 800, 1280, 1920])
 def test_the_page_never_scrolls_sideways(browser: Chromium, width: int) -> None:
     browser.resize(width, 900)
     wide = browser.evaluate("document.documentElement.scrollWidth")
@@ -129,17 +207,16 @@ def test_paper_holds_the_width_of_the_tables(browser: Chromium) -> None:
 
 
 def test_dark_pages_get_dark_charts_and_paper_light_ones(browser: Chromium) -> None:
-    colour = "getComputedStyle(document.body).backgroundColor"
-    source = "document.images[0].currentSrc"
-    assert browser.evaluate(colour) == "rgb(244, 245, 247)"
-    browser.evaluate(f"window.lightChart = {source}")
+    def colours() -> list[str]:
+        line = "getComputedStyle(document.querySelector('#throughput .line.c0')).stroke"
+        return browser.evaluate(f"[getComputedStyle(document.body).backgroundColor, {line}]")
+
+    light = ["rgb(244, 245, 247)", "rgb(11, 92, 173)"]
+    assert colours() == light
     browser.prefer("dark")
-    assert browser.evaluate(colour) == "rgb(18, 20, 25)"
-    assert browser.comes_true(f"{source} !== window.lightChart")
-    assert browser.evaluate(IMAGES)
+    assert colours() == ["rgb(18, 20, 25)", "rgb(108, 182, 255)"]
     browser.prefer("dark", media="print")
-    assert browser.evaluate(colour) == "rgb(255, 255, 255)"
-    assert browser.comes_true(f"{source} === window.lightChart")
+    assert colours() == ["rgb(255, 255, 255)", light[1]]
     browser.prefer("light")
 
 
@@ -147,8 +224,10 @@ def test_without_its_script_the_page_is_whole(browser: Chromium, page: Path) -> 
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     browser.open(page)
     browser.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert browser.evaluate("document.querySelectorAll('table').length") == 9
-    assert browser.evaluate("document.querySelectorAll('button').length") == 0
+    assert browser.evaluate("document.querySelectorAll('table').length") == TABLES
+    assert browser.evaluate("document.querySelectorAll('button, input, select').length") == 0
+    # The browser itself shows what a pointer is on.
+    assert browser.evaluate("document.querySelectorAll('.hit title').length") > 9
     browser.open(page)
     assert browser.evaluate("document.querySelectorAll('button').length") > 9
 

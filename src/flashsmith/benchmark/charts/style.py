@@ -26,7 +26,7 @@ class Theme:
     """The colours of one kind of page.
 
     `hues` are told apart by all common kinds of colour vision, in the order in which they are
-    given out; the first is ours.
+    given out; the first is flashsmith's.
     """
 
     name: str
@@ -36,7 +36,6 @@ class Theme:
     grid: str
     bad: str
     hues: tuple[str, ...]
-    colour_map: str
 
 
 LIGHT = Theme(
@@ -47,7 +46,6 @@ LIGHT = Theme(
     grid="#dfe2e7",
     bad="#b3261e",
     hues=("#0b5cad", "#c75000", "#007f5c", "#a33c80", "#7a6a00", "#3a8fc7", "#565b64", "#8a4b2d"),
-    colour_map="viridis",
 )
 DARK = Theme(
     name="dark",
@@ -57,19 +55,7 @@ DARK = Theme(
     grid="#343942",
     bad="#ff8a80",
     hues=("#6cb6ff", "#ff9a52", "#3fcf9f", "#f08ac8", "#d8c24a", "#9ad6f5", "#b4bac4", "#d9a38a"),
-    colour_map="viridis",
 )
-# Lines are told apart by shape too, for print without colour.
-MARKERS = "osD^vPXh"
-# A contender keeps its place among hues and markers in every picture.
-_PLACES = (
-    "ours", "fa2", "cudnn", "flash_attn_3", "flash_attn_4", "flex", "mem_efficient", "flash_attn_2",
-)  # fmt: skip
-
-
-def place_of(name: str, position: int) -> int:
-    """A contender's place among hues and markers; of an unknown one that at `position`."""
-    return _PLACES.index(name) if name in _PLACES else position % len(_PLACES)
 
 
 def check_picture_path(path: Path) -> None:

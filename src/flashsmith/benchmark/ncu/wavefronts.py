@@ -27,7 +27,7 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
     its CTAs.
     """
     windowed = problem.semantics.mask == "window"
-    if not cfg.family.steps_are_alike or problem.semantics.packed or windowed:
+    if not cfg.family.equal_steps or problem.semantics.packed or windowed:
         return None
     try:
         first, step = _of_a_cta(cfg, problem.semantics.mask == "causal", arch)

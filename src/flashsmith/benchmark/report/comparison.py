@@ -1,62 +1,282 @@
-"""Problem by problem: ours beside the peers, as a table."""
+"""What is compared with what: one problem's implementations, and problems that share a chart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from flashsmith.benchmark.report.cells import Cell, describe, peer_order
-from flashsmith.benchmark.report.html import Html
-from flashsmith.benchmark.report.results import Setting, setting_of
-from flashsmith.benchmark.report.table import Entry, number, percent, table
-from flashsmith.benchmark.rows import BenchRow
-
-
-def cells_table(cells: Sequence[Cell], settings: Mapping[Setting, str]) -> Html:
-    """A row for each problem: ours, the peers, the ratios, the config."""
-    if not cells:
-        return Html("")
-    peers = peer_order(name for cell in cells for name in cell.peers)
-    several = len(settings) > 1
-    headings = ["problem", *["measured"] * several, "length", "batch", "ours", *peers[:2]]
-    headings += [f"ours/{peer}" for peer in peers[:2]] + ["ours/best"] * (len(peers) > 1)
-    headings += ["config", *peers[2:], "spread", "MHz", "W"]
-    rows = [_cell_row(cell, peers, settings if several else {}) for cell in cells]
-    return table("TFLOP/s of every problem", headings, rows)
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.report.results import (
+    BASELINES,
+    FLASHSMITH,
+    Setting,
+    facts_of,
+    is_flashsmith,
+    name_of,
+    setting_of,
+)
 
 
-def _cell_row(
-    cell: Cell, peers: Sequence[str], settings: Mapping[Setting, str]
-) -> list[Entry | str]:
-    ours = cell.ours
-    wrong = {row.contender: row for row in cell.wrong}
-    bad = next((row for row in cell.wrong if row.kind == "ours"), None)
-    rates = [_rate_cell(cell.peers.get(peer), wrong.get(peer)) for peer in peers]
-    row: list[Entry | str] = [
-        describe(cell.row),
-        *([settings[setting_of(cell.row)]] if settings else []),
-        Entry(str(cell.row.seq_k), cell.row.seq_k),
-        Entry(str(cell.row.batch), cell.row.batch),
-        _rate_cell(ours, bad if ours is None else None),
-        *rates[:2],
-        *(_ratio(cell.ratio(peer)) for peer in peers[:2]),
+@dataclass(frozen=True)
+class Point:
+    """One problem, measured under one protocol in one environment.
+
+    `chosen` is attention() with no config; `kernels` are flashsmith's by config, `peers` by name;
+    all of them passed their check and have a time. `wrong` are the rows that did not.
+    """
+
+    row: Measurement
+    chosen: Measurement | None
+    kernels: dict[str, Measurement]
+    peers: dict[str, Measurement]
+    wrong: tuple[Measurement, ...]
+
+    @property
+    def shown(self) -> bool:
+        """Whether anything was timed, or wrong; kernels may have been proven only."""
+        return bool(self.flashsmith or self.peers or self.wrong)
+
+    @property
+    def best_kernel(self) -> Measurement | None:
+        """The fastest config that was asked for by name."""
+        return min(self.kernels.values(), key=_ms, default=None)
+
+    @property
+    def flashsmith(self) -> Measurement | None:
+        """What counts as flashsmith's: attention() where it was measured, else the best config."""
+        return self.chosen or self.best_kernel
+
+    @property
+    def best_peer(self) -> Measurement | None:
+        """The fastest peer."""
+        return min(self.peers.values(), key=_ms, default=None)
+
+    def failure(self, peer: str | None = None) -> Measurement | None:
+        """A wrong row of the peer's, or of flashsmith's own."""
+        own = peer is None
+        names = (row for row in self.wrong if is_flashsmith(row) == own)
+        return next((row for row in names if own or row.contender == peer), None)
+
+    def ratio(self, peer: str) -> float | None:
+        """flashsmith's throughput over the peer's; None unless both were measured."""
+        return _over(self.flashsmith, self.peers.get(peer))
+
+    @property
+    def ratio_to_best(self) -> float | None:
+        """flashsmith's throughput over that of the fastest peer."""
+        return _over(self.flashsmith, self.best_peer)
+
+
+def _ms(row: Measurement) -> float:
+    return row.ms if row.ms is not None else math.inf
+
+
+def _over(row: Measurement | None, peer: Measurement | None) -> float | None:
+    return peer.ms / row.ms if row and peer and row.ms and peer.ms else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points that differ in length (and batch) only: one chart."""
+
+    points: tuple[Point, ...]
+
+    @property
+    def first(self) -> Measurement:
+        """A row that says what all points share."""
+        return self.points[0].row
+
+
+def make_points(rows: Iterable[Measurement]) -> list[Point]:
+    """A point for each problem, protocol and environment, in the order of the groups."""
+    by_key: dict[Any, list[Measurement]] = {}
+    for row in rows:
+        by_key.setdefault((_group_key(row), sizes(row)), []).append(row)
+    points = [_point(found) for found in by_key.values()]
+    return sorted(points, key=lambda point: (order(point.row), *sizes(point.row)))
+
+
+def _point(rows: Sequence[Measurement]) -> Point:
+    timed = [row for row in rows if row.verdict == "pass" and row.ms]
+    ours = [row for row in timed if is_flashsmith(row)]
+    return Point(
+        row=rows[0],
+        chosen=_medians(ours, name_of).get(FLASHSMITH),
+        kernels=_medians(
+            [row for row in ours if name_of(row) != FLASHSMITH],
+            lambda row: row.config or row.contender,
+        ),
+        peers=_medians([row for row in timed if not is_flashsmith(row)], name_of),
+        wrong=tuple(row for row in rows if row.verdict in ("fail", "error")),
+    )
+
+
+def _medians(
+    rows: Sequence[Measurement], name: Callable[[Measurement], str]
+) -> dict[str, Measurement]:
+    """By name: of several repeats the one in the middle (the slower of two)."""
+    repeats: dict[str, list[Measurement]] = {}
+    for row in rows:
+        repeats.setdefault(name(row), []).append(row)
+    middles = {key: statistics.median_high(map(_ms, found)) for key, found in repeats.items()}
+    return {
+        key: next(row for row in found if row.ms == middles[key]) for key, found in repeats.items()
+    }
+
+
+def make_groups(points: Iterable[Point]) -> list[Group]:
+    """Points by what they share; lengths of one batch, or of one that shrinks as lengths grow.
+
+    A batch that is halved where lengths pass a limit leaves more than half of the tokens.
+    """
+    chains: dict[Any, list[list[Point]]] = {}
+    for point in sorted(points, key=lambda point: (point.row.seq_k, -point.row.batch)):
+        found = chains.setdefault(_group_key(point.row), [])
+        open_ones = [chain for chain in found if _continues(chain[-1].row, point.row)]
+        if open_ones:
+            min(open_ones, key=lambda chain: chain[-1].row.batch).append(point)
+        else:
+            found.append([point])
+    made = [Group(tuple(chain)) for found in chains.values() for chain in found]
+    return sorted(made, key=lambda group: (order(group.first), -group.first.batch))
+
+
+def _continues(last: Measurement, row: Measurement) -> bool:
+    """Whether a row goes on where a chain of growing lengths ends: about as many tokens or more."""
+    tokens, before = row.batch * row.seq_k, last.batch * last.seq_k
+    return row.seq_k > last.seq_k and row.batch <= last.batch and 2 * tokens > before
+
+
+def _group_key(row: Measurement) -> tuple[Any, ...]:
+    """What a chart's problems share; a query length apart from the keys' is shared too."""
+    seq_q = None if row.seq_q == row.seq_k else row.seq_q
+    return (setting_of(row), row.d, row.dtype, row.semantics, row.heads_q, row.heads_k, seq_q)
+
+
+def order(row: Measurement) -> tuple[Any, ...]:
+    """Sorts plain problems before masked ones, equal heads before grouped ones, d 128 first."""
+    semantics = (row.semantics != "plain", len(row.semantics), row.semantics)
+    return (
+        row.d != 128, row.d, row.heads_q != row.heads_k, row.seq_q != row.seq_k, semantics,
+        row.dtype != "fp16", row.dtype, row.heads_q, row.heads_k, str(setting_of(row)),
+    )  # fmt: skip
+
+
+def sizes(row: Measurement) -> tuple[int, int, int]:
+    """What points of one group are sorted by."""
+    return (row.seq_k, row.seq_q, row.batch)
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def mask_of(row: Measurement) -> str:
+    """A problem's semantics in words: 'full', 'causal, packed'."""
+    return "full" if row.semantics == "plain" else row.semantics.replace("+", ", ")
+
+
+def facets(row: Measurement, without: str = "") -> dict[str, str]:
+    """What the page's filters choose problems by."""
+    found = {"d": str(row.d), "dtype": row.dtype, "mask": mask_of(row)}
+    return {name: value for name, value in found.items() if name != without}
+
+
+def describe(row: Measurement) -> str:
+    """What a group is about: 'd 128, fp16, causal, 32:8 heads'."""
+    heads = f"{row.heads_q}" + (f":{row.heads_k}" if row.heads_k != row.heads_q else "")
+    parts = [f"d {row.d}", row.dtype, mask_of(row), f"{heads} heads"]
+    return ", ".join(parts + ([f"{row.seq_q} queries"] if row.seq_q != row.seq_k else []))
+
+
+def problem_words(row: Measurement) -> str:
+    """One problem: 'd 128, fp16, causal, 16 heads, 16 x 4096', batch x length at the end."""
+    return f"{describe(row)}, {row.batch} x {row.seq_k}"
+
+
+def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
+    """Each setting by the first facts that tell all of them apart; '' where there is only one."""
+    facts = {setting: facts_of(setting) for setting in settings}
+    told: dict[Setting, tuple[str, ...]] = dict.fromkeys(facts, ())
+    for name in next(iter(facts.values()), {}):
+        longer = {setting: (*told[setting], known[name]) for setting, known in facts.items()}
+        if len(set(longer.values())) > len(set(told.values())):
+            told = longer
+    return {
+        setting: ", ".join(filter(None, words)) or ("not named" if words else "")
+        for setting, words in told.items()
+    }
+
+
+def titles(rows: Sequence[Measurement]) -> list[str]:
+    """A title for the group of each row: what it is about, and where several are about the same,
+    the batch and the facts of the setting that tell them apart."""
+    alike: dict[str, list[Measurement]] = {}
+    for row in rows:
+        alike.setdefault(describe(row), []).append(row)
+    settings = {
+        about: setting_words(dict.fromkeys(map(setting_of, found)))
+        for about, found in alike.items()
+    }
+    made = []
+    for row in rows:
+        about = describe(row)
+        several = len({other.batch for other in alike[about]}) > 1
+        parts = (about, f"batch {row.batch}" if several else "", settings[about][setting_of(row)])
+        made.append(", ".join(filter(None, parts)))
+    return made
+
+
+def peer_order(names: Iterable[str]) -> list[str]:
+    """FlashAttention-2 and cuDNN first, then as they come."""
+    found = dict.fromkeys(names)
+    return [name for name in BASELINES if name in found] + [
+        name for name in found if name not in BASELINES
     ]
-    if len(peers) > 1:
-        row.append(_ratio(cell.ratio_to_best))
-    row += [
-        Entry(ours.config if ours else "", kind="code"),
-        *rates[2:],
-        percent(ours.spread if ours else None),
-        number(ours.sm_clock_mhz if ours else None),
-        number(ours.power_w if ours else None),
-    ]
-    return row
 
 
-def _rate_cell(row: BenchRow | None, wrong: BenchRow | None) -> Entry:
-    if row is None and wrong is not None:
-        return Entry(wrong.verdict.upper(), kind="bad", hint=wrong.note)
-    return number(row.tflops if row else None)
+# --- overview ------------------------------------------------------------------------------------
 
 
-def _ratio(ratio: float | None) -> Entry:
-    return number(ratio, 2, "" if ratio is None else "good" if ratio >= 1 else "low")
+@dataclass(frozen=True)
+class Ratios:
+    """flashsmith's throughput over a peer's, on several problems."""
+
+    ratios: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        """The geometric mean."""
+        return math.exp(sum(map(math.log, self.ratios)) / len(self.ratios))
+
+    @property
+    def ahead(self) -> int:
+        """On how many problems flashsmith is no slower."""
+        return sum(ratio >= 1 for ratio in self.ratios)
+
+
+def ratios(points: Iterable[Point], peer: str) -> Ratios | None:
+    """Of all points that have the peer and flashsmith; None where none has."""
+    found = [ratio for point in points if (ratio := point.ratio(peer))]
+    return Ratios(found) if found else None
+
+
+def last_measured(points: Iterable[Point]) -> list[Point]:
+    """Of points of one problem, in several versions or settings, the one that was measured last."""
+    last: dict[Any, Point] = {}
+    for point in points:
+        key = (*_group_key(point.row)[1:], *sizes(point.row))
+        if key not in last or point.row.time >= last[key].row.time:
+            last[key] = point
+    return list(last.values())
+
+
+def by_kind(points: Iterable[Point]) -> dict[tuple[int, str], list[Point]]:
+    """The points that flashsmith has a figure on, by head dimension and mask, in that order."""
+    found: dict[tuple[int, str], list[Point]] = {}
+    for point in points:
+        if point.flashsmith:
+            found.setdefault((point.row.d, mask_of(point.row)), []).append(point)
+    return dict(sorted(found.items()))

@@ -1,146 +1,165 @@
-"""The page: its sections in order, one HTML file, and the charts as PNG files beside it."""
+"""The page: what the templates are given, one HTML file, and the charts as SVG files beside it."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import flashsmith
-from flashsmith.benchmark.report import kernels, overview, pictures
-from flashsmith.benchmark.report.assets import SCRIPT, style_sheet
-from flashsmith.benchmark.report.cells import make_cells, make_groups
-from flashsmith.benchmark.report.comparison import cells_table
-from flashsmith.benchmark.report.html import Html, element
-from flashsmith.benchmark.report.pictures import Picture
-from flashsmith.benchmark.report.placing import place
-from flashsmith.benchmark.report.results import Results, Setting, setting_of
-from flashsmith.benchmark.report.section import Section, figures, note, section
-from flashsmith.benchmark.report.space import make_heat_maps
-from flashsmith.benchmark.rows import BenchRow
+from flashsmith.benchmark import progression
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.report import comparison, config_space, results
+from flashsmith.benchmark.report.comparison_charts import (
+    MOST_PEERS,
+    ratio_chart,
+    throughput_charts,
+)
+from flashsmith.benchmark.report.results import Results
+from flashsmith.benchmark.report.roofline_points import roofline_points
+from flashsmith.benchmark.report.svg_charts import WIDTH
 from flashsmith.builder.safe_files import no_follow
-from flashsmith.errors import ArgumentError
+from flashsmith.counted import counted
+from flashsmith.errors import ArgumentError, DependencyError, install_extra
+from flashsmith.printable import printable
 
-# Nothing may be fetched, whatever a file's text says.
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# What one page holds of each kind; it says what it leaves out.
+LIMITS = {
+    "charts": 100,
+    "table_rows": 1500,
+    "compared_peers": 3,
+    "peers": MOST_PEERS,
+    "heat_maps": config_space.MOST_MAPS,
+    "named": 10,
+}
+# Of a file's name.
+_MOST_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
 class Page:
-    """The page's text, and its pictures by name."""
+    """The page's text, and that of each chart's SVG file by its name."""
 
     html: str
-    pictures: tuple[Picture, ...]
+    charts: dict[str, str]
 
 
-# What is drawn next, how many charts are there, and of how many.
-Step = Callable[[str, int, int], None]
+def make_page(found: Results, title: str = "flashsmith report") -> Page:
+    """The page of the results.
+
+    Raises DependencyError where Jinja2 is not installed.
+    """
+    templates = page_templates()
+    points = [point for point in comparison.make_points(found.compared) if point.shown]
+    groups = comparison.make_groups(points)
+    newest = next(iter(found.versions), "")
+    latest = [point for point in points if point.row.revision == newest]
+    peers = comparison.peer_order(name for point in points for name in point.peers)
+    compared = [peer for peer in peers if comparison.ratios(latest, peer)]
+    last = comparison.last_measured(points)
+    kinds = comparison.by_kind(last)
+    ratio = ratio_chart(kinds, compared[: LIMITS["compared_peers"]])
+    throughput = list(throughput_charts(groups))
+    rooflines, placed = roofline_points(comparison.make_groups(last), found.rooflines)
+    searched = config_space.make_searched(found.rows)
+    context = {
+        "title": title,
+        "results": found,
+        "newest": newest,
+        "points": points,
+        "latest": latest,
+        "kinds": kinds,
+        "peers": peers,
+        "compared": compared[: LIMITS["compared_peers"]],
+        "ratio_chart": ratio,
+        "throughput": throughput,
+        "settings": comparison.setting_words([results.setting_of(p.row) for p in points]),
+        "failed": [row for row in found.compared if row.verdict in _FAILED],
+        "wrong_steps": [(a, step) for a in found.ablations for step in a.steps if not step.ok],
+        "absent": _absent_peers(found.rows),
+        "searched": searched,
+        "search_rows": [row for row in found.rows if results.of_search(row)],
+        "rooflines": rooflines,
+        "placed": placed,
+        "unknown_gpus": sorted({row.gpu for row in found.rows if row.gpu}
+                               - {one.gpu for one in found.rooflines}),
+    }  # fmt: skip
+    drawn = [chart for chart in (ratio, *throughput[: LIMITS["charts"]], *rooflines) if chart]
+    svg = templates.get_template("chart.svg")
+    charts = {
+        f"{number:03}-{_slug(chart.title)}.svg": svg.render(chart=chart)
+        for number, chart in enumerate(drawn, 1)
+    }
+    return Page(templates.get_template("page.html").render(context), charts)
 
 
-def make_page(
-    results: Results,
-    title: str = "flashsmith report",
-    step: Step = lambda what, done, total: None,
-) -> Page:
-    """The page of the results; `step` is called with every chart of a group of problems."""
-    cells = make_cells(results.compared)
-    groups = make_groups(cells)
-    settings = _settings([cell.row for cell in cells])
-    names = [settings[setting_of(group.first)] for group in groups]
-    throughput: list[Picture] = []
-    step("drawing charts", 0, len(groups))
-    for picture in pictures.throughput_pictures(groups, names):
-        throughput.append(picture)
-        step("drawing charts", len(throughput), len(groups))
-    ladders = list(pictures.ladder_pictures(results.ladders))
-    heat_maps = make_heat_maps(results.rows)
-    space = list(pictures.space_pictures(heat_maps))
-    placings = place(groups, results.rooflines)
-    roofline = list(pictures.roofline_pictures(placings))
-    placed = [one for placing in placings for one in placing.placed]
-    body = [
-        section("failures", "Failed", overview.failures(results)),
-        section("throughput", "Throughput", _left_out(groups), figures(throughput)),
-        section("problems", "Problem by problem", cells_table(cells, settings),
-                overview.gaps(results.rows)),
-        section("ladder", "The ladder", _left_out(results.ladders), figures(ladders),
-                *map(kernels.ladder_table, results.ladders)),
-        section("space", "The config space", kernels.search_summary(results.rows),
-                _left_out(heat_maps), figures(space)),
-        section("roofline", "The roofline", _left_out(placings), figures(roofline),
-                kernels.placed_table(placed), _without_roofline(results)),
-        section("profiler", "The profiler", kernels.profile_table(results.profiles)),
-        section("environment", "Environment", overview.environments(results)),
-        section("files", "Files", overview.sources(results)),
-    ]  # fmt: skip
-    shown = [part for part in body if part.shown]
-    text = _document(title, results, overview.key_figures(results, cells), shown)
-    return Page(text, (*throughput, *ladders, *space, *roofline))
+_FAILED = ("fail", "error")
 
 
-def _left_out(charts: Sequence[object]) -> Html:
-    more = len(charts) - pictures.MOST_CHARTS
-    return note(f"{more:,} more charts are left out.") if more > 0 else Html("")
+def _absent_peers(rows: Sequence[Measurement]) -> dict[tuple[str, str], int]:
+    """(peer, why it took no part) and on how many problems."""
+    gaps: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if not results.is_flashsmith(row) and row.verdict == "absent":
+            key = (row.contender, row.note or "no reason given")
+            gaps[key] = gaps.get(key, 0) + 1
+    return gaps
 
 
-def _settings(rows: Sequence[BenchRow]) -> dict[Setting, str]:
-    """A name for each setting, '' where there is only one."""
-    settings = list(dict.fromkeys(map(setting_of, rows)))
-    if len(settings) == 1:
-        return {settings[0]: ""}
-    return {setting: f"{number}: {_name(setting)}" for number, setting in enumerate(settings, 1)}
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_MOST_CHARACTERS]
 
 
-def _name(setting: Setting) -> str:
-    facts = dict(setting.environment)
-    known = [str(facts[name]) for name in ("gpu", "revision") if facts[name]]
-    return ", ".join(filter(None, [*known, setting.protocol])) or "unnamed"
+@lru_cache(maxsize=1)
+def page_templates() -> Environment:
+    """The templates beside this file, which escape whatever they are given.
 
-
-def _without_roofline(results: Results) -> Html:
-    known = {roofline.gpu for roofline in results.rooflines}
-    missing = sorted({row.gpu for row in results.rows if row.gpu} - known)
-    if not missing:
-        return Html("")
-    return note(
-        f"No ceilings were measured for {', '.join(missing)}; 'flashsmith roofline' does that."
+    Raises DependencyError, which names the extra, where Jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise DependencyError(
+            f"the report needs Jinja2, not installed here; {install_extra('cli')}"
+        ) from error
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        # HTML has no control characters either.
+        finalize=lambda value: printable(value, lines=True) if type(value) is str else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    made.filters["figure"] = lambda value, digits=0: f"{value:,.{digits}f}"
+    made.filters["counted"] = counted
+    made.filters["number"] = lambda number: f"{number:.6g}"
+    made.globals |= {
+        "limits": LIMITS,
+        "version": flashsmith.__version__,
+        "chart_width": WIDTH,
+        "environment": results.ENVIRONMENT,
+        "environment_names": results.ENVIRONMENT_NAMES,
+        "flashsmith": results.FLASHSMITH,
+        **{name: getattr(module, name) for module, names in _FUNCTIONS.items() for name in names},
+    }
+    return made
 
 
-def _document(title: str, results: Results, keys: Html, body: Sequence[Section]) -> str:
-    gpus = list(dict.fromkeys(row.gpu for row in results.rows if row.gpu))
-    times = sorted(row.time for row in results.rows if row.time)
-    where = ", ".join(gpus) or "no GPU named"
-    when = f", measured {times[0][:10]}" if times else ""
-    if times and times[0][:10] != times[-1][:10]:
-        when += f" to {times[-1][:10]}"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("title", title),
-        Html('<link rel="icon" href="data:,">'),
-        element("style", Html(style_sheet())),
-    )
-    top = element(
-        "header",
-        element("h1", title),
-        element("p", where + when, class_="sub"),
-        keys,
-        _navigation(body),
-    )
-    end = element("footer", f"Written by flashsmith {flashsmith.__version__}.")
-    script = element("script", Html(SCRIPT))
-    main = element("main", *(part.html for part in body))
-    page = element("html", head, element("body", top, main, end, script), lang="en")
-    return f"<!doctype html>\n{page}\n"
-
-
-def _navigation(body: Sequence[Section]) -> Html:
-    links = (element("li", part.link) for part in body)
-    return element("nav", element("ul", *links), aria_label="Sections")
+# What the templates call.
+_FUNCTIONS: dict[Any, tuple[str, ...]] = {
+    comparison: ("describe", "facets", "mask_of", "problem_words", "ratios"),
+    config_space: ("distribution", "listed_configs", "make_heat_map", "widest"),
+    results: ("name_of", "setting_of"),
+    progression: ("change_between", "change_words", "conflict_words", "step_names"),
+}
 
 
 def write_page(page: Page, out: Path) -> list[Path]:
@@ -156,14 +175,14 @@ def write_page(page: Page, out: Path) -> list[Path]:
         written = [out]
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(folder))
-        for old in folder.glob("[0-9][0-9]-*.png"):
+        # Earlier versions drew PNG files.
+        for old in (*folder.glob("[0-9][0-9][0-9]-*.svg"), *folder.glob("[0-9][0-9]-*.png")):
             old.unlink()
-        for number, picture in enumerate(page.pictures, 1):
+        for name, text in page.charts.items():
             folder.mkdir(exist_ok=True)
-            path = folder / f"{number:02}-{picture.slug}.png"
-            with open(path, "wb", opener=no_follow) as file:
-                file.write(picture.light)
-            written.append(path)
+            with open(folder / name, "w", encoding="utf-8", opener=no_follow) as file:
+                file.write(text)
+            written.append(folder / name)
     except OSError as error:
         raise ArgumentError(f"out={str(out)!r}: cannot be written: {error}") from error
     return written

@@ -1,4 +1,4 @@
-"""The ladder's picture: what is written in it, where, and that it is drawn the same again."""
+"""An ablation's picture: what is written in it, where, and that it is drawn the same again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ladders import LADDER, PLAIN, SWIZZLED, TIMED, timed_step
+from ablations import ABLATION, PLAIN, SWIZZLED, TIMED, timed_step
 from matplotlib.colors import to_hex
 
 from flashsmith.benchmark.charts import DARK, LIGHT, check_picture_path, png_bytes, save_chart
@@ -19,7 +19,7 @@ def words(figure) -> list[str]:
 
 
 def test_without_times_only_instructions_are_drawn() -> None:
-    figure = draw_ablation(LADDER, LIGHT)
+    figure = draw_ablation(ABLATION, LIGHT)
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         "(FP16, 128, 64, 64, 4):\nasync+load_0_0_0_tiles",
@@ -32,7 +32,7 @@ def test_without_times_only_instructions_are_drawn() -> None:
 
 
 def test_the_stacked_bars_add_up_to_all_instructions() -> None:
-    (axes,) = draw_ablation(LADDER, LIGHT).axes
+    (axes,) = draw_ablation(ABLATION, LIGHT).axes
     for place, step in enumerate((PLAIN, SWIZZLED)):
         widths = [bars[place].get_width() for bars in axes.containers]
         assert sum(widths) == step.total_instructions
@@ -73,10 +73,10 @@ def test_a_picture_is_written_the_same_every_time(tmp_path: Path, suffix: str) -
 
 
 def test_png_bytes_are_a_png() -> None:
-    assert png_bytes(draw_ablation(LADDER, LIGHT)).startswith(b"\x89PNG")
+    assert png_bytes(draw_ablation(ABLATION, LIGHT)).startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ["ladder.jpg", "ladder", "ladder.pdf"])
+@pytest.mark.parametrize("name", ["ablation.jpg", "ablation", "ablation.pdf"])
 def test_another_kind_of_picture_is_refused(name: str) -> None:
     with pytest.raises(ArgumentError, match=r"\.png or \.svg"):
         check_picture_path(Path(name))

@@ -1,13 +1,12 @@
-"""Rows in other forms than BenchRow: `flashsmith run --json`, and semantics-speed.csv."""
+"""Rows in other forms than Measurement: `flashsmith run --json`, and semantics-speed.csv."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from flashsmith.benchmark.measurement_files import read_csv
-from flashsmith.benchmark.report.cells import OURS
-from flashsmith.benchmark.rows import BenchRow, row_of
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.measurement_files import read_csv, row_of
 from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families import parse_kernel_name_into_config
 from flashsmith.printable import quoted
@@ -21,10 +20,10 @@ _SEMANTICS = {
     "packed": "causal+packed",
     "short": "uneven",
 }
-_CONTENDERS = {"attention()": OURS, "FA2": "fa2"}
+_CONTENDERS = {"attention()": "ours", "FA2": "fa2"}
 
 
-def read_speed(path: Path) -> list[BenchRow]:
+def read_speed(path: Path) -> list[Measurement]:
     """The rows of benchmarks/h200/semantics-speed.csv; they name no environment.
 
     Raises ArgumentError with the line of the first row that is of no use.
@@ -45,7 +44,7 @@ def _of_speed(record: dict[str, str]) -> dict[str, Any]:
     kind, contender = record["kind"], _CONTENDERS.get(record["contender"], record["contender"])
     return {
         "contender": contender,
-        "kind": "ours" if contender == OURS else "peer",
+        "kind": "ours" if contender == "ours" else "peer",
         "family": "",
         "config": "",
         "batch": record["batch"],
@@ -63,7 +62,7 @@ def _of_speed(record: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def rows_of_run(value: dict[str, Any]) -> list[BenchRow]:
+def rows_of_run(value: dict[str, Any]) -> list[Measurement]:
     """The kernels of `flashsmith run --json`; those without a time only where they failed.
 
     Raises ArgumentError with the number of the first kernel that is of no use.

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ladders import TIMED
+from ablations import TIMED
 from sample_rows import PROFILED, ROOFLINE, bench_rows
 
 from flashsmith.benchmark.ncu import write_profile
-from flashsmith.benchmark.report import read_results, with_stored_rooflines
+from flashsmith.benchmark.report import make_page, read_results, with_stored_rooflines
 from flashsmith.benchmark.report.results import Results
 from flashsmith.benchmark.roofline import save_roofline
 from flashsmith.benchmark.roofline.roofline_table import print_roofline
@@ -48,8 +48,8 @@ def test_rows_of_a_benchmark(tmp_path: Path, ending: str) -> None:
     assert [(s.path, s.what, s.count) for s in results.sources] == [(path, "benchmark rows", 24)]
 
 
-def test_a_ladder(tmp_path: Path) -> None:
-    assert read(written(tmp_path / "l.json", TIMED.to_json())).ladders == (TIMED,)
+def test_an_ablation(tmp_path: Path) -> None:
+    assert read(written(tmp_path / "l.json", TIMED.to_json())).ablations == (TIMED,)
 
 
 def test_a_roofline(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_profiled_kernels(tmp_path: Path) -> None:
 def test_several_files_are_one_result(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.csv", bench_rows()[:3])
     write_rows(tmp_path / "b.json", bench_rows()[3:])
-    ladder = written(tmp_path / "l.json", TIMED.to_json())
-    results = read(tmp_path / "a.csv", ladder, tmp_path / "b.json")
+    ablation = written(tmp_path / "l.json", TIMED.to_json())
+    results = read(tmp_path / "a.csv", ablation, tmp_path / "b.json")
     assert results.rows == tuple(bench_rows())
     assert [source.path.name for source in results.sources] == ["a.csv", "l.json", "b.json"]
 
@@ -151,7 +151,11 @@ def test_files_of_other_kinds_are_passed_over_beside_results(tmp_path: Path) -> 
     results = read(other, tmp_path / "rows.csv", listed)
     assert results.rows == tuple(bench_rows())
     assert [s.what for s in results.sources] == [
-        *("passed over: no result of ours", "benchmark rows", "passed over: no result of ours")
+        *(
+            "passed over: not a result of flashsmith",
+            "benchmark rows",
+            "passed over: not a result of flashsmith",
+        )
     ]
     with pytest.raises(ArgumentError, match=r"best-public\.csv, line 1: these columns"):
         read(other, listed)
@@ -213,6 +217,14 @@ def test_everything_of_a_measurement_is_read_as_it_lies_in_its_folder() -> None:
     assert roofline.rate("mma_registers_fp16") == 619
     assert roofline.time == "2026-11-21T03:49:43+00:00"
     assert len(results.versions) > 3
+    assert len(make_page(results).html) < 5e6
+
+
+def test_the_page_of_a_whole_sweep_is_one_that_a_browser_opens() -> None:
+    """7,475 rows once made a page of 36 MB."""
+    html = make_page(read(RAW / "tune-ranking.csv.gz")).html
+    assert len(html) < 1e6
+    assert "slower configs are left out; the files have them" in html
 
 
 HEADER = "kind,dtype,d,seq,batch,heads,heads_k,contender,ms,tflops,relative_l2,right\n"
@@ -222,8 +234,8 @@ GOOD = "full,float16,128,1024,16,16,16,FA2,0.4,340.0,0.0002,True\n"
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.csv", "x,y\n1,2\n", r"a\.csv, line 1: these columns are none of ours: x, y"),
-        ("a.csv", "", r"a\.csv, line 1: these columns are none of ours: \(none\)"),
+        ("a.csv", "x,y\n1,2\n", r"a\.csv, line 1: these columns are not of a result: x, y"),
+        ("a.csv", "", r"a\.csv, line 1: these columns are not of a result: \(none\)"),
         ("a.csv", HEADER + GOOD + GOOD.replace("340.0", "fast"), r"a\.csv, line 3: .*fast"),
         ("a.csv", HEADER + GOOD + "full,float16\n", r"a\.csv, line 3"),
         ("a.csv", HEADER + GOOD.replace("float16", "int8"), r"a\.csv, line 2: .*int8"),

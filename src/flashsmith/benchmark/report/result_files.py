@@ -11,15 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashsmith.benchmark.measurement_files import MOST_BYTES, read_csv
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.measurement_files import MOST_BYTES, read_csv, read_rows
 from flashsmith.benchmark.ncu import read_profile
-from flashsmith.benchmark.progression import KIND
-from flashsmith.benchmark.progression import Ablation as Ladder
-from flashsmith.benchmark.report import older
+from flashsmith.benchmark.progression import KIND, Ablation
+from flashsmith.benchmark.report import old_formats
 from flashsmith.benchmark.report.results import PASSED_OVER, Results, Source
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.benchmark.roofline.roofline_table import parse_roofline
-from flashsmith.benchmark.rows import BenchRow, read_rows
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, read_json, read_text
@@ -40,7 +39,7 @@ _MOST_DECOMPRESSED = 1 << 30
 
 
 class _NoResult(ArgumentError):
-    """A file that is whole, and none of ours."""
+    """A file that is whole, but not a result of flashsmith."""
 
 
 def read_results(paths: Sequence[Path]) -> Results:
@@ -57,7 +56,9 @@ def read_results(paths: Sequence[Path]) -> Results:
             found = _read(path)
         except _NoResult as error:
             unknown.append(error)
-            found = Results(sources=(Source(path, f"{PASSED_OVER}: no result of ours", 0),))
+            found = Results(
+                sources=(Source(path, f"{PASSED_OVER}: not a result of flashsmith", 0),)
+            )
         results = _joined(results, found)
     if unknown and len(unknown) == len(paths):
         raise unknown[0]
@@ -139,7 +140,7 @@ def _read_text(path: Path) -> Results:
     return Results(rooflines=(roofline,), sources=(source,))
 
 
-def _rows(path: Path, what: str, rows: Sequence[BenchRow]) -> Results:
+def _rows(path: Path, what: str, rows: Sequence[Measurement]) -> Results:
     """The rows, without figures that are none: a rate or a time that is NaN, infinite or below 0
     cannot be drawn or compared."""
     kept, left_out = [], []
@@ -169,12 +170,14 @@ def _read_csv(path: Path) -> Results:
     columns, _ = read_csv(path)
     if set(columns) >= _ROW_COLUMNS:
         return _read_rows(path)
-    if set(columns) >= older.SPEED_COLUMNS:
-        return _rows(path, "rows of semantics-speed.csv", older.read_speed(path))
+    if set(columns) >= old_formats.SPEED_COLUMNS:
+        return _rows(path, "rows of semantics-speed.csv", old_formats.read_speed(path))
     if set(columns) >= _PROFILE_COLUMNS:
         return _read_profile(path)
     shown = quoted(", ".join(columns), 120)[1:-1] or "(none)"
-    raise _NoResult(f"{path}, line 1: these columns are none of ours: {shown}; results are {READS}")
+    raise _NoResult(
+        f"{path}, line 1: these columns are not of a result: {shown}; results are {READS}"
+    )
 
 
 def _read_profile(path: Path) -> Results:
@@ -207,8 +210,9 @@ def _load(path: Path) -> Any:
 
 def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
     if value.get("kind") == KIND:
-        ladder = Ladder.from_json(value)
-        return Results(ladders=(ladder,), sources=(Source(path, "the ladder", len(ladder.steps)),))
+        ablation = Ablation.from_json(value)
+        source = Source(path, "an ablation", len(ablation.steps))
+        return Results(ablations=(ablation,), sources=(source,))
     if "ceilings" in value:
         roofline = Roofline.from_json(value)
         source = Source(path, "the roofline", len(roofline.ceilings))
@@ -217,7 +221,7 @@ def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
         what = f"a table of winners, which is no measurement: {PASSED_OVER}"
         return Results(sources=(Source(path, what, 0),))
     if "kernels" in value and "backend" in value:
-        return _rows(path, "kernels of 'flashsmith run'", older.rows_of_run(value))
+        return _rows(path, "kernels of 'flashsmith run'", old_formats.rows_of_run(value))
     return None
 
 

@@ -1,0 +1,88 @@
+"""Charts of flashsmith beside its peers: throughput by length, and ratios by kind of problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.report.comparison import (
+    Group,
+    Point,
+    facets,
+    peer_order,
+    problem_words,
+    titles,
+)
+from flashsmith.benchmark.report.results import FLASHSMITH
+from flashsmith.benchmark.report.svg_charts import (
+    Chart,
+    Series,
+    Strip,
+    lines_by_length,
+    ratio_strips,
+)
+
+# Of a chart, and of the table of problems.
+MOST_PEERS = 12
+_MOST_STRIPS = 30
+
+
+def throughput_charts(groups: Sequence[Group]) -> Iterator[Chart]:
+    """TFLOP/s by length, for each group in which anything has a rate."""
+    for group, title in zip(groups, titles([group.first for group in groups]), strict=True):
+        series = _series(group.points)
+        # One bar alone says no more than the table.
+        if not series or len(series) == len(group.points) == 1:
+            continue
+        lengths = [(point.row.seq_k, point.row.batch) for point in group.points]
+        caption = "TFLOP/s by length and batch (b)."
+        if len(lengths) == 1:
+            caption = f"TFLOP/s, length {lengths[0][0]}, batch {lengths[0][1]}."
+        more = len({name for point in group.points for name in point.peers}) - MOST_PEERS
+        if more > 0:
+            caption += f" {more} more peers are left out."
+        yield lines_by_length(title, lengths, series, caption, facets(group.first))
+
+
+def _series(points: Sequence[Point]) -> list[Series]:
+    series = []
+    if any(point.chosen for point in points):
+        series.append(Series(FLASHSMITH, [_rate(point.chosen) for point in points], strong=True))
+    kernels = max(len(point.kernels) for point in points)
+    if kernels:
+        name = FLASHSMITH if kernels == 1 and not series else f"best of {kernels}"
+        rates = [_rate(point.best_kernel) for point in points]
+        series.append(Series(name, rates, strong=True, dashed=bool(series)))
+    for peer in peer_order(name for point in points for name in point.peers)[:MOST_PEERS]:
+        series.append(Series(peer, [_rate(point.peers.get(peer)) for point in points]))
+    return [one for one in series if any(one.rates)]
+
+
+def _rate(row: Measurement | None) -> float | None:
+    return row.tflops if row else None
+
+
+def ratio_chart(
+    kinds: Mapping[tuple[int, str], Sequence[Point]], peers: Sequence[str]
+) -> Chart | None:
+    """A point for each problem and peer, in a row for each head dimension and mask."""
+    strips = [
+        Strip(f"d {d}, {mask}", [one for point in points for one in _ratios(point, peers)])
+        for (d, mask), points in kinds.items()
+    ]
+    strips = [strip for strip in strips if strip.points]
+    if not strips:
+        return None
+    caption = "A point is a problem; right of 1 flashsmith is faster."
+    if len(strips) > _MOST_STRIPS:
+        caption += f" {len(strips) - _MOST_STRIPS} more rows are in the table."
+    title = f"Throughput of {FLASHSMITH} over that of its peers"
+    return ratio_strips(title, strips[:_MOST_STRIPS], caption)
+
+
+def _ratios(point: Point, peers: Sequence[str]) -> Iterator[tuple[float, str, str]]:
+    for peer in peers:
+        ratio, row = point.ratio(peer), point.flashsmith
+        if ratio and row:
+            rates = f"{row.tflops or 0:,.0f} over {point.peers[peer].tflops or 0:,.0f} TFLOP/s"
+            yield ratio, peer, f"{ratio:.3f} / {peer}\n{problem_words(row)}\n{rates}"

@@ -1,0 +1,116 @@
+"""Kernels below the ceilings of their GPU: a chart for each dtype and head dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.report.comparison import Group, describe, facets, problem_words
+from flashsmith.benchmark.report.svg_charts import Chart, Trace, roofline
+from flashsmith.benchmark.roofline import Bound, Roofline, bounds, intensity
+from flashsmith.benchmark.roofline.roofline_table import describe as ceiling_words
+from flashsmith.errors import ArgumentError, ConfigParseError
+from flashsmith.families import parse_kernel_name_into_config
+
+# Lines that a chart can hold.
+_MOST_TRACES = 10
+# A ceiling this far above what is shown would press the rest together.
+_IN_SIGHT = 2.0
+
+
+@dataclass(frozen=True)
+class RooflinePoint:
+    """One kernel on one problem: its FLOP per byte, and what each ceiling allows it."""
+
+    row: Measurement
+    rate: float
+    flop_per_byte: float
+    bounds: tuple[Bound, ...]
+
+    @property
+    def tightest(self) -> Bound | None:
+        """The ceiling that allows least."""
+        return self.bounds[0] if self.bounds else None
+
+    @property
+    def reached(self) -> float | None:
+        """Which share of the tightest ceiling."""
+        return self.rate / self.tightest.tflops if self.tightest else None
+
+    @property
+    def ceiling(self) -> str:
+        """The tightest ceiling in words."""
+        return ceiling_words(self.tightest.ceiling) if self.tightest else ""
+
+
+def roofline_points(
+    groups: Iterable[Group], rooflines: Iterable[Roofline]
+) -> tuple[list[Chart], list[RooflinePoint]]:
+    """The charts, and every kernel in them: those that are known by their config, of GPUs that
+    have a roofline."""
+    by_gpu = {one.gpu: one for one in rooflines}
+    by_chart: dict[tuple[str, str, int], list[list[RooflinePoint]]] = {}
+    for group in groups:
+        row = group.first
+        points = _points(group, by_gpu[row.gpu]) if row.gpu in by_gpu else []
+        if points:
+            by_chart.setdefault((row.gpu, row.dtype, row.d), []).append(points)
+    several = len({gpu for gpu, *_ in by_chart}) > 1
+    charts = [
+        _chart(by_gpu[gpu], [f"d {d}", dtype, *([gpu] if several else [])], traces)
+        for (gpu, dtype, d), traces in by_chart.items()
+    ]
+    return charts, [one for traces in by_chart.values() for points in traces for one in points]
+
+
+def _points(group: Group, measured: Roofline) -> list[RooflinePoint]:
+    points = []
+    for row in (point.flashsmith for point in group.points):
+        if row is None or not row.config or row.tflops is None:
+            continue
+        try:
+            cfg, problem = parse_kernel_name_into_config(row.config), row.problem
+        except (ConfigParseError, ArgumentError):
+            # A kernel of another version: its figures stand, its ceilings are not known.
+            continue
+        if problem.attn_flop():
+            dram = intensity(problem, cfg).dram
+            points.append(RooflinePoint(row, row.tflops, dram, bounds(measured, problem, cfg)))
+    return points
+
+
+def _chart(
+    measured: Roofline, title: Sequence[str], traces: Sequence[Sequence[RooflinePoint]]
+) -> Chart:
+    everything = [one for points in traces for one in points]
+    highest = max(one.rate for one in everything)
+    level = {
+        # Without the dtype, which the title has.
+        bound.ceiling.removesuffix("_fp16").removesuffix("_bf16").replace("_", " "): bound.tflops
+        for one in everything
+        for bound in one.bounds
+        # What L2 allows depends on the config's tile: it stands in the table.
+        if bound.ceiling not in ("dram_read", "l2_read") and bound.tflops < _IN_SIGHT * highest
+    }
+    about = ", ".join(title[:2]) + ", "
+    lines = [
+        Trace(
+            describe(points[0].row).removeprefix(about),
+            [(one.flop_per_byte, one.rate, _tip(one)) for one in points],
+        )
+        for points in traces[:_MOST_TRACES]
+    ]
+    caption = "A point is a length; each byte of q, k, v and o counted once."
+    if len(traces) > _MOST_TRACES:
+        caption += f" {len(traces) - _MOST_TRACES} more lines are in the table."
+    dram = measured.rate("dram_read")
+    known = facets(everything[0].row, without="mask")
+    return roofline(", ".join(title), dram, level, lines, caption, known)
+
+
+def _tip(one: RooflinePoint) -> str:
+    lines = [problem_words(one.row), f"{one.rate:,.0f} TFLOP/s, {one.flop_per_byte:,.0f} FLOP/byte"]
+    if one.tightest:
+        lines.append(f"{one.reached:.0%} of {one.ceiling}, {one.tightest.tflops:,.0f}")
+    return "\n".join(lines)

@@ -1,0 +1,364 @@
+"""Trial: what is known of one kernel on one problem; Trials: the journal's records as trials."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any, Literal
+
+from flashsmith.benchmark.kernel_facts import KernelFacts
+from flashsmith.benchmark.measurement import Proof
+from flashsmith.benchmark.timing import Samples
+from flashsmith.chooser.winners.staleness import is_of_other_sources, sources_here
+from flashsmith.families import (
+    DeviceSpec,
+    KernelConfig,
+    Problem,
+    Semantics,
+    broken_rules,
+    parse_kernel_name_into_config,
+)
+
+# In the race; dropped before it was run; what its kernel did; slower than others; out of time.
+Status = Literal["active", "culled", "crash", "hang", "error", "wrong", "slower", "not reached"]
+# The stages that a kernel passes, and rung_stage()'s between the proof and the check. PREPARE makes
+# a problem's tensors; ALONE finds out which kernel broke the final.
+COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
+    "compile", "prepare", "prove", "check", "alone", "final",
+)  # fmt: skip
+_STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
+# What a stage finds out; the others are timed.
+_PARTS = {COMPILE: "compiled", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
+# ptxas's spill stores and loads per thread, bytes. A handful outside the loop costs nothing.
+DEFAULT_MAX_SPILL = 256
+
+
+def rung_stage(number: int) -> str:
+    """The stage of a rung, counted from 0."""
+    return f"rung {number + 1}"
+
+
+@dataclass(frozen=True, order=True)
+class Build:
+    """A kernel to compile. One serves every problem that needs these semantics."""
+
+    config: KernelConfig
+    semantics: Semantics
+
+    @classmethod
+    def of(cls, problem: Problem, config: KernelConfig) -> Build:
+        """The build that serves `problem` with `config`."""
+        return cls(config, problem.required_semantics(config))
+
+    @cached_property
+    def name(self) -> str:
+        """The config's short form."""
+        return str(self.config)
+
+    def __str__(self) -> str:
+        return self.name if self.semantics == Semantics() else f"{self.name} [{self.semantics}]"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a build: the facts of its kernel and the key of its library, or the error that
+    it ended with."""
+
+    facts: KernelFacts | None = None
+    library: str = ""
+    error: str | None = None
+
+
+def is_right(proof: Proof) -> bool:
+    """Whether an output was what it has to be."""
+    return proof.verdict == "pass"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One kernel on one problem.
+
+    reason: why `status` is what it is. checked: whether the output passed the thorough proof.
+    samples: what was timed, and origins: where and when, by stage. ms: the time that ranks it, in
+    milliseconds, and stage: what that was measured in; infinite and '' where nothing ranks it.
+    """
+
+    build: Build
+    status: Status = "active"
+    reason: str = ""
+    facts: KernelFacts | None = None
+    proof: Proof | None = None
+    checked: bool = False
+    samples: Mapping[str, Samples] = field(default_factory=dict)
+    origins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ms: float = math.inf
+    stage: str = ""
+
+    @property
+    def name(self) -> str:
+        """The config's short form."""
+        return self.build.name
+
+    @property
+    def active(self) -> bool:
+        """Whether it may still win."""
+        return self.status == "active"
+
+    @property
+    def survived(self) -> bool:
+        """Whether it did nothing wrong: it may win, or was slower."""
+        return self.status in ("active", "slower")
+
+    @cached_property
+    def medians(self) -> dict[str, float]:
+        """Milliseconds, by stage."""
+        return {stage: samples.median_ms for stage, samples in self.samples.items()}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What came of one request to a compiler or to the bench: a line of the journal.
+
+    builds: the kernels that it was about. One of the others is there: `compiled`, `proof`,
+    `samples`, one for each build, taken where and when `origin` says, or `failure`: the status it
+    is worth and the reason.
+
+    Raises ValueError when the parts do not fit the stage.
+    """
+
+    stage: str
+    problem: Problem | None = None
+    builds: tuple[Build, ...] = ()
+    compiled: Compiled | None = None
+    proof: Proof | None = None
+    samples: tuple[Samples, ...] = ()
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    failure: tuple[Status, str] | None = None
+
+    def __post_init__(self) -> None:
+        parts = {"compiled", "proof", "samples", "failure"}
+        there = {name for name in parts if getattr(self, name)}
+        fits = (
+            there == {"failure" if self.failure else _PARTS.get(self.stage, "samples")}
+            and re.fullmatch(_STAGES, self.stage)
+            and (self.problem is None) == (self.stage == COMPILE)
+            and (self.stage == FINAL or len(self.builds) == (self.stage != PREPARE))
+            and all(samples.times_ms for samples in self.samples)
+            and len(self.samples) in (0, len(self.builds))
+            and (self.failure is None or self.failure[0] in ("crash", "hang", "error"))
+        )
+        if not fits:
+            raise ValueError(f"the parts of a record of the stage {self.stage!r} do not fit")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The kernels' short forms."""
+        return frozenset(build.name for build in self.builds)
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether it is of a failure that need not be the kernel's fault (a GPU or a machine that
+        was out of memory, a compiler that was killed), and is tried again another time."""
+        if self.compiled is not None:
+            return self.compiled.facts is None
+        return self.failure is not None and (
+            self.stage in (PREPARE, FINAL) or self.failure[0] == "error"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What from_json() reads, with the hash of each family's CUDA sources."""
+        found: dict[str, Any] = {
+            "stage": self.stage,
+            "problem": self.problem and str(self.problem),
+            "kernels": [[build.name, str(build.semantics)] for build in self.builds],
+            "csrc": {family: sources_here(family) for family in self._families},
+        }
+        for name in ("compiled", "proof"):
+            if (value := getattr(self, name)) is not None:
+                found[name] = asdict(value)
+        if self.samples:
+            found |= {"samples": list(map(asdict, self.samples)), "origin": dict(self.origin)}
+        if self.failure is not None:
+            found["failure"] = list(self.failure)
+        return found
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Record | None:
+        """The record that to_json() wrote; None when it is of other CUDA sources than those here.
+
+        Raises ValueError, TypeError or KeyError for anything else.
+        """
+        sources = dict(found["csrc"])
+        if any(is_of_other_sources({"csrc": sources[family]}, family) for family in sources):
+            return None
+        return cls(
+            stage=found["stage"],
+            problem=None if found["problem"] is None else Problem.parse(str(found["problem"])),
+            builds=tuple(_build(*texts) for texts in found["kernels"]),
+            compiled=_compiled(**found["compiled"]) if "compiled" in found else None,
+            proof=Proof(**found["proof"]) if "proof" in found else None,
+            samples=tuple(
+                Samples(**{**one, "times_ms": tuple(map(float, one["times_ms"]))})
+                for one in found.get("samples", ())
+            ),
+            origin=found.get("origin", {}),
+            failure=(found["failure"][0], found["failure"][1]) if "failure" in found else None,
+        )
+
+    @property
+    def _families(self) -> list[str]:
+        return sorted({build.config.FAMILY for build in self.builds})
+
+
+@cache
+def _build(config: str, semantics: str) -> Build:
+    return Build(parse_kernel_name_into_config(config), Semantics.parse(semantics))
+
+
+def _compiled(facts: dict[str, Any] | None, library: str, error: str | None) -> Compiled:
+    return Compiled(None if facts is None else KernelFacts(**facts), library, error)
+
+
+class Trials:
+    """All that a sweep knows: its records, those of earlier runs first, folded into trials.
+
+    What may have passed since an earlier run does not count. A kernel that did wrong once is not
+    trusted on any problem.
+    """
+
+    def __init__(
+        self,
+        device: DeviceSpec,
+        max_spill: int = DEFAULT_MAX_SPILL,
+        records: Iterable[Record] = (),
+    ) -> None:
+        self._device, self._max_spill = device, max_spill
+        self._trials: dict[Build, dict[Problem, Trial]] = {}
+        self._facts: dict[Build, KernelFacts | None] = {}
+        self._dropped: dict[Build, tuple[Status, str]] = {}
+        # Why a problem's tensors cannot be made.
+        self.unprepared: dict[Problem, str] = {}
+        # By who ran.
+        self.finals: dict[tuple[Problem, frozenset[str]], Record] = {}
+        self.failed_finals: Counter[tuple[Problem, frozenset[str]]] = Counter()
+        for record in records:
+            if not record.may_pass:
+                self.add(record)
+
+    def of(self, problem: Problem, build: Build) -> Trial:
+        """A kernel's trial on a problem: active, or dropped for what its kernel is or did."""
+        if build not in self._trials:
+            self._trials[build] = {}
+            if reason := cull_unbuilt(build.config, self._device):
+                self._drop(build, "culled", reason)
+        known = self._trials[build]
+        if problem not in known:
+            status, reason = self._dropped.get(build, ("active", ""))
+            known[problem] = Trial(build, status, reason, self._facts.get(build))
+        return known[problem]
+
+    def add(self, record: Record) -> tuple[Status, str] | None:
+        """Takes a record in; why its kernel is dropped from all races, if it is."""
+        if record.problem is None:
+            (build,) = record.builds
+            return self._add_compiled(build, record.compiled)
+        if record.failure is not None:
+            return self._add_failure(record, record.problem, *record.failure)
+        if record.stage == FINAL:
+            self.finals[record.problem, record.names] = record
+        elif record.proof is not None:
+            return self._add_proof(record, record.problem, record.proof)
+        else:
+            for build, samples in zip(record.builds, record.samples, strict=True):
+                trial = self.of(record.problem, build)
+                self._trials[build][record.problem] = replace(
+                    trial,
+                    samples={**trial.samples, record.stage: samples},
+                    origins={**trial.origins, record.stage: record.origin},
+                )
+        return None
+
+    def _add_compiled(self, build: Build, compiled: Compiled | None) -> tuple[Status, str] | None:
+        assert compiled is not None
+        self._facts[build] = compiled.facts
+        for problem, trial in self._trials.get(build, {}).items():
+            self._trials[build][problem] = replace(trial, facts=compiled.facts)
+        reason = cull_compiled(build.config, compiled, self._device, self._max_spill)
+        return None if reason is None else self._drop(build, "culled", reason)
+
+    def _add_proof(
+        self, record: Record, problem: Problem, proof: Proof
+    ) -> tuple[Status, str] | None:
+        (build,) = record.builds
+        trial = self.of(problem, build)
+        checked = trial.checked or (record.stage == CHECK and is_right(proof))
+        kept = proof if trial.proof is None or is_right(trial.proof) else trial.proof
+        self._trials[build][problem] = replace(trial, proof=kept, checked=checked)
+        if is_right(proof):
+            return None
+        return self._drop(build, "wrong", f"on {problem}: {proof.note}")
+
+    def _add_failure(
+        self, record: Record, problem: Problem, status: Status, reason: str
+    ) -> tuple[Status, str] | None:
+        if record.stage == PREPARE:
+            self.unprepared[problem] = reason
+        elif record.stage == FINAL:
+            self.failed_finals[problem, record.names] += 1
+        else:
+            (build,) = record.builds
+            what = "proven" if record.stage in (PROVE, CHECK) else "timed"
+            return self._drop(build, status, f"while it was {what} on {problem}: {reason}")
+        return None
+
+    def _drop(self, build: Build, status: Status, reason: str) -> tuple[Status, str]:
+        """Takes a kernel out of all races; what was wrong with it first stays."""
+        found = self._dropped.setdefault(build, (status, reason))
+        known = self._trials.setdefault(build, {})
+        for problem, trial in known.items():
+            known[problem] = replace(trial, status=found[0], reason=found[1])
+        return found
+
+
+# ---- what drops a kernel before it is measured ----
+
+
+def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
+    """Why no kernel need be compiled: the config is illegal on the device, or none of its CTAs fits
+    an SM. None: it is worth a try."""
+    broken = broken_rules(cfg, device)
+    if broken:
+        return "illegal: " + "; ".join(rule.message for rule in broken)
+    if cfg.n_threads > device.max_threads_per_sm or not cfg.num_ctas_per_sm(device.max_smem_per_sm):
+        return _cannot_reside(cfg, device)
+    return None
+
+
+def cull_compiled(
+    cfg: KernelConfig, compiled: Compiled, device: DeviceSpec, max_spill: int
+) -> str | None:
+    """Why a compiled kernel need not be run; None: it is worth a try.
+
+    Where a kernel that spills is as good as lost, none may spill at all.
+    """
+    if cfg.family.must_not_spill:
+        max_spill = 0
+    facts = compiled.facts
+    if facts is None:
+        return f"does not compile: {compiled.error}"
+    if facts.spill_bytes > max_spill:
+        return f"spills: {facts.spill_bytes} bytes per thread, allowed are {max_spill}"
+    if facts.ctas_per_sm == 0:
+        return _cannot_reside(cfg, device, f" and {facts.registers} registers each")
+    return None
+
+
+def _cannot_reside(cfg: KernelConfig, device: DeviceSpec, registers: str = "") -> str:
+    return (
+        f"cannot reside: {cfg.n_threads} threads with {cfg.smem_bytes()} bytes of shared memory"
+        f"{registers}, more than an SM of {device.name} has"
+    )
