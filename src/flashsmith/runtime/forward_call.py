@@ -6,8 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flashsmith.emulator import EmulationResult
 from flashsmith.families import DeviceSpec, Problem
-from flashsmith.operations import FORWARD, Call
-from flashsmith.operations.forward import UNLIMITED
+from flashsmith.operations.forward import UNLIMITED, forward_numbers
 from flashsmith.runtime.forward_options import CAUSAL, NO_MASK, Mask
 from flashsmith.runtime.forward_request import Request
 from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
@@ -59,12 +58,11 @@ class ForwardCall(NamedTuple):
 
     def library_arguments(self) -> tuple[int | float, ...]:
         """The arguments after the config's index of the library's plan and prepare."""
-        strides = {name: (*ints[1:], 1) for name, ints in zip("qkvo", self.tensors, strict=True)}
-        totals = dict(zip(("total_q", "total_k"), self.totals, strict=True))
-        options = {"scale": self.scale, "softcap": self.softcap, "left": None, "right": None}
-        if self.mask.kind == "window":
-            options |= {"left": self.mask.left, "right": self.mask.right}
-        numbers = FORWARD.numbers(Call(self.problem, strides, totals, options))
+        mask, strides = self.mask, (ints[1:] for ints in self.tensors)
+        limits = (mask.left, mask.right) if mask.kind == "window" else (None, None)
+        numbers = forward_numbers(
+            self.problem, self.totals, strides, self.scale, self.softcap, *limits
+        )
         return library_arguments(self.device, numbers, self.addresses)
 
 
