@@ -211,7 +211,7 @@ def test_a_kernel_that_hangs_is_a_step_with_a_problem(monkeypatch) -> None:
     def prove(cfg, problem, **options):
         raise EmulatorError("deadlock")
 
-    monkeypatch.setattr(run_module, "prove_problem", prove)
+    monkeypatch.setattr(run_module, "prove", prove)
     step, _ = up().steps
     assert step.instructions is None
     assert "deadlock" in step.problems[0]
@@ -231,7 +231,7 @@ def test_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) -> None:
         asked.append(problem.seq_q)
         raise EmulatorError("not today")
 
-    monkeypatch.setattr(run_module, "prove_problem", prove)
+    monkeypatch.setattr(run_module, "prove", prove)
     wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
     ladder = up(configs=[CONFIGS[1], wide])
     assert asked == [256, 384]
