@@ -23,7 +23,7 @@ else:
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "flashsmith"
 # What the extra 'cli' brings.
-CLI = ("rich", "typer")
+CLI = ("jinja2", "rich", "typer")
 # What attention() may reach.
 RUNTIME = ("families", "builder", "emulator", "runtime", "chooser")
 
