@@ -378,10 +378,11 @@ def _check_knobs(config_class: Any) -> None:
             f"family: no short form of {name} says {', '.join(unsaid)}, so that two configs would "
             "have one name; give the knob a word, or add it to SHAPE or to one of GROUPS"
         )
+    # The word '' is that of enumerations whose values' names are words by themselves.
     words = Counter(
         str(declared.metadata["word"])
         for knob, declared in knobs.items()
-        if knob not in said and declared.metadata["word"] is not None
+        if knob not in said and declared.metadata["word"]
     )
     if doubled := sorted(word for word, times in words.items() if times > 1):
         raise ArgumentError(
