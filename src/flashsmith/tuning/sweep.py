@@ -206,7 +206,7 @@ class Sweep:
         self._touch(
             state.problem
             for state in self._states.values()
-            if build.name in state.trials and state.trials[build.name].build == build
+            if build.name in state.joined and state.joined[build.name].build == build
         )
         self.progress.say(
             f"culled {build}: {reason}" if status == "culled" else f"{status}: {build} {reason}"

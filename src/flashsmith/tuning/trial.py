@@ -237,7 +237,7 @@ class Trials:
         records: Iterable[Record] = (),
     ) -> None:
         self._device, self._max_spill = device, max_spill
-        self._trials: dict[Build, dict[Problem, Trial]] = {}
+        self._trials: dict[Problem, dict[str, Trial]] = {}
         self._facts: dict[Build, KernelFacts | None] = {}
         self._dropped: dict[Build, tuple[Status, str]] = {}
         # Why a problem's tensors cannot be made.
@@ -249,79 +249,76 @@ class Trials:
             if not record.may_pass:
                 self.add(record)
 
-    def of(self, problem: Problem, build: Build) -> Trial:
-        """A kernel's trial on a problem: active, or dropped for what its kernel is or did."""
-        if build not in self._trials:
-            self._trials[build] = {}
-            if reason := cull_unbuilt(build.config, self._device):
-                self._drop(build, "culled", reason)
-        known = self._trials[build]
-        if problem not in known:
-            status, reason = self._dropped.get(build, ("active", ""))
-            known[problem] = Trial(build, status, reason, self._facts.get(build))
-        return known[problem]
+    def of(self, problem: Problem, builds: Iterable[Build]) -> dict[str, Trial]:
+        """The trials of kernels on a problem, by short form: active, or dropped from all races for
+        what the kernel is or did."""
+        known = self._trials.setdefault(problem, {})
+        return {b.name: known.get(b.name) or self._begin(problem, b) for b in builds}
+
+    def _begin(self, problem: Problem, build: Build) -> Trial:
+        if build not in self._dropped and (reason := cull_unbuilt(build.config, self._device)):
+            self._drop(build, "culled", reason)
+        status, reason = self._dropped.get(build, ("active", ""))
+        begun = Trial(build, status, reason, self._facts.get(build))
+        self._trials[problem][build.name] = begun
+        return begun
 
     def add(self, record: Record) -> tuple[Status, str] | None:
         """Takes a record in; why its kernel is dropped from all races, if it is."""
-        if record.problem is None:
-            (build,) = record.builds
-            return self._add_compiled(build, record.compiled)
+        problem = record.problem
+        if problem is None:
+            return self._add_compiled(record.builds[0], record.compiled or Compiled())
         if record.failure is not None:
-            return self._add_failure(record, record.problem, *record.failure)
-        if record.stage == FINAL:
-            self.finals[record.problem, record.names] = record
+            if record.stage == PREPARE:
+                self.unprepared[problem] = record.failure[1]
+            elif record.stage == FINAL:
+                self.failed_finals[problem, record.names] += 1
+            else:
+                what = "proven" if record.stage in (PROVE, CHECK) else "timed"
+                status, reason = record.failure
+                reason = f"while it was {what} on {problem}: {reason}"
+                return self._drop(record.builds[0], status, reason)
+        elif record.stage == FINAL:
+            self.finals[problem, record.names] = record
         elif record.proof is not None:
-            return self._add_proof(record, record.problem, record.proof)
+            return self._add_proof(problem, record.builds[0], record.stage, record.proof)
         else:
-            for build, samples in zip(record.builds, record.samples, strict=True):
-                trial = self.of(record.problem, build)
-                self._trials[build][record.problem] = replace(
-                    trial,
-                    samples={**trial.samples, record.stage: samples},
-                    origins={**trial.origins, record.stage: record.origin},
-                )
+            (trial,) = self.of(problem, record.builds).values()
+            self._trials[problem][trial.name] = replace(
+                trial,
+                samples={**trial.samples, record.stage: record.samples[0]},
+                origins={**trial.origins, record.stage: record.origin},
+            )
         return None
 
-    def _add_compiled(self, build: Build, compiled: Compiled | None) -> tuple[Status, str] | None:
-        assert compiled is not None
+    def _add_compiled(self, build: Build, compiled: Compiled) -> tuple[Status, str] | None:
         self._facts[build] = compiled.facts
-        for problem, trial in self._trials.get(build, {}).items():
-            self._trials[build][problem] = replace(trial, facts=compiled.facts)
+        self._change(build, facts=compiled.facts)
         reason = cull_compiled(build.config, compiled, self._device, self._max_spill)
         return None if reason is None else self._drop(build, "culled", reason)
 
     def _add_proof(
-        self, record: Record, problem: Problem, proof: Proof
+        self, problem: Problem, build: Build, stage: str, proof: Proof
     ) -> tuple[Status, str] | None:
-        (build,) = record.builds
-        trial = self.of(problem, build)
-        checked = trial.checked or (record.stage == CHECK and is_right(proof))
+        (trial,) = self.of(problem, [build]).values()
+        checked = trial.checked or (stage == CHECK and is_right(proof))
         kept = proof if trial.proof is None or is_right(trial.proof) else trial.proof
-        self._trials[build][problem] = replace(trial, proof=kept, checked=checked)
+        self._trials[problem][build.name] = replace(trial, proof=kept, checked=checked)
         if is_right(proof):
             return None
         return self._drop(build, "wrong", f"on {problem}: {proof.note}")
 
-    def _add_failure(
-        self, record: Record, problem: Problem, status: Status, reason: str
-    ) -> tuple[Status, str] | None:
-        if record.stage == PREPARE:
-            self.unprepared[problem] = reason
-        elif record.stage == FINAL:
-            self.failed_finals[problem, record.names] += 1
-        else:
-            (build,) = record.builds
-            what = "proven" if record.stage in (PROVE, CHECK) else "timed"
-            return self._drop(build, status, f"while it was {what} on {problem}: {reason}")
-        return None
-
     def _drop(self, build: Build, status: Status, reason: str) -> tuple[Status, str]:
         """Takes a kernel out of all races; what was wrong with it first stays."""
-        found = self._dropped.setdefault(build, (status, reason))
-        known = self._trials.setdefault(build, {})
-        for problem, trial in known.items():
-            known[problem] = replace(trial, status=found[0], reason=found[1])
-        return found
+        status, reason = self._dropped.setdefault(build, (status, reason))
+        self._change(build, status=status, reason=reason)
+        return status, reason
+
+    def _change(self, build: Build, **changes: Any) -> None:
+        for known in self._trials.values():
+            trial = known.get(build.name)
+            if trial is not None and trial.build == build:
+                known[build.name] = replace(trial, **changes)
 
 
 # ---- what drops a kernel before it is measured ----
