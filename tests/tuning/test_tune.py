@@ -392,7 +392,7 @@ def test_the_nvcc_compiler_names_the_config_that_does_not_compile(
     monkeypatch.setattr(gpu_runner, "find_library", lambda *a, **k: None)
     monkeypatch.setattr(gpu_runner, "find_library_from", lambda *a, **k: None)
     found = gpu_runner.NvccCompiler(fakes.DEVICE).compile(builds)
-    assert [compiled.error for compiled in found] == [None, None, "shard_0: no", None, None]
+    assert [compiled.error for compiled in found] == ["", "", "shard_0: no", "", ""]
     facts = found[0].facts
     assert facts is not None
     assert (facts.registers, facts.spill_bytes, found[0].library) == (99, 24, "a key")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 from flashsmith.errors import CompileError
-from flashsmith.tuning.runner import Compiler
-from flashsmith.tuning.trial import Build, Compiled
+from flashsmith.tuning.runner import Compiled, Compiler
+from flashsmith.tuning.trial import Build
 from flashsmith.tuning.worker import Worker
 
 Batch = tuple[Build, ...]

@@ -23,8 +23,8 @@ from flashsmith.errors import CompileError, IllegalConfigError
 from flashsmith.families import DeviceSpec, Problem
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
-from flashsmith.tuning.runner import LibraryGoneError, Runner
-from flashsmith.tuning.trial import Build, Compiled, is_right
+from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
+from flashsmith.tuning.trial import Build, is_right
 
 # Scores of a head that the first proof looks at: a few hundred rows of a long sequence.
 _QUICK_SCORES = 1 << 20

@@ -10,11 +10,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.timing import Samples
 from flashsmith.errors import LaunchError
 from flashsmith.families import DeviceSpec, Problem
-from flashsmith.tuning.trial import Build, Compiled
+from flashsmith.tuning.trial import COMPILE, Build, Record
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a build: the facts of its kernel and the key of its library, or the error that
+    it ended with."""
+
+    facts: KernelFacts | None = None
+    library: str = ""
+    error: str = ""
+
+    def record(self, build: Build) -> Record:
+        """The same as the journal has it."""
+        if self.facts is not None:
+            return Record(COMPILE, builds=(build,), facts=self.facts)
+        return Record(COMPILE, builds=(build,), failure=("error", self.error))
 
 
 class Compiler(Protocol):
