@@ -78,9 +78,7 @@ class NvccCompiler:
         found: dict[Build, Compiled] = {}
         together = find_library_from(package_sources(), configs, arch=arch, semantics=semantics)
         for one in builds:
-            library = together or find_library(
-                one.config, arch=self.device.arch, semantics=semantics
-            )
+            library = together or find_library(one.config, arch=arch, semantics=semantics)
             if library is not None:
                 self._add(found, [one], library)
         return found
