@@ -1,4 +1,4 @@
-"""The environment variables flashsmith reads: all of them, typed, in one place.
+"""All environment variables that flashsmith reads, typed.
 
 ``flashsmith env`` prints this table. Nothing else in the package touches ``os.environ``.
 """
@@ -120,12 +120,12 @@ def jit_enabled() -> bool:
 
 
 def trusts_cache() -> bool:
-    """Whether kernels are loaded from the cache whoever may have written them."""
+    """Whether kernels are loaded from the cache without a check of owner and mode."""
     return _boolean(TRUST_CACHE, False)
 
 
 def emulation_enabled() -> bool:
-    """Whether sdpa() and transformers run host tensors in the emulator where nobody said so."""
+    """Whether sdpa() and transformers run host tensors in the emulator by default."""
     return _boolean(EMULATE, False)
 
 
@@ -140,7 +140,7 @@ def cache_limit_mib() -> int:
 
 
 def jobs() -> int:
-    """How many compilations run side by side: FLASHSMITH_JOBS, else the usable cores."""
+    """How many compilations run in parallel: FLASHSMITH_JOBS, else the usable cores."""
     return _positive_int(JOBS, len(os.sched_getaffinity(0)))
 
 
@@ -151,7 +151,7 @@ def check_values() -> None:
 
 
 def keep_models_offline() -> None:
-    """Tells Hugging Face's libraries, if they are not loaded yet, to fetch nothing."""
+    """Keeps Hugging Face's libraries, if they are not loaded yet, from downloading anything."""
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
@@ -168,7 +168,7 @@ def profiled_environment() -> dict[str, str]:
     return {**os.environ, JIT.name: "0", "LC_ALL": "C"}
 
 
-# Users set these for builds of their own; here they would change a library behind its key's back.
+# Users set these for their own builds; here they would change a library without changing its key.
 _COMPILER_OVERRIDES = (
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",

@@ -12,7 +12,7 @@ class FlashsmithError(Exception):
     """Base of every deliberate flashsmith error."""
 
     def __str__(self) -> str:
-        # Messages quote files, paths and names, and are printed by whoever catches them.
+        # Messages quote files, paths and names, and callers print them to terminals.
         return printable(super().__str__(), lines=True)
 
 
@@ -45,7 +45,7 @@ class ToolchainError(FlashsmithError, RuntimeError):
 
 
 class CompileError(FlashsmithError, RuntimeError):
-    """The compiler ran and failed; carries its words."""
+    """The compiler ran and failed; contains its output."""
 
 
 class CacheError(FlashsmithError, RuntimeError):
@@ -53,7 +53,7 @@ class CacheError(FlashsmithError, RuntimeError):
 
 
 class DamagedLibraryError(CacheError):
-    """A library in the kernel cache cannot be loaded: what is in it is not what it should be."""
+    """A library in the kernel cache cannot be loaded because its content is damaged."""
 
 
 class TableError(FlashsmithError, RuntimeError):
@@ -69,11 +69,12 @@ class LaunchError(FlashsmithError, RuntimeError):
 
 
 class ProfilerError(FlashsmithError, RuntimeError):
-    """Nsight Compute is missing or failed; carries its words."""
+    """Nsight Compute is missing or failed; contains its output."""
 
 
 class EmulatorError(FlashsmithError, RuntimeError):
-    """The emulator met unknown PTX, or a kernel that cannot go on (deadlock, bad access)."""
+    """The emulator found unsupported PTX, or a kernel that cannot continue (deadlock, bad
+    access)."""
 
 
 class EmulationTooLongError(FlashsmithError, RuntimeError):

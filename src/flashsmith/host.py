@@ -1,4 +1,4 @@
-"""Which machines flashsmith runs on: Linux on x86-64, with a GPU or with none."""
+"""The supported machines: Linux on x86-64, with or without a GPU."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Longer texts say no more about what is wrong with them.
+# Longer quotes would not help to find the mistake.
 QUOTED_CHARACTERS = 400
 
 
@@ -29,7 +29,7 @@ def quoted(value: object, most: int = QUOTED_CHARACTERS) -> str:
         return f"{value[:most]!r}... ({len(value):,} characters)"
     try:
         text = repr(value)
-    except Exception:  # of a class that we do not know, or a number of thousands of digits
+    except Exception:  # of an unknown class whose repr fails, or a number of thousands of digits
         bits = f" of {value.bit_length():,} bits" if isinstance(value, int) else ""
         return f"<{type(value).__name__}{bits}>"
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"

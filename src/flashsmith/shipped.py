@@ -1,7 +1,7 @@
-"""The kernels that ship: the builder asks for them, and whoever ships kernels registers them.
+"""The registry of shipped kernels, which the builder reads.
 
-What the package itself ships is in the chooser's tables, to the builder's right; flashsmith's
-__init__ registers it.
+The package's own shipped kernels are in the chooser's tables, which the builder may not import;
+flashsmith's __init__ registers them here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _providers: list[Callable[[], Kernels]] = []
 
 
 def register_shipped_kernels(provider: Callable[[], Kernels]) -> None:
-    """Adds what ``provider`` returns, which is called whenever somebody asks, to what ships."""
+    """Adds what ``provider`` returns to the shipped kernels; it is called at every query."""
     _providers.append(provider)
 
 

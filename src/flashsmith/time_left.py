@@ -1,10 +1,10 @@
-"""How long work still takes: the estimate made before it, corrected by what it took so far."""
+"""Estimates the time left: the estimate made before, corrected by the time taken so far."""
 
 from __future__ import annotations
 
 import time
 
-# The share of the work after which what it took weighs as much as the estimate.
+# The share of the work after which the time taken weighs as much as the estimate.
 _PRIOR = 0.1
 
 
@@ -16,7 +16,7 @@ class TimeLeft:
         self._start = time.monotonic()
 
     def after(self, done: float) -> float:
-        """Seconds left once work that was estimated at `done` seconds is through."""
+        """Seconds left once work that was estimated at `done` seconds has finished."""
         if self.total <= 0:
             return 0.0
         prior = _PRIOR * self.total

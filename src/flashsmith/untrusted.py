@@ -1,6 +1,6 @@
-"""Files and numbers that others wrote, read so that no content can do more than be refused.
+"""Reads files and numbers from untrusted sources, so that bad content can only be refused.
 
-What these functions guarantee, whatever a file holds and whatever stands at its path:
+These functions guarantee for any content and any kind of file:
 
 - They return, or raise UnusableTextError, and nothing else (but MemoryError): no OSError,
   UnicodeError, RecursionError, OverflowError or ValueError of the standard library gets out.
@@ -31,7 +31,7 @@ from flashsmith.printable import quoted
 
 MOST_BYTES = 64 << 20
 MOST_LEVELS = 64
-# Far more than any count or time has, and few enough for every float.
+# More digits than any count or time has, and few enough for every float.
 MOST_DIGITS = 300
 # Of numbers in names and variables: all of them fit into 64 bits.
 MOST_DIGITS_OF_COUNTS = 18
@@ -46,7 +46,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class UnusableTextError(ValueError):
-    """A file or text cannot be read; callers make an error of theirs of it:
+    """A file or text cannot be read; callers turn it into an error of their own:
     f"{path}{error.place}: {error}".
 
     ``place``: ', line 3, column 5', both counted from 1; '' where no place can be named.
@@ -61,7 +61,7 @@ class UnusableTextError(ValueError):
 def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
     """The content of a regular file of at most ``most_bytes``; raises UnusableTextError."""
     try:
-        # Opening a pipe waits for its other end, unless told not to.
+        # Opening a pipe without O_NONBLOCK waits for its other end.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(fd, "rb") as file:
             mode = os.fstat(fd).st_mode

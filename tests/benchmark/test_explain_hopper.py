@@ -178,7 +178,7 @@ def test_a_shipped_config_is_explained_from_its_build_and_a_run() -> None:
     out = io.StringIO()
     print_explanation(make_console(out), explanation)
     text = out.getvalue()
-    assert "128 to begin with, then 32 to copy and 160 to compute" in text
+    assert "128 at launch, then 32 per producer and 160 per consumer thread" in text
     assert "ptxas warns" not in text
     assert "Proof: " in text
     facts = explanation.to_json()

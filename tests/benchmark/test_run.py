@@ -79,7 +79,7 @@ def test_a_right_kernel_passes() -> None:
 
 
 def test_a_wrong_kernel_fails_and_is_located(monkeypatch) -> None:
-    right = run_module.prove_problem
+    right = run_module.prove
 
     def wrong(cfg, problem, **options):
         verdict = right(cfg, problem, **options)
@@ -87,7 +87,7 @@ def test_a_wrong_kernel_fails_and_is_located(monkeypatch) -> None:
             return replace(verdict, reasons=("largest error 3 is above 0.1",), max_error=3.0)
         return verdict
 
-    monkeypatch.setattr(run_module, "prove_problem", wrong)
+    monkeypatch.setattr(run_module, "prove", wrong)
     report = run(STEP_1, STEP_2)
     assert [row.ok for row in report.rows] == [True, False]
     assert not report.ok
@@ -102,7 +102,7 @@ def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> Non
     def deadlock(cfg, problem, **options):
         raise EmulatorError("deadlock: 32 threads wait at bar.sync 0")
 
-    monkeypatch.setattr(run_module, "prove_problem", deadlock)
+    monkeypatch.setattr(run_module, "prove", deadlock)
     report = run(STEP_1)
     assert not report.ok
     text = printed(report)
@@ -112,7 +112,7 @@ def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> Non
 
 def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(monkeypatch) -> None:
     """Or every kernel after it would be called wrong. The emulator stands for a GPU."""
-    right = run_module.prove_problem
+    right = run_module.prove
     clock = PretendedClock()
 
     def prove_or_not(cfg, problem, **options):
@@ -123,7 +123,7 @@ def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(monkeypatch) -> None:
     def gone() -> None:
         raise LaunchError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
+    monkeypatch.setattr(run_module, "prove", prove_or_not)
     monkeypatch.setattr(run_module, "CudaEvents", lambda: clock)
     monkeypatch.setattr(run_module, "time_kernels", lambda problem_of, seed: {})
     target = replace(TARGET, backend="gpu")
@@ -147,7 +147,7 @@ def test_conflict_factors_are_grouped_by_use() -> None:
 
 def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
     """The emulator stands for the GPU that proves."""
-    right = run_module.prove_problem
+    right = run_module.prove
 
     def prove_or_not(cfg, problem, **options):
         verdict = right(cfg, problem, **{**options, "backend": "emulator"})
@@ -160,7 +160,7 @@ def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
         asked.extend(problem_of)
         return {STEP_2: Times(1.5, 1.25, 0.01, 300.0), STEP_3: ("the timed launch: wrong",)}
 
-    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
+    monkeypatch.setattr(run_module, "prove", prove_or_not)
     monkeypatch.setattr(run_module, "time_kernels", time_kernels)
     target = replace(TARGET, backend="gpu")
     report = run_kernels(
@@ -182,7 +182,7 @@ def test_on_a_gpu_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) ->
         asked.append((options["backend"], problem.seq_q))
         raise EmulatorError("not today")
 
-    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
+    monkeypatch.setattr(run_module, "prove", prove_or_not)
     monkeypatch.setattr(run_module, "CudaEvents", PretendedClock)
     monkeypatch.setattr(run_module, "time_kernels", lambda problem_of, seed: {})
     wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
@@ -241,7 +241,7 @@ def test_on_a_gpu_the_same_semantics_are_proven_counted_and_timed(
 
     library = SimpleNamespace(entry=lambda cfg: cfg)
     built = []
-    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
+    monkeypatch.setattr(run_module, "prove", prove_or_not)
     monkeypatch.setattr(run_module, "time_kernels", time_kernels)
     monkeypatch.setattr(run_module.KernelFacts, "of", lambda *_: KernelFacts(99, 0, 0, 49152, 2))
     monkeypatch.setattr(
@@ -295,7 +295,7 @@ def asked_lengths(monkeypatch, key: str, backend: str) -> dict[str, dict[KernelC
 
     library = SimpleNamespace(entry=lambda cfg: cfg)
     monkeypatch.setattr(run_module.KernelFacts, "of", lambda *_: KernelFacts(168, 0, 0, 49152, 2))
-    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
+    monkeypatch.setattr(run_module, "prove", prove_or_not)
     monkeypatch.setattr(
         run_module, "libraries_for", lambda configs, **_: dict.fromkeys(configs, library)
     )

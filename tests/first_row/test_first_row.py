@@ -59,7 +59,7 @@ from flashsmith.tuning.space import search_space
 from flashsmith.tuning.sweep import Settings, SweepProgress
 from flashsmith.tuning.trial import PROVE, Build, Record, is_right
 from flashsmith.tuning.tune import plan_races, tune
-from flashsmith.verify import prove, prove_problem
+from flashsmith.verify import prove
 
 PLAIN, STAGED = "(FP16, 64, 2): first_row", "(FP16, 64, 2): first_row+staged"
 PROBLEM = "b2 s1:5 h3 d64 fp16 first_row"
@@ -225,7 +225,7 @@ def test_an_output_may_not_lie_in_what_is_read_nor_be_read_only(first_row: Modul
 )
 def test_problems_of_others_are_refused(first_row: ModuleType, problem: str, message: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
-        prove_problem(parse(PLAIN), Problem.parse(problem))
+        prove(parse(PLAIN), Problem.parse(problem))
 
 
 def test_what_an_operation_does_not_know_cannot_be_asked_of_its_proof(

@@ -13,6 +13,7 @@ from flashsmith.emulator import BankConflicts
 from flashsmith.families import (
     DeviceSpec,
     KernelConfig,
+    Problem,
     is_legal,
     nearest_legal,
     rules_of,
@@ -121,7 +122,10 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     # Two K/V steps: the peeled first one, if there is one, and the loop's. Whole tiles, because the
     # kernel of others is another than the one whose registers are shown.
     rows, step = cfg.family.loop_tiles(cfg) or (_ROWS, _ROWS // 2)
-    verdict = prove(cfg, seq=rows, seq_k=2 * step, arch=device.arch, observers=[conflicts])
+    problem = Problem(
+        1, rows, 2 * step, 1, 1, cfg.d_head, cfg.dtype, operation=cfg.family.operation
+    )
+    verdict = prove(cfg, problem, arch=device.arch, observers=[conflicts])
     return Explanation(
         **{name: getattr(known, name) for name in _BEFORE},
         kernel=kernel,

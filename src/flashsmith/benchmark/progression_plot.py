@@ -1,17 +1,31 @@
-"""An ablation as a picture: time of each step where there is one, and what its instructions are."""
+"""An ablation as a picture: time of each step where there is one, and what its instructions are.
+
+Drawn with matplotlib (extra 'bench'), without a display and without global state.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from flashsmith.benchmark.charts.labels import label
-from flashsmith.benchmark.charts.style import Theme, dress, new_figure, title
+from flashsmith.benchmark.measurement_files import require_writable
 from flashsmith.benchmark.progression import Ablation, Step, conflict_words, step_names
+from flashsmith.errors import ArgumentError, DependencyError, install_extra
+from flashsmith.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+SUFFIXES = (".png", ".svg")
+# Twice a page's own pixels, so that pictures stay crisp on dense screens and on paper.
+_DPI = 144
+_SURFACE, _INK, _MUTED, BAD = "#ffffff", "#1a1c20", "#5b616b", "#b3261e"
+# Told apart by all common kinds of colour vision; the first is flashsmith's, the second the peer's.
+_HUES = ("#0b5cad", "#c75000", "#007f5c", "#a33c80", "#7a6a00", "#565b64")
+# A longer text leaves no room for the bars; the knobs of every config that ships have fewer.
+_MOST_CHARACTERS = 105
 # What the stacked bars show one by one; the other classes are added up.
 _GROUPS = {
     "mma": ("mma",),
@@ -23,61 +37,125 @@ _GROUPS = {
 _REST = "the rest"
 # Of a step's name.
 _MOST_LINES = 4
-_GROUP_HUES = (0, 1, 2, 3, 4, 6)
 
 
-def draw_ablation(ablation: Ablation, theme: Theme) -> Figure:
+def check_picture_path(path: Path) -> None:
+    """Raises ArgumentError unless `path` names a kind of picture, in a place that can be written.
+
+    Makes its folder. Raises DependencyError where matplotlib is not installed.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ArgumentError(
+            f"plot={str(path)!r}: a picture ends in {' or '.join(SUFFIXES)}; "
+            f"for example {path.stem or 'ladder'}.png"
+        )
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise DependencyError(
+            f"pictures need matplotlib, not installed here; {install_extra('bench')}"
+        ) from error
+    require_writable("plot", path)
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Writes the figure as what `path` ends in; the same figure gives the same bytes.
+
+    Raises ArgumentError for another ending or where the file cannot be written.
+    """
+    check_picture_path(path)
+    from matplotlib import rc_context
+
+    kind = path.suffix.lower().removeprefix(".")
+    metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"Date": None}
+    # Ids in an SVG are salted at random otherwise.
+    with rc_context({"svg.hashsalt": "flashsmith"}), warnings.catch_warnings():
+        # Whatever names a file has, a terminal need not be told that the font lacks a character,
+        # which is drawn as a box, or that long ones leave the chart little room.
+        warnings.filterwarnings("ignore", r"Glyph \d+|constrained_layout not applied", UserWarning)
+        figure.savefig(path, dpi=_DPI, format=kind, metadata=metadata)
+
+
+def draw_ablation(ablation: Ablation) -> Figure:
     """Steps from top to bottom; TFLOP/s, if timed, and executed instructions side by side."""
     names = step_names(ablation)
     timed = ablation.has_times
-    figure = new_figure(11 if timed else 9, 1.5 + 0.55 * max(len(names), 2), theme)
+    figure = _new_figure(11 if timed else 9, 1.5 + 0.55 * max(len(names), 2))
     panels = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
     if timed:
-        _draw_times(panels[0], ablation, theme)
-    _draw_instructions(panels[-1], ablation, theme)
+        _draw_times(panels[0], ablation)
+    _draw_instructions(panels[-1], ablation)
     panels[0].set_yticks(range(len(names)), [_wrapped(name) for name in names])
-    panels[0].tick_params(axis="y", labelcolor=theme.ink)
+    panels[0].tick_params(axis="y", labelcolor=_INK)
     panels[0].set_ylim(len(names) - 0.4, -0.6)
     return figure
+
+
+def _new_figure(width: float, height: float) -> Figure:
+    """An empty figure, inches, that lays its parts out by itself."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.12)
+    figure = Figure(figsize=(width, height), facecolor=_SURFACE, layout=layout)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _dress(axes: Axes, title: str) -> None:
+    """A pair of axes without a frame, with a heading flush with its left."""
+    axes.set_facecolor(_SURFACE)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.tick_params(colors=_MUTED, labelcolor=_MUTED, length=0, labelsize=9)
+    axes.grid(visible=False)
+    axes.set_axisbelow(True)
+    axes.set_xticks([])
+    axes.set_title(title, loc="left", color=_INK, fontsize=11, fontweight="bold", pad=10)
+
+
+def _label(text: str) -> str:
+    """A text of a file as a picture can show it: no formula, no control character, not too long."""
+    if len(text) > _MOST_CHARACTERS:
+        text = f"{text[: _MOST_CHARACTERS - 1]}…"
+    # Two dollars would make a formula of what stands between them.
+    return printable(text, lines=True).replace("$", r"\$")
 
 
 def _wrapped(name: str) -> str:
     """A step's name on few short lines: a short form breaks after its tile, changes at commas."""
     tile, found, knobs = name.partition("): ")
     lines = [f"{tile}):", knobs] if found else name.replace(", ", ",\n").split("\n")
-    return "\n".join(map(label, lines[:_MOST_LINES]))
+    return "\n".join(map(_label, lines[:_MOST_LINES]))
 
 
-def _draw_times(axes: Axes, ablation: Ablation, theme: Theme) -> None:
-    dress(axes, theme, grid=None)
-    axes.set_xticks([])
-    title(axes, "TFLOP/s" + (f" (share of {label(ablation.peer)})" if ablation.peer else ""), theme)
+def _draw_times(axes: Axes, ablation: Ablation) -> None:
+    _dress(axes, "TFLOP/s" + (f" (share of {_label(ablation.peer)})" if ablation.peer else ""))
     times = [step.time for step in ablation.steps]
     rates = [time.tflops if time else 0.0 for time in times]
-    colours = [theme.hues[0] if step.ok else theme.bad for step in ablation.steps]
+    colours = [_HUES[0] if step.ok else BAD for step in ablation.steps]
     axes.barh(range(len(rates)), rates, height=0.62, color=colours)
     peers = [time.tflops / time.share for time in times if time and time.share]
     longest = max([*rates, *peers])
     axes.set_xlim(0, longest * 1.12)
     for place, step in enumerate(ablation.steps):
-        _write_rate(axes, place, step, longest, theme)
+        _write_rate(axes, place, step, longest)
     if peers:
         # Behind the bars; steps of several dtypes have a peer's time each, all but the same.
-        axes.axvline(
-            max(peers), color=theme.hues[1], linewidth=1.4, linestyle=(0, (4, 3)), zorder=0
-        )
+        axes.axvline(max(peers), color=_HUES[1], linewidth=1.4, linestyle=(0, (4, 3)), zorder=0)
         axes.text(
             max(peers),
             -0.52,
-            f"{label(ablation.peer)}: {max(peers):.0f} ",
+            f"{_label(ablation.peer)}: {max(peers):.0f} ",
             ha="right",
             va="bottom",
             fontsize=9,
-            color=theme.hues[1],
+            color=_HUES[1],
         )
 
 
-def _write_rate(axes: Axes, place: int, step: Step, longest: float, theme: Theme) -> None:
+def _write_rate(axes: Axes, place: int, step: Step, longest: float) -> None:
     """A step's rate at the end of its bar; inside, where the bar is long enough for it."""
     rate = step.time.tflops if step.time else 0.0
     text = "not timed" if step.time is None else f"{rate:.0f}"
@@ -93,23 +171,21 @@ def _write_rate(axes: Axes, place: int, step: Step, longest: float, theme: Theme
         va="center",
         fontsize=9,
         fontweight="bold",
-        color=theme.surface if inside else theme.ink if step.ok else theme.bad,
+        color=_SURFACE if inside else _INK if step.ok else BAD,
     )
 
 
-def _draw_instructions(axes: Axes, ablation: Ablation, theme: Theme) -> None:
-    dress(axes, theme, grid=None)
-    axes.set_xticks([])
-    title(axes, f"Warp instructions ({label(ablation.counted)})", theme)
+def _draw_instructions(axes: Axes, ablation: Ablation) -> None:
+    _dress(axes, f"Warp instructions ({_label(ablation.counted)})")
     left = [0.0] * len(ablation.steps)
-    for (group, counts), hue in zip(_grouped(ablation.steps).items(), _GROUP_HUES, strict=True):
+    for (group, counts), hue in zip(_grouped(ablation.steps).items(), _HUES, strict=True):
         axes.barh(
             range(len(counts)),
             counts,
             left=left,
             height=0.62,
-            color=theme.hues[hue],
-            edgecolor=theme.surface,
+            color=hue,
+            edgecolor=_SURFACE,
             linewidth=1.2,
             label=group,
         )
@@ -123,7 +199,7 @@ def _draw_instructions(axes: Axes, ablation: Ablation, theme: Theme) -> None:
             _costs(step),
             va="center",
             fontsize=8.5,
-            color=theme.ink,
+            color=_INK,
             linespacing=1.25,
         )
     axes.legend(
@@ -132,7 +208,7 @@ def _draw_instructions(axes: Axes, ablation: Ablation, theme: Theme) -> None:
         ncols=6,
         frameon=False,
         fontsize=8.5,
-        labelcolor=theme.muted,
+        labelcolor=_MUTED,
         handlelength=1,
         columnspacing=1.2,
     )
@@ -146,7 +222,7 @@ def _costs(step: Step) -> str:
         lines[0] += f", {step.spill_store_bytes} B spilled"
     conflicts = conflict_words(step)
     if conflicts != "none":
-        lines.append(label(f"conflicts: {conflicts}"))
+        lines.append(_label(f"conflicts: {conflicts}"))
     return "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ from flashsmith.emulator import BankConflicts, estimate_seconds
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.families import KernelConfig, Problem, Semantics, check_legal
 from flashsmith.runtime.target import Target
-from flashsmith.verify import Verdict, prove_problem, reference_of
+from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
 # What the emulator's checks slow it down by, for the estimate.
@@ -48,7 +48,7 @@ class Options:
     seed: int = 0
 
     def of(self, problem: Problem) -> dict[str, Any]:
-        """The options with which `prove_problem` proves `problem`."""
+        """The options with which `prove` proves `problem`."""
         return reference_of(problem.computed).options(
             problem,
             window=self.window,
@@ -368,7 +368,7 @@ class _Job:
     ) -> Verdict | None:
         """The verdict, or None for a kernel that did not end; what is wrong goes to `problems`."""
         try:
-            verdict = prove_problem(
+            verdict = prove(
                 self.config,
                 problem,
                 options=self.options.of(problem),

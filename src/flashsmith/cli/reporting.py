@@ -48,8 +48,8 @@ def progression(
     Instructions and bank conflicts come from the emulator, registers and spills from the compiler;
     times need a GPU. Without --kernels and KERNELS: prog, seven steps of one optimisation each.
     """
-    from flashsmith.benchmark.charts import check_picture_path
     from flashsmith.benchmark.measurement_files import MeasurementFiles
+    from flashsmith.benchmark.progression_plot import check_picture_path
 
     if plot is not None:
         check_picture_path(plot)
@@ -76,10 +76,9 @@ def progression(
             write=files.write if csv or jsonl else None,
         )
     if plot is not None:
-        from flashsmith.benchmark.charts import LIGHT, save_chart
-        from flashsmith.benchmark.progression_plot import draw_ablation
+        from flashsmith.benchmark.progression_plot import draw_ablation, save_picture
 
-        save_chart(draw_ablation(ablation, LIGHT), plot)
+        save_picture(draw_ablation(ablation), plot)
     if as_json:
         print_json(ablation.to_json())
     elif not files.takes_stdout:

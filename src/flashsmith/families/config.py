@@ -32,11 +32,12 @@ INT_MAX = 2**31 - 1
 
 @dataclass(frozen=True, order=True)
 class KernelConfig:
-    """A frozen, ordered dataclass of knobs that name one kernel; a family's class adds the knobs.
+    """A frozen, ordered dataclass of knobs that identifies one kernel; a family's class adds the
+    knobs.
 
     Every config has a dtype (a DType) and a d_head, the widest head dimension that its kernel
     takes; any other field is a flag, a member of an enumeration or a number. Each is declared with
-    `knob`. A family's class says its n_threads and smem_bytes, which registering it checks.
+    `knob`. A family's class defines n_threads and smem_bytes, which registering it checks.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -45,8 +46,8 @@ class KernelConfig:
     # The family's name, and the first compute capability its kernels run on (80 for 8.0).
     FAMILY: ClassVar[str]
     OLDEST_ARCH: ClassVar[int]
-    # Of the short form: the knobs in the tuple, what follows the last of them there, the first
-    # feature, and the features that say several knobs.
+    # The short form: the knobs in the tuple, the text after the last of them, the first feature,
+    # and the features that combine several knobs.
     SHAPE: ClassVar[tuple[str, ...]] = ()
     SHAPE_SUFFIX: ClassVar[str] = ""
     LEADING_WORD: ClassVar[str] = ""
@@ -58,7 +59,7 @@ class KernelConfig:
     if TYPE_CHECKING:
 
         def __getattr__(self, knob: str) -> Any:
-            """The knobs of whichever family."""
+            """The knobs of the config's family."""
 
     def __post_init__(self) -> None:
         for declared in fields(self):
@@ -70,7 +71,7 @@ class KernelConfig:
     # --- names -----------------------------------------------------------------------------------
 
     def _shape(self, include_d_head: bool) -> str:
-        """What the tuple of the short form says."""
+        """The tuple of the short form."""
         shown = [name for name in self.SHAPE if include_d_head or name != "d_head"]
         values = [
             value.name if isinstance(value, DType) else str(value)
@@ -79,7 +80,7 @@ class KernelConfig:
         return ", ".join(values) + self.SHAPE_SUFFIX
 
     def _feature_words(self) -> list[str]:
-        """What follows the tuple."""
+        """The features after the tuple."""
         words = [self.LEADING_WORD] * bool(self.LEADING_WORD)
         groups = {group.knobs[0]: group for group in self.GROUPS}
         for declared in fields(self):
@@ -101,7 +102,7 @@ class KernelConfig:
 
         Args:
             include_d_head: whether the tuple names the head dimension.
-            include_tup: whether the tuple stands there at all.
+            include_tup: whether the tuple is part of the text.
         """
         features = "+".join(self._feature_words())
         if not include_tup:
@@ -143,7 +144,7 @@ class KernelConfig:
 
     @property
     def rows_per_warp(self) -> int:
-        """Rows of Q that one warp owns; of a family that does not say it, those of a CTA's tile."""
+        """Rows of Q that one warp owns; by default those of a CTA's tile."""
         rows, _ = self.family.loop_tiles(self) or (1, 1)
         return rows
 
@@ -184,8 +185,8 @@ class KernelConfig:
 
 @dataclass(frozen=True, order=True)
 class ForwardConfig(KernelConfig):
-    """What the configs of families of the forward operation have in common: d_head, and B_c keys to
-    a step of the loop."""
+    """The base of the configs of families of the forward operation: d_head, and B_c keys per loop
+    step."""
 
     def attn_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False

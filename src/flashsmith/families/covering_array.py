@@ -1,4 +1,5 @@
-"""Covering arrays: few configs in which every pair of knob values meets that can meet at all."""
+"""Covering arrays: few configs that contain every pair of knob values that some legal config
+has."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def cover(family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 
 
 def _without_idle(chosen: list[KernelConfig]) -> list[KernelConfig]:
-    """Leaves out configs whose pairs the others hold already: a greedy choice makes such."""
+    """Leaves out configs whose pairs the others contain already: a greedy choice can make such."""
     holders = Counter(pair for cfg in chosen for pair in knob_pairs(cfg))
     kept = []
     for cfg in chosen:
@@ -95,7 +96,7 @@ def _grow(
 
 
 def _with(family: Family, pair: KnobPair) -> KernelConfig:
-    """A config with these two values; its other knobs are to be settled."""
+    """A config with these two values; its other knobs are not chosen yet."""
     values = {knob: choices[0] for knob, choices in family.knob_values.items()} | dict(pair)
     config: KernelConfig = family.config_class(**values)
     return config

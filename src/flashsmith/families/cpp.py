@@ -1,4 +1,4 @@
-"""Cpp: what a family's C++ is called."""
+"""Cpp: the C++ names of a family."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cpp:
-    """The names that generated code and the host path have for a family's C++; see family.csrc.
+    """The names by which generated code and the host path refer to a family's C++; see family.csrc.
 
     Args:
         config_header: declares the config's struct, which is called like the Python class; an

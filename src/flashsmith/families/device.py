@@ -1,4 +1,4 @@
-"""DeviceSpec: what planning needs to know of a GPU, with the known GPUs by name."""
+"""DeviceSpec: the properties of a GPU that planning uses, with the known GPUs by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _server(name: str, arch: int, sm_count: int, l2_mib: int) -> DeviceSpec:
     return DeviceSpec(name, arch, sm_count, 232448, 233472, 2048, 32, l2_mib * _MIB)
 
 
-# The first GPU of an architecture stands for it where only the architecture is given.
+# The first GPU of an architecture is used where only the architecture is given.
 KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _ampere("A100", sm_count=108, l2_mib=40),
     _graphics("A10", 86, sm_count=72, max_ctas=16, l2_mib=6),
@@ -61,25 +61,24 @@ KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _graphics("RTX 5090", 120, sm_count=170, max_ctas=24, l2_mib=96),
 )
 
-# What legality and planning assume where there is no GPU and nothing else is said.
+# The device of legality and planning where there is no GPU and none is named.
 DEFAULT_DEVICE = KNOWN_DEVICES[0]
 
 
 def default_device(oldest_arch: int) -> DeviceSpec:
-    """What stands for a GPU where there is none, of kernels that need `oldest_arch`."""
+    """The default device, without a GPU, of kernels that need `oldest_arch`."""
     return next(device for device in KNOWN_DEVICES if device.arch >= oldest_arch)
 
 
 def device_spec(name_or_arch: str | int) -> DeviceSpec:
     """A known GPU by name ('A100', 'rtx 4090', 'NVIDIA L40S') or architecture (80, '80', 'sm_80').
 
-    Upper and lower case are one; spaces, '-', '_' and a leading NVIDIA do not count. An
-    architecture gives the first known GPU that has it; one that no known GPU has (87, 121) gets the
-    limits of the newest known one before it of the same generation, whose kernels it runs.
+    Case, spaces, '-', '_' and a leading NVIDIA are ignored. An architecture gives the first known
+    GPU that has it; one that no known GPU has (87, 121) gets the limits of the newest known one
+    before it of the same generation, whose kernels it runs.
 
     Raises:
-        ArgumentError: no known GPU is called that, or stands for that architecture; the message
-            lists them.
+        ArgumentError: no known GPU has that name or architecture; the message lists them.
     """
     wanted = re.sub(r"[\s_-]+", "", str(name_or_arch)).lower().removeprefix("nvidia")
     wanted = re.sub(r"^(sm\d+)[af]$", r"\1", wanted)  # features of one architecture alone

@@ -29,7 +29,7 @@ from flashsmith.printable import quoted
 ENTRY_POINT_GROUP = "flashsmith.families"
 # A C identifier in small letters: it names a folder of sources and stands in manifests.
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
-# A key of KERNELS: no file in a folder, no 'B_r,B_c' and no short form.
+# A key of KERNELS that cannot be a path, 'B_r,B_c' or a short form.
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
 # The sets and the spaces of all families together.
 _RESERVED_KEYS = {"all", "both"}
@@ -45,7 +45,7 @@ class ConfigSet(NamedTuple):
 
 @dataclass(frozen=True)
 class SmemRegion:
-    """A half-open range of a CTA's shared memory, bytes, and what lives there."""
+    """A half-open range of a CTA's shared memory, bytes, and what it holds."""
 
     tile: str
     begin: int
@@ -88,11 +88,12 @@ class Intensity:
 
 
 class Family:
-    """One family of kernels: a config class, C++ that it instantiates, and what is known of both.
+    """One family of kernels: a config class, the C++ that it instantiates, and all that differs
+    between families.
 
-    A subclass sets what stands without a value here and overrides what its kernels have; the
-    methods' own answers are those of a family that has no such thing. `cfg` is always a config of
-    the family.
+    A subclass sets the attributes without a value here and overrides the methods that apply to its
+    kernels; the defaults are for a family without that feature. `cfg` is always a config of the
+    family.
     """
 
     # The class of its configs; its FAMILY is the family's name.
@@ -103,32 +104,32 @@ class Family:
     operation: str = "forward"
     # Which configs a kernel can be built for.
     rules: tuple[Rule, ...] = ()
-    # The knobs that are settled first where a config is completed: what many rules read.
+    # The knobs that are chosen first when a config is completed: those that many rules read.
     settled_first: tuple[str, ...] = ()
-    # Of some knobs the values worth a try where a config is to be mended; of the others all.
+    # For some knobs the values to try when an illegal config is corrected; other knobs try all.
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     # The folder of its C++ sources, which bears the family's name: includes begin with it, and its
     # .cc files are compiled into every library.
     csrc: Path
-    # What stands in them.
+    # The C++ names in them.
     cpp: Cpp
-    # Follows 'sm_90' in the target of its machine code where it is in the architecture's own
-    # instructions, for it alone.
+    # The suffix of its compile target, such as 'a' for sm_90a, where it uses instructions of one
+    # architecture only.
     target_suffix: str = ""
     # Whether TMA must be able to copy the tensors: then no stride may be 0 or negative.
     needs_tma: bool = False
     # Whether a CTA may compute several tiles, one after the other.
     persistent: bool = False
-    # Whether a kernel that spills is as good as lost: none that does is measured or shipped.
+    # Whether spilling makes its kernels too slow to use: none that spills is measured or shipped.
     must_not_spill: bool = False
-    # The key under which `flashsmith tune` knows its search space; '' for no space of its own.
+    # The key of its search space in `flashsmith tune`; '' if it has none of its own.
     space_key: str = ""
-    # What KERNELS can name of it, by the key.
+    # Its sets that KERNELS can name, by key.
     sets: ClassVar[Mapping[str, ConfigSet]] = {}
 
     @property
     def name(self) -> str:
-        """What manifests, tables and rows call it."""
+        """Its name in manifests, tables and rows."""
         return str(self.config_class.FAMILY)
 
     @property
@@ -152,13 +153,13 @@ class Family:
         return {"main": self.cpp.kernel}
 
     def runs_on(self, device: DeviceSpec) -> bool:
-        """Whether some config of it is legal on a device, as far as that is the device's matter."""
+        """Whether some config of it can be legal on a device."""
         if device.arch < self.oldest_arch:
             return False
         return all(rule.predicate(None, device) for rule in self.rules if not rule.knobs)
 
     def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
-        """Why it has no kernels for a problem on a device; None where it has."""
+        """The reason why it has no kernels for a problem on a device; None where it has."""
         return None
 
     # --- which configs ---------------------------------------------------------------------------
@@ -168,17 +169,17 @@ class Family:
         return ()
 
     def block_size_set(self) -> Sequence[Any]:
-        """The configs among which the key 'B_r,B_c' selects."""
+        """The configs from which the key 'B_r,B_c' selects."""
         return ()
 
     def shipped(self) -> Sequence[tuple[Any, Semantics]]:
-        """The kernels that it ships whatever the table of winners says."""
+        """The kernels that it ships, independently of the table of winners."""
         return ()
 
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
     ) -> Sequence[Any]:
-        """The configs worth weighing where nothing was measured, in order of preference.
+        """The configs to consider where nothing was measured, in order of preference.
 
         masked: whether some rows see fewer keys than others.
         """
@@ -189,15 +190,16 @@ class Family:
         return ()
 
     def moved(self, cfg: Any) -> Iterable[Any]:
-        """The configs one move of the search away from `cfg`, legal or not, worth a try or not."""
+        """The configs one search step away from `cfg`, before any filter."""
         return ()
 
     def worth_searching(self, cfg: Any) -> bool:
-        """Whether a legal config may win; narrower than legality, and apart from it."""
+        """Whether a legal config is worth measuring."""
         return True
 
     def neighbours(self, cfg: Any) -> list[Any]:
-        """The configs one move away that are worth it, and legal on the roomiest device."""
+        """The configs one search step away that are worth measuring and legal on the roomiest
+        device."""
         found = dict.fromkeys(other for other in self.moved(cfg) if self.worth_searching(other))
         device, rules = self.roomiest_device, self.rules
         return [
@@ -213,14 +215,14 @@ class Family:
         return max(served, key=lambda device: device.max_smem_per_block)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
-        """A few configs for head dimension d that differ in all that a proof should meet."""
+        """A few configs for head dimension d that cover the features a proof should exercise."""
         return ()
 
     # --- costs -----------------------------------------------------------------------------------
 
     has_cost_model: bool = False
 
-    # What the emulator takes on one core to translate a kernel, seconds.
+    # Seconds that the emulator takes on one core to translate a kernel.
     translation_seconds: float = 0.1
 
     def compile_cost(self, cfg: Any) -> float:
@@ -230,7 +232,7 @@ class Family:
     def tile_work(
         self, cfg: Any, device: DeviceSpec, registers: int | None, spill: int | None
     ) -> TileWork:
-        """What one tile takes of an SM, for families that have a cost model.
+        """The work of one tile on an SM, for families that have a cost model.
 
         registers, spill: per thread, bytes, as compiled; None estimates them.
         """
@@ -252,24 +254,24 @@ class Family:
         return None
 
     def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
-        """What its kernels use shared memory for ('ldmatrix', 'copy st', 'O st', 'O ld'), with the
-        accesses that the emulator's observer counts for it."""
+        """The uses of shared memory in its kernels ('ldmatrix', 'copy st', 'O st', 'O ld'), with
+        the kinds of access that the emulator's observer counts for each."""
         return {}
 
     def registers_in_words(self, cfg: Any, registers: int) -> str:
-        """What the registers are that the compiler gave a thread."""
+        """The registers per thread, in words."""
         return f"{registers} of 255"
 
     def multiplies_with(self, cfg: Any) -> tuple[str, ...]:
-        """The roofline's ceilings of the instruction that its kernels multiply with."""
+        """The names of the roofline's ceilings for the kernels' MMA instruction."""
         return ()
 
     def loop_tiles(self, cfg: Any) -> tuple[int, int] | None:
         """Rows of a CTA's tile and keys of a step of its loop; None where there is no such loop."""
         return None
 
-    # Whether a launch is the sum of its CTAs' steps, each like every other.
-    steps_are_alike: bool = False
+    # Whether all loop steps of a launch do the same work, so that counts scale with the steps.
+    equal_steps: bool = False
 
 
 # --- the registry --------------------------------------------------------------------------------
@@ -277,19 +279,19 @@ class Family:
 # By name, in the order of their registration.
 FAMILIES: dict[str, Family] = {}
 _log = logging.getLogger("flashsmith")
-# What is wrong with the installed packages that failed to register.
+# The errors of installed packages that failed to register.
 _failures: list[str] = []
 _installed_are_loaded = False
-# Taken again by an entry point that asks for families itself.
+# Reentrant: an entry point may itself ask for families.
 _loading = threading.RLock()
 
 
 def register_family(family: Family, csrc: Path | None = None) -> Family:
-    """Makes a family known to everything: its configs parse, build, run, and are proven and tuned.
+    """Registers a family: its configs then parse, build, run, and can be proven and tuned.
 
     Args:
         family: its config class has a FAMILY that is not taken.
-        csrc: the folder of its C++ sources, called like the family; None: the family's own `csrc`.
+        csrc: the folder of its C++ sources, with the family's name; None: the family's own `csrc`.
 
     Raises:
         ArgumentError: it is no Family; the name is no small C identifier or taken, a class, a
@@ -343,7 +345,7 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
 
 
 def _check_knobs(config_class: Any) -> None:
-    """Raises ArgumentError for a config class whose knobs or OLDEST_ARCH do not do."""
+    """Raises ArgumentError for a config class with invalid knobs or OLDEST_ARCH."""
     name = config_class.__name__
     knobs = {declared.name: declared for declared in fields(config_class)}
     if missing := [wanted for wanted in ("dtype", "d_head") if wanted not in knobs]:
@@ -355,7 +357,7 @@ def _check_knobs(config_class: Any) -> None:
             f"family: {', '.join(plain)} of {name} is not declared with knob(); declare every "
             "field with it"
         )
-    # Here and not by an abstract base class: while it is registered, before any config is made.
+    # Checked here and not by an abstract base class: at registration, before any config is made.
     if silent := [
         member
         for member in ("n_threads", "smem_bytes")
@@ -385,7 +387,7 @@ def _check_knobs(config_class: Any) -> None:
 
 
 def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
-    """Raises ArgumentError where its configs' texts could be taken for another family's."""
+    """Raises ArgumentError where its short forms could be read as another family's."""
     name, word, suffix = config_class.__name__, config_class.LEADING_WORD, config_class.SHAPE_SUFFIX
     is_first = next(iter(FAMILIES), config_class.FAMILY) == config_class.FAMILY
     if not is_first and not word and not suffix:
@@ -418,7 +420,7 @@ def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
 
 
 def _check_keys(family: Family, others: Sequence[Family]) -> None:
-    """Raises ArgumentError for a key of its sets or of its search space that means something."""
+    """Raises ArgumentError for an invalid or taken key of its sets or search space."""
     keys = {*family.sets, *([family.space_key] if family.space_key else ())}
     if odd := sorted(key for key in keys if not _KEY.fullmatch(key)):
         raise ArgumentError(
@@ -440,16 +442,17 @@ def _check_keys(family: Family, others: Sequence[Family]) -> None:
 
 def load_installed_families() -> bool:
     """Registers the families of installed packages: entry points of the group flashsmith.families,
-    each of them a callable that registers what it brings. Whether there was anything to load.
+    each of them a callable that registers families. Returns whether there was anything to load.
 
-    One that fails is warned of, once: the other families serve without it. `installed_failures`
-    has it for who asks for a name that nobody registered.
+    A failure is logged once as a warning; the other families work without it. `installed_failures`
+    adds it to errors about unknown names.
     """
     global _installed_are_loaded
     with _loading:
         if _installed_are_loaded:
             return False
-        # Before loading: an entry point may ask for families, or for an operation's name.
+        # Set before loading: an entry point may itself ask for families, or for an operation's
+        # name.
         _installed_are_loaded = True
         # importlib.metadata takes longer to import than all of families.
         from importlib.metadata import entry_points
@@ -469,7 +472,7 @@ def load_installed_families() -> bool:
 
 
 def installed_failures() -> str:
-    """What is wrong with the installed families that failed to register, '' if none did."""
+    """The errors of installed families that failed to register, '' if there are none."""
     return "; ".join(_failures)
 
 
@@ -477,7 +480,7 @@ find_more_with(load_installed_families)
 
 
 def families(operation: str | None = None) -> tuple[Family, ...]:
-    """All families, those of installed packages too; of one operation where it is given."""
+    """All families, including those of installed packages; only those of `operation` if given."""
     load_installed_families()
     return tuple(family for family in FAMILIES.values() if operation in (None, family.operation))
 
@@ -499,5 +502,5 @@ def family_named(name: str) -> Family:
 
 
 def config_class_names() -> list[str]:
-    """What the families' config classes are called, for messages."""
+    """The names of the families' config classes, for messages."""
     return [family.config_class.__name__ for family in families()]

@@ -23,7 +23,7 @@ from flashsmith.untrusted import whole_number
 def get_kernels_to_build() -> list[KernelConfig]:
     """The set 'all', sorted: what a plain `flashsmith build` compiles.
 
-    This is the place to add a config of the package's own:
+    To add a config to the package, add a line here:
 
         configs.add(parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): ..."))
 

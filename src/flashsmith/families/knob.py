@@ -1,9 +1,8 @@
 """Knob: one field of a config, declared once.
 
-Everything about a knob stands beside its field: its type and neutral default, what it means, its
-word in the short form, the values it has in legal configs, what each value does in the kernel and
-where. The short form, the parser, the rules of what is supported, the search and the explanation
-read it there.
+A knob's declaration is its field: type and neutral default, meaning, word in the short form, values
+in legal configs, and each value's effect in the kernel. The short form, the parser, the rules of
+supported values, the search and the explanation all read it.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ def knob(
         meaning: what it is, for `flashsmith explain` and the docs.
         values: every value that it has in some legal config, in the order in which a search tries
             them; a flag's by default. Members of an enumeration are written by their names.
-        word: its name in the short form, an enumeration's a prefix of its value's name; None where
-            the tuple or a group of knobs says it.
+        word: its name in the short form, for an enumeration a prefix of the value's name; None if
+            the tuple or a group of knobs contains it.
         default: the neutral value, which the short form leaves out; without one it must be given.
-        lowest: the smallest number that can be written down.
-        always: whether the short form says it even where it is neutral.
-        effect: from a config to what the knob's value does in its kernel; None: its meaning.
-        where: the name in csrc/ where it acts.
+        lowest: the smallest number that the class accepts.
+        always: whether the short form contains it even where it is neutral.
+        effect: a function from a config to the effect of the knob's value; None: its meaning.
+        where: the name in csrc/ that implements it.
     """
     metadata = {
         "meaning": meaning,
@@ -56,9 +55,9 @@ def knob(
 
 
 class KnobGroup(NamedTuple):
-    """Knobs that the short form says in one word, such as load_0_2_2_tiles.
+    """Knobs that the short form combines in one word, such as load_0_2_2_tiles.
 
-    word: the word with {} for each number; knobs: their names; what: how an error calls them.
+    word: the word with {} for each number; knobs: their names; what: their name in errors.
     example: numbers for an error's example.
     """
 

@@ -35,9 +35,9 @@ def legal_completions(
 ) -> Iterator[AnyConfig]:
     """Legal configs that agree with `base` on the `settled` knobs, depth first.
 
-    value_order(knob, config so far, settled knobs) says in which order a knob's values are tried;
-    by default as they are listed. A rule is asked as soon as its last knob is settled, so dead
-    ends are left early.
+    value_order(knob, config so far, settled knobs) returns the order in which a knob's values are
+    tried; by default as they are listed. A rule is evaluated as soon as its last knob is settled,
+    so dead ends are left early.
     """
     space, known = base.family.legal_space, set(settled)
     if all(rule.predicate(base, device) for rule in space.rules if set(rule.knobs) <= known):
@@ -46,7 +46,7 @@ def legal_completions(
 
 @cache
 def rules_due(space: LegalSpace, settled: frozenset[str], knob: str) -> tuple[Rule, ...]:
-    """The rules that can be asked once `knob` is settled too, and not before."""
+    """The rules that can be evaluated once `knob` is settled too, and not before."""
     now = settled | {knob}
     return tuple(rule for rule in space.rules if knob in rule.knobs and set(rule.knobs) <= now)
 

@@ -10,13 +10,13 @@ from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.registry import DEFAULT
 
-# Elements of 16 bytes: what a row of any tensor must be a multiple of.
+# Elements in 16 bytes: every tensor's row must be a multiple of this.
 D_STEP = 8
 
 
 def supported_d_heads() -> tuple[int, ...]:
-    """The head dimensions that forward kernels are compiled for, smallest first: of the families
-    with a cost model, since the others would take a problem whose kernels they do not offer."""
+    """The head dimensions that forward kernels are compiled for, smallest first: of families with a
+    cost model, since attention() chooses among these only."""
     modelled = (family for family in families("forward") if family.has_cost_model)
     values = (family.knob_values["d_head"] for family in modelled)
     return tuple(sorted({d_head for listed in values for d_head in listed}))
@@ -60,7 +60,7 @@ def d_head_for(problem: Problem) -> int:
 
 
 def padding_advice(d: int) -> str:
-    """What to do with a head dimension `d` that is not a multiple of D_STEP."""
+    """The advice for a head dimension `d` that is not a multiple of D_STEP."""
     padded = -(-max(d, 1) // D_STEP) * D_STEP
     return (
         f"pad q, k and v with zeros to d {padded}, pass scale=1/sqrt({d}) of the d before padding, "

@@ -21,7 +21,7 @@ EXAMPLES = (
     "(FP16, 128, 128, 128, 2wg): tma+stages_2+q_buffers_1+regs_24_240",
 )
 
-# Far more than any kernel name or row of a table has.
+# Far longer than any kernel name or row of a table.
 MOST_CHARACTERS = 10_000
 
 # rich draws its columns with the box characters.
@@ -37,7 +37,7 @@ ConfigClass = type[KernelConfig]
 def parse_kernel_name_into_config(
     text: str, mma_sync_class: ConfigClass | None = None
 ) -> KernelConfig:
-    """The config that `text` names, of whichever family.
+    """The config, of any family, that `text` names.
 
     Args:
         text: a short form, alone or as one cell of a `| ... |` table row; or a demangled kernel
@@ -79,14 +79,14 @@ def _parse(text: str, derived: ConfigClass | None) -> KernelConfig:
     shape, features = matches[0].groups()
     parts = [part.strip() for part in shape.split(",")]
     words = [word.strip() for word in features.split("+")]
-    # What no other family's form is like is read as the first one's.
+    # A text that matches no other family's form is read as the first family's.
     like = (cls for cls in classes[1:] if _is_like(parts, words, cls))
     return _from_short_form(text, parts, words, next(like, classes[0]))
 
 
 def _is_like(parts: list[str], words: list[str], config_class: ConfigClass) -> bool:
-    """Whether a short form has what marks the class's own: what its tuple ends with, or else its
-    first feature."""
+    """Whether a short form has the class's mark: the end of its tuple, or else its first
+    feature."""
     suffix = config_class.SHAPE_SUFFIX
     if suffix:
         return whole_number(parts[-1].removesuffix(suffix)) is not None and parts[-1].endswith(
@@ -157,7 +157,7 @@ def _from_values(text: str, listed: str, config_class: ConfigClass) -> KernelCon
     parts = listed.split(",")
     if len(parts) > len(knobs):
         _fail(text, f"{len(parts)} values for the {len(knobs)} fields of {config_class.__name__}")
-    # What is missing is zero; a shape of zero is then refused by the class.
+    # Missing values are zero; the class then refuses a shape of zero.
     values: dict[str, object] = {declared.name: 0 for declared in knobs}
     for declared, part in zip(knobs, parts, strict=False):
         match = _VALUE.fullmatch(part.strip())

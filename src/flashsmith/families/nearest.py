@@ -1,4 +1,4 @@
-"""What to say of an illegal config: every broken rule, and the nearest configs that break none."""
+"""The error about an illegal config: every broken rule, and the nearest configs that break none."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from flashsmith.families.legal_space import AnyConfig, rules_due, with_knob
 from flashsmith.families.legality import broken_rules
 from flashsmith.families.rule import LegalSpace
 
-# What was changed in a config: knobs with their new values.
+# The changes to a config: knobs with their new values.
 Changes = frozenset[tuple[str, object]]
-# A config that everything is wrong with has more neighbours than it takes to name three.
+# A config that breaks many rules has too many neighbours to search them all.
 _MOST_COMPARED = 5000
 
 
@@ -27,15 +27,15 @@ def nearest_legal(
 ) -> list[AnyConfig]:
     """Up to `count` legal configs of its family, the fewest changes from `cfg` first.
 
-    Of as many changes, the smallest of each choice of knobs come before the next ones of the same
-    choice. A legal config is its own nearest. No listed change is idle: undoing a part of it would
-    make the config illegal again. d_head changes only when no kernel has it, since the problem sets
-    it. `device` None is the family's first.
+    Among equally many changes, the smallest of each choice of knobs come before the next ones of
+    the same choice. A legal config is its own nearest. No listed change is idle: undoing a part of
+    it would make the config illegal again. d_head changes only when no kernel has it, since the
+    problem sets it. `device` None is the family's first.
     """
     device = device or default_device(cfg.OLDEST_ARCH)
     space = cfg.family.legal_space
     if not all(rule.predicate(cfg, device) for rule in space.rules if not rule.knobs):
-        return []  # no knob has a part in it
+        return []  # it depends on no knob
     fixed = _fixed_knobs(cfg, space, device)
     search = _Search(space, device)
     found: list[tuple[Changes, AnyConfig]] = []
@@ -90,7 +90,7 @@ class _Search:
 
 
 def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, AnyConfig]]:
-    """What is nearest for each choice of knobs, then what is next for each, and so on."""
+    """The nearest config for each choice of knobs, then the next for each, and so on."""
     seen: Counter[frozenset[str]] = Counter()
     turns = []
     for changes, _ in nearest:
@@ -124,7 +124,7 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
 
 
 def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
-    """Who serves a device that a whole family does not run on."""
+    """The families that run on a device that this one does not run on, for the message."""
     if device.arch == cfg.OLDEST_ARCH:
         return ""
     others = [
@@ -136,8 +136,8 @@ def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
 
 
 def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> list[str]:
-    """Knobs that no repair touches: those that no broken rule has to do with, be it by way of other
-    rules, and a d_head that has kernels."""
+    """Knobs that no correction changes: those without a connection to a broken rule, directly or
+    through other rules, and a d_head that has kernels."""
     touched: set[str] = set()
     grown = {knob for rule in space.rules if not rule.predicate(cfg, device) for knob in rule.knobs}
     while grown - touched:

@@ -9,10 +9,10 @@ from typing import Any
 
 from flashsmith.families.device import DeviceSpec
 
-# Of a config of the rule's family, on a device.
+# A predicate of a config of the rule's family and a device.
 Predicate = Callable[[Any, DeviceSpec], bool]
 
-# How many values are tried of a knob that no other knob has to do with.
+# How many values are tried of a knob that shares no rule with another one.
 _LONE_REPAIRS = 3
 
 
@@ -21,8 +21,8 @@ class Rule:
     """One condition on a config.
 
     name: the rule's name. reason: the sentence a user reads. predicate: whether a config on a
-    device satisfies the rule. knobs: the fields that the predicate reads, and no other. figures:
-    what else stands beside the config's values in a message.
+    device satisfies the rule. knobs: exactly the fields that the predicate reads. figures: further
+    figures for the message.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Rule:
     figures: Callable[[Any, DeviceSpec], str] | None = None
 
     def values(self, cfg: Any, device: DeviceSpec) -> str:
-        """What the rule looks at, with the values that `cfg` has."""
+        """The knobs and figures that the rule reads, with their values in `cfg`."""
         values = [f"{knob}={getattr(cfg, knob)}" for knob in self.knobs]
         if self.figures:
             values.append(self.figures(cfg, device))
@@ -49,10 +49,10 @@ def supported(
     must_be: str = "{}: there are kernels for these only",
     name: str = "",
 ) -> Rule:
-    """That a knob has one of the values that it is declared with.
+    """The rule that a knob has one of its declared values.
 
     Args:
-        must_be: what stands after '... must be'; {} is replaced by the values in words.
+        must_be: the text after '... must be'; {} is replaced by the values in words.
         name: the rule's name; '' is the knob's with '_supported'.
     """
     allowed = config_class.__dataclass_fields__[knob].metadata["values"]
@@ -76,8 +76,8 @@ class BrokenRule:
 
 @dataclass(frozen=True, eq=False)
 class LegalSpace:
-    """A family's rules, the values its knobs have in legal configs, which of them are worth a try
-    where a config is to be mended, and what is settled first."""
+    """A family's rules, the values of its knobs in legal configs, those to try when a config is
+    corrected, and the knobs to settle first."""
 
     rules: tuple[Rule, ...]
     values: Mapping[str, tuple[Any, ...]]
@@ -96,7 +96,7 @@ class LegalSpace:
         return frozenset(self.values) - bound
 
     def replacements(self, knob: str, old: Any) -> Sequence[Any]:
-        """What to try instead of a knob's `old` value."""
+        """The values to try instead of a knob's `old` one."""
         others = [new for new in self.repairs.get(knob, self.values[knob]) if new != old]
         if knob not in self.lone:
             return others

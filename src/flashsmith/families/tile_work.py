@@ -1,4 +1,4 @@
-"""What a family's cost model is made of: the rates of an SM, and what one tile takes of it."""
+"""The parts of a family's cost model: the rates of an SM, and the work of one tile."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Rates(NamedTuple):
     wgmma_clock: float = 0.0
 
 
-# Alike on all: shared memory gives 128 bytes, the special function units 16 exp2 a clock and SM,
-# and each of the four quarters issues one instruction.
+# The same on all GPUs, per SM and clock: 128 bytes of shared memory, 16 exp2 of the special
+# function units, and one instruction for each of the four schedulers.
 SMEM_BYTES = 128.0
 EXP2 = 16.0
 QUARTERS = 4
@@ -59,7 +59,7 @@ class TileWork(NamedTuple):
     to resident; ``cta_cycles`` those of a CTA apart from its steps. ``clock`` is the SM's under
     this work, GHz.
 
-    ``masked_rows``: a mask spares a CTA's work in blocks of so many rows; 0: of all its rows.
+    ``masked_rows``: a mask skips a CTA's work in blocks of this many rows; 0: of all its rows.
     ``longest_first``: the longest tiles of many heads begin first, so that the short ones fill up
     the end.
     """

@@ -1,4 +1,4 @@
-"""Sets of configs that users bring: from a text file or from an installed package."""
+"""Users' sets of configs: from a text file or from an installed package."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def _as_config(name: str, target: str, item: object) -> KernelConfig:
 
 
 def _entry_points() -> list[EntryPoint]:
-    # importlib.metadata takes longer to import than all of configs.
+    # importlib.metadata takes longer to import than all of families.
     metadata = import_module("importlib.metadata")
     return list(metadata.entry_points(group=ENTRY_POINT_GROUP))

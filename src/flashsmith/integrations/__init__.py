@@ -1,4 +1,4 @@
-"""flashsmith inside other people's code: PyTorch's and FlashAttention's functions, transformers.
+"""flashsmith in other libraries: PyTorch's and FlashAttention's functions, transformers.
 
 Only this folder may import torch at module level, so each of its modules loads when it is used.
 """

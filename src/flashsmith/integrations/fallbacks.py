@@ -1,4 +1,4 @@
-"""Falling back to PyTorch: said once for each reason, counted every time."""
+"""Fallbacks to PyTorch: a warning once for each reason, and a count."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def fallback_count() -> int:
 
 
 def forget_warnings() -> None:
-    """The next fallback warns again, whatever was said before."""
+    """The next fallback warns again, even for a reason that was warned of before."""
     with _lock:
         _warned.clear()

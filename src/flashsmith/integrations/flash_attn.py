@@ -32,8 +32,8 @@ def flash_attn_func(
         softmax_scale: None is 1/sqrt(d).
         causal, window_size: aligned to the bottom right; -1 is no limit.
         softcap: 0 is none.
-        deterministic: of no consequence: results are bitwise repeatable always.
-        return_attn_probs: return (out, lse, None); the probabilities themselves never exist.
+        deterministic: ignored: results are always bitwise repeatable.
+        return_attn_probs: return (out, lse, None); the probabilities are never stored.
         dropout_p, alibi_slopes: must be left at their defaults.
 
     Raises:

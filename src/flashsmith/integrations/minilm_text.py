@@ -1,4 +1,4 @@
-"""The model demo's findings as people read them."""
+"""The model demo's results as text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _COLUMNS = (
     Column("similarity", True),
     Column("cosine of its\ntwo embeddings", True),
 )
-# A sentence may be a paragraph.
+# A sentence may be as long as a paragraph.
 _SHOWN = 48
 
 
 def print_minilm(console: Console, report: MinilmReport) -> None:
-    """What ran where, a line a sentence, and the proof: cosine, launches, fallbacks, times."""
+    """Prints the device, a row per sentence, and the result: cosine, launches, fallbacks, times."""
     for line in (
         f"model:   all-MiniLM-L6-v2, {report.layers} layers; {len(report.sentences)} sentences of "
         f"{min(report.tokens)} to {max(report.tokens)} tokens",

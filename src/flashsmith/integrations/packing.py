@@ -1,4 +1,4 @@
-"""Padding becomes packed sequences: which rows of a padded batch are real."""
+"""Packing of padded batches: which rows are real."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Packing:
     """The real rows of a (batch, length) batch, in order, as attention() takes packed sequences.
 
     rows: two index tensors, batch and position of each real row. cu_seqlens: (sequences + 1),
-    int32. longest: rows of the longest sequence. unbroken: no sequence has a hole, so that
-    distances between real rows are what they were. whole_lines: every line is one sequence, and
-    every row of it is real.
+    int32. longest: rows of the longest sequence. unbroken: no sequence has padding inside, so that
+    distances between real rows stay the same. whole_lines: every line is one sequence without
+    padding.
     """
 
     rows: tuple[Any, ...]
@@ -36,7 +36,7 @@ class Packing:
         return padded
 
 
-# Every layer of a model gets the same mask object: its packing is worked out for the first.
+# Every layer of a model gets the same mask object: its packing is computed once.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -64,7 +64,7 @@ def packing_of_all(batch: int, length: int, device: Any) -> Packing:
 
 def _pack_real(mask: Any) -> Packing:
     lengths = mask.sum(dim=1, dtype=torch.int32)
-    # A sequence without holes rises once at most, from the padding into its rows.
+    # In a sequence without holes the mask rises at most once, from the padding to its rows.
     rises = mask[:, :1].sum(dim=1) + (mask[:, 1:] & ~mask[:, :-1]).sum(dim=1)
     longest, holes = torch.stack([_largest(lengths), _largest(rises)]).tolist()
     batch, position = mask.nonzero(as_tuple=True)

@@ -1,6 +1,6 @@
-"""What of PyTorch's state, and of the device, keeps a call from the kernels whatever its tensors.
+"""PyTorch's state and devices for which calls go to PyTorch, regardless of their tensors.
 
-Shared by sdpa() and transformers; attention() is asked for by name and looks at none of this.
+Shared by sdpa() and transformers; attention(), which callers name themselves, checks none of this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from flashsmith.printable import quoted
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import OLDEST_ARCH
 
-# From here on no table of winners was measured, and the kernels' instructions are Ampere's.
+# From this architecture on no table of winners was measured, and the kernels use Ampere's
+# instructions.
 FIRST_UNTUNED_ARCH = 100
 
 _TRANSFORM = Reason(
@@ -37,7 +38,7 @@ _ON_THE_HOST = Reason(
     "or the variable FLASHSMITH_EMULATE=1 asks for it",
 )
 
-# A tracer takes the answer as a constant, and does not look into the environment or the driver.
+# A tracer records the answer as a constant, and does not read the environment or the driver.
 _emulation_enabled = torch.compiler.assume_constant_result(env.emulation_enabled)
 
 
@@ -52,8 +53,8 @@ def check_emulate(emulate: Any) -> bool | None:
 
 
 def why_not_now(tracing: bool) -> Reason | None:
-    """Why no call reaches the kernels as PyTorch is now. Asked before a tensor is looked at: see
-    ``transform``. ``tracing``: what is_tracing() says."""
+    """The reason why PyTorch's current state excludes the kernels, or None. Checked before any
+    tensor is read: see ``transform``. ``tracing``: the result of is_tracing()."""
     reason = transform(tracing)
     if reason is None and not torch._C._get_flash_sdp_enabled():
         return _SWITCHED_OFF
@@ -61,7 +62,7 @@ def why_not_now(tracing: bool) -> Reason | None:
 
 
 def transform(tracing: bool) -> Reason | None:
-    """What PyTorch is doing that leaves tensors without memory, or without plain sizes."""
+    """The reason if PyTorch is in a mode in which tensors lack memory or plain sizes."""
     if torch._C._are_functorch_transforms_active():
         return _TRANSFORM
     if tracing:
@@ -72,7 +73,7 @@ def transform(tracing: bool) -> Reason | None:
 
 
 def why_not_on(device: Any, emulate: bool | None) -> Reason | None:
-    """Why calls on tensors of a torch.device ('cpu' or 'cuda') are left to PyTorch."""
+    """The reason why calls on tensors of a torch.device ('cpu' or 'cuda') are left to PyTorch."""
     if device.type == "cpu":
         runs = _emulation_enabled() if emulate is None else emulate
         return None if runs else _ON_THE_HOST

@@ -14,9 +14,9 @@ from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_argume
 from flashsmith.integrations.traceable import attention, is_tracing
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 
-# Said when tracing, not when the traced code runs.
+# Warned of while tracing, not when the traced code runs.
 _note_fallback_when_traced = torch.compiler.assume_constant_result(note_fallback)
-# A model asks about few problems, and often. Tracers look through caches, and complain.
+# A model has few distinct problems. Not used while tracing: tracers reject lru_cache.
 _known_why_not = lru_cache(maxsize=1024)(why_not)
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -101,7 +101,7 @@ def _under_autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def tensor_facts(tensor: Any, tracing: bool) -> Facts:
-    """What there is to know of a tensor before it goes to a kernel."""
+    """The properties of a tensor that decide whether a kernel can take it."""
     name = str if tracing else _name
     shape, dtype, device = tuple(tensor.shape), name(tensor.dtype), name(tensor.device)
     dtype = dtype.removeprefix("torch.")
@@ -110,7 +110,7 @@ def tensor_facts(tensor: Any, tracing: bool) -> Facts:
     needs_grad = tensor.requires_grad and torch.is_grad_enabled()
     if tracing:
         return Facts(shape, tensor.stride(), dtype, device, needs_grad)
-    # Others need not have memory of their own.
+    # Other kinds of tensors may have no memory of their own.
     plain = type(tensor) in _PLAIN_TYPES
     aligned = not plain or tensor.data_ptr() % ALIGNMENT_BYTES == 0
     kind = "Tensor" if plain else type(tensor).__name__
@@ -140,7 +140,7 @@ def _by_kernel(query: Any, key: Any, value: Any, is_causal: bool, scale: float |
         causal=causal,
         window=window,
         scale=scale,
-        # Host tensors come here only to be emulated.
+        # Host tensors get here only to be emulated.
         emulate=query.device.type == "cpu",
     ).transpose(1, 2)
     for _ in range(missing):

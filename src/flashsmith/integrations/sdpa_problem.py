@@ -1,6 +1,6 @@
-"""What a call of scaled_dot_product_attention asks for, and whether the kernels can serve it.
+"""The arguments of a scaled_dot_product_attention call, and whether the kernels can serve it.
 
-Pure functions of plain values: no tensor is looked at here, so every answer can be tested anywhere.
+Pure functions of plain values without tensors, so that every case can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RANKS = (2, 3, 4)
 
 
 class Facts(NamedTuple):
-    """One tensor, as far as the decision needs it: (..., heads, length, d), strides in elements."""
+    """The properties of one tensor: (..., heads, length, d), strides in elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -67,7 +67,7 @@ def mask_arguments(
 
     attention() aligns to the bottom right, which is the same for equal lengths. With more queries
     than keys, query i sees keys up to i when the window ends length_q - length_k to the right.
-    With fewer queries the keys from length_q on are seen by nobody: the caller leaves them out.
+    With fewer queries no query sees the keys from length_q on: the caller leaves them out.
     """
     if not is_causal:
         return False, (None, None)
@@ -123,7 +123,7 @@ def _why_not_heads(query: tuple[int, ...], key: tuple[int, ...], enable_gqa: boo
     heads_q, heads_k = query[-3], key[-3]
     if heads_q < 1 or heads_k < 1:
         return Reason("query" if heads_q < 1 else "key", "no heads")
-    # One head of keys broadcasts in PyTorch, which is what grouping does with it.
+    # One head of keys broadcasts in PyTorch, which is the same as grouping.
     if heads_q == heads_k or heads_k == 1 or (enable_gqa and heads_q % heads_k == 0):
         return None
     return Reason("key", f"{heads_k} heads, and query has {heads_q}, enable_gqa={enable_gqa}")

@@ -27,7 +27,7 @@ _ARGUMENTS = (
     "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, str? config=None, bool emulate=False"
 )
 _STATISTICS = "bool return_lse=False, bool return_row_max=False"
-# The kernels read the strides they are given, so a compiler must not choose others.
+# The kernels use the tensors' strides, so a compiler must not change them.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 

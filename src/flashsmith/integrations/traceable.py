@@ -1,5 +1,5 @@
-"""attention() as the package offers it: eager calls go straight to the kernels, traced calls become
-a custom op of PyTorch's that a compiler can place in a graph."""
+"""The public attention(): eager calls go straight to the kernels, traced calls become a custom op
+of PyTorch that a compiler can put into a graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from flashsmith import chooser
 
 # PyTorch once the process has it. A name of this module and no look at sys.modules at every call:
-# Dynamo goes through all of a dictionary that it meets, and another thread may be importing.
+# Dynamo iterates over dictionaries that it reads, and another thread may be importing.
 _torch: Any = sys.modules.get("torch")
 
 
@@ -29,7 +29,7 @@ def _find_torch() -> Any:
 @functools.wraps(chooser.attention)
 def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     if is_tracing():
-        # Imported while tracing: whoever traces has torch, and nobody else needs the op.
+        # Imported only while tracing, when torch is imported already.
         from flashsmith.integrations.torch_ops import traced_attention
 
         return traced_attention(q, k, v, **keywords)

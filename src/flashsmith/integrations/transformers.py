@@ -42,7 +42,8 @@ _options = _Options()
 
 
 def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | None = None) -> None:
-    """Makes attn_implementation="flashsmith" known to transformers; a second call sets anew.
+    """Registers attn_implementation="flashsmith" with transformers; a second call replaces the
+    options.
 
     Args:
         float32_as: torch.float16 or torch.bfloat16: compute the attention of float32 models in
@@ -66,8 +67,8 @@ def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | No
 
 
 def _keep_from_the_hub() -> None:
-    """transformers takes any name with 'flash' in it for a kernel to load, at worst from the hub:
-    there is nothing to load for ours."""
+    """transformers treats any name with 'flash' in it as a kernel to load, possibly from the hub;
+    flashsmith's needs no loading."""
     load = modeling_utils.lazy_import_flash_attention
     if getattr(load, "loads_nothing_for", None) == NAME:
         return
@@ -89,7 +90,7 @@ class _Call(NamedTuple):
     value: Any
     mask: Any
     causal: bool
-    window: int | None  # keys to the left, the query's own among them; also right unless causal
+    window: int | None  # keys to the left, with the query's own; right unless causal
     softcap: float | None
     scale: float | None
     sinks: Any
@@ -104,7 +105,7 @@ class _Call(NamedTuple):
             "softcap": self.softcap or 0.0,
             "scale": self.scale,
             "sinks": None if self.sinks is None else self.sinks.detach().float().contiguous(),
-            # Host tensors come so far only to be emulated.
+            # Host tensors get here only to be emulated.
             "emulate": self.query.device.type == "cpu",
         }
 
@@ -137,7 +138,7 @@ def flashsmith_attention_forward(
     if cache is not None:
         raise ArgumentError(f"cache: {_CALLER} does not serve continuous batching")
     if attention_mask is not None and attention_mask.dim() == 2:
-        # A narrower mask leaves out the room of a cache that is not filled yet.
+        # A narrower mask leaves out the unfilled part of a cache.
         key, value = (tensor[:, :, : attention_mask.shape[1]] for tensor in (key, value))
     q, k, v = _converted(query, key, value)
     call = _Call(
@@ -212,7 +213,7 @@ def _has_holes(mask: Any) -> bool:
 
 
 def _refuse_or_note(call: _Call, reason: Reason) -> None:
-    """Raises ArgumentError where nobody may or can take over; else tells of the fallback."""
+    """Raises ArgumentError where PyTorch may not or cannot take over; else records the fallback."""
     for name, value in (("softcap", call.softcap), ("s_aux", call.sinks)):
         if value is not None:
             raise ArgumentError(
@@ -241,12 +242,12 @@ def _by_kernel(call: _Call) -> Any:
     if real_k.whole_lines:
         return attention(q, k, v, **call.keywords())
     if call.causal or call.window is not None or call.mask.dtype is not torch.bool:
-        # The queries are the last of the keys' tokens, so the keys' padding is theirs too.
+        # The queries are the last tokens of the keys, so they share the keys' padding.
         real_q = packing_of(call.mask, last=q.shape[1])
         packed = _on_packed(call, real_q.pack(q), real_q, real_k.pack(k), real_k.pack(v), real_k)
         return real_q.unpack(packed, *q.shape[:2])
-    # Between an encoder and a decoder the mask says nothing of the queries, and who calls is not
-    # known: all are computed, which is right for both and costs the padded rows.
+    # In cross attention the mask does not cover the queries, and the caller is unknown: all queries
+    # are computed, which is always correct and costs only the padded rows.
     all_q = packing_of_all(q.shape[0], q.shape[1], q.device)
     rows = q.reshape(-1, *q.shape[2:])
     return _on_packed(call, rows, all_q, real_k.pack(k), real_k.pack(v), real_k).view(q.shape)

@@ -1,7 +1,7 @@
-"""The masks of transformers' models, in the smallest form that says all.
+"""The masks of transformers' models, in the smallest sufficient form.
 
-None: nothing is hidden but by causality or window. (batch, keys), boolean: False for padding, and
-narrower than the keys where a cache of fixed size has room that is not filled yet. (batch, keys),
+None: nothing is hidden except by causality or window. (batch, keys), boolean: False for padding,
+and narrower than the keys where a cache of fixed size is not filled yet. (batch, keys),
 integer: which of the sequences packed into a line a key belongs to. Anything else stays a (batch,
 1, queries, keys) mask, which only PyTorch's attention can apply.
 """
@@ -37,7 +37,7 @@ def flashsmith_mask(
     device: Any = "cpu",
     **keywords: Any,
 ) -> Any:
-    """What transformers calls once a forward pass; its arguments, our forms of a mask."""
+    """transformers calls this once per forward pass; returns one of the forms above."""
     sequences = _sequence_numbers(mask_function)
     if sequences is not None and attention_mask is None:
         return sequences
@@ -59,13 +59,13 @@ def flashsmith_mask(
     if real is not None:
         real = real[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
     if kind == "causal":
-        # Without the room ahead the last query sees the last key: so attention() aligns its masks.
+        # Without the unfilled part the last query sees the last key, as attention() aligns masks.
         filled = int(q_offset) + q_length - kv_offset
         if filled < kv_length:
             if real is None:
                 return torch.ones(batch_size, filled, dtype=torch.bool, device=device)
             return real[:, :filled]
-    # Whether anything is hidden is a question to the GPU; a tracer cannot ask it.
+    # Whether anything is hidden must be read from the GPU, which a tracer cannot do.
     if real is None or (_may_ask() and bool(real.all())):
         return None
     return real

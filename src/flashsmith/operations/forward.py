@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
 from flashsmith.operations.sizes import Sizes
@@ -25,7 +27,7 @@ def attn_flop(sizes: Sizes) -> int:
 
 
 def _scores_in_window(seq_q: int, seq_k: int, left: int) -> int:
-    """Keys that all queries of a head see, each its own and `left` before it."""
+    """Keys that all queries of a head see together, each its own and `left` before it."""
     first = max(0, seq_k - seq_q)  # the first query's own key, or that of the first with one
     queries = seq_k - first
     short = max(0, min(left, seq_k) - first)  # queries with fewer keys before them
@@ -41,16 +43,35 @@ def batch_seq_head(strides: tuple[int, ...]) -> tuple[int, ...]:
     return (0,) * (4 - len(strides)) + strides[:-1]
 
 
-def _numbers(call: Call) -> tuple[int | float, ...]:
-    """Sizes, rows of all packed sequences, strides of q, k, v and o, scale (None: 1/sqrt(d)),
-    softcap, and the window's limits."""
-    p, options = call.problem, call.options
+def forward_numbers(
+    p: Sizes,
+    totals: tuple[int, int],
+    strides: Iterable[tuple[int, ...]],
+    scale: float,
+    softcap: float,
+    left: int | None = None,
+    right: int | None = None,
+) -> tuple[int | float, ...]:
+    """Sizes, rows of all packed sequences (q's and k's, else 0), strides of q, k, v and o in
+    elements (batch, row, head of each), scale, softcap, and the window's limits."""
+    q, k, v, o = strides
     return (
-        *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
-        *(call.sizes.get(name, 0) for name in ("total_q", "total_k")),
-        *(stride for name in "qkvo" for stride in batch_seq_head(call.strides[name])),
-        *(p.d**-0.5 if options["scale"] is None else options["scale"], options["softcap"]),
-        *_limits(p, options["left"], options["right"]),
+        *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d, *totals),
+        *(*q, *k, *v, *o, scale, softcap),
+        *_limits(p, left, right),
+    )
+
+
+def _numbers(call: Call) -> tuple[int | float, ...]:
+    p, options = call.problem, call.options
+    return forward_numbers(
+        p,
+        (call.sizes.get("total_q", 0), call.sizes.get("total_k", 0)),
+        [batch_seq_head(call.strides[name]) for name in "qkvo"],
+        p.d**-0.5 if options["scale"] is None else options["scale"],
+        options["softcap"],
+        options["left"],
+        options["right"],
     )
 
 

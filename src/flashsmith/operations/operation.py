@@ -1,4 +1,4 @@
-"""Operation: what a kernel computes, in the terms that everything around a kernel needs."""
+"""Operation: what a kernel computes: its tensors, options, FLOP and reference."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class TensorSpec:
     Args:
         name: what errors, references and results call it.
         dims: its dimensions: sizes of Problem ('batch', 'heads_q', 'd'), whole numbers, or names of
-            its own ('pages') that stand for one size wherever they stand; 'batch+1' is one more.
+            its own ('pages'), each of which is one size in all tensors; 'batch+1' is one more.
         dtype: the element type by NumPy's name ('float32', 'int32'); '' is the problem's.
         role: whether a kernel reads it, writes it, or both.
         presence: 'required', 'optional' (the caller may leave it out), or 'packed' (required of
             packed problems, which no others have).
         packed: the dimensions where sequences are packed; () is the same as dims.
         may_share: names of tensors that may lie where this one is written.
-        alignment: bytes that its address, and every stride but the last, are a multiple of.
+        alignment: its address and every stride but the last must be multiples of so many bytes.
 
     Raises:
         ArgumentError: the role or the presence is none of these.
@@ -76,7 +76,7 @@ class TensorSpec:
 
 
 class Call(NamedTuple):
-    """What an operation's numbers are made of: one call, its tensors checked.
+    """One call, its tensors checked: what an operation computes its numbers from.
 
     strides: of every tensor that is given, in elements, by name. sizes: of the dimensions with
     names of their own. options: every option of the operation by name.
@@ -93,23 +93,23 @@ Numbers = Callable[[Call], tuple[int | float, ...]]
 
 @dataclass(frozen=True)
 class Operation:
-    """What a kernel computes, whichever family it is of. Registered once, by its name.
+    """What a kernel of any family computes. Registered once, by its name.
 
     Args:
-        name: the word that stands in a problem's text, in tables and in rows: lower case.
-        tensors: what a call hands over, in the order in which the C++ host path takes addresses;
-            those that every call has stand first.
-        numbers: what the C++ host path takes beside tensors and device, in its order.
-        reference: 'module:attribute' of what draws inputs, computes what is right and judges
-            outputs; imported once something is proven. '' is the package's own of that name.
+        name: its word in a problem's text, in tables and in rows: lower case.
+        tensors: those of a call, in the order in which the C++ host path takes addresses; required
+            ones come first.
+        numbers: the numbers that the C++ host path takes beside tensors and device, in its order.
+        reference: 'module:attribute' of the OperationReference, which draws inputs and compares
+            outputs; imported by the first proof. '' is the package's own of that name.
         flop: floating-point operations of a problem, above 0 where there is anything to compute.
         semantics: the words of Semantics that may differ from the plain case.
-        options: what a call may say beside its tensors, by name, with the value if it does not.
+        options: a call's options beside its tensors, by name, with their default values.
         peers: 'module:attribute' of a sequence of the benchmark's peers; '' is the package's own.
 
     Raises:
-        ArgumentError: a name is none, or doubled, a dtype or a word of semantics is unknown, or
-            the tensors' order is wrong.
+        ArgumentError: a name is invalid or used twice, a dtype or a word of semantics is unknown,
+        or the tensors' order is wrong.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Operation:
 
     def shape(self, tensor: TensorSpec, problem: Sizes) -> tuple[int, ...]:
         """The shape of a problem's tensor; packed, of sequences that are all as long as the
-        longest. Raises ArgumentError where a dimension's size is the caller's alone."""
+        longest. Raises ArgumentError where a dimension's size depends on the caller's tensor."""
         return shape_of(tensor, problem, packed_rows(problem))
 
     def bytes(self, problem: Sizes) -> int:
@@ -181,7 +181,7 @@ class Operation:
         )
 
     def check_semantics(self, semantics: Semantics) -> None:
-        """Raises ArgumentError for semantics that it does not know."""
+        """Raises ArgumentError for semantics that the operation does not support."""
         unknown = [word for word in semantics.words() if word not in self.semantics]
         if unknown:
             known = ", ".join(word for word in SEMANTIC_WORDS if word in self.semantics) or "none"
@@ -218,7 +218,7 @@ def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tu
 
 
 def size_of(dim: str | int, problem: Sizes, sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension; None: it has a name of its own, and no size yet."""
+    """The size of a dimension; None for a dimension with a name of its own and no size yet."""
     if isinstance(dim, int):
         return dim
     name, _, more = dim.partition("+")

@@ -1,4 +1,4 @@
-"""Problem: what is to be computed, apart from how (that is the config)."""
+"""Problem: what is to be computed. How it is computed is the config."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DTYPE_WORDS = {word for dtype in DType for word in (dtype.name.lower(), str(int
 
 
 class Tiled(Protocol):
-    """A config, as far as a problem needs to know it."""
+    """The part of a config that a problem uses."""
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether a kernel for whole tiles serves these sizes."""
@@ -37,15 +37,16 @@ class Tiled(Protocol):
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One call's sizes, what of its semantics is compiled in, and what is computed.
+    """One call's sizes, its compiled-in semantics, and its operation.
 
     Of attention, q and o are (batch, seq_q, heads_q, d), k and v (batch, seq_k, heads_k, d).
     Packed, batch is the number of sequences, and seq_q and seq_k are the lengths of the longest.
-    ``operation`` is the name of a registered Operation; 'forward' goes without saying in texts.
+    ``operation`` is the name of a registered Operation; texts leave 'forward' out.
 
     Raises:
         ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
-            the heads do not group, there is no such operation, or it does not know the semantics.
+        heads_q is no multiple of heads_k, there is no such operation, or it does not support the
+        semantics.
     """
 
     batch: int
@@ -75,27 +76,28 @@ class Problem:
 
     @property
     def computed(self) -> Operation:
-        """The operation that it is a problem of."""
+        """The problem's operation."""
         return operation(self.operation)
 
     def required_semantics(self, cfg: Tiled) -> Semantics:
-        """What `cfg`'s kernel must be compiled for: uneven where tiles or d_head are not filled."""
+        """The semantics that `cfg`'s kernel must be compiled for: uneven where tiles or d_head are
+        not filled."""
         if self.semantics.uneven or cfg.fills_tiles(self.seq_q, self.seq_k, self.d):
             return self.semantics
         return replace(self.semantics, uneven=True)
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """What stands for a window's (left, right), which are no part of a problem, wherever one is
-        measured: the last TYPICAL_WINDOW keys before a query's own, and half of all keys where
-        these are fewer. None without a window."""
+        """The (left, right) of a window in measurements, since a problem does not contain them: the
+        last TYPICAL_WINDOW keys before a query's own, or half of all keys where these are fewer.
+        None without a window."""
         if self.semantics.mask != "window":
             return None
         return min(TYPICAL_WINDOW, self.seq_k // 2), 0
 
     @property
     def softcap(self) -> float:
-        """What stands for a cap's value in the same way; 0 without one."""
+        """The value of a softcap in measurements; 0 without one."""
         return TYPICAL_SOFTCAP if self.semantics.softcap else 0.0
 
     def attn_flop(self) -> int:
@@ -114,7 +116,8 @@ class Problem:
 
     @property
     def kind(self) -> str:
-        """What is computed, apart from sizes: 'causal+packed+uneven', 'first_row', 'plain'."""
+        """The operation and the semantics, without sizes: 'causal+packed+uneven', 'first_row',
+        'plain'."""
         return "+".join(_words(self.operation, self.semantics)) or _PLAIN
 
     @classmethod
@@ -201,7 +204,8 @@ def _is_of_kind(word: str) -> bool:
 
 
 def _unknown(word: str) -> str:
-    """What is wrong with a word of a problem that is neither a size, a dtype nor of its kind."""
+    """The error for a word of a problem that is neither a size, a dtype, semantics nor an
+    operation."""
     wrong = next((part for part in word.split("+") if not _is_of_kind(part)), word)
     operations = [name for name in OPERATIONS if name != DEFAULT]
     dtypes = (dtype.name.lower() for dtype in DType)

@@ -1,4 +1,4 @@
-"""The operations there are, by name."""
+"""The registered operations, by name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from flashsmith.operations.semantics import MASKS
 from flashsmith.operations.sizes import SIZE
 from flashsmith.printable import quoted
 
-# What every Problem is of unless it says otherwise, and what no text says.
+# The operation of every Problem that names none; texts leave it out.
 DEFAULT = FORWARD.name
-# Words of a problem's text that name something else.
+# Words that have another meaning in a problem's text.
 _TAKEN = {*MASKS, *SEMANTIC_WORDS, "plain", *(dtype.name.lower() for dtype in DType)}
 
 OPERATIONS: dict[str, Operation] = {FORWARD.name: FORWARD}
-# What registers the operations of installed packages; asked once a name is unknown.
+# Functions that register the operations of installed packages; called once a name is unknown.
 _finders: list[Callable[[], object]] = []
 
 
@@ -27,8 +27,8 @@ def register_operation(operation: Operation) -> Operation:
     """Adds an operation, and returns it; the same object may be added again.
 
     Raises:
-        ArgumentError: it is none, or its name is another's, a word that problems have already, or
-            like a size (b2).
+        ArgumentError: it is no Operation, or its name is taken by another one, by a word of
+        problems, or reads like a size (b2).
     """
     if not isinstance(operation, Operation):
         raise ArgumentError(f"operation={quoted(operation)}: give a flashsmith Operation")
@@ -51,7 +51,7 @@ def register_operation(operation: Operation) -> Operation:
 
 
 def find_more_with(finder: Callable[[], object]) -> None:
-    """Has `finder` called once a name is unknown, so that it may register what it knows."""
+    """Registers a function that is called once a name is unknown, to register more operations."""
     _finders.append(finder)
 
 
@@ -67,7 +67,7 @@ def operation(name: str) -> Operation:
     """The operation of that name.
 
     Raises:
-        ArgumentError: there is none; the message lists what there is.
+        ArgumentError: there is none; the message lists the known ones.
     """
     found = known_operation(name) if isinstance(name, str) else None
     if found is None:

@@ -1,4 +1,4 @@
-"""Semantics: what a kernel computes, as far as that is fixed when it is compiled."""
+"""Semantics: the part of what a kernel computes that is fixed when it is compiled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN = "plain"
 
 @dataclass(frozen=True, order=True)
 class Semantics:
-    """What of a problem is compiled into its kernels; a library has one.
+    """The part of a problem that is compiled into its kernels; a library has one Semantics.
 
     mask: which keys a query sees: 'none' (all), 'causal' (up to its own position) or 'window' (some
     before and after it), positions counted from the bottom right. softcap: whether scores are
@@ -42,7 +42,7 @@ class Semantics:
             raise ArgumentError("packed=True: needs uneven=True, since any length may be packed")
 
     def __str__(self) -> str:
-        """For example 'causal+packed+uneven'; 'plain' when nothing is said."""
+        """For example 'causal+packed+uneven'; 'plain' when every field has its default."""
         return "+".join(self.words()) or _PLAIN
 
     def words(self) -> list[str]:

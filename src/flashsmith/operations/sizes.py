@@ -1,4 +1,4 @@
-"""Sizes: what an operation sees of a Problem, which knows its operation in turn."""
+"""Sizes: the part of a Problem that an operation uses, as a protocol to avoid an import cycle."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ class Sizes(Protocol):
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """The limits that stand for a window's wherever one is measured; None without one."""
+        """The limits of a window in measurements; None without one."""

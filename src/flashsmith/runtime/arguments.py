@@ -76,10 +76,10 @@ def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, .
 def check_problem(
     views: Sequence[TensorView], packing: Packing | None, mask: str, softcap: float
 ) -> Problem:
-    """The problem that q, k and v pose.
+    """The problem of q, k and v.
 
-    Raises ArgumentError when their shapes do not agree with each other, or are beyond what a kernel
-    can count.
+    Raises ArgumentError when their shapes do not agree with each other, or exceed what a kernel can
+    count.
     """
     q, k, v = views
     packed = None if packing is None else packing[2:]
@@ -87,10 +87,10 @@ def check_problem(
 
 
 def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
-    """What ``cfg``'s kernel has to be compiled for to serve ``problem``.
+    """The semantics that ``cfg``'s kernel needs for ``problem``.
 
-    Raises ArgumentError when it cannot: by what it computes, its dtype, its d_head, or the number
-    of its blocks.
+    Raises ArgumentError when it cannot compute it: another operation, dtype or d_head, or too many
+    blocks.
     """
     if cfg.family.operation != problem.operation:
         raise ArgumentError(
@@ -117,7 +117,7 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
 
 
 def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
-    """What the config's kernel must be compiled for to compute the problem.
+    """The semantics that the config's kernel needs to compute the problem.
 
     Raises ArgumentError when it cannot: another operation or dtype, or too small a head.
     """
@@ -156,9 +156,9 @@ def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> TensorView | None:
 def check_output(
     o: Any, q: TensorView, inputs: Sequence[TensorView], name: str = "o"
 ) -> TensorView:
-    """A view of a given output, which the caller knows as ``name``.
+    """A view of a given output, the caller's argument ``name``.
 
-    Raises ArgumentError unless it is q's equal in shape, dtype, framework and device, writable,
+    Raises ArgumentError unless it has q's shape, dtype, framework and device, is writable and
     aligned, and shares no memory with an input or itself.
     """
     view = view_tensor(name, o)
@@ -223,7 +223,8 @@ def _check_d(view: TensorView, q: TensorView) -> None:
 
 
 def _check_layout(view: TensorView) -> None:
-    """The last dimension contiguous; address and every step that is taken whole 16-byte chunks."""
+    """Checks that the last dimension is contiguous, and address and strides are multiples of 16
+    bytes."""
     if wrong := _wrong_stride(view.shape, view.strides):
         raise ArgumentError(f"{view.name}: {wrong}")
     check_memory(view)
@@ -243,7 +244,7 @@ def _wrong_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | Non
     if last != 1 and shape[-1] > 1:
         return f"stride of the last dimension is {last}; must be 1 (make it contiguous)"
     for axis, stride in enumerate(steps):
-        # Of a dimension of one no step is taken, and frameworks put any number there.
+        # The stride of a dimension of size one is never used, and frameworks put any number there.
         if stride % D_STEP and shape[axis] > 1:
             return (
                 f"stride {stride} of dimension {axis} is not a multiple of {D_STEP} elements "
@@ -262,7 +263,7 @@ def _problem(
     mask: str,
     softcap: bool,
 ) -> Problem:
-    """The problem of three shapes. Kept, because a model calls with few of them, and often."""
+    """The problem of three shapes. Cached, because a model calls with few of them, and often."""
     *q_rows, heads_q, d = q
     *k_rows, heads_k, _ = k
     if v != k:

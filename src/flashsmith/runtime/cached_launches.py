@@ -1,9 +1,9 @@
-"""CachedLaunch: a call that was checked, planned and launched once, for others like it.
+"""CachedLaunch: a call that was checked, planned and launched once, to be repeated.
 
-Most of what a call costs on the host are checks, and what they say depends on everything but where
-the tensors are: on the call's *likeness*. A call whose likeness is cached skips them. Only calls on
-tensors of a RepeatableFramework have one; a call without, or with one that is not cached, goes
-through all checks. A call that must be refused is never prepared, so that none like it is found.
+Most of a call's host time are checks, whose outcome depends on everything but the tensors'
+addresses: on the *call signature*. A call with a cached signature skips them. Only calls on tensors
+of a RepeatableFramework have a signature; all others go through all checks. A refused call is never
+cached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
 from flashsmith.runtime.tensors import byte_range
 
-# Those prepared first go first.
+# The oldest are dropped first.
 MOST_CALLS = 1024
 
 Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
@@ -29,22 +29,22 @@ Signature = tuple[Any, ...]
 
 # The bits of an address that must be 0: tensors begin at 16 bytes, vectors at whole elements.
 _UNALIGNED, _UNALIGNED_VECTOR = 15, 3
-# Where the types of options come from that stay what they are and compare by what they are.
+# Options of types from these modules are immutable and compare by value.
 _OPTION_MODULES = {"builtins", "numpy"}
 
 
 class CachedLaunch:
-    """What there is to know of a call but the addresses of its tensors; safe to share."""
+    """Everything about a call but the addresses of its tensors; safe to share between threads."""
 
     def __init__(self, request: Request, launch: Callable[..., Any]) -> None:
-        """``launch`` is what LoadedKernel.prepare gave for the request, of a repeatable
-        framework's tensors."""
+        """``launch`` is the result of LoadedKernel.prepare for the request, whose tensors are of a
+        RepeatableFramework."""
         q, framework = request.q, request.q.framework
         assert isinstance(framework, RepeatableFramework)
         self._launch = launch
         self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
         self._new_o = framework.like_allocator(dense=q.strides == contiguous_strides(q.shape))
-        self._has_keys = 0 not in request.k.shape  # else they have no memory either
+        self._has_keys = 0 not in request.k.shape  # empty tensors have no memory
         self._lse, self._row_max = request.lse, request.row_max
         if self._lse or self._row_max:
             shape = request.statistics_shape
@@ -58,8 +58,8 @@ class CachedLaunch:
             self._overlaps = [_overlap(request.o, view) for view in inputs]
 
     def run(self, tensors: Tensors, options: Options) -> Any:
-        """Launches on these tensors; the outputs, or None when it takes the checks to judge where
-        they are, and nothing was done.
+        """Launches on these tensors; returns the outputs, or None, without launching, when the
+        addresses need the full checks.
 
         Raises LaunchError when the launch is refused.
         """
@@ -108,7 +108,8 @@ class CachedLaunch:
 
 
 def _overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
-    """Between which differences of address, an input's less o's, their outer bounds meet."""
+    """The open interval of address differences (input's minus o's) in which their bounds
+    overlap."""
     if view is None:
         return 0, 0
     (first, end), (o_first, o_end) = byte_range(view), byte_range(o)
@@ -117,17 +118,18 @@ def _overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
 
 
 CachedLaunches = dict[Signature, CachedLaunch]
-# Replaced, not emptied, when calls are forgotten: one that has begun is kept with the old ones.
+# Replaced, not emptied, when calls are forgotten: a running call adds itself to the old dict.
 cached: CachedLaunches = {}
 _lock = threading.Lock()
-# Those types of tensors met so far that a RepeatableFramework has.
+# Tensor types of a RepeatableFramework that have been seen.
 _tensor_types: set[type] = set()
 
 
 def forget_cached_launches() -> None:
-    """Has every call go through all checks and the choice of its kernel once more.
+    """Makes every call go through all checks and the choice of its kernel again.
 
-    For whoever changes what that choice rests on. Safe to call at any time, from any thread.
+    Called when the choice may change, as by a new table of winners. Safe to call at any time, from
+    any thread.
     """
     global cached
     cached = {}
@@ -135,9 +137,9 @@ def forget_cached_launches() -> None:
 
 def _forget_in_child() -> None:
     global _lock
-    # A thread of the parent's may have held it.
+    # A thread of the parent may have held it.
     _lock = threading.Lock()
-    # A child cannot use its parent's CUDA, and it is the checks that say so.
+    # A child cannot use its parent's CUDA: the full checks raise that error.
     forget_cached_launches()
 
 
@@ -161,7 +163,7 @@ def remember(
 def find(
     calls: CachedLaunches, chosen: Any, tensors: Tensors, options: Options, emulate: Any
 ) -> tuple[Signature | None, CachedLaunch | None]:
-    """The likeness of a call, if it has one, and the call like it, if there is one."""
+    """The signature of a call, if it has one, and its cached launch, if there is one."""
     kind = type(tensors[0])
     if kind not in _tensor_types and not _is_repeatable(kind):
         return None, None
@@ -169,17 +171,18 @@ def find(
         signature = call_signature(kind, chosen, tensors, options, emulate)
         return signature, None if signature is None else calls.get(signature)
     except Exception:
-        # No tensor where one should be, or an option that cannot be hashed: the checks will tell.
+        # No tensor where one should be, or an option that cannot be hashed: the checks raise the
+        # error.
         return None, None
 
 
 def call_signature(
     kind: Any, chosen: Any, tensors: Tensors, options: Options, emulate: Any
 ) -> Signature | None:
-    """Everything that checks and the choice of a kernel look at, but addresses.
+    """Everything but addresses that checks and the choice of a kernel depend on.
 
-    None for what may need gradients, or a length that only the device knows. Equal likenesses mean
-    equal outcomes: since 1 equals True, types are part of them.
+    None for calls that may need gradients, or a length that must be read from the device. Equal
+    signatures have equal outcomes: since 1 equals True, types are part of them.
     """
     q, k, v, o = tensors
     causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, lse, row_max = options

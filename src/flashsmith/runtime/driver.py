@@ -1,6 +1,6 @@
-"""The few CUDA driver calls made before any kernel library is loaded: which GPUs, and their memory.
+"""The CUDA driver calls made before any kernel library is loaded: GPUs and their memory.
 
-Through ctypes, because neither PyTorch nor a compiled library need be there to ask.
+Through ctypes, because they need neither PyTorch nor a compiled library.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _REGISTERS_PER_SM = 82
 _SMEM_PER_BLOCK_OPTIN = 97
 _CTAS_PER_SM = 106
 
-# CUresult codes that mean 'there is no GPU here', not 'something broke': the toolkit's stub in the
-# driver's place, and no device.
+# CUresult codes for 'there is no GPU here': the toolkit's stub instead of a driver, and no device.
 _NO_GPU = (34, 100)
 
 # The oldest driver that runs programs linked with a CUDA of this major version.
@@ -63,7 +62,7 @@ def _check(library: ctypes.CDLL, status: int, what: str) -> None:
 def call(what: str, *args: object) -> None:
     """Calls one driver function and checks its status.
 
-    Raises LaunchError with CUDA's words, also where there is no GPU.
+    Raises LaunchError with CUDA's message, also where there is no GPU.
     """
     process_forks.check_not_forked()
     library = _load()
@@ -100,7 +99,7 @@ def _attribute(device: int, attribute: int) -> int:
 
 
 def driver_version() -> str:
-    """The kernel module's own, such as '550.54.15'; '' where it does not say."""
+    """The kernel module's version, such as '550.54.15'; '' where it is unknown."""
     try:
         words = _KERNEL_MODULE.read_text().split()
     except OSError:
@@ -119,7 +118,7 @@ def check_runs(linked: str) -> None:
     """Raises LaunchError where the driver is too old for a library that links CUDA ``linked``.
 
     A driver runs what any release of its own major version ('13.0.88') links, and older ones.
-    Nothing is asked where there is no driver.
+    Does nothing where there is no driver.
     """
     if _load() is None:
         return
@@ -139,7 +138,7 @@ def check_runs(linked: str) -> None:
 
 @cache
 def query_gpu(ordinal: int) -> DeviceSpec:
-    """The limits of GPU ``ordinal``, asked of the driver once.
+    """The limits of GPU ``ordinal``, queried once.
 
     Raises ArgumentError when there is no such GPU.
     """

@@ -15,18 +15,18 @@ from flashsmith.runtime.frameworks.base import WORKSPACE_ALIGNMENT
 from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.launch_plan import Contents, Launch, LaunchPlan, TensorMapSpec, Workspace
 
-# Above this the caller has to say emulate=True.
+# Above this the caller has to pass emulate=True.
 LONGEST_UNASKED_SECONDS = 60.0
 
 
 def check_estimate(cfg: KernelConfig, request: Request) -> None:
     """Raises EmulationTooLongError when emulating the request is estimated above 60 s."""
-    alike = _as_one_sequence(request) if request.packing else request.problem
-    check_seconds(cfg, request.problem, estimate_seconds(cfg, alike))
+    estimated = _as_one_sequence(request) if request.packing else request.problem
+    check_seconds(cfg, request.problem, estimate_seconds(cfg, estimated))
 
 
 def check_seconds(cfg: KernelConfig, problem: Problem, seconds: float) -> None:
-    """Raises EmulationTooLongError when what emulating is estimated to take is above 60 s."""
+    """Raises EmulationTooLongError when the estimated time is above 60 s."""
     if seconds > LONGEST_UNASKED_SECONDS:
         raise EmulationTooLongError(
             f"emulating {problem} with {cfg} is estimated to take {seconds:.0f} s, above "
@@ -59,16 +59,16 @@ def run_in_emulator(
     observers: Sequence[Observer] = (),
     schedule_seed: int | None = None,
 ) -> EmulationResult:
-    """Executes ``plan`` on the host; its kernels may touch the named arrays, the plan's workspaces
-    and nothing else. Each launch sees what those before it have written.
+    """Executes ``plan`` on the host; its kernels may access the named arrays and the plan's
+    workspaces only. Launches run in order on the same memory.
 
     ``ptx`` is the text of a module with all kernels, or of one for each, by its entry. Workspaces
-    whose contents are undefined are full of NaN. Observers watch one launch after the other.
+    with undefined contents are filled with NaN. Observers see one launch after the other.
     ``schedule_seed`` is None for the fixed schedule, else the number that decides a random one. The
     result counts the instructions of all launches.
 
-    Raises EmulatorError when a kernel cannot go on, or leaves a workspace behind that the next call
-    could not use.
+    Raises EmulatorError when a kernel cannot continue, or leaves a workspace that is to be zero
+    with other contents.
     """
     memory = GlobalMemory()
     for name, array in readable.items():

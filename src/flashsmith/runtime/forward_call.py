@@ -1,4 +1,4 @@
-"""ForwardCall: one checked forward pass, as a kernel library takes it; and what comes of it."""
+"""ForwardCall: one checked forward pass in the form a kernel library takes it; and its result."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flashsmith.emulator import EmulationResult
 from flashsmith.families import DeviceSpec, Problem
-from flashsmith.operations import FORWARD, Call
-from flashsmith.operations.forward import UNLIMITED
+from flashsmith.operations.forward import UNLIMITED, forward_numbers
 from flashsmith.runtime.forward_options import CAUSAL, NO_MASK, Mask
 from flashsmith.runtime.forward_request import Request
 from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
@@ -15,7 +14,7 @@ from flashsmith.runtime.frameworks.base import TensorView, contiguous_strides
 # address, batch stride, seq stride, head stride
 TensorInts = tuple[int, int, int, int]
 
-# Stands for what a planned call has, but nowhere yet.
+# An address of a planned call's tensor that does not exist yet.
 _SOMEWHERE = 1
 _NOMINAL_MASKS = {"none": NO_MASK, "causal": CAUSAL, "window": Mask("window", 0, UNLIMITED)}
 
@@ -53,26 +52,25 @@ class ForwardCall(NamedTuple):
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Where everything is, in the operation's order."""
+        """The addresses of all tensors, in the operation's order."""
         q, k, v, o = self.tensors
         return (q[0], k[0], v[0], o[0], self.lse, self.row_max, self.sinks, *self.cu_seqlens)
 
     def library_arguments(self) -> tuple[int | float, ...]:
-        """What follows the config's index in the library's plan and prepare."""
-        strides = {name: (*ints[1:], 1) for name, ints in zip("qkvo", self.tensors, strict=True)}
-        totals = dict(zip(("total_q", "total_k"), self.totals, strict=True))
-        options = {"scale": self.scale, "softcap": self.softcap, "left": None, "right": None}
-        if self.mask.kind == "window":
-            options |= {"left": self.mask.left, "right": self.mask.right}
-        numbers = FORWARD.numbers(Call(self.problem, strides, totals, options))
+        """The arguments after the config's index of the library's plan and prepare."""
+        mask, strides = self.mask, (ints[1:] for ints in self.tensors)
+        limits = (mask.left, mask.right) if mask.kind == "window" else (None, None)
+        numbers = forward_numbers(
+            self.problem, self.totals, strides, self.scale, self.softcap, *limits
+        )
         return library_arguments(self.device, numbers, self.addresses)
 
 
 def library_arguments(
     device: DeviceSpec, numbers: tuple[int | float, ...], addresses: tuple[int, ...]
 ) -> tuple[int | float, ...]:
-    """What follows the config's index in a library's plan and prepare: the device, how many numbers
-    the operation has, these in its order, and the addresses of its tensors."""
+    """The arguments after the config's index of a library's plan and prepare: the device, the count
+    of the operation's numbers, these in its order, and the addresses of its tensors."""
     return (
         *(device.arch, device.sm_count, device.max_smem_per_block, device.max_smem_per_sm),
         *(len(numbers), *numbers),
@@ -154,7 +152,7 @@ def _dense(*shape: int) -> TensorInts:
 class ForwardResult(NamedTuple):
     """o and, if asked for, lse and row_max in the caller's framework; ms on the GPU if timed.
 
-    What was not asked for is None, and so is ``emulation`` where nothing was emulated.
+    Outputs that were not asked for are None, and so is ``emulation`` where nothing was emulated.
     """
 
     o: Any

@@ -1,4 +1,4 @@
-"""What a call asks for beside its tensors: scale, softcap, masks, statistics; and their checks."""
+"""The options of a call beside its tensors: scale, softcap, masks, statistics; and their checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_WINDOW = (None, None)
 
 
 class ForwardOptions(NamedTuple):
-    """The keywords of ``forward`` that say what is computed, as the caller gave them."""
+    """The keywords of ``forward`` that define what is computed, as the caller gave them."""
 
     causal: Any = False
     window: Any = NO_WINDOW
@@ -78,7 +78,7 @@ def check_mask(causal: Any, window: Any) -> Mask:
 
 
 def check_pair(window: Any) -> tuple[Any, Any]:
-    """Both limits, whatever they are. Raises ArgumentError unless there are two."""
+    """Both limits, unchecked. Raises ArgumentError unless there are two."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise ArgumentError(
             f"window={quoted(window)}: give a pair (left, right), each None (no limit) or a whole "
@@ -100,7 +100,7 @@ def _window_limit(window: Any, limit: Any) -> int:
 
 
 def whole_number(value: Any) -> int | None:
-    """The number as an int; None for what is none, as a bool or an array of several."""
+    """The number as an int; None for anything else, such as a bool or an array of several."""
     if isinstance(value, (bool, np.bool_)):
         return None
     try:

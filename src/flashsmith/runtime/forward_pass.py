@@ -46,15 +46,15 @@ from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.substitutes import substitutes
 from flashsmith.runtime.tensors import Array
 
-# What LoadedKernel.prepare gives.
+# The result of LoadedKernel.prepare.
 Launch = Callable[..., float | None]
 
-# What the emulator runs for when nobody says otherwise.
+# The emulator's default architecture.
 DEFAULT_EMULATED_ARCH = 80
 
-# Which config is to serve a problem on a device; asked of problems that are new. A family's name
-# follows where a call's tensors lie as only that family's kernels can read them; as ``among``, a
-# tuple of configs where no other is built and none may be.
+# Chooses the config for a problem on a device; called for new call signatures. A family's name
+# follows where only that family's kernels can read the tensors' layout; ``among`` is a tuple of
+# configs where only these are built and none may be.
 Chooser = Callable[..., KernelConfig]
 
 
@@ -138,7 +138,7 @@ def forward_timed(
     emulate: bool = False,
     **options: Any,
 ) -> tuple[Any, float | None]:
-    """What ``forward`` returns, and the kernel's own time: (o, ms) or ((o, lse), ms) and so on.
+    """The result of ``forward``, and the kernel's time: (o, ms) or ((o, lse), ms) and so on.
 
     Takes forward's keywords. On a GPU the call waits, and ms is the time between two events around
     the launch. On the host ms is None: the emulator's time says nothing about the kernel's.
@@ -151,7 +151,7 @@ def forward_timed(
 def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> LaunchPlan:
     """The launches of ``config``'s kernel for dense tensors of ``problem`` on ``device``.
 
-    Asks no GPU: ``device`` may be one this machine lacks. Tensors have address 0 in the argument
+    Uses no GPU: ``device`` may be one this machine lacks. Tensors have address 0 in the argument
     bytes (cu_seqlens 1), a softcap is 1, and a window's left limit 0. A kernel that is not built
     for ``device.arch`` is built first.
 
@@ -184,7 +184,8 @@ def run_forward(
     schedule_seed: int | None = None,
     **options: Any,
 ) -> ForwardResult:
-    """``forward``, whose keywords ``options`` are, with what verification and benchmarks need.
+    """``forward``, whose keywords ``options`` are, with further arguments for verification and
+    benchmarks.
 
     Outputs and workspaces allocated here are NaN throughout before the launch when ``poisoned``.
     The contents of host cu_seqlens go to the kernel as they are unless ``check_contents``. ``arch``
@@ -213,10 +214,10 @@ def run_call(
     emulate: bool,
     output: str,
 ) -> Any:
-    """The outputs of ``config``'s kernel, or that of its choice, for q, k, v and o (or None).
+    """The outputs for q, k, v and o (or None) of ``config``'s kernel; ``config`` may be a Chooser.
 
-    ``options`` are in the order of ForwardOptions; errors call o ``output``. Of calls that differ
-    in nothing but addresses only the first is checked throughout.
+    ``options`` are in the order of ForwardOptions; errors call o ``output``. Calls that differ only
+    in addresses are checked in full once.
     """
     calls = cached_launches.cached
     signature, call = cached_launches.find(calls, config, tensors, options, emulate)
@@ -238,7 +239,7 @@ def _run_and_remember(
     calls: CachedLaunches,
     signature: Signature | None,
 ) -> ForwardResult:
-    # Apart, because a function within run_call would cost every call.
+    # A separate function, because a closure within run_call would cost every call.
     def remember(request: Request, launch: Launch) -> None:
         if signature is not None:
             cached_launches.remember(calls, signature, CachedLaunch(request, launch), options)
@@ -261,10 +262,11 @@ def run_request(
     output: str = "o",
     launched: Callable[[Request, Launch], None] | None = None,
 ) -> ForwardResult:
-    """``run_forward`` of q, k, v and o (or None), by ``config``'s kernel or that of its choice.
+    """``run_forward`` of q, k, v and o (or None), by the kernel of ``config``, which may be a
+    Chooser.
 
-    Errors call o ``output``. ``launched`` is told how a GPU's kernel was launched that was made for
-    just this request.
+    Errors call o ``output``. ``launched`` is called with the request and its launch function, if a
+    GPU's kernel was launched for just this request.
     """
     request = check_request(tensors, options, check_contents=check_contents, output=output)
     q = request.q
@@ -304,7 +306,7 @@ def run_request(
 
 
 def _choose(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
-    """The chooser's config for a request. What it knows of are problems, not how tensors lie."""
+    """The chooser's config for a request. Choosers get problems, without the tensors' layouts."""
     cfg = chooser(request.problem, device)
     if not cfg.family.needs_tma or request.suits_tma:
         return cfg
@@ -314,7 +316,7 @@ def _choose(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelCon
 
 @lru_cache(maxsize=1024)
 def _check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Semantics:
-    """What a config that is to serve a problem on a device has to be compiled for."""
+    """The semantics that a config needs to serve a problem on a device."""
     semantics = check_fit(cfg, problem)
     check_device(cfg, device)
     return semantics
@@ -341,8 +343,8 @@ def _kernel(
     device: DeviceSpec,
     chooser: Chooser | None,
 ) -> LoadedKernel:
-    """The kernel for a request; during CUDA graph capture none is built. Where it is missing and
-    was chosen, the ``chooser`` may take another."""
+    """The kernel for a request; during CUDA graph capture none is built. Where a chosen kernel is
+    missing, the ``chooser`` may take another."""
     q = request.q
     wanted = cfg, device.arch, semantics
 
@@ -361,8 +363,8 @@ def _kernel(
 
 
 def run_on_gpu(launch: Launch, call: LibraryCall, view: TensorView) -> float | None:
-    """Launches ``call`` by what its kernel prepared for it, on the stream that a tensor's framework
-    would use where the tensor lives.
+    """Launches ``call`` by its kernel's prepared launch, on the current stream of the tensor's
+    framework for its device.
 
     Returns milliseconds if prepared so, else None. Raises LaunchError when the launch is refused.
     """

@@ -24,7 +24,7 @@ from flashsmith.runtime.sequences import Packing, check_packing
 
 
 class Request(NamedTuple):
-    """What was asked for. ``o`` is None where it is to be allocated."""
+    """The checked arguments. ``o`` is None where it is to be allocated."""
 
     problem: Problem
     q: TensorView
@@ -53,8 +53,8 @@ class Request(NamedTuple):
 
     @property
     def suits_tma(self) -> bool:
-        """Whether TMA can copy all tensors, which some families do: it takes no stride of 0,
-        which broadcast tensors have, and none below."""
+        """Whether TMA, which some families use, can copy all tensors: it takes no negative stride
+        and none of 0, which broadcast tensors have."""
         views = (self.q, self.k, self.v, *([] if self.o is None else [self.o]))
         return all(
             stride > 0
@@ -76,9 +76,9 @@ def check_request(
     check_contents: bool = True,
     output: str = "o",
 ) -> Request:
-    """The request that q, k, v, o (or None) and the options make, of whichever kernel.
+    """The request of q, k, v, o (or None) and the options, for any kernel.
 
-    ``output`` is what the caller's signature calls o.
+    ``output`` is the caller's name of o.
 
     Raises ArgumentError, its message beginning with the argument's name, when one is unusable.
     """

@@ -1,4 +1,4 @@
-"""How many kernels this process has launched: what proves that a model ran on them."""
+"""Counts the kernels that this process has launched, to prove that a model ran on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _new_lock() -> None:
     _lock = threading.Lock()
 
 
-# A thread of the parent's may have held it.
+# A thread of the parent may have held it.
 os.register_at_fork(after_in_child=_new_lock)
 
 _launched: dict[Backend, int] = {"gpu": 0, "emulator": 0}
@@ -47,7 +47,7 @@ def note_launch(backend: Backend, kernels: int = 1) -> None:
 def launch_count() -> Launches:
     """What the process has launched since it started, in all its threads.
 
-    A CUDA graph counts while it is captured, not when it is replayed: a replay does not come by.
+    A CUDA graph counts while it is captured, not when it is replayed: a replay runs no Python.
     """
     with _lock:
         return Launches(**_launched)

@@ -1,4 +1,4 @@
-"""LaunchPlan: all that a call's launches consist of, the same for the GPU and the emulator."""
+"""LaunchPlan: the launches of a call, the same for the GPU and the emulator."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Extent = tuple[int, int, int]
 class TensorMapSpec:
     """How a TMA tensor map is to be encoded, and where in the arguments it belongs (bytes).
 
-    ``address`` is that of a tensor; with a ``workspace``, the place of one in the plan's, it counts
-    from the workspace's beginning.
+    ``address`` is that of a tensor; with ``workspace``, an index into the plan's workspaces, it
+    counts from the workspace's beginning.
     """
 
     argument_offset: int
@@ -31,7 +31,7 @@ class TensorMapSpec:
 
 
 class Contents(IntEnum):
-    """What is in a workspace when the first launch of a call begins (csrc/host/plan.h)."""
+    """The contents of a workspace when the first launch of a call begins (csrc/host/plan.h)."""
 
     UNDEFINED = 0
     ZEROED = 1  # at every call
@@ -49,7 +49,7 @@ class Workspace(NamedTuple):
 class WorkspaceAddress(NamedTuple):
     """Where in a kernel's arguments the address of a workspace belongs; bytes.
 
-    ``workspace`` is its place in the plan's.
+    ``workspace`` is its index in the plan's workspaces.
     """
 
     argument_offset: int
@@ -61,9 +61,8 @@ class WorkspaceAddress(NamedTuple):
 class Launch:
     """One launch of a plan. ``kernel`` is its entry in the library's PTX; sizes are bytes.
 
-    ``argument_bytes`` hold the addresses of tensors; those of workspaces are yet to be written.
-    ``is_main`` tells the config's main kernel from those beside it. With an empty grid there is
-    nothing to launch.
+    ``argument_bytes`` hold the addresses of tensors; those of workspaces are written at the launch.
+    ``is_main`` marks the config's main kernel. A launch with an empty grid is skipped.
     """
 
     kernel: str
@@ -81,8 +80,8 @@ class Launch:
 class LaunchPlan:
     """The launches of a call, in their order, and the workspaces that they share.
 
-    What a launch has, the plan has too: that of its main kernel, or of the first launch where there
-    is no such.
+    A launch's attributes are also the plan's: those of its main kernel, or of the first launch if
+    there is no main one.
     """
 
     launches: tuple[Launch, ...]

@@ -1,4 +1,4 @@
-"""Finds the library that holds a config: what is loaded, then the cache, then the compiler."""
+"""Finds the library that holds a config: loaded already, in the cache, or built now."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NEUTRAL = Semantics()
 class LoadedKernel:
     """One kernel, ready to be planned and launched.
 
-    ``index`` is its place in the library's map. Equal kernels of two libraries are interchangeable.
+    ``index`` is its index in the library's map. Equal kernels of two libraries are interchangeable.
     """
 
     config: KernelConfig
@@ -60,7 +60,7 @@ class LoadedKernel:
 
     @property
     def semantics(self) -> Semantics:
-        """What the kernel was compiled for."""
+        """The semantics that the kernel was compiled for."""
         return self.library.manifest.semantics
 
     @cached_property
@@ -75,7 +75,7 @@ class LoadedKernel:
         return {self.entry.ptx_entry: self.ptx, **beside}
 
     def plan(self, call: LibraryCall) -> LaunchPlan:
-        """The launches that ``call`` becomes. Asks no device.
+        """The launches of ``call``. Uses no device.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device.
         """
@@ -94,16 +94,16 @@ class LoadedKernel:
         framework: Framework | None = None,
         poisoned: bool = False,
     ) -> Callable[..., float | None]:
-        """A function that launches ``call`` on GPU ``ordinal``. Nothing is asked of the GPU yet.
+        """A function that launches ``call`` on GPU ``ordinal``. Does not use the GPU yet.
 
-        It takes the handle of a stream and then ``call.addresses``, or those of other tensors that
-        differ in nothing else; zeros at the end may be left out. It does not wait, unless ``timed``
-        has it return the milliseconds between two events around the launch. It raises LaunchError
-        with CUDA's words when the launch is refused. Threads may share it.
+        It takes the handle of a stream and then ``call.addresses``, or the addresses of other
+        tensors with the same properties; zeros at the end may be left out. It does not wait, unless
+        ``timed`` has it return the milliseconds between two events around the launch. It raises
+        LaunchError with CUDA's message when the launch is refused. Threads may share it.
 
-        Where the plan has workspaces, they are the ``framework``'s memory; without one they are
-        allocated in the order of the stream. ``poisoned``, the framework's is NaN throughout, as
-        the emulator's is, before a launch zeroes what is to be zero.
+        Workspaces of the plan are the ``framework``'s memory; without one they are allocated in the
+        order of the stream. With ``poisoned`` the framework's memory is filled with NaN, as in the
+        emulator, before a launch zeroes what is to be zero.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device, and LaunchError
         when the driver is too old for the library.
@@ -156,8 +156,8 @@ class LibraryFunctions:
 def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     """Loads a library's .so and returns its kernels.
 
-    Raises CacheError when others could have written it, DamagedLibraryError when it cannot be
-    loaded, and LaunchError when what is compiled into it is not what its manifest says.
+    Raises CacheError when other users could have written it, DamagedLibraryError when it cannot be
+    loaded, and LaunchError when its kernels are not those of its manifest.
     """
     functions = _load_functions(library.so_path)
     config_class = family_named(library.manifest.family).config_class
@@ -180,7 +180,8 @@ def _load_functions(so_path: Path) -> LibraryFunctions:
     names = tuple(f.name for f in fields(LibraryFunctions))
     try:
         with checked_path(so_path) as path:
-            # Before anything of it runs; and once loaded, its path is taken for what is loaded.
+            # Checked before any of its code runs; once loaded, the linker identifies a library by
+            # its path.
             content = Path(path).read_bytes()
             missing = [name for name in names if f"\0__tvm_ffi_{name}\0".encode() not in content]
             if missing:
@@ -210,8 +211,8 @@ class LoadedKernels:
     # Held for a search, but not while a compiler runs: threads that need other kernels go on.
     lock: threading.RLock = field(default_factory=threading.RLock)
     building: dict[Key, threading.RLock] = field(default_factory=dict)
-    # Kernels for any lengths that served where one for whole tiles could not be built.
-    stand_ins: dict[Key, LoadedKernel] = field(default_factory=dict)
+    # General-edge kernels (for any lengths) that served where one for whole tiles was not built.
+    general_edge: dict[Key, LoadedKernel] = field(default_factory=dict)
 
     def get(
         self,
@@ -222,9 +223,9 @@ class LoadedKernels:
     ) -> LoadedKernel:
         """The kernel of a legal config: loaded already, from the cache, or built now.
 
-        Where it would have to be built, but FLASHSMITH_JIT is 0 or ``may_build`` (asked only then)
-        is false, the same config's kernel for uneven lengths serves: it computes the same within
-        the same tolerance.
+        Where it would have to be built, but FLASHSMITH_JIT is 0 or ``may_build`` (called only then)
+        returns false, the same config's general-edge kernel serves: it is compiled for any lengths
+        and computes the same within the same tolerance.
 
         Raises KernelNotBuiltError when there is neither, and what the builder raises.
         """
@@ -250,18 +251,18 @@ class LoadedKernels:
                 self.kernels.setdefault((config, arch, semantics), kernel)
 
     def forget_waiting(self) -> None:
-        """For a forked child: the threads that held the locks are its parent's."""
+        """For a forked child, in which the threads that held the locks do not exist."""
         self.lock = threading.RLock()
         self.building = {}
 
     def _find(self, key: Key, may_build: Callable[[], bool]) -> LoadedKernel | None:
-        """The kernel, or what stands in for it where it may not be built; None: build it."""
-        if key in self.stand_ins and _why_not_build(may_build):
-            return self.stand_ins[key]  # nothing is searched for once more
+        """The kernel, or the general-edge kernel where it may not be built; None: build it."""
+        if key in self.general_edge and _why_not_build(may_build):
+            return self.general_edge[key]  # no second search
         if self._is_found(key):
             return self.kernels[key]
         forbidden = _why_not_build(may_build)
-        return self._stand_in(key, forbidden) if forbidden else None
+        return self._general_edge(key, forbidden) if forbidden else None
 
     def _build(self, key: Key) -> LoadedKernel:
         cfg, arch, semantics = key
@@ -288,9 +289,9 @@ class LoadedKernels:
                 return False
         return True
 
-    def _stand_in(self, key: Key, forbidden: str) -> LoadedKernel:
+    def _general_edge(self, key: Key, forbidden: str) -> LoadedKernel:
         cfg, arch, semantics = key
-        if key not in self.stand_ins:
+        if key not in self.general_edge:
             uneven = cfg, arch, replace(semantics, uneven=True)
             if semantics.uneven or not self._is_found(uneven):
                 raise _not_built(cfg, arch, semantics, forbidden)
@@ -299,8 +300,8 @@ class LoadedKernels:
                 "computes the same within the same tolerance and serves instead",
                 *(_named(cfg, semantics), arch, forbidden),
             )
-            self.stand_ins[key] = self.kernels[uneven]
-        return self.stand_ins[key]
+            self.general_edge[key] = self.kernels[uneven]
+        return self.general_edge[key]
 
 
 loaded_kernels = LoadedKernels()
@@ -339,5 +340,5 @@ def nearest_built(
         return sum(a != b for a, b in zip(cfg.to_ints(), other.to_ints(), strict=True))
 
     built = built_configs(arch=arch, semantics=semantics)
-    alike = (other for other in built if other.FAMILY == cfg.FAMILY)
-    return sorted(alike, key=lambda other: (differences(other), other.to_ints()))[:count]
+    same_family = (other for other in built if other.FAMILY == cfg.FAMILY)
+    return sorted(same_family, key=lambda other: (differences(other), other.to_ints()))[:count]

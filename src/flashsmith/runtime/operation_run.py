@@ -1,5 +1,5 @@
 """Any operation by one named kernel, wherever the tensors are: run_operation(), and
-prepare_operation() for those who run one call many times."""
+prepare_operation() to run one call many times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OperationCall(NamedTuple):
     addresses: tuple[int, ...]
 
     def library_arguments(self) -> tuple[int | float, ...]:
-        """What follows the config's index in the library's plan and prepare."""
+        """The arguments after the config's index of the library's plan and prepare."""
         return library_arguments(self.device, self.numbers, self.addresses)
 
 
@@ -57,8 +57,7 @@ class OperationResult(NamedTuple):
 
 
 class PreparedOperation(NamedTuple):
-    """A checked call of any operation on tensors that stay where they are, to be run as often as
-    one likes.
+    """A checked call of any operation on fixed tensors, which can be run any number of times.
 
     ``kernel`` is None where there is nothing to compute, ``launch`` where the emulator runs it.
     """
@@ -73,7 +72,7 @@ class PreparedOperation(NamedTuple):
     def run(
         self, observers: Sequence[Observer] = (), schedule_seed: int | None = None
     ) -> OperationResult:
-        """Runs it; observers and the schedule's seed are the emulator's."""
+        """Runs it; ``observers`` and the schedule's seed are for the emulator."""
         if self.kernel is None:
             return OperationResult(self.outputs, 0.0 if self.timed else None, None)
         first = next(iter(self.views.values()))
@@ -192,8 +191,8 @@ def prepare_operation(
 def _check_tensors(
     operation: Operation, problem: Problem, tensors: Mapping[str, Any]
 ) -> tuple[dict[str, TensorView], dict[str, int]]:
-    """Views of what is given, in the operation's order, and the sizes of the dimensions with names
-    of their own."""
+    """Views of the given tensors, in the operation's order, and the sizes of the dimensions with
+    names of their own."""
     names = [tensor.name for tensor in operation.tensors]
     for name in tensors:
         if name not in names:

@@ -1,4 +1,5 @@
-"""A process forked after CUDA was initialised cannot use the GPU: said before it fails oddly."""
+"""A process forked after CUDA was initialised cannot use the GPU: a clear error instead of
+CUDA's."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ def note_cuda_use() -> None:
     _cuda_used = True
 
 
-def ask_before_forking(has_used_cuda: Callable[[], bool]) -> None:
-    """Has ``has_used_cuda`` asked before each fork; it must not import anything."""
+def register_cuda_user(has_used_cuda: Callable[[], bool]) -> None:
+    """Registers a function that is called before each fork; it must not import anything."""
     _users.append(has_used_cuda)
 
 

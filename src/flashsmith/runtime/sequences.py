@@ -1,4 +1,4 @@
-"""Packed sequences: the offsets that tell them apart, and the length of the longest."""
+"""Packed sequences: their offsets, and the length of the longest."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_packing(
         _check_limit("k", options.max_seqlen_k),
     )
     longest = _longest(offsets, totals, limits, check_contents)
-    # No sequence has more rows than there are: a generous limit need not make a large grid.
+    # No sequence has more rows than the tensor: a generous limit need not make a large grid.
     return Packing(*offsets, batch, *(min(pair) for pair in zip(longest, totals, strict=True)))
 
 
@@ -134,7 +134,7 @@ def _longest_on_host(view: TensorView, total: int, limit: int | None, check_cont
 
 
 def _longest_on_device(missing: list[TensorView]) -> list[int]:
-    """Asks the device once; what the offsets say beyond all reason the caller clamps."""
+    """Reads from the device once; the caller clamps invalid offsets."""
     first = missing[0]
     if first.framework.is_capturing(first.device.ordinal):
         raise ArgumentError(

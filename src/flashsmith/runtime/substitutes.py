@@ -1,7 +1,7 @@
-"""Where the kernel that was chosen for a call is not built, and may not be: another that is.
+"""Substitutes: built kernels for calls whose chosen kernel is not built and may not be.
 
-For attention() without config=, which promises a result and no kernel. Whoever names a config gets
-that one, or an error.
+For attention() without config=, which promises a result but no specific kernel. With config= the
+named kernel runs, or an error is raised.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from flashsmith.runtime.libraries import Key, LoadedKernel, LoadedKernels
 
 _log = logging.getLogger("flashsmith")
 
-# Calls whose substitute is remembered; all are forgotten when there are more.
+# How many calls' substitutes are cached; all are dropped when there are more.
 MOST_CALLS = 1024
 
-# The best of some configs for a call.
+# Picks the best of some configs for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
-# The kernel a call wants, the problem, and whether TMA can copy its tensors.
+# The wanted kernel of a call, the problem, and whether TMA can copy its tensors.
 _Call = tuple[Key, Problem, bool]
 
 
 @dataclass
 class Substitutes:
-    """Which kernels served in place of others. A search takes milliseconds, since it reads what is
-    in the cache: what it found holds until a library is published or removed there."""
+    """Cached substitutes. A search takes milliseconds, since it reads the kernel cache; its result
+    is valid until a library is published or removed there."""
 
     found: dict[_Call, LoadedKernel] = field(default_factory=dict)
     stamp: object = None
@@ -55,12 +55,12 @@ class Substitutes:
     ) -> LoadedKernel:
         """The kernel ``wanted``, built if it has to be and may be, else another one that is built.
 
-        ``pick`` chooses among those of all families that serve the request. Another one is warned
-        of once for each pair of kernels.
+        ``pick`` chooses among those of all families that serve the request. A substitute logs one
+        warning for each pair of kernels.
 
         Raises KernelNotBuiltError when none serves it, and what the builder raises.
         """
-        # Most processes never need a substitute, and then nothing is worked out for one.
+        # Most processes never need a substitute, and skip this.
         if self.found and not (env.jit_enabled() and may_build()):
             known = self.found.get(_call(wanted, request))
             if known is not None and self.stamp == cache_stamp():
@@ -73,16 +73,16 @@ class Substitutes:
             if other is None:
                 raise
             self._remember(_call(wanted, request), other, stamp)
-            self._say(wanted, other, str(error).partition(".\n")[0])
+            self._warn(wanted, other, str(error).partition(".\n")[0])
             return other
 
     def _remember(self, call: _Call, other: LoadedKernel, stamp: object) -> None:
         if self.stamp != stamp or len(self.found) >= MOST_CALLS:
-            # Replaced, not emptied: another thread may be looking.
+            # Replaced, not emptied: another thread may be reading it.
             self.found, self.stamp = {}, stamp
         self.found[call] = other
 
-    def _say(self, wanted: Key, other: LoadedKernel, why: str) -> None:
+    def _warn(self, wanted: Key, other: LoadedKernel, why: str) -> None:
         pair = wanted, (other.config, wanted[1], other.semantics)
         if pair not in self.said:
             self.said.add(pair)
@@ -109,13 +109,13 @@ def _best_built(
         try:
             return loaded.get(config, device.arch, serving.pop(config), lambda: False)
         except KernelNotBuiltError:
-            continue  # damaged, or removed meanwhile
+            continue  # damaged, or removed in the meantime
     return None
 
 
 def _serving(request: Request, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
-    """The built configs that serve a request, and for what their kernels were compiled: the very
-    semantics if there is such a kernel, else those for uneven lengths, too."""
+    """The built configs that serve a request, with the semantics of their kernels: the exact ones
+    if there is such a kernel, else those of the general-edge kernel."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
         if config.family.needs_tma and not request.suits_tma:

@@ -1,4 +1,4 @@
-"""What a command works for: a GPU of this machine, or a known one that the emulator plays."""
+"""The target device of a command: a GPU of this machine, or a known one in the emulator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Backend = Literal["gpu", "emulator"]
 
 @dataclass(frozen=True)
 class Target:
-    """The device that kernels are built for, and what runs them."""
+    """The device that kernels are built for, and the backend that runs them."""
 
     device: DeviceSpec
     backend: Backend

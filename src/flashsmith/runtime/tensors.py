@@ -1,5 +1,4 @@
-"""One look at a tensor, whoever made it, and whether two share memory: decided exactly, not by
-their outer bounds."""
+"""Views of any framework's tensors, and an exact test of whether two share memory."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from flashsmith.families import DType
 from flashsmith.runtime.frameworks import framework_of, why_refused
 from flashsmith.runtime.frameworks.base import HostMemory, TensorView
 
-# What q, k, v and o may be of.
+# The element types of q, k, v and o.
 DTYPES = {"float16": DType.FP16, "bfloat16": DType.BF16}
 
 
 class Array(Protocol):
-    """What attention() and forward() take for a tensor, as type checkers see it.
+    """The type of tensors in attention() and forward(), for type checkers.
 
-    A torch.Tensor, or a NumPy, CuPy or JAX array: whatever has a shape, a dtype and DLPack.
+    A torch.Tensor, or a NumPy, CuPy or JAX array: anything with a shape, a dtype and DLPack.
     """
 
     @property
@@ -34,7 +33,7 @@ class Array(Protocol):
 
 
 def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> TensorView:
-    """Looks at argument ``name``; copies nothing.
+    """The view of argument ``name``; copies nothing.
 
     Raises ArgumentError when it is no tensor, its dtype is none of ``dtypes``, it lives neither on
     the host nor on a CUDA GPU, or autograd would have to follow it.
@@ -56,7 +55,7 @@ def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> Ten
 
 
 def view_vector(name: str, tensor: Any, dtype: str) -> TensorView:
-    """Looks at argument ``name``, a vector of ``dtype`` ('int32' or 'float32'); copies nothing.
+    """The view of argument ``name``, a vector of ``dtype`` ('int32' or 'float32'); copies nothing.
 
     Raises ArgumentError when it is no tensor, or of another dtype or rank or not contiguous.
     """
@@ -152,7 +151,7 @@ def check_output_distinct(o: TensorView, inputs: Sequence[TensorView]) -> None:
 
 @lru_cache(maxsize=1024)
 def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether some dimension's step is smaller than what lies within it.
+    """Whether some dimension's stride is smaller than the extent of the dimensions within it.
 
     Strict for odd stride sets that happen to interleave; every slice, transpose or view of a
     dense tensor passes.

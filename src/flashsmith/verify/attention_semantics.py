@@ -1,4 +1,4 @@
-"""Attention: what is computed from q, k and v, in forward()'s own terms."""
+"""Attention: the function of q, k and v that a forward pass computes, in forward()'s terms."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Attention:
 
     @property
     def masked(self) -> bool:
-        """Whether some key may be out of some query's sight."""
+        """Whether some query may not see some key."""
         return self.causal or self.window != NO_WINDOW
 
     def visible_keys(

@@ -1,7 +1,8 @@
-"""What the references' arithmetic runs on: NumPy, or PyTorch on a GPU.
+"""The array library of the references: NumPy, or PyTorch on a GPU.
 
-The formulas are written once. Both name their functions alike (``xp``); what differs is here. On a
-GPU float64 scores of long sequences take milliseconds instead of seconds.
+The formulas are written once: both libraries have the same function names (``xp``), and the
+differences are here. On a GPU float64 scores of long sequences take milliseconds instead of
+seconds.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import numpy as np
 # Scores held at once, bytes: a block of rows is processed so that long sequences fit in memory.
 SCORE_BYTES = 64 << 20
 SCORE_BYTES_ON_GPU = 256 << 20
-# Below so many scores NumPy is done before PyTorch is imported.
+# Below this number of scores NumPy takes less time than the import of PyTorch.
 SCORES_WORTH_A_GPU = 1 << 24
 # PyTorch's current GPU.
 GPU = "cuda"
 
 
 def gpu_engine_pays(scores: int) -> bool:
-    """Whether PyTorch can compute references on a GPU here, and would be the quicker way."""
+    """Whether PyTorch can compute references on a GPU here, faster than NumPy."""
     if scores < SCORES_WORTH_A_GPU and "torch" not in sys.modules:
         return False
     if importlib.util.find_spec("torch") is None:
@@ -49,7 +50,7 @@ class NumpyEngine:
             yield
 
     def place(self, array: np.ndarray) -> np.ndarray:
-        """A host array where the arithmetic is done."""
+        """A host array on the engine's device."""
         return array
 
     def cast(self, array: np.ndarray, dtype: Any) -> np.ndarray:
@@ -78,7 +79,7 @@ class TorchEngine:
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
-        # fp32 products must not become TF32: their error would loosen the bound.
+        # fp32 products must not use TF32: their error would loosen the bound.
         before = self.xp.get_float32_matmul_precision()
         self.xp.set_float32_matmul_precision("highest")
         try:
@@ -87,7 +88,7 @@ class TorchEngine:
             self.xp.set_float32_matmul_precision(before)
 
     def place(self, array: np.ndarray) -> Any:
-        dense = np.array(array)  # writable, which torch asks of what it shares
+        dense = np.array(array)  # writable, since torch warns about sharing read-only memory
         if dense.dtype == ml_dtypes.bfloat16:
             return self.xp.from_numpy(dense.view(np.int16)).view(self.xp.bfloat16).to(self.device)
         return self.xp.from_numpy(dense).to(self.device)

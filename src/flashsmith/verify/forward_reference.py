@@ -27,8 +27,8 @@ class _Expected(NamedTuple):
 
 class ForwardReference(OperationReference):
     """Attention: options are ``causal``, ``window``, ``softcap``, ``scale``, ``lens_q`` and
-    ``lens_k`` as in prove(), ``sinks`` (whether there are some) and ``row_max`` (whether it is
-    asked for)."""
+    ``lens_k`` as in prove(), ``sinks`` (whether there are any) and ``row_max`` (whether to return
+    it)."""
 
     kinds = INPUT_KINDS
 
@@ -82,7 +82,7 @@ class ForwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> Expected:
-        """Apart from case(), whose references are shared by a set of configs."""
+        """Separate from case(), whose references are shared by a set of configs."""
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         found = compute_references(
             inputs["q"],
@@ -100,7 +100,7 @@ class ForwardReference(OperationReference):
         return Expected({"o": found.o, **statistics}, {"o": found.same_precision, **statistics})
 
     def run(self, cfg: KernelConfig, case: Case, place: Place, **how: Any) -> OperationResult:
-        """Through run_forward, as a caller's own call goes."""
+        """Runs run_forward, as a caller's own call does."""
         attention: Attention = case.expected.attention
         packed: dict[str, Any] = {}
         if attention.lens_q is not None and attention.lens_k is not None:
@@ -151,7 +151,7 @@ def _attention(scale: float, options: Mapping[str, Any]) -> Attention:
 
 
 def semantics_of(attention: Attention) -> Semantics:
-    """What is compiled in, whatever the lengths."""
+    """The compiled-in semantics, regardless of lengths."""
     packed = attention.packed
     mask = check_mask(attention.causal, attention.window).kind
     return Semantics(mask, attention.softcap > 0, packed, uneven=packed)

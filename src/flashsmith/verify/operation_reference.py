@@ -1,4 +1,4 @@
-"""OperationReference: the inputs of a proof, what is right for them, and the verdict on outputs."""
+"""OperationReference: the inputs of a proof, the expected outputs, and the verdict."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.tolerance import MIN_OUTPUTS, Comparison, Expected, compare_tensors
 
-# Where a proof's arrays go: onto the host as they are, or to a GPU.
+# Places a proof's arrays: on the host as they are, or on a GPU.
 Place = Callable[[np.ndarray], Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem of a proof: what runs, on which inputs, and what is right.
+    """One problem of a proof: the problem, its inputs, and the expected outputs.
 
-    ``inputs`` are host arrays by the operation's names; ``expected`` is what the reference that
-    made the case compares with.
+    ``inputs`` are host arrays by the operation's names; ``expected`` is for the reference that made
+    the case.
     """
 
     problem: Problem
@@ -38,28 +38,28 @@ class Case:
 
 
 class OperationReference(ABC):
-    """What proofs need to know of an operation; a subclass says at least what is right.
+    """Draws inputs and judges outputs of an operation; a subclass defines at least ``expected``.
 
-    ``kinds`` are the kinds of inputs that ``draw`` knows, the first of them the plain random one.
+    ``kinds`` are the kinds of inputs that ``draw`` supports, the plain random one first.
     """
 
     kinds: tuple[str, ...] = ("random",)
 
-    # --- what an operation has to say ------------------------------------------------------------
+    # --- required ----------------------------------------------------------------------------
 
     @abstractmethod
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> Expected:
-        """What is right for these inputs: every output in float64, never rounded, and what a plain
-        implementation gives that rounds where a kernel must."""
+        """The expected outputs: each in float64, never rounded, and as a plain implementation
+        computes it that rounds where a kernel must."""
 
-    # --- what it may say otherwise ---------------------------------------------------------------
+    # --- optional ----------------------------------------------------------------------------
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
         """The inputs of a kind, by name: here standard normal numbers, of every required input.
 
-        Raises ArgumentError for an input of whole numbers, which means something.
+        Raises ArgumentError for an input of whole numbers, whose meaning only a subclass has.
         """
         rng = np.random.default_rng(seed)
         drawn = {}
@@ -77,7 +77,7 @@ class OperationReference(ABC):
         return drawn
 
     def options(self, problem: Problem, *, seed: int = 0, **asked: Any) -> dict[str, Any]:
-        """The options of a proof of ``problem``: of those ``asked`` for what is not None or False.
+        """The options of a proof of ``problem``: those of ``asked`` that are not None or False.
 
         Raises ArgumentError for one that the operation does not have.
         """
@@ -92,7 +92,7 @@ class OperationReference(ABC):
         return said
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
-        """What is computed, in words, as far as the problem's text leaves it open."""
+        """The details of the computation that the problem's text does not contain, in words."""
         return ", ".join(f"{name} {value}" for name, value in options.items()) or "plain"
 
     def case(
@@ -108,7 +108,7 @@ class OperationReference(ABC):
         """One proof of ``cfg``'s kernel: the problem with its heads repeated until MIN_OUTPUTS
         outputs are compared, and the semantics that the kernel is compiled for.
 
-        ``on_gpu``: whether a GPU may compute what is right.
+        ``on_gpu``: whether a GPU may compute the expected outputs.
         """
         repeats = -(-MIN_OUTPUTS // max(1, outputs_of(problem.computed, problem)))
         problem = replace(

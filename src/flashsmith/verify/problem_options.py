@@ -1,4 +1,4 @@
-"""A problem in prove()'s own terms: what its semantics leave open becomes values."""
+"""A problem in prove()'s terms: values for all that its semantics leave open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def problem_options(
     sinks: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What stands for all that an attention problem's semantics leave open, by prove()'s keywords.
+    """Values for all that an attention problem's semantics leave open, as prove()'s keywords.
 
     Packed, one sequence has the problem's lengths, and the others shorter ones, drawn from seed.
 
@@ -30,8 +30,8 @@ def problem_options(
         seed: of the lengths.
 
     Raises:
-        ArgumentError: a window or a softcap where the semantics have none, or one that is none; or
-            packed without a sequence.
+        ArgumentError: a window or a softcap where the semantics have none, one that masks or caps
+        nothing, or packed without a sequence.
     """
     p, semantics = problem, problem.semantics
     if window is not None:

@@ -1,8 +1,8 @@
 """The grid of attention problems that every release is proven on, and a small cover of it.
 
-Lengths, masks, heads and head dimensions are those that other libraries' tests found worth trying,
-and harder ones: rows that see nothing, one query against many keys and the reverse, lengths beside
-every tile, windows wider than the sequence, packed sequences of length 0.
+Lengths, masks, heads and head dimensions are those of other libraries' tests, and harder ones: rows
+that see nothing, one query against many keys and the reverse, lengths just below and above every
+tile, windows wider than the sequence, packed sequences of length 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LENGTHS = (
     (1, 1), (1, 239), (3, 799), (64, 128), (113, 203), (128, 217), (108, 256), (239, 1),
     (256, 512), (512, 256), (799, 3), (1023, 1024), (1024, 1023), (2048, 2048), (4224, 4224),
 )  # fmt: skip
-# Of packed sequences these are the longest; in between lie all the others.
+# For packed sequences these are the longest; the others are shorter.
 PACKED_LENGTHS = ((113, 203), (1024, 1023))
 WINDOWS = ("none", "random", "one-sided", "wider")
 HEADS = {"mha": (6, 6), "gqa": (6, 2), "mqa": (6, 1)}
@@ -45,7 +45,7 @@ EXTREME_INPUTS = ("nonfinite", "lost_keys", "huge", "far_scores")
 @dataclass(frozen=True)
 class Case:
     """One problem of the grid for a kernel of one family. ``window``, ``heads`` and ``batch`` name
-    a kind; what is random in it is settled by the case itself, so equal cases are equal problems.
+    a kind; the case itself seeds what is random, so equal cases are equal problems.
     """
 
     dtype: DType
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def schedule(self) -> int:
-        """The schedule whose turn it is."""
+        """The index of the case's kernel among the family's proof configs."""
         return self._seed // 2 % len(self._schedules)
 
     @property
@@ -97,7 +97,7 @@ class Case:
 
     @cached_property
     def semantics(self) -> Semantics:
-        """What the config's kernel must be compiled for."""
+        """The semantics that the config's kernel must be compiled for."""
         call = self.keywords()
         lens = call.get("lens_q"), call.get("lens_k")
         meaning = semantics_of(Attention(1.0, self.causal, call["window"], self.softcap, *lens))
@@ -105,7 +105,7 @@ class Case:
         return problem.required_semantics(self.config)
 
     def keywords(self) -> dict[str, Any]:
-        """What ``prove`` takes, besides the config and where to run."""
+        """The keywords of ``prove``, besides the config and where to run."""
         heads, heads_k = self.head_counts[self.heads]
         draw = random.Random(self._seed)
         call = {
@@ -119,9 +119,9 @@ class Case:
             "inputs": self.inputs,
         }
         if family_named(self.family).persistent:
-            # Few SMs have persistent kernels come round again and again.
+            # With few SMs a CTA of a persistent kernel computes many tiles.
             call["sm_count"] = draw.choice(SM_COUNTS)
-            # Who wants them gets another softmax where that is lazy.
+            # A kernel that returns them rescales always instead of lazily.
             call["row_max"] = bool(self._seed // 16 % 2)
         seq_q, seq_k = self.lengths
         if self.batch == "dense":
@@ -152,8 +152,8 @@ def _lens(kind: str, longest: int, draw: random.Random) -> Lens:
 
 
 def proof_grid(family: str = FIRST_FAMILY) -> Iterator[Case]:
-    """Every problem of the grid, for kernels of a family; those with the same inputs stand
-    together. Sinks alternate."""
+    """Every problem of the grid, for kernels of a family; those with the same inputs are adjacent.
+    Sinks alternate."""
     for dtype, d, batch, heads in product(DType, D, BATCHES, HEADS):
         for lengths in LENGTHS if batch == "dense" else PACKED_LENGTHS:
             for causal, window, softcap in product((False, True), WINDOWS, SOFTCAPS):
@@ -163,7 +163,7 @@ def proof_grid(family: str = FIRST_FAMILY) -> Iterator[Case]:
 
 
 def _extreme_cases(family: str) -> Iterator[Case]:
-    """Every kind of extreme inputs with every dtype, d, batch and mask; what is left is drawn."""
+    """Every kind of extreme inputs with every dtype, d, batch and mask; the rest is random."""
     for dtype, d, batch, kind in product(DType, D, BATCHES, EXTREME_INPUTS):
         draw = random.Random(f"{dtype.name} {d} {batch} {kind}")
         lengths = draw.choice(COVER_LENGTHS if batch == "dense" else PACKED_LENGTHS)
@@ -175,7 +175,7 @@ def _extreme_cases(family: str) -> Iterator[Case]:
             )
 
 
-# The emulator's part: fewer heads, and no sequence that takes it longer than a few seconds.
+# The emulator's part of the grid: fewer heads, and sequences that take it at most a few seconds.
 COVER_HEADS = {"mha": (1, 1), "gqa": (4, 2), "mqa": (3, 1)}
 COVER_LENGTHS = tuple(lengths for lengths in LENGTHS if min(lengths) < 2 * LONG)
 _FACTORS: dict[str, tuple[Any, ...]] = {
@@ -203,7 +203,7 @@ def case_pairs(case: Case) -> list[Pair]:
 
 
 def covering_cases(family: str = FIRST_FAMILY) -> list[Case]:
-    """Few cases in which every pair meets that meets at all; the same on every machine.
+    """Few cases that contain every possible pair of factors; the same on every machine.
 
     Greedy over random cases: the most open pairs first, and among equals one whose kernel another
     case needs already, since compiling takes longer than proving.
@@ -231,6 +231,6 @@ def covering_cases(family: str = FIRST_FAMILY) -> list[Case]:
 def _random_case(draw: random.Random, family: str) -> Case:
     values = {name: draw.choice(choices) for name, choices in _FACTORS.items()}
     if min(values["lengths"]) >= LONG:
-        # The longest alone take the emulator seconds; several of them, packed, most of a minute.
+        # One of the longest takes the emulator seconds; several of them, packed, most of a minute.
         values |= {"batch": "dense", "heads": "mha", "d": draw.choice(D[:4])}
     return Case(**values, family=family, head_counts=COVER_HEADS)

@@ -1,4 +1,4 @@
-"""Seeded inputs for a proof: plain random ones, and the ones on which a softmax goes wrong."""
+"""Seeded inputs for a proof: plain random ones, and ones that are hard for a softmax."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from flashsmith.verify.attention_semantics import Lens
 LARGE_SCORE = 990.0
 # How far the first tile's scaled scores lie below (or above) the others'.
 TILE_GAP = 200.0
-# Largest scaled score of 'far_scores'. From four times as much on the largest probability, 1, comes
-# out as 2^e with e what rounding the logit left, and is rounded to 16 bits like any other.
+# Largest scaled score of 'far_scores'. From four times as much on, the largest probability, exactly
+# 1, is computed as 2^e with e the rounding error of the logit, and then rounded to 16 bits.
 FAR_SCORE = 4e3
 # Of 'growing_maxima', standard deviation of the scaled scores within a key tile.
 GROWING_NOISE = 0.1
@@ -35,10 +35,10 @@ class InputSpec:
     """Everything that determines a set of inputs; equal specs give equal bits.
 
     ``heads`` are the query's; ``heads_k`` None means as many. ``first_tile`` is the number of
-    leading keys that two tile kinds lower or raise, and of every key tile of the third: the
-    kernel's B_c, so that the running maximum moves exactly between two tiles. With ``lens_q`` and
-    ``lens_k`` every sequence is drawn like a batch of one and packed behind the one before; batch,
-    seq_q and seq_k do not matter then.
+    leading keys that two kinds of inputs lower or raise, and the size of every key tile of a third:
+    the kernel's B_c, so that the running maximum moves exactly between two tiles. With ``lens_q``
+    and ``lens_k`` every sequence is drawn like a batch of one and packed behind the one before;
+    batch, seq_q and seq_k do not matter then.
     """
 
     kind: str
@@ -270,13 +270,13 @@ def _sequences(spec: InputSpec) -> list[InputSpec]:
 
 def _draw(rng: np.random.Generator, spec: InputSpec) -> Draw:
     """One dense problem's arrays in its dtype; of a packed one the batch dimension is dropped."""
-    # Where there are no queries or no keys there is nothing to arrange between them.
+    # Without queries or keys there are no scores to arrange.
     kind = spec.kind if spec.batch and spec.seq_q and spec.seq_k else "random"
     q, k, v = (array.astype(numpy_dtype(spec.dtype)) for array in _DRAWS[kind](rng, spec))
     return (q, k, v) if spec.lens_q is None else (q[0], k[0], v[0])
 
 
 def draw_sinks(spec: InputSpec) -> np.ndarray:
-    """A logit per head, fp32, about as large as a row's largest: neither takes it all."""
+    """A logit per head, fp32, about as large as a row's largest, so that both get weight."""
     rng = np.random.default_rng([spec.seed, spec.heads])
     return rng.normal(1.0, 2.0, spec.heads).astype(np.float32)

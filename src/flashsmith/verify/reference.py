@@ -1,4 +1,4 @@
-"""What attention should give: in float64, and as the kernel's own precision allows at best."""
+"""The references of attention: in float64, and in the kernel's own precision."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class References:
 
     ``o`` float64, never rounded, q's shape; ``lse`` float64, natural logarithm, and ``row_max``
     float64, the largest scaled and capped score: (batch, heads, seq_q), packed (heads, total_q);
-    ``same_precision`` o as 16-bit arithmetic gives it, in the dtype. ``tainted`` says which of o a
-    kernel may leave NaN or inf though they are finite here: v holds such a value in a key that the
-    row does not see, and that another row's work may load. None where there are none.
+    ``same_precision`` o as 16-bit arithmetic gives it, in the dtype. ``tainted`` marks elements of
+    o that a kernel may return as NaN or inf though they are finite here: v holds such a value in a
+    key that the row does not see, but may load. None where there are none.
     """
 
     o: np.ndarray
@@ -108,7 +108,7 @@ class _Sequence:
         self.dtype, self.heads_q = q.dtype, heads_q
         self.q = engine.xp.moveaxis(q.reshape(self.seq_q, heads_k, heads_q // heads_k, d), 0, 2)
         self.k, self.v = (engine.xp.moveaxis(x, 0, 1)[:, None] for x in (k, v))
-        # Products with 0 hide nothing but NaN and inf, and most problems have neither.
+        # A product with 0 is wrong only for NaN and inf, and most problems have neither.
         self.all_finite = bool(engine.xp.isfinite(engine.cast(v, "float32")).all())
 
     def run(self, sinks: Any) -> Iterator[tuple[slice, Any, Any, Any, Any, Any]]:
@@ -118,7 +118,7 @@ class _Sequence:
             first, end = self.attention.visible_keys(
                 np.arange(block.start, block.stop), self.seq_q, self.seq_k
             )
-            # Keys that no row of the block sees are no part of its products.
+            # Keys that no row of the block sees are left out of its products.
             keys = slice(int(first.min()), int(end.max()))
             seen = None
             if self.attention.masked:
@@ -161,7 +161,8 @@ class _Block:
         if self.seen is None:
             o = weights @ values
         else:
-            # A product takes unseen keys in, and 0 x NaN is NaN: what is not finite apart.
+            # A product includes unseen keys, and 0 x NaN is NaN: handle non-finite values
+            # separately.
             def some(rows: Any, keys: Any) -> Any:
                 rows = engine.cast(rows & self.seen, precision)
                 return rows @ engine.cast(keys, precision) > 0
@@ -175,7 +176,8 @@ class _Block:
         return xp.where(row_max == -math.inf, xp.zeros_like(o), o)
 
     def tainted(self, row_max: Any) -> Any:
-        """Which of o some unseen key of the sequence may spoil: (heads_k, group, rows, d)."""
+        """Elements of o that an unseen key of the sequence may affect: (heads_k, group, rows,
+        d)."""
         engine = self.sequence.engine
         bad = engine.cast(self.sequence.v, "float32")
         bad = engine.cast(~engine.xp.isfinite(bad), "float32")
@@ -222,8 +224,8 @@ def _normalised(engine: Engine, scores: Any, row_max: Any, sinks: Any) -> tuple[
     """exp(scores) over the row's sum, sink included, and that sum's logarithm."""
     xp = engine.xp
     top = row_max if sinks is None else xp.maximum(row_max, sinks)
-    # A row without anything has no maximum to be taken relative to. Scores of +inf, of which one is
-    # as large as another, have no weights: inf - inf is NaN.
+    # A row that sees nothing has no maximum. Scores of +inf, of which one is as large as another,
+    # have no weights: inf - inf is NaN.
     known = xp.isfinite(row_max) | (row_max == math.inf)
     base = xp.where(xp.isfinite(top), top, xp.where(known, row_max, xp.zeros_like(row_max)))
     weights = xp.exp(scores - base)

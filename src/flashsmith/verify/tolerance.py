@@ -1,4 +1,4 @@
-"""The tolerance rule: when an output counts as right, and where it first is not."""
+"""The tolerance rule: when an output is correct, and the first element that is not."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from flashsmith.families import DType, KernelConfig
 from flashsmith.verify.attention_semantics import Lens, offsets
 from flashsmith.verify.reference import References
 
-# An output may err twice as much as a textbook kernel of the same precision, and this much more.
+# An output's error may be twice that of a textbook kernel of the same precision, plus this.
 MAX_ERROR_FACTOR = 2.0
 MAX_ERROR_SLACK = 1e-5
 RELATIVE_L2_BOUND = {DType.FP16: 1e-3, DType.BF16: 5e-3}
-# Close to 0 neighbours lie this far apart, and no output can be told from the next one: where a
-# sink takes nearly all of a row's weight, rounding alone is many times RELATIVE_L2_BOUND.
+# The distance of neighbouring numbers close to 0. Where a sink takes nearly all of a row's weight,
+# outputs are so small that rounding alone is many times RELATIVE_L2_BOUND.
 SMALLEST_STEP = {DType.FP16: 2.0**-24, DType.BF16: 2.0**-133}
 # The norm of an all but zero reference is taken as if its elements were this large.
 L2_FLOOR = 1e-6
 LSE_ABSOLUTE = 1e-3
 LSE_RELATIVE = 1e-6
-# Fewer outputs than this make the maximum error a matter of luck.
+# With fewer outputs than this the maximum error is mostly chance.
 MIN_OUTPUTS = 4096
 
 
@@ -81,8 +81,8 @@ class Element:
 
 @dataclass(frozen=True)
 class Expected:
-    """What is right, by the outputs' names: ``exact`` in float64, never rounded, and ``rounded``
-    as a plain implementation gives it that rounds where a kernel must."""
+    """The expected outputs by name: ``exact`` in float64, never rounded, and ``rounded`` as a plain
+    implementation computes them that rounds where a kernel must."""
 
     exact: Mapping[str, np.ndarray]
     rounded: Mapping[str, np.ndarray]
@@ -97,7 +97,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An output set against its references. ``reasons`` is empty when it is right."""
+    """An output compared with its references. ``reasons`` is empty when it is correct."""
 
     reasons: tuple[str, ...]
     max_error: float
@@ -149,7 +149,7 @@ def _relative_l2(error: np.ndarray, reference: np.ndarray) -> float:
 
 
 class _Judge:
-    """Where elements of one problem's outputs stand."""
+    """Locates elements of one problem's outputs."""
 
     def __init__(self, cfg: KernelConfig, lens_q: Lens | None) -> None:
         self.rows, _ = cfg.family.loop_tiles(cfg) or (1, 1)
@@ -197,8 +197,8 @@ def compare(
     lens_q: Lens | None = None,
 ) -> Comparison:
     """Judges o (batch, seq_q, heads, d) and, unless None, the LSE and the row maximum, (batch,
-    heads, seq_q); with lens_q packed: (total, heads, d) and (heads, total). For a kernel of which
-    only the dtype is known, somebody else's, no mismatch is located.
+    heads, seq_q); with lens_q packed: (total, heads, d) and (heads, total). For other libraries'
+    kernels, of which only the dtype is known, no mismatch is located.
 
     Rule: NaN and inf stand where the float64 reference has them, or, NaN in place of inf say, as
     the same-precision one has them (where a weight rounds to 0 and v is inf, or o is beyond the
@@ -290,8 +290,8 @@ def compare_tensors(
 
 
 class _Judged(NamedTuple):
-    """One output: ``wrong`` marks the elements that break the rule or, where only all of them
-    together do, how far each is off."""
+    """One output: ``wrong`` marks the elements that break the rule or, where only a norm breaks it,
+    holds each element's error."""
 
     reasons: tuple[str, ...]
     wrong: np.ndarray
@@ -302,7 +302,7 @@ class _Judged(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """The largest error as a share of what is allowed."""
+        """The largest error as a share of the bound."""
         return self.max_error / self.bound if self.bound else self.max_error
 
 

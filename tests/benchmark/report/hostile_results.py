@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ladders import TIMED
+from ablations import TIMED
 from sample_rows import HOSTILE, PROFILED, ROOFLINE, bench_rows, search_rows, wrong_row
 
 from flashsmith.benchmark.ncu import write_profile
@@ -52,7 +52,7 @@ def good_files() -> dict[str, str]:
     return {
         "rows.csv": tables.getvalue(),
         "rows.json": json.dumps(rows_as_json(rows)),
-        "ladder.json": json.dumps(TIMED.to_json()),
+        "ablation.json": json.dumps(TIMED.to_json()),
         "roofline.json": json.dumps({**ROOFLINE.to_json(), "environment": asdict(PROFILED)}),
         "run.json": json.dumps(run),
         "profile.csv": profile.getvalue(),

@@ -12,14 +12,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from ablations import TIMED
 from hostile_results import ESCAPE, HOSTILE, MATH, damaged, good_files
-from ladders import TIMED
 from sample_rows import ROOFLINE, bench_rows, row, search_rows
 from test_page import Reader
 
-from flashsmith.benchmark.charts import LIGHT, png_bytes
 from flashsmith.benchmark.measurement_files import GrowingFile
-from flashsmith.benchmark.progression_plot import draw_ablation
+from flashsmith.benchmark.progression_plot import draw_ablation, save_picture
 from flashsmith.benchmark.report import make_page, read_results, write_page
 from flashsmith.benchmark.report.page import LIMITS
 from flashsmith.benchmark.report.results import Results
@@ -130,13 +129,13 @@ def test_any_name_can_be_shown(name: str) -> None:
     "name",
     ["x" * 3000, ESCAPE + MATH, *(pytest.param(name, marks=pytest.mark.full) for name in NAMES)],
 )
-def test_any_name_can_be_drawn_with_matplotlib(name: str) -> None:
+def test_any_name_can_be_drawn_with_matplotlib(name: str, tmp_path: Path) -> None:
     """As text, not as a formula."""
     steps = tuple(replace(step, config=name) for step in TIMED.steps)
     ablation = replace(TIMED, peer=name, counted=name, device=name, steps=steps)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert png_bytes(draw_ablation(ablation, LIGHT)).startswith(b"\x89PNG")
+        save_picture(draw_ablation(ablation), tmp_path / "ablation.png")
 
 
 def test_a_long_name_is_a_files_name(tmp_path: Path) -> None:
@@ -157,9 +156,10 @@ def test_figures_of_any_size_are_drawn() -> None:
 
 
 def test_more_than_can_be_shown_is_left_out_and_said() -> None:
-    rows = [row("ours", 1024, 300.0, d=8 * n) for n in range(1, 141)]
+    rows = [row(name, 1024, 300.0, d=8 * n) for n in range(1, 141) for name in ("ours", "fa2")]
     page = make_page(Results(rows=tuple(rows)))
-    assert len(page.charts) == LIMITS["charts"]
+    assert len(page.charts) == 1 + LIMITS["charts"]
+    assert "110 more rows are in the table." in page.html
     assert "40 more charts are left out." in page.html
     peers = [row(f"peer {n}", 1024, 100.0 + n, kind="peer") for n in range(20)]
     page = make_page(Results(rows=(row(), *peers)))
@@ -219,8 +219,8 @@ def test_a_failure_whose_time_is_no_figure_is_shown(tmp_path: Path) -> None:
         ("rows.json", ('"note": ""', '"note": {}'), r", row 1: note=\{\} is no str"),
         ("rows.json", ("1024", "1" * 5000), r": cannot be read: it has a number of 5,000"),
         ("rows.json", ('"ours"', r'"\ud800"'), r": cannot be read: a text in it has a lone"),
-        ("ladder.json", ('"registers": 170', '"registers": "1"'), r": step 1 .*registers='1'"),
-        ("ladder.json", ('"ms": 39.0', '"ms": 0'), r": step 1 .*: ms is 0, not finite"),
+        ("ablation.json", ('"registers": 170', '"registers": "1"'), r": step 1 .*registers='1'"),
+        ("ablation.json", ('"ms": 39.0', '"ms": 0'), r": step 1 .*: ms is 0, not finite"),
         ("roofline.json", ('"rate": 500.0', '"rate": "nan"'), r": .*ceiling 2: rate is nan"),
         ("run.json", ('"kernels": [', '"kernels": [3, '), r": kernel 1: "),
         ("profile.csv", ("812.5", "inf"), r", row 1: duration_us='inf' is no float"),

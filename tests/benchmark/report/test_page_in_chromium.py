@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ablations import TIMED
 from chromium import Chromium, find_chromium
-from ladders import TIMED
 from sample_rows import PROFILED, ROOFLINE, bench_rows, elsewhere, search_rows, wrong_row
 
 from flashsmith.benchmark.report import make_page, write_page

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from ladders import LADDER, PLAIN, SWIZZLED, TIMED, timed_step
+from ablations import ABLATION, PLAIN, SWIZZLED, TIMED, timed_step
 
 from flashsmith.benchmark import run as run_module
 from flashsmith.benchmark.progress import Narrator
@@ -93,15 +93,15 @@ def test_two_short_forms_compared(before: str, after: str, words: str) -> None:
 
 
 def test_steps_are_named_by_what_is_new() -> None:
-    assert step_names(LADDER) == [PLAIN.config, "+ swizzled"]
-    assert step_names(replace(LADDER, steps=(PLAIN, PLAIN)))[1] == PLAIN.config
-    assert step_names(replace(LADDER, steps=())) == []
+    assert step_names(ABLATION) == [PLAIN.config, "+ swizzled"]
+    assert step_names(replace(ABLATION, steps=(PLAIN, PLAIN)))[1] == PLAIN.config
+    assert step_names(replace(ABLATION, steps=())) == []
 
 
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ladder", [LADDER, TIMED])
+@pytest.mark.parametrize("ladder", [ABLATION, TIMED])
 def test_json_reads_back_as_it_was(ladder: Ablation) -> None:
     assert Ablation.from_json(json.loads(json.dumps(ladder.to_json()))) == ladder
 
@@ -140,7 +140,7 @@ def test_a_broken_ladder_is_refused_with_the_place(data: dict, named: str) -> No
 
 
 def test_the_table_without_times_says_so_and_has_no_column_of_them() -> None:
-    text = printed(LADDER)
+    text = printed(ABLATION)
     assert "note:    no times" in text
     assert "TFLOP/s" not in text
     assert "ldmatrix x8" in text
@@ -163,7 +163,7 @@ def test_times_without_a_peer_have_no_share() -> None:
 
 
 def test_a_wrong_step_is_a_failure_with_its_reason() -> None:
-    ladder = replace(LADDER, steps=(PLAIN, replace(SWIZZLED, problems=("o[3] is NaN",))))
+    ladder = replace(ABLATION, steps=(PLAIN, replace(SWIZZLED, problems=("o[3] is NaN",))))
     assert not ladder.ok
     assert "| FAIL " in printed(ladder)
     assert "o[3] is NaN" in printed(ladder)
@@ -211,7 +211,7 @@ def test_a_kernel_that_hangs_is_a_step_with_a_problem(monkeypatch) -> None:
     def prove(cfg, problem, **options):
         raise EmulatorError("deadlock")
 
-    monkeypatch.setattr(run_module, "prove_problem", prove)
+    monkeypatch.setattr(run_module, "prove", prove)
     step, _ = up().steps
     assert step.instructions is None
     assert "deadlock" in step.problems[0]
@@ -231,7 +231,7 @@ def test_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) -> None:
         asked.append(problem.seq_q)
         raise EmulatorError("not today")
 
-    monkeypatch.setattr(run_module, "prove_problem", prove)
+    monkeypatch.setattr(run_module, "prove", prove)
     wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
     ladder = up(configs=[CONFIGS[1], wide])
     assert asked == [256, 384]
@@ -248,7 +248,7 @@ def test_instructions_of_two_lengths_are_not_compared() -> None:
 
 
 def test_a_ladder_of_before_there_were_several_lengths_is_read() -> None:
-    data = json.loads(json.dumps(LADDER.to_json()))
+    data = json.loads(json.dumps(ABLATION.to_json()))
     for step in data["steps"]:
         del step["counted_seq"]
     assert Ablation.from_json(data).steps[0].counted_seq == 0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ladders import TIMED
+from ablations import TIMED
 from sample_rows import PROFILED, ROOFLINE, bench_rows
 
 from flashsmith.benchmark.ncu import write_profile
@@ -48,7 +48,7 @@ def test_rows_of_a_benchmark(tmp_path: Path, ending: str) -> None:
     assert [(s.path, s.what, s.count) for s in results.sources] == [(path, "benchmark rows", 24)]
 
 
-def test_a_ladder(tmp_path: Path) -> None:
+def test_an_ablation(tmp_path: Path) -> None:
     assert read(written(tmp_path / "l.json", TIMED.to_json())).ablations == (TIMED,)
 
 
@@ -65,8 +65,8 @@ def test_profiled_kernels(tmp_path: Path) -> None:
 def test_several_files_are_one_result(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.csv", bench_rows()[:3])
     write_rows(tmp_path / "b.json", bench_rows()[3:])
-    ladder = written(tmp_path / "l.json", TIMED.to_json())
-    results = read(tmp_path / "a.csv", ladder, tmp_path / "b.json")
+    ablation = written(tmp_path / "l.json", TIMED.to_json())
+    results = read(tmp_path / "a.csv", ablation, tmp_path / "b.json")
     assert results.rows == tuple(bench_rows())
     assert [source.path.name for source in results.sources] == ["a.csv", "l.json", "b.json"]
 

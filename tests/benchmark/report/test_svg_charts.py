@@ -111,7 +111,7 @@ def test_one_outlier_does_not_stretch_a_range(values, expected) -> None:
 def test_lines_are_labelled_at_their_ends_and_apart() -> None:
     chart = lines()
     assert labels(chart) == [
-        "flashsmith 367", "best of 80 369", "fa2 346", "cudnn 594", "flex 348 at 4096",
+        "367 flashsmith", "369 best of 80", "346 fa2", "594 cudnn", "348 flex at 4096",
     ]  # fmt: skip
     check_layout(chart)
     drawn = of_class(chart, "line")
@@ -150,13 +150,12 @@ def test_an_implementation_has_its_colour_in_every_chart() -> None:
     assert len({colour(SERIES[:4], one.name) for one in SERIES[1:4]}) == 3
 
 
-def test_a_single_length_is_drawn_as_bars() -> None:
+def test_a_single_length_is_drawn_as_points_that_say_what_they_are() -> None:
     chart = lines([replace(one, rates=one.rates[:1]) for one in SERIES], LENGTHS[:1])
-    widths = [float(bar.attributes["width"]) for bar in of_class(chart, "bar")]
-    assert [width / widths[0] for width in widths] == pytest.approx(
-        [1.0, 341 / 340, 321 / 340, 551 / 340], abs=0.01
-    )
-    assert of_class(chart, "bar")[3].tip == "551.0  cudnn"
+    assert labels(chart) == ["340 flashsmith", "341 best of 80", "321 fa2", "551 cudnn"]
+    assert len({points(line)[0][0] for line in of_class(chart, "line")}) == 1
+    (hit,) = of_class(chart, "hit")
+    assert hit.tip.startswith("length 1024, batch 16\n551  cudnn")
     check_layout(chart)
 
 
@@ -203,7 +202,7 @@ def test_a_ratio_far_beyond_the_others_is_at_the_edge_and_marked() -> None:
 @pytest.mark.parametrize("dram", [4.5, None])
 def test_kernels_lie_below_named_ceilings(dram) -> None:
     chart = roofline("H200", dram, CEILINGS, TRACES, "", {})
-    assert labels(chart) == ["mma registers 617", "mma shared 610", "full 360", "causal 338"]
+    assert labels(chart) == ["617 mma registers", "610 mma shared", "360 full", "338 causal"]
     assert ("DRAM 4.50 TB/s" in [shape.text for shape in chart.shapes]) == bool(dram)
     assert [shape.tip for shape in of_class(chart, "mark")] == ["first", "second", "third"]
     check_layout(chart)

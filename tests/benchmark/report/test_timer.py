@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ladders import PLAIN, SWIZZLED
+from ablations import PLAIN, SWIZZLED
 from sample_rows import ENVIRONMENT, row
 
 from flashsmith.benchmark import progression as timer_module

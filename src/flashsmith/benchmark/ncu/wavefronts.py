@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import EmulatorError
-from flashsmith.families import Problem
+from flashsmith.families import Problem, Semantics
 from flashsmith.verify import prove
 
 
@@ -27,7 +27,7 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
     its CTAs.
     """
     windowed = problem.semantics.mask == "window"
-    if not cfg.family.steps_are_alike or problem.semantics.packed or windowed:
+    if not cfg.family.equal_steps or problem.semantics.packed or windowed:
         return None
     try:
         first, step = _of_a_cta(cfg, problem.semantics.mask == "causal", arch)
@@ -70,9 +70,9 @@ def _count(cfg: Any, n_tiles: int, causal: bool, arch: int) -> WavefrontCount:
     rows, keys = cfg.family.loop_tiles(cfg)
     conflicts = BankConflicts()
     # Masks are aligned to the bottom right: so many keys are seen by the last row, masked or not.
-    verdict = prove(
-        cfg, seq=rows, seq_k=n_tiles * keys, causal=causal, arch=arch, observers=[conflicts]
-    )
+    semantics = Semantics("causal" if causal else "none")
+    problem = Problem(1, rows, n_tiles * keys, 1, 1, cfg.d_head, cfg.dtype, semantics)
+    verdict = prove(cfg, problem, arch=arch, observers=[conflicts])
     ctas = verdict.problem.batch * verdict.problem.heads_q
     counted = conflicts.by_kind.values()
     return WavefrontCount(

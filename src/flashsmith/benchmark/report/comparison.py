@@ -205,7 +205,7 @@ def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
         if len(set(longer.values())) > len(set(told.values())):
             told = longer
     return {
-        setting: ", ".join(filter(None, words)) or ("not named" if words else "")
+        setting: ", ".join(filter(None, words)) or ("environment not named" if words else "")
         for setting, words in told.items()
     }
 

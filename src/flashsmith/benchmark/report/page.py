@@ -23,6 +23,7 @@ from flashsmith.benchmark.report.results import Results
 from flashsmith.benchmark.report.roofline_points import roofline_points
 from flashsmith.benchmark.report.svg_charts import WIDTH
 from flashsmith.builder.safe_files import no_follow
+from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.printable import printable
 
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
 LIMITS = {
     "charts": 100,
     "table_rows": 1500,
-    "compared_peers": 3,
     "peers": MOST_PEERS,
     "heat_maps": config_space.MOST_MAPS,
     "named": 10,
 }
+# Peers of the overview.
+_COMPARED_PEERS = 3
 # Of a file's name.
 _MOST_CHARACTERS = 100
 
@@ -61,11 +63,12 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
     newest = next(iter(found.versions), "")
     latest = [point for point in points if point.row.revision == newest]
     peers = comparison.peer_order(name for point in points for name in point.peers)
-    compared = [peer for peer in peers if comparison.ratios(latest, peer)]
-    kinds = comparison.by_kind(comparison.last_measured(points))
-    ratio = ratio_chart(kinds, compared[: LIMITS["compared_peers"]])
+    compared = [peer for peer in peers if comparison.ratios(latest, peer)][:_COMPARED_PEERS]
+    last = comparison.last_measured(points)
+    kinds = comparison.by_kind(last)
+    ratio = ratio_chart(kinds, compared)
     throughput = list(throughput_charts(groups))
-    rooflines, placed = roofline_points(groups, found.rooflines)
+    rooflines, placed = roofline_points(comparison.make_groups(last), found.rooflines)
     searched = config_space.make_searched(found.rows)
     context = {
         "title": title,
@@ -75,7 +78,7 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
         "latest": latest,
         "kinds": kinds,
         "peers": peers,
-        "compared": compared[: LIMITS["compared_peers"]],
+        "compared": compared,
         "ratio_chart": ratio,
         "throughput": throughput,
         "settings": comparison.setting_words([results.setting_of(p.row) for p in points]),
@@ -89,7 +92,8 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
         "unknown_gpus": sorted({row.gpu for row in found.rows if row.gpu}
                                - {one.gpu for one in found.rooflines}),
     }  # fmt: skip
-    drawn = [chart for chart in (ratio, *throughput[: LIMITS["charts"]], *rooflines) if chart]
+    most = LIMITS["charts"]
+    drawn = [chart for chart in (ratio, *throughput[:most], *rooflines[:most]) if chart]
     svg = templates.get_template("chart.svg")
     charts = {
         f"{number:03}-{_slug(chart.title)}.svg": svg.render(chart=chart)
@@ -137,6 +141,7 @@ def page_templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["figure"] = lambda value, digits=0: f"{value:,.{digits}f}"
+    made.filters["counted"] = counted
     made.filters["number"] = lambda number: f"{number:.6g}"
     made.globals |= {
         "limits": LIMITS,

@@ -7,7 +7,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.measurement_files import MOST_BYTES, read_csv, read_rows
 from flashsmith.benchmark.ncu import read_profile
 from flashsmith.benchmark.progression import KIND, Ablation
-from flashsmith.benchmark.report import old_formats
+from flashsmith.benchmark.report import converted_rows
 from flashsmith.benchmark.report.results import PASSED_OVER, Results, Source
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.benchmark.roofline.roofline_table import parse_roofline
@@ -50,43 +50,41 @@ def read_results(paths: Sequence[Path]) -> Results:
     Raises ArgumentError when a file is missing or damaged, or none is of a known kind; the message
     names the file, and the line or row where there is one.
     """
-    results, unknown = Results(), list[_NoResult]()
+    results, unknown, seen = Results(), list[_NoResult](), set[str]()
     for path in paths:
         try:
             found = _read(path)
         except _NoResult as error:
             unknown.append(error)
-            found = Results(
-                sources=(Source(path, f"{PASSED_OVER}: not a result of flashsmith", 0),)
-            )
-        results = _joined(results, found)
+            what = f"{PASSED_OVER}: not a result of flashsmith"
+            found = Results(sources=(Source(path, what, 0),))
+        found = _without(found, seen)
+        parts = {one.name: getattr(results, one.name) + getattr(found, one.name) for one in _PARTS}
+        results = Results(**parts)
     if unknown and len(unknown) == len(paths):
         raise unknown[0]
     return results
 
 
-def _joined(one: Results, other: Results) -> Results:
-    """Both; of rows that an earlier file has too, as the CSV and the JSON of one run, only that
-    file's."""
-    other, dropped = _without(other, one)
-    if dropped:
-        (source,) = other.sources
-        what = f"{source.what}, {dropped:,} of them in files before it"
-        other = replace(other, sources=(replace(source, what=what),))
-    parts = {name: getattr(one, name) + getattr(other, name) for name in vars(one)}
-    return Results(**parts)
+_PARTS = fields(Results)
 
 
-def _without(results: Results, known: Results) -> tuple[Results, int]:
+def _without(results: Results, seen: set[str]) -> Results:
+    """The results without the rows that an earlier file has, as the CSV and the JSON of one run do;
+    `seen` are those rows, and becomes these too."""
     left: dict[str, Any] = {}
     dropped = 0
     for name in ("rows", "profiles"):
         # Not by ==, for which a NaN is another each time.
-        there = set(map(repr, getattr(known, name)))
-        found = getattr(results, name)
-        left[name] = tuple(row for row in found if repr(row) not in there)
-        dropped += len(found) - len(left[name])
-    return replace(results, **left), dropped
+        texts = [(repr(row), row) for row in getattr(results, name)]
+        left[name] = tuple(row for text, row in texts if text not in seen)
+        dropped += len(texts) - len(left[name])
+        seen.update(text for text, _ in texts)
+    if not dropped:
+        return results
+    (source,) = results.sources
+    what = f"{source.what}, {dropped:,} of them in files before it"
+    return replace(results, **left, sources=(replace(source, what=what),))
 
 
 def _read(path: Path) -> Results:
@@ -170,8 +168,8 @@ def _read_csv(path: Path) -> Results:
     columns, _ = read_csv(path)
     if set(columns) >= _ROW_COLUMNS:
         return _read_rows(path)
-    if set(columns) >= old_formats.SPEED_COLUMNS:
-        return _rows(path, "rows of semantics-speed.csv", old_formats.read_speed(path))
+    if set(columns) >= converted_rows.SPEED_COLUMNS:
+        return _rows(path, "rows of semantics-speed.csv", converted_rows.read_speed(path))
     if set(columns) >= _PROFILE_COLUMNS:
         return _read_profile(path)
     shown = quoted(", ".join(columns), 120)[1:-1] or "(none)"
@@ -221,7 +219,7 @@ def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
         what = f"a table of winners, which is no measurement: {PASSED_OVER}"
         return Results(sources=(Source(path, what, 0),))
     if "kernels" in value and "backend" in value:
-        return _rows(path, "kernels of 'flashsmith run'", old_formats.rows_of_run(value))
+        return _rows(path, "kernels of 'flashsmith run'", converted_rows.rows_of_run(value))
     return None
 
 

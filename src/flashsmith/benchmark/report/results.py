@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,12 +52,12 @@ class Results:
     rooflines: tuple[Roofline, ...] = ()
     sources: tuple[Source, ...] = ()
 
-    @property
+    @cached_property
     def compared(self) -> tuple[Measurement, ...]:
         """Rows of implementations beside each other; not those of a search."""
         return tuple(row for row in self.rows if not of_search(row))
 
-    @property
+    @cached_property
     def versions(self) -> dict[str, str]:
         """The revisions whose kernels are compared, the one measured last first, and the time of
         each one's last row. Rows that name no revision are of one, ''."""
@@ -65,7 +66,7 @@ class Results:
             last[row.revision] = max(last.get(row.revision, ""), row.time)
         return dict(sorted(last.items(), key=lambda item: item[1], reverse=True))
 
-    @property
+    @cached_property
     def environments(self) -> tuple[dict[str, Any], ...]:
         """Every environment of the rows and of the ablations that were timed, once."""
         found = [setting_of(row).environment for row in self.rows]

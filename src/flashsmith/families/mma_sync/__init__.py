@@ -36,13 +36,14 @@ class MmaSyncFamily(Family):
     )
     space_key = "space"
     has_cost_model = True
-    steps_are_alike = True
+    equal_steps = True
     sets: ClassVar[Mapping[str, ConfigSet]] = {
         "prog": ConfigSet(
-            "the ladder: seven steps, one optimisation each", sets.get_kernel_progression_configs
+            "the progression: seven steps, one optimisation each",
+            sets.get_kernel_progression_configs,
         ),
         "prog-all": ConfigSet(
-            "the ladder at every block size and warp count",
+            "the progression at every block size and warp count",
             partial(sets.get_kernel_progression_configs, all_block_sizes=True),
         ),
         "tune": ConfigSet(

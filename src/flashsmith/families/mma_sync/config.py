@@ -166,9 +166,9 @@ class FlashForwardKernelConfig(ForwardConfig):
         word="ping_pong",
         default=False,
         effect=lambda cfg: (
-            "two halves of the warps take turns at P V, half a K/V block apart"
+            "two halves of the warps alternate at the PV GEMM, half a K/V block apart"
             if cfg.ping_pong
-            else "warps run as the schedulers have it"
+            else "warps run in the order of the hardware's schedulers"
         ),
         where="TakingTurns",
     )
@@ -192,12 +192,12 @@ class FlashForwardKernelConfig(ForwardConfig):
         effect=lambda cfg: (
             "masked blocks run code of their own, which skips what a warp sees nothing of"
             if cfg.trim_masks
-            else "every block asks whether it needs its mask"
+            else "every block tests whether it needs its mask"
         ),
         where="ForwardBlock::sees",
     )
     l2_group_mib: int = knob(
-        "MiB of K and V whose heads run side by side; 0: a head's",
+        "MiB of K and V of the heads grouped for L2; 0: no grouping",
         values=(0, 16, 32),
         word="l2",
         default=0,

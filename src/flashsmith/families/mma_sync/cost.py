@@ -1,9 +1,9 @@
-"""The mma.sync family: what one step of a CTA's loop takes of an SM.
+"""The mma.sync family's cost model: the time of one step of a CTA's loop on an SM.
 
 A step multiplies B_r rows with B_c keys, twice. Five parts of the SM work on it side by side: the
 tensor cores, shared memory, the exp2 units, the issue slots and the way to L2. The busiest bounds
-the throughput of all resident warps; one warp's own chain (load, product, softmax, product) bounds
-how soon it is done. Neither bound is sharp, so they are joined by a norm of the fourth power.
+the throughput of all resident warps; one warp's own chain (load, GEMM, softmax, GEMM) bounds its
+latency. Neither bound is sharp, so they are joined by a norm of the fourth power.
 
 The constants without a data sheet behind them (_PER_SCORE and below) are fitted to 173 timings of
 an H200, benchmarks/h200/factory-run-*.json.
@@ -31,7 +31,7 @@ _CHUNK = 16
 _PER_SCORE, _SCALING, _PER_PRODUCT, _PER_STEP = 9.0, 1.0, 2.0, 180.0
 # A 16-byte chunk that goes through registers instead of cp.async, with its wait.
 _PER_SYNC_CHUNK = 55.0
-# Of a warp's own chain: how much of it the hardware does not overlap by itself.
+# The share of a warp's own dependency chain that the hardware does not overlap.
 _PRODUCTS_ALONE, _SOFTMAX_ALONE = 0.8, 0.55
 # Barriers and copies that were waited for: eager ones ran under a product.
 _EAGER_LATENCY, _LATENCY = 550.0, 1550.0
@@ -96,7 +96,8 @@ def _step_cycles(
 
 
 def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool = True) -> float:
-    """What one warp reads from shared memory in a step, bank conflicts counted as more bytes."""
+    """Bytes that one warp reads from shared memory in a step; bank conflicts count as more
+    bytes."""
     read = float(tile_bytes)
     if cfg.Q_mma_load_K_tiles:
         read += cfg.rows_per_warp * cfg.d_head * cfg.dtype.element_size
@@ -107,17 +108,17 @@ def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool 
 # --- what a kernel takes of an SM, before it is built --------------------------------------------
 
 MAX_REGISTERS = 255
-# Over the estimate by this much a kernel still compiles without spilling to speak of.
+# A kernel still compiles with next to no spills when the estimate is above 255 by this much.
 _SLACK = 28
 
 
 def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
-    """Registers per thread that the kernel would like to have; above 255 it spills.
+    """Registers per thread that the kernel needs; above 255 it spills.
 
-    The fp32 accumulators of O and S with what is kept beside them, and Q's fragments where all of
-    them stay. Fitted to 498 kernels of all head dimensions and semantics as ptxas built them for
-    sm_80 and sm_90: 10 registers root mean square, 34 at most; every kernel that spills more than
-    16 bytes is estimated above 255.
+    The fp32 accumulators of O and S with their row statistics and addresses, and Q's fragments
+    where they stay in registers. Fitted to 498 kernels of all head dimensions and semantics as
+    ptxas built them for sm_80 and sm_90: 10 registers root mean square, 34 at most; every kernel
+    that spills more than 16 bytes is estimated above 255.
     """
     of_a_lane = cfg.rows_per_warp / THREADS_PER_WARP
     registers = 25 + 6.5 * cfg.rows_per_warp / 16
@@ -128,7 +129,7 @@ def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
 
 
 def estimated_spill_bytes(cfg: FlashForwardKernelConfig) -> float:
-    """Bytes per thread that the kernel keeps in memory for want of registers."""
+    """Bytes per thread that the kernel spills."""
     return 12.0 * max(0.0, estimated_registers(cfg) - MAX_REGISTERS - _SLACK)
 
 
@@ -147,8 +148,8 @@ def resident_ctas(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: 
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# What everything but the products costs, in products: over the 80 configs of tune a kernel took
-# 0.25 s + 1.4 ms for each.
+# The cost of everything but the MMAs, in MMAs: over the 80 configs of tune a kernel took 0.25 s +
+# 1.4 ms for each.
 _FIXED_COST = 180.0
 
 

@@ -1,4 +1,4 @@
-"""What a kernel of the mma.sync family does, in words and figures: for `flashsmith explain`."""
+"""Descriptions of a kernel of the mma.sync family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 
 Effect = Callable[[Any], str]
 
-# What the emulator's observer calls an access, by what the kernels use it for.
+# The emulator's kinds of access, by what the kernels use them for.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": ("ldmatrix",),
     "copy st": ("cp.async", "st.shared.16B"),
@@ -49,7 +49,7 @@ def loads(operand: str, depth: str, unit: str) -> Effect:
         if count == 0 and operand == "Q":
             return "all of Q's fragments are loaded once and stay in registers for the whole loop"
         if count == 0:
-            return f"all of {operand}'s fragments are in registers before the product begins"
+            return f"all of {operand}'s fragments are in registers before the GEMM begins"
         total = getattr(cfg, depth)
         part = f"{8 * count} of {total} {unit}"
         return f"{operand}'s fragments come {count} K-tiles ({part}) at a time"
@@ -68,7 +68,8 @@ def buffer(cfg: Any) -> str:
 def ring(cfg: Any) -> str:
     if cfg.kv_stages == 0:
         return (
-            "one K and one V tile, each filled once its last product is over; two barriers a block"
+            "one K and one V tile, each filled once the last GEMM on it has finished; two barriers "
+            "a block"
         )
     ahead = cfg.kv_stages - (2 if cfg.ping_pong else 1)
     return f"a ring of {cfg.kv_stages} K/V tiles, filled {ahead} ahead; one barrier a block"
@@ -76,16 +77,16 @@ def ring(cfg: Any) -> str:
 
 def group(cfg: Any) -> str:
     if cfg.l2_group_mib == 0:
-        return "a head's blocks run side by side"
-    return f"heads whose K and V take {cfg.l2_group_mib} MiB share the GPU, block by block"
+        return "no head grouping: the blocks of one head run together"
+    return f"head grouping: heads whose K and V take {cfg.l2_group_mib} MiB run block by block"
 
 
 def eager(cfg: Any) -> str:
     if not cfg.eager_load_blocks:
-        return "a tile's copy is issued where the tile is wanted, and waited for at once"
+        return "a tile's copy is issued where the tile is needed, and waited for at once"
     if not cfg.async_copy:
         return "the next tile is copied as soon as its buffer is free, by ordinary loads"
-    return "the next tile's copy is issued as soon as its buffer is free, under the other product"
+    return "the next tile's copy is issued as soon as its buffer is free, under the other GEMM"
 
 
 def swizzle(cfg: Any) -> str:

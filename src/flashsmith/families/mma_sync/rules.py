@@ -15,9 +15,10 @@ from flashsmith.families.rule import Rule, supported
 
 MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
 MAX_THREADS_PER_CTA = 1024
-# With 32 rows a warp, O alone takes d_head registers a thread; 192 leave too few for the rest.
+# With 32 rows a warp, O alone takes d_head registers a thread; 192 would leave too few for the
+# rest.
 MAX_D_HEAD_OF_32_ROWS = 128
-# What a thread needs beside O, at the very least: scores, fragments and addresses.
+# The least that a thread needs beside O: scores, fragments and addresses.
 MIN_REGISTERS_BESIDE_O = 48
 # An SM has four schedulers; half of the warps must put one on each.
 WARPS_PER_HALF = 4
@@ -69,13 +70,13 @@ RULES: tuple[Rule, ...] = (
     _supported("n_warps"),
     Rule(
         "d_head_in_mma_steps",
-        "d_head must be a multiple of 16: the product of Q and K takes 16 columns a step",
+        "d_head must be a multiple of 16: a QK GEMM takes 16 columns a step",
         lambda cfg, device: cfg.d_head % MMA_ROWS == 0,
         ("d_head",),
     ),
     Rule(
         "B_c_in_mma_steps",
-        "B_c must be a multiple of 16: the product of P and V takes 16 keys a step",
+        "B_c must be a multiple of 16: a PV GEMM takes 16 keys a step",
         lambda cfg, device: cfg.B_c % MMA_ROWS == 0,
         ("B_c",),
     ),

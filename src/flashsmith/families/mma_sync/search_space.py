@@ -1,9 +1,9 @@
-"""The space that `flashsmith tune` searches of the mma.sync family: a product of knobs, the
-neighbours of what did well in it, and what is not worth a try.
+"""The search space of `flashsmith tune` for the mma.sync family: a product of knobs, the neighbours
+of the fastest configs in it, and a filter of configs not worth measuring.
 
 The product is wider than 'tune' in every direction: every head dimension, 8 warps, long key tiles.
-It cannot hold every knob: each doubles it. A new knob joins the search as a line of MOVES, and is
-then tried on every problem's best.
+It cannot contain every knob: each doubles it. A new knob joins the search as a line of MOVES, and
+is then tried on every problem's best.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def held_registers(cfg: FlashForwardKernelConfig) -> int:
 
 
 def worth_searching(cfg: FlashForwardKernelConfig) -> bool:
-    """Whether a legal config may win on some device; narrower than legality, and apart from it."""
+    """Whether a legal config may be the fastest on some device."""
     return held_registers(cfg) <= _MAX_HELD_REGISTERS
 
 

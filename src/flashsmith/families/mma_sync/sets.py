@@ -33,7 +33,7 @@ _TUNE_SPACE: dict[str, tuple[int, ...]] = {
 
 
 def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:
-    """Whether a config is worth an autotuner's time. Narrower than legality, and apart from it."""
+    """Whether a config is worth an autotuner's time; a narrower question than legality."""
     if cfg.eager_load_blocks and not cfg.async_copy:
         return False
     if cfg.Q_mma_load_K_tiles not in (0, cfg.K_mma_load_K_tiles):
@@ -115,8 +115,8 @@ def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKern
 
 # --- what the grid of proofs runs ----------------------------------------------------------------
 
-# Between them both softmaxes, both copies, both layouts, 16 and 32 rows a warp, tiles of every
-# size, the ring of K and V, halves that take turns, lazy rescaling.
+# Together they cover both softmaxes, both kinds of copy, both layouts, 16 and 32 rows a warp, tiles
+# of every size, the ring of K and V, ping-pong and lazy rescaling.
 _PROOF_CONFIGS = (
     "({dtype}, {d_head}, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
     "({dtype}, {d_head}, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+stages_3"

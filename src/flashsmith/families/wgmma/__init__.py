@@ -24,7 +24,8 @@ class WgmmaFamily(Family):
     config_class = HopperForwardKernelConfig
     title = "wgmma"
     rules = rules.HOPPER_RULES
-    # Shared memory before registers: a device that is too small for any tile is then left at once.
+    # Shared memory before registers: the search then leaves a device that is too small for any tile
+    # at once.
     settled_first = (
         "dtype", "d_head", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O",
         "ctas_per_sm", "overlap", "consumer_registers", "producer_registers",
@@ -49,7 +50,7 @@ class WgmmaFamily(Family):
     target_suffix = "a"
     needs_tma = True
     persistent = True
-    # Such a kernel computes the right thing at a fraction of its speed.
+    # Such a kernel computes correct results at a fraction of its speed.
     must_not_spill = True
     space_key = "hopper"
     has_cost_model = True
@@ -112,7 +113,7 @@ class WgmmaFamily(Family):
         return cost.tile_work(cfg, device, registers, spill)
 
     def dividing_tiles(self, cfg: HopperForwardKernelConfig) -> dict[str, int]:
-        # Of the queries TMA leaves out the rows that are not there.
+        # TMA skips rows of Q and O beyond the tensor, so only keys must be divided.
         return {"B_c": cfg.B_c}
 
     def loop_tiles(self, cfg: HopperForwardKernelConfig) -> tuple[int, int]:

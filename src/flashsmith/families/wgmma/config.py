@@ -16,12 +16,13 @@ from flashsmith.operations.dtype import DType
 
 WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
-# What barriers and the producer's notices take beside the tiles, bytes.
+# Bytes of barriers and of work-tile info beside the tiles.
 BARRIER_PAGE = 1024
 
 
 class PingPong(IntEnum):
-    """Whose turn it is among the warpgroups: nobody's, to issue products, or to exponentiate."""
+    """The warpgroup order barrier (ping-pong): none, around the issue of GEMMs, or around the
+    exponentials."""
 
     NONE = 0
     GEMM = 1
@@ -29,7 +30,7 @@ class PingPong(IntEnum):
 
 
 class Schedule(IntEnum):
-    """Which tiles a CTA computes: one, every n-th, or the next that nobody has begun."""
+    """The tile scheduler: a CTA computes one tile, every n-th, or the next unstarted one."""
 
     ONE_TILE = 0
     STATIC_PERSISTENT = 1
@@ -37,7 +38,8 @@ class Schedule(IntEnum):
 
 
 class TileOrder(IntEnum):
-    """In which order tiles begin: head by head, or longest first in sections that fit L2."""
+    """The order in which tiles begin: head by head, or longest first with heads grouped to fit
+    L2."""
 
     BY_HEAD = 0
     LONGEST_FIRST = 1
@@ -49,7 +51,7 @@ MAX_WARPGROUPS = 4
 MAX_KV_STAGES = 8
 B_C_STEP, MIN_B_C, MAX_B_C = 16, 32, 256
 REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
-# What a thread needs beside its shares of O, S and P: addresses, row statistics, loop state.
+# Registers of a thread beside its shares of O, S and P: addresses, row statistics, loop state.
 REGISTERS_BESIDE_TILES = 24
 MAX_RESCALE_THRESHOLD = 8
 DEFAULT_SECTION_MIB = 32
@@ -58,7 +60,7 @@ MAX_EXP2_FMA_SHARE = 50
 
 _WARPGROUPS = tuple(range(1, MAX_WARPGROUPS + 1))
 _REGISTERS = range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT)
-# What the smallest tiles need: O's columns and S's, and what is beside them.
+# Registers for the smallest tiles: O's columns, S's columns, and the rest.
 _LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 
 
@@ -117,10 +119,10 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="Consumer::attend",
     )
     n_warpgroups: int = knob(
-        "warpgroups that compute, 64 rows each; one more copies",
+        "consumer warpgroups, 64 rows each; one more is the producer",
         values=_WARPGROUPS,
         effect=lambda cfg: (
-            f"{cfg.n_warpgroups} compute, 64 rows each; with the one that copies "
+            f"{cfg.n_warpgroups} consumer warpgroups, 64 rows each; with the producer "
             f"{cfg.n_threads} threads per CTA"
         ),
         where="Consumer",
@@ -144,28 +146,28 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="Producer::load_Q",
     )
     producer_registers: int = knob(
-        "registers a thread of the warpgroup that copies keeps",
+        "registers per producer thread",
         values=tuple(_REGISTERS),
         default=24,
         effect=describe.registers,
         where="hopper_forward_kernel",
     )
     consumer_registers: int = knob(
-        "registers a thread of the others gets",
+        "registers per consumer thread",
         values=tuple(count for count in _REGISTERS if count >= _LEAST_TO_COMPUTE),
         default=240,
         effect=describe.registers,
         where="hopper_forward_kernel",
     )
     overlap: bool = knob(
-        "a warpgroup's next Q K^T runs under its softmax",
+        "a warpgroup's next QK GEMM runs under its softmax",
         word="overlap",
         default=False,
         effect=describe.overlap,
         where="Consumer::attend",
     )
     pingpong: PingPong = knob(
-        "warpgroups take turns: at products, or at exponentials",
+        "the warpgroup order barrier: around GEMMs, or exponentials",
         values=tuple(PingPong),
         word="pingpong_",
         default=PingPong.NONE,
@@ -181,7 +183,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="Producer::load",
     )
     schedule: Schedule = knob(
-        "how many tiles a CTA computes, and who says which",
+        "the tile scheduler: how many tiles a CTA computes, and which",
         values=tuple(Schedule),
         word="",
         default=Schedule.ONE_TILE,
@@ -197,7 +199,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="TileScheduler::work_of",
     )
     separate_O: bool = knob(
-        "O leaves through shared memory of its own, not Q's",
+        "O is stored through shared memory of its own, not Q's",
         word="separate_O",
         default=False,
         effect=describe.way_of_O,
@@ -213,7 +215,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="RowSoftmax::raise_maximum",
     )
     section_mib: int = knob(
-        "longest first: MiB of K and V of the heads that run side by side",
+        "longest first: MiB of K and V of the heads grouped for L2",
         values=(1, 2, 4, 8, 16, DEFAULT_SECTION_MIB, 64),
         word="section",
         default=DEFAULT_SECTION_MIB,
@@ -238,21 +240,21 @@ class HopperForwardKernelConfig(ForwardConfig):
         where="exp2_shared_out",
     )
     early_exp: bool = knob(
-        "with overlap: no exponential waits for the product beside it",
+        "with overlap: no exponential waits for the concurrent PV GEMM",
         word="early_exp",
         default=False,
         effect=describe.early,
         where="Consumer::end_block_after",
     )
     stale_max: bool = knob(
-        "later blocks look for no maximum: their sums tell when it is out of date",
+        "later blocks compute no maximum: their sums show when it is stale",
         word="stale_max",
         default=False,
         effect=describe.stale,
         where="Consumer::settle",
     )
     direct_O: bool = knob(
-        "O leaves from registers, so that Q's place is free before O is done",
+        "O is stored from registers, so that Q's buffer is free before O is done",
         word="direct_O",
         default=False,
         effect=describe.direct,
@@ -268,7 +270,7 @@ class HopperForwardKernelConfig(ForwardConfig):
 
     @property
     def n_warps(self) -> int:
-        """Warps of one CTA, those that copy included."""
+        """Warps of one CTA, the producer's included."""
         return self.n_threads // THREADS_PER_WARP
 
     @property
@@ -288,6 +290,6 @@ class HopperForwardKernelConfig(ForwardConfig):
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether a kernel for whole tiles serves these sizes.
 
-        Rows of Q and O may be fewer than a tile has: TMA leaves out what is not there.
+        Rows of Q and O may be fewer than a tile has: TMA skips rows beyond the tensor.
         """
         return d == self.d_head and seq_k % self.B_c == 0 and seq_k > 0

@@ -1,10 +1,10 @@
-"""The wgmma family: what one step of a CTA's loop takes of an SM, which holds as many CTAs as the
-config says, one as a rule.
+"""The wgmma family's cost model: the time of one step of a CTA's loop on an SM, which holds
+ctas_per_sm CTAs, usually one.
 
-In a step every warpgroup multiplies 64 rows with B_c keys, twice, and exponentiates what is in
-between. Tensor cores and exp2 units serve all warpgroups; a warpgroup's own chain is product,
-softmax, product, and with overlap the longer of the two kinds of work, plus what it waits for
-barriers and its turn. The three are joined as mma_sync joins its bounds.
+In a step every warpgroup computes a QK GEMM, a softmax and a PV GEMM of 64 rows and B_c keys.
+Tensor cores and exp2 units serve all warpgroups; a warpgroup's own chain is GEMM, softmax, GEMM,
+and with overlap the longer of the two kinds of work, plus its waits at barriers. The three are
+joined as mma_sync joins its bounds.
 
 The constants below are fitted to 32 timings of an H200 at d 128: benchmarks/h200/
 hopper-first-run.csv, without those of unmasked problems in an order that is meant for masked ones.
@@ -29,13 +29,13 @@ from flashsmith.families.wgmma.config import (
 # product.
 COMPILE_COST = 700.0
 
-# A tile's first K, its epilogue, and the queue in which its number stands.
+# A tile's first K, its epilogue, and the fetch of its work-tile info.
 _TILE_CYCLES = 2000.0
-# Of the next tile's Q, where there is no second buffer to fetch it into, or O leaves through it.
+# The wait for the next tile's Q, where there is no second buffer, or O is stored through it.
 _Q_WAIT = 600.0
 # A launch's first copies, where every CTA has but one tile.
 _LAUNCH_CYCLES = 1500.0
-# Barriers, the wait for a product, the row statistics: what nothing of the same warpgroup hides.
+# Barriers, the wait for a GEMM, the row statistics: time that no work of the same warpgroup hides.
 _CHAIN_LATENCY = 1300.0
 _OVERHEAD = 1.03
 _NORM = 4.0

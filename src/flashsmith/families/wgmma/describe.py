@@ -1,4 +1,4 @@
-"""What a kernel of the wgmma family does, in words and figures: for `flashsmith explain`."""
+"""Descriptions of a kernel of the wgmma family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 
-# Tiles come and go by TMA, which is no warp's access; the others tell of tiles, 32 bytes at a time.
+# TMA copies tiles, which is no warp's access; the other accesses are of work-tile info, 32 bytes
+# each.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": (),
     "copy st": (),
@@ -40,28 +41,28 @@ def intensity(cfg: Any) -> Intensity:
 
 
 def registers_in_words(cfg: Any, registers: int) -> str:
-    """What the registers are that the compiler gave a thread, and what becomes of them."""
+    """The registers per thread at launch, and after setmaxnreg."""
     return (
-        f"{registers} to begin with, then {cfg.producer_registers} to copy and "
-        f"{cfg.consumer_registers} to compute"
+        f"{registers} at launch, then {cfg.producer_registers} per producer and "
+        f"{cfg.consumer_registers} per consumer thread"
     )
 
 
 # --- what a knob's value does --------------------------------------------------------------------
 
 TURNS = {
-    "NONE": "warpgroups run as the schedulers have it",
-    "GEMM": "warpgroups issue their products one after the other, in a ring",
+    "NONE": "warpgroups run in the order of the hardware's schedulers",
+    "GEMM": "warpgroups issue their GEMMs one after the other, in a ring",
     "EXP": "warpgroups exponentiate one after the other, in a ring",
 }
 SCHEDULES = {
     "ONE_TILE": "a CTA computes one tile",
-    "STATIC_PERSISTENT": "as many CTAs as run at once; each takes every so manyth tile",
-    "DYNAMIC": "as many CTAs as run at once; each takes the next tile that nobody has begun",
+    "STATIC_PERSISTENT": "as many CTAs as run at once; each takes every n-th tile",
+    "DYNAMIC": "as many CTAs as run at once; each takes the next unstarted tile",
 }
 ORDERS = {
     "BY_HEAD": "tiles begin head by head, first rows first",
-    "LONGEST_FIRST": "last rows first, side by side for the heads whose K and V fit L2",
+    "LONGEST_FIRST": "last rows first, with heads grouped whose K and V fit L2",
 }
 
 
@@ -71,29 +72,29 @@ def keys(cfg: Any) -> str:
 
 def ring(cfg: Any) -> str:
     if cfg.kv_stages == 1:
-        return "one K and one V tile, each copied once its last product is over"
+        return "one K and one V tile, each copied once the last GEMM on it has finished"
     return f"rings of {cfg.kv_stages} K and {cfg.kv_stages} V tiles, copied ahead by TMA"
 
 
 def q(cfg: Any) -> str:
     if cfg.q_buffers == 1 and (cfg.separate_O or cfg.direct_O):
-        return "the next tile's Q is copied once this one's last Q K^T is over"
+        return "the next tile's Q is copied once this one's last QK GEMM has finished"
     if cfg.q_buffers == 1:
-        return "the next tile's Q is copied once this one's O has left its place"
+        return "the next tile's Q is copied once this one's O has left Q's buffer"
     return "the next tile's Q is copied during this tile's work"
 
 
 def registers(cfg: Any) -> str:
     return (
-        f"setmaxnreg leaves the warpgroup that copies {cfg.producer_registers} a thread, and gives "
-        f"those that compute {cfg.consumer_registers}"
+        f"setmaxnreg leaves the producer {cfg.producer_registers} registers a thread, and "
+        f"gives consumers {cfg.consumer_registers}"
     )
 
 
 def overlap(cfg: Any) -> str:
     if cfg.overlap:
-        return "Q K^T of the next block and P V of this one run under a block's softmax"
-    return "a warpgroup's products and its softmax follow one another"
+        return "the next block's QK GEMM and this one's PV GEMM run under a softmax"
+    return "a warpgroup's GEMMs and its softmax alternate"
 
 
 def cluster(cfg: Any) -> str:
@@ -113,15 +114,15 @@ def rescale(cfg: Any) -> str:
 
 def way_of_O(cfg: Any) -> str:
     if cfg.separate_O:
-        return "O leaves through shared memory of its own, by TMA"
+        return "O is stored through shared memory of its own, by TMA"
     if cfg.direct_O:
-        return "O does not leave through shared memory"
-    return "O leaves through the place of its Q, by TMA"
+        return "O is not stored through shared memory"
+    return "O is stored through Q's buffer, by TMA"
 
 
 def section(cfg: Any) -> str:
     if cfg.tile_order.name == "LONGEST_FIRST":
-        return f"heads whose K and V take {cfg.section_mib} MiB together run side by side"
+        return f"heads whose K and V take {cfg.section_mib} MiB together are grouped for L2"
     return "nothing: tiles begin head by head"
 
 
@@ -142,10 +143,10 @@ def exp2(cfg: Any) -> str:
 
 def early(cfg: Any) -> str:
     if cfg.early_exp:
-        return "a block's exponentials end before the wait for the P V beside them"
+        return "a block's exponentials end before the wait for the concurrent PV GEMM"
     if cfg.overlap:
-        return "the compiler may put exponentials off until the P V beside them is over"
-    return "nothing: no product runs beside the exponentials"
+        return "the compiler may delay exponentials until the concurrent PV GEMM has finished"
+    return "nothing: no GEMM runs beside the exponentials"
 
 
 def stale(cfg: Any) -> str:
@@ -160,5 +161,5 @@ def stale(cfg: Any) -> str:
 
 def direct(cfg: Any) -> str:
     if cfg.direct_O:
-        return "O goes from registers to global memory, and Q's place is free after the last Q K^T"
+        return "O goes from registers to global memory; Q's buffer is free after the last QK GEMM"
     return "O goes to global memory by TMA, through shared memory"

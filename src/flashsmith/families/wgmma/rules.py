@@ -31,8 +31,8 @@ from flashsmith.families.wgmma.config import (
 HOPPER_ARCH = 90
 # 65,536 registers over the 128 threads of a warpgroup.
 REGISTERS_TO_SHARE = 512
-# What ptxas wants beside the accumulators of one wgmma, of the registers that a thread starts with;
-# what setmaxnreg gives later does not count (C7602).
+# Registers that ptxas needs beside the accumulators of one wgmma, of those that a thread starts
+# with; registers that setmaxnreg adds later do not count (C7602).
 REGISTERS_BESIDE_PRODUCT = 26
 
 
@@ -40,7 +40,7 @@ _supported = partial(supported, HopperForwardKernelConfig)
 
 
 def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
-    """Registers a thread starts with, in a CTA of these warpgroups and the one that copies."""
+    """Registers a thread starts with, in a CTA of these consumer warpgroups and the producer."""
     threads = ctas_per_sm * (n_warpgroups + 1)
     return REGISTERS_TO_SHARE // threads // REGISTER_UNIT * REGISTER_UNIT
 
@@ -81,7 +81,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     _supported(
         "n_warpgroups",
-        f"1 to {MAX_WARPGROUPS}: with one more that copies, more than these "
+        f"1 to {MAX_WARPGROUPS}: with the producer, more than these "
         "have too few registers for their tiles",
     ),
     Rule(
@@ -92,7 +92,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     _supported(
         "B_c",
-        f"a multiple of {B_C_STEP} from {MIN_B_C} to {MAX_B_C}: the product of P and V "
+        f"a multiple of {B_C_STEP} from {MIN_B_C} to {MAX_B_C}: a PV GEMM "
         "takes 16 keys a step, a wgmma has at most 256 columns",
     ),
     _supported(
@@ -134,7 +134,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "product_fits_registers",
-        "the accumulators of a product, max(d_head, B_c) / 2 a thread, and "
+        "the accumulators of a GEMM, max(d_head, B_c) / 2 a thread, and "
         f"{REGISTERS_BESIDE_PRODUCT} more must be within what a thread starts with, 512 / "
         "(ctas_per_sm (n_warpgroups + 1)) rounded down to a multiple of 8: ptxas refuses others",
         lambda cfg, device: (
@@ -145,7 +145,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "pingpong_needs_two",
-        "pingpong needs n_warpgroups of 2 or more to take turns",
+        "pingpong needs n_warpgroups of 2 or more: it orders warpgroups",
         lambda cfg, device: cfg.pingpong == PingPong.NONE or cfg.n_warpgroups >= 2,
         ("pingpong", "n_warpgroups"),
     ),
@@ -164,8 +164,8 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "section_needs_longest_first",
-        f"section_mib must be {DEFAULT_SECTION_MIB} unless tile_order is longest_first: tiles in "
-        "other orders have no sections",
+        f"section_mib must be {DEFAULT_SECTION_MIB} unless tile_order is longest_first: other "
+        "orders have no head grouping",
         lambda cfg, device: (
             cfg.section_mib == DEFAULT_SECTION_MIB or cfg.tile_order == TileOrder.LONGEST_FIRST
         ),
@@ -193,7 +193,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "early_exp_needs_overlap",
-        "early_exp needs overlap: otherwise no product runs beside the exponentials",
+        "early_exp needs overlap: otherwise no GEMM runs beside the exponentials",
         lambda cfg, device: cfg.overlap or not cfg.early_exp,
         ("early_exp", "overlap"),
     ),
@@ -214,7 +214,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     Rule(
         "stale_max_needs_no_cluster",
         "stale_max needs cluster_size 1: a warp may read a K tile by itself, and the other CTA "
-        "hears of its release from one warp of each warpgroup",
+        "is notified of its release by one warp of each warpgroup",
         lambda cfg, device: cfg.cluster_size == 1 or not cfg.stale_max,
         ("stale_max", "cluster_size"),
     ),

@@ -1,5 +1,5 @@
-"""What the autotuner tries of the wgmma family: a list of tile shapes per head dimension, a few
-knobs on each, and the neighbours of what did well.
+"""The autotuner's search space of the wgmma family: a list of tile shapes per head dimension, a few
+knobs on each, and the neighbours of the fastest configs.
 
 A list and no product: a kernel takes five times as long to compile as one of mma.sync, and the
 registers leave few shapes to choose from. A new knob joins the search as a line of MOVES.
@@ -36,16 +36,16 @@ class Shape(NamedTuple):
     ctas_per_sm: int = 1
 
 
-# Of warpgroups in a CTA and CTAs on an SM: the registers of a thread that copies, and of one that
-# computes, which are all that the file has.
+# By warpgroups in a CTA and CTAs on an SM: the registers of a producer thread and of a consumer
+# thread, which together fill the register file.
 REGISTERS = {
     (1, 1): (24, 240), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (32, 112),
     (1, 2): (24, 232), (2, 2): (32, 104), (1, 3): (24, 136),
 }  # fmt: skip
 # Three warpgroups read K and V least often, and have no registers for overlap beyond d_head 96.
-# Four fit short heads only. Two have more registers, and one is for problems with few rows, or two
-# or three times on an SM at short heads. The longest key tiles are what registers (three
-# warpgroups) or shared memory (d_head 192, 256, several CTAs) still hold.
+# Four fit short heads only. Two have more registers. One is for problems with few rows, or for two
+# or three CTAs on an SM at short heads. The longest key tiles are limited by registers (three
+# warpgroups) or shared memory (d_head 192, 256, several CTAs).
 SHAPES: dict[int, tuple[Shape, ...]] = {
     64: (
         Shape(3, 128),
@@ -92,7 +92,7 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
         Shape(1, 80, overlap=True),
     ),
 }
-# From here on products take so much longer than a softmax that taking turns may only cost.
+# From here on GEMMs take so much longer than a softmax that ping-pong can only cost.
 _WITHOUT_TURNS = 192
 
 # What makes a config another one's neighbour: new values for one knob, or for those that depend on
@@ -120,12 +120,12 @@ _SHORTEST_B_C = 48
 
 
 def worth_searching(cfg: HopperForwardKernelConfig) -> bool:
-    """Whether a legal config may win; narrower than legality, and apart from it."""
+    """Whether a legal config may be the fastest."""
     return (
         cfg.B_c >= _SHORTEST_B_C
         # With one stage the products wait for every copy.
         and cfg.kv_stages >= 2
-        # A second Q is the next tile's, and one that is alone in its CTA has no next.
+        # The second Q buffer is for the next tile; a CTA of one tile has none.
         and not (cfg.schedule == Schedule.ONE_TILE and cfg.q_buffers == 2)
     )
 

@@ -1,4 +1,4 @@
-"""The sets of the wgmma family: what the package ships, what is chosen and what is proven."""
+"""The sets of the wgmma family: shipped configs, candidates of the chooser, configs of proofs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flashsmith.operations.dtype import DType
 def get_hopper_configs(
     dtypes: Sequence[DType] = (DType.FP16, DType.BF16),
 ) -> list[HopperForwardKernelConfig]:
-    """The set 'hopper': by head dimension what is for full attention, and what for causal."""
+    """The set 'hopper': by head dimension, first configs for full attention, then for causal."""
     by_head, longest_first = TileOrder.BY_HEAD, TileOrder.LONGEST_FIRST
     return [
         cfg
@@ -145,11 +145,10 @@ def _two_warpgroups(
 
 # --- what the grid of proofs runs ----------------------------------------------------------------
 
-# Kernels that are asked for the row maxima rescale always, and always know the maximum: the grid
-# asks for them in half of its problems.
-# Between them 1 to 3 warpgroups, every turn-taking, schedule and order of tiles, one and two Q
-# buffers, an O of its own or straight out of registers, overlap, 1 to 4 stages, maxima that may be
-# out of date, and key tiles from 32 to what fits.
+# Kernels that return the row maxima rescale always, with the exact maximum: half of the grid's
+# problems request them. Together they cover 1 to 3 warpgroups, every ping-pong, schedule and tile
+# order, one and two Q buffers, separate_O and direct_O, overlap, 1 to 4 stages, stale maxima, and
+# key tiles from 32 to the longest that fits.
 _PROOF_CONFIGS = {
     64: (
         "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
@@ -208,9 +207,9 @@ def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
 def candidates(
     dtype: DType, d_head: int, device: DeviceSpec, masked: bool
 ) -> tuple[HopperForwardKernelConfig, ...]:
-    """The shipped configs, none on a device or for a d_head that they do not serve; first those of
-    the order that suits, then the shapes of the others in it. Under a mask the longest tiles begin:
-    607 against 585 TFLOP/s causal, and 637 against 687 without a mask (d 128 on an H200)."""
+    """The shipped configs; none for a device or a d_head without kernels. First those with the
+    suitable tile order, then the shapes of the others in that order. Under a mask the longest tiles
+    begin: 607 against 585 TFLOP/s causal, and 637 against 687 without a mask (d 128 on an H200)."""
     order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
     shipped = [config for config in get_hopper_configs((dtype,)) if config.d_head == d_head]
     ordered = sorted(shipped, key=lambda config: config.tile_order != order)

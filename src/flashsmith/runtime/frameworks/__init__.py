@@ -1,4 +1,4 @@
-"""Which framework a tensor is of: PyTorch, NumPy, CuPy, JAX, or none but flashsmith itself."""
+"""The framework of a tensor: PyTorch, NumPy, CuPy, JAX, or flashsmith itself."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
 )
 
 _adapters: dict[type[Framework], Framework] = {}
-# Decided once per type, since every call asks.
+# Decided once per type, since every call needs it.
 _by_type: dict[type, Framework | None] = {}
 
 
 def framework_of(kind: type) -> Framework | None:
     """The framework whose tensors objects of type ``kind`` are, if they are tensors.
 
-    Imports no framework that the caller does not hold a tensor of.
+    Imports only frameworks of which the caller holds a tensor.
     """
     try:
         return _by_type[kind]
@@ -37,13 +37,13 @@ def framework_of(kind: type) -> Framework | None:
 
 
 def why_refused(kind: type) -> str | None:
-    """What there is to say of objects that are a framework's, yet no tensors."""
+    """The reason why objects of a framework that are no tensors are refused."""
     reasons = (framework.refusal(kind) for framework in FRAMEWORKS)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def _adapter(owner: type[Framework]) -> Framework:
     if owner not in _adapters:
-        # One for all threads, so that two views of one framework's are of the same.
+        # One for all threads, so that views of one framework's tensors compare equal.
         _adapters.setdefault(owner, owner())
     return _adapters[owner]

@@ -1,4 +1,4 @@
-"""Framework: what flashsmith asks of whoever made the tensors, with one adapter for each of them.
+"""Framework: the interface to the libraries that make tensors, with one adapter for each of them.
 
 An adapter exists only once the caller holds a tensor of its framework, so that it may import that.
 """
@@ -15,10 +15,10 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 
-# Of a workspace, bytes; no less than what every allocator on a GPU gives.
+# Alignment of a workspace, bytes; every allocator on a GPU provides it.
 WORKSPACE_ALIGNMENT = 256
 
-# What NumPy, CuPy, JAX and flashsmith's own arrays call the types of elements.
+# The names of element types in NumPy, CuPy, JAX and flashsmith's own arrays.
 NUMPY_DTYPES = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -41,7 +41,7 @@ HOST = Device("cpu", 0)
 
 
 class TensorView(NamedTuple):
-    """What flashsmith needs to know of a tensor, whoever made it. Strides count elements.
+    """The properties of a tensor of any framework. Strides count elements.
 
     ``dtype`` is a name in NUMPY_DTYPES, or empty for any other.
     """
@@ -66,7 +66,7 @@ class Workspace(NamedTuple):
     """Uninitialised memory at ``address``, a multiple of WORKSPACE_ALIGNMENT, as long as ``owner``
     lives.
 
-    It goes back in the order of its stream: drop it as soon as all that uses it is enqueued there.
+    It is freed in the order of its stream: drop it as soon as all its uses are enqueued there.
     """
 
     address: int
@@ -74,7 +74,7 @@ class Workspace(NamedTuple):
 
 
 class Framework(ABC):
-    """One framework's tensors. Where a method speaks of a stream, it is by its CUDA handle."""
+    """One framework's tensors. Streams are passed as CUDA handles."""
 
     name: ClassVar[str]
 
@@ -96,7 +96,7 @@ class Framework(ABC):
 
     @abstractmethod
     def view(self, name: str, tensor: Any) -> TensorView:
-        """Looks at argument ``name``, of any dtype; copies nothing.
+        """The view of argument ``name``, of any dtype; copies nothing.
 
         Raises ArgumentError when no kernel could work on it.
         """
@@ -107,12 +107,13 @@ class Framework(ABC):
     ) -> Any:
         """A dense tensor beside ``like``, of its dtype unless another is named.
 
-        Uninitialised, or NaN throughout when ``poisoned``, so that what a kernel leaves out shows.
+        Uninitialised, or NaN throughout when ``poisoned``, so that elements a kernel does not write
+        show.
         """
 
     @abstractmethod
     def address(self, tensor: Any) -> int:
-        """Where the first element of an allocated tensor lies."""
+        """The address of an allocated tensor's first element."""
 
     @abstractmethod
     def as_numpy(self, tensor: Any) -> np.ndarray:
@@ -133,8 +134,8 @@ class Framework(ABC):
         return [max(0, int(step.max(initial=0))) for step in steps]
 
     def current_stream(self, ordinal: int) -> int:
-        """The stream that the framework itself would use on GPU ``ordinal`` now. Asked for every
-        call: which device is current does not matter then."""
+        """The framework's current stream on GPU ``ordinal``. Queried by every call, so that the
+        current device does not matter."""
         return 0
 
     def is_capturing(self, ordinal: int) -> bool:
@@ -143,8 +144,7 @@ class Framework(ABC):
         return False
 
     def finish(self, ordinal: int) -> None:
-        """Waits for what was launched, where the framework would not order what it does next
-        behind it."""
+        """Waits for the launch, where the framework would not order its next work behind it."""
         return None
 
 
@@ -152,9 +152,9 @@ class RepeatableFramework(Framework):
     """A framework whose launches can be cached (cached_launches.py): reading a tensor's data_ptr(),
     stride(), dtype, shape, device and requires_grad takes next to no time."""
 
-    # Exactly: of a class derived from it, nothing is taken for granted.
+    # Exactly this type: a derived class may behave differently.
     tensor_type: type
-    # ``current_stream``, or what does the same quicker.
+    # ``current_stream``, or a faster equivalent.
     stream_of: Callable[[int], int]
 
     @abstractmethod
@@ -163,11 +163,11 @@ class RepeatableFramework(Framework):
 
     @abstractmethod
     def allocator(self, like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any]:
-        """What makes dense tensors beside ``like``, which it does not keep alive."""
+        """A function that makes dense tensors beside ``like``, which it does not keep alive."""
 
 
 class HostMemory:
-    """An address range posing as an array, for NumPy to look at; ``owner`` keeps the memory."""
+    """An address range as an array for NumPy; ``owner`` keeps the memory alive."""
 
     def __init__(
         self,

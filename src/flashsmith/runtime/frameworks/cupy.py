@@ -27,7 +27,7 @@ class CupyArrays(Framework):
         return kind.__module__.partition(".")[0] == "cupy" and kind.__name__ == "ndarray"
 
     def view(self, name: str, tensor: Any) -> TensorView:
-        # CuPy says of its arrays what NumPy does, strides in bytes among it.
+        # CuPy's arrays have NumPy's attributes, with strides in bytes.
         strides = in_elements(name, "cupy", tensor.strides, max(tensor.itemsize, 1))
         dtype, device = self.dtype_names.get(tensor.dtype, ""), Device("cuda", tensor.device.id)
         address = tensor.data.ptr
@@ -52,8 +52,8 @@ class CupyArrays(Framework):
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
         cuda = self._cupy.cuda
         with cuda.Device(device.ordinal):
-            # CuPy's pool reuses memory in the order of the current stream, and would hand out to
-            # others what it gave to a graph.
+            # CuPy's pool reuses memory in the order of the current stream, and would reuse memory
+            # that a captured graph still needs.
             is_current = cuda.get_current_stream().ptr == stream
             if is_current and not cuda.runtime.streamIsCapturing(stream):
                 memory = cuda.alloc(nbytes)

@@ -70,7 +70,7 @@ class DeviceArray:
     def to_host(self) -> np.ndarray:
         """A copy on the host, after everything on the default stream has finished.
 
-        Raises LaunchError with CUDA's words when a kernel before it failed.
+        Raises LaunchError with CUDA's message when a kernel before it failed.
         """
         array = np.empty(self.shape, dtype=self.dtype)
         with driver.current_gpu(self.ordinal):
@@ -118,7 +118,7 @@ class DeviceArrays(Framework):
 
 
 class _StreamOrderedBlock:
-    """Memory that goes back to the driver's pool in the order of a stream."""
+    """Memory that is freed to the driver's pool in the order of a stream."""
 
     def __init__(self, nbytes: int, ordinal: int, stream: int) -> None:
         address = ctypes.c_uint64()

@@ -22,10 +22,11 @@ from flashsmith.runtime.frameworks.device_array import stream_ordered_workspace
 
 
 class JaxArrays(Framework):
-    """Arrays that nobody changes once they are there.
+    """Immutable arrays.
 
-    JAX lends out neither its streams nor unfinished results: inputs are waited for, and so is the
-    kernel, on the default stream. Outputs are JAX arrays that nobody has seen yet, filled once.
+    JAX exposes neither its streams nor unfinished results: the call waits for the inputs and for
+    the kernel, on the default stream. Outputs are new JAX arrays, filled once before they are
+    returned.
     """
 
     name = "jax"
@@ -80,7 +81,7 @@ class JaxArrays(Framework):
         (device,) = tensor.devices()
         if device.platform != "cpu":
             return np.asarray(tensor)
-        # To be filled if it came from allocate(), though JAX lends it out for reading only.
+        # Writable if it came from allocate(), though JAX exports it read-only.
         itemsize = tensor.dtype.itemsize
         memory = HostMemory(self.address(tensor), tensor.shape, itemsize, owner=tensor)
         return np.asarray(memory).view(tensor.dtype)

@@ -1,11 +1,10 @@
-"""Ladders that no GPU was needed for: two steps, wrong ones and timed ones."""
+"""Ablations that no GPU was needed for: two steps, wrong ones and timed ones."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsmith.benchmark.progression import Ablation as Ladder
-from flashsmith.benchmark.progression import Step, StepTime
+from flashsmith.benchmark.progression import Ablation, Step, StepTime
 
 PLAIN = Step(
     config="(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles",
@@ -27,7 +26,7 @@ SWIZZLED = replace(
     instructions={"float": 4000, "mma": 2048, "integer": 1100, "ldmatrix": 512, "move": 60},
     conflicts={"ldmatrix": 1.0, "copy st": 1.0, "O st": None},
 )
-LADDER = Ladder(
+ABLATION = Ablation(
     arch="sm_90",
     device="NVIDIA H200",
     counted="batch 1, seq 256, heads 2",
@@ -45,7 +44,7 @@ def timed_step(step: Step, ms: float, peer_ms: float | None = 6.0) -> Step:
 
 
 TIMED = replace(
-    LADDER,
+    ABLATION,
     timed="b16 s4096 h16 d128 fp16",
     peer="FA2",
     peer_note="",
