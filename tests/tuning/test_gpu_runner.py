@@ -56,7 +56,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> GpuBench:
 
 
 def test_the_compilers_report_comes_with_the_library(compiled: Compiled) -> None:
-    assert compiled.error is None
+    assert not compiled.error
     assert compiled.facts is not None
     assert 64 <= compiled.facts.registers <= 255
     again = NvccCompiler(A100).compile([Build(CONFIG, Semantics())])

@@ -8,8 +8,10 @@ from flashsmith.chooser.winners.entry import Entry, Ranked
 from flashsmith.chooser.winners.key import WinnerKey, bucket, gpu_name, kind_class
 from flashsmith.chooser.winners.lookup import Found
 from flashsmith.chooser.winners.storage import require_user_table_path, user_table_path
-from flashsmith.chooser.winners.table import PREFERENCES, SCHEMA, WinnersTable
-from flashsmith.chooser.winners.updating import (
+from flashsmith.chooser.winners.table import (
+    PREFERENCES,
+    SCHEMA,
+    WinnersTable,
     check_table,
     join_winners,
     record_winners,
