@@ -149,7 +149,7 @@ def test_ctrl_c_writes_what_was_found_and_takes_all_processes_along(tmp_path: Pa
     process = subprocess.Popen([sys.executable, "-c", program], env=with_path())
     journal = tmp_path / "journal.jsonl"
     deadline = time.monotonic() + 60
-    while not (journal.exists() and b'"samples"' in journal.read_bytes()):
+    while not (journal.exists() and b'"rung 1"' in journal.read_bytes()):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -41,7 +41,7 @@ class RunnerUp:
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel for a problem on a device, and what speaks for it.
+    """The kernel for a problem on a device, and the evidence for it.
 
     evidence: 'table' (measured in this bucket), 'nearest' (another bucket), 'related' (another
     mask, layout, dtype or GPU), 'cost model' (nothing was measured) or 'offered' (nor is there a
@@ -119,7 +119,7 @@ def choose(
     table: WinnersTable | None = None,
 ) -> Choice:
     """The kernel that attention() takes for a problem, why, and what the others would cost; of
-    another operation the one that the same evidence speaks for.
+    another operation the one that the same kind of evidence favours.
 
     Args:
         problem: a Problem, or its text: 'b16 s4096 h32:8 d128 bf16 causal'.
@@ -195,7 +195,7 @@ def _on_paper(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> tuple[
 
 
 def forget_choices() -> None:
-    """Read the tables anew at the next choice, also for calls like those made before."""
+    """Read the tables again at the next choice, also for calls like those made before."""
     # In this order nothing that was read before can be remembered after.
     _winners.cache_clear()
     choose_config.cache_clear()
@@ -240,7 +240,7 @@ _said: set[tuple[Hashable, str]] = set()
 def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None:
     for note in (*_shortened(winners.notes), *_shortened(evidence.notes)):
         _warn_once(note, winners.versions)
-    # A spec of our own stands for a GPU that is not here: the emulator's speed concerns nobody.
+    # One of our own specs is of no GPU of this machine: the emulator's speed does not matter.
     if evidence.fallback and device not in KNOWN_DEVICES:
         _warn_once(f"{evidence.fallback} (`flashsmith tune` measures and remembers)")
 

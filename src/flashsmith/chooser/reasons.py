@@ -1,5 +1,5 @@
-"""Sentences for whoever asks what was chosen: what is bad about the problem for these kernels, and
-why other families were passed over."""
+"""Sentences that explain a choice: what is bad about the problem for these kernels, and why other
+families were passed over."""
 
 from __future__ import annotations
 

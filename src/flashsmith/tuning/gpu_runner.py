@@ -55,7 +55,7 @@ class NvccCompiler:
         self.device = device
 
     def open(self) -> None:
-        """There is nothing to get hold of."""
+        """Nothing to do."""
 
     def compile(self, builds: Sequence[Build]) -> list[Compiled]:
         """Builds of one semantics. What the cache has is not compiled; when a batch does not
@@ -85,7 +85,7 @@ class NvccCompiler:
 
     def _build(self, builds: Sequence[Build]) -> KernelLibrary:
         configs = [b.config for b in builds]
-        # Its warnings are of spills, which the sweep has an opinion of its own on.
+        # Its warnings are of spills, which the sweep judges by its own limit.
         return build(
             configs,
             arch=self.device.arch,
@@ -106,7 +106,7 @@ class GpuBench:
     """Proves and times on GPU 0 of its process. It keeps the tensors of the last problems."""
 
     def open(self) -> None:
-        """Takes hold of the GPU, through PyTorch if it is there; that can take a while.
+        """Initialises the GPU, through PyTorch if it is there; that can take a while.
 
         Raises LaunchError when there is no GPU.
         """
@@ -124,7 +124,7 @@ class GpuBench:
         """By verify's rule, on some rows of two heads; `thorough` takes all of their rows.
 
         Wrong outputs are looked at twice, with new tensors: the kernel before this one may have
-        written where it had no business.
+        written out of bounds.
         """
         proof = self._proof(problem, build, library, thorough)
         if not is_right(proof):

@@ -31,8 +31,8 @@ def default_problems() -> list[Problem]:
 
 def read_problems(text: str) -> list[Problem]:
     """The problems of a file (one a line; blank lines and '# ...' do not count), or of a text that
-    separates them by ';'. A part may be one of bench's sets of cells, and stands for all of its
-    problems. Doubles count once.
+    separates them by ';'. A part may be the name of a set of bench's, for all of its problems.
+    Duplicates count once.
 
     Raises:
         ArgumentError: the file cannot be read, a problem cannot be parsed (a file's line is named),

@@ -1,8 +1,8 @@
 """A race: which of many kernels is fastest on a problem, by successive halving.
 
-follow() says where a race is from the trials that are known, and what to measure next. It keeps
-nothing: the same trials give the same answer, in whatever order they came, so that a kernel that is
-found to be wrong late leaves no trace in who was dropped beside it.
+follow() computes where a race is, and what to measure next, from the trials that are known. It has
+no state: the same trials give the same answer, in any order. A kernel that is found to be wrong
+late needs no correction of what was dropped because of it.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Rung:
     """One round: a kernel is launched at least `least` times, and for `ms` milliseconds in all.
 
     Short kernels are launched more often, since what disturbs them does not shrink with them.
-    margin: how near the best, as a share of its time, keeps a kernel in the race whatever its
-    place. steady: whether the GPU is warmed up first. Without, whoever comes after a pause is timed
-    at a clock up to a quarter higher.
+    margin: how near the best, as a share of its time, keeps a kernel in the race at any rank.
+    steady: whether the GPU is warmed up first. Without, what is timed after a pause runs at a clock
+    up to a quarter higher.
     """
 
     least: int
@@ -64,8 +64,8 @@ class Rung:
 class Halving:
     """The rules of a race.
 
-    Every rung keeps 1/eta of the active kernels, at least `finalists`, and whoever is within its
-    margin. Then at most `finalists` kernels that are within the last rung's margin are timed
+    Every rung keeps 1/eta of the active kernels, at least `finalists`, and all within its margin.
+    Then at most `finalists` kernels that are within the last rung's margin are timed
     interleaved, for `final_ms` each and at least `final_least` launches. A long problem is only
     tried with what is within `entry_margin` of the best on its reference problem, or among the
     first 1/eta there. `leaders`: of how many the neighbours are tried.
@@ -90,7 +90,7 @@ class Halving:
             )
 
     def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
-        """Who goes on, fastest first, of those with `times` (milliseconds by name).
+        """Those that go on, fastest first, of the kernels with `times` (milliseconds by name).
 
         Equal times are ordered by name.
         """
@@ -100,7 +100,7 @@ class Halving:
         return [name for place, name in enumerate(ranked) if place < kept or name in near]
 
     def final_of(self, times: Mapping[str, float]) -> list[str]:
-        """Who is in the final, fastest first: all who could still be the best."""
+        """Those in the final, fastest first: all that could still be the best."""
         ranked = _ranked(times)
         near = _near_the_best(times, ranked, self.rungs[-1].margin)
         return [name for name in ranked if name in near][: self.finalists]
@@ -122,7 +122,7 @@ DEFAULT_HALVING = Halving()
 class Race:
     """A problem and the kernels that compete on it.
 
-    builds: those that begin. reference: the race for a shorter problem; who is far behind in its
+    builds: those that begin. reference: the race for a shorter problem; what is far behind in its
     first rung does not enter this one. When all rungs are complete, neighbours of the best join,
     and the rungs are run for them; `refinements` times.
     """
@@ -157,10 +157,10 @@ class RaceState:
 
     joined: the trials of all that joined, by short form; active: those that may still win; dropped:
     why others may not, beside what their kernels did. rung: the one under way, counted from 0, or
-    how many there are when all are complete. pending: who has to be proven or timed for it to end,
-    in that order. waiting: nobody enters before the reference's first rung is complete. searched:
+    how many there are when all are complete. pending: what has to be proven or timed for it to end,
+    in that order. waiting: nothing enters before the reference's first rung is complete. searched:
     all rungs are complete, and no neighbours are left to join. closed: its search ended early.
-    final, failed_finals: the final of those who are in it now, and how often it broke down.
+    final, failed_finals: the final between the present finalists, and how often it failed.
     """
 
     race: Race
@@ -194,7 +194,7 @@ class RaceState:
 
     @cached_property
     def survived(self) -> list[Trial]:
-        """Who did nothing wrong: those that may win, and those that were slower."""
+        """Those that did nothing wrong: they may win, or were slower."""
         out = {name for name, (status, _) in self.dropped.items() if status == "not reached"}
         return [t for name, t in self.joined.items() if t.active and name not in out]
 
@@ -216,7 +216,7 @@ class RaceState:
 
     @property
     def wanted(self) -> list[Build]:
-        """Kernels that may have to be measured; whoever was slower may get another chance."""
+        """Kernels that may have to be measured: slower ones too, which may be active again."""
         return [] if self.finished else [trial.build for trial in self.survived]
 
     @cached_property
@@ -230,7 +230,7 @@ class RaceState:
         """What to measure next with the kernels that are `ready`; None: nothing now.
 
         A kernel is proven before it is timed; a rung begins when the one before is complete, and
-        ends as soon as everybody has been timed on it.
+        ends as soon as all active kernels have been timed on it.
         """
         for trial in () if self.closed else self.pending:
             if trial.build in ready:
@@ -241,13 +241,13 @@ class RaceState:
     def final_task(self, ready: Container[Build], seconds: float) -> Task | None:
         """What the final needs next; None: it is over, or does not fit into so many seconds.
 
-        Whoever is in it is checked thoroughly first.
+        Each finalist is checked thoroughly first.
         """
         finalists, halving = self.finalists, self.race.halving
         if not finalists or self._final_is_over or not all(t.build in ready for t in finalists):
             return None
         for trial in finalists if self.failed_finals else ():
-            # Who broke it? Timed alone, the culprit fails alone.
+            # Timed alone, the kernel that broke it fails alone.
             if ALONE not in trial.samples:
                 return self._task(ALONE, trial, halving.rungs[-1])
         for trial in finalists:
@@ -289,22 +289,22 @@ class RaceState:
 
     @property
     def last_stage(self) -> str:
-        """The stage of the last rung that everybody in the race has run."""
+        """The stage of the last rung that is complete."""
         return rung_stage(max(0, self.rung - 1))
 
     @property
     def first_times(self) -> dict[str, float]:
-        """What those took on the first rung who began the race."""
+        """Milliseconds on the first rung, of the kernels that began the race."""
         began = {build.name for build in self.race.builds}
         return _times((t for t in self.survived if t.name in began), rung_stage(0))
 
     @cached_property
     def ranked(self) -> list[Trial]:
-        """Everybody with a time, fastest first.
+        """The trials with a time, fastest first.
 
-        Times of the final, or without one of the last complete rung, stand as they are. Those of
-        another rung are scaled by what the best of these took on both: the GPU's clock was another
-        then.
+        Times of the final, or without one of the last complete rung, are as measured. Those of
+        another rung are scaled by the ratio of the best kernel's times in both: the GPU ran at
+        another clock then.
         """
         found = {trial.name: trial for trial in self._finalists_as_ranked()}
         times = {name: trial.ms for name, trial in found.items()}
@@ -350,11 +350,11 @@ def follow(
     early: bool = False,
     closed: bool = False,
 ) -> RaceState:
-    """Where a race is by what is known.
+    """Where a race is, by what is known.
 
-    reference: where the race's reference is, if it has one. early: whether kernels enter by what
-    the reference has timed so far, the best of that first. closed: whether the search ends before
-    its time; what was not timed at all is out.
+    reference: the state of the race's reference, if it has one. early: whether kernels enter by
+    what the reference has timed so far, the best of that first. closed: whether the search ends
+    early; what was not timed at all is out.
     """
     problem, halving = race.problem, race.halving
     joined = known.of(problem, race.builds)

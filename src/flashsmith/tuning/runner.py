@@ -1,4 +1,4 @@
-"""What a sweep needs of the world: something that compiles, something that proves and times.
+"""What a sweep runs on: something that compiles, something that proves and times.
 
 Both run in worker processes and are pickled to get there; `gpu_runner` has the real ones, tests
 give others.
@@ -35,7 +35,7 @@ class Compiled:
 
 
 class Compiler(Protocol):
-    """Lives in the compile processes."""
+    """Runs in the compile processes."""
 
     def open(self) -> Any:
         """Called once, in the process."""
@@ -49,11 +49,11 @@ class LibraryGoneError(LaunchError):
 
 
 class Bench(Protocol):
-    """Lives in the measuring process. Whatever it raises costs the kernel at hand, but
-    LibraryGoneError, which is nobody's fault."""
+    """Runs in the measuring process. An exception disqualifies the kernel at hand, except
+    LibraryGoneError, which no kernel causes."""
 
     def open(self) -> Any:
-        """Called once, in the process: takes hold of the GPU."""
+        """Called once, in the process: initialises the GPU."""
 
     def prepare(self, problem: Problem) -> None:
         """Makes a problem's tensors. Fails where the GPU is too small for them."""

@@ -25,7 +25,7 @@ from flashsmith.operations import DEFAULT
 # The space of the newest family that runs on a device, and a few configs of the others.
 ALL_FAMILIES = "both"
 _FEW = 8
-# Sets that say how to schedule, whatever the dtype and the head dimension; 'B_r,B_c' is of tune.
+# Sets that are searched at every dtype and head dimension; 'B_r,B_c' is of tune.
 _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
 
@@ -114,7 +114,7 @@ def search_space(
 
 
 def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """What says how the family stands to another: its own search is for another sweep."""
+    """Enough to compare the family with another; its whole space is for another sweep."""
     d_head, masked = d_head_for(problem), _masked(problem)
     sound = [
         cfg
@@ -131,7 +131,7 @@ def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelCon
 
 @lru_cache(maxsize=1)
 def _shipped() -> WinnersTable:
-    # The user's own changes while a sweep runs, and what it goes on with must not.
+    # Not the user's own, which changes while a sweep runs: a resumed sweep has the same space.
     return WinnersTable.shipped()
 
 

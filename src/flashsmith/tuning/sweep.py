@@ -37,23 +37,23 @@ _SEARCH_SHARE = 0.75
 _IN_A_ROW = 32
 # A GPU that does not come back so many times in a row is not one kernel's fault.
 _STARTUP_ATTEMPTS = 3
-# Slower than this is as good as hanging.
+# A kernel slower than this counts as hanging.
 _SLOWEST_FLOP_PER_SECOND = 1e12
 _REFRESH_SECONDS = 0.25
 # Between two plain lines that only say how far the sweep is.
 _LINE_SECONDS = 15.0
-# Every library brings a CUDA runtime of its own, and a process cannot hold any number of them.
+# Each library links a CUDA runtime statically, and a process cannot hold any number of those.
 MAX_LIBRARIES = 300
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a sweep goes about it.
+    """What a sweep is run with.
 
-    budget: seconds for all problems together. max_spill: spilled bytes per thread that are let
-    pass. refinements: how many times neighbours of a problem's best are tried. jobs: compile
-    processes. patience: seconds that a request to the bench may take beyond
-    what its FLOP explain; compile_patience: seconds that a batch of kernels may take to compile.
+    budget: seconds for all problems together. max_spill: spilled bytes per thread that are allowed.
+    refinements: how many times neighbours of a problem's best are tried. jobs: compile processes.
+    patience: seconds that a request to the bench may take beyond what its FLOP explain;
+    compile_patience: seconds that a batch of kernels may take to compile.
     """
 
     halving: Halving = DEFAULT_HALVING
@@ -89,10 +89,10 @@ class SweepProgress(Teller):
 class Sweep:
     """One run over races, from what the journal knows to the end of the work or of the budget.
 
-    What is known is `trials`, the journal's records, to which every finding is added; where the
-    races are follows from it. Of its own a run has its processes, and what its clock says: how long
-    each problem took, and whose search the budget cut short. `on_finished` is called with every
-    race that is over, as soon as it is. The budget is counted by `clock`, in seconds.
+    All that is known is in `trials`: the journal's records, to which every result is added. The
+    states of the races follow from that. Beside it a run has its processes and its clock: how long
+    each problem took, and which searches the budget ended. `on_finished` is called with every race
+    as soon as it is over. The budget is counted by `clock`, in seconds.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Sweep:
         )
 
     def _note(self, record: Record) -> None:
-        """Takes in what was found out. It counts from now on; `_save` has to follow."""
+        """Adds a result to what is known; `_save` has to follow."""
         self._unsaved.append(record)
         if dropped := self.trials.add(record):
             (build,), (status, reason) = record.builds, dropped
@@ -189,7 +189,7 @@ class Sweep:
             )
 
     def _save(self) -> None:
-        """Has the disk hold what is new. Apart from `_note`, so that the GPU need not wait for it.
+        """Writes new records to the disk, apart from `_note`, so that the GPU does not wait for it.
 
         Raises ArgumentError when the disk is full.
         """
@@ -223,8 +223,8 @@ class Sweep:
                     self._take(outcome)
 
     def _look(self, searching: bool) -> None:
-        """Looks at the races that changed: has the kernels compiled that a search wants, and
-        reports those that are over."""
+        """For the races that changed: queues the kernels that a search wants, and reports those
+        that are over."""
         wanted: dict[Build, None] = {}
         for state in self.states:
             before = self._seen.get(state.problem)
@@ -297,7 +297,7 @@ class Sweep:
             self._bench.request("time", problem, kernels, *how, seconds=seconds)
 
     def _take(self, outcome: Outcome) -> None:
-        """Takes over what became of the request."""
+        """Adds the result of the request."""
         task, self._task = self._task, None
         assert task is not None
         self._seconds[task.problem] += self._clock() - self._task_began
@@ -333,8 +333,8 @@ class Sweep:
         self._note(Record(*about, failure=(failure.kind, failure.reason)))
 
     def _compile_again(self, task: Task) -> bool:
-        """Has the libraries of a task compiled again, with all that is in them; False: they were
-        already, and are gone once more."""
+        """Queues the libraries of a task, with all that is in them, to be compiled again; False:
+        they were already, and are gone once more."""
         if self._recompiled.issuperset(task.builds):
             return False
         gone = {self._libraries[build] for build in task.builds}

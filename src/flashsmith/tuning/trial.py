@@ -26,13 +26,13 @@ from flashsmith.families import (
 
 # In the race; dropped before it was run; what its kernel did; slower than others; out of time.
 Status = Literal["active", "culled", "crash", "hang", "error", "wrong", "slower", "not reached"]
-# The stages that a kernel passes, and rung_stage()'s between the proof and the check. PREPARE makes
-# a problem's tensors; ALONE finds out which kernel broke the final.
+# The stages of a kernel; those of rung_stage() are between proof and check. PREPARE makes the tensors
+# of a problem; ALONE finds the kernel that broke the final.
 COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# What a stage finds out; the others are timed.
+# What a stage's record has; the others have samples.
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
 # ptxas's spill stores and loads per thread, bytes. A handful outside the loop costs nothing.
 DEFAULT_MAX_SPILL = 256
@@ -112,7 +112,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Record:
-    """What came of one request to a compiler or to the bench: a line of the journal.
+    """The result of one request to a compiler or to the bench: a line of the journal.
 
     builds: the kernels that it was about. Of the others there is one: `facts` of what was compiled,
     a `proof`, `samples`, one for each build, taken where and when `origin` says, or a `failure`:
@@ -152,8 +152,8 @@ class Record:
 
     @property
     def may_pass(self) -> bool:
-        """Whether it is of a failure that need not be the kernel's fault (a GPU or a machine that
-        was out of memory, a compiler that was killed), and is tried again another time."""
+        """Whether it is of a failure that the kernel need not have caused (a GPU or a machine out
+        of memory, a compiler that was killed); another run tries again."""
         if self.failure is None:
             return False
         return self.stage in (COMPILE, PREPARE, FINAL) or self.failure[0] == "error"
@@ -209,8 +209,8 @@ def _build(config: str, semantics: str) -> Build:
 class Trials:
     """All that a sweep knows: its records, those of earlier runs first, folded into trials.
 
-    What may have passed since an earlier run does not count. A kernel that did wrong once is not
-    trusted on any problem.
+    Failures of an earlier run that the machine may have caused do not count. A kernel that failed
+    or was wrong once is disqualified on all problems.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Trials:
         self._dropped: dict[Build, tuple[Status, str]] = {}
         # Why a problem's tensors cannot be made.
         self.unprepared: dict[Problem, str] = {}
-        # By who ran.
+        # By the short forms of the finalists.
         self.finals: dict[tuple[Problem, frozenset[str]], Record] = {}
         self.failed_finals: Counter[tuple[Problem, frozenset[str]]] = Counter()
         # Of what is known of a problem: grows with every change.
@@ -249,7 +249,7 @@ class Trials:
         return begun
 
     def add(self, record: Record) -> tuple[Status, str] | None:
-        """Takes a record in; why its kernel is dropped from all races, if it is."""
+        """Adds a record; the status and reason with which it drops its kernel, if it does."""
         problem, stage, failure = record.problem, record.stage, record.failure
         if problem is None:
             return self._add_compiled(record.builds[0], record.facts, failure)
@@ -291,7 +291,7 @@ class Trials:
         return None if reason is None else self._drop(build, "culled", reason)
 
     def _drop(self, build: Build, status: Status, reason: str) -> tuple[Status, str]:
-        """Takes a kernel out of all races; what was wrong with it first stays."""
+        """Takes a kernel out of all races; the first reason stays."""
         status, reason = self._dropped.setdefault(build, (status, reason))
         self._change(build, status=status, reason=reason)
         return status, reason
@@ -323,7 +323,7 @@ def cull_compiled(
 ) -> str | None:
     """Why a compiled kernel need not be run; None: it is worth a try.
 
-    Where a kernel that spills is as good as lost, none may spill at all.
+    Of a family where every spill is a loss, none may spill at all.
     """
     if cfg.family.must_not_spill:
         max_spill = 0

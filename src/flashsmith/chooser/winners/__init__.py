@@ -1,7 +1,7 @@
 """The table of winners: which configs were fastest, for which problems, on which GPUs.
 
 A table is JSON with a schema version. The package ships one file per GPU (chooser/tables); what a
-user measures goes to a table of the user's own, whose entries stand before the shipped ones.
+user measures goes to a table of the user's own, whose entries replace the shipped ones.
 """
 
 from flashsmith.chooser.winners.entry import Entry, Ranked

@@ -22,7 +22,7 @@ from flashsmith.printable import quoted
 # Of a time in milliseconds and of TFLOP/s: wider than anything that was ever measured, and narrow
 # enough for every product and ratio of them.
 SMALLEST, LARGEST = 1e-12, 1e12
-# Of a ranking, whatever their shapes.
+# The fastest of a ranking, of any shape.
 KEPT = 8
 # Of an entry in a file; the tuner keeps the best of every shape, a few dozen.
 MOST_RANKED = 1000
@@ -83,7 +83,7 @@ class Ranked:
 class Entry:
     """One measured problem and its configs, fastest first, at least one.
 
-    A key is a bucket of many problems. Times are of one of them, so it stands here as it is.
+    A key is a bucket of many problems. Times are of one of them, which is kept here.
     """
 
     key: WinnerKey
@@ -117,7 +117,7 @@ class Entry:
     def beside(self, older: Entry | None) -> Entry:
         """This entry with the figures of another of its place, for the families it lacks itself.
 
-        Whoever measures one family anew says nothing about the other.
+        Measuring one family again says nothing about another.
         """
         if older is None or older.families <= self.families:
             return self
@@ -142,7 +142,7 @@ def worth_keeping(ranked: Sequence[Ranked]) -> list[Ranked]:
     """The best KEPT of a ranking (fastest first), and the best of every tile shape.
 
     A shape that loses here wins where there are more or fewer CTAs for the SMs: a lookup for
-    another size weighs them anew, and must find them.
+    another size compares them again, and must find them.
     """
     kept = list(ranked[:KEPT])
     shapes = {_shape(one) for one in kept}

@@ -33,7 +33,7 @@ SCHEMA = 1
 PREFERENCES = ("newer", "faster")
 # Of entries that are ignored; more are counted.
 MOST_NOTES = 200
-# Whoever holds a table's lock does so for one read and one write.
+# A process holds a table's lock for one read and one write.
 LOCK_PATIENCE = 30.0
 
 
@@ -98,7 +98,7 @@ class WinnersTable:
     def from_json(cls, data: Any, source: str = "table") -> WinnersTable:
         """The table that to_json() wrote; raises TableError as load() does.
 
-        ``data`` is what JSON can hold, of whatever types: all that is used of it is checked here.
+        ``data`` is any value of JSON: all that is used of it is checked here.
         """
         if not isinstance(data, dict) or "schema" not in data or "entries" not in data:
             raise TableError(f"{source}: no table of winners (it has no 'schema' and 'entries')")
@@ -190,12 +190,12 @@ class WinnersTable:
     # --- changing it -----------------------------------------------------------------------------
 
     def put(self, entry: Entry) -> None:
-        """Set an entry in place of whatever has its place."""
+        """Set an entry; one of the same place is replaced."""
         self._entries[entry.place] = entry
         self._index = None
 
     def remove(self, entry: Entry) -> None:
-        """Take out whatever has the place of an entry."""
+        """Take out the entry at the place of this one."""
         self._entries.pop(entry.place, None)
         self._index = None
 
@@ -219,7 +219,7 @@ class WinnersTable:
         """Take over the entries of ``other`` that are new or win their place; how many.
 
         'newer': the entry with the later time of measurement; of two alike, other's. 'faster': the
-        one whose best config reaches more TFLOP/s, whatever the environments. Of a family that
+        one whose best config reaches more TFLOP/s, in any environment. Of a family that
         only one of the two measured, its figures stay.
         """
         if prefer not in PREFERENCES:
@@ -239,7 +239,7 @@ class WinnersTable:
     # --- writing ---------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The table as JSON values; environments, which many figures share, stand there once.
+        """The table as JSON values; environments, which many figures share, are there once.
 
         Records that from_json() could not read follow as they were.
         """
@@ -393,7 +393,7 @@ def record_winners(
     """Enter a measured ranking in the user's table, or in the one at ``path``.
 
     A figure whose environment does not say when it was measured was measured now. Returns the
-    entry that now stands there. Raises TableError, and what WinnersTable.add raises.
+    entry as it is then. Raises TableError, and what WinnersTable.add raises.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     dated = [replace(one, environment={"time": now, **one.environment}) for one in ranked]
