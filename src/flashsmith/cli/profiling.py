@@ -109,9 +109,8 @@ def ncu(
         settled,
         write_profile,
     )
-    from flashsmith.benchmark.ncu.executable import find_ncu
     from flashsmith.benchmark.ncu.profile_table import print_profile
-    from flashsmith.benchmark.ncu.profiler import Profiler
+    from flashsmith.benchmark.ncu.profiler import Profiler, find_ncu
     from flashsmith.benchmark.problems import make_shapes
     from flashsmith.runtime import gpu_count, query_gpu
 

@@ -10,11 +10,11 @@ import pytest
 import shared_kernels
 
 from flashsmith.benchmark import workload as workload_module
-from flashsmith.benchmark.ncu import Ledger, ProfileRow, read_profile, target
-from flashsmith.benchmark.ncu.executable import find_ncu
-from flashsmith.benchmark.ncu.raw_page import CutOff, parse_raw_page
-from flashsmith.benchmark.ncu.target import Job, Use, run_job
-from flashsmith.benchmark.ncu.wavefronts import WavefrontCount, emulated_wavefronts
+from flashsmith.benchmark.ncu import Ledger, ProfileRow, profiled_process, read_profile
+from flashsmith.benchmark.ncu.counters import CutOff, parse_raw_page
+from flashsmith.benchmark.ncu.profiled_process import Job, Use, run_job
+from flashsmith.benchmark.ncu.profiler import find_ncu
+from flashsmith.benchmark.ncu.profiling import WavefrontCount, emulated_wavefronts
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError, ProfilerError
 from flashsmith.families import Problem, Semantics, get_hopper_configs
@@ -216,7 +216,7 @@ def test_a_trimmed_diagonal_over_many_tiles_is_extrapolated_too() -> None:
 
 
 def test_what_the_emulator_cannot_tell_is_left_out(monkeypatch) -> None:
-    from flashsmith.benchmark.ncu import wavefronts
+    from flashsmith.benchmark.ncu import profiling as wavefronts
 
     problem = Problem.parse("s256 d128 fp16")
     assert emulated_wavefronts(get_hopper_configs()[0], problem, 90) is None
@@ -306,7 +306,7 @@ def test_a_launch_that_fails_ends_the_process_with_its_words(marks, tmp_path, ca
 
     monkeypatch.setattr(contenders.KernelContender, "launch", crash)
     (tmp_path / "job").write_text(Job((SMALL,), 1, str(tmp_path / "verdicts")).to_json())
-    assert target.main([str(tmp_path / "job")]) == 2
+    assert profiled_process.main([str(tmp_path / "job")]) == 2
     assert "an illegal memory access" in capsys.readouterr().err
 
 

@@ -14,13 +14,19 @@ import pytest
 from cuda.pathfinder import find_nvidia_binary_utility
 from emulated_machine import EmulatedMachine, ptx
 
-from flashsmith.benchmark.roofline import compilation
-from flashsmith.benchmark.roofline.compilation import compile_sources
-from flashsmith.benchmark.roofline.exponentials import EXPONENTIALS
-from flashsmith.benchmark.roofline.measuring import MICROBENCHMARKS
-from flashsmith.benchmark.roofline.memory_reads import MEMORY_READS, PERIOD, sum_of_words, words
-from flashsmith.benchmark.roofline.microbenchmark import Absent, Wrong
-from flashsmith.benchmark.roofline.products import PRODUCTS, SHAPES
+from flashsmith.benchmark.roofline import measuring as compilation
+from flashsmith.benchmark.roofline.measuring import MICROBENCHMARKS, compile_sources
+from flashsmith.benchmark.roofline.microbenchmarks import (
+    EXPONENTIALS,
+    MEMORY_READS,
+    PERIOD,
+    PRODUCTS,
+    SHAPES,
+    Absent,
+    Wrong,
+    sum_of_words,
+    words,
+)
 from flashsmith.emulator import parse
 from flashsmith.errors import CompileError
 

@@ -1,7 +1,7 @@
 """Kernels under Nsight Compute: what the hardware counted while they ran.
 
-One profiler process per sequence length runs ``ncu.target``; its counters become ProfileRows, which
-a CSV file keeps from run to run.
+One profiler process per sequence length runs ``ncu.profiled_process``; its counters become
+ProfileRows, which a CSV file keeps from run to run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The process under the profiler: proves every kernel of a job, then launches each between marks.
 
-    python -m flashsmith.benchmark.ncu.target JOB.json
+    python -m flashsmith.benchmark.ncu.profiled_process JOB.json
 
 Only what runs between the marks is profiled, so neither the tensors' making nor the proof is.
 """
@@ -61,21 +61,21 @@ def run_job(job: Job) -> None:
         if workload is None or use.problem != problem:
             problem, workload = use.problem, None
             workload = workload_of(Problem.parse(use.problem))
-        contender = kernel_implementation(parse_kernel_name_into_config(use.config), workload)
-        verdicts.append("; ".join(workload.judge(contender.output()).reasons))
+        implementation = kernel_implementation(parse_kernel_name_into_config(use.config), workload)
+        verdicts.append("; ".join(workload.judge(implementation.output()).reasons))
         path.write_text(json.dumps(verdicts))
         if not verdicts[-1]:
-            _launch_marked(contender, job.runs)
+            _launch_marked(implementation, job.runs)
 
 
-def _launch_marked(contender: Any, runs: int) -> None:
+def _launch_marked(implementation: Any, runs: int) -> None:
     from flashsmith.runtime import driver
 
     with driver.current_gpu(0):
         driver.call("cuCtxSynchronize")
         driver.call("cuProfilerStart")
         for _ in range(runs):
-            contender.launch()
+            implementation.launch()
         driver.call("cuCtxSynchronize")
         driver.call("cuProfilerStop")
 
