@@ -26,8 +26,8 @@ from flashsmith.families import (
 
 # In the race; dropped before it was run; what its kernel did; slower than others; out of time.
 Status = Literal["active", "culled", "crash", "hang", "error", "wrong", "slower", "not reached"]
-# The stages of a kernel; those of rung_stage() are between proof and check. PREPARE makes the tensors
-# of a problem; ALONE finds the kernel that broke the final.
+# The stages of a kernel; those of rung_stage() are between proof and check. PREPARE makes a
+# problem's tensors; ALONE finds the kernel that broke the final.
 COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
