@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -376,6 +377,16 @@ def _check_knobs(config_class: Any) -> None:
         raise ArgumentError(
             f"family: no short form of {name} says {', '.join(unsaid)}, so that two configs would "
             "have one name; give the knob a word, or add it to SHAPE or to one of GROUPS"
+        )
+    words = Counter(
+        str(declared.metadata["word"])
+        for knob, declared in knobs.items()
+        if knob not in said and declared.metadata["word"] is not None
+    )
+    if doubled := sorted(word for word, times in words.items() if times > 1):
+        raise ArgumentError(
+            f"family: several knobs of {name} have the word {', '.join(map(quoted, doubled))}; "
+            "give each a word of its own"
         )
     oldest = getattr(config_class, "OLDEST_ARCH", None)
     newest = max(device.arch for device in KNOWN_DEVICES)
