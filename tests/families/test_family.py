@@ -155,7 +155,9 @@ def test_a_config_that_does_not_say_what_a_cta_takes(csrc: Path) -> None:
         register_family(silent, csrc)
 
 
-def test_a_config_whose_family_is_not_registered() -> None:
+def test_a_config_whose_family_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests of this file register it.
+    monkeypatch.delattr(AbacusConfig, "family", raising=False)
     with pytest.raises(ArgumentError, match="AbacusConfig belongs to no registered family; reg"):
         check_legal(AbacusConfig(DType.FP16, 64))
 
