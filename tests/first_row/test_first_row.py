@@ -105,7 +105,7 @@ def test_its_problems_have_a_word_of_their_own(first_row: ModuleType) -> None:
     assert (str(problem), problem.computed) == (PROBLEM, first_row.FIRST_ROW)
     assert problem.attn_flop() == 2 * 3 * 64
     assert first_row.FIRST_ROW.bytes(problem) == 2 * (2 * 5 * 3 * 64 + 2 * 3 * 64)
-    with pytest.raises(ArgumentError, match="semantics='causal': first_row knows no causal"):
+    with pytest.raises(ArgumentError, match="semantics='causal': first_row supports no causal"):
         Problem.parse(f"{PROBLEM} causal")
 
 
@@ -233,7 +233,7 @@ def test_what_an_operation_does_not_know_cannot_be_asked_of_its_proof(
 ) -> None:
     with pytest.raises(ArgumentError, match="sinks=True: first_row has no such option"):
         prove(parse(PLAIN), sinks=True)
-    with pytest.raises(ArgumentError, match="semantics='softcap': first_row knows no softcap"):
+    with pytest.raises(ArgumentError, match="semantics='softcap': first_row supports no softcap"):
         prove(parse(PLAIN), softcap=3.0)
     with pytest.raises(ArgumentError, match="inputs='huge': allowed are random"):
         prove(parse(PLAIN), inputs="huge")
@@ -360,7 +360,7 @@ def test_it_is_tuned_and_its_winner_kept(first_row: ModuleType, tmp_path: Path) 
     assert (str(offered.config), offered.evidence, offered.tflops) == (PLAIN, "offered", 0.0)
     assert "expected" not in str(offered)
     assert f"runner-up   {STAGED}\n" in f"{offered}\n"
-    # Who does not have the package is told what an entry is of, and keeps it.
+    # Without the package the entry is kept, and a note names its operation.
     del OPERATIONS["first_row"]
     parse_class.cache_clear()
     strange = WinnersTable.load(table)

@@ -119,12 +119,11 @@ def report(
         for source in found.sources:
             if PASSED_OVER in source.what:
                 reporter.say(f"{source.path}: {source.what}")
-        newest, *older = found.versions or {"": ""}
-        if older:
-            others = ", ".join(version or "no version named" for version in older)
+        if len(found.versions) > 1:
+            newest = next(iter(found.versions)) or "rows that name no version"
             reporter.say(
-                f"rows of {len(older) + 1} versions: the key figures are of the one measured last, "
-                f"{newest or 'no version named'}; {others} have a table of their own"
+                f"rows of {len(found.versions)} versions: the key figures are of {newest}, "
+                "measured last; the page has a table of all"
             )
         reporter.say(f"writing the page of {counted(len(found.rows), 'row')}")
         written = write_page(make_page(found, title), out)

@@ -13,9 +13,9 @@ from flashsmith.benchmark.report.results import (
     BASELINES,
     FLASHSMITH,
     Setting,
-    facts_of,
     is_flashsmith,
     name_of,
+    setting_facts,
     setting_of,
 )
 
@@ -101,12 +101,12 @@ def make_points(rows: Iterable[Measurement]) -> list[Point]:
 
 def _point(rows: Sequence[Measurement]) -> Point:
     timed = [row for row in rows if row.verdict == "pass" and row.ms]
-    ours = [row for row in timed if is_flashsmith(row)]
+    own = [row for row in timed if is_flashsmith(row)]
     return Point(
         row=rows[0],
-        chosen=_medians(ours, name_of).get(FLASHSMITH),
+        chosen=_medians(own, name_of).get(FLASHSMITH),
         kernels=_medians(
-            [row for row in ours if name_of(row) != FLASHSMITH],
+            [row for row in own if name_of(row) != FLASHSMITH],
             lambda row: row.config or row.implementation,
         ),
         peers=_medians([row for row in timed if not is_flashsmith(row)], name_of),
@@ -198,7 +198,7 @@ def problem_words(row: Measurement) -> str:
 
 def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
     """Each setting by the first facts that tell all of them apart; '' where there is only one."""
-    facts = {setting: facts_of(setting) for setting in settings}
+    facts = {setting: setting_facts(setting) for setting in settings}
     told: dict[Setting, tuple[str, ...]] = dict.fromkeys(facts, ())
     for name in next(iter(facts.values()), {}):
         longer = {setting: (*told[setting], known[name]) for setting, known in facts.items()}
