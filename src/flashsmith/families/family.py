@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 from flashsmith.errors import ArgumentError
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
-from flashsmith.families.knob import feature_of
+from flashsmith.families.knob import feature_of, feature_words
 from flashsmith.families.rule import LegalSpace, Rule
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.dtype import DType
@@ -378,12 +378,7 @@ def _check_knobs(config_class: Any) -> None:
             f"family: no short form of {name} says {', '.join(unsaid)}, so that two configs would "
             "have one name; give the knob a word, or add it to SHAPE or to one of GROUPS"
         )
-    # The word '' is that of enumerations whose values' names are words by themselves.
-    words = Counter(
-        str(declared.metadata["word"])
-        for knob, declared in knobs.items()
-        if knob not in said and declared.metadata["word"]
-    )
+    words = Counter(word for declared in knobs.values() for word in feature_words(declared))
     if doubled := sorted(word for word, times in words.items() if times > 1):
         raise ArgumentError(
             f"family: several knobs of {name} have the word {', '.join(map(quoted, doubled))}; "
