@@ -19,7 +19,7 @@ from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.peers import BASELINE, Peer, get_peers
 from flashsmith.benchmark.problems import default_problem
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.records import checked_fields
 from flashsmith.benchmark.run import Options, run_kernels
 from flashsmith.benchmark.tasks import EMULATED, default_size
@@ -344,7 +344,7 @@ def run_ablation(
     timer: Timer | None,
     environment: dict[str, object],
     seed: int = 0,
-    narrator: Narrator,
+    reporter: ProgressReporter,
     write: Callable[[Measurement], None] | None = None,
 ) -> Ablation:
     """The ablation of `configs`, in their order; `timer` is None where there is nothing to time on,
@@ -359,12 +359,12 @@ def run_ablation(
         emulator,
         task=default_size(emulator),
         options=Options(seed=seed),
-        narrator=narrator,
+        reporter=reporter,
         write=write if timer is None else None,
     )
     times = None
     if timer is not None:
-        narrator.say(f"timing {counted(len(configs), 'kernel')}")
+        reporter.say(f"timing {counted(len(configs), 'kernel')}")
         times = timer(configs)
     steps = tuple(
         Step(
@@ -407,7 +407,7 @@ class StepTimer:
 
     device: DeviceSpec
     seq: int
-    narrator: Narrator
+    reporter: ProgressReporter
     seed: int = 0
     protocol: Protocol = INTERLEAVED
     peers: tuple[Peer, ...] = get_peers(BASELINE)
@@ -433,7 +433,7 @@ class StepTimer:
             environment=self.environment or Environment.collect(),
             clock=self.clock or CudaEvents(),
             telemetry=self.telemetry or Telemetry(),
-            narrator=self.narrator,
+            reporter=self.reporter,
             make_workload=self.make_workload,
             write=self.write,
         )

@@ -10,7 +10,7 @@ import pytest
 from ablations import ABLATION, PLAIN, SWIZZLED, TIMED, timed_step
 
 from flashsmith.benchmark import run as run_module
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.progression import (
     Ablation,
     StepTime,
@@ -173,7 +173,9 @@ def test_a_wrong_step_is_a_failure_with_its_reason() -> None:
 
 
 def up(timer=None, configs=CONFIGS) -> Ablation:
-    return run_ablation(configs, TARGET, timer=timer, environment={}, narrator=Narrator(quiet=True))
+    return run_ablation(
+        configs, TARGET, timer=timer, environment={}, reporter=ProgressReporter(quiet=True)
+    )
 
 
 def test_a_ladder_is_counted_without_a_gpu() -> None:

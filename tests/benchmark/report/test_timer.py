@@ -7,7 +7,7 @@ from ablations import PLAIN, SWIZZLED
 from sample_rows import ENVIRONMENT, row
 
 from flashsmith.benchmark import progression as timer_module
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.progression import StepTimer, times_of
 from flashsmith.benchmark.timing import Environment, Telemetry
 from flashsmith.families import Problem, device_spec
@@ -59,7 +59,7 @@ def test_the_benchmark_gets_every_kernel_and_the_yardstick(monkeypatch) -> None:
     timer = StepTimer(
         H200,
         1024,
-        Narrator(quiet=True),
+        ProgressReporter(quiet=True),
         seed=3,
         clock=clock,
         telemetry=Telemetry(sensor=lambda: (1500.0, 650.0)),
@@ -83,9 +83,9 @@ def test_the_ladder_is_timed_on_a_gpu() -> None:
     from flashsmith.benchmark.progression import run_ablation
     from flashsmith.runtime.target import choose_target
 
-    target, narrator = choose_target(), Narrator(quiet=True)
-    timer = StepTimer(target.device, 1024, narrator)
-    ladder = run_ablation(CONFIGS, target, timer=timer, environment={}, narrator=narrator)
+    target, reporter = choose_target(), ProgressReporter(quiet=True)
+    timer = StepTimer(target.device, 1024, reporter)
+    ladder = run_ablation(CONFIGS, target, timer=timer, environment={}, reporter=reporter)
     assert ladder.ok, [step.problems for step in ladder.steps]
     assert all(step.time and step.time.tflops > 0 for step in ladder.steps)
     assert ladder.timed == "b16 s1024 h16 d128 fp16"
