@@ -240,27 +240,9 @@ def peer_order(names: Iterable[str]) -> list[str]:
 # --- overview ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ratios:
-    """flashsmith's throughput over a peer's, on several problems."""
-
-    ratios: Sequence[float]
-
-    @property
-    def mean(self) -> float:
-        """The geometric mean."""
-        return math.exp(sum(map(math.log, self.ratios)) / len(self.ratios))
-
-    @property
-    def ahead(self) -> int:
-        """On how many problems flashsmith is no slower."""
-        return sum(ratio >= 1 for ratio in self.ratios)
-
-
-def ratios(points: Iterable[Point], peer: str) -> Ratios | None:
-    """Of all points that have the peer and flashsmith; None where none has."""
-    found = [ratio for point in points if (ratio := point.ratio(peer))]
-    return Ratios(found) if found else None
+def ratios(points: Iterable[Point], peer: str) -> list[float]:
+    """flashsmith's throughput over the peer's, of the points that have both."""
+    return [ratio for point in points if (ratio := point.ratio(peer))]
 
 
 def last_measured(points: Iterable[Point]) -> list[Point]:
