@@ -22,7 +22,7 @@ def test_rows_of_bench(name: str) -> None:
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow", reason="needs pyarrow: it is not installed")
     first = read_rows(OLD / name)[0]
-    assert (first.contender, first.kind, first.verdict) == ("ours", "ours", "pass")
+    assert (first.implementation, first.kind, first.verdict) == ("ours", "ours", "pass")
     assert str(first.problem) == "b16 s512 h16 d128 fp16"
     assert (first.gpu, first.registers, first.protocol) == (H200, 128, "one_by_one")
     assert first.ms is not None

@@ -18,6 +18,7 @@ from flashsmith.families import (
     Family,
     FlashForwardKernelConfig,
     KernelConfig,
+    check_legal,
     families,
     family,
     family_named,
@@ -154,6 +155,13 @@ def test_a_config_that_does_not_say_what_a_cta_takes(csrc: Path) -> None:
         register_family(silent, csrc)
 
 
+def test_a_config_whose_family_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests of this file register it.
+    monkeypatch.delattr(AbacusConfig, "family", raising=False)
+    with pytest.raises(ArgumentError, match="AbacusConfig belongs to no registered family; reg"):
+        check_legal(AbacusConfig(DType.FP16, 64))
+
+
 def test_a_name_that_is_taken() -> None:
     class Usurper(Family):
         config_class = FlashForwardKernelConfig
@@ -201,6 +209,12 @@ class Plain(AbacusConfig):
 
 
 @dataclass(frozen=True, order=True)
+class Doubled(AbacusConfig):
+    frames: int = knob("frames", values=(1, 2), word="frame", default=1)
+    framed: bool = knob("has a frame", word="frame", default=False)
+
+
+@dataclass(frozen=True, order=True)
 class Copying(AbacusConfig):
     tma: bool = knob("beads come by TMA", word="tma", default=False)
 
@@ -209,6 +223,7 @@ class Copying(AbacusConfig):
     ("changes", "message"),
     [
         ({"config_class": Unsaid}, "no short form of Unsaid says frames, so that two configs"),
+        ({"config_class": Doubled}, "several knobs of Doubled have the word 'frame'; give each a"),
         ({"config_class": Plain}, r"frames of Plain is not declared with knob\(\)"),
         ({"config_class": Copying}, "Copying has the feature 'tma', which marks .* of wgmma"),
         ({"__name__": "HopperForwardKernelConfig"}, "HopperForwardKernelConfig, as that of wgmma"),

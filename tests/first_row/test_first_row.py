@@ -264,7 +264,10 @@ def bench(*configs: Any, peers: str = "none") -> list[Measurement]:
 
 def test_it_is_benched(built: dict[str, Any], tmp_path: Path) -> None:
     rows = bench(*built.values(), peers="all")
-    assert [(row.contender, row.verdict) for row in rows] == [(PLAIN, "pass"), (STAGED, "pass")]
+    assert [(row.implementation, row.verdict) for row in rows] == [
+        (PLAIN, "pass"),
+        (STAGED, "pass"),
+    ]
     assert all(row.family == "first_row" and row.tflops for row in rows)
     write_rows(tmp_path / "rows.csv", rows)
     assert [row.problem for row in read_rows(tmp_path / "rows.csv")] == 2 * [Problem.parse(PROBLEM)]
@@ -284,8 +287,8 @@ def test_peers_of_its_operation_take_part(
     monkeypatch.setitem(sys.modules, "first_row_peers", SimpleNamespace(ALL=[peer]))
     OPERATIONS["first_row"] = replace(first_row.FIRST_ROW, peers="first_row_peers:ALL")
     ours, theirs = bench(built[PLAIN], peers="fa2")
-    assert (ours.contender, ours.verdict) == (PLAIN, "pass")
-    assert (theirs.contender, theirs.kind) == ("numpy", "peer")
+    assert (ours.implementation, ours.verdict) == (PLAIN, "pass")
+    assert (theirs.implementation, theirs.kind) == ("numpy", "peer")
     assert theirs.verdict == ("fail" if off else "pass")
 
 

@@ -24,8 +24,8 @@ from flashsmith.families import (
     device_spec,
     get_autotuning_kernel_configs,
 )
-from flashsmith.tuning.runner import LibraryGoneError, Runner
-from flashsmith.tuning.trial import Build, Compiled
+from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
+from flashsmith.tuning.trial import Build
 
 DEVICE = device_spec("H200")
 FOREVER = 3600.0

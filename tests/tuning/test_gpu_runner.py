@@ -26,9 +26,9 @@ from flashsmith.families import (
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.gpu_runner import GpuBench, NvccCompiler
 from flashsmith.tuning.race import DEFAULT_HALVING
-from flashsmith.tuning.runner import LibraryGoneError
+from flashsmith.tuning.runner import Compiled, LibraryGoneError
 from flashsmith.tuning.sweep import Settings, SweepProgress
-from flashsmith.tuning.trial import Build, Compiled, is_right
+from flashsmith.tuning.trial import Build, is_right
 from flashsmith.tuning.tune import check_gpu, plan_races, tune
 
 A100 = device_spec("A100")
@@ -56,7 +56,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> GpuBench:
 
 
 def test_the_compilers_report_comes_with_the_library(compiled: Compiled) -> None:
-    assert compiled.error is None
+    assert not compiled.error
     assert compiled.facts is not None
     assert 64 <= compiled.facts.registers <= 255
     again = NvccCompiler(A100).compile([Build(CONFIG, Semantics())])

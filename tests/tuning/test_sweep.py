@@ -23,9 +23,10 @@ from flashsmith.tuning import sweep as sweep_module
 from flashsmith.tuning.journal import Journal
 from flashsmith.tuning.race import Halving, Race, RaceState, Rung
 from flashsmith.tuning.ranking import winners
+from flashsmith.tuning.runner import Compiled
 from flashsmith.tuning.space import search_space
 from flashsmith.tuning.sweep import Settings, Sweep, SweepProgress
-from flashsmith.tuning.trial import Build, Compiled
+from flashsmith.tuning.trial import Build
 from flashsmith.tuning.tune import make_race
 
 HALVING = Halving((Rung(3, 0.0, 0.10), Rung(10, 0.0, 0.04)), finalists=3, final_least=15)

@@ -48,10 +48,10 @@ Timer = Callable[[Problem, Sequence[Any]], "list[float | None]"]
 
 def timed_on_gpu(problem: Problem, configs: Sequence[Any]) -> list[float | None]:
     workload = Workload(problem)
-    contenders = [kernel_implementation(config, workload) for config in configs]
-    right = [c for c in contenders if workload.judge(c.output()).ok]
+    implementations = [kernel_implementation(config, workload) for config in configs]
+    right = [c for c in implementations if workload.judge(c.output()).ok]
     samples = measure(right)
-    return [samples[c.name].median_ms if c.name in samples else None for c in contenders]
+    return [samples[c.name].median_ms if c.name in samples else None for c in implementations]
 
 
 def expected_times(

@@ -58,13 +58,13 @@ def pairs(kinds: Iterable[str], seqs: list[int] | None, dims: list[int] | None) 
                     yield Pair(kind, whole, replace(whole, seq_q=seq - 1, seq_k=seq - 1))
 
 
-def contender(name: str, of: Problem) -> KernelImplementation:
+def implementation(name: str, of: Problem) -> KernelImplementation:
     config = choose_config(of, query_gpu(0))
     return replace(attention_implementation(config, Workload(of)), name=name)
 
 
 def measured(pair: Pair) -> dict[str, Any]:
-    problem, other = contender("problem", pair.problem), contender("other", pair.other)
+    problem, other = implementation("problem", pair.problem), implementation("other", pair.other)
     right = all(one.workload.judge(one.output()).ok for one in (problem, other))
     samples = measure((problem, other))
     ms, other_ms = samples["problem"].median_ms, samples["other"].median_ms

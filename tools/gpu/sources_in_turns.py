@@ -108,7 +108,7 @@ def kernels_of(csrc: Path, pairs: list[Pair], load: bool) -> dict[Any, Any]:
     return found
 
 
-def contender(name: str, kernel: LoadedKernel, workload: Workload) -> KernelImplementation:
+def implementation(name: str, kernel: LoadedKernel, workload: Workload) -> KernelImplementation:
     tensors = (workload.q, workload.k, workload.v, workload.o)
     request = check_request(
         tensors, ForwardOptions(**workload.options), check_contents=True, output="o"
@@ -126,7 +126,7 @@ def measured(pair: Pair, kernels: dict[str, dict[Any, Any]]) -> Callable[[], dic
     """A function that measures one more round of a pair; its row."""
     workload = Workload(pair.problem)
     both = [
-        contender(name, kernels[name][pair.config, pair.semantics], workload)
+        implementation(name, kernels[name][pair.config, pair.semantics], workload)
         for name in (BASE, NEW)
     ]
     right = {one.name: workload.judge(one.output()).ok for one in both}

@@ -15,7 +15,7 @@ from flashsmith import env
 from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.implementations import (
     OURS,
-    Implementation,
+    ProvableImplementation,
     attention_implementation,
     kernel_implementation,
 )
@@ -63,7 +63,7 @@ class Entry:
     attention: bool = False
     note: str = ""
 
-    def implementation(self, workload: AnyWorkload) -> Implementation:
+    def implementation(self, workload: AnyWorkload) -> ProvableImplementation:
         """It on a workload; there must be a config."""
         assert self.config is not None
         make = attention_implementation if self.attention else kernel_implementation
@@ -195,8 +195,10 @@ def run_bench(
 def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
     """A problem in one line, the fastest first."""
     timed = sorted((row for row in rows if row.tflops), key=lambda row: -(row.tflops or 0))
-    said = [f"{row.contender} {row.tflops:.0f}" for row in timed]
-    wrong = [f"{row.contender}: {row.verdict}" for row in rows if row.verdict in ("fail", "error")]
+    said = [f"{row.implementation} {row.tflops:.0f}" for row in timed]
+    wrong = [
+        f"{row.implementation}: {row.verdict}" for row in rows if row.verdict in ("fail", "error")
+    ]
     return f"  {problem}: " + (", ".join(said + wrong) or "nothing could be measured")
 
 
@@ -235,8 +237,8 @@ class _Point:
         except Exception as error:  # PyTorch's own errors too
             return self._untimed([found.name for found in right], _first_line(error))
         self.rows = [
-            replace(row, **asdict(Times.of(samples[row.contender], self.problem)))
-            if row.contender in samples
+            replace(row, **asdict(Times.of(samples[row.implementation], self.problem)))
+            if row.implementation in samples
             else row
             for row in self.rows
         ]
@@ -252,13 +254,13 @@ class _Point:
                 verdict="error" if row.kind == "ours" else "absent",
                 note=f"timed together: {why}",
             )
-            if row.contender in names
+            if row.implementation in names
             else row
             for row in self.rows
         ]
         return self.rows
 
-    def _prove_ours(self, entry: Entry, workload: AnyWorkload) -> Implementation | None:
+    def _prove_ours(self, entry: Entry, workload: AnyWorkload) -> ProvableImplementation | None:
         """The implementation if its output is right; its row says so in either case."""
         kernel = self._kernel(entry)
         wrong = entry.note if entry.config is None else self.bench.kernels.illegality(entry.config)
@@ -275,7 +277,7 @@ class _Point:
         self._add(entry.name, "ours", proof, *kernel)
         return made if proof.verdict == "pass" else None
 
-    def _prove_peer(self, peer: Peer, workload: AnyWorkload) -> Implementation | None:
+    def _prove_peer(self, peer: Peer, workload: AnyWorkload) -> ProvableImplementation | None:
         """Likewise; whatever a peer raises, it is a peer that does not take part."""
         if (absence := peer.absence(self.problem)) is not None:
             self._add(peer.name, "peer", Proof("absent", absence))

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import TracebackType, UnionType
 from typing import Any, TextIO, TypeVar, Union, get_args, get_origin
@@ -30,9 +30,16 @@ from flashsmith.untrusted import UnusableTextError, parse_json, read_json, read_
 # Of a file of measurements; ten million rows are below it.
 MOST_BYTES = 1 << 30
 STDOUT = "-"
+# What files call a field by another name.
+_COLUMN_OF = {"implementation": "contender"}
+_FIELD_OF = {column: field for field, column in _COLUMN_OF.items()}
 # Of every file; what has parts of its own is in JSON alone.
 _PARTED = ("instructions", "conflicts")
-COLUMNS = tuple(field.name for field in fields(Measurement) if field.name not in _PARTED)
+COLUMNS = tuple(
+    _COLUMN_OF.get(field.name, field.name)
+    for field in fields(Measurement)
+    if field.name not in _PARTED
+)
 _Row = TypeVar("_Row", bound=Measurement)
 _Self = TypeVar("_Self", bound="GrowingFile")
 
@@ -111,7 +118,7 @@ class GrowingFile:
         if self._lines:
             self.append(_without_defaults(row))
         else:
-            self.append({name: getattr(row, name) for name in self._writer.fieldnames})
+            self.append(_cells(row, self._writer.fieldnames))
 
     def _check_begun(self, option: str, columns: tuple[str, ...]) -> None:
         try:
@@ -128,6 +135,14 @@ class GrowingFile:
             )
 
 
+def _column(field: str) -> str:
+    return _COLUMN_OF.get(field, field)
+
+
+def _cells(row: Measurement, columns: Iterable[str]) -> dict[str, Any]:
+    return {column: getattr(row, _FIELD_OF.get(column, column)) for column in columns}
+
+
 def _one_line(value: Any) -> Any:
     if not isinstance(value, str) or "\n" not in value:
         return value
@@ -136,7 +151,7 @@ def _one_line(value: Any) -> Any:
 
 def _without_defaults(row: Measurement) -> dict[str, Any]:
     return {
-        field.name: value
+        _column(field.name): value
         for field in fields(row)
         if (value := getattr(row, field.name)) != field.default or field.default is MISSING
     }
@@ -242,13 +257,13 @@ def rows_as_csv(
     """Writes header and rows into an open file."""
     writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: getattr(row, name) for name in columns} for row in rows)
+    writer.writerows(_cells(row, columns) for row in rows)
 
 
 def rows_as_json(rows: Iterable[Measurement]) -> list[dict[str, Any]]:
     """The rows as JSON takes them: infinities and NaN, which it lacks, as words."""
     return [
-        for_json({name: value for name, value in asdict(row).items() if name in COLUMNS or value})
+        for_json(_cells(row, [*COLUMNS, *(name for name in _PARTED if getattr(row, name))]))
         for row in rows
     ]
 
@@ -282,14 +297,13 @@ def _write_parquet(path: Path, rows: Iterable[Measurement]) -> None:
     pyarrow, parquet = _pyarrow()
     kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
     schema = pyarrow.schema([(name, kinds[_stored_as(name)]) for name in COLUMNS])
-    records = [{name: getattr(row, name) for name in COLUMNS} for row in rows]
-    table = pyarrow.Table.from_pylist(records, schema=schema)
+    table = pyarrow.Table.from_pylist([_cells(row, COLUMNS) for row in rows], schema=schema)
     parquet.write_table(table, path)
 
 
 def _stored_as(column: str) -> type:
     """Whether a column holds texts (choices are texts, too), whole numbers or numbers."""
-    hint = hints_of(Measurement)[column]
+    hint = hints_of(Measurement)[_FIELD_OF.get(column, column)]
     if get_origin(hint) in (Union, UnionType):
         hint = get_args(hint)[0]
     return hint if hint in (int, float) else str
@@ -334,13 +348,17 @@ def checked_row(
     cls: type[_Row], record: Mapping[str, Any], where: str, required: Sequence[str]
 ) -> _Row:
     """Likewise, of a kind of measurement that means nothing without the columns ``required``."""
-    missing = [name for name in required if record.get(name) is None]
+    missing = [
+        _column(name)
+        for name in required
+        if record.get(name) is None and record.get(_column(name)) is None
+    ]
     if missing:
         raise ArgumentError(
             f"{where}: lacks {', '.join(missing)}; these are no rows of a benchmark"
         )
     try:
-        return cls(**checked_cells(cls, record))
+        return cls(**checked_cells(cls, record, _FIELD_OF))
     except ValueError as error:
         raise ArgumentError(f"{where}: {error}") from error
 

@@ -448,7 +448,7 @@ def times_of(rows: Sequence[Measurement], problems: Sequence[Problem], protocol:
     return StepTimes(
         problem="; ".join(map(str, problems)),
         protocol=protocol,
-        peer=peers[0].contender if peers else "",
+        peer=peers[0].implementation if peers else "",
         peer_note="; ".join(dict.fromkeys(map(_gap, filter(_is_gap, peers)))),
         by_config={
             row.config: StepTime(
@@ -471,4 +471,4 @@ def _is_gap(row: Measurement) -> bool:
 
 
 def _gap(row: Measurement) -> str:
-    return f"no share of {row.contender}: {row.note or row.verdict}"
+    return f"no share of {row.implementation}: {row.note or row.verdict}"

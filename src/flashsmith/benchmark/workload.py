@@ -1,4 +1,4 @@
-"""Workload: one problem's tensors, and the verdict on what a contender makes of them."""
+"""Workload: one problem's tensors, and the verdict on what an implementation makes of them."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def bench(
         typer.Option(help="interleaved: in turn; one_by_one: one after the other, like do_bench."),
     ] = "interleaved",
     rotation: Annotated[
-        int, typer.Option(min=0, help="Which contender of each problem is measured first.")
+        int, typer.Option(min=0, help="Which implementation of each problem is measured first.")
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     csv: Annotated[

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 from flashsmith.errors import ArgumentError
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
-from flashsmith.families.knob import feature_of
+from flashsmith.families.knob import feature_of, feature_words
 from flashsmith.families.rule import LegalSpace, Rule
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.dtype import DType
@@ -376,6 +377,12 @@ def _check_knobs(config_class: Any) -> None:
         raise ArgumentError(
             f"family: no short form of {name} says {', '.join(unsaid)}, so that two configs would "
             "have one name; give the knob a word, or add it to SHAPE or to one of GROUPS"
+        )
+    words = Counter(word for declared in knobs.values() for word in feature_words(declared))
+    if doubled := sorted(word for word, times in words.items() if times > 1):
+        raise ArgumentError(
+            f"family: several knobs of {name} have the word {', '.join(map(quoted, doubled))}; "
+            "give each a word of its own"
         )
     oldest = getattr(config_class, "OLDEST_ARCH", None)
     newest = max(device.arch for device in KNOWN_DEVICES)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 from flashsmith.errors import CompileError
-from flashsmith.tuning.runner import Compiler
-from flashsmith.tuning.trial import Build, Compiled
+from flashsmith.tuning.runner import Compiled, Compiler
+from flashsmith.tuning.trial import Build
 from flashsmith.tuning.worker import Worker
 
 Batch = tuple[Build, ...]
@@ -29,8 +29,8 @@ class Compiling:
     """`jobs` processes, each with a batch; use from one thread.
 
     A batch whose process dies or hangs (for `patience` seconds) is split and tried again, so that
-    in the end one build is at fault: it comes back with an error. What a process raises is nobody's
-    fault in particular (no compiler, a full disk) and ends it all.
+    in the end one build is at fault: it comes back with an error. What a process raises is not the
+    fault of one build (no compiler, a full disk) and is raised here.
     """
 
     def __init__(self, compiler: Compiler, jobs: int, patience: float) -> None:
@@ -42,8 +42,8 @@ class Compiling:
         self._idle: list[Worker] = []
 
     def add(self, builds: Iterable[Build]) -> None:
-        """Queues builds, taking turns between those that cannot share a library: whatever the time
-        allows, every problem gets some of its kernels."""
+        """Queues builds, alternating between those that cannot share a library, so that every
+        problem gets some of its kernels early."""
         groups: dict[tuple[object, ...], list[Build]] = {}
         for build in builds:
             cfg = build.config

@@ -23,8 +23,8 @@ from flashsmith.errors import CompileError, IllegalConfigError
 from flashsmith.families import DeviceSpec, Problem
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
-from flashsmith.tuning.runner import LibraryGoneError, Runner
-from flashsmith.tuning.trial import Build, Compiled, is_right
+from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
+from flashsmith.tuning.trial import Build, is_right
 
 # Scores of a head that the first proof looks at: a few hundred rows of a long sequence.
 _QUICK_SCORES = 1 << 20
@@ -55,7 +55,7 @@ class NvccCompiler:
         self.device = device
 
     def open(self) -> None:
-        """There is nothing to get hold of."""
+        """Nothing to do."""
 
     def compile(self, builds: Sequence[Build]) -> list[Compiled]:
         """Builds of one semantics. What the cache has is not compiled; when a batch does not
@@ -78,16 +78,14 @@ class NvccCompiler:
         found: dict[Build, Compiled] = {}
         together = find_library_from(package_sources(), configs, arch=arch, semantics=semantics)
         for one in builds:
-            library = together or find_library(
-                one.config, arch=self.device.arch, semantics=semantics
-            )
+            library = together or find_library(one.config, arch=arch, semantics=semantics)
             if library is not None:
                 self._add(found, [one], library)
         return found
 
     def _build(self, builds: Sequence[Build]) -> KernelLibrary:
         configs = [b.config for b in builds]
-        # Its warnings are of spills, which the sweep has an opinion of its own on.
+        # Its warnings are of spills, which the sweep judges by its own limit.
         return build(
             configs,
             arch=self.device.arch,
@@ -108,7 +106,7 @@ class GpuBench:
     """Proves and times on GPU 0 of its process. It keeps the tensors of the last problems."""
 
     def open(self) -> None:
-        """Takes hold of the GPU, through PyTorch if it is there; that can take a while.
+        """Initialises the GPU, through PyTorch if it is there; that can take a while.
 
         Raises LaunchError when there is no GPU.
         """
@@ -126,7 +124,7 @@ class GpuBench:
         """By verify's rule, on some rows of two heads; `thorough` takes all of their rows.
 
         Wrong outputs are looked at twice, with new tensors: the kernel before this one may have
-        written where it had no business.
+        written out of bounds.
         """
         proof = self._proof(problem, build, library, thorough)
         if not is_right(proof):

@@ -84,7 +84,7 @@ def row(contender: str = "ours", seq: int = 1024, tflops: float | None = 300.0, 
         "protocol": "interleaved",
         **ENVIRONMENT,
     }
-    return BenchRow(contender=contender, **(facts | changes))
+    return BenchRow(implementation=contender, **(facts | changes))
 
 
 def bench_rows() -> list[BenchRow]:

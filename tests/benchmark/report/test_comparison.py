@@ -32,7 +32,7 @@ def test_a_point_holds_flashsmith_and_the_peers_and_their_ratios() -> None:
     assert point.flashsmith.config == CONFIG
     assert point.ratio("fa2") == pytest.approx(1.1)
     assert point.ratio("cudnn") == pytest.approx(0.55)
-    assert point.best_peer.contender == "cudnn"
+    assert point.best_peer.implementation == "cudnn"
     assert point.ratio_to_best == pytest.approx(0.55)
     assert point.ratio("flex") is None
 
@@ -45,7 +45,7 @@ def test_without_attention_the_fastest_config_is_flashsmiths() -> None:
 
 def test_attention_is_flashsmiths_even_where_a_config_is_faster() -> None:
     point = only([row("ours", tflops=300.0), row(OTHER, tflops=310.0)])
-    assert point.flashsmith.contender == "ours"
+    assert point.flashsmith.implementation == "ours"
     assert point.best_kernel.config == OTHER
 
 

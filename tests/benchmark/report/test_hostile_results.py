@@ -105,7 +105,7 @@ NAMES = ("$", "a $b$ c", MATH, ESCAPE, "日本語 \U0001f600", "\ufffd\u0378", "
 def test_any_name_can_be_shown(name: str) -> None:
     """In every kind of chart and table: as text, not as markup."""
     rows = [replace(one, gpu=name, semantics=name, protocol=name) for one in bench_rows()[:8]]
-    rows += [replace(one, contender=name, kind="peer") for one in rows[:3]]
+    rows += [replace(one, implementation=name, kind="peer") for one in rows[:3]]
     rows += [replace(one, gpu=name) for one in bench_rows()[:4]]
     rows += [row(f"{name} {n}", 4096, 100.0 + n, dtype=name, d=64) for n in range(6)]
     rows += [replace(one, config=f"{one.config}+{name}") for one in search_rows()[:8]]

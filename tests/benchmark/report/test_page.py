@@ -216,7 +216,7 @@ def test_the_search_tells_what_became_of_its_configs(full: Results) -> None:
 
 def test_of_a_large_search_the_best_are_listed_and_the_rest_is_counted() -> None:
     rows = [
-        replace(one, d=8 * d, config=config, contender=config, tflops=100.0 + n)
+        replace(one, d=8 * d, config=config, implementation=config, tflops=100.0 + n)
         for d in range(1, 201)
         for n in range(8)
         for one in [row(protocol="final")]
@@ -364,7 +364,7 @@ def test_the_key_figures_are_of_one_version_and_say_so() -> None:
     new = [replace(one, revision="v2", time="2026-11-22T00:00:00+00:00") for one in bench_rows()]
     old = [
         replace(one, ms=2 * one.ms, tflops=one.tflops / 2)
-        if one.contender == "ours" and one.ms and one.tflops
+        if one.implementation == "ours" and one.ms and one.tflops
         else one
         for one in (replace(one, revision="v1") for one in bench_rows())
     ]

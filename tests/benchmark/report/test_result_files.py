@@ -102,7 +102,7 @@ def test_the_speed_of_semantics_as_it_was_first_measured() -> None:
     rows = read(RAW / "semantics-speed.csv").rows
     assert len(rows) == 200
     first, second = rows[:2]
-    assert (first.contender, first.kind, second.contender, second.kind) == (
+    assert (first.implementation, first.kind, second.implementation, second.kind) == (
         "ours", "ours", "fa2", "peer",
     )  # fmt: skip
     assert first.tflops == pytest.approx(339.6, abs=0.1)

@@ -28,7 +28,7 @@ class ProfileRow(Measurement):
     stalls: why warps waited, worst first, in cycles per instruction issued.
     """
 
-    contender: str = ""
+    implementation: str = ""
     kind: Kind = "ours"
     duration_us: float | None = None
     tensor_pct: float | None = None

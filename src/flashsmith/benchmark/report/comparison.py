@@ -58,7 +58,7 @@ class Point:
         """A wrong row of the peer's, or of flashsmith's own."""
         own = peer is None
         names = (row for row in self.wrong if is_flashsmith(row) == own)
-        return next((row for row in names if own or row.contender == peer), None)
+        return next((row for row in names if own or row.implementation == peer), None)
 
     def ratio(self, peer: str) -> float | None:
         """flashsmith's throughput over the peer's; None unless both were measured."""
@@ -107,7 +107,7 @@ def _point(rows: Sequence[Measurement]) -> Point:
         chosen=_medians(ours, name_of).get(FLASHSMITH),
         kernels=_medians(
             [row for row in ours if name_of(row) != FLASHSMITH],
-            lambda row: row.config or row.contender,
+            lambda row: row.config or row.implementation,
         ),
         peers=_medians([row for row in timed if not is_flashsmith(row)], name_of),
         wrong=tuple(row for row in rows if row.verdict in ("fail", "error")),

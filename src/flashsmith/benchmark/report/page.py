@@ -110,7 +110,7 @@ def _absent_peers(rows: Sequence[Measurement]) -> dict[tuple[str, str], int]:
     gaps: dict[tuple[str, str], int] = {}
     for row in rows:
         if not results.is_flashsmith(row) and row.verdict == "absent":
-            key = (row.contender, row.note or "no reason given")
+            key = (row.implementation, row.note or "no reason given")
             gaps[key] = gaps.get(key, 0) + 1
     return gaps
 

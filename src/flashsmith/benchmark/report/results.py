@@ -87,7 +87,7 @@ def is_flashsmith(row: Measurement) -> bool:
 
 def name_of(row: Measurement) -> str:
     """What readers see of a row's implementation: attention() is 'flashsmith'."""
-    return FLASHSMITH if is_flashsmith(row) and row.contender == "ours" else row.contender
+    return FLASHSMITH if is_flashsmith(row) and row.implementation == "ours" else row.implementation
 
 
 def of_search(row: Measurement) -> bool:

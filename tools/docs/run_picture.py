@@ -1,9 +1,9 @@
-"""Draw docs/ladder.svg: the table that `flashsmith run` prints, as a picture.
+"""Draw docs/run.svg: the table that `flashsmith run` prints, as a picture.
 
-Usage: python tools/docs/ladder.py [--out docs/ladder.svg]
+Usage: python tools/docs/run_picture.py [--out docs/run.svg]
 
-It runs the main job as on a machine without a GPU, so that everybody draws the same picture;
-tests/cli/test_ladder_picture.py fails while the picture is another than a run's.
+It runs the main job as on a machine without a GPU, so that every machine draws the same picture;
+tests/cli/test_run_picture.py fails if the picture differs from a run's output.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from flashsmith.runtime.target import choose_target
 WIDTH = 92
 
 
-def draw_ladder(out: Path) -> None:
-    """Run the ladder in the emulator and write the table's picture to `out`."""
+def draw_run(out: Path) -> None:
+    """Run the set `prog` in the emulator and write the table's picture to `out`."""
     target = choose_target("sm_80", emulate=True)
     with Narrator() as narrator:
         report = run_kernels(
@@ -38,12 +38,10 @@ def draw_ladder(out: Path) -> None:
     )
     print_report(console, report)
     # A fixed id: drawing the same table again changes no byte.
-    console.save_svg(
-        str(out), title="$ flashsmith run", theme=MONOKAI, unique_id="ladder", clear=True
-    )
+    console.save_svg(str(out), title="$ flashsmith run", theme=MONOKAI, unique_id="run", clear=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("docs/ladder.svg"))
-    draw_ladder(parser.parse_args().out)
+    parser.add_argument("--out", type=Path, default=Path("docs/run.svg"))
+    draw_run(parser.parse_args().out)

@@ -1,4 +1,4 @@
-"""docs/ladder.svg, README's picture, shows what `flashsmith run` prints here and now."""
+"""docs/run.svg, README's picture, shows what `flashsmith run` prints."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PICTURE = ROOT / "docs" / "ladder.svg"
+PICTURE = ROOT / "docs" / "run.svg"
 COLUMNS = 13
 
 
 def texts(path: Path) -> list[str]:
-    """What is written in the picture, cell by cell."""
+    """The texts of the picture, cell by cell."""
     found = re.findall(r">([^<>]+)</text>", path.read_text())
     cells = (html.unescape(text).replace("\xa0", " ").strip() for text in found)
     return [cell for cell in cells if cell]
@@ -33,10 +33,10 @@ def figures() -> list[list[str]]:
 def test_the_picture_is_what_a_run_prints(
     load_tool: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
-    """Draw it again with `python tools/docs/ladder.py` where kernels have changed."""
-    drawn = tmp_path / "ladder.svg"
-    load_tool("docs/ladder.py").draw_ladder(drawn)
-    assert texts(PICTURE) == texts(drawn), "run: python tools/docs/ladder.py"
+    """Draw it again with `python tools/docs/run_picture.py` where kernels have changed."""
+    drawn = tmp_path / "run.svg"
+    load_tool("docs/run_picture.py").draw_run(drawn)
+    assert texts(PICTURE) == texts(drawn), "run: python tools/docs/run_picture.py"
 
 
 def test_the_readmes_text_agrees_with_the_picture(figures: list[list[str]]) -> None:
@@ -51,7 +51,7 @@ def test_the_readmes_text_agrees_with_the_picture(figures: list[list[str]]) -> N
     assert registers[3] < registers[2]
     assert (ctas[2], ctas[3]) == (2, 3)
     # buffer moves loads only; opt_softmax executes fewer instructions, and so does Q in registers,
-    # which takes the third CTA away.
+    # which costs the third CTA.
     assert instructions[4] == instructions[3]
     assert instructions[6] < instructions[5] < instructions[4]
     assert (ctas[5], ctas[6]) == (3, 2)
