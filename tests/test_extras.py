@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def test_advice_works_from_a_checkout() -> None:
 
 
 @pytest.mark.full
-def test_a_wheel_is_for_linux_on_x86_64(tmp_path: Path) -> None:
+def test_a_wheel_is_for_linux_on_x86_64_and_has_every_file(tmp_path: Path) -> None:
     # A copy, since setuptools leaves a build folder behind.
     source, wheels = tmp_path / "source", tmp_path / "wheels"
     shutil.copytree(ROOT / "src", source / "src")
@@ -171,3 +172,10 @@ def test_a_wheel_is_for_linux_on_x86_64(tmp_path: Path) -> None:
     subprocess.run([*pip, str(source)], check=True, timeout=300)
     (wheel,) = wheels.iterdir()
     assert re.fullmatch(r"flashsmith-[\d.]+-py3-none-linux_x86_64\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as packed:
+        held = {Path(name) for name in packed.namelist()}
+    # CUDA sources, tables, the report's templates: whatever modules read stands beside them.
+    files = {
+        path for path in SOURCE.rglob("*") if path.is_file() and path.suffix not in (".md", ".pyc")
+    }
+    assert {path.relative_to(SOURCE.parent) for path in files} <= held

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stand_ins import HostPlace, PretendedClock
+from stand_ins import HostMemory, PretendedClock
 
 from flashsmith.benchmark import bench as plan_module
 from flashsmith.benchmark import implementations
@@ -19,7 +19,7 @@ from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.measurement import Measurement, problem_columns
 from flashsmith.benchmark.peers import PeerImplementation
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.timing import Protocol
 from flashsmith.benchmark.workload import Workload
@@ -51,7 +51,7 @@ class Stage:
     written: list[Measurement] = field(default_factory=list)
 
     def make_workload(self, problem: Problem, seed: int) -> Workload:
-        return Workload(problem, seed, HostPlace())
+        return Workload(problem, seed, HostMemory())
 
     def run(self, *problems: Problem, **plan: Any) -> dict[str, Measurement]:
         asked = BenchPlan(problems or (PROBLEM,), protocol=QUICK, **plan)
@@ -61,7 +61,7 @@ class Stage:
             environment=HERE,
             clock=self.clock,
             telemetry=Telemetry(sensor=lambda: (1500.0, 650.0)),
-            narrator=Narrator(quiet=True),
+            reporter=ProgressReporter(quiet=True),
             write=self.written.append,
             make_workload=self.make_workload,
         )

@@ -415,7 +415,7 @@ def test_host_code_of_sources_that_change_and_change_back_is_not_kept(build, cud
     text = bindings.read_text()
 
     def edit(event):
-        # Unfinished when the build ends: it has to begin anew.
+        # Unfinished when the build ends: it has to begin again.
         if event.stage == "compile" and event.done == 0 and not edits:
             edits.append(event)
             bindings.write_text(text.replace("size()", "size() + 1000"))

@@ -1,4 +1,4 @@
-"""Compilers side by side: how many at once, and what a failure leaves behind."""
+"""Parallel compilers: how many at once, and what remains after a failure."""
 
 from __future__ import annotations
 

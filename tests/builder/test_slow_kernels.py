@@ -200,8 +200,8 @@ def test_the_fault_of_another_kernel_is_recorded_and_told(
     assert library.entry(WELL).warnings == ()
     (warning, *_) = losses(library.entry(UNSHIPPED))
     assert words in warning
-    told = [event.message for event in events if event.stage == "warn"]
-    assert told == [
+    warnings = [event.message for event in events if event.stage == "warn"]
+    assert warnings == [
         f"1 of 2 configs are slow as compiled by nvcc {library.manifest.nvcc_version}; first is "
         f"{UNSHIPPED}: {warning}"
     ]

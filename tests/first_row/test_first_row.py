@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import sweep_fakes as fakes
-from stand_ins import HostPlace, PretendedClock
+from stand_ins import HostMemory, PretendedClock
 
 import flashsmith
 from flashsmith.benchmark.bench import BenchPlan, run_bench
@@ -23,7 +23,7 @@ from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.measurement import Measurement, Proof
 from flashsmith.benchmark.measurement_files import read_rows, write_rows
 from flashsmith.benchmark.peers import PeerImplementation, get_peers
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.timing import Protocol
 from flashsmith.benchmark.workload import OperationWorkload, workload_of
 from flashsmith.builder import library_for
@@ -105,7 +105,7 @@ def test_its_problems_have_a_word_of_their_own(first_row: ModuleType) -> None:
     assert (str(problem), problem.computed) == (PROBLEM, first_row.FIRST_ROW)
     assert problem.attn_flop() == 2 * 3 * 64
     assert first_row.FIRST_ROW.bytes(problem) == 2 * (2 * 5 * 3 * 64 + 2 * 3 * 64)
-    with pytest.raises(ArgumentError, match="semantics='causal': first_row knows no causal"):
+    with pytest.raises(ArgumentError, match="semantics='causal': first_row supports no causal"):
         Problem.parse(f"{PROBLEM} causal")
 
 
@@ -233,7 +233,7 @@ def test_what_an_operation_does_not_know_cannot_be_asked_of_its_proof(
 ) -> None:
     with pytest.raises(ArgumentError, match="sinks=True: first_row has no such option"):
         prove(parse(PLAIN), sinks=True)
-    with pytest.raises(ArgumentError, match="semantics='softcap': first_row knows no softcap"):
+    with pytest.raises(ArgumentError, match="semantics='softcap': first_row supports no softcap"):
         prove(parse(PLAIN), softcap=3.0)
     with pytest.raises(ArgumentError, match="inputs='huge': allowed are random"):
         prove(parse(PLAIN), inputs="huge")
@@ -257,8 +257,8 @@ def bench(*configs: Any, peers: str = "none") -> list[Measurement]:
         environment=Environment("Pretended", 80, "1", "13.0", "", "0.1", "abc", "3.11"),
         clock=PretendedClock(tick=1e-7),
         telemetry=Telemetry(sensor=lambda: (1500.0, 650.0)),
-        narrator=Narrator(quiet=True),
-        make_workload=lambda problem, seed: workload_of(problem, seed, HostPlace()),
+        reporter=ProgressReporter(quiet=True),
+        make_workload=lambda problem, seed: workload_of(problem, seed, HostMemory()),
     )
 
 
@@ -298,7 +298,7 @@ def test_the_tuners_own_bench_serves_it(
     """The compiler and the bench of real sweeps, with the emulator in the GPU's place."""
     monkeypatch.setattr(gpu_runner, "CudaEvents", partial(PretendedClock, tick=1.0))
     monkeypatch.setattr(gpu_runner, "Telemetry", partial(Telemetry, sensor=lambda: (1.0, 1.0)))
-    monkeypatch.setattr(gpu_runner, "gpu_place", HostPlace)
+    monkeypatch.setattr(gpu_runner, "gpu_memory", HostMemory)
     problem = Problem.parse(PROBLEM)
     builds = [Build.of(problem, cfg) for cfg in built.values()]
     compiled = gpu_runner.NvccCompiler(A100).compile(builds)
@@ -360,7 +360,7 @@ def test_it_is_tuned_and_its_winner_kept(first_row: ModuleType, tmp_path: Path) 
     assert (str(offered.config), offered.evidence, offered.tflops) == (PLAIN, "offered", 0.0)
     assert "expected" not in str(offered)
     assert f"runner-up   {STAGED}\n" in f"{offered}\n"
-    # Who does not have the package is told what an entry is of, and keeps it.
+    # Without the package the entry is kept, and a note names its operation.
     del OPERATIONS["first_row"]
     parse_class.cache_clear()
     strange = WinnersTable.load(table)

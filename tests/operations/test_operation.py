@@ -94,7 +94,7 @@ def test_an_unknown_name_asks_for_installed_operations_once_more() -> None:
         (lambda: Problem.parse("s64 d64 fp16 paged_copy forward"),
          "problem='s64 d64 fp16 paged_copy forward': operation='paged_copy+forward': give one"),
         (lambda: Problem.parse("s64 d64 fp16 paged_copy softcap"),
-         "semantics='softcap': paged_copy knows no softcap; leave it out (known: causal)"),
+         "semantics='softcap': paged_copy supports no softcap; leave it out (known: causal)"),
         (lambda: register_operation(replace(PAGED)),
          "operation='paged_copy': the name is taken by another operation"),
         (lambda: register_operation(replace(PAGED, name="causal")),

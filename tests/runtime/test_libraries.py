@@ -319,7 +319,7 @@ def test_a_refused_launch_is_a_launch_error_with_cudas_words(kernel: Any) -> Non
 
 
 def test_a_launcher_takes_a_stream_and_addresses(kernel: Any) -> None:
-    """Zeros at the end may be left out; a number too many or too few is told before any launch."""
+    """Zeros at the end may be left out; any other count is an error before any launch."""
     call = unplaced_call(PROBLEM, 0.125, A100)
     arguments = (kernel.index, *call.library_arguments(), 4095, False)
     launch, block_bytes = kernel.functions.prepare(*arguments)

@@ -1,4 +1,4 @@
-"""A compiler and a bench that need no GPU; their kernels crash, hang, lie, spill and tie on demand.
+"""A compiler and a bench that need no GPU; kernels crash, hang, spill, tie or are wrong on demand.
 
 Worker processes import this file: everything here is pickled to them.
 """

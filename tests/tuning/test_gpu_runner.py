@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from stand_ins import HostPlace, PretendedClock
+from stand_ins import HostMemory, PretendedClock
 
 from flashsmith.benchmark.environment import Telemetry
 from flashsmith.benchmark.implementations import KernelImplementation
@@ -49,7 +49,7 @@ def compiled() -> Compiled:
 def bench(monkeypatch: pytest.MonkeyPatch) -> GpuBench:
     monkeypatch.setattr(gpu_runner, "CudaEvents", partial(PretendedClock, tick=1.0))
     monkeypatch.setattr(gpu_runner, "Telemetry", partial(Telemetry, sensor=lambda: (1500.0, 600.0)))
-    monkeypatch.setattr(gpu_runner, "gpu_place", HostPlace)
+    monkeypatch.setattr(gpu_runner, "gpu_memory", HostMemory)
     bench = GpuBench()
     bench.open()
     return bench
@@ -118,11 +118,11 @@ def test_a_library_that_is_gone_is_an_error(bench: GpuBench) -> None:
 def test_tensors_are_kept_and_make_room(bench: GpuBench, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Problem] = []
 
-    def make(problem: Problem, place: HostPlace) -> Workload:
+    def make(problem: Problem, memory: HostMemory) -> Workload:
         made.append(problem)
         if problem == LONGER and len(bench._workloads) > 0:
             raise MemoryError
-        return Workload(problem, place=place)
+        return Workload(problem, memory=memory)
 
     monkeypatch.setattr(gpu_runner, "workload_of", make)
     for _ in range(3):

@@ -161,7 +161,7 @@ def test_one_writer_at_a_time(path: Path) -> None:
     journal = Journal(path, "here")
     with pytest.raises(ArgumentError, match=r"^out='.*folder': another sweep is writing there"):
         Journal(path, "here", fresh=True)
-    assert path.read_bytes()  # whoever came too late forgot nothing
+    assert path.read_bytes()  # the second writer removed nothing
     journal.close()
     read(path)
 

@@ -1,4 +1,4 @@
-"""Candidates: which configs a problem gets, and what drops them before they are measured."""
+"""Spaces and problems, and what drops a config before it is measured."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def test_a_gpu_that_no_family_runs_on(key: str | None) -> None:
 # ---- problems ----
 
 
-def test_a_set_of_cells_stands_for_its_problems() -> None:
+def test_the_name_of_a_set_gives_its_problems() -> None:
     assert len(read("main")) == 24
     assert read(f"{PROBLEM}; packed; main")[0] == PROBLEM
     assert len(read(f"{PROBLEM}; packed; main")) == 45
 
 
-def test_the_default_problems_are_the_cells_of_the_benchmarks() -> None:
+def test_the_default_problems_are_the_points_of_the_benchmarks() -> None:
     problems = default_problems()
     assert len(set(problems)) == len(problems) == 72
     texts = list(map(str, problems))
@@ -208,7 +208,7 @@ def test_spills_are_culled_beyond_the_threshold() -> None:
     assert reason == "spills: 100 bytes per thread, allowed are 99"
 
 
-def test_a_race_knows_its_culled() -> None:
+def test_a_race_lists_what_is_culled() -> None:
     problem = Problem.parse("b1 s1024 h8 d256 fp16")
     device = device_spec("RTX 4090")
     (race,) = states_of([make_race(problem, device)], Trials(device))

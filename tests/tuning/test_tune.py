@@ -196,11 +196,11 @@ def test_a_smaller_space_leaves_better_winners_of_another_sweep(tmp_path: Path) 
     run_tune(tmp_path / "one", {NAMES[3]: kernels[NAMES[3]]}, table)
     assert {one.config for one in entry_of(table).ranked} == set(NAMES[:4])
     assert entry_of(table).best.config == NAMES[0]
-    # Of the same config it is the new figure that counts; and what lies goes.
+    # Of the same config it is the new figure that counts; and what is wrong goes.
     run_tune(tmp_path / "slow", {NAMES[0]: Kernel(ms=1.07)}, table)
     assert entry_of(table).best.config == NAMES[1]
-    liar = {NAMES[1]: Kernel(fails="prove", how="lie"), NAMES[2]: kernels[NAMES[2]]}
-    run_tune(tmp_path / "liar", liar, table)
+    wrong = {NAMES[1]: Kernel(fails="prove", how="lie"), NAMES[2]: kernels[NAMES[2]]}
+    run_tune(tmp_path / "wrong", wrong, table)
     assert NAMES[1] not in [one.config for one in entry_of(table).ranked]
 
 

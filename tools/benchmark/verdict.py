@@ -12,8 +12,8 @@ Shares are taken within a round, and the rounds of a cell are pooled: their medi
 that holds the true median with at least 95% (by order statistics, so from six rounds on; of fewer
 the least and the most stand there, and nothing is claimed).
 
-FlashAttention 3 is not among the peers that everybody can install. For it, and for FlashAttention 4
-where no round has it, the share of cuDNN that was measured on another day stands in (--best). Such
+FlashAttention 3 is not among the peers that pip can install. For it, and for FlashAttention 4
+where no round has it, its ratio to cuDNN of another day is used (--best). Such
 a ratio settles nothing finer than 3%. So a cell is 'ahead' when its interval lies above 1 beside
 the peers in turns and above 1.03 beside the ratio, 'behind' when one lies below 1 or below 0.97,
 else 'level'. Rows that were not measured in turns are shown and claim nothing.

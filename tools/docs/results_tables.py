@@ -153,7 +153,7 @@ def speed() -> str:
 
 
 def place(name: str) -> tuple[int, int]:
-    """Where a group of problems stands in the table."""
+    """The position of a group of problems in the table."""
     d = re.match(r"d (\d+)", name)
     words = ("full", "causal", "heads", "packed")
     return (

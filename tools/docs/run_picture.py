@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.run import run_kernels
 from flashsmith.benchmark.run_table import print_report
 from flashsmith.benchmark.tasks import default_size
@@ -29,9 +29,9 @@ WIDTH = 92
 def draw_run(out: Path) -> None:
     """Run the set `prog` in the emulator and write the table's picture to `out`."""
     target = choose_target("sm_80", emulate=True)
-    with Narrator() as narrator:
+    with ProgressReporter() as reporter:
         report = run_kernels(
-            get_kernel_configs("prog"), target, task=default_size(target), narrator=narrator
+            get_kernel_configs("prog"), target, task=default_size(target), reporter=reporter
         )
     console = Console(
         file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, highlight=False

@@ -90,7 +90,7 @@ def numbers(text: str) -> list[int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("csv", help="where the rows go; written anew")
+    parser.add_argument("csv", help="where the rows go; overwritten")
     parser.add_argument("--kinds", default="causal,odd", help="of causal,odd")
     parser.add_argument("--seqs", type=numbers, help="lengths, instead of each kind's own")
     parser.add_argument("--dims", type=numbers, help="head dimensions, instead of each kind's own")

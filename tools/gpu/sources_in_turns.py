@@ -166,7 +166,7 @@ def changed_resources(reports: dict[str, dict[Any, Any]]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("csv", help="where the rows go; written anew")
+    parser.add_argument("csv", help="where the rows go; overwritten")
     parser.add_argument("--base", type=Path, required=True, help="the other folder csrc")
     parser.add_argument("--new", type=Path, default=package_sources(), help="instead of ours")
     parser.add_argument("--only", default="", help="pairs whose problem or config match a regex")

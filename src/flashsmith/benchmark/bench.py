@@ -22,7 +22,7 @@ from flashsmith.benchmark.implementations import (
 from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.measurement import Kind, Measurement, Part, Proof, Times, now
 from flashsmith.benchmark.peers import Peer
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.timing import INTERLEAVED, Clock, Protocol, measure, require_usable_gpu
 from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.chooser import choose_config
@@ -152,7 +152,7 @@ def run_bench(
     environment: Environment,
     clock: Clock,
     telemetry: Telemetry,
-    narrator: Narrator,
+    reporter: ProgressReporter,
     write: Callable[[Measurement], None] = lambda row: None,
     make_workload: MakeWorkload = workload_of,
 ) -> list[Measurement]:
@@ -171,12 +171,12 @@ def run_bench(
         for entry in plan.entries(problem, device)
         if entry.config is not None
     ]
-    bench.kernels.build(uses, narrator.build)
+    bench.kernels.build(uses, reporter.build)
     if telemetry.absence:
-        narrator.say(telemetry.absence)
+        reporter.say(telemetry.absence)
     rows: list[Measurement] = []
     for done, problem in enumerate(plan.problems):
-        narrator.step(f"measuring {problem}", done, len(plan.problems))
+        reporter.step(f"measuring {problem}", done, len(plan.problems))
         point = _Point(bench, problem)
         try:
             made = point.run()
@@ -188,7 +188,7 @@ def run_bench(
         for row in made:
             write(row)
         rows += made
-        narrator.say(summary(problem, made))
+        reporter.say(summary(problem, made))
     return rows
 
 

@@ -12,7 +12,7 @@ from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.implementations import KernelImplementation, kernel_implementation
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Measurement, Proof, Times, now
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.tasks import EMULATED, Task, size_for
 from flashsmith.benchmark.timing import (
     INTERLEAVED,
@@ -170,7 +170,7 @@ def run_kernels(
     *,
     task: Task,
     options: Options | None = None,
-    narrator: Narrator,
+    reporter: ProgressReporter,
     write: Callable[[Measurement], None] | None = None,
 ) -> Report:
     """Builds, runs, proves and, on a GPU, times every config that can compute the task.
@@ -195,8 +195,8 @@ def run_kernels(
     for cfg in served:
         task.check(cfg)
     jobs = [_job(cfg, target, task, options) for cfg in served]
-    narrator.expect("emulating", _estimates(jobs))
-    libraries = _libraries(jobs, target, narrator)
+    reporter.expect("emulating", _estimates(jobs))
+    libraries = _libraries(jobs, target, reporter)
     on_gpu = target.backend == "gpu"
     rows: list[KernelRun] = []
 
@@ -206,12 +206,12 @@ def run_kernels(
             write(row.measurement(task.timed(row.config), environment))
 
     for done, job in enumerate(jobs):
-        narrator.step(f"proving {job.config}", done, len(jobs))
+        reporter.step(f"proving {job.config}", done, len(jobs))
         rows.append(job.run(libraries[job.config]))
         if not on_gpu:
             done_with(rows[-1])
     if on_gpu:
-        narrator.step("timing them together", len(jobs), len(jobs))
+        reporter.step("timing them together", len(jobs), len(jobs))
         rows = _timed(rows, task, options.seed)
         for row in rows:
             done_with(row)
@@ -250,13 +250,13 @@ def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Jo
 
 
 def _libraries(
-    jobs: Sequence[_Job], target: Target, narrator: Narrator
+    jobs: Sequence[_Job], target: Target, reporter: ProgressReporter
 ) -> dict[KernelConfig, KernelLibrary]:
     """Each config's library of the semantics that it is proven with."""
     groups: dict[Semantics, list[KernelConfig]] = {}
     for job in jobs:
         groups.setdefault(job.proven.semantics, []).append(job.config)
-    find = partial(libraries_for, arch=target.device.arch, progress=narrator.build)
+    find = partial(libraries_for, arch=target.device.arch, progress=reporter.build)
     found: dict[KernelConfig, KernelLibrary] = {}
     for semantics, configs in groups.items():
         found |= find(configs, semantics=semantics)

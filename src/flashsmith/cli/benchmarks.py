@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import FAILED
 
@@ -138,14 +138,14 @@ def bench(
     plan.check()
     files = MeasurementFiles(csv, json, parquet, jsonl)
     clock = CudaEvents()
-    with Narrator() as narrator, files:
+    with ProgressReporter() as reporter, files:
         rows = run_bench(
             plan,
             query_gpu(0),
             environment=Environment.collect(),
             clock=clock,
             telemetry=Telemetry(),
-            narrator=narrator,
+            reporter=reporter,
             write=files.write,
         )
     if not files.takes_stdout:

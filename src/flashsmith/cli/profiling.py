@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import FAILED, Json, Kernels, print_json
 from flashsmith.errors import ArgumentError, LaunchError, ProfilerError
@@ -57,9 +57,9 @@ def roofline(
     else:
         from flashsmith.benchmark.roofline.measuring import measure_roofline
 
-        with Narrator() as narrator:
-            found = measure_roofline(ms, narrator.step)
-            narrator.say(f"stored in {save_roofline(found)}")
+        with ProgressReporter() as reporter:
+            found = measure_roofline(ms, reporter.step)
+            reporter.say(f"stored in {save_roofline(found)}")
     if output is not None:
         save_roofline(found, output)
     if as_json:
@@ -127,7 +127,7 @@ def ncu(
     rows: list[ProfileRow] = []
     failure: ProfilerError | None = None
     with ExitStack() as stack:
-        narrator = stack.enter_context(Narrator())
+        reporter = stack.enter_context(ProgressReporter())
         ledger = stack.enter_context(Ledger(csv)) if csv not in (None, "-") else None
         known = tuple(ledger.rows) if ledger else ()
         rows += settled(plan, query_gpu(0), known)
@@ -138,7 +138,7 @@ def ncu(
                 ledger.write(row)
 
         try:
-            run_profile(plan, Profiler(executable), query_gpu(0), known, write, narrator)
+            run_profile(plan, Profiler(executable), query_gpu(0), known, write, reporter)
         except ProfilerError as error:
             failure = error
     if csv == "-":

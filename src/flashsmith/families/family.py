@@ -399,15 +399,15 @@ def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
     is_first = next(iter(FAMILIES), config_class.FAMILY) == config_class.FAMILY
     if not is_first and not word and not suffix:
         raise ArgumentError(
-            f"family: {name} has neither LEADING_WORD nor SHAPE_SUFFIX, which tell its short forms "
-            "from other families'; set one"
+            f"family: {name} has neither LEADING_WORD nor SHAPE_SUFFIX, one of which marks its "
+            "short forms; set one"
         )
     for other in others:
         theirs = other.config_class
         if name == theirs.__name__:
             raise ArgumentError(
                 f"family: its config class is called {name}, as that of {other.name}; demangled "
-                "names could not tell them apart; rename it"
+                "names could not distinguish them; rename it"
             )
         if suffix and suffix == theirs.SHAPE_SUFFIX:
             raise ArgumentError(
@@ -471,7 +471,7 @@ def load_installed_families() -> bool:
             except Exception as error:
                 failure = (
                     f"family {entry.name!r} ({entry.value}) failed to register: "
-                    f"{type(error).__name__}: {error}; mend or uninstall its package"
+                    f"{type(error).__name__}: {error}; repair or uninstall its package"
                 )
                 _failures.append(failure)
                 _log.warning("flashsmith: %s", failure)

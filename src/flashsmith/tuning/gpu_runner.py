@@ -11,7 +11,7 @@ from flashsmith.benchmark.contenders import KernelContender, kernel_contender
 from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Proof
-from flashsmith.benchmark.places import gpu_place
+from flashsmith.benchmark.tensor_memory import gpu_memory
 from flashsmith.benchmark.timing import CudaEvents, Protocol, Samples, measure
 from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.builder import KernelLibrary, build, find_library
@@ -110,7 +110,7 @@ class GpuBench:
 
         Raises LaunchError when there is no GPU.
         """
-        self._place = gpu_place()
+        self._memory = gpu_memory()
         self._workloads: OrderedDict[Problem, AnyWorkload] = OrderedDict()
         self._open_libraries: dict[str, KernelLibrary] = {}
         self._clock = CudaEvents()
@@ -177,10 +177,10 @@ class GpuBench:
 
     def _make(self, problem: Problem) -> AnyWorkload:
         try:
-            return workload_of(problem, place=self._place)
+            return workload_of(problem, memory=self._memory)
         except Exception:
             # PyTorch and the driver have errors of their own for 'out of memory'.
             if not self._workloads:
                 raise
             self._workloads.clear()
-            return workload_of(problem, place=self._place)
+            return workload_of(problem, memory=self._memory)

@@ -160,7 +160,7 @@ class RaceState:
     how many there are when all are complete. pending: what has to be proven or timed for it to end,
     in that order. waiting: nothing enters before the reference's first rung is complete. searched:
     all rungs are complete, and no neighbours are left to join. closed: its search ended early.
-    final, failed_finals: the final between the present finalists, and how often it failed.
+    decided, failed_finals: whether the present finalists had their final, and how often it failed.
     """
 
     race: Race
@@ -174,7 +174,7 @@ class RaceState:
     searched: bool = False
     closed: bool = False
     finalists: tuple[Trial, ...] = ()
-    final: Record | None = None
+    decided: bool = False
     failed_finals: int = 0
 
     @property
@@ -199,11 +199,6 @@ class RaceState:
         return [t for name, t in self.joined.items() if t.active and name not in out]
 
     @property
-    def decided(self) -> bool:
-        """Whether there was a final between those who can still be the best."""
-        return self.final is not None
-
-    @property
     def finished(self) -> bool:
         """Whether nothing is left to be measured."""
         if self.active and not (self.searched or self.closed):
@@ -221,7 +216,7 @@ class RaceState:
 
     @cached_property
     def measurements(self) -> int:
-        """How often something was timed before the final."""
+        """How often something was timed."""
         return sum(len(trial.samples) for trial in self.joined.values())
 
     # ---- what to do ----
@@ -306,40 +301,25 @@ class RaceState:
         another rung are scaled by the ratio of the best kernel's times in both: the GPU ran at
         another clock then.
         """
-        found = {trial.name: trial for trial in self._finalists_as_ranked()}
-        times = {name: trial.ms for name, trial in found.items()}
-        times = times or _times(self.active, self.last_stage)
+        stage = FINAL if self.decided else self.last_stage
+        times = _times(self.trials.values() if self.decided else self.active, stage)
         if not times:
             return []
         best = self.trials[_ranked(times)[0]].medians
+        stages = [*map(rung_stage, range(len(self.race.halving.rungs))), FINAL]
+        found = []
         for trial in self.trials.values():
-            rungs = [stage for stage in trial.medians if stage != ALONE]
-            if trial.name in found or not trial.survived or not rungs:
-                continue
-            shared = [stage for stage in rungs if stage in best]
-            stage = max(shared or rungs, key=lambda stage: int(stage.split()[1]))
-            ms = trial.medians[stage]
-            if shared:
-                ms *= min(times.values()) / best[stage]
-            found[trial.name] = replace(trial, ms=ms, stage=stage)
-        return sorted(found.values(), key=lambda trial: (trial.ms, trial.name))
+            timed = [stage for stage in stages if stage in trial.medians]
+            if trial.survived and timed:
+                shared = [stage for stage in timed if stage in best]
+                last = (shared or timed)[-1]
+                ratio = best[stage] / best[last] if shared else 1.0
+                found.append(replace(trial, ms=trial.medians[last] * ratio, stage=last))
+        return sorted(found, key=lambda trial: (trial.ms, trial.name))
 
     def tflops(self, trial: Trial) -> float:
         """TFLOP/s of one of those that are ranked."""
         return self.problem.attn_flop() / trial.ms / 1e9
-
-    def _finalists_as_ranked(self) -> Iterable[Trial]:
-        if self.final is None:
-            return
-        for build, samples in zip(self.final.builds, self.final.samples, strict=True):
-            trial = self.trials[build.name]
-            yield replace(
-                trial,
-                samples={**trial.samples, FINAL: samples},
-                origins={**trial.origins, FINAL: self.final.origin},
-                ms=samples.median_ms,
-                stage=FINAL,
-            )
 
 
 def follow(
@@ -375,16 +355,17 @@ def follow(
     def state(**facts: Any) -> RaceState:
         finalists = halving.final_of(_times(active.values(), rung_stage(max(0, rung - 1))))
         ran = problem, frozenset(finalists)
+        final = known.finals.get(ran)
         return RaceState(
             race,
-            joined,
+            joined | _timed_in(final, joined),
             tuple(active.values()),
             dropped,
             rung,
             first_rung_complete=first_rung_complete,
             closed=closed,
             finalists=tuple(joined[name] for name in finalists),
-            final=known.finals.get(ran),
+            decided=final is not None,
             failed_finals=known.failed_finals[ran],
             **facts,
         )
@@ -426,6 +407,14 @@ def follow(
 
 def _times(trials: Iterable[Trial], stage: str) -> dict[str, float]:
     return {trial.name: trial.medians[stage] for trial in trials if stage in trial.samples}
+
+
+def _timed_in(final: Record | None, trials: Mapping[str, Trial]) -> dict[str, Trial]:
+    """The trials of a final, with its times."""
+    if final is None:
+        return {}
+    pairs = zip((trials[b.name] for b in final.builds), final.samples, strict=True)
+    return {trial.name: trial.after(FINAL, samples, final.origin) for trial, samples in pairs}
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rich.progress import TaskProgressColumn, TextColumn
 
 from flashsmith.benchmark.measurement import now
-from flashsmith.benchmark.progress import Teller
+from flashsmith.benchmark.progress import LineReporter
 from flashsmith.errors import LaunchError
 from flashsmith.families import Problem
 from flashsmith.time_left import format_seconds
@@ -65,7 +65,7 @@ class Settings:
     compile_patience: float = 600.0
 
 
-class SweepProgress(Teller):
+class SweepProgress(LineReporter):
     """Reports on standard error how far a sweep is: a bar and the best so far, or lines."""
 
     def __init__(self, quiet: bool = False) -> None:

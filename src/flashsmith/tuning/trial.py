@@ -109,6 +109,11 @@ class Trial:
         """Milliseconds, by stage."""
         return {stage: samples.median_ms for stage, samples in self.samples.items()}
 
+    def after(self, stage: str, samples: Samples, origin: Mapping[str, Any]) -> Trial:
+        """The trial with what was timed on a stage."""
+        timed, origins = {**self.samples, stage: samples}, {**self.origins, stage: origin}
+        return replace(self, samples=timed, origins=origins)
+
 
 @dataclass(frozen=True)
 class Record:
@@ -269,9 +274,7 @@ class Trials:
             reason = f"while it was {what} on {problem}: {failure[1]}"
             return self._drop(trial.build, failure[0], reason)
         if record.proof is None:
-            samples = {**trial.samples, stage: record.samples[0]}
-            origins = {**trial.origins, stage: record.origin}
-            trial = replace(trial, samples=samples, origins=origins)
+            trial = trial.after(stage, record.samples[0], record.origin)
         elif trial.proof is None or is_right(trial.proof):
             checked = trial.checked or (stage == CHECK and is_right(record.proof))
             trial = replace(trial, proof=record.proof, checked=checked)

@@ -234,12 +234,12 @@ def test_what_the_emulator_cannot_tell_is_left_out(monkeypatch) -> None:
 @pytest.fixture
 def marks(monkeypatch, tmp_path):
     """A GPU of the emulator's making: what ran between marks and what did not, in order."""
-    from stand_ins import HostPlace
+    from stand_ins import HostMemory
 
     from flashsmith.benchmark import contenders
 
     log: list[str] = []
-    monkeypatch.setattr(workload_module.Workload, "__post_init__", _on_host(HostPlace()))
+    monkeypatch.setattr(workload_module.Workload, "__post_init__", _on_host(HostMemory()))
     real = contenders.KernelContender.launch
     monkeypatch.setattr(
         contenders.KernelContender,
@@ -256,11 +256,11 @@ def marks(monkeypatch, tmp_path):
     return log
 
 
-def _on_host(place):
+def _on_host(memory):
     real = workload_module.Workload.__post_init__
 
     def post_init(self) -> None:
-        self.place = place
+        self.memory = memory
         real(self)
 
     return post_init
@@ -315,7 +315,7 @@ def test_the_real_profiler_counts_what_the_emulator_counts() -> None:
     """Where Nsight Compute is installed; elsewhere its absence must be named."""
     from flashsmith.benchmark.ncu import ProfilePlan, run_profile
     from flashsmith.benchmark.ncu.profiler import Profiler
-    from flashsmith.benchmark.progress import Narrator
+    from flashsmith.benchmark.progress import ProgressReporter
     from flashsmith.runtime import query_gpu
 
     try:
@@ -324,7 +324,7 @@ def test_the_real_profiler_counts_what_the_emulator_counts() -> None:
         return
     rows: list[ProfileRow] = []
     plan = ProfilePlan((PLAIN, SWIZZLED), (Problem.parse("b2 s1024 h4 d128 fp16"),), runs=2)
-    run_profile(plan, Profiler(found), query_gpu(0), (), rows.append, Narrator(quiet=True))
+    run_profile(plan, Profiler(found), query_gpu(0), (), rows.append, ProgressReporter(quiet=True))
     assert [row.config for row in rows] == [str(PLAIN), str(SWIZZLED)]
     for row in rows:
         assert row.verdict == "pass"

@@ -23,7 +23,7 @@ from flashsmith.benchmark.ncu.profiled_process import Use
 from flashsmith.benchmark.ncu.profiler import Profiler
 from flashsmith.benchmark.ncu.profiling import WavefrontCount
 from flashsmith.benchmark.ncu.rows import ProfileRow
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.errors import ArgumentError, ProfilerError
 from flashsmith.families import Problem, device_spec
 from flashsmith.families import parse_kernel_name_into_config as parse
@@ -72,7 +72,7 @@ def profile(fake: FakeNcu, configs, problems, *, runs=1, known=()) -> list[Profi
         DEVICE,
         known,
         rows.append,
-        Narrator(quiet=True),
+        ProgressReporter(quiet=True),
     )
     return rows
 
@@ -263,7 +263,9 @@ def rows_before(fake, *configs) -> tuple[list[ProfileRow], str]:
     rows: list[ProfileRow] = []
     plan = ProfilePlan(configs, (SHORT, LONG))
     with pytest.raises(ProfilerError) as raised:
-        run_profile(plan, Profiler(fake.path), DEVICE, (), rows.append, Narrator(quiet=True))
+        run_profile(
+            plan, Profiler(fake.path), DEVICE, (), rows.append, ProgressReporter(quiet=True)
+        )
     return rows, str(raised.value)
 
 

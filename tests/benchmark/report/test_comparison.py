@@ -190,14 +190,11 @@ def test_settings_that_one_fact_does_not_tell_apart_are_named_by_several() -> No
     ]
 
 
-def test_the_mean_of_ratios_is_the_geometric_one() -> None:
+def test_ratios_are_of_the_problems_that_have_both() -> None:
     rows = [row(seq=seq) for seq in (512, 1024, 2048)]
     rows += [row("fa2", 512, 100.0), row("fa2", 1024, 400.0), row("cudnn", 2048)]
-    found = ratios(make_points(rows), "fa2")
-    assert found is not None
-    assert found.mean == pytest.approx((3 * 0.75) ** 0.5)
-    assert (found.ahead, len(found.ratios)) == (1, 2)
-    assert ratios(make_points(rows), "flex") is None
+    assert ratios(make_points(rows), "fa2") == pytest.approx([3.0, 0.75])
+    assert ratios(make_points(rows), "flex") == []
 
 
 def test_problems_are_of_a_kind_by_head_dimension_and_mask() -> None:

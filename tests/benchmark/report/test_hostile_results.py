@@ -195,7 +195,7 @@ def test_what_is_no_figure_is_left_out_and_said(tmp_path: Path) -> None:
     said = re.search(r'<p class="note alarm">(Left out of [^<]*)</p>', make_page(results).html)
     assert said is not None
     assert said[1] == (
-        "Left out of rows.json, since no figures: row 2: ms is nan; row 2: tflops is inf; "
+        "Left out of rows.json, not finite or not above 0: row 2: ms is nan; row 2: tflops is inf; "
         "row 3: ms is -1; row 4: tflops is 0."
     )
 

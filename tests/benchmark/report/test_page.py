@@ -152,6 +152,12 @@ def test_the_overview_has_ratios_by_head_dimension_and_mask(full: Results) -> No
     assert cells[20] == "d 128, full"
 
 
+def test_means_of_ratios_are_geometric() -> None:
+    rows = [row(seq=512), row(seq=1024), row("fa2", 512, 100.0), row("fa2", 1024, 400.0)]
+    page = text_of(page_of(Results(rows=tuple(rows))))
+    assert "1.500 geometric mean; 0.75 to 3.00; ahead in 1 of 2 problems" in page
+
+
 def test_the_problems_have_their_ratios_and_config(full: Results) -> None:
     cells = read(full).cells["problems"]
     headings = cells[: cells.index("config") + 1]

@@ -17,7 +17,7 @@ from flashsmith.benchmark.ncu.counters import ProfiledLaunch
 from flashsmith.benchmark.ncu.profiled_process import Use
 from flashsmith.benchmark.ncu.profiler import ProfiledUse, Profiler
 from flashsmith.benchmark.ncu.rows import ProfileRow
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.counted import counted
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, ProfilerError
@@ -59,7 +59,7 @@ def run_profile(
     device: DeviceSpec,
     known: Iterable[ProfileRow],
     write: Callable[[ProfileRow], None],
-    narrator: Narrator,
+    reporter: ProgressReporter,
 ) -> None:
     """Hands a row for every use of the plan that the `known` rows do not settle to `write`, a
     length's at a time.
@@ -73,9 +73,9 @@ def run_profile(
     wanted = plan.uses()
     uses = [use for use in wanted if _key(*use, device) not in done]
     if already := len(wanted) - len(uses):
-        narrator.say(f"{already} of {len(wanted)} rows are there already")
+        reporter.say(f"{already} of {len(wanted)} rows are there already")
     built = BuiltKernels(device)
-    built.build(((cfg, problem) for problem, cfg in uses), narrator.build)
+    built.build(((cfg, problem) for problem, cfg in uses), reporter.build)
     environment = replace(Environment.collect(), gpu=device.name, arch=device.arch)
     rows = _Rows(built, profiler, environment)
     for problem, cfg in uses:
@@ -85,7 +85,7 @@ def run_profile(
     lengths = sorted({problem.seq_q for problem, _ in legal})
     for number, seq in enumerate(lengths):
         own = [(problem, cfg) for problem, cfg in legal if problem.seq_q == seq]
-        narrator.step(
+        reporter.step(
             f"profiling {counted(len(own), 'kernel')} at length {seq}", number, len(lengths)
         )
         found, failure = profiler.profile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -142,6 +143,7 @@ def page_templates() -> Environment:
     )
     made.filters["figure"] = lambda value, digits=0: f"{value:,.{digits}f}"
     made.filters["counted"] = counted
+    made.filters["geometric_mean"] = statistics.geometric_mean
     made.filters["number"] = lambda number: f"{number:.6g}"
     made.globals |= {
         "limits": LIMITS,

@@ -109,7 +109,7 @@ def _fact(value: Any) -> Any:
     return value if isinstance(value, (str, int, float)) else quoted(value)
 
 
-def facts_of(setting: Setting) -> dict[str, str]:
+def setting_facts(setting: Setting) -> dict[str, str]:
     """A setting's facts as readers see them, '' for one that is not known; what tells most comes
     first."""
     known = dict(setting.environment)

@@ -1,4 +1,4 @@
-"""Where a benchmark's tensors live: in PyTorch's GPU memory, or the driver's where it is absent."""
+"""TensorMemory: where a benchmark's tensors are: in PyTorch's GPU memory, else the driver's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flashsmith.verify.proof_inputs import numpy_dtype
 Shape = tuple[int, ...]
 
 
-class Place(Protocol):
+class TensorMemory(Protocol):
     """Makes tensors on GPU 0 and looks into them. Contents are standard normal."""
 
     def draw(self, shape: Shape, dtype: DType, seed: int) -> Any:
@@ -39,7 +39,7 @@ class Place(Protocol):
         (rows, d). Raises LaunchError when a kernel before it failed."""
 
 
-class TorchPlace:
+class TorchMemory:
     """PyTorch's tensors: peers take them too, and they are drawn where they are needed."""
 
     device = "cuda:0"
@@ -80,7 +80,7 @@ class TorchPlace:
         return self.fetch(tensor[at][:, head])
 
 
-class DriverPlace:
+class DriverMemory:
     """DeviceArrays, filled from the host."""
 
     def draw(self, shape: Shape, dtype: DType, seed: int) -> DeviceArray:
@@ -103,11 +103,11 @@ class DriverPlace:
         return tensor.to_host()[at][:, head]
 
 
-def gpu_place() -> Place:
-    """PyTorch's place if PyTorch can use the GPU, else the driver's."""
+def gpu_memory() -> TensorMemory:
+    """PyTorch's memory if PyTorch can use the GPU, else the driver's."""
     if importlib.util.find_spec("torch") is not None:
         import torch
 
         if torch.cuda.is_available():
-            return TorchPlace()
-    return DriverPlace()
+            return TorchMemory()
+    return DriverMemory()

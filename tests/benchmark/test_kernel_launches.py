@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_ins import HostPlace, PretendedClock
+from stand_ins import HostMemory, PretendedClock
 
 from flashsmith.benchmark import bench as plan_module
-from flashsmith.benchmark import implementations, named_runs
-from flashsmith.benchmark.named_runs import launch_named, make_plan, parse_arguments
+from flashsmith.benchmark import implementations, kernel_launches
+from flashsmith.benchmark.kernel_launches import launch_named, make_plan, parse_arguments
 from flashsmith.benchmark.peers import PEERS, PeerImplementation
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.timing import INTERLEAVED, Protocol
 from flashsmith.benchmark.workload import Workload
 from flashsmith.errors import ArgumentError, SelectionError
@@ -42,14 +42,14 @@ def calls_of_attention(monkeypatch) -> list[dict[str, Any]]:
 @pytest.fixture
 def clock(monkeypatch) -> PretendedClock:
     monkeypatch.setattr(
-        named_runs, "workload_of", lambda problem, seed: Workload(problem, seed, HostPlace())
+        kernel_launches, "workload_of", lambda problem, seed: Workload(problem, seed, HostMemory())
     )
     return PretendedClock()
 
 
 def launched(clock: PretendedClock, *arguments: str) -> list[str]:
     plan = make_plan(parse_arguments(arguments))
-    return list(launch_named(plan, A100, clock, Narrator(quiet=True)))
+    return list(launch_named(plan, A100, clock, ProgressReporter(quiet=True)))
 
 
 def test_every_kernel_is_launched_so_many_times(
@@ -87,7 +87,7 @@ def test_a_peer_is_launched_the_same_way(clock: PretendedClock, monkeypatch) -> 
         def prepare(self, workload: Workload) -> PeerImplementation:
             return PeerImplementation("fa2", lambda: calls.append("fa2"), lambda returned: returned)
 
-    monkeypatch.setattr(named_runs, "get_peers", lambda names: (Here(),))
+    monkeypatch.setattr(kernel_launches, "get_peers", lambda names: (Here(),))
     problem = "b1 s64 h2 d64 fp16"
     lines = launched(clock, "--ref", "fa2", "--runs", "2", "--problems", problem)
     assert calls == ["fa2"] * 2
@@ -192,7 +192,7 @@ def test_the_sweep_refuses_what_it_does_not_know(sweep, arguments: tuple[str, ..
 
 @pytest.mark.gpu
 def test_on_a_gpu_named_kernels_run_and_are_timed(capsys) -> None:
-    from flashsmith.benchmark.named_runs import main
+    from flashsmith.benchmark.kernel_launches import main
 
     problem = "b2 s256 h4 d64 fp16"
     assert main(["--kernels", str(CFG), "--runs", "2", "--problems", problem]) == 0

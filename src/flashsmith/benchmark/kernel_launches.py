@@ -11,7 +11,7 @@ from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.peers import get_peers
 from flashsmith.benchmark.problems import make_shapes, parse_problems
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.timing import Clock, CudaEvents, Protocol
 from flashsmith.benchmark.workload import workload_of
@@ -87,7 +87,7 @@ def make_plan(options: argparse.Namespace) -> BenchPlan:
 
 
 def launch_named(
-    plan: BenchPlan, device: DeviceSpec, clock: Clock, narrator: Narrator
+    plan: BenchPlan, device: DeviceSpec, clock: Clock, reporter: ProgressReporter
 ) -> Iterator[str]:
     """Launches every implementation on every problem; yields a line for each once it is done.
 
@@ -106,7 +106,7 @@ def launch_named(
             if absence := peer.absence(problem):
                 raise ArgumentError(f"ref={peer.name!r} on '{problem}': {absence}")
     uses = [(e.config, p) for p, found in entries.items() for e in found if e.config is not None]
-    kernels.build(uses, narrator.build)
+    kernels.build(uses, reporter.build)
     total = plan.protocol.num_warmups + plan.protocol.runs
     for problem in plan.problems:
         workload = workload_of(problem, plan.seed)
@@ -128,9 +128,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parse_arguments(arguments)
     plan = make_plan(options)
     clock = CudaEvents()
-    with Narrator() as narrator:
+    with ProgressReporter() as reporter:
         if not options.time:
-            for line in launch_named(plan, query_gpu(0), clock, narrator):
+            for line in launch_named(plan, query_gpu(0), clock, reporter):
                 print(line, flush=True)
             return 0
         rows = run_bench(
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> int:
             environment=Environment.collect(),
             clock=clock,
             telemetry=Telemetry(),
-            narrator=narrator,
+            reporter=reporter,
         )
     print_rows(make_console(), rows)
     return int(any(row.kind == "ours" and row.verdict != "pass" for row in rows))
