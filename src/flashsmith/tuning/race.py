@@ -301,8 +301,8 @@ class RaceState:
         another rung are scaled by the ratio of the best kernel's times in both: the GPU ran at
         another clock then.
         """
-        stage = FINAL if self.decided else self.last_stage
-        times = _times(self.trials.values() if self.decided else self.active, stage)
+        decisive = FINAL if self.decided else self.last_stage
+        times = _times(self.trials.values() if self.decided else self.active, decisive)
         if not times:
             return []
         best = self.trials[_ranked(times)[0]].medians
@@ -313,7 +313,7 @@ class RaceState:
             if trial.survived and timed:
                 shared = [stage for stage in timed if stage in best]
                 last = (shared or timed)[-1]
-                ratio = best[stage] / best[last] if shared else 1.0
+                ratio = best[decisive] / best[last] if shared else 1.0
                 found.append(replace(trial, ms=trial.medians[last] * ratio, stage=last))
         return sorted(found, key=lambda trial: (trial.ms, trial.name))
 
