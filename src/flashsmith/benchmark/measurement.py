@@ -11,7 +11,7 @@ Environment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
@@ -147,6 +147,11 @@ class Measurement:
             columns |= _columns(part)
         named = {"implementation": implementation, "kind": kind, "family": "", "config": ""}
         return cls(**{**named, **problem_columns(problem), **columns})
+
+    @property
+    def environment(self) -> Environment:
+        """Where it was taken."""
+        return Environment(**{part.name: getattr(self, part.name) for part in fields(Environment)})
 
     @property
     def problem(self) -> Problem:

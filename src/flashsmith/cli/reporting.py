@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -59,18 +58,12 @@ def progression(
         from flashsmith.runtime.target import choose_target
 
         target = choose_target(arch, emulate, configs)
-        from flashsmith.benchmark.environment import Environment
-        from flashsmith.benchmark.progression import StepTimer, run_ablation
+        from flashsmith.benchmark.progression import run_ablation
 
-        timer, environment = None, {}
-        if target.backend == "gpu":
-            timer = StepTimer(target.device, seq, reporter, seed, write=files.write)
-            environment = asdict(Environment.collect())
         ablation = run_ablation(
             configs,
             target,
-            timer=timer,
-            environment=environment,
+            seq=seq,
             seed=seed,
             reporter=reporter,
             write=files.write if csv or jsonl else None,

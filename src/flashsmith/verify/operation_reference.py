@@ -20,7 +20,7 @@ from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.tolerance import MIN_OUTPUTS, Comparison, Expected, compare_tensors
 
 # Places a proof's arrays: on the host as they are, or on a GPU.
-Place = Callable[[np.ndarray], Any]
+ToDevice = Callable[[np.ndarray], Any]
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,12 @@ class OperationReference(ABC):
         inputs = self.draw(problem, kind, seed)
         return Case(problem, inputs, options, self.expected(problem, inputs, options))
 
-    def run(self, cfg: KernelConfig, case: Case, place: Place, **how: Any) -> OperationResult:
+    def run(
+        self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
+    ) -> OperationResult:
         """Runs the kernel, every output NaN before; ``how`` are run_operation's keywords."""
         operation = case.problem.computed
-        given = {name: place(array) for name, array in case.inputs.items()}
+        given = {name: to_device(array) for name, array in case.inputs.items()}
         return run_operation(
             cfg,
             case.problem,

@@ -212,19 +212,19 @@ def covering_cases(family: str = FIRST_FAMILY) -> list[Case]:
     pool = [_random_case(draw, family) for _ in range(_POOL)]
     pairs = [case_pairs(case) for case in pool]
     holders: dict[Pair, list[int]] = {}
-    for place, held in enumerate(pairs):
+    for index, held in enumerate(pairs):
         for pair in held:
-            holders.setdefault(pair, []).append(place)
+            holders.setdefault(pair, []).append(index)
     gains, kernels, chosen = [len(held) for held in pairs], set(), []
     while holders:
         most = max(gains)
-        best = [place for place, gain in enumerate(gains) if gain == most]
+        best = [index for index, gain in enumerate(gains) if gain == most]
         pick = next((p for p in best if (pool[p].config, pool[p].semantics) in kernels), best[0])
         chosen.append(pool[pick])
         kernels.add((pool[pick].config, pool[pick].semantics))
         for pair in pairs[pick]:
-            for place in holders.pop(pair, ()):
-                gains[place] -= 1
+            for index in holders.pop(pair, ()):
+                gains[index] -= 1
     return chosen
 
 

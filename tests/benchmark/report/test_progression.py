@@ -13,8 +13,6 @@ from flashsmith.benchmark import run as run_module
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.progression import (
     Ablation,
-    StepTime,
-    StepTimes,
     change_between,
     change_words,
     config_words,
@@ -172,10 +170,8 @@ def test_a_wrong_step_is_a_failure_with_its_reason() -> None:
 # --- the run ------------------------------------------------------------------------------------
 
 
-def up(timer=None, configs=CONFIGS) -> Ablation:
-    return run_ablation(
-        configs, TARGET, timer=timer, environment={}, reporter=ProgressReporter(quiet=True)
-    )
+def up(configs=CONFIGS) -> Ablation:
+    return run_ablation(configs, TARGET, reporter=ProgressReporter(quiet=True))
 
 
 def test_a_ladder_is_counted_without_a_gpu() -> None:
@@ -189,24 +185,6 @@ def test_a_ladder_is_counted_without_a_gpu() -> None:
     # 2 heads x 4 Q blocks x 4 K/V blocks x (2 products of 64 x 64 x 128 by m16n8k16).
     assert first.instructions["mma"] == 2 * 4 * 4 * 2 * (64 * 64 * 128) // (16 * 8 * 16)
     assert change_between(first, second).instructions["integer"] != 0
-
-
-def test_times_and_their_problems_join_the_steps() -> None:
-    def timer(configs) -> StepTimes:
-        assert configs == CONFIGS
-        return StepTimes(
-            problem="b1",
-            protocol="interleaved",
-            peer="FA2",
-            peer_note="",
-            by_config={PLAIN.config: StepTime(2.0, 1.9, 0.01, 300.0, 1.0)},
-            problems={SWIZZLED.config: ["the timed launch: wrong"]},
-        )
-
-    first, second = up(timer).steps
-    assert first.time.share == 0.5
-    assert second.problems == ("the timed launch: wrong",)
-    assert second.time is None
 
 
 def test_a_kernel_that_hangs_is_a_step_with_a_problem(monkeypatch) -> None:

@@ -17,7 +17,7 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
-    """Where the tiles lie in a CTA's dynamic shared memory; O mostly takes Q's place."""
+    """Where the tiles lie in a CTA's dynamic shared memory; O mostly replaces Q."""
     shared = not (cfg.separate_O or cfg.direct_O)
     tiles = [
         ("Q, then O" if shared else "Q", cfg.q_buffers, cfg.B_r),
