@@ -373,13 +373,12 @@ def follow(
     if problem in known.unprepared:
         reason = f"the problem cannot be set up: {known.unprepared[problem]}"
         drop(list(active), "not reached", reason)
-    on_reference: dict[str, float] = {}
     if reference is not None:
         if reference.first_rung_complete or reference.closed or early:
-            on_reference = reference.first_times
-            keep(on_reference, halving.entry_margin, f"on {reference.problem}")
+            keep(reference.first_times, halving.entry_margin, f"on {reference.problem}")
         elif not closed:
             return state(waiting=True)
+    order = _times(reference.joined.values(), rung_stage(0)) if early and reference else {}
     for refined in range(race.refinements + 1):
         if closed:
             untimed = [name for name, trial in active.items() if not trial.samples]
@@ -388,7 +387,6 @@ def follow(
             stage = rung_stage(rung)
             pending = [t for t in active.values() if t.proof is None or stage not in t.samples]
             if pending:
-                order = on_reference if early else {}
                 pending.sort(key=lambda t: (t.proof is None, order.get(t.name, math.inf)))
                 return state(pending=tuple(pending))
             keep(_times(active.values(), stage), rule.margin, f"of {stage}")
