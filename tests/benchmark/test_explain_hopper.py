@@ -50,7 +50,7 @@ def test_shared_memory_is_mapped_without_gaps() -> None:
         ("K 2 of 2", 106_496, 147_456, 160),
         ("V 1 of 2", 147_456, 188_416, 160),
         ("V 2 of 2", 188_416, 229_376, 160),
-        ("barriers, notices", 229_376, 230_400, 0),
+        ("barriers, tile info", 229_376, 230_400, 0),
     ]
     names = [region.tile for region in smem_map(SHIPPED)]
     assert names[:2] == ["Q, then O 1 of 2", "Q, then O 2 of 2"]
@@ -182,4 +182,4 @@ def test_a_shipped_config_is_explained_from_its_build_and_a_run() -> None:
     assert "Proof: " in text
     facts = explanation.to_json()
     assert facts["kernel"]["warnings"] == ()
-    assert facts["smem"][-1]["tile"] == "barriers, notices"
+    assert facts["smem"][-1]["tile"] == "barriers, tile info"

@@ -89,6 +89,7 @@ extern "C" __attribute__((visibility("default"))) int __tvm_ffi_device_count() {
 
 # What of the package's own sources the miniature has.
 _COPIED = (
+    "common/constants.cuh",
     "common/types.cuh",
     "common/forward_args.cuh",
     "host/kernel_library.h",

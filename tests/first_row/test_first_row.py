@@ -295,14 +295,14 @@ def test_peers_of_its_operation_take_part(
 def test_the_tuners_own_bench_serves_it(
     built: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The compiler and the bench of real sweeps, with the emulator in the GPU's place."""
+    """The compiler and the bench of real sweeps, with the emulator instead of the GPU."""
     monkeypatch.setattr(gpu_runner, "CudaEvents", partial(PretendedClock, tick=1.0))
     monkeypatch.setattr(gpu_runner, "Telemetry", partial(Telemetry, sensor=lambda: (1.0, 1.0)))
     monkeypatch.setattr(gpu_runner, "gpu_memory", HostMemory)
     problem = Problem.parse(PROBLEM)
     builds = [Build.of(problem, cfg) for cfg in built.values()]
     compiled = gpu_runner.NvccCompiler(A100).compile(builds)
-    assert [one.error for one in compiled] == [None, None]
+    assert not any(one.error for one in compiled)
     bench = gpu_runner.GpuBench()
     bench.open()
     bench.prepare(problem)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from flashsmith import env
-from flashsmith.benchmark.contenders import KernelContender, kernel_contender
 from flashsmith.benchmark.environment import Environment, Telemetry
+from flashsmith.benchmark.implementations import KernelImplementation, kernel_implementation
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.tensor_memory import gpu_memory
@@ -148,23 +148,23 @@ class GpuBench:
             measure_ms=ms,
             num_estimates=1,
         )
-        contenders = [self._contender(problem, *kernel) for kernel in kernels]
-        found = measure(contenders, protocol, clock=self._clock, telemetry=self._telemetry)
-        return [found[contender.name] for contender in contenders]
+        implementations = [self._implementation(problem, *kernel) for kernel in kernels]
+        found = measure(implementations, protocol, clock=self._clock, telemetry=self._telemetry)
+        return [found[implementation.name] for implementation in implementations]
 
     def _proof(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        contender = self._contender(problem, build, library)
+        implementation = self._implementation(problem, build, library)
         scores = None if thorough else _QUICK_SCORES
-        return Proof.of(contender.workload.judge(contender.output(), scores))
+        return Proof.of(implementation.workload.judge(implementation.output(), scores))
 
-    def _contender(self, problem: Problem, build: Build, library: str) -> KernelContender:
+    def _implementation(self, problem: Problem, build: Build, library: str) -> KernelImplementation:
         if library not in self._open_libraries:
             opened = Cache(cache_dir()).open(library)
             if opened is None:
                 raise LibraryGoneError(f"{library}: gone from the kernel cache, or damaged")
             self._open_libraries[library] = opened
             loaded_kernels.add(opened)
-        return kernel_contender(build.config, self._workload(problem))
+        return kernel_implementation(build.config, self._workload(problem))
 
     def _workload(self, problem: Problem) -> AnyWorkload:
         found = self._workloads.pop(problem, None)

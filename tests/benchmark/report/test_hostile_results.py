@@ -17,12 +17,12 @@ from hostile_results import ESCAPE, HOSTILE, MATH, damaged, good_files
 from sample_rows import ROOFLINE, bench_rows, row, search_rows
 from test_page import Reader
 
-from flashsmith.benchmark.measurement_files import GrowingFile
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.measurement_files import GrowingFile, write_rows
 from flashsmith.benchmark.progression_plot import draw_ablation, save_picture
 from flashsmith.benchmark.report import make_page, read_results, write_page
 from flashsmith.benchmark.report.page import LIMITS
 from flashsmith.benchmark.report.results import Results
-from flashsmith.benchmark.rows import BenchRow, write_rows
 from flashsmith.errors import ArgumentError
 
 GOOD = good_files()
@@ -172,7 +172,7 @@ def test_more_than_can_be_shown_is_left_out_and_said() -> None:
 # --- what is said ---------------------------------------------------------------------------------
 
 
-def written(folder: Path, *rows: BenchRow) -> Path:
+def written(folder: Path, *rows: Measurement) -> Path:
     write_rows(folder / "rows.json", rows)
     return folder / "rows.json"
 

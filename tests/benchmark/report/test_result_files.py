@@ -15,12 +15,12 @@ import pytest
 from ablations import TIMED
 from sample_rows import PROFILED, ROOFLINE, bench_rows
 
+from flashsmith.benchmark.measurement_files import write_rows
 from flashsmith.benchmark.ncu import write_profile
 from flashsmith.benchmark.report import make_page, read_results, with_stored_rooflines
 from flashsmith.benchmark.report.results import Results
 from flashsmith.benchmark.roofline import save_roofline
 from flashsmith.benchmark.roofline.roofline_table import print_roofline
-from flashsmith.benchmark.rows import write_rows
 from flashsmith.benchmark.table import make_console
 from flashsmith.errors import ArgumentError
 

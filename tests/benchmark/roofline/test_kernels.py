@@ -91,7 +91,7 @@ def test_a_turn_is_the_products_it_counts(shape, dtype: str) -> None:
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s.in_shared], ids=lambda s: s.kernel)
 def test_a_turn_of_wgmma_is_the_products_it_counts(shape, dtype: str) -> None:
     text = ptx("wgmma", 90)
-    (entry,) = re.findall(rf"\.entry {shape.kernel}_{dtype}\(.*?\n}}", text, flags=re.DOTALL)
+    (entry,) = re.findall(rf"\.entry {shape.kernel}_{dtype}\(.*?\n\n}}", text, flags=re.DOTALL)
     kind = {"fp16": "f16", "bf16": "bf16"}[dtype]
     name = f"wgmma.mma_async.sync.aligned.m64n{shape.cols}k16.f32.{kind}.{kind}"
     assert entry.count(name) * shape.groups * 2 * 64 * shape.cols * 16 == shape.flop

@@ -25,7 +25,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
         ("K", cfg.kv_stages, cfg.B_c),
         ("V", cfg.kv_stages, cfg.B_c),
     ]
-    return smem_regions(cfg, tiles, rest="barriers, notices")
+    return smem_regions(cfg, tiles, rest="barriers, tile info")
 
 
 def intensity(cfg: Any) -> Intensity:

@@ -1,7 +1,7 @@
-// wgmma: a warpgroup's products, 64 rows by N columns by 16 deep (sm_90a).
+// wgmma: a warpgroup's MMA, 64 rows by N columns by 16 deep (sm_90a).
 //
 // The accumulator is, warp by warp, the 16x8 tiles of mma.sync: d[0][n] of warp w of the warpgroup
-// covers rows 16 w.. and columns 8 n... Packed to 16 bits it is the A operand of the next product.
+// covers rows 16 w.. and columns 8 n... Packed to 16 bits it is the A operand of the next GEMM.
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -26,7 +26,7 @@ struct Panel {
         return row * kRowBytes + chunk * 16;
     }
     // The matrix descriptor of what lies at `smem`. `panel_stride`: bytes from a panel to the next
-    // where the product runs across panels in one instruction; elsewhere it is not looked at.
+    // where one instruction runs across panels; elsewhere it is ignored.
     FS_DEVICE static uint64_t descriptor(uint32_t smem, uint32_t panel_stride = 16) {
         constexpr uint64_t kSwizzle = kColumns == 64 ? 1 : 2;  // 128 or 64 bytes
         return uint64_t{(smem & 0x3ffff) >> 4} | uint64_t{panel_stride >> 4} << 16 |
