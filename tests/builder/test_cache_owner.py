@@ -196,7 +196,7 @@ def test_a_read_only_cache_of_roots_serves_another_user(shared):
 
 
 @needs_root
-def test_a_read_only_cache_of_somebody_elses_has_to_be_trusted(shared, monkeypatch):
+def test_a_read_only_cache_of_another_user_has_to_be_trusted(shared, monkeypatch):
     cache = Cache(shared / "cache")
     publish(cache, "a")
     for path in (cache.folder, *cache.folder.rglob("*")):

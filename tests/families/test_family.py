@@ -77,7 +77,7 @@ def csrc(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_registered_family_is_asked_for_by_name_and_by_config(csrc: Path) -> None:
+def test_a_registered_family_is_found_by_name_and_by_config(csrc: Path) -> None:
     registered = register_family(Abacus(), csrc)
     assert family_named("abacus") is registered is AbacusConfig.family
     assert registered in families("forward")
@@ -258,7 +258,7 @@ def test_what_could_be_taken_for_something_else(
     assert not FAMILIES.keys() & {"abacus", "common", "host", "roofline"}
 
 
-def test_a_family_that_registers_again_is_in_nobody_s_way(csrc: Path) -> None:
+def test_a_family_that_registers_again_does_no_harm(csrc: Path) -> None:
     for name in ("mma_sync", "wgmma"):
         assert register_family(FAMILIES[name]) is FAMILIES[name]
 
@@ -269,7 +269,7 @@ def test_what_is_no_family(given: Any, csrc: Path) -> None:
         register_family(given, csrc)
 
 
-def test_a_name_that_nobody_registered() -> None:
+def test_an_unregistered_name() -> None:
     with pytest.raises(ArgumentError, match="family='abacus': known are mma_sync, wgmma"):
         family_named("abacus")
 
@@ -325,7 +325,7 @@ def test_the_families_of_installed_packages(install: Any) -> None:
     assert "abacus" in {one.name for one in families()}
 
 
-def test_an_installed_family_that_asks_what_there_is(install: Any) -> None:
+def test_an_installed_family_that_lists_the_families(install: Any) -> None:
     install("curious")
     assert "abacus" in {one.name for one in families()}
 

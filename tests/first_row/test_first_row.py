@@ -89,7 +89,7 @@ def test_its_configs_parse_and_are_listed(first_row: ModuleType) -> None:
         parse("(FP16, 64, 2): first_row+stagde")
 
 
-def test_a_broken_rule_is_told_with_the_nearest_legal_config(first_row: ModuleType) -> None:
+def test_a_broken_rule_is_reported_with_the_nearest_legal_config(first_row: ModuleType) -> None:
     wide = parse("(FP16, 64, 4): first_row")
     with pytest.raises(IllegalConfigError, match="at most d_head: each copies an element or more"):
         check_legal(wide, A100)
@@ -228,7 +228,7 @@ def test_problems_of_others_are_refused(first_row: ModuleType, problem: str, mes
         prove(parse(PLAIN), Problem.parse(problem))
 
 
-def test_what_an_operation_does_not_know_cannot_be_asked_of_its_proof(
+def test_a_proof_refuses_options_that_its_operation_lacks(
     first_row: ModuleType,
 ) -> None:
     with pytest.raises(ArgumentError, match="sinks=True: first_row has no such option"):
@@ -380,7 +380,7 @@ def test_its_space_is_for_its_own_problems(first_row: ModuleType) -> None:
     assert {cfg.family.operation for cfg in search_space(theirs, A100, "both")} == {"forward"}
 
 
-def test_what_is_said_of_a_short_d_is_not_of_attention(first_row: ModuleType) -> None:
+def test_notes_on_a_short_d_are_not_about_attention(first_row: ModuleType) -> None:
     notes = choose("b2 s5 h3 d40 fp16 first_row", A100).notes
     assert "d = 40 runs on d_head 64: 38% are columns that are not there" in notes
 
@@ -418,7 +418,7 @@ def test_attention_refuses_a_config_that_computes_something_else(first_row: Modu
         flashsmith.plan_forward(cfg, Problem.parse("s64 d64 fp16"), device_spec("A100"))
 
 
-def test_a_config_of_a_family_that_nobody_registered() -> None:
+def test_a_config_of_an_unregistered_family() -> None:
     @dataclass(frozen=True, order=True)
     class Stray(KernelConfig):
         FAMILY: ClassVar[str] = "stray"

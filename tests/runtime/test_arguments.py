@@ -75,7 +75,7 @@ def test_not_a_tensor(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_what_jax_traces_is_told_apart_from_its_arrays(name: str) -> None:
+def test_tracers_of_jax_are_distinguished_from_its_arrays(name: str) -> None:
     """The advice must not be to pass a JAX array: inside a jitted function it is one."""
     module = "jax._src.interpreters.partial_eval"
     base = type("Tracer", (), {"__module__": "jax._src.core"})

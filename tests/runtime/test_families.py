@@ -142,7 +142,7 @@ def tensors(seq: int = 256) -> list[Any]:
 
 
 @pytest.mark.torch
-def test_cached_calls_of_both_families_are_told_apart(gpu: PretendedGpu) -> None:
+def test_cached_calls_of_both_families_are_distinguished(gpu: PretendedGpu) -> None:
     places = []
     for _ in range(3):
         for cfg in (HOPPER, MMA_SYNC):

@@ -90,7 +90,7 @@ def test_empty_problems_are_right(lengths: tuple[int, int]) -> None:
     assert (verdict.outputs == 0) is (lengths[0] == 0)
 
 
-def test_a_verdict_says_what_was_run(progression: list[FlashForwardKernelConfig]) -> None:
+def test_a_verdict_contains_what_was_run(progression: list[FlashForwardKernelConfig]) -> None:
     verdict = prove(BEST, seq=64, checks=True)
     assert verdict.ok
     assert (verdict.backend, verdict.arch, verdict.inputs) == ("emulator", 80, "random")

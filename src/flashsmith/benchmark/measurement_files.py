@@ -123,7 +123,7 @@ class GrowingFile:
     def _check_begun(self, option: str, columns: tuple[str, ...]) -> None:
         try:
             if self._lines:
-                _read_lines(self.path)
+                read_lines(self.path)
                 return
             known = read_csv(self.path)[0]
         except ArgumentError as error:
@@ -260,10 +260,12 @@ def rows_as_csv(
     writer.writerows(_cells(row, columns) for row in rows)
 
 
-def rows_as_json(rows: Iterable[Measurement]) -> list[dict[str, Any]]:
+def rows_as_json(
+    rows: Iterable[Measurement], columns: tuple[str, ...] = COLUMNS
+) -> list[dict[str, Any]]:
     """The rows as JSON takes them: infinities and NaN, which it lacks, as words."""
     return [
-        for_json(_cells(row, [*COLUMNS, *(name for name in _PARTED if getattr(row, name))]))
+        for_json(_cells(row, [*columns, *(name for name in _PARTED if getattr(row, name))]))
         for row in rows
     ]
 
@@ -417,7 +419,7 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """One object a line; a last line that was cut off is left out."""
     try:
         text = read_text(path, MOST_BYTES)
@@ -461,7 +463,7 @@ _WRITERS = {
 }
 _READERS = {
     ".csv": _read_csv,
-    ".jsonl": _read_lines,
+    ".jsonl": read_lines,
     ".json": _read_json,
     ".parquet": _read_parquet,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -94,6 +93,9 @@ def ncu(
             "again. '-': print them instead.",
         ),
     ] = None,
+    jsonl: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The same as JSON Lines, in place of --csv.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Profile kernels with Nsight Compute: pipes, occupancy, shared memory, traffic, waits.
@@ -105,6 +107,7 @@ def ncu(
         Ledger,
         ProfilePlan,
         ProfileRow,
+        profile_as_json,
         run_profile,
         settled,
         write_profile,
@@ -114,6 +117,9 @@ def ncu(
     from flashsmith.benchmark.problems import make_shapes
     from flashsmith.runtime import gpu_count, query_gpu
 
+    if jsonl is not None and (csv is not None or Path(jsonl).suffix != ".jsonl"):
+        raise ArgumentError(f"jsonl={jsonl!r}: give a file that ends in .jsonl, and no --csv")
+    grows = jsonl or (csv if csv != "-" else None)
     configs = tuple(dict.fromkeys(get_kernel_configs(kernels)))
     shapes = make_shapes(configs, d_heads=d_heads, seq_lens=seq_lens, dtypes=dtypes, causal=causal)
     plan = ProfilePlan(configs, shapes.problems(), runs)
@@ -128,7 +134,7 @@ def ncu(
     failure: ProfilerError | None = None
     with ExitStack() as stack:
         reporter = stack.enter_context(ProgressReporter())
-        ledger = stack.enter_context(Ledger(csv)) if csv not in (None, "-") else None
+        ledger = stack.enter_context(Ledger(grows)) if grows else None
         known = tuple(ledger.rows) if ledger else ()
         rows += settled(plan, query_gpu(0), known)
 
@@ -144,7 +150,7 @@ def ncu(
     if csv == "-":
         write_profile(rows, sys.stdout)
     elif as_json:
-        print_json([asdict(row) for row in rows])
+        print_json(profile_as_json(rows))
     elif rows:
         print_profile(make_console(), rows)
     if failure:

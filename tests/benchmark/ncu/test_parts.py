@@ -10,11 +10,18 @@ import pytest
 import shared_kernels
 
 from flashsmith.benchmark import workload as workload_module
-from flashsmith.benchmark.ncu import Ledger, ProfileRow, profiled_process, read_profile
+from flashsmith.benchmark.ncu import (
+    Ledger,
+    ProfileRow,
+    profile_as_json,
+    profiled_process,
+    read_profile,
+)
 from flashsmith.benchmark.ncu.counters import CutOff, parse_raw_page
 from flashsmith.benchmark.ncu.profiled_process import Job, Use, run_job
 from flashsmith.benchmark.ncu.profiler import find_ncu
 from flashsmith.benchmark.ncu.profiling import WavefrontCount, emulated_wavefronts
+from flashsmith.benchmark.report import read_results
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError, ProfilerError
 from flashsmith.families import Problem, Semantics, get_hopper_configs
@@ -160,6 +167,19 @@ def test_an_empty_file_is_begun(tmp_path) -> None:
     assert read_profile(path) == [ROW]
 
 
+def test_json_lines_are_continued_and_reported(tmp_path) -> None:
+    path, row = tmp_path / "rows.jsonl", replace(ROW, ncu="2025.3")
+    with Ledger(path) as ledger:
+        ledger.write(row)
+    path.write_text(path.read_text() + '{"config": "(FP1')
+    with Ledger(path) as ledger:
+        assert ledger.rows == [row]
+        ledger.write(replace(row, gpu="another"))
+    assert read_profile(path) == [row, replace(row, gpu="another")]
+    assert read_results([path]).profiles == tuple(read_profile(path))
+    assert list(profile_as_json([row])[0])[:3] == ["config", "family", "batch"]
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -236,13 +256,13 @@ def marks(monkeypatch, tmp_path):
     """A GPU of the emulator's making: what ran between marks and what did not, in order."""
     from stand_ins import HostMemory
 
-    from flashsmith.benchmark import contenders
+    from flashsmith.benchmark import implementations
 
     log: list[str] = []
     monkeypatch.setattr(workload_module.Workload, "__post_init__", _on_host(HostMemory()))
-    real = contenders.KernelContender.launch
+    real = implementations.KernelImplementation.launch
     monkeypatch.setattr(
-        contenders.KernelContender,
+        implementations.KernelImplementation,
         "launch",
         lambda self: (log.append(f"launch {self.name}"), real(self))[1],
     )
@@ -302,9 +322,9 @@ def test_a_launch_that_fails_ends_the_process_with_its_words(marks, tmp_path, ca
     def crash(self):
         raise LaunchError("an illegal memory access was encountered")
 
-    from flashsmith.benchmark import contenders
+    from flashsmith.benchmark import implementations
 
-    monkeypatch.setattr(contenders.KernelContender, "launch", crash)
+    monkeypatch.setattr(implementations.KernelImplementation, "launch", crash)
     (tmp_path / "job").write_text(Job((SMALL,), 1, str(tmp_path / "verdicts")).to_json())
     assert profiled_process.main([str(tmp_path / "job")]) == 2
     assert "an illegal memory access" in capsys.readouterr().err

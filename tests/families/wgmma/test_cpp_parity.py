@@ -100,7 +100,7 @@ def test_ctas_per_sm_agree(
     assert (max(expected) > 1) == (registers <= 128)
 
 
-def test_both_sides_order_configs_alike(table: ctypes.CDLL) -> None:
+def test_both_sides_order_configs_in_the_same_way(table: ctypes.CDLL) -> None:
     sample = sorted([*random_configs(40, seed=3), *get_hopper_configs()])
     rows = [packed([cfg]) for cfg in sample]
     for left, right in product(range(len(sample)), repeat=2):
