@@ -216,7 +216,7 @@ def test_everything_of_a_measurement_is_read_as_it_lies_in_its_folder() -> None:
     (roofline,) = results.rooflines
     assert roofline.rate("mma_registers_fp16") == 619
     assert roofline.time == "2026-11-21T03:49:43+00:00"
-    assert len(results.versions) > 3
+    assert len(results.versions) > 2
     assert len(make_page(results).html) < 5e6
 
 
