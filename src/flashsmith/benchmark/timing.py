@@ -47,7 +47,7 @@ class Protocol:
     """How implementations are timed.
 
     order: 'interleaved' launches each once a round, in an order that changes from round to round,
-    so that a drifting clock hits all alike and nobody always follows the same one; 'one_by_one'
+    so that a drifting clock affects all alike and none always follows the same one; 'one_by_one'
     finishes an implementation before the next.
     flush_l2: whether the L2 is overwritten before every timed launch.
     num_warmups, runs: how many launches an implementation gets untimed and timed, at least.
@@ -209,7 +209,7 @@ class CudaEvents:
                 self._destroy_events()
 
     def events(self, count: int) -> list[ctypes.c_void_p]:
-        """Events with timing, unrecorded or free to be recorded anew."""
+        """Events with timing, unrecorded or free to be recorded again."""
         while len(self._pool) < count:
             event = ctypes.c_void_p()
             driver.call("cuEventCreate", ctypes.byref(event), 0)
@@ -327,7 +327,7 @@ class _Bench:
     telemetry: Telemetry
 
     def time(self, group: list[Implementation]) -> dict[str, Samples]:
-        """Contenders that take turns, or the only one."""
+        """Implementations that take turns, or the only one."""
         num_warmups, runs = self.protocol.launches(statistics.fmean(map(self._estimate, group)))
         for implementation in itertools.chain.from_iterable(itertools.repeat(group, num_warmups)):
             implementation.launch()
@@ -375,7 +375,7 @@ def _turns(group: Sequence[Implementation], rounds: int) -> Iterator[Implementat
     """Each once a round: a shuffled order, then its reverse, then another.
 
     The same orders every time. What runs before a kernel leaves it a warmer or a cooler GPU, so
-    that nobody may have one neighbour throughout.
+    that none may have one neighbour throughout.
     """
     orders = random.Random(0)
     order = list(group)
