@@ -47,7 +47,7 @@ _refused_skips: Counter[str] = Counter()
 
 @pytest.fixture
 def load_tool(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports a script of tools/ anew, whose names a test may then replace."""
+    """Imports a fresh copy of a script of tools/, whose names a test may then replace."""
 
     def load(path: str) -> ModuleType:
         tool = Path(__file__).parents[1] / "tools" / path
@@ -151,7 +151,7 @@ def _keep(kept: list[pytest.Item], items: list[pytest.Item]) -> None:
 
 
 def _names_one_test(config: pytest.Config) -> bool:
-    """Whether the command line names single tests: whoever spells out a test wants it run."""
+    """Whether the command line names single tests, which are then always run."""
     return bool(config.args) and all("::" in argument for argument in config.args)
 
 

@@ -87,7 +87,7 @@ def durations_in(path: Path) -> Iterator[tuple[str, float]]:
 
 
 def record(paths: Iterable[Path]) -> None:
-    """Writes the durations anew. Parts of a test, such as its setup, are one test together."""
+    """Rewrites the durations. Parts of a test, such as its setup, are one test together."""
     found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for path in paths:
         for name, seconds in durations_in(path):

@@ -58,7 +58,7 @@ def want_later(
 def load(
     configs: Sequence[KernelConfig], semantics: Semantics | None = None, arch: int | None = None
 ) -> KernelLibrary:
-    """Loads the kernels of configs of one family. Those that nobody wanted are built by themselves.
+    """Loads the kernels of configs of one family. Those not requested earlier are built separately.
 
     The library is the one that holds the first config.
     """

@@ -403,7 +403,7 @@ def test_the_installed_package_carries_every_cuda_source() -> None:
 def test_the_installed_wheel_is_for_this_platform_and_any_python() -> None:
     text = importlib.metadata.distribution("flashsmith").read_text("WHEEL")
     assert text is not None
-    assert "Tag: py3-none-linux_x86_64" in text, "an older installation: install it anew"
+    assert "Tag: py3-none-linux_x86_64" in text, "an older installation: reinstall it"
 
 
 # --- families -------------------------------------------------------------------------------------

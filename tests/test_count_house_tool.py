@@ -1,4 +1,4 @@
-"""tools/ci/count_house.py: what it counts, on a small house."""
+"""tools/ci/count_house.py: its figures of a small package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = {
 }
 
 
-def test_the_figures_of_a_small_house(
+def test_the_figures_of_a_small_package(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -39,12 +39,12 @@ def test_the_figures_of_a_small_house(
         "module names used more than once": 1,
         "files that name a family": 1,
         "places that name a family": 1,
-        "files in the circles of imports": 2,
+        "files in import cycles": 2,
         "lines of CUDA C++": 2,
         "lines of tests": 3,
     }
     monkeypatch.setattr("sys.argv", ["count_house.py", "--base-tree", str(tmp_path)])
     tool.main()
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split() == ["then", "now"]
+    assert head.split() == ["base", "now"]
     assert [row.split()[-2] for row in rows] == [str(value) for value in found.values()]

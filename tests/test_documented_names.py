@@ -15,6 +15,7 @@ DOCUMENTED = {
         "forward_timed get_kernel_configs parse_kernel_name_into_config plan_forward sdpa"
     ),
     "flashsmith.benchmark.contenders": "kernel_contender",
+    "flashsmith.benchmark.implementations": "kernel_implementation",
     "flashsmith.benchmark.roofline": "intensity load_roofline",
     "flashsmith.benchmark.rows": "read_rows",
     "flashsmith.benchmark.timing": "ONE_BY_ONE measure",

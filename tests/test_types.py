@@ -1,4 +1,4 @@
-"""Type checkers know the public functions: mypy as a user runs it, who has PyTorch's own types."""
+"""The types of the public functions: mypy as a user runs it, who has PyTorch's own types."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class PretendedContender:
         self.clock.work(self.name, self.ms)
 
 
-class HostPlace:
+class HostMemory:
     """NumPy's arrays in a GPU's place: kernels run in the emulator on them."""
 
     def draw(self, shape: tuple[int, ...], dtype: DType, seed: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stand_ins import HostPlace, PretendedClock
+from stand_ins import HostMemory, PretendedClock
 
 from flashsmith.benchmark import bench as plan_module
 from flashsmith.benchmark import implementations
@@ -19,7 +19,7 @@ from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.measurement import Measurement, problem_columns
 from flashsmith.benchmark.peers import PeerImplementation
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.timing import Protocol
 from flashsmith.benchmark.workload import Workload
@@ -51,7 +51,7 @@ class Stage:
     written: list[Measurement] = field(default_factory=list)
 
     def make_workload(self, problem: Problem, seed: int) -> Workload:
-        return Workload(problem, seed, HostPlace())
+        return Workload(problem, seed, HostMemory())
 
     def run(self, *problems: Problem, **plan: Any) -> dict[str, Measurement]:
         asked = BenchPlan(problems or (PROBLEM,), protocol=QUICK, **plan)
@@ -61,12 +61,12 @@ class Stage:
             environment=HERE,
             clock=self.clock,
             telemetry=Telemetry(sensor=lambda: (1500.0, 650.0)),
-            narrator=Narrator(quiet=True),
+            reporter=ProgressReporter(quiet=True),
             write=self.written.append,
             make_workload=self.make_workload,
         )
         assert rows == self.written
-        return {row.contender: row for row in rows}
+        return {row.implementation: row for row in rows}
 
     def attention(self, ms: float = 2.0, spoil: Callable[[Any], None] = lambda o: None) -> bool:
         """Lets attention() take ``ms``; True, which is what a plan's ``ours`` wants."""
@@ -252,7 +252,7 @@ def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(stage: Stage, monkeypa
     with pytest.raises(LaunchError, match=r"ours on 'b2 s64.*unusable.*illegal memory access"):
         stage.run(ours=stage.stand_in(crash), peers=(stage.peer("fa2"),))
     # What was known by then is written.
-    assert [(row.contender, row.verdict) for row in stage.written] == [("ours", "error")]
+    assert [(row.implementation, row.verdict) for row in stage.written] == [("ours", "error")]
 
 
 def test_a_problem_too_large_for_the_memory_is_a_row_of_each(stage: Stage) -> None:
@@ -266,7 +266,7 @@ def test_a_problem_too_large_for_the_memory_is_a_row_of_each(stage: Stage) -> No
 
     stage.make_workload = make_small  # type: ignore[method-assign]
     last = stage.run(longer, PROBLEM, ours=stage.attention(), peers=(stage.peer("fa2"),))
-    assert [(row.contender, row.seq_q, row.verdict) for row in stage.written] == [
+    assert [(row.implementation, row.seq_q, row.verdict) for row in stage.written] == [
         ("ours", 128, "error"),
         ("fa2", 128, "absent"),
         ("ours", 64, "pass"),
@@ -294,7 +294,7 @@ def test_what_fails_while_timing_is_an_error_of_all_and_the_run_goes_on(stage: S
     longer = replace(PROBLEM, seq_q=128, seq_k=128)
     peers = (Greedy("fa2", stage.clock, 1.0), stage.peer("cudnn", factor=1.1))
     stage.run(longer, PROBLEM, ours=stage.attention(), peers=peers)
-    said = {(row.contender, row.seq_q): row for row in stage.written}
+    said = {(row.implementation, row.seq_q): row for row in stage.written}
     assert said["ours", 128].verdict == "error"
     assert said["ours", 128].note == "timed together: CUDA out of memory"
     assert said["fa2", 128].verdict == "absent"
@@ -314,7 +314,7 @@ def test_an_interrupted_run_keeps_what_it_has(stage: Stage) -> None:
         stage.run(
             PROBLEM, longer, ours=stage.attention(), peers=(Impatient("fa2", stage.clock, 1.0),)
         )
-    assert [(row.contender, row.seq_q, row.ms is None) for row in stage.written] == [
+    assert [(row.implementation, row.seq_q, row.ms is None) for row in stage.written] == [
         ("ours", 64, False),
         ("fa2", 64, False),
         ("ours", 128, True),
@@ -373,7 +373,7 @@ def test_kernels_are_built_once_for_each_semantics(monkeypatch) -> None:
 
 def made_row(contender: str, tflops: float | None, **columns: Any) -> Measurement:
     known: dict[str, Any] = {
-        "contender": contender,
+        "implementation": contender,
         "kind": "peer",
         "family": "",
         "config": "",
@@ -395,12 +395,12 @@ ROWS = [
 
 
 def test_the_quickest_first_and_the_absent_last() -> None:
-    names = [row.contender for row in sort_rows(ROWS)]
+    names = [row.implementation for row in sort_rows(ROWS)]
     assert names == ["cudnn", "ours", "fa2", "mem_efficient", "flex"]
 
 
 def test_shares_of_fa2_and_of_the_best_peer() -> None:
-    found = dict(zip([row.contender for row in ROWS], shares(ROWS), strict=True))
+    found = dict(zip([row.implementation for row in ROWS], shares(ROWS), strict=True))
     assert found["ours"] == (pytest.approx(1.3), pytest.approx(0.65))
     assert found["cudnn"] == (pytest.approx(2.0), pytest.approx(1.0))
     assert found["flex"] == (None, None)

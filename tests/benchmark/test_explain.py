@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from flashsmith.benchmark import explanation_text
-from flashsmith.benchmark.explain import explain
+from flashsmith.benchmark.explain import explain, knob_effects
 from flashsmith.benchmark.kernel_facts import occupancy
-from flashsmith.benchmark.knobs import knob_effects
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.builder.manifest import KernelBeside, KernelEntry
 from flashsmith.errors import EmulatorError
@@ -121,18 +120,19 @@ def test_the_plain_kernel_is_counted_whatever_its_tiles(tiles: str, monkeypatch)
     from flashsmith.benchmark import explain as module
 
     cfg = parse(f"(FP16, 128, {tiles}): async+swizzled+load_2_2_2_tiles")
-    asked = {}
+    asked = []
 
     class Library:
         def entry(self, cfg) -> None: ...
 
-    def prove(cfg, **options):
-        asked.update(options)
+    def prove(cfg, problem, **options):
+        asked.append(problem)
         raise EmulatorError("not today")
 
     monkeypatch.setattr(module, "library_for", lambda *_, **__: Library())
     monkeypatch.setattr(module, "prove", prove)
     with pytest.raises(EmulatorError, match="not today"):
-        explain(cfg, choose_target("sm_80", emulate=True), Narrator(quiet=True))
-    assert cfg.fills_tiles(asked["seq"], asked["seq_k"], cfg.d_head)
-    assert asked["seq_k"] == 2 * cfg.B_c
+        explain(cfg, choose_target("sm_80", emulate=True), ProgressReporter(quiet=True))
+    (problem,) = asked
+    assert cfg.fills_tiles(problem.seq_q, problem.seq_k, cfg.d_head)
+    assert problem.seq_k == 2 * cfg.B_c

@@ -8,11 +8,10 @@ from dataclasses import fields, replace
 
 import pytest
 
-from flashsmith.benchmark.explain import explain
+from flashsmith.benchmark.explain import explain, knob_effects
 from flashsmith.benchmark.explanation_text import print_explanation
 from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, conflict_factors, occupancy
-from flashsmith.benchmark.knobs import knob_effects
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.tasks import whole_tiles
 from flashsmith.builder.sources import package_sources
@@ -51,7 +50,7 @@ def test_shared_memory_is_mapped_without_gaps() -> None:
         ("K 2 of 2", 106_496, 147_456, 160),
         ("V 1 of 2", 147_456, 188_416, 160),
         ("V 2 of 2", 188_416, 229_376, 160),
-        ("barriers, notices", 229_376, 230_400, 0),
+        ("barriers, tile info", 229_376, 230_400, 0),
     ]
     names = [region.tile for region in smem_map(SHIPPED)]
     assert names[:2] == ["Q, then O 1 of 2", "Q, then O 2 of 2"]
@@ -152,7 +151,7 @@ def test_a_run_asks_for_whole_tiles_of_keys_only() -> None:
 
 def test_an_illegal_config_is_explained_with_a_way_out() -> None:
     cfg = replace(TWO, B_c=176)
-    explanation = explain(cfg, TARGET, Narrator(quiet=True))
+    explanation = explain(cfg, TARGET, ProgressReporter(quiet=True))
     assert not explanation.legal
     assert not explanation.ok
     assert explanation.nearest == tuple(nearest_legal(cfg, TARGET.device))
@@ -164,7 +163,7 @@ def test_an_illegal_config_is_explained_with_a_way_out() -> None:
 
 
 def test_a_shipped_config_is_explained_from_its_build_and_a_run() -> None:
-    explanation = explain(SHIPPED, TARGET, Narrator(quiet=True))
+    explanation = explain(SHIPPED, TARGET, ProgressReporter(quiet=True))
     assert explanation.ok
     assert explanation.kernel is not None
     assert explanation.static_mix is not None
@@ -183,4 +182,4 @@ def test_a_shipped_config_is_explained_from_its_build_and_a_run() -> None:
     assert "Proof: " in text
     facts = explanation.to_json()
     assert facts["kernel"]["warnings"] == ()
-    assert facts["smem"][-1]["tile"] == "barriers, notices"
+    assert facts["smem"][-1]["tile"] == "barriers, tile info"

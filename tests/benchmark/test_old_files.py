@@ -22,7 +22,7 @@ def test_rows_of_bench(name: str) -> None:
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow", reason="needs pyarrow: it is not installed")
     first = read_rows(OLD / name)[0]
-    assert (first.contender, first.kind, first.verdict) == ("ours", "ours", "pass")
+    assert (first.implementation, first.kind, first.verdict) == ("ours", "ours", "pass")
     assert str(first.problem) == "b16 s512 h16 d128 fp16"
     assert (first.gpu, first.registers, first.protocol) == (H200, 128, "one_by_one")
     assert first.ms is not None
@@ -51,11 +51,11 @@ def test_the_json_of_run(name: str) -> None:
 
 
 def test_the_json_of_progression() -> None:
-    (ladder,) = read_results([OLD / "progression.json"]).ladders
-    assert [step.registers for step in ladder.steps] == [170, 174]
-    assert ladder.steps[0].conflicts["ldmatrix"] == 8
-    assert ladder.steps[1].time is not None
-    assert ladder.steps[1].time.ms == 8
+    (ablation,) = read_results([OLD / "progression.json"]).ablations
+    assert [step.registers for step in ablation.steps] == [170, 174]
+    assert ablation.steps[0].conflicts["ldmatrix"] == 8
+    assert ablation.steps[1].time is not None
+    assert ablation.steps[1].time.ms == 8
 
 
 def test_the_csv_of_ncu() -> None:

@@ -20,7 +20,7 @@ def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
     module = load_tool("gpu/pair_shares.py")
     module.slowdown, module.right = 1.0, True
 
-    def contender(name: str, of: Problem) -> SimpleNamespace:
+    def implementation(name: str, of: Problem) -> SimpleNamespace:
         workload = SimpleNamespace(judge=lambda output: SimpleNamespace(ok=module.right))
         return SimpleNamespace(
             name=name, of=of, workload=workload, output=lambda: None, config=f"config of {of}"
@@ -31,7 +31,7 @@ def tool(load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
         times["other"] *= module.slowdown
         return {name: SimpleNamespace(median_ms=ms) for name, ms in times.items()}
 
-    monkeypatch.setattr(module, "contender", contender)
+    monkeypatch.setattr(module, "implementation", implementation)
     monkeypatch.setattr(module, "measure", measure)
     environment = SimpleNamespace(collect=lambda index: SimpleNamespace(revision="none"))
     monkeypatch.setattr(module, "Environment", environment)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stand_ins import HostPlace
+from stand_ins import HostMemory
 
 from flashsmith.benchmark import peers as peers_module
 from flashsmith.benchmark.peers import PEERS, get_peers, torch_absence
@@ -138,7 +138,7 @@ def test_a_package_that_breaks_on_import_is_absent(modules, monkeypatch) -> None
 @pytest.mark.usefixtures("torch_is_there")
 @pytest.mark.parametrize("with_lse", [False, True])
 def test_flash_attention_gets_what_its_version_takes(modules, with_lse: bool) -> None:
-    w = Workload(PACKED, place=HostPlace())
+    w = Workload(PACKED, memory=HostMemory())
     given = {}
 
     def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, causal=False):
@@ -158,7 +158,7 @@ def test_flash_attention_gets_what_its_version_takes(modules, with_lse: bool) ->
 @pytest.mark.usefixtures("torch_is_there")
 def test_flash_attention_gets_windows_and_caps_by_its_own_names(modules) -> None:
     both = Problem.parse("b2 s64 h2 d32 fp16 window softcap")
-    w = Workload(both, place=HostPlace())
+    w = Workload(both, memory=HostMemory())
     given = {}
 
     def dense(q, k, v, causal=False, window_size=(-1, -1), softcap=0.0):
@@ -173,7 +173,7 @@ def test_flash_attention_gets_windows_and_caps_by_its_own_names(modules) -> None
         PEERS["flash_attn_2"].prepare(w)
 
 
-class TorchOnTheHost(HostPlace):
+class TorchOnTheHost(HostMemory):
     """PyTorch's CPU tensors."""
 
     def draw(self, shape, dtype, seed) -> Any:
@@ -189,7 +189,7 @@ class TorchOnTheHost(HostPlace):
 @pytest.mark.parametrize("problem", [FULL, CAUSAL])
 def test_pytorchs_own_function_gives_its_output_in_our_layout(problem: Problem) -> None:
     """On the CPU, by the backend that is there."""
-    w = Workload(problem, place=TorchOnTheHost())
+    w = Workload(problem, memory=TorchOnTheHost())
     peer = peers_module.SdpaPeer("math", "MATH")
     contender = peer.prepare(w)
     assert contender.output().shape == w.q.shape
@@ -207,7 +207,7 @@ def test_flex_attention_computes_the_same_problem(problem: Problem, monkeypatch)
     import torch
 
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    w = Workload(problem, place=TorchOnTheHost())
+    w = Workload(problem, memory=TorchOnTheHost())
     output = peers_module.FlexPeer().prepare(w).output()
     assert output.shape == w.q.shape
     assert np.abs(np.asarray(output, np.float32) - right_answer_of(w)).max() < 5e-3

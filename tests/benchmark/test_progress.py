@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from flashsmith import time_left
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.builder import BuildEvent
 
 
@@ -18,14 +18,14 @@ class Terminal(io.StringIO):
 
 
 def test_a_pipe_gets_plain_lines_as_they_happen(capsys: pytest.CaptureFixture[str]) -> None:
-    with Narrator() as narrator:
-        narrator.build(BuildEvent("compile", "2 configs for sm_80", 0, 2))
+    with ProgressReporter() as reporter:
+        reporter.build(BuildEvent("compile", "2 configs for sm_80", 0, 2))
         assert capsys.readouterr().err == "building 2 configs for sm_80\n"
-        narrator.build(BuildEvent("link", "linking", 2, 2))
-        narrator.build(BuildEvent("warn", "it spills [/red]", 2, 2))
-        narrator.build(BuildEvent("done", "2 configs in 3.0 s", 2, 2))
-        narrator.step("proving a", 0, 2)
-        narrator.step("proving b", 1, 2)
+        reporter.build(BuildEvent("link", "linking", 2, 2))
+        reporter.build(BuildEvent("warn", "it spills [/red]", 2, 2))
+        reporter.build(BuildEvent("done", "2 configs in 3.0 s", 2, 2))
+        reporter.step("proving a", 0, 2)
+        reporter.step("proving b", 1, 2)
     assert capsys.readouterr().err.splitlines() == [
         "warning: it spills [/red]",
         "2 configs in 3.0 s",
@@ -38,14 +38,14 @@ def test_lines_say_what_is_left(monkeypatch, capsys: pytest.CaptureFixture[str])
     """By the estimates, corrected by what the steps took: here ten times as long."""
     now = [100.0]
     monkeypatch.setattr(time_left.time, "monotonic", lambda: now[0])
-    with Narrator() as narrator:
-        narrator.expect("emulating", [10.0, 30.0])
-        narrator.step("proving a", 0, 2)
+    with ProgressReporter() as reporter:
+        reporter.expect("emulating", [10.0, 30.0])
+        reporter.step("proving a", 0, 2)
         now[0] += 100.0
-        narrator.step("proving b", 1, 2)
-        narrator.step("measuring c", 0, 3)
+        reporter.step("proving b", 1, 2)
+        reporter.step("measuring c", 0, 3)
         now[0] += 20.0
-        narrator.step("measuring d", 1, 3)
+        reporter.step("measuring d", 1, 3)
     assert capsys.readouterr().err.splitlines() == [
         "emulating is estimated to take about 40s",
         "proving a (1 of 2, about 40s left)",
@@ -61,9 +61,9 @@ def test_lines_that_differ_in_numbers_alone_come_now_and_then(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time_left.time, "monotonic", lambda: now[0])
-    with Narrator() as narrator:
+    with ProgressReporter() as reporter:
         for done in range(100):
-            narrator.step("drawing charts", done, 100)
+            reporter.step("drawing charts", done, 100)
             now[0] += 1.0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 7
@@ -74,8 +74,8 @@ def test_lines_that_differ_in_numbers_alone_come_now_and_then(
 
 
 def test_a_build_counts_host_code_as_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    with Narrator() as narrator:
-        narrator.build(BuildEvent("host", "host code: bindings  4.4 s", 8, 15))
+    with ProgressReporter() as reporter:
+        reporter.build(BuildEvent("host", "host code: bindings  4.4 s", 8, 15))
     assert capsys.readouterr().err == "  [8/15] host code: bindings  4.4 s\n"
 
 
@@ -84,25 +84,25 @@ def test_a_bar_says_what_is_left(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     out = Terminal()
     monkeypatch.setattr(sys, "stderr", out)
-    with Narrator() as narrator:
-        narrator.build(BuildEvent("compile", "7 configs", 7, 15, None, 75.4))
-        narrator._bar.refresh()
+    with ProgressReporter() as reporter:
+        reporter.build(BuildEvent("compile", "7 configs", 7, 15, None, 75.4))
+        reporter._bar.refresh()
     assert "7/15" in out.getvalue()
     assert "about 1m15s left" in out.getvalue()
 
 
 def test_waiting_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with Narrator() as narrator:
+    with ProgressReporter() as reporter:
         for seconds in range(5):
-            narrator.build(BuildEvent("wait", f"another process builds it ({seconds} s)", 0, 2))
+            reporter.build(BuildEvent("wait", f"another process builds it ({seconds} s)", 0, 2))
     assert capsys.readouterr().err == "another process builds it (0 s)\n"
 
 
 def test_quiet_tells_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Narrator(quiet=True) as narrator:
-        narrator.say("anything")
-        narrator.step("anything", 0, 1)
-        narrator.build(BuildEvent("done", "anything", 1, 1))
+    with ProgressReporter(quiet=True) as reporter:
+        reporter.say("anything")
+        reporter.step("anything", 0, 1)
+        reporter.build(BuildEvent("done", "anything", 1, 1))
     assert capsys.readouterr().err == ""
 
 
@@ -111,9 +111,9 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     out = Terminal()
     monkeypatch.setattr(sys, "stderr", out)
-    with Narrator() as narrator:
-        narrator.step("proving [a kernel]", 1, 3)
-        narrator.say("this stays")
+    with ProgressReporter() as reporter:
+        reporter.step("proving [a kernel]", 1, 3)
+        reporter.say("this stays")
     drawn = out.getvalue()
     assert "proving [a kernel]" in drawn
     assert "1/3" in drawn

@@ -26,7 +26,7 @@ from flashsmith.errors import ArgumentError, DependencyError
 from flashsmith.families import Problem
 
 ROW = Measurement(
-    contender="attention()",
+    implementation="attention()",
     kind="ours",
     family="mma_sync",
     config="(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles",
@@ -42,7 +42,8 @@ def random_rows() -> st.SearchStrategy[Measurement]:
     numbers = {float: st.floats(allow_nan=False), int: st.integers(-(2**53), 2**53), str: text}
     columns: dict[str, st.SearchStrategy[Any]] = {}
     hints = get_type_hints(Measurement)
-    for name, hint in ((name, hints[name]) for name in COLUMNS):
+    scalars = (name for name in hints if name not in ("instructions", "conflicts"))
+    for name, hint in ((name, hints[name]) for name in scalars):
         members = get_args(hint)
         if type(None) in members:
             columns[name] = st.none() | numbers[members[0]]

@@ -13,7 +13,7 @@ from stand_ins import PretendedClock
 from flashsmith.benchmark import run as run_module
 from flashsmith.benchmark.kernel_facts import CONFLICT_KINDS, KernelFacts, conflict_factors
 from flashsmith.benchmark.measurement import Times
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.run import Options, run_kernels
 from flashsmith.benchmark.run_table import print_report
 from flashsmith.benchmark.table import make_console
@@ -34,7 +34,11 @@ TARGET = choose_target("sm_80", emulate=True)
 
 def run(*configs, task=SMALL, **options):
     return run_kernels(
-        configs, TARGET, task=task, options=Options(**options), narrator=Narrator(quiet=True)
+        configs,
+        TARGET,
+        task=task,
+        options=Options(**options),
+        reporter=ProgressReporter(quiet=True),
     )
 
 
@@ -79,7 +83,7 @@ def test_a_right_kernel_passes() -> None:
 
 
 def test_a_wrong_kernel_fails_and_is_located(monkeypatch) -> None:
-    right = run_module.prove_problem
+    right = run_module.prove
 
     def wrong(cfg, problem, **options):
         verdict = right(cfg, problem, **options)
@@ -87,7 +91,7 @@ def test_a_wrong_kernel_fails_and_is_located(monkeypatch) -> None:
             return replace(verdict, reasons=("largest error 3 is above 0.1",), max_error=3.0)
         return verdict
 
-    monkeypatch.setattr(run_module, "prove_problem", wrong)
+    monkeypatch.setattr(run_module, "prove", wrong)
     report = run(STEP_1, STEP_2)
     assert [row.ok for row in report.rows] == [True, False]
     assert not report.ok
@@ -102,7 +106,7 @@ def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> Non
     def deadlock(cfg, problem, **options):
         raise EmulatorError("deadlock: 32 threads wait at bar.sync 0")
 
-    monkeypatch.setattr(run_module, "prove_problem", deadlock)
+    monkeypatch.setattr(run_module, "prove", deadlock)
     report = run(STEP_1)
     assert not report.ok
     text = printed(report)
@@ -112,7 +116,7 @@ def test_a_kernel_that_does_not_end_is_a_row_and_not_a_crash(monkeypatch) -> Non
 
 def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(monkeypatch) -> None:
     """Or every kernel after it would be called wrong. The emulator stands for a GPU."""
-    right = run_module.prove_problem
+    right = run_module.prove
     clock = PretendedClock()
 
     def prove_or_not(cfg, problem, **options):
@@ -123,15 +127,15 @@ def test_a_kernel_that_takes_the_gpu_with_it_ends_the_run(monkeypatch) -> None:
     def gone() -> None:
         raise LaunchError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
+    monkeypatch.setattr(run_module, "prove", prove_or_not)
     monkeypatch.setattr(run_module, "CudaEvents", lambda: clock)
     monkeypatch.setattr(run_module, "time_kernels", lambda problem_of, seed: {})
     target = replace(TARGET, backend="gpu")
-    (row,) = run_kernels([STEP_2], target, task=SMALL, narrator=Narrator(quiet=True)).rows
+    (row,) = run_kernels([STEP_2], target, task=SMALL, reporter=ProgressReporter(quiet=True)).rows
     assert row.problems == ("did not finish: an illegal memory access",)
     clock.synchronize = gone  # type: ignore[method-assign]
     with pytest.raises(LaunchError) as raised:
-        run_kernels([STEP_2, STEP_1], target, task=SMALL, narrator=Narrator(quiet=True))
+        run_kernels([STEP_2, STEP_1], target, task=SMALL, reporter=ProgressReporter(quiet=True))
     assert str(raised.value).startswith(f"{STEP_2} left the GPU unusable to this process")
 
 
@@ -147,7 +151,7 @@ def test_conflict_factors_are_grouped_by_use() -> None:
 
 def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
     """The emulator stands for the GPU that proves."""
-    right = run_module.prove_problem
+    right = run_module.prove
 
     def prove_or_not(cfg, problem, **options):
         verdict = right(cfg, problem, **{**options, "backend": "emulator"})
@@ -160,11 +164,11 @@ def test_on_a_gpu_what_is_right_is_timed(monkeypatch) -> None:
         asked.extend(problem_of)
         return {STEP_2: Times(1.5, 1.25, 0.01, 300.0), STEP_3: ("the timed launch: wrong",)}
 
-    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
+    monkeypatch.setattr(run_module, "prove", prove_or_not)
     monkeypatch.setattr(run_module, "time_kernels", time_kernels)
     target = replace(TARGET, backend="gpu")
     report = run_kernels(
-        [STEP_1, STEP_2, STEP_3], target, task=SMALL, narrator=Narrator(quiet=True)
+        [STEP_1, STEP_2, STEP_3], target, task=SMALL, reporter=ProgressReporter(quiet=True)
     )
     assert asked == [STEP_2, STEP_3]
     assert [row.ok for row in report.rows] == [False, True, False]
@@ -182,12 +186,14 @@ def test_on_a_gpu_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) ->
         asked.append((options["backend"], problem.seq_q))
         raise EmulatorError("not today")
 
-    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
+    monkeypatch.setattr(run_module, "prove", prove_or_not)
     monkeypatch.setattr(run_module, "CudaEvents", PretendedClock)
     monkeypatch.setattr(run_module, "time_kernels", lambda problem_of, seed: {})
     wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
     target = replace(TARGET, backend="gpu")
-    report = run_kernels([wide], target, task=Size(1, 192, 1), narrator=Narrator(quiet=True))
+    report = run_kernels(
+        [wide], target, task=Size(1, 192, 1), reporter=ProgressReporter(quiet=True)
+    )
     assert asked == [("emulator", 384), ("gpu", 192)]
     assert report.rows[0].emulated.seq_q == 384
 
@@ -241,7 +247,7 @@ def test_on_a_gpu_the_same_semantics_are_proven_counted_and_timed(
 
     library = SimpleNamespace(entry=lambda cfg: cfg)
     built = []
-    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
+    monkeypatch.setattr(run_module, "prove", prove_or_not)
     monkeypatch.setattr(run_module, "time_kernels", time_kernels)
     monkeypatch.setattr(run_module.KernelFacts, "of", lambda *_: KernelFacts(99, 0, 0, 49152, 2))
     monkeypatch.setattr(
@@ -252,7 +258,7 @@ def test_on_a_gpu_the_same_semantics_are_proven_counted_and_timed(
         ),
     )
     target = replace(TARGET, backend="gpu")
-    report = run_kernels([STEP_2], target, task=task, narrator=Narrator(quiet=True))
+    report = run_kernels([STEP_2], target, task=task, reporter=ProgressReporter(quiet=True))
     (row,) = report.rows
     assert (str(row.proven), str(row.emulated)) == (proven, emulated)
     assert {cfg: str(problem) for cfg, problem in asked.items()} == (
@@ -275,7 +281,7 @@ def test_on_a_gpu_the_same_semantics_are_proven_counted_and_timed(
 @pytest.mark.gpu
 def test_on_a_gpu_the_kernel_is_proven_there_and_timed() -> None:
     report = run_kernels(
-        [STEP_2], choose_target(), task=Size(1, 128, 2), narrator=Narrator(quiet=True)
+        [STEP_2], choose_target(), task=Size(1, 128, 2), reporter=ProgressReporter(quiet=True)
     )
     (row,) = report.rows
     assert report.target.backend == "gpu"
@@ -295,7 +301,7 @@ def asked_lengths(monkeypatch, key: str, backend: str) -> dict[str, dict[KernelC
 
     library = SimpleNamespace(entry=lambda cfg: cfg)
     monkeypatch.setattr(run_module.KernelFacts, "of", lambda *_: KernelFacts(168, 0, 0, 49152, 2))
-    monkeypatch.setattr(run_module, "prove_problem", prove_or_not)
+    monkeypatch.setattr(run_module, "prove", prove_or_not)
     monkeypatch.setattr(
         run_module, "libraries_for", lambda configs, **_: dict.fromkeys(configs, library)
     )
@@ -303,8 +309,8 @@ def asked_lengths(monkeypatch, key: str, backend: str) -> dict[str, dict[KernelC
     monkeypatch.setattr(run_module, "time_kernels", lambda problem_of, seed: {})
     configs = get_kernel_configs(key)
     target = replace(choose_target("sm_90", emulate=True), backend=backend)
-    narrator = Narrator(quiet=True)
-    report = run_kernels(configs, target, task=default_size(target), narrator=narrator)
+    reporter = ProgressReporter(quiet=True)
+    report = run_kernels(configs, target, task=default_size(target), reporter=reporter)
     assert set(asked["emulator"]) == set(configs)
     if len(set(asked["emulator"].values())) > 1:
         assert report.to_json()["proven"]["seq"] is None
@@ -332,8 +338,8 @@ def test_so_it_is_on_a_gpu(monkeypatch) -> None:
 
 def test_an_estimate_comes_first_and_what_is_left_with_every_kernel(monkeypatch, capsys) -> None:
     monkeypatch.setattr(run_module, "estimate_seconds", lambda cfg, problem: problem.seq_q / 8)
-    with Narrator() as narrator:
-        run_kernels([STEP_1, STEP_2], TARGET, task=SMALL, narrator=narrator)
+    with ProgressReporter() as reporter:
+        run_kernels([STEP_1, STEP_2], TARGET, task=SMALL, reporter=reporter)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "emulating is estimated to take about 16s"
     assert f"proving {STEP_1} (1 of 2, about 16s left)" in lines
@@ -346,9 +352,9 @@ def test_checks_are_in_the_estimate(monkeypatch, capsys) -> None:
     seconds = []
     large = Size(batch=1, seq=4096, heads=1)
     for checks in (False, True):
-        with pytest.raises(KeyError), Narrator() as narrator:
+        with pytest.raises(KeyError), ProgressReporter() as reporter:
             run_kernels(
-                [STEP_1], TARGET, task=large, options=Options(checks=checks), narrator=narrator
+                [STEP_1], TARGET, task=large, options=Options(checks=checks), reporter=reporter
             )
         words = capsys.readouterr().err.splitlines()[0].split()
         seconds.append(int(words[-1].removesuffix("s")))
@@ -359,11 +365,11 @@ def test_the_references_are_in_the_estimate_once_a_problem(monkeypatch) -> None:
     """They take longer than the emulation of long problems, and are kept for the next kernel."""
     monkeypatch.setattr(run_module, "estimate_seconds", lambda cfg, problem: 1.0)
     monkeypatch.setattr(run_module, "libraries_for", lambda *_, **__: {})
-    narrator = Narrator(quiet=True)
+    reporter = ProgressReporter(quiet=True)
     expected: list[float] = []
-    monkeypatch.setattr(narrator, "expect", lambda what, estimates: expected.extend(estimates))
+    monkeypatch.setattr(reporter, "expect", lambda what, estimates: expected.extend(estimates))
     size = Size(batch=1, seq=8192, heads=2)
     with pytest.raises(KeyError):
-        run_kernels([STEP_1, STEP_2], TARGET, task=size, narrator=narrator)
+        run_kernels([STEP_1, STEP_2], TARGET, task=size, reporter=reporter)
     assert expected[0] > 10.0
     assert expected[1] == 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stand_ins import HostPlace, PretendedClock
+from stand_ins import HostMemory, PretendedClock
 
 from flashsmith.benchmark import run as run_module
 from flashsmith.benchmark.measurement import Times
@@ -45,7 +45,7 @@ class Stage:
     def run(self, *configs: FlashForwardKernelConfig) -> dict[FlashForwardKernelConfig, Any]:
         def make(problem: Problem, seed: int) -> Workload:
             self.made.append(problem)
-            return Workload(problem, seed, HostPlace())
+            return Workload(problem, seed, HostMemory())
 
         problem_of = {cfg: TIMED.problem(cfg) for cfg in configs}
         return time_kernels(problem_of, 0, clock=self.clock, make_workload=make)

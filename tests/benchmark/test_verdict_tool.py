@@ -34,7 +34,7 @@ def rows(problem: str, protocol: str = "interleaved", **tflops: float | None) ->
     """A cell's rows: contenders with their TFLOP/s, None for one that was wrong."""
     return [
         Measurement(
-            contender=name,
+            implementation=name,
             kind="ours" if name == "ours" else "peer",
             family="wgmma" if name == "ours" else "",
             config="(a config)" if name == "ours" else "",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stand_ins import HostPlace
+from stand_ins import HostMemory
 
 from flashsmith.benchmark import implementations
 from flashsmith.benchmark import workload as workload_module
@@ -27,7 +27,7 @@ CFG = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): async+swizzled+load_
 
 
 def workload(text: str, **options) -> Workload:
-    return Workload(Problem.parse(text), place=HostPlace(), **options)
+    return Workload(Problem.parse(text), memory=HostMemory(), **options)
 
 
 def right_answer(w: Workload) -> np.ndarray:
@@ -178,7 +178,7 @@ def test_a_kernel_is_launched_on_the_workload_and_judged_there(text: str) -> Non
     assert contender.name == str(CFG)
     assert w.judge(contender.output()).ok
     before = w.o.copy()
-    w.place.poison(w.o)
+    w.memory.poison(w.o)
     contender.launch()
     assert np.array_equal(w.o, before)
 
@@ -201,20 +201,20 @@ def test_what_a_kernel_leaves_out_shows(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.torch
 @pytest.mark.parametrize("text", ["b2 s300 h4:2 d64 bf16 causal", "b2 s256 h4 d64 fp16 packed"])
 def test_on_a_gpu_both_places_judge_alike(text: str) -> None:
-    from flashsmith.benchmark.places import DriverPlace, TorchPlace
+    from flashsmith.benchmark.tensor_memory import DriverMemory, TorchMemory
     from flashsmith.families import FlashForwardKernelConfig
 
     problem = Problem.parse(text)
     cfg = FlashForwardKernelConfig(
         problem.dtype, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True
     )
-    for place in (TorchPlace(), DriverPlace()):
-        w = Workload(problem, place=place)
+    for memory in (TorchMemory(), DriverMemory()):
+        w = Workload(problem, memory=memory)
         assert w.judge(kernel_implementation(cfg, w).output()).ok
-        place.poison(w.o)
+        memory.poison(w.o)
         assert not w.judge(w.o).ok
 
 
 def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(ArgumentError, match="seed=-1"):
-        Workload(Problem.parse("s64 d64 fp16"), seed=-1, place=HostPlace())
+        Workload(Problem.parse("s64 d64 fp16"), seed=-1, memory=HostMemory())

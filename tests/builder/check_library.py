@@ -1,4 +1,4 @@
-"""Is a stand-in library whole: every file, every kernel, and the code itself?"""
+"""Checks a fake library: every file, every kernel, and the code itself."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _REAL_CSRC = Path(__file__).parents[2] / "src" / "flashsmith" / "csrc"
 # Kernels of configs with this many keys a tile have the fault, others have none.
 FAULTY_B_C = 128
 
-# One wgmma of 64 x 8 x 16, whose operands nobody ever reads.
+# One wgmma of 64 x 8 x 16, whose operands are never read.
 _KERNEL = """\
 #pragma once
 #include "wgmma/config.cuh"
@@ -77,7 +77,7 @@ def write_hopper_sources(folder: Path, fault: str) -> Path:
     for name in ("config.cuh", "plan.h"):
         shutil.copy(_REAL_CSRC / "wgmma" / name, folder / "wgmma")
     (folder / "wgmma" / "plan.cc").write_text(_PLAN)
-    # Without bounds ptxas does not know how many registers a thread begins with.
+    # Without bounds ptxas cannot determine how many registers a thread begins with.
     bounds = "" if fault == "setmaxnreg" else "__launch_bounds__(512, 1)"
     text = _KERNEL.replace("BOUNDS", bounds).replace("FAULTY_B_C", str(FAULTY_B_C))
     text = text.replace("    FAULT\n", f"    {_FAULTS[fault]}\n")

@@ -89,6 +89,7 @@ extern "C" __attribute__((visibility("default"))) int __tvm_ffi_device_count() {
 
 # What of the package's own sources the miniature has.
 _COPIED = (
+    "common/constants.cuh",
     "common/types.cuh",
     "common/forward_args.cuh",
     "host/kernel_library.h",
@@ -166,11 +167,11 @@ def _overhear(patch: pytest.MonkeyPatch) -> dict[str, str]:
     said: dict[str, str] = {}
 
     def run_all(commands, *, finished, **options):
-        def hear(done):
+        def record(done):
             said[done.command.name] = done.output
             finished(done)
 
-        processes.run_all(commands, finished=hear, **options)
+        processes.run_all(commands, finished=record, **options)
 
     patch.setattr("flashsmith.builder.library_compilation.run_all", run_all)
     return said

@@ -42,7 +42,7 @@ def build(cache_root, cuda_home, tiny_csrc):
 # ---- a build that goes well ----
 
 
-def test_a_build_and_what_it_tells(build, cuda_home):
+def test_a_build_and_its_progress(build, cuda_home):
     events = []
     library = build(progress=events.append)
     check_stand_in_library(library)
@@ -359,7 +359,7 @@ def test_unusable_arguments(build):
 # ---- afterwards ----
 
 
-def test_spills_are_told_and_kept(build, cuda_home, caplog):
+def test_spills_are_reported_and_kept(build, cuda_home, caplog):
     log = cuda_home / "recorded" / "shard_0.log"
     spilling = "8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads"
     log.write_text(
@@ -415,7 +415,7 @@ def test_host_code_of_sources_that_change_and_change_back_is_not_kept(build, cud
     text = bindings.read_text()
 
     def edit(event):
-        # Unfinished when the build ends: it has to begin anew.
+        # Unfinished when the build ends: it has to begin again.
         if event.stage == "compile" and event.done == 0 and not edits:
             edits.append(event)
             bindings.write_text(text.replace("size()", "size() + 1000"))
@@ -449,7 +449,7 @@ def test_another_toolkits_headers_are_not_read(build, cuda_home, monkeypatch, tm
     check_stand_in_library(build())
 
 
-def test_compilers_are_asked_about_themselves_as_they_are_run(monkeypatch):
+def test_compiler_versions_are_read_in_the_environment_of_builds(monkeypatch):
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setenv("NVCC_PREPEND_FLAGS", "--no-such-flag")
     assert 80 in find_toolchain().archs

@@ -51,7 +51,7 @@ def grow_old(folder: Path) -> None:
 
 
 def foreign_name(draw: random.Random) -> str:
-    """A name of somebody else's, often like one of ours."""
+    """A name of another program's, often like one of flashsmith's."""
     digits = "".join(draw.choices("0123456789abcdef", k=32))
     names = (
         *(
@@ -118,7 +118,7 @@ def check_foreign_files_survive(seed: int, folder: Path) -> None:
         cache.clear,
         lambda: publish(cache, "before"),
     ):
-        # What stands in the way is an error, and only that.
+        # An obstacle is an error, and only that.
         with contextlib.suppress(CacheError):
             step()
         assert survived(planted, folder)

@@ -196,7 +196,7 @@ def test_a_read_only_cache_of_roots_serves_another_user(shared):
 
 
 @needs_root
-def test_a_read_only_cache_of_somebody_elses_has_to_be_trusted(shared, monkeypatch):
+def test_a_read_only_cache_of_another_user_has_to_be_trusted(shared, monkeypatch):
     cache = Cache(shared / "cache")
     publish(cache, "a")
     for path in (cache.folder, *cache.folder.rglob("*")):
@@ -216,7 +216,7 @@ def test_a_read_only_cache_of_somebody_elses_has_to_be_trusted(shared, monkeypat
 
 @needs_root
 def test_a_cache_that_another_user_put_into_a_shared_folder_is_refused(shared):
-    """As in /tmp: whoever comes first makes the folder."""
+    """As in /tmp: the first process makes the folder."""
     shared.chmod(0o1777)
     cache = Cache(shared)
     as_user(STRANGER, lambda: cache.root.mkdir() or None)
@@ -228,7 +228,7 @@ def test_a_cache_that_another_user_put_into_a_shared_folder_is_refused(shared):
 
 
 def test_the_file_that_was_checked_is_the_one_that_is_loaded(filled, tmp_path):
-    """Whoever may rename folders above the cache gains nothing by it."""
+    """Renaming folders above the cache gains an attacker nothing."""
     path = filled.libraries / key_of("a") / "library.so"
     right = path.read_bytes()
     with checked_path(path) as through:

@@ -118,12 +118,12 @@ def test_kernels_are_instantiated_for_the_semantics(tmp_path):
     assert f" = {SEMANTICS.to_cpp_struct()};" in sources.library.read_text()
 
 
-def test_plain_kernels_leave_the_semantics_unsaid(sources):
+def test_plain_kernels_leave_the_semantics_out(sources):
     assert "Semantics{" not in "".join(path.read_text() for path in sources.shards)
     assert f" = {Semantics().to_cpp_struct()};" in sources.library.read_text()
 
 
-def test_the_library_says_its_semantics(tmp_path):
+def test_the_library_contains_its_semantics(tmp_path):
     sources = generate_kernel_instantiations(CONFIGS[:1], tmp_path, semantics=SEMANTICS)
     checks = (
         "(library.semantics == Numbers{1, 0, 1, 1})",

@@ -22,7 +22,7 @@ _INSTRUCTION = re.compile(
 
 
 def machine_code(library: KernelLibrary) -> dict[str, Counter[str]] | None:
-    """How often each instruction stands in each kernel; None without the tool that tells."""
+    """How often each instruction occurs in each kernel; None without the disassembler."""
     cuobjdump = find_nvidia_binary_utility("cuobjdump") or shutil.which("cuobjdump")
     if cuobjdump is None:
         return None

@@ -38,7 +38,7 @@ def run_build(csrc: Path, die_at: int) -> tuple[bool, int]:
 
 @pytest.fixture(scope="module")
 def all_steps(tmp_path_factory, recorded_home, tiny_csrc) -> int:
-    """The steps of a build nobody kills."""
+    """The steps of a build that is not killed."""
     folder = tmp_path_factory.mktemp("counting")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHSMITH_CACHE_DIR", str(folder / "cache"))

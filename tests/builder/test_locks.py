@@ -108,7 +108,7 @@ def test_a_child_cannot_release_what_its_parent_holds(tmp_path):
     held.release()
 
 
-def test_an_exclusive_lock_is_asked_for_as_a_network_file_system_wants_it(tmp_path, monkeypatch):
+def test_an_exclusive_lock_opens_the_file_for_writing_as_nfs_needs(tmp_path, monkeypatch):
     """Of a file opened to be written; one that may only be read is locked all the same."""
     path = tmp_path / "lock"
     path.touch()

@@ -71,7 +71,7 @@ def test_spills(manifest):
     assert [kernel.spills for kernel in manifest.kernels] == [False, True]
 
 
-# ---- manifests that somebody wrote ----
+# ---- hand-written manifests ----
 
 
 def signed(body: str) -> str:
@@ -174,7 +174,7 @@ def test_many_random_manifests(manifest):
 
 @pytest.fixture
 def hurried():
-    """Whoever waits for a fifo's other end is woken, and fails."""
+    """A process that waits for a fifo's other end is woken, and fails."""
 
     def wake(number, frame):
         raise TimeoutError("it hangs")

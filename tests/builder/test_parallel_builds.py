@@ -26,9 +26,9 @@ def test_one_builds_and_the_others_wait_for_it(cache, cuda_home, tiny_csrc):
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
     stages = [[line.split()[0] for line in output.splitlines()[:-1]] for output, _ in outputs]
-    assert sorted("done" in told for told in stages) == [False, False, True]
-    assert sorted("reuse" in told for told in stages) == [False, True, True]
-    assert any("wait" in told for told in stages)
+    assert sorted("done" in seen for seen in stages) == [False, False, True]
+    assert sorted("reuse" in seen for seen in stages) == [False, True, True]
+    assert any("wait" in seen for seen in stages)
     assert len({output.splitlines()[-1] for output, _ in outputs}) == 1
     assert calls(cuda_home) == ["shard_0"]
     check_stand_in_library(build_from(tiny_csrc, CONFIGS, jobs=1))

@@ -1,4 +1,4 @@
-"""Compilers side by side: how many at once, and what a failure leaves behind."""
+"""Parallel compilers: how many at once, and what remains after a failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(commands, tmp_path, jobs=2):
     return done
 
 
-def test_every_command_runs_and_is_heard(tmp_path):
+def test_every_command_runs_and_its_output_is_returned(tmp_path):
     commands = [shell(f"c{i}", f"echo out{i}; echo err{i} >&2") for i in range(5)]
     done = run(commands, tmp_path)
     assert {d.command.name: d.output for d in done} == {
@@ -97,7 +97,7 @@ def test_an_interrupt_ends_the_compilers(tmp_path):
     assert not _alive(int((tmp_path / "pid").read_text()))
 
 
-def test_a_killed_compiler_is_said_to_be(tmp_path):
+def test_a_killed_compiler_is_reported_as_such(tmp_path):
     with pytest.raises(CompileError, match=r"killed by signal 9 \(out of memory\? .*JOBS=1"):
         run([shell("c", "kill -9 $$")], tmp_path)
 
@@ -186,7 +186,7 @@ def test_compilers_end_with_their_parent_by_any_signal(name, tmp_path):
     check_compilers_end_with(getattr(signal, f"SIG{name}"), tmp_path, how)
 
 
-def test_nobody_else_is_killed(tmp_path):
+def test_no_other_process_is_killed(tmp_path):
     """Not even who keeps temporary files in a folder of a name like that."""
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, "TMPDIR": f"{tmp_path}x"})
     try:

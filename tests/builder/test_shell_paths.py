@@ -204,7 +204,7 @@ def test_what_a_dead_process_left_is_swept_and_what_is_not_ours_stays(tmp_path, 
 
 
 def test_ptx_and_keys_do_not_depend_on_the_folder(tiny_csrc, tmp_path, cache, temporary):
-    """The real compiler. Lines are told by the sources' own names, not by those of the copies."""
+    """The real compiler. Line information has the sources' own names, not those of the copies."""
     made = []
     for name in ("a", "b/deeper"):
         csrc = tmp_path / name / "csrc"

@@ -134,7 +134,7 @@ def test_a_table_ships_what_it_ranks(tmp_path) -> None:
     assert (SHIPPED, Semantics()) in shipped_kernels()
 
 
-def test_whoever_ships_kernels_registers_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_kernels_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipped, "_providers", [*shipped._providers])
     semantics = Semantics("window")
     assert not shipped.ships(UNSHIPPED, semantics)
@@ -157,7 +157,7 @@ assert ships(get_hopper_configs()[0], Semantics())
 """
 
 
-def test_the_builder_needs_nobody_to_import_the_chooser() -> None:
+def test_the_builder_does_not_import_the_chooser() -> None:
     subprocess.run([sys.executable, "-c", BUILDER_ALONE], check=True, timeout=60)
 
 
@@ -189,7 +189,7 @@ def test_a_shipped_kernel_with_a_fault_is_not_built(fault, words, cache, tmp_pat
         ("setmaxnreg", "'setmaxnreg' ignored"),
     ],
 )
-def test_the_fault_of_another_kernel_is_recorded_and_told(
+def test_the_fault_of_another_kernel_is_recorded_and_reported(
     fault, words, cache_root, tmp_path
 ) -> None:
     """Of two kernels compiled together the faulty one has the warning, though ptxas may not name
@@ -200,8 +200,8 @@ def test_the_fault_of_another_kernel_is_recorded_and_told(
     assert library.entry(WELL).warnings == ()
     (warning, *_) = losses(library.entry(UNSHIPPED))
     assert words in warning
-    told = [event.message for event in events if event.stage == "warn"]
-    assert told == [
+    warnings = [event.message for event in events if event.stage == "warn"]
+    assert warnings == [
         f"1 of 2 configs are slow as compiled by nvcc {library.manifest.nvcc_version}; first is "
         f"{UNSHIPPED}: {warning}"
     ]

@@ -1,4 +1,4 @@
-"""No library outlives a change of its sources, and none is built anew for another family's."""
+"""No library outlives a change of its sources, and none is rebuilt for another family's."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from flashsmith.chooser.winners import (
     record_winners,
     require_user_table_path,
     storage,
+    table,
     update_table,
-    updating,
     user_table_path,
 )
 from flashsmith.errors import TableError
@@ -130,7 +130,7 @@ def test_what_is_no_file_is_not_replaced_by_one(kind: str, tmp_path: Path) -> No
 
 
 def test_a_lock_that_is_not_given_up(own_table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(updating, "LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr(table, "LOCK_PATIENCE", 0.0)
 
     def locked_out(table: WinnersTable) -> None:
         with pytest.raises(TableError, match="another process has held its lock"):

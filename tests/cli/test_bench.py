@@ -43,7 +43,7 @@ class Bench:
         self.plan = plan
         rows = [
             Measurement(
-                contender=name,
+                implementation=name,
                 kind="ours" if name == "ours" else "peer",
                 family="",
                 config="",
@@ -216,7 +216,7 @@ def test_rows_go_into_files(bench: Bench, monkeypatch, tmp_path: Path, capsys) -
     assert start(monkeypatch, *options) == 0
     assert "| ours " in capsys.readouterr().out
     for path in files.values():
-        assert [row.contender for row in read_rows(path)] == ["ours", "cudnn"]
+        assert [row.implementation for row in read_rows(path)] == ["ours", "cudnn"]
     # Another run's rows come behind them in the one, and in their place in the other.
     assert start(monkeypatch, *options) == 0
     assert [len(read_rows(path)) for path in files.values()] == [4, 2]

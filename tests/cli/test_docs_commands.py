@@ -204,6 +204,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the files that the documents' commands read."""
     variant = "(FP16, 128, 128, 32, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax"
     (tmp_path / "my_kernels.txt").write_text(f"{variant}\n")
+    (tmp_path / "problems.txt").write_text("b1 s512 h8 d128 fp16\n")
     for name, measured in (
         ("rows.csv", "verdict-public-0.csv"),
         ("attention-speed.csv", "verdict-public-0.csv"),
@@ -271,7 +272,6 @@ def test_without_a_gpu_only_the_gpu_is_missed(shown: Shown, folder: Path) -> Non
 @pytest.mark.gpu
 @pytest.mark.parametrize("shown", [one for one in OURS if needs_gpu(one.words)], ids=str)
 def test_on_a_gpu_it_measures(shown: Shown, folder: Path) -> None:
-    (folder / "problems.txt").write_text("b1 s512 h8 d128 fp16\n")
     words = ["20s" if re.fullmatch(r"\d+m", word) else word for word in shown.words]
     assert run_here(tuple(words), folder) == 0
 

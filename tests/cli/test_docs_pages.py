@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -94,3 +96,15 @@ def test_the_readmes_speed_is_that_of_the_results() -> None:
     assert "best of FA3, FA4 and cuDNN: geometric mean 1.06" in results
     assert "Measured on 2026-11-22" in results
     assert "the bar (mean" not in results
+
+
+def test_the_tables_of_the_results_are_made_from_the_committed_rows(
+    load_tool: Callable[[str], ModuleType],
+) -> None:
+    """`python tools/docs/results_tables.py` writes them; here they are compared."""
+    tool = load_tool("docs/results_tables.py")
+    page = tool.PAGE.read_text(encoding="utf-8")
+    assert tool.filled(page) == page
+    assert set(re.findall(r"<!-- table: ([\w-]+) -->", page)) == set(tool.TABLES)
+    assert page.count("| 551 | 277 |") == 1
+    assert tool.filled(page.replace("| 551 | 277 |", "| 552 | 277 |")) == page

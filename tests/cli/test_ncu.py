@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import flashsmith.runtime
 from flashsmith.benchmark.environment import Environment
+from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.ncu import profiling, read_profile
 from flashsmith.cli import app
 from flashsmith.errors import ArgumentError, LaunchError, ProfilerError, SelectionError
@@ -36,6 +37,9 @@ def fake(tmp_path, monkeypatch) -> FakeNcu:
 
         def illegality(self, cfg) -> None:
             return None
+
+        def facts(self, cfg, problem) -> KernelFacts:
+            return KernelFacts(168, 0, 0, cfg.smem_bytes(), 2)
 
     monkeypatch.setattr(profiling, "BuiltKernels", Built)
     monkeypatch.setattr(
@@ -132,7 +136,7 @@ def test_a_failure_keeps_and_prints_what_was_profiled(fake, tmp_path, capsys) ->
 
 
 def test_without_a_profiler_nothing_is_built(fake, tmp_path, monkeypatch) -> None:
-    from flashsmith.benchmark.ncu import executable
+    from flashsmith.benchmark.ncu import profiler as executable
 
     def missing() -> Path:
         raise ProfilerError("ncu: Nsight Compute was not found; looked at PATH")

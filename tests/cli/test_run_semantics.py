@@ -20,7 +20,7 @@ from flashsmith.cli import app
 from flashsmith.errors import EmulatorError, FlashsmithError
 from flashsmith.families import Problem, Semantics, parse_kernel_name_into_config
 from flashsmith.operations.semantics import MASKS
-from flashsmith.verify import prove_problem
+from flashsmith.verify import prove
 
 # Both are built by other tests for masks and uneven lengths.
 MMA_SYNC = "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+lazy_rescale"
@@ -69,7 +69,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Semantics, dict[str, An
         raise EmulatorError("not today")
 
     monkeypatch.setattr(run_module, "libraries_for", libraries_for)
-    monkeypatch.setattr(run_module, "prove_problem", stopped)
+    monkeypatch.setattr(run_module, "prove", stopped)
     return made
 
 
@@ -110,9 +110,9 @@ def test_a_wrong_kernel_is_wrong_for_its_semantics(monkeypatch: pytest.MonkeyPat
 
         with monkeypatch.context() as patch:
             patch.setattr(module, "inputs_and_references", unmasked)
-            return prove_problem(cfg, problem, **call)
+            return prove(cfg, problem, **call)
 
-    monkeypatch.setattr(run_module, "prove_problem", other_mask)
+    monkeypatch.setattr(run_module, "prove", other_mask)
     text = run("--problem", "s300 d64 fp16 causal", status=1)
     assert "| causal+uneven | FAIL " in text
     assert "d64 fp16 causal uneven, causal, random inputs, emulator: WRONG" in text

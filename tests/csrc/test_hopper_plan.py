@@ -123,18 +123,16 @@ def test_the_arguments_say_how_many_tiles_there_are(
         ("b4 s2048 h16 d128 fp16 causal", 32),
         ("b4 s4096 h16:4 d128 fp16 causal", 64),
         ("b1 s512 h16 d128 fp16 causal", 16),
-        # No more sections than that takes, all as large.
+        # As few groups as that takes, all of one size.
         ("b3 s2048 h16 d128 fp16 causal", 24),
         ("b9 s4096 h16:4 d128 fp16 causal", 48),
         ("b7 s4096 h7 d128 fp16 causal", 13),
-        # A head that is larger than a section is one by itself.
+        # A head that is larger than a group is one by itself.
         ("b1 s1048576 h16 d128 fp16 causal", 1),
         ("b1 s1048576 h16:4 d128 fp16 causal", 4),
     ],
 )
-def test_sections_hold_as_many_heads_as_l2_does(
-    library: PretendedLibrary, text: str, heads: int
-) -> None:
+def test_head_groups_fit_l2(library: PretendedLibrary, text: str, heads: int) -> None:
     planned = library.plan_problem(LONGEST_FIRST, problem(text))
     at = planned.workspace_offset + 28 + 4 * 12  # behind four other divisors
     assert int.from_bytes(planned.argument_bytes[at : at + 4], "little") == heads

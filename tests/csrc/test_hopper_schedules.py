@@ -72,8 +72,8 @@ def test_maxima_that_rise(cfg: HopperForwardKernelConfig) -> None:
 
 
 @pytest.mark.parametrize("cfg", [cfg for cfg in CONFIGS if cfg.section_mib == 1], ids=str)
-def test_the_last_section_may_have_fewer_heads(cfg: HopperForwardKernelConfig) -> None:
-    """Two heads' keys fill a section and there is a third head."""
+def test_the_last_head_group_may_have_fewer_heads(cfg: HopperForwardKernelConfig) -> None:
+    """Two heads' keys fill a group and there is a third head."""
     keys = 2000
     assert 2 <= (cfg.section_mib << 20) / (2 * keys * cfg.d_head * 2) < 3
     rows = cfg.cluster_size * cfg.B_r + 2

@@ -42,7 +42,7 @@ KNOBS = {
     "ring_2": replace(BASE, kv_stages=2),
     "ring_3": replace(BASE, kv_stages=3),
     "lazy_rescale": replace(BASE, lazy_rescale=True),
-    "turns": replace(BASE, B_r=128, n_warps=8, kv_stages=3, ping_pong=True),
+    "ping_pong": replace(BASE, B_r=128, n_warps=8, kv_stages=3, ping_pong=True),
     "ctas": replace(BASE, min_ctas_per_sm=3),
     "groups": replace(BASE, l2_group_mib=16),
 }
@@ -250,16 +250,16 @@ def test_lazy_rescale_votes_and_branches_around_the_rescale(library: KernelLibra
     assert total - skipped <= of_o("base")[2] - of_a_lane
 
 
-def test_ping_pong_gives_its_turn_between_the_products(library: KernelLibrary) -> None:
-    loop = kv_loop(entry(library, "turns"))
+def test_ping_pong_arrives_between_the_gemms(library: KernelLibrary) -> None:
+    loop = kv_loop(entry(library, "ping_pong"))
     stream = "".join(
-        "T" if x.mnemonic.startswith("bar.sync") else "G" if x.mnemonic == "bar.arrive" else "m"
+        "W" if x.mnemonic.startswith("bar.sync") else "A" if x.mnemonic == "bar.arrive" else "m"
         for x in loop.instructions
         if x.opcode in ("bar", "mma")
     )
-    # Take the turn (one barrier for each half), P V, give it to the other half, Q K^T.
-    assert re.fullmatch(r"TTm+GGm+", stream), stream
-    assert stream.index("G") - 2 == stream.count("m") // 2
+    # Wait (one barrier for each half), P V, arrive for the other half, Q K^T.
+    assert re.fullmatch(r"WWm+AAm+", stream), stream
+    assert stream.index("A") - 2 == stream.count("m") // 2
     numbers = [x.operands[0].value for x in loop.instructions if x.opcode == "bar"]
     assert numbers[:2] == [1, 2]
     assert sorted(numbers[2:]) == [1, 2]

@@ -40,10 +40,10 @@ EARLY = stale(
     "(FP16, 64, 64, 48, 1wg): tma+stages_2+q_buffers_2+regs_24_240+overlap+dynamic+rescale_8"
     "+early_exp"
 )
-# Panels of 32 columns; one place for K, which its users keep until the sums are known.
+# Panels of 32 columns; one stage for K, which consumers release when the sums are known.
 NARROW = stale("(BF16, 96, 128, 32, 2wg): tma+stages_1+q_buffers_1+regs_32_232+overlap+rescale_8")
-# Whoever is late keeps the other from its turn.
-TURNS = stale(
+# A late warpgroup delays the other through the order barrier.
+ORDERED = stale(
     "(FP16, 64, 128, 32, 2wg): tma+stages_2+q_buffers_2+regs_32_232+pingpong_gemm+dynamic+rescale_8"
 )
 PLAIN = Semantics()
@@ -64,7 +64,9 @@ def up_to_date(cfg: HopperForwardKernelConfig) -> HopperForwardKernelConfig:
     return replace(cfg, stale_max=False)
 
 
-shared_kernels.want([ALONE, EARLY, NARROW, TURNS, *map(up_to_date, (ALONE, EARLY, NARROW))], PLAIN)
+shared_kernels.want(
+    [ALONE, EARLY, NARROW, ORDERED, *map(up_to_date, (ALONE, EARLY, NARROW))], PLAIN
+)
 shared_kernels.want([EARLY, up_to_date(EARLY), NARROW], CAUSAL)
 shared_kernels.want([ALONE], WINDOW)
 shared_kernels.want([EARLY], SOFTCAP)
@@ -281,7 +283,7 @@ def test_a_row_that_is_no_number() -> None:
 
 
 @pytest.mark.parametrize("jump", [0, 20, OVERFLOWS])
-def test_whoever_asks_for_maxima_gets_them(jump: float) -> None:
+def test_maxima_that_are_asked_for_are_exact(jump: float) -> None:
     problem = jumping(EARLY, PLAIN, jump)
     result = problem.run(EARLY, return_row_max=True)
     assert result.row_max is not None
@@ -290,7 +292,7 @@ def test_whoever_asks_for_maxima_gets_them(jump: float) -> None:
 
 
 @pytest.mark.parametrize("cfg", [ALONE, EARLY, NARROW], ids=str)
-def test_most_blocks_look_for_no_maximum(cfg: HopperForwardKernelConfig) -> None:
+def test_most_blocks_compute_no_maximum(cfg: HopperForwardKernelConfig) -> None:
     rng = np.random.default_rng(0)
     shapes = [(1, rows, 1, cfg.d_head) for rows in (cfg.B_r, 10 * cfg.B_c, 10 * cfg.B_c)]
     q, k, v = (rng.standard_normal(shape).astype(numpy_dtype(cfg.dtype)) for shape in shapes)
@@ -308,11 +310,11 @@ def test_most_blocks_look_for_no_maximum(cfg: HopperForwardKernelConfig) -> None
 SHAPES: list[tuple[HopperForwardKernelConfig, dict[str, Any]]] = [
     (EARLY, {"seq": 64, "seq_k": 6 * EARLY.B_c}),
     (NARROW, {"seq": 150, "seq_k": 300, "heads": 2, "heads_k": 1, "causal": True}),
-    (TURNS, {"seq": 128, "seq_k": 10 * TURNS.B_c}),
+    (ORDERED, {"seq": 128, "seq_k": 10 * ORDERED.B_c}),
 ]
 
 
-@pytest.mark.parametrize(("cfg", "shape"), SHAPES, ids=["plain", "causal", "turns"])
+@pytest.mark.parametrize(("cfg", "shape"), SHAPES, ids=["plain", "causal", "ordered"])
 @pytest.mark.parametrize("inputs", INPUT_KINDS)
 def test_no_inputs_make_it_wrong(
     cfg: HopperForwardKernelConfig, shape: dict[str, Any], inputs: str

@@ -82,7 +82,7 @@ def test_the_driver_is_asked_once_for_each_address(library: PretendedLibrary) ->
 
 
 def test_what_is_remembered_is_bounded(library: PretendedLibrary) -> None:
-    """64 addresses of each tensor; whoever goes round a few is not slowed down by many before."""
+    """64 addresses of each tensor; a few that recur are not encoded again after many others."""
     launch = prepare(library, call())
 
     def encoded_by(outputs: range) -> int:

@@ -241,7 +241,7 @@ class Recorder(Observer):
         self.events.append(event)
 
 
-def test_barrier_events_name_everybody_once() -> None:
+def test_barrier_events_name_every_thread_once() -> None:
     recorder = Recorder()
     words_of(PRODUCER_CONSUMER, threads=64, declarations=SHARED, observers=[recorder])
     for kind in ("arrive", "release"):

@@ -322,7 +322,7 @@ def test_a_barrier_that_the_bulk_copy_may_not_see() -> None:
     assert found == {"proxy-fence"}
 
 
-def test_a_copy_that_nobody_waits_for() -> None:
+def test_a_copy_without_a_wait() -> None:
     found, _ = load_kinds((WAIT, "WAIT: ret;\n"))
     assert found == {"bulk-unfinished"}
 

@@ -112,7 +112,7 @@ def test_one_finding_a_line_with_a_count() -> None:
 # Uninitialised -------------------------------------------------------------------------------
 
 
-def test_what_nobody_wrote_is_not_read() -> None:
+def test_unwritten_memory_is_not_read() -> None:
     t = Trace(Uninitialised())
     t.write([0], [0], 16)
     t.read([9], [12])
@@ -137,7 +137,7 @@ def test_shared_memory_is_empty_again_in_the_next_wave() -> None:
     assert t.kinds() == ["uninitialised"]
 
 
-def test_single_bytes_are_told_apart() -> None:
+def test_single_bytes_are_distinguished() -> None:
     t = Trace(Uninitialised())
     t.write([0], [0], 2)
     t.read([0], [0], 2)
@@ -156,7 +156,7 @@ def test_a_copy_on_its_way_is_not_called_uninitialised() -> None:
 # In flight -----------------------------------------------------------------------------------
 
 
-def test_nobody_reads_a_copy_before_its_wait() -> None:
+def test_no_thread_reads_a_copy_before_its_wait() -> None:
     t = Trace(InFlight())
     t.copy(CTA, ROWS)
     t.read([1], [16], 16)

@@ -89,7 +89,7 @@ def test_the_peer_must_not_have_exited() -> None:
     assert kinds == {"cluster-exit"}
 
 
-def test_a_cluster_barrier_that_nobody_completes() -> None:
+def test_a_cluster_barrier_that_is_never_completed() -> None:
     skip = "setp.eq.u32 %p5, %r21, 1;\n@%p5 bra WAIT;\n" + MEET
     _, _, error = handshake(MEET, skip)
     assert "deadlock" in error
@@ -199,7 +199,7 @@ def test_words_for_the_other_cta(seed: int | None) -> None:
         ("[%r24], {", "[%r24+4], {", "bulk-alignment"),
     ],
 )
-def test_words_that_nobody_waits_for_or_that_are_too_few(old: str, new: str, kind: str) -> None:
+def test_words_without_a_wait_or_too_few(old: str, new: str, kind: str) -> None:
     body = LETTER.replace(old, new, 1).replace("ld.shared", "END: ld.shared")
     _, kinds, error = kinds_of(program(body + MEET + STORE_R1 + "ret;", 1, SHARED), 1)
     assert kind in kinds or kind in error

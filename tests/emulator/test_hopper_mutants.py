@@ -60,7 +60,7 @@ EQUIVALENT = (
     Equivalent(
         "another barrier",
         lambda victim, mutant, place: victim.probe.name != "turns" or place in (0, 3),
-        "All threads that meet there give the other number, and nobody else uses it.",
+        "All threads of that barrier use the other number, and no other thread does.",
     ),
     Equivalent(
         "B's base offset",

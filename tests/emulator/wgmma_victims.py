@@ -54,7 +54,7 @@ class KernelVictim:
     """A kernel, and keywords of prove() for a problem in which all of its code runs: several tiles
     for one CTA, each of several K/V blocks, so that every ring goes round. In the ``short`` one
     tiles have hardly any blocks, and nothing keeps the producer from running ahead. In the
-    ``ragged`` ones warpgroups pass by blocks of tiles of few, again and again."""
+    ``ragged`` ones warpgroups skip blocks of tiles of few, again and again."""
 
     config: KernelConfig
     semantics: Semantics
@@ -106,18 +106,23 @@ class KernelVictim:
         return found
 
     def passing_waits(self, tile: str) -> list[int]:
-        """PTX lines of the waits for tiles of 'K' or 'V' of warpgroups that pass blocks by: what
-        such a warpgroup does next is to release the tile."""
+        """PTX lines of the waits for tiles of 'K' or 'V' of warpgroups that skip blocks: what such
+        a warpgroup does next is to release the tile."""
         waits = self.waits_by_arrival.items()
-        return [line for line, then in waits if f"{tile}.release(warp, lane);" in then]
+        return [line for line, then in waits if f"{tile}.consumer_release(warp, lane);" in then]
 
     @cached_property
     def next_V_wait(self) -> int:
-        """PTX line of the producer's wait for a place for V, after it has loaded the next K."""
+        """PTX line of the producer's wait for a stage for V, after it has loaded the next K."""
         waits = self.waits_by_arrival.items()
-        fills = [line for line, then in waits if "mbarrier_arrive_expect(full()," in then]
-        assert len(fills) == 4, "K of a tile's first block, K and V in the loop, V of the last"
-        return fills[2]
+        # After the wait for Q's slot the tile's info is stored first.
+        acquired = [
+            line
+            for line, then in waits
+            if "mbarrier_arrive_expect(full()," in then and "info_slot()" not in then
+        ]
+        assert len(acquired) == 4, "K of a tile's first block, K and V in the loop, V of the last"
+        return acquired[2]
 
     def step(self, mutant: Mutant) -> tuple[str, int]:
         """Of a product: 'QK' or 'PV', and its number among the steps that make up one of them."""

@@ -1,4 +1,4 @@
-"""Configs of the wgmma family to test with: strategies and draws that know its fields by name."""
+"""Configs of the wgmma family to test with: strategies and draws with its fields by name."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_features_come_in_any_order_and_with_any_blanks() -> None:
     assert parse_kernel_name_into_config(text) == LADDER_TOP
 
 
-def test_a_name_that_says_its_config_twice_is_one_config() -> None:
+def test_a_name_that_contains_its_config_twice_is_one_config() -> None:
     name = demangled("(DType)5, 128, 64, 64, 4, true, true, true, 0, 2, 2, false, true")
     assert parse_kernel_name_into_config(f"{name} [clone of {name}]") == LADDER_TOP
 
@@ -131,7 +131,7 @@ def test_a_name_that_says_its_config_twice_is_one_config() -> None:
         (demangled("(DType)5, 128, 64, 64, 4") + demangled("(DType)5, 128, 64, 64, 8"), "than one"),
     ],
 )
-def test_what_cannot_be_parsed_is_told_why(text: str, problem: str) -> None:
+def test_a_text_that_cannot_be_parsed_gets_a_reason(text: str, problem: str) -> None:
     with pytest.raises(ConfigParseError, match=re.escape(problem)) as caught:
         parse_kernel_name_into_config(text)
     assert repr(text) in str(caught.value)

@@ -86,7 +86,7 @@ def test_ctas_per_sm_agree(
     assert list(ctas) == [cfg.num_ctas_per_sm(max_smem, registers or None) for cfg in sample]
 
 
-def test_both_sides_order_configs_alike(table: ctypes.CDLL) -> None:
+def test_both_sides_order_configs_in_the_same_way(table: ctypes.CDLL) -> None:
     sample = sorted([*random_configs(60, seed=3), *get_cover_configs()])
     rows = [packed([cfg]) for cfg in sample]
     for left, right in product(range(len(sample)), repeat=2):

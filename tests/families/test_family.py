@@ -18,6 +18,7 @@ from flashsmith.families import (
     Family,
     FlashForwardKernelConfig,
     KernelConfig,
+    check_legal,
     families,
     family,
     family_named,
@@ -76,7 +77,7 @@ def csrc(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_registered_family_is_asked_for_by_name_and_by_config(csrc: Path) -> None:
+def test_a_registered_family_is_found_by_name_and_by_config(csrc: Path) -> None:
     registered = register_family(Abacus(), csrc)
     assert family_named("abacus") is registered is AbacusConfig.family
     assert registered in families("forward")
@@ -154,6 +155,13 @@ def test_a_config_that_does_not_say_what_a_cta_takes(csrc: Path) -> None:
         register_family(silent, csrc)
 
 
+def test_a_config_whose_family_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests of this file register it.
+    monkeypatch.delattr(AbacusConfig, "family", raising=False)
+    with pytest.raises(ArgumentError, match="AbacusConfig belongs to no registered family; reg"):
+        check_legal(AbacusConfig(DType.FP16, 64))
+
+
 def test_a_name_that_is_taken() -> None:
     class Usurper(Family):
         config_class = FlashForwardKernelConfig
@@ -201,6 +209,12 @@ class Plain(AbacusConfig):
 
 
 @dataclass(frozen=True, order=True)
+class Doubled(AbacusConfig):
+    frames: int = knob("frames", values=(1, 2), word="frame", default=1)
+    framed: bool = knob("has a frame", word="frame", default=False)
+
+
+@dataclass(frozen=True, order=True)
 class Copying(AbacusConfig):
     tma: bool = knob("beads come by TMA", word="tma", default=False)
 
@@ -209,6 +223,7 @@ class Copying(AbacusConfig):
     ("changes", "message"),
     [
         ({"config_class": Unsaid}, "no short form of Unsaid says frames, so that two configs"),
+        ({"config_class": Doubled}, "several knobs of Doubled have the word 'frame'; give each a"),
         ({"config_class": Plain}, r"frames of Plain is not declared with knob\(\)"),
         ({"config_class": Copying}, "Copying has the feature 'tma', which marks .* of wgmma"),
         ({"__name__": "HopperForwardKernelConfig"}, "HopperForwardKernelConfig, as that of wgmma"),
@@ -243,7 +258,7 @@ def test_what_could_be_taken_for_something_else(
     assert not FAMILIES.keys() & {"abacus", "common", "host", "roofline"}
 
 
-def test_a_family_that_registers_again_is_in_nobody_s_way(csrc: Path) -> None:
+def test_a_family_that_registers_again_does_no_harm(csrc: Path) -> None:
     for name in ("mma_sync", "wgmma"):
         assert register_family(FAMILIES[name]) is FAMILIES[name]
 
@@ -254,7 +269,7 @@ def test_what_is_no_family(given: Any, csrc: Path) -> None:
         register_family(given, csrc)
 
 
-def test_a_name_that_nobody_registered() -> None:
+def test_an_unregistered_name() -> None:
     with pytest.raises(ArgumentError, match="family='abacus': known are mma_sync, wgmma"):
         family_named("abacus")
 
@@ -310,7 +325,7 @@ def test_the_families_of_installed_packages(install: Any) -> None:
     assert "abacus" in {one.name for one in families()}
 
 
-def test_an_installed_family_that_asks_what_there_is(install: Any) -> None:
+def test_an_installed_family_that_lists_the_families(install: Any) -> None:
     install("curious")
     assert "abacus" in {one.name for one in families()}
 

@@ -139,7 +139,7 @@ def test_problem_text_and_parse_are_inverses(
         ("s64 d64 fp16 causal causal", "semantics='causal+causal'"),
     ],
 )
-def test_problem_parse_says_what_is_wrong(text: str, problem: str) -> None:
+def test_problem_parse_names_the_mistake(text: str, problem: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(problem)):
         Problem.parse(text)
 
@@ -252,7 +252,7 @@ def test_an_unlisted_architecture_has_its_older_relatives_limits(
         ("L40X", "device='L40X': no known GPU is called that; did you mean 'L40S'?"),
     ],
 )
-def test_an_error_says_what_is_wrong_with_a_device(key: str | int, problem: str) -> None:
+def test_an_error_names_the_mistake_in_a_device(key: str | int, problem: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(problem)):
         device_spec(key)
 

@@ -252,7 +252,7 @@ def test_check_legal_lists_every_broken_rule_and_the_nearest_configs() -> None:
     assert all(str(found) in message for found in nearest_legal(cfg))
 
 
-def test_check_legal_says_when_a_device_holds_no_config_at_all() -> None:
+def test_check_legal_reports_a_device_that_holds_no_config_at_all() -> None:
     tiny = replace(DEFAULT_DEVICE, name="a tiny GPU", max_smem_per_block=1024)
     with pytest.raises(IllegalConfigError, match="no change of its knobs makes it legal on a tiny"):
         check_legal(LADDER_TOP, tiny)

@@ -66,7 +66,7 @@ def test_the_autotune_filter(changes: dict[str, object], worth_it: bool) -> None
     assert should_autotune_config(replace(LADDER_TOP, **changes)) == worth_it  # type: ignore[arg-type]
 
 
-def test_prog_is_the_ladder_of_seven_steps() -> None:
+def test_prog_has_seven_steps() -> None:
     assert [str(cfg) for cfg in get_kernel_progression_configs()] == [
         f"(FP16, 128, 64, 64, 4): {step}"
         for step in (

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import sweep_fakes as fakes
-from stand_ins import HostPlace, PretendedClock
+from stand_ins import HostMemory, PretendedClock
 
 import flashsmith
 from flashsmith.benchmark.bench import BenchPlan, run_bench
@@ -23,7 +23,7 @@ from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.measurement import Measurement, Proof
 from flashsmith.benchmark.measurement_files import read_rows, write_rows
 from flashsmith.benchmark.peers import PeerImplementation, get_peers
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.timing import Protocol
 from flashsmith.benchmark.workload import OperationWorkload, workload_of
 from flashsmith.builder import library_for
@@ -59,7 +59,7 @@ from flashsmith.tuning.space import search_space
 from flashsmith.tuning.sweep import Settings, SweepProgress
 from flashsmith.tuning.trial import PROVE, Build, Record, is_right
 from flashsmith.tuning.tune import plan_races, tune
-from flashsmith.verify import prove, prove_problem
+from flashsmith.verify import prove
 
 PLAIN, STAGED = "(FP16, 64, 2): first_row", "(FP16, 64, 2): first_row+staged"
 PROBLEM = "b2 s1:5 h3 d64 fp16 first_row"
@@ -89,7 +89,7 @@ def test_its_configs_parse_and_are_listed(first_row: ModuleType) -> None:
         parse("(FP16, 64, 2): first_row+stagde")
 
 
-def test_a_broken_rule_is_told_with_the_nearest_legal_config(first_row: ModuleType) -> None:
+def test_a_broken_rule_is_reported_with_the_nearest_legal_config(first_row: ModuleType) -> None:
     wide = parse("(FP16, 64, 4): first_row")
     with pytest.raises(IllegalConfigError, match="at most d_head: each copies an element or more"):
         check_legal(wide, A100)
@@ -105,7 +105,7 @@ def test_its_problems_have_a_word_of_their_own(first_row: ModuleType) -> None:
     assert (str(problem), problem.computed) == (PROBLEM, first_row.FIRST_ROW)
     assert problem.attn_flop() == 2 * 3 * 64
     assert first_row.FIRST_ROW.bytes(problem) == 2 * (2 * 5 * 3 * 64 + 2 * 3 * 64)
-    with pytest.raises(ArgumentError, match="semantics='causal': first_row knows no causal"):
+    with pytest.raises(ArgumentError, match="semantics='causal': first_row supports no causal"):
         Problem.parse(f"{PROBLEM} causal")
 
 
@@ -272,15 +272,15 @@ def test_an_output_may_not_lie_in_what_is_read_nor_be_read_only(first_row: Modul
 )
 def test_problems_of_others_are_refused(first_row: ModuleType, problem: str, message: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)):
-        prove_problem(parse(PLAIN), Problem.parse(problem))
+        prove(parse(PLAIN), Problem.parse(problem))
 
 
-def test_what_an_operation_does_not_know_cannot_be_asked_of_its_proof(
+def test_a_proof_refuses_options_that_its_operation_lacks(
     first_row: ModuleType,
 ) -> None:
     with pytest.raises(ArgumentError, match="sinks=True: first_row has no such option"):
         prove(parse(PLAIN), sinks=True)
-    with pytest.raises(ArgumentError, match="semantics='softcap': first_row knows no softcap"):
+    with pytest.raises(ArgumentError, match="semantics='softcap': first_row supports no softcap"):
         prove(parse(PLAIN), softcap=3.0)
     with pytest.raises(ArgumentError, match="inputs='huge': allowed are random"):
         prove(parse(PLAIN), inputs="huge")
@@ -304,14 +304,17 @@ def bench(*configs: Any, peers: str = "none") -> list[Measurement]:
         environment=Environment("Pretended", 80, "1", "13.0", "", "0.1", "abc", "3.11"),
         clock=PretendedClock(tick=1e-7),
         telemetry=Telemetry(sensor=lambda: (1500.0, 650.0)),
-        narrator=Narrator(quiet=True),
-        make_workload=lambda problem, seed: workload_of(problem, seed, HostPlace()),
+        reporter=ProgressReporter(quiet=True),
+        make_workload=lambda problem, seed: workload_of(problem, seed, HostMemory()),
     )
 
 
 def test_it_is_benched(built: dict[str, Any], tmp_path: Path) -> None:
     rows = bench(*built.values(), peers="all")
-    assert [(row.contender, row.verdict) for row in rows] == [(PLAIN, "pass"), (STAGED, "pass")]
+    assert [(row.implementation, row.verdict) for row in rows] == [
+        (PLAIN, "pass"),
+        (STAGED, "pass"),
+    ]
     assert all(row.family == "first_row" and row.tflops for row in rows)
     write_rows(tmp_path / "rows.csv", rows)
     assert [row.problem for row in read_rows(tmp_path / "rows.csv")] == 2 * [Problem.parse(PROBLEM)]
@@ -331,22 +334,22 @@ def test_peers_of_its_operation_take_part(
     monkeypatch.setitem(sys.modules, "first_row_peers", SimpleNamespace(ALL=[peer]))
     OPERATIONS["first_row"] = replace(first_row.FIRST_ROW, peers="first_row_peers:ALL")
     ours, theirs = bench(built[PLAIN], peers="fa2")
-    assert (ours.contender, ours.verdict) == (PLAIN, "pass")
-    assert (theirs.contender, theirs.kind) == ("numpy", "peer")
+    assert (ours.implementation, ours.verdict) == (PLAIN, "pass")
+    assert (theirs.implementation, theirs.kind) == ("numpy", "peer")
     assert theirs.verdict == ("fail" if off else "pass")
 
 
 def test_the_tuners_own_bench_serves_it(
     built: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The compiler and the bench of real sweeps, with the emulator in the GPU's place."""
+    """The compiler and the bench of real sweeps, with the emulator instead of the GPU."""
     monkeypatch.setattr(gpu_runner, "CudaEvents", partial(PretendedClock, tick=1.0))
     monkeypatch.setattr(gpu_runner, "Telemetry", partial(Telemetry, sensor=lambda: (1.0, 1.0)))
-    monkeypatch.setattr(gpu_runner, "gpu_place", HostPlace)
+    monkeypatch.setattr(gpu_runner, "gpu_memory", HostMemory)
     problem = Problem.parse(PROBLEM)
     builds = [Build.of(problem, cfg) for cfg in built.values()]
     compiled = gpu_runner.NvccCompiler(A100).compile(builds)
-    assert [one.error for one in compiled] == [None, None]
+    assert not any(one.error for one in compiled)
     bench = gpu_runner.GpuBench()
     bench.open()
     bench.prepare(problem)
@@ -404,7 +407,7 @@ def test_it_is_tuned_and_its_winner_kept(first_row: ModuleType, tmp_path: Path) 
     assert (str(offered.config), offered.evidence, offered.tflops) == (PLAIN, "offered", 0.0)
     assert "expected" not in str(offered)
     assert f"runner-up   {STAGED}\n" in f"{offered}\n"
-    # Who does not have the package is told what an entry is of, and keeps it.
+    # Without the package the entry is kept, and a note names its operation.
     del OPERATIONS["first_row"]
     parse_class.cache_clear()
     strange = WinnersTable.load(table)
@@ -424,7 +427,7 @@ def test_its_space_is_for_its_own_problems(first_row: ModuleType) -> None:
     assert {cfg.family.operation for cfg in search_space(theirs, A100, "both")} == {"forward"}
 
 
-def test_what_is_said_of_a_short_d_is_not_of_attention(first_row: ModuleType) -> None:
+def test_notes_on_a_short_d_are_not_about_attention(first_row: ModuleType) -> None:
     notes = choose("b2 s5 h3 d40 fp16 first_row", A100).notes
     assert "d = 40 runs on d_head 64: 38% are columns that are not there" in notes
 
@@ -462,7 +465,7 @@ def test_attention_refuses_a_config_that_computes_something_else(first_row: Modu
         flashsmith.plan_forward(cfg, Problem.parse("s64 d64 fp16"), device_spec("A100"))
 
 
-def test_a_config_of_a_family_that_nobody_registered() -> None:
+def test_a_config_of_an_unregistered_family() -> None:
     @dataclass(frozen=True, order=True)
     class Stray(KernelConfig):
         FAMILY: ClassVar[str] = "stray"

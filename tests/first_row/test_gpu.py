@@ -40,7 +40,7 @@ def test_it_is_tuned(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The measuring process knows the package by its entry point."""
+    """The measuring process finds the package by its entry point."""
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     device = query_gpu(0)
     races = plan_races(

@@ -35,7 +35,7 @@ def commands() -> list[list[str]]:
 
 
 def test_its_commands_run_where_the_package_is_installed(installed: dict[str, str]) -> None:
-    """In one process, which is told of the package by its entry point alone."""
+    """In one process, which finds the package by its entry point alone."""
     first, *ours = commands()
     assert first[:2] == ["pip", "install"]
     assert {words[1] for words in ours} == {"configs", "explain", "run", "tune"}

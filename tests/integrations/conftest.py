@@ -1,4 +1,4 @@
-"""Lets this folder's tests share padded_attention.py, and hear every fallback's warning."""
+"""Lets this folder's tests share padded_attention.py, and get every fallback's warning."""
 
 from __future__ import annotations
 

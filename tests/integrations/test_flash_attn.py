@@ -49,7 +49,7 @@ def test_names_of_packed_sequences_are_translated(asked: dict[str, Any]) -> None
     assert asked["scale"] is None
 
 
-def test_the_defaults_ask_for_nothing(asked: dict[str, Any]) -> None:
+def test_the_defaults_request_nothing(asked: dict[str, Any]) -> None:
     flash_attn_func("q", "k", "v", 0.0, None, False, (-1, -1), 0.0, None, True)
     assert asked["window"] == (None, None)
 

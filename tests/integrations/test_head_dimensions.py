@@ -79,7 +79,7 @@ def test_sdpa_falls_back(d: int) -> None:
     assert torch.equal(output, pytorch_sdpa(q, q, q))
 
 
-def test_what_the_advice_says_gives_the_same() -> None:
+def test_following_the_advice_gives_the_same() -> None:
     generator = torch.Generator().manual_seed(12)
     q, k, v = (torch.randn(1, 20, 2, 12, generator=generator).half() for _ in range(3))
     wide = (torch.nn.functional.pad(tensor, (0, 4)) for tensor in (q, k, v))
@@ -89,7 +89,7 @@ def test_what_the_advice_says_gives_the_same() -> None:
     torch.testing.assert_close(output.float(), expected, atol=2e-3, rtol=2e-3)
 
 
-def test_k_of_another_d_is_not_told_to_pad_to_8() -> None:
+def test_k_of_another_d_gets_no_advice_to_pad_to_8() -> None:
     with pytest.raises(ArgumentError, match=r"^k: shape .*d_head must be q's"):
         attention(dense(16), dense(12), dense(12))
     with pytest.raises(ArgumentError, match=r"^v: shape .*d_head must be q's"):

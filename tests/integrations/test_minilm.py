@@ -93,7 +93,7 @@ REPORT = MinilmReport(
 )
 
 
-def test_a_report_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_prints_the_results(capsys: pytest.CaptureFixture[str]) -> None:
     from flashsmith.benchmark.table import make_console
     from flashsmith.integrations.minilm_text import print_minilm
 

@@ -220,7 +220,7 @@ def test_host_tensors_are_left_to_pytorch(kernel_calls: list[Any]) -> None:
         ("1", False, False),
     ],
 )
-def test_who_asks_for_the_emulator_gets_it(
+def test_the_emulator_runs_on_request(
     variable: str | None,
     emulate: bool | None,
     runs: bool,
@@ -246,7 +246,7 @@ def test_a_wrong_wish_for_the_emulator_is_an_error(monkeypatch: pytest.MonkeyPat
         sdpa(q, q, q)
 
 
-def test_what_is_asked_for_by_name_runs_in_the_emulator_as_ever(
+def test_functions_called_by_name_run_in_the_emulator_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import flashsmith

@@ -21,7 +21,7 @@ QUERY = tensor(2, 4, 100, 64)
 SERVED = SdpaProblem(QUERY, QUERY, QUERY)
 
 
-def alike(*shape: int, **facts: Any) -> SdpaProblem:
+def call_of(*shape: int, **facts: Any) -> SdpaProblem:
     """A call whose three tensors are of one shape."""
     return SdpaProblem(*[tensor(*shape, **facts)] * 3)
 
@@ -37,14 +37,14 @@ def with_keys(*shape: int, **arguments: Any) -> SdpaProblem:
         SERVED._replace(is_causal=True),
         SERVED._replace(scale=0.3),
         SERVED._replace(dropout_p=0),
-        alike(4, 100, 64, dtype="bfloat16"),
-        alike(100, 64, device="cpu"),
-        alike(2, 4, 100, 8),
-        alike(2, 4, 100, 256),
-        alike(0, 4, 100, 64),
-        alike(2, 4, 1, 64, strides=(256, 64, 3, 1)),
-        alike(2, 4, 100, 64, strides=(0, 0, 64, 1)),
-        alike(2, 4, 100, 64, strides=(25600, 64, 256, 1)),
+        call_of(4, 100, 64, dtype="bfloat16"),
+        call_of(100, 64, device="cpu"),
+        call_of(2, 4, 100, 8),
+        call_of(2, 4, 100, 256),
+        call_of(0, 4, 100, 64),
+        call_of(2, 4, 1, 64, strides=(256, 64, 3, 1)),
+        call_of(2, 4, 100, 64, strides=(0, 0, 64, 1)),
+        call_of(2, 4, 100, 64, strides=(25600, 64, 256, 1)),
         with_keys(2, 4, 0, 64),
         with_keys(2, 4, 7, 64),
         with_keys(1, 4, 7, 64),

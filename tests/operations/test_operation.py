@@ -47,7 +47,7 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     OPERATIONS.update(before)
 
 
-def test_forward_is_what_a_problem_is_of_unless_it_says_otherwise() -> None:
+def test_forward_is_the_default_operation_of_a_problem() -> None:
     assert PROBLEM.operation == "forward"
     assert PROBLEM.computed is FORWARD is operation("forward")
     assert Problem.parse(f"{PROBLEM} forward") == PROBLEM
@@ -67,7 +67,7 @@ def test_another_operation_is_a_word_of_a_problems_text() -> None:
     assert problem != replace(problem, operation="forward")
 
 
-def test_an_unknown_name_asks_for_installed_operations_once_more() -> None:
+def test_an_unknown_name_looks_for_installed_operations_once_more() -> None:
     found: list[str] = []
 
     def find() -> None:
@@ -94,7 +94,7 @@ def test_an_unknown_name_asks_for_installed_operations_once_more() -> None:
         (lambda: Problem.parse("s64 d64 fp16 paged_copy forward"),
          "problem='s64 d64 fp16 paged_copy forward': operation='paged_copy+forward': give one"),
         (lambda: Problem.parse("s64 d64 fp16 paged_copy softcap"),
-         "semantics='softcap': paged_copy knows no softcap; leave it out (known: causal)"),
+         "semantics='softcap': paged_copy supports no softcap; leave it out (known: causal)"),
         (lambda: register_operation(replace(PAGED)),
          "operation='paged_copy': the name is taken by another operation"),
         (lambda: register_operation(replace(PAGED, name="causal")),
@@ -124,18 +124,18 @@ def test_an_unknown_name_asks_for_installed_operations_once_more() -> None:
         (lambda: PAGED.bytes(PROBLEM), "pages: the size of 'pages' is not known; give the tensor"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(act: Callable[[], Any], message: str) -> None:
+def test_the_error_names_the_mistake(act: Callable[[], Any], message: str) -> None:
     register_operation(PAGED)
     with pytest.raises(ArgumentError, match=re.escape(message)):
         act()
 
 
-def test_an_operation_may_be_registered_again_by_whoever_loads_it_too() -> None:
+def test_an_operation_may_be_registered_again() -> None:
     assert register_operation(PAGED) is register_operation(PAGED) is operation("paged_copy")
 
 
 @pytest.mark.parametrize("semantics", ["plain", "causal+packed+uneven"])
-def test_forward_says_the_shapes_and_bytes_of_its_tensors(semantics: str) -> None:
+def test_the_shapes_and_bytes_of_forwards_tensors(semantics: str) -> None:
     problem = replace(PROBLEM, semantics=Semantics.parse(semantics))
     shapes = {t.name: FORWARD.shape(t, problem) for t in FORWARD.tensors}
     packed = problem.semantics.packed

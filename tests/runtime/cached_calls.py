@@ -1,4 +1,4 @@
-"""Valid calls of attention() on PyTorch's host tensors, and what tells launches apart."""
+"""Valid calls of attention() on PyTorch's host tensors, and what distinguishes launches."""
 
 from __future__ import annotations
 

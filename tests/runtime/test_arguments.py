@@ -75,8 +75,8 @@ def test_not_a_tensor(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_what_jax_traces_is_told_apart_from_its_arrays(name: str) -> None:
-    """Advice to give a JAX array would be none: it is one to whoever wrote the jitted function."""
+def test_tracers_of_jax_are_distinguished_from_its_arrays(name: str) -> None:
+    """The advice must not be to pass a JAX array: inside a jitted function it is one."""
     module = "jax._src.interpreters.partial_eval"
     base = type("Tracer", (), {"__module__": "jax._src.core"})
     tracer = type("DynamicJaxprTracer", (base,), {"__module__": module})()
@@ -400,7 +400,7 @@ class TestPacked:
 
     @staticmethod
     def on_gpu() -> tuple[tuple[Any, Any, Any, None], DeviceArray]:
-        """q, k, v and their offsets at addresses that belong to nobody."""
+        """q, k, v and their offsets at unmapped addresses."""
         q, k, v = (DeviceArray((64, 3, 64), np.dtype(np.float16), 0, i << 20) for i in (1, 2, 3))
         return (q, k, v, None), DeviceArray((3,), np.dtype(np.int32), 0, 1 << 30)
 

@@ -89,7 +89,7 @@ def test_a_call_like_one_before_launches_the_same_elsewhere(
         assert second["out"] is (outputs[0] if isinstance(outputs, tuple) else outputs)
 
 
-def test_calls_that_differ_are_told_apart(gpu: PretendedGpu) -> None:
+def test_different_calls_have_different_signatures(gpu: PretendedGpu) -> None:
     """Each of these launches something of its own, also after all others were prepared."""
     for make in CALLS.values():
         attention(**make())
@@ -120,7 +120,7 @@ def test_forward_prepares_by_its_config(gpu: PretendedGpu, unchecked: Callable[[
     assert [launch.config for launch in gpu.launches] == [CFG, other] * 2
 
 
-def test_the_current_stream_is_asked_for_every_time(gpu: PretendedGpu) -> None:
+def test_the_current_stream_is_queried_every_time(gpu: PretendedGpu) -> None:
     tensors = qkv()
     for stream in (0, 7, 9):
         gpu.stream = stream
@@ -162,7 +162,7 @@ def test_a_choice_that_is_out_of_date_when_it_is_made_is_not_kept(gpu: Pretended
     assert cached_launches.cached == {}
 
 
-def test_a_kernel_that_stands_in_is_looked_up_every_time(gpu: PretendedGpu) -> None:
+def test_a_general_edge_kernel_is_looked_up_every_time(gpu: PretendedGpu) -> None:
     """A better one may be built the next time."""
     gpu.only_uneven = True
     forward(CFG, *qkv())
@@ -184,7 +184,7 @@ def test_the_number_of_calls_is_bounded(
         attention(*qkv(64))
 
 
-def test_nothing_to_compute_is_not_prepared(gpu: PretendedGpu) -> None:
+def test_an_empty_call_is_not_cached(gpu: PretendedGpu) -> None:
     attention(*qkv(seq_q=0))
     assert (cached_launches.cached, gpu.launches) == ({}, [])
 
@@ -236,7 +236,7 @@ def test_threads(gpu: PretendedGpu) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_is_told_about_its_parents_cuda(
+def test_a_forked_child_gets_an_error_about_its_parents_cuda(
     gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_forks, "_cuda_used", True)

@@ -90,7 +90,7 @@ class TestNoDriver:
 
 
 @pytest.mark.parametrize(("status", "usable"), [(0, True), (100, False), (34, False)])
-def test_loading_tells_no_gpu_from_a_gpu(
+def test_loading_distinguishes_no_gpu_from_a_gpu(
     monkeypatch: pytest.MonkeyPatch, status: int, usable: bool
 ) -> None:
     class Library(PretendedDriver):
@@ -148,7 +148,7 @@ class TestOldDriver:
     def test_libraries_of_the_same_major_version_and_older_ones_run(self, linked: str) -> None:
         driver.check_runs(linked)
 
-    def test_the_first_call_says_so(self) -> None:
+    def test_the_first_call_raises_the_error(self) -> None:
         """Before anything is asked of the library, whose CUDA would only say that it is too old."""
         library = SimpleNamespace(manifest=SimpleNamespace(nvcc_version="13.0.88"))
         kernel = LoadedKernel(None, library, 0, None)  # type: ignore[arg-type]

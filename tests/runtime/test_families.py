@@ -44,7 +44,7 @@ def drawn(seq_q: int = 200, seq_k: int = 256, heads: int = 2) -> list[np.ndarray
 
 
 def test_a_config_of_either_family_computes_the_same_on_the_host() -> None:
-    """Each on the first architecture that it runs on: nobody has to say which."""
+    """Each on the first architecture that it runs on: by default."""
     qkv = drawn(seq_q=192)
     references = compute_references(*qkv, default_scale(D))
     for cfg in (HOPPER, MMA_SYNC):
@@ -142,7 +142,7 @@ def tensors(seq: int = 256) -> list[Any]:
 
 
 @pytest.mark.torch
-def test_cached_calls_of_both_families_are_told_apart(gpu: PretendedGpu) -> None:
+def test_cached_calls_of_both_families_are_distinguished(gpu: PretendedGpu) -> None:
     places = []
     for _ in range(3):
         for cfg in (HOPPER, MMA_SYNC):

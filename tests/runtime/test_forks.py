@@ -1,4 +1,4 @@
-"""A child forked after CUDA was initialised is told so, before anything touches the GPU."""
+"""A child forked after CUDA was initialised gets an error before anything uses the GPU."""
 
 from __future__ import annotations
 

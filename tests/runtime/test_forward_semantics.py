@@ -220,7 +220,7 @@ class TestPacked:
         assert np.array_equal(forward(CFG, *qkv, **packing(*self.LENS), **limits), expected)
 
     def test_contents_that_lie_lead_nowhere(self) -> None:
-        """As on a device, where nobody reads them: no access leaves the tensors."""
+        """As on a device, where they are not read: no access leaves the tensors."""
         qkv = drawn((60, 40), (50, 50))
         wrong = {
             "cu_seqlens_q": np.array([-5, 300, 20], np.int32),

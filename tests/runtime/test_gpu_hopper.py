@@ -220,7 +220,7 @@ def test_a_stream_for_every_launch() -> None:
 
 
 def new_stream() -> int:
-    """The handle of a stream that nobody else has."""
+    """The handle of a stream that is not used elsewhere."""
     handle = ctypes.c_void_p()
     driver = ctypes.CDLL("libcuda.so.1")
     assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0  # non-blocking

@@ -1,4 +1,4 @@
-"""Packed sequences, sinks and views on a GPU, where nobody reads what offsets say."""
+"""Packed sequences, sinks and views on a GPU, where the host does not read offsets."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_two_libraries_in_one_process_keep_their_own_kernels(library: KernelLibr
     assert plan.grid == (6, 1, 1)
 
 
-def test_a_library_that_is_not_what_its_manifest_says_is_refused(library: KernelLibrary) -> None:
+def test_a_library_that_does_not_match_its_manifest_is_refused(library: KernelLibrary) -> None:
     class Mislabelled:
         so_path = library.so_path
         configs = library.configs
@@ -178,7 +178,7 @@ def test_where_nothing_may_be_built_the_kernel_for_uneven_lengths_serves(
     kernel.plan(unplaced_call(PROBLEM, 0.125, A100))
 
 
-def test_a_kernel_stands_in_only_while_nothing_may_be_built(
+def test_a_general_edge_kernel_serves_only_while_nothing_may_be_built(
     library: KernelLibrary, only_uneven: list[Semantics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = LoadedKernels()
@@ -188,7 +188,7 @@ def test_a_kernel_stands_in_only_while_nothing_may_be_built(
     assert kernels.get(CONFIGS[0], 80, NEUTRAL, lambda: False).semantics == NEUTRAL
 
 
-def test_no_kernel_stands_in_for_other_semantics(
+def test_no_general_edge_kernel_serves_other_semantics(
     only_uneven: list[Semantics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHSMITH_JIT", "0")
@@ -200,7 +200,7 @@ def test_no_kernel_stands_in_for_other_semantics(
         kernels.get(CONFIGS[1], 80, Semantics("window", uneven=True))
 
 
-def test_what_stands_in_computes_the_same(
+def test_a_general_edge_kernel_computes_the_same(
     library: KernelLibrary, only_uneven: list[Semantics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
@@ -229,7 +229,7 @@ def test_the_command_that_is_named_works(
     subprocess.run([sys.executable, "-m", "flashsmith", *shlex.split(command)], check=True)
 
 
-def test_without_jit_an_empty_cache_is_said_to_be_empty(
+def test_without_jit_an_empty_cache_is_reported_as_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHSMITH_JIT", "0")
@@ -238,7 +238,7 @@ def test_without_jit_an_empty_cache_is_said_to_be_empty(
         LoadedKernels().get(CONFIGS[0], 80)
 
 
-def test_a_miss_is_built_and_said_so(
+def test_a_miss_is_built_and_logged(
     library: KernelLibrary, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[Any] = []
@@ -319,7 +319,7 @@ def test_a_refused_launch_is_a_launch_error_with_cudas_words(kernel: Any) -> Non
 
 
 def test_a_launcher_takes_a_stream_and_addresses(kernel: Any) -> None:
-    """Zeros at the end may be left out; a number too many or too few is told before any launch."""
+    """Zeros at the end may be left out; any other count is an error before any launch."""
     call = unplaced_call(PROBLEM, 0.125, A100)
     arguments = (kernel.index, *call.library_arguments(), 4095, False)
     launch, block_bytes = kernel.functions.prepare(*arguments)
@@ -485,7 +485,7 @@ def test_a_library_that_cannot_be_loaded_nor_built_is_not_built(
         LoadedKernels().get(CONFIGS[0], 80)
 
 
-def test_a_library_that_cannot_be_loaded_says_why(
+def test_a_library_that_cannot_be_loaded_gives_the_reason(
     library: KernelLibrary, plant: Callable[[bytes], Cache]
 ) -> None:
     opened = plant(b"what is this?").open(library.manifest.key)

@@ -94,7 +94,7 @@ def test_equal_addresses_on_two_devices_do_not_share() -> None:
 
 
 def test_deciding_about_a_large_packed_tensor_is_quick() -> None:
-    """16 x 16k tokens x 16 heads, q, k, v and o packed; the addresses belong to nobody."""
+    """16 x 16k tokens x 16 heads, q, k, v and o packed; the addresses are unmapped."""
     packed = [
         view_at((1 << 44) + 2 * part * 2048, (16, 16384, 16, 128), (16384 * 8192, 8192, 128, 1))
         for part in range(4)

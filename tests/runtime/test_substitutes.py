@@ -205,7 +205,7 @@ def one_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_built")
-def test_attention_runs_on_what_is_built_and_whoever_names_a_config_is_refused(
+def test_attention_runs_on_built_kernels_and_a_named_config_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rng = np.random.default_rng(0)

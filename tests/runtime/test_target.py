@@ -58,7 +58,7 @@ def test_another_architecture_than_the_gpus_goes_to_the_emulator() -> None:
 
 
 @pytest.mark.usefixtures("one_h200")
-def test_the_emulator_can_be_asked_for() -> None:
+def test_the_emulator_on_request() -> None:
     assert choose_target(emulate=True).backend == "emulator"
     assert choose_target(emulate=True).device == H200
 

@@ -197,7 +197,7 @@ def _tensor_calls(call: Arguments) -> Iterator[InvalidCall]:
 
 
 class Unspeakable:
-    """Of a class of somebody's whose repr() fails."""
+    """An object of a user's class whose repr() fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")

@@ -45,7 +45,7 @@ class Run:
         return {name: x.to_host() if on_gpu else x for name, x in outputs.items()}
 
     def raw(self, place: Any = np.array, **changes: Any) -> ForwardResult:
-        """The same, with everything that the runtime tells; ``changes`` are keywords' values."""
+        """The same, with everything that the runtime returns; ``changes`` are keywords' values."""
         assert self.inputs.sinks is not None
         call = options_for(self.semantics) | {"sinks": place(self.inputs.sinks)}
         if self.lens_q is not None and self.lens_k is not None:

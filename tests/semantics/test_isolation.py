@@ -56,7 +56,7 @@ def test_a_sequence_alone_gives_the_same_bits(semantics: Semantics, on_gpu: bool
     assert bits(alone(on_gpu)) == run.part(run(on_gpu), SEQUENCE)
 
 
-# ---- contents of cu_seqlens that nobody checked ----
+# ---- unchecked contents of cu_seqlens ----
 
 TOTAL = sum(LENS_Q)
 GARBAGE = [

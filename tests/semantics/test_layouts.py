@@ -93,7 +93,7 @@ def test_views_of_k_and_v_are_not_copied(
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_q_k_and_v_of_one_tensor(packed: bool) -> None:
-    """The layouts that one projection makes: q, k, v side by side, or in turn."""
+    """The layouts of a fused projection: q, k, v next to each other, or interleaved."""
     run = run_for(Semantics("none", packed=packed, uneven=True))
     q = run.inputs.q
     rows, (heads, d) = q.shape[:-2], q.shape[-2:]

@@ -197,7 +197,7 @@ def test_hardly_any_keys(known: Kernel, rows: int) -> None:
 @pytest.mark.parametrize("inputs", ["large_scores", *TILE_KINDS])
 @pytest.mark.parametrize("known", [PLAIN, CAUSAL], ids=str)
 def test_lazy_rescaling(known: Kernel, inputs: str) -> None:
-    """Maxima that outgrow the threshold and such that do not; nobody asks for the row maxima."""
+    """Maxima that outgrow the threshold and such that do not; the row maxima are not requested."""
     assert known.config.rescale_threshold
     known.load()
     verdict = prove(

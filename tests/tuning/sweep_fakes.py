@@ -1,4 +1,4 @@
-"""A compiler and a bench that need no GPU; their kernels crash, hang, lie, spill and tie on demand.
+"""A compiler and a bench that need no GPU; kernels crash, hang, spill, tie or are wrong on demand.
 
 Worker processes import this file: everything here is pickled to them.
 """
@@ -24,8 +24,8 @@ from flashsmith.families import (
     device_spec,
     get_autotuning_kernel_configs,
 )
-from flashsmith.tuning.runner import LibraryGoneError, Runner
-from flashsmith.tuning.trial import Build, Compiled
+from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
+from flashsmith.tuning.trial import Build
 
 DEVICE = device_spec("H200")
 FOREVER = 3600.0

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from stand_ins import HostPlace, PretendedClock
+from stand_ins import HostMemory, PretendedClock
 
 from flashsmith.benchmark.environment import Telemetry
 from flashsmith.benchmark.implementations import KernelImplementation
@@ -26,9 +26,9 @@ from flashsmith.families import (
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.gpu_runner import GpuBench, NvccCompiler
 from flashsmith.tuning.race import DEFAULT_HALVING
-from flashsmith.tuning.runner import LibraryGoneError
+from flashsmith.tuning.runner import Compiled, LibraryGoneError
 from flashsmith.tuning.sweep import Settings, SweepProgress
-from flashsmith.tuning.trial import Build, Compiled, is_right
+from flashsmith.tuning.trial import Build, is_right
 from flashsmith.tuning.tune import check_gpu, plan_races, tune
 
 A100 = device_spec("A100")
@@ -49,14 +49,14 @@ def compiled() -> Compiled:
 def bench(monkeypatch: pytest.MonkeyPatch) -> GpuBench:
     monkeypatch.setattr(gpu_runner, "CudaEvents", partial(PretendedClock, tick=1.0))
     monkeypatch.setattr(gpu_runner, "Telemetry", partial(Telemetry, sensor=lambda: (1500.0, 600.0)))
-    monkeypatch.setattr(gpu_runner, "gpu_place", HostPlace)
+    monkeypatch.setattr(gpu_runner, "gpu_memory", HostMemory)
     bench = GpuBench()
     bench.open()
     return bench
 
 
 def test_the_compilers_report_comes_with_the_library(compiled: Compiled) -> None:
-    assert compiled.error is None
+    assert not compiled.error
     assert compiled.facts is not None
     assert 64 <= compiled.facts.registers <= 255
     again = NvccCompiler(A100).compile([Build(CONFIG, Semantics())])
@@ -118,11 +118,11 @@ def test_a_library_that_is_gone_is_an_error(bench: GpuBench) -> None:
 def test_tensors_are_kept_and_make_room(bench: GpuBench, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Problem] = []
 
-    def make(problem: Problem, place: HostPlace) -> Workload:
+    def make(problem: Problem, memory: HostMemory) -> Workload:
         made.append(problem)
         if problem == LONGER and len(bench._workloads) > 0:
             raise MemoryError
-        return Workload(problem, place=place)
+        return Workload(problem, memory=memory)
 
     monkeypatch.setattr(gpu_runner, "workload_of", make)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Successive halving: whom it keeps, and that noise does not throw out the best."""
+"""Successive halving: what it keeps, and that noise does not throw out the best."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_as_many_as_the_final_takes_go_on() -> None:
     assert PLAN.survivors(by_name(1.0, 5.0, 6.0), 0.1) == ["k0", "k1"]
 
 
-def test_whoever_is_near_the_best_goes_on() -> None:
+def test_all_near_the_best_go_on() -> None:
     times = by_name(1.0, 1.05, 1.1, 1.1001, 9.0, 9.0)
     assert PLAN.survivors(times, 0.1) == ["k0", "k1", "k2"]
 
 
-def test_the_final_takes_those_who_may_still_win() -> None:
+def test_the_final_takes_those_that_may_still_win() -> None:
     assert PLAN.final_of(by_name(1.03, 1.0, 1.02, 1.5)) == ["k1", "k2"]
     assert PLAN.final_of(by_name(1.5, 1.0)) == ["k1"]
 
@@ -39,7 +39,7 @@ def test_equal_times_are_ordered_by_name() -> None:
     assert PLAN.final_of({"b": 1.0, "c": 1.0, "a": 1.0}) == ["a", "b"]
 
 
-def test_nobody_is_nobody() -> None:
+def test_without_times_none_go_on() -> None:
     assert PLAN.survivors({}, 0.1) == PLAN.final_of({}) == []
 
 
@@ -62,6 +62,6 @@ def test_survivors_are_a_beginning_of_the_ranking(times) -> None:
 @pytest.mark.parametrize(
     "change", [{"rungs": ()}, {"eta": 1}, {"finalists": 0}, {"final_least": 0}]
 )
-def test_a_plan_that_is_none(change: dict[str, object]) -> None:
+def test_rules_that_make_no_race(change: dict[str, object]) -> None:
     with pytest.raises(ArgumentError, match=r"^halving="):
         Halving(**change)  # type: ignore[arg-type]

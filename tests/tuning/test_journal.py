@@ -15,14 +15,14 @@ from flashsmith.benchmark.timing import Samples
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.tuning.journal import Journal
-from flashsmith.tuning.trial import FINAL, PROVE, Build, Compiled, Record
+from flashsmith.tuning.trial import FINAL, PROVE, Build, Record
 
 CONFIG = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): async+load_0_2_2_tiles")
 PROBLEM = Problem.parse("b2 s512:900 h4:2 d64 fp16 causal")
 BUILD = Build.of(PROBLEM, CONFIG)
 ORIGIN = {"gpu": "a\nb", "time": "2026-11-22"}
 RECORDS = [
-    Record("compile", builds=(BUILD,), compiled=Compiled(KernelFacts(255, 8, 4, 49152, 2), "key")),
+    Record("compile", builds=(BUILD,), facts=KernelFacts(255, 8, 4, 49152, 2)),
     Record(PROVE, PROBLEM, (BUILD,), proof=Proof("pass", "", 1e-4, 1e-3, 1e-4)),
     Record(FINAL, PROBLEM, (BUILD,), samples=(Samples((1.0, 2.0), 1500.0),), origin=ORIGIN),
     Record(FINAL, PROBLEM, (BUILD,), failure=("hang", "not done after 2 s")),
@@ -107,9 +107,9 @@ def test_lines_that_cannot_be_read_are_passed_over(path: Path) -> None:
         {"samples": [{"times_ms": []}]},
         {"samples": [{}]},
         {"samples": 3},
-        {"stage": "compile", "problem": None, "compiled": {"facts": {"registers": 1}}},
+        {"stage": "compile", "problem": None, "samples": [], "facts": {"registers": 1}},
         {"samples": [], "failure": ["out of luck", "it lost"]},
-        {"proof": {"verdict": "pass", "colour": "red"}},
+        {"stage": "prove", "samples": [], "proof": {"verdict": "maybe"}},
     ],
     ids=str,
 )
@@ -161,7 +161,7 @@ def test_one_writer_at_a_time(path: Path) -> None:
     journal = Journal(path, "here")
     with pytest.raises(ArgumentError, match=r"^out='.*folder': another sweep is writing there"):
         Journal(path, "here", fresh=True)
-    assert path.read_bytes()  # whoever came too late forgot nothing
+    assert path.read_bytes()  # the second writer removed nothing
     journal.close()
     read(path)
 

@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: rows for every candidate, winners, and the words for a person."""
+"""What a sweep writes: a row for every kernel, the winners, and what it prints."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rows_of(folder: Path, problem: Problem) -> list[Measurement]:
     return [r for r in read_rows(folder / "out" / "ranking.csv") if r.problem == problem]
 
 
-def test_every_candidate_has_a_row_with_its_fate(tuned: tuple[Tuned, Path]) -> None:
+def test_every_kernel_has_a_row_with_its_status(tuned: tuple[Tuned, Path]) -> None:
     _, folder = tuned
     rows = rows_of(folder, PROBLEM)
     assert read_rows(folder / "out" / "ranking.json") == [
@@ -100,7 +100,7 @@ def test_the_tables_have_the_ranking(tuned: tuple[Tuned, Path]) -> None:
         assert WinnersTable.load(path).lookup(PROBLEM, fakes.DEVICE)[0].entry == entry
 
 
-def test_a_problem_without_a_winner_is_not_well(tuned: tuple[Tuned, Path]) -> None:
+def test_a_problem_without_a_winner_is_not_ok(tuned: tuple[Tuned, Path]) -> None:
     result, _ = tuned
     assert not result.ok
     assert not result.interrupted
@@ -132,7 +132,7 @@ def test_a_person_reads_the_best_and_why_there_is_none(tuned: tuple[Tuned, Path]
     assert facts[1]["best"] == []
 
 
-def test_what_happened_is_told_as_it_happens(
+def test_progress_is_reported_as_it_happens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path)

@@ -1,4 +1,4 @@
-"""Candidates: which configs a problem gets, and what drops them before they are measured."""
+"""Spaces and problems, and what drops a config before it is measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flashsmith.tuning.problems import default_problems, reference_problem
 from flashsmith.tuning.problems import read_problems as read
 from flashsmith.tuning.race import states_of
 from flashsmith.tuning.space import search_space
-from flashsmith.tuning.trial import Build, Compiled, Trials, cull_compiled, cull_unbuilt
+from flashsmith.tuning.trial import Build, Trials, cull_compiled, cull_unbuilt
 from flashsmith.tuning.tune import make_race
 
 # ---- the space ----
@@ -108,13 +108,13 @@ def test_a_gpu_that_no_family_runs_on(key: str | None) -> None:
 # ---- problems ----
 
 
-def test_a_set_of_cells_stands_for_its_problems() -> None:
+def test_the_name_of_a_set_gives_its_problems() -> None:
     assert len(read("main")) == 24
     assert read(f"{PROBLEM}; packed; main")[0] == PROBLEM
     assert len(read(f"{PROBLEM}; packed; main")) == 45
 
 
-def test_the_default_problems_are_the_cells_of_the_benchmarks() -> None:
+def test_the_default_problems_are_the_points_of_the_benchmarks() -> None:
     problems = default_problems()
     assert len(set(problems)) == len(problems) == 72
     texts = list(map(str, problems))
@@ -187,28 +187,28 @@ def test_what_no_sm_can_hold_is_culled() -> None:
     reason = cull_unbuilt(CONFIGS[0], narrow)
     assert reason is not None
     assert reason.startswith("cannot reside: 128 threads with")
-    assert cull_compiled(CONFIGS[0], Compiled(facts_of(CONFIGS[0], 168)), DEVICE, 0) is None
+    assert cull_compiled(CONFIGS[0], facts_of(CONFIGS[0], 168), DEVICE, 0) is None
     eight = replace(CONFIGS[0], B_r=128, n_warps=8)
-    reason = cull_compiled(eight, Compiled(facts_of(eight, 264)), DEVICE, 0)
+    reason = cull_compiled(eight, facts_of(eight, 264), DEVICE, 0)
     assert reason is not None
     assert "264 registers each" in reason
 
 
 def test_wgmma_kernels_may_not_spill_at_all() -> None:
     cfg = search_space(PROBLEM, DEVICE, "hopper")[0]
-    assert cull_compiled(cfg, Compiled(facts_of(cfg, 128)), DEVICE, 100) is None
-    reason = cull_compiled(cfg, Compiled(facts_of(cfg, 128, 8)), DEVICE, 100)
+    assert cull_compiled(cfg, facts_of(cfg, 128), DEVICE, 100) is None
+    reason = cull_compiled(cfg, facts_of(cfg, 128, 8), DEVICE, 100)
     assert reason == "spills: 8 bytes per thread, allowed are 0"
 
 
 def test_spills_are_culled_beyond_the_threshold() -> None:
-    compiled = Compiled(facts_of(CONFIGS[0], 255, 100))
+    compiled = facts_of(CONFIGS[0], 255, 100)
     assert cull_compiled(CONFIGS[0], compiled, DEVICE, 100) is None
     reason = cull_compiled(CONFIGS[0], compiled, DEVICE, 99)
     assert reason == "spills: 100 bytes per thread, allowed are 99"
 
 
-def test_a_race_knows_its_culled() -> None:
+def test_a_race_lists_what_is_culled() -> None:
     problem = Problem.parse("b1 s1024 h8 d256 fp16")
     device = device_spec("RTX 4090")
     (race,) = states_of([make_race(problem, device)], Trials(device))

@@ -23,9 +23,10 @@ from flashsmith.tuning import sweep as sweep_module
 from flashsmith.tuning.journal import Journal
 from flashsmith.tuning.race import Halving, Race, RaceState, Rung
 from flashsmith.tuning.ranking import winners
+from flashsmith.tuning.runner import Compiled
 from flashsmith.tuning.space import search_space
 from flashsmith.tuning.sweep import Settings, Sweep, SweepProgress
-from flashsmith.tuning.trial import Build, Compiled
+from flashsmith.tuning.trial import Build
 from flashsmith.tuning.tune import make_race
 
 HALVING = Halving((Rung(3, 0.0, 0.10), Rung(10, 0.0, 0.04)), finalists=3, final_least=15)
@@ -89,7 +90,7 @@ def test_the_fastest_wins_and_every_kernel_is_ranked(tmp_path: Path) -> None:
     assert race.finished
 
 
-MISCHIEF = {
+FAILURES = {
     1: {"fails": "compile", "how": "refuse"},
     2: {"fails": "compile", "how": "abort"},
     3: {"fails": "compile", "how": "hang"},
@@ -122,7 +123,7 @@ EXPECTED = {
 def test_every_failure_costs_its_kernel_only(tmp_path: Path) -> None:
     # All that fail would be faster than the best that works.
     kernels = times(best=1, count=13, step=0.001)
-    kernels = but(kernels, MISCHIEF)
+    kernels = but(kernels, FAILURES)
     for n in range(13, 18):
         kernels[NAMES[n]] = Kernel(ms=2 + n / 100)
     kernels[NAMES[0]] = Kernel(ms=1.9)
@@ -174,7 +175,7 @@ def test_many_problems_share_builds_and_a_kernel_that_failed_on_one_is_out_of_al
 def test_a_kernel_that_breaks_the_final_is_found_and_the_others_run_it(tmp_path: Path) -> None:
     kernels = but(times(best=2, count=6, step=0.01), {2: {"fails": "final", "how": "abort"}})
     (race,) = sweep(World(kernels), tmp_path)
-    # Nobody fails alone, so the final fails twice and the rungs decide.
+    # None fails alone, so the final fails twice and the rungs decide.
     assert race.failed_finals == 2
     assert race.ranked[0].stage == "rung 2"
     assert order(race)[0] == NAMES[2]
@@ -258,15 +259,15 @@ def test_a_gpu_that_does_not_come_back_ends_the_sweep(tmp_path: Path) -> None:
         sweep(World(times(best=1, count=3), opens=False), tmp_path)
 
 
-def test_a_compiler_that_is_not_there_ends_the_sweep_and_culls_nobody(tmp_path: Path) -> None:
+def test_a_missing_compiler_ends_the_sweep_and_culls_no_kernel(tmp_path: Path) -> None:
     kernels = but(times(best=1, count=3), {0: {"fails": "compile", "how": "raise"}})
     with pytest.raises(CompileError, match="a compile process failed"):
         sweep(World(kernels), tmp_path)
     assert not (tmp_path / "journal.jsonl").read_text()
 
 
-def test_a_fast_liar_does_not_throw_out_the_honest(tmp_path: Path) -> None:
-    # Beside a kernel that takes a tenth, nobody is within any margin.
+def test_a_fast_kernel_with_wrong_results_drops_no_right_one(tmp_path: Path) -> None:
+    # Beside a kernel that takes a tenth, no other is within any margin.
     kernels = but(times(best=0, count=12), {5: {"ms": 0.1, "fails": "check", "how": "lie"}})
     (race,) = sweep(World(kernels), tmp_path)
     assert statuses(race)[NAMES[5]] == "wrong"
@@ -275,7 +276,7 @@ def test_a_fast_liar_does_not_throw_out_the_honest(tmp_path: Path) -> None:
     assert race.ranked[0].stage == "final"
 
 
-def test_a_slow_compilation_holds_up_nobody_else(tmp_path: Path) -> None:
+def test_a_slow_compilation_delays_no_other_kernel(tmp_path: Path) -> None:
     kernels = times(best=1, count=9)
     kernels = but(kernels, {8: {"compile_seconds": 1.5}})
     log = tmp_path / "log"
@@ -387,7 +388,7 @@ PROBLEMS = [PROBLEM, CAUSAL]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[object], bytes]:
-    """What a sweep that nobody stops comes to, and its journal."""
+    """The result of a sweep that is not stopped, and its journal."""
     folder = tmp_path_factory.mktemp("whole")
     found = ranking(sweep(NOISY, folder, PROBLEMS))
     return found, (folder / "journal.jsonl").read_bytes()

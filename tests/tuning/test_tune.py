@@ -149,7 +149,7 @@ def test_ctrl_c_writes_what_was_found_and_takes_all_processes_along(tmp_path: Pa
     process = subprocess.Popen([sys.executable, "-c", program], env=with_path())
     journal = tmp_path / "journal.jsonl"
     deadline = time.monotonic() + 60
-    while not (journal.exists() and b'"samples"' in journal.read_bytes()):
+    while not (journal.exists() and b'"rung 1"' in journal.read_bytes()):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -196,11 +196,11 @@ def test_a_smaller_space_leaves_better_winners_of_another_sweep(tmp_path: Path) 
     run_tune(tmp_path / "one", {NAMES[3]: kernels[NAMES[3]]}, table)
     assert {one.config for one in entry_of(table).ranked} == set(NAMES[:4])
     assert entry_of(table).best.config == NAMES[0]
-    # Of the same config it is the new figure that counts; and what lies goes.
+    # Of the same config it is the new figure that counts; and what is wrong goes.
     run_tune(tmp_path / "slow", {NAMES[0]: Kernel(ms=1.07)}, table)
     assert entry_of(table).best.config == NAMES[1]
-    liar = {NAMES[1]: Kernel(fails="prove", how="lie"), NAMES[2]: kernels[NAMES[2]]}
-    run_tune(tmp_path / "liar", liar, table)
+    wrong = {NAMES[1]: Kernel(fails="prove", how="lie"), NAMES[2]: kernels[NAMES[2]]}
+    run_tune(tmp_path / "wrong", wrong, table)
     assert NAMES[1] not in [one.config for one in entry_of(table).ranked]
 
 
@@ -392,7 +392,7 @@ def test_the_nvcc_compiler_names_the_config_that_does_not_compile(
     monkeypatch.setattr(gpu_runner, "find_library", lambda *a, **k: None)
     monkeypatch.setattr(gpu_runner, "find_library_from", lambda *a, **k: None)
     found = gpu_runner.NvccCompiler(fakes.DEVICE).compile(builds)
-    assert [compiled.error for compiled in found] == [None, None, "shard_0: no", None, None]
+    assert [compiled.error for compiled in found] == ["", "", "shard_0: no", "", ""]
     facts = found[0].facts
     assert facts is not None
     assert (facts.registers, facts.spill_bytes, found[0].library) == (99, 24, "a key")

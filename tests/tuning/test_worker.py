@@ -160,7 +160,7 @@ def test_a_killed_parent_takes_its_worker_along(tmp_path: Path, gentle: bool) ->
     process, child = map(int, note.read_text().split())
     parent.kill()
     parent.wait()
-    # A gentle one ends what it started; the other leaves that to whoever built it.
+    # A gentle one ends what it started; the other leaves that to its builder.
     wait_until_gone([process, child] if gentle else [process])
     if not gentle:
         subprocess.run(["kill", str(child)], check=True)

@@ -27,7 +27,7 @@ def test_packed_rows() -> None:
     assert row_slices((3, 0, 4)) == [slice(0, 3), slice(3, 3), slice(3, 7)]
 
 
-def test_it_says_what_differs_from_plain() -> None:
+def test_its_text_has_the_differences_from_plain() -> None:
     assert str(Attention(1.0)) == "plain"
     busy = Attention(1.0, True, (5, None), 30.0, (3, 0), (5, 7))
     assert str(busy) == "causal, window (5, None), softcap 30, lens 3+0:5+7"

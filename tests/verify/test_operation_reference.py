@@ -13,7 +13,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, FlashForwardKernelConfig, Problem, Semantics
 from flashsmith.operations import FORWARD, OPERATIONS, Operation, TensorSpec
 from flashsmith.runtime import run_operation
-from flashsmith.verify import Expected, OperationReference, prove, prove_problem, reference_of
+from flashsmith.verify import Expected, OperationReference, prove, reference_of
 from flashsmith.verify.tolerance import compare_tensors
 
 # What test_forward_semantics.py has, too.
@@ -92,7 +92,7 @@ def test_outputs_that_cannot_be_judged_are_refused(
 
 
 def test_a_problem_is_proven_as_by_its_keywords() -> None:
-    by_problem = prove_problem(CFG, Problem.parse("b1 s70 h3 d64 fp16 causal"), seed=2)
+    by_problem = prove(CFG, Problem.parse("b1 s70 h3 d64 fp16 causal"), seed=2)
     by_words = prove(CFG, seq=70, heads=3, causal=True, seed=2)
     assert by_problem == by_words
     assert by_problem.meaning == "causal"

@@ -24,7 +24,7 @@ def attention_of(call: dict[str, Any]) -> Attention:
 
 
 @pytest.mark.parametrize(("mask", "flags"), list(product(MASKS, FLAGS)))
-def test_the_call_means_what_the_problem_says(mask: str, flags: str) -> None:
+def test_the_call_has_the_problems_meaning(mask: str, flags: str) -> None:
     problem = Problem.parse(f"b3 s100:90 h6:2 d40 fp16 {mask} {flags}")
     call = problem_options(problem, sinks=True, seed=5)
     meant, said = semantics_of(attention_of(call)), problem.semantics

@@ -16,6 +16,7 @@ from flashsmith.emulator import Finding, Observer
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     FlashForwardKernelConfig,
+    Problem,
     Semantics,
     get_cover_configs,
     get_kernel_configs,
@@ -89,7 +90,7 @@ def test_empty_problems_are_right(lengths: tuple[int, int]) -> None:
     assert (verdict.outputs == 0) is (lengths[0] == 0)
 
 
-def test_a_verdict_says_what_was_run(progression: list[FlashForwardKernelConfig]) -> None:
+def test_a_verdict_contains_what_was_run(progression: list[FlashForwardKernelConfig]) -> None:
     verdict = prove(BEST, seq=64, checks=True)
     assert verdict.ok
     assert (verdict.backend, verdict.arch, verdict.inputs) == ("emulator", 80, "random")
@@ -267,3 +268,15 @@ def test_every_config_is_right(name: str, kind: str) -> None:
         for seq in (128, 256):
             if kind not in TILE_KINDS or seq > cfg.B_c:
                 assert_right(cfg, seq=seq, inputs=kind)
+
+
+def test_a_problem_or_what_describes_one() -> None:
+    problem = Problem.parse("b1 s64 h1 d128 fp16 causal")
+    described = prove(BEST, seq=64, causal=True)
+    given = prove(BEST, problem)
+    assert described.problem == given.problem
+    assert (described.max_error, described.bound) == (given.max_error, given.bound)
+    with pytest.raises(ArgumentError, match=r"^seq: problem='b1 s64 .*leave it out"):
+        prove(BEST, problem, seq=64)
+    with pytest.raises(TypeError, match="casual"):
+        prove(BEST, seq=64, casual=True)

@@ -142,7 +142,7 @@ def test_cached_references_cannot_be_written() -> None:
             array[:] = 0
 
 
-def test_cached_references_know_their_mask() -> None:
+def test_cached_references_have_their_mask() -> None:
     spec = InputSpec("random", DType.FP16, 1, 4, 4, 1, 8, SCALE)
     _, full = inputs_and_references(spec)
     _, causal = inputs_and_references(spec, True)

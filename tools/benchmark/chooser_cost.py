@@ -2,7 +2,7 @@
 
     python tools/benchmark/chooser_cost.py
 
-Needs no GPU: the H200 stands in, with the tables that are in use.
+Needs no GPU: measured for the H200, with the tables that are in use.
 """
 
 from __future__ import annotations

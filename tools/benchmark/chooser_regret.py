@@ -4,7 +4,7 @@
 
 Needs an NVIDIA GPU with PyTorch. For each problem, the choice, its runners-up and what the cost
 model would weigh are proven and timed in turns; each gets a row with its expected and its measured
-time, written as soon as the problem is done. Without problems: lengths nobody tunes on and few
+time, written as soon as the problem is done. Without problems: untuned lengths and few
 CTAs, where the expected times rest on the cost model. Exit status 1 when a kernel is wrong.
 """
 
@@ -48,10 +48,10 @@ Timer = Callable[[Problem, Sequence[Any]], "list[float | None]"]
 
 def timed_on_gpu(problem: Problem, configs: Sequence[Any]) -> list[float | None]:
     workload = Workload(problem)
-    contenders = [kernel_implementation(config, workload) for config in configs]
-    right = [c for c in contenders if workload.judge(c.output()).ok]
+    implementations = [kernel_implementation(config, workload) for config in configs]
+    right = [c for c in implementations if workload.judge(c.output()).ok]
     samples = measure(right)
-    return [samples[c.name].median_ms if c.name in samples else None for c in contenders]
+    return [samples[c.name].median_ms if c.name in samples else None for c in implementations]
 
 
 def expected_times(
@@ -69,7 +69,7 @@ def expected_times(
 def build_ahead(
     problems: Sequence[Problem], device: DeviceSpec, table: WinnersTable | None
 ) -> None:
-    """All kernels side by side, instead of one at each first launch."""
+    """All kernels in parallel, instead of one at each first launch."""
     wanted: dict[Any, dict[Any, None]] = defaultdict(dict)
     for problem in problems:
         for config in expected_times(problem, device, table)[1]:

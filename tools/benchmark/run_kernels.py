@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from flashsmith.benchmark.named_runs import main
+from flashsmith.benchmark.kernel_launches import main
 from flashsmith.errors import FlashsmithError
 
 if __name__ == "__main__":

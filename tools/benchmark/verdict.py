@@ -7,13 +7,13 @@
     done
     python tools/benchmark/verdict.py verdict-*.csv > verdict.md
 
-A file is a round: in it the contenders of a cell took turns, so that they shared one clock. Shares
-are taken within a round, and the rounds of a cell are pooled: their median, and the interval that
-holds the true median with at least 95% (by order statistics, so from six rounds on; of fewer the
-least and the most stand there, and nothing is claimed).
+A file is a round: in it the implementations of a cell took turns, so that they shared one clock.
+Shares are taken within a round, and the rounds of a cell are pooled: their median, and the interval
+that holds the true median with at least 95% (by order statistics, so from six rounds on; of fewer
+the least and the most stand there, and nothing is claimed).
 
-FlashAttention 3 is not among the peers that everybody can install. For it, and for FlashAttention 4
-where no round has it, the share of cuDNN that was measured on another day stands in (--best). Such
+FlashAttention 3 is not among the peers that pip can install. For it, and for FlashAttention 4
+where no round has it, its ratio to cuDNN of another day is used (--best). Such
 a ratio settles nothing finer than 3%. So a cell is 'ahead' when its interval lies above 1 beside
 the peers in turns and above 1.03 beside the ratio, 'behind' when one lies below 1 or below 0.97,
 else 'level'. Rows that were not measured in turns are shown and claim nothing.
@@ -97,7 +97,7 @@ def _left_out(count: int) -> int | None:
 
 @dataclass(frozen=True)
 class Cell:
-    """A problem's rows, a mapping by contender for each round that timed ours."""
+    """A problem's rows, a mapping by implementation for each round that timed ours."""
 
     problem: Problem
     rounds: tuple[Mapping[str, Measurement], ...]
@@ -110,11 +110,11 @@ class Cell:
 
     @property
     def in_turns(self) -> bool:
-        """Whether the contenders took turns."""
+        """Whether the implementations took turns."""
         return self.row.protocol.split(",")[0] == IN_TURNS
 
     def rate(self, name: str) -> float | None:
-        """A contender's TFLOP/s, the median of the rounds."""
+        """An implementation's TFLOP/s, the median of the rounds."""
         rates = [rate for rows in self.rounds if (rate := _rate(rows, name))]
         return statistics.median(rates) if rates else None
 
@@ -190,19 +190,19 @@ def _pooled(shares: Iterable[float | None]) -> Pooled | None:
 
 
 def read_round(path: Path) -> Round:
-    """A file's rows by problem and contender.
+    """A file's rows by problem and implementation.
 
-    Raises ArgumentError when the file is unusable, or has a contender of a problem twice.
+    Raises ArgumentError when the file is unusable, or has an implementation of a problem twice.
     """
     found: dict[Problem, dict[str, Measurement]] = {}
     for row in read_rows(path):
         rows = found.setdefault(row.problem, {})
-        if row.contender in rows:
+        if row.implementation in rows:
             raise ArgumentError(
-                f"{path}: {row.contender} on '{row.problem}' stands there twice; a file is one "
-                "round"
+                f"{path}: {row.implementation} on '{row.problem}' stands there twice; a file is "
+                "one round"
             )
-        rows[row.contender] = row
+        rows[row.implementation] = row
     return found
 
 

@@ -18,7 +18,7 @@ version and the sources' hash. It shows which kernels differ, not in which lines
 be the same.
 
 With --record, and without --set, the sources of both trees are written down as equivalent once all
-kernels are the same: figures that were measured with the base tree's are then as good as ours.
+kernels are the same: figures measured with the base tree's stay valid.
 
 The exit status is 1 when a kernel differs, or only one tree has it.
 """
@@ -275,15 +275,15 @@ def main() -> int:
             f"the base was compiled with nvcc {base.nvcc_version}, this tree with "
             f"{new.nvcc_version}: compile both with one"
         )
-    told = list(differences(base.kernels, new.kernels))
-    for paragraph in told:
+    found = list(differences(base.kernels, new.kernels))
+    for paragraph in found:
         print(paragraph)
     kernels = len(base.kernels.keys() | new.kernels.keys())
-    print(f"{kernels} kernels, {kernels - len(told)} the same, {len(told)} not")
-    if options.record and kernels and not told:
+    print(f"{kernels} kernels, {kernels - len(found)} the same, {len(found)} not")
+    if options.record and kernels and not found:
         equivalent = recorded(equivalent_sources(), base.sources, new.sources)
         EQUIVALENT_SOURCES.write_text(json.dumps(equivalent, indent=1) + "\n")
-    return 1 if told or not kernels else 0
+    return 1 if found or not kernels else 0
 
 
 if __name__ == "__main__":

@@ -167,7 +167,9 @@ def ranking(rows: list[Measurement]) -> Iterator[str]:
     for row in rows:
         cells.setdefault((row.d, row.dtype, row.semantics, row.seq_k), []).append(row)
     for key, cell in cells.items():
-        peer = next((row.tflops for row in cell if row.contender == "cudnn" and row.tflops), None)
+        peer = next(
+            (row.tflops for row in cell if row.implementation == "cudnn" and row.tflops), None
+        )
         yield f"d{key[0]} {key[1]} {key[2]} {key[3]}: cuDNN {peer or 0:.0f}"
         ours = [row for row in cell if row.kind == "ours"]
         for row in sorted(ours, key=lambda row: -(row.tflops or 0)):

@@ -58,13 +58,13 @@ def pairs(kinds: Iterable[str], seqs: list[int] | None, dims: list[int] | None) 
                     yield Pair(kind, whole, replace(whole, seq_q=seq - 1, seq_k=seq - 1))
 
 
-def contender(name: str, of: Problem) -> KernelImplementation:
+def implementation(name: str, of: Problem) -> KernelImplementation:
     config = choose_config(of, query_gpu(0))
     return replace(attention_implementation(config, Workload(of)), name=name)
 
 
 def measured(pair: Pair) -> dict[str, Any]:
-    problem, other = contender("problem", pair.problem), contender("other", pair.other)
+    problem, other = implementation("problem", pair.problem), implementation("other", pair.other)
     right = all(one.workload.judge(one.output()).ok for one in (problem, other))
     samples = measure((problem, other))
     ms, other_ms = samples["problem"].median_ms, samples["other"].median_ms
@@ -90,7 +90,7 @@ def numbers(text: str) -> list[int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("csv", help="where the rows go; written anew")
+    parser.add_argument("csv", help="where the rows go; overwritten")
     parser.add_argument("--kinds", default="causal,odd", help="of causal,odd")
     parser.add_argument("--seqs", type=numbers, help="lengths, instead of each kind's own")
     parser.add_argument("--dims", type=numbers, help="head dimensions, instead of each kind's own")

@@ -1,7 +1,7 @@
 """A GPU that is not there: PyTorch's host tensors pass for its own, and launches are only noted.
 
 Everything up to the launch is the real thing: the checks, the choice of a config, the arguments.
-What is in the tensors afterwards is anybody's guess.
+The contents of the tensors afterwards are undefined.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Run:
 
     def __init__(self, path: Path, known: Iterable[Row], deadline: float) -> None:
         self.deadline = deadline
-        # Written anew, since the last run may have left half a line.
+        # Rewritten, since the last run may have left half a line.
         whole = path.with_suffix(".tmp")
         self.file = whole.open("w", newline="")
         self.writer = csv.DictWriter(self.file, COLUMNS)

@@ -108,7 +108,7 @@ def kernels_of(csrc: Path, pairs: list[Pair], load: bool) -> dict[Any, Any]:
     return found
 
 
-def contender(name: str, kernel: LoadedKernel, workload: Workload) -> KernelImplementation:
+def implementation(name: str, kernel: LoadedKernel, workload: Workload) -> KernelImplementation:
     tensors = (workload.q, workload.k, workload.v, workload.o)
     request = check_request(
         tensors, ForwardOptions(**workload.options), check_contents=True, output="o"
@@ -126,7 +126,7 @@ def measured(pair: Pair, kernels: dict[str, dict[Any, Any]]) -> Callable[[], dic
     """A function that measures one more round of a pair; its row."""
     workload = Workload(pair.problem)
     both = [
-        contender(name, kernels[name][pair.config, pair.semantics], workload)
+        implementation(name, kernels[name][pair.config, pair.semantics], workload)
         for name in (BASE, NEW)
     ]
     right = {one.name: workload.judge(one.output()).ok for one in both}
@@ -166,7 +166,7 @@ def changed_resources(reports: dict[str, dict[Any, Any]]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("csv", help="where the rows go; written anew")
+    parser.add_argument("csv", help="where the rows go; overwritten")
     parser.add_argument("--base", type=Path, required=True, help="the other folder csrc")
     parser.add_argument("--new", type=Path, default=package_sources(), help="instead of ours")
     parser.add_argument("--only", default="", help="pairs whose problem or config match a regex")

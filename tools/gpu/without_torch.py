@@ -12,7 +12,7 @@ from pathlib import Path
 
 if len(sys.argv) < 2:
     sys.exit("usage: without_torch.py SCRIPT ARGUMENTS...")
-# None in its place is how Python is told that a module cannot be imported.
+# None in sys.modules makes Python's import of a module fail.
 sys.modules["torch"] = None  # type: ignore[assignment]
 sys.argv = sys.argv[1:]
 sys.path[0] = str(Path(sys.argv[0]).parent)

@@ -15,14 +15,14 @@ from flashsmith import env
 from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.implementations import (
     OURS,
-    Implementation,
+    ProvableImplementation,
     attention_implementation,
     kernel_implementation,
 )
 from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.measurement import Kind, Measurement, Part, Proof, Times, now
 from flashsmith.benchmark.peers import Peer
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.timing import INTERLEAVED, Clock, Protocol, measure, require_usable_gpu
 from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.chooser import choose_config
@@ -63,7 +63,7 @@ class Entry:
     attention: bool = False
     note: str = ""
 
-    def implementation(self, workload: AnyWorkload) -> Implementation:
+    def implementation(self, workload: AnyWorkload) -> ProvableImplementation:
         """It on a workload; there must be a config."""
         assert self.config is not None
         make = attention_implementation if self.attention else kernel_implementation
@@ -152,7 +152,7 @@ def run_bench(
     environment: Environment,
     clock: Clock,
     telemetry: Telemetry,
-    narrator: Narrator,
+    reporter: ProgressReporter,
     write: Callable[[Measurement], None] = lambda row: None,
     make_workload: MakeWorkload = workload_of,
 ) -> list[Measurement]:
@@ -171,12 +171,12 @@ def run_bench(
         for entry in plan.entries(problem, device)
         if entry.config is not None
     ]
-    bench.kernels.build(uses, narrator.build)
+    bench.kernels.build(uses, reporter.build)
     if telemetry.absence:
-        narrator.say(telemetry.absence)
+        reporter.say(telemetry.absence)
     rows: list[Measurement] = []
     for done, problem in enumerate(plan.problems):
-        narrator.step(f"measuring {problem}", done, len(plan.problems))
+        reporter.step(f"measuring {problem}", done, len(plan.problems))
         point = _Point(bench, problem)
         try:
             made = point.run()
@@ -188,15 +188,17 @@ def run_bench(
         for row in made:
             write(row)
         rows += made
-        narrator.say(summary(problem, made))
+        reporter.say(summary(problem, made))
     return rows
 
 
 def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
     """A problem in one line, the fastest first."""
     timed = sorted((row for row in rows if row.tflops), key=lambda row: -(row.tflops or 0))
-    said = [f"{row.contender} {row.tflops:.0f}" for row in timed]
-    wrong = [f"{row.contender}: {row.verdict}" for row in rows if row.verdict in ("fail", "error")]
+    said = [f"{row.implementation} {row.tflops:.0f}" for row in timed]
+    wrong = [
+        f"{row.implementation}: {row.verdict}" for row in rows if row.verdict in ("fail", "error")
+    ]
     return f"  {problem}: " + (", ".join(said + wrong) or "nothing could be measured")
 
 
@@ -235,8 +237,8 @@ class _Point:
         except Exception as error:  # PyTorch's own errors too
             return self._untimed([found.name for found in right], _first_line(error))
         self.rows = [
-            replace(row, **asdict(Times.of(samples[row.contender], self.problem)))
-            if row.contender in samples
+            replace(row, **asdict(Times.of(samples[row.implementation], self.problem)))
+            if row.implementation in samples
             else row
             for row in self.rows
         ]
@@ -252,13 +254,13 @@ class _Point:
                 verdict="error" if row.kind == "ours" else "absent",
                 note=f"timed together: {why}",
             )
-            if row.contender in names
+            if row.implementation in names
             else row
             for row in self.rows
         ]
         return self.rows
 
-    def _prove_ours(self, entry: Entry, workload: AnyWorkload) -> Implementation | None:
+    def _prove_ours(self, entry: Entry, workload: AnyWorkload) -> ProvableImplementation | None:
         """The implementation if its output is right; its row says so in either case."""
         kernel = self._kernel(entry)
         wrong = entry.note if entry.config is None else self.bench.kernels.illegality(entry.config)
@@ -275,7 +277,7 @@ class _Point:
         self._add(entry.name, "ours", proof, *kernel)
         return made if proof.verdict == "pass" else None
 
-    def _prove_peer(self, peer: Peer, workload: AnyWorkload) -> Implementation | None:
+    def _prove_peer(self, peer: Peer, workload: AnyWorkload) -> ProvableImplementation | None:
         """Likewise; whatever a peer raises, it is a peer that does not take part."""
         if (absence := peer.absence(self.problem)) is not None:
             self._add(peer.name, "peer", Proof("absent", absence))

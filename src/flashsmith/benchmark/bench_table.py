@@ -16,7 +16,7 @@ from flashsmith.benchmark.table import Cell, Column, print_table, print_text
 
 _COLUMNS = (
     Column("problem"),
-    Column("contender"),
+    Column("implementation"),
     Column("verdict"),
     Column("ms", True),
     Column("spread", True),
@@ -89,7 +89,7 @@ def shares(rows: Sequence[Measurement]) -> list[tuple[float | None, float | None
     """Every row's speed over FA2's and over the best peer's, of one problem's rows."""
     peers = [row.tflops for row in rows if row.kind == "peer" and row.tflops]
     best = max(peers, default=None)
-    fa2 = next((row.tflops for row in rows if row.contender == BASELINE), None)
+    fa2 = next((row.tflops for row in rows if row.implementation == BASELINE), None)
     return [(_share(row.tflops, fa2), _share(row.tflops, best)) for row in rows]
 
 
@@ -101,7 +101,7 @@ def _cells(rows: Sequence[Measurement]) -> list[tuple[Cell, ...]]:
     return [
         (
             str(row.problem),
-            Text(row.contender, "bold" if row.contender == OURS else ""),
+            Text(row.implementation, "bold" if row.implementation == OURS else ""),
             Text(row.verdict, _STYLES[row.verdict]),
             _number(row.ms, ".4g"),
             _number(row.spread, ".1%"),
@@ -125,7 +125,7 @@ def _cells(rows: Sequence[Measurement]) -> list[tuple[Cell, ...]]:
 def _remark(row: Measurement) -> str:
     if row.note:
         return row.note.splitlines()[0]
-    return row.config if row.config and row.config != row.contender else "-"
+    return row.config if row.config and row.config != row.implementation else "-"
 
 
 def _number(value: float | None, how: str) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum
 from typing import Any
 
 from flashsmith.benchmark.kernel_facts import KernelFacts, Occupancy, occupancy, static_mix
-from flashsmith.benchmark.knobs import KnobEffect, knob_effects
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.builder import KernelEntry, KernelLibrary, library_for
 from flashsmith.emulator import BankConflicts
 from flashsmith.families import (
     DeviceSpec,
     KernelConfig,
+    Problem,
     is_legal,
     nearest_legal,
     rules_of,
@@ -30,6 +31,16 @@ class RuleResult:
     holds: bool
     reason: str
     values: str
+
+
+@dataclass(frozen=True)
+class KnobEffect:
+    """One field of a config: its value, what that value does, and where (a name in csrc/)."""
+
+    knob: str
+    value: str
+    effect: str
+    where: str
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,7 @@ class Explanation:
         }
 
 
-def explain(cfg: KernelConfig, target: Target, narrator: Narrator) -> Explanation:
+def explain(cfg: KernelConfig, target: Target, reporter: ProgressReporter) -> Explanation:
     """Everything about `cfg` on `target`: builds it if need be and emulates a small problem.
 
     An illegal config is explained too, as far as that goes. Raises what building raises.
@@ -91,8 +102,8 @@ def explain(cfg: KernelConfig, target: Target, narrator: Narrator) -> Explanatio
     known = _before_building(cfg, target)
     if not known.legal:
         return known
-    library = library_for([cfg], arch=target.device.arch, progress=narrator.build)
-    narrator.say("counting in the emulator")
+    library = library_for([cfg], arch=target.device.arch, progress=reporter.build)
+    reporter.say("counting in the emulator")
     return _after_building(known, library)
 
 
@@ -121,7 +132,10 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     # Two K/V steps: the peeled first one, if there is one, and the loop's. Whole tiles, because the
     # kernel of others is another than the one whose registers are shown.
     rows, step = cfg.family.loop_tiles(cfg) or (_ROWS, _ROWS // 2)
-    verdict = prove(cfg, seq=rows, seq_k=2 * step, arch=device.arch, observers=[conflicts])
+    problem = Problem(
+        1, rows, 2 * step, 1, 1, cfg.d_head, cfg.dtype, operation=cfg.family.operation
+    )
+    verdict = prove(cfg, problem, arch=device.arch, observers=[conflicts])
     return Explanation(
         **{name: getattr(known, name) for name in _BEFORE},
         kernel=kernel,
@@ -139,3 +153,20 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 # Of a kernel without a loop over keys.
 _ROWS = 128
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity")
+
+
+def knob_effects(cfg: KernelConfig) -> tuple[KnobEffect, ...]:
+    """Every field of `cfg` in order."""
+    effects = []
+    for knob in fields(cfg):
+        declared, value = knob.metadata, getattr(cfg, knob.name)
+        text = value.name if isinstance(value, IntEnum) else _plain(value)
+        words = declared["effect"](cfg) if declared["effect"] else declared["meaning"]
+        effects.append(KnobEffect(knob.name, text, words, declared["where"]))
+    return tuple(effects)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from flashsmith.benchmark.timing import Contender
+from flashsmith.benchmark.timing import Implementation
 from flashsmith.benchmark.workload import AnyWorkload
 from flashsmith.chooser import attention
 from flashsmith.families import KernelConfig
@@ -15,7 +15,7 @@ from flashsmith.families import KernelConfig
 OURS = "ours"
 
 
-class Implementation(Contender, Protocol):
+class ProvableImplementation(Implementation, Protocol):
     """What can be timed, and whose output can be compared."""
 
     def output(self) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.table import Column, print_table
 from flashsmith.builder import CacheEntry, KernelLibrary, is_current
 from flashsmith.families import KernelConfig, Semantics, is_legal
@@ -112,17 +113,17 @@ def print_library(console: Console, library: KernelLibrary, target: Target) -> N
         Column("code\nbytes", True),
         Column("seconds", True),
     ]
-    smem = target.device.max_smem_per_sm
+    facts = [KernelFacts.of(kernel, target.device) for kernel in library.manifest.kernels]
     rows = [
         (
             kernel.short_form,
-            str(kernel.registers),
-            str(kernel.spill_store_bytes),
-            str(kernel.config.num_ctas_per_sm(smem, kernel.registers)),
+            str(known.registers),
+            str(known.spill_store_bytes),
+            str(known.ctas_per_sm),
             f"{kernel.code_bytes:,}",
             f"{kernel.compile_seconds:.1f}",
         )
-        for kernel in library.manifest.kernels
+        for kernel, known in zip(library.manifest.kernels, facts, strict=True)
     ]
     print_table(console, columns, rows)
 

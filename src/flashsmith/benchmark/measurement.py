@@ -11,7 +11,7 @@ Environment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
@@ -85,14 +85,15 @@ _Self = TypeVar("_Self", bound="Measurement")
 class Measurement:
     """One implementation on one problem.
 
-    contender: the implementation's name in tables. family and config are a kernel's of ours ('' for
-    a peer), the one that served where attention() chose. semantics: the problem's words, or
-    'plain'; batch and lengths as in Problem. verdict to rel_l2 are Proof's, ms to power_w Times',
-    registers to ctas_per_sm KernelFacts', gpu to python Environment's. time: when the row was made
-    (UTC, ISO). instructions and conflicts are KernelFacts', too; tables (CSV, Parquet) lack them.
+    implementation: its name in tables; files call the column 'contender'. family and config are a
+    kernel's of ours ('' for a peer), the one that served where attention() chose. semantics: the
+    problem's words, or 'plain'; batch and lengths as in Problem. verdict to rel_l2 are Proof's, ms
+    to power_w Times', registers to ctas_per_sm KernelFacts', gpu to python Environment's. time:
+    when the row was made (UTC, ISO). instructions and conflicts are KernelFacts', too; tables (CSV,
+    Parquet) lack them.
     """
 
-    contender: str
+    implementation: str
     kind: Kind
     family: str
     config: str
@@ -144,8 +145,13 @@ class Measurement:
         """The measurement of an implementation, made of its parts; what is None is left out."""
         for part in parts:
             columns |= _columns(part)
-        named = {"contender": implementation, "kind": kind, "family": "", "config": ""}
+        named = {"implementation": implementation, "kind": kind, "family": "", "config": ""}
         return cls(**{**named, **problem_columns(problem), **columns})
+
+    @property
+    def environment(self) -> Environment:
+        """Where it was taken."""
+        return Environment(**{part.name: getattr(self, part.name) for part in fields(Environment)})
 
     @property
     def problem(self) -> Problem:

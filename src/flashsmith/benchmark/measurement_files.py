@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import MISSING, asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType, UnionType
 from typing import Any, TextIO, TypeVar, Union, get_args, get_origin
@@ -30,9 +30,16 @@ from flashsmith.untrusted import UnusableTextError, parse_json, read_json, read_
 # Of a file of measurements; ten million rows are below it.
 MOST_BYTES = 1 << 30
 STDOUT = "-"
+# What files call a field by another name.
+_COLUMN_OF = {"implementation": "contender"}
+_FIELD_OF = {column: field for field, column in _COLUMN_OF.items()}
 # Of every file; what has parts of its own is in JSON alone.
 _PARTED = ("instructions", "conflicts")
-COLUMNS = tuple(field.name for field in fields(Measurement) if field.name not in _PARTED)
+COLUMNS = tuple(
+    _COLUMN_OF.get(field.name, field.name)
+    for field in fields(Measurement)
+    if field.name not in _PARTED
+)
 _Row = TypeVar("_Row", bound=Measurement)
 _Self = TypeVar("_Self", bound="GrowingFile")
 
@@ -76,10 +83,12 @@ class GrowingFile:
         require_writable(option, self.path)
         if self.path.exists() and not self.path.is_file():
             raise ArgumentError(f"{option}: {self.path} is no regular file; give another file")
+        if self._lines:
+            self._check_lines()
         _drop_unfinished_line(self.path, quotes=not self._lines)
         begun = self.path.exists() and self.path.stat().st_size > 0
-        if begun:
-            self._check_begun(option, columns)
+        if begun and not self._lines:
+            self._check_columns(columns)
         self._file = self.path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, columns, lineterminator="\n")
         if not begun and not self._lines:
@@ -111,21 +120,33 @@ class GrowingFile:
         if self._lines:
             self.append(_without_defaults(row))
         else:
-            self.append({name: getattr(row, name) for name in self._writer.fieldnames})
+            self.append(_cells(row, self._writer.fieldnames))
 
-    def _check_begun(self, option: str, columns: tuple[str, ...]) -> None:
+    def _check_columns(self, columns: tuple[str, ...]) -> None:
         try:
-            if self._lines:
-                _read_lines(self.path)
-                return
             known = read_csv(self.path)[0]
         except ArgumentError as error:
-            raise ArgumentError(f"{option}: {error}; give another file") from error
+            raise ArgumentError(f"csv: {error}; give another file") from error
         if known != columns:
             raise ArgumentError(
-                f"{option}: {self.path} has other columns than this version writes; give another "
-                "file"
+                f"csv: {self.path} has other columns than this version writes; give another file"
             )
+
+    def _check_lines(self) -> None:
+        """A file of something else is neither cut nor continued."""
+        try:
+            for number, record in enumerate(read_lines(self.path) if self.path.exists() else (), 1):
+                row_of(record, f"{self.path}, row {number}")
+        except ArgumentError as error:
+            raise ArgumentError(f"jsonl: {error}; give another file") from error
+
+
+def _column(field: str) -> str:
+    return _COLUMN_OF.get(field, field)
+
+
+def _cells(row: Measurement, columns: Iterable[str]) -> dict[str, Any]:
+    return {column: getattr(row, _FIELD_OF.get(column, column)) for column in columns}
 
 
 def _one_line(value: Any) -> Any:
@@ -135,10 +156,11 @@ def _one_line(value: Any) -> Any:
 
 
 def _without_defaults(row: Measurement) -> dict[str, Any]:
+    named = required_of(Measurement)
     return {
-        field.name: value
+        _column(field.name): value
         for field in fields(row)
-        if (value := getattr(row, field.name)) != field.default or field.default is MISSING
+        if (value := getattr(row, field.name)) != field.default or field.name in named
     }
 
 
@@ -242,13 +264,15 @@ def rows_as_csv(
     """Writes header and rows into an open file."""
     writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: getattr(row, name) for name in columns} for row in rows)
+    writer.writerows(_cells(row, columns) for row in rows)
 
 
-def rows_as_json(rows: Iterable[Measurement]) -> list[dict[str, Any]]:
+def rows_as_json(
+    rows: Iterable[Measurement], columns: tuple[str, ...] = COLUMNS
+) -> list[dict[str, Any]]:
     """The rows as JSON takes them: infinities and NaN, which it lacks, as words."""
     return [
-        for_json({name: value for name, value in asdict(row).items() if name in COLUMNS or value})
+        for_json(_cells(row, [*columns, *(name for name in _PARTED if getattr(row, name))]))
         for row in rows
     ]
 
@@ -282,14 +306,13 @@ def _write_parquet(path: Path, rows: Iterable[Measurement]) -> None:
     pyarrow, parquet = _pyarrow()
     kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
     schema = pyarrow.schema([(name, kinds[_stored_as(name)]) for name in COLUMNS])
-    records = [{name: getattr(row, name) for name in COLUMNS} for row in rows]
-    table = pyarrow.Table.from_pylist(records, schema=schema)
+    table = pyarrow.Table.from_pylist([_cells(row, COLUMNS) for row in rows], schema=schema)
     parquet.write_table(table, path)
 
 
 def _stored_as(column: str) -> type:
     """Whether a column holds texts (choices are texts, too), whole numbers or numbers."""
-    hint = hints_of(Measurement)[column]
+    hint = hints_of(Measurement)[_FIELD_OF.get(column, column)]
     if get_origin(hint) in (Union, UnionType):
         hint = get_args(hint)[0]
     return hint if hint in (int, float) else str
@@ -334,13 +357,17 @@ def checked_row(
     cls: type[_Row], record: Mapping[str, Any], where: str, required: Sequence[str]
 ) -> _Row:
     """Likewise, of a kind of measurement that means nothing without the columns ``required``."""
-    missing = [name for name in required if record.get(name) is None]
+    missing = [
+        _column(name)
+        for name in required
+        if record.get(name) is None and record.get(_column(name)) is None
+    ]
     if missing:
         raise ArgumentError(
             f"{where}: lacks {', '.join(missing)}; these are no rows of a benchmark"
         )
     try:
-        return cls(**checked_cells(cls, record))
+        return cls(**checked_cells(cls, record, _FIELD_OF))
     except ValueError as error:
         raise ArgumentError(f"{where}: {error}") from error
 
@@ -399,7 +426,7 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """One object a line; a last line that was cut off is left out."""
     try:
         text = read_text(path, MOST_BYTES)
@@ -443,7 +470,7 @@ _WRITERS = {
 }
 _READERS = {
     ".csv": _read_csv,
-    ".jsonl": _read_lines,
+    ".jsonl": read_lines,
     ".json": _read_json,
     ".parquet": _read_parquet,
 }

@@ -1,4 +1,4 @@
-"""What long work says while it runs, on standard error: a bar on a terminal, else plain lines."""
+"""Progress reporters: what long work writes as it runs, a bar on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 _LINE_SECONDS = 15.0
 
 
-class Teller:
+class LineReporter:
     """Writes to standard error: lines, and on a terminal a bar below them.
 
-    Use as a context manager; `quiet` tells nothing.
+    Use as a context manager; `quiet` writes nothing.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -93,17 +93,17 @@ def _about(seconds: float) -> str:
     return f"about {format_seconds(max(1.0, seconds))}"
 
 
-class Narrator(Teller):
-    """Tells on standard error what is going on, at once, and how far it is."""
+class ProgressReporter(LineReporter):
+    """Reports on standard error what is being done, and how far it is."""
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(quiet)
-        self._told_of_waiting = False
+        self._reported_waiting = False
         self._estimates: Sequence[float] = ()
         self._time_left = TimeLeft(0.0)
         self._last_line = ("", 0.0)
 
-    def __enter__(self) -> Narrator:
+    def __enter__(self) -> ProgressReporter:
         self._begin(MofNCompleteColumn(), TimeElapsedColumn(), _Remaining(), total=None, end=None)
         return self
 
@@ -161,6 +161,6 @@ class Narrator(Teller):
             self.say(f"warning: {event.message}")
         elif event.stage == "done":
             self.say(event.message)
-        elif event.stage == "wait" and not self._told_of_waiting:
-            self._told_of_waiting = True
+        elif event.stage == "wait" and not self._reported_waiting:
+            self._reported_waiting = True
             self.say(event.message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -17,17 +17,16 @@ from flashsmith.benchmark.bench import BenchPlan, run_bench
 from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Measurement
-from flashsmith.benchmark.peers import BASELINE, Peer, get_peers
+from flashsmith.benchmark.peers import BASELINE, get_peers
 from flashsmith.benchmark.problems import default_problem
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.records import checked_fields
-from flashsmith.benchmark.run import Options, run_kernels
+from flashsmith.benchmark.run import Options, Report, run_kernels
 from flashsmith.benchmark.tasks import EMULATED, default_size
-from flashsmith.benchmark.timing import INTERLEAVED, Clock, CudaEvents, Protocol
-from flashsmith.benchmark.workload import Workload
+from flashsmith.benchmark.timing import CudaEvents
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DeviceSpec, KernelConfig, Problem
+from flashsmith.families import KernelConfig
 from flashsmith.printable import quoted
 from flashsmith.runtime.target import Target
 
@@ -322,153 +321,88 @@ def _bad(factor: float | None) -> bool:
 NO_TIMES = "no times: a GPU is needed, and the emulator stood in for it"
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """What a timer found out: a time or a list of problems for each config, by short form."""
-
-    problem: str
-    protocol: str
-    peer: str
-    peer_note: str
-    by_config: dict[str, StepTime]
-    problems: dict[str, list[str]]
-
-
-Timer = Callable[[Sequence[KernelConfig]], StepTimes]
-
-
 def run_ablation(
     configs: Sequence[KernelConfig],
     target: Target,
     *,
-    timer: Timer | None,
-    environment: dict[str, object],
+    seq: int = 4096,
     seed: int = 0,
-    narrator: Narrator,
+    reporter: ProgressReporter,
     write: Callable[[Measurement], None] | None = None,
 ) -> Ablation:
-    """The ablation of `configs`, in their order; `timer` is None where there is nothing to time on,
-    and `write` is then given the measurements that the emulator makes.
+    """The ablation of `configs`, in their order. On a GPU they are timed, too: at length `seq`,
+    with the baseline in the same run; all of a dtype take turns. `write` is given every
+    measurement.
 
     A kernel that is wrong, or does not finish, is a step with problems. Raises IllegalConfigError
-    and what building raises.
+    and what building and timing raise.
     """
+    on_gpu = target.backend == "gpu"
     emulator = replace(target, backend="emulator")
     report = run_kernels(
         configs,
         emulator,
         task=default_size(emulator),
         options=Options(seed=seed),
-        narrator=narrator,
-        write=write if timer is None else None,
+        reporter=reporter,
+        write=None if on_gpu else write,
     )
-    times = None
-    if timer is not None:
-        narrator.say(f"timing {counted(len(configs), 'kernel')}")
-        times = timer(configs)
+    if not on_gpu:
+        return ablation_of(report, ())
+    reporter.say(f"timing {counted(len(configs), 'kernel')}")
+    kinds = dict.fromkeys((cfg.d_head, cfg.dtype) for cfg in configs)
+    problems = tuple(default_problem(d, seq, dtype) for d, dtype in kinds)
+    rows = run_bench(
+        BenchPlan(problems, tuple(configs), peers=get_peers(BASELINE), seed=seed),
+        target.device,
+        environment=Environment.collect(),
+        clock=CudaEvents(),
+        telemetry=Telemetry(),
+        reporter=reporter,
+        write=write or (lambda row: None),
+    )
+    return ablation_of(report, rows)
+
+
+def ablation_of(report: Report, rows: Sequence[Measurement]) -> Ablation:
+    """What a run found out, with the times of `rows`; a peer's goes to the steps of its problem."""
+    peers = [row for row in rows if row.kind == "peer"]
+    gaps = [f"no share of {row.implementation}: {_why(row)}" for row in peers if row.ms is None]
     steps = tuple(
         Step(
-            config=str(row.config),
-            family=row.config.FAMILY,
+            config=str(run.config),
+            family=run.config.FAMILY,
             problems=(
-                *row.problems,
-                *(times.problems.get(str(row.config), ()) if times else ()),
+                *run.problems,
+                *(f"on the GPU: {_why(row)}" for row in own if row.verdict != "pass"),
             ),
-            time=times.by_config.get(str(row.config)) if times else None,
-            counted_seq=row.emulated.seq_q,
-            **vars(row.facts),
+            time=next((_step_time(row, peers) for row in own if row.ms is not None), None),
+            counted_seq=run.emulated.seq_q,
+            **vars(run.facts),
         )
-        for row in report.rows
+        for run in report.rows
+        for own in [[row for row in rows if row.config == str(run.config)]]
     )
+    lengths = sorted({step.counted_seq for step in steps})
+    counted_seq = " to ".join(map(str, dict.fromkeys((lengths[0], lengths[-1]))))
     return Ablation(
-        arch=target.arch,
-        device=target.device.name,
-        counted=f"batch {EMULATED.batch}, seq {_lengths(steps)}, heads {EMULATED.heads}",
-        timed=times.problem if times else None,
-        peer=times.peer if times else "",
-        peer_note=times.peer_note if times else NO_TIMES,
-        protocol=times.protocol if times else "",
-        environment=environment,
+        arch=report.target.arch,
+        device=report.target.device.name,
+        counted=f"batch {EMULATED.batch}, seq {counted_seq}, heads {EMULATED.heads}",
+        timed="; ".join(dict.fromkeys(str(row.problem) for row in rows)) or None,
+        peer=peers[0].implementation if peers else "",
+        peer_note="; ".join(dict.fromkeys(gaps)) if rows else NO_TIMES,
+        protocol=rows[0].protocol if rows else "",
+        environment=asdict(rows[0].environment) if rows else {},
         steps=steps,
     )
 
 
-def _lengths(steps: Collection[Step]) -> str:
-    shortest, longest = (pick(step.counted_seq for step in steps) for pick in (min, max))
-    return str(shortest) if shortest == longest else f"{shortest} to {longest}"
+def _why(row: Measurement) -> str:
+    return row.note or row.verdict
 
 
-@dataclass(frozen=True)
-class StepTimer:
-    """Times kernels at a length, the baseline's shapes and batch; all of a dtype take turns.
-
-    `clock` None is GPU 0's; then calling it raises LaunchError where there is none.
-    """
-
-    device: DeviceSpec
-    seq: int
-    narrator: Narrator
-    seed: int = 0
-    protocol: Protocol = INTERLEAVED
-    peers: tuple[Peer, ...] = get_peers(BASELINE)
-    clock: Clock | None = None
-    telemetry: Telemetry | None = None
-    environment: Environment | None = None
-    make_workload: Callable[[Problem, int], Workload] = Workload
-    write: Callable[[Measurement], None] = lambda row: None
-
-    def problems(self, configs: Iterable[KernelConfig]) -> tuple[Problem, ...]:
-        """One problem for each head dimension and dtype."""
-        kinds = dict.fromkeys((cfg.d_head, cfg.dtype) for cfg in configs)
-        return tuple(default_problem(d, self.seq, dtype) for d, dtype in kinds)
-
-    def __call__(self, configs: Sequence[KernelConfig]) -> StepTimes:
-        """What was measured of each config, or was wrong with it."""
-        problems = self.problems(configs)
-        rows = run_bench(
-            BenchPlan(
-                problems, tuple(configs), peers=self.peers, protocol=self.protocol, seed=self.seed
-            ),
-            self.device,
-            environment=self.environment or Environment.collect(),
-            clock=self.clock or CudaEvents(),
-            telemetry=self.telemetry or Telemetry(),
-            narrator=self.narrator,
-            make_workload=self.make_workload,
-            write=self.write,
-        )
-        return times_of(rows, problems, str(self.protocol))
-
-
-def times_of(rows: Sequence[Measurement], problems: Sequence[Problem], protocol: str) -> StepTimes:
-    """The rows as the steps' times: a peer's time goes to the steps of its problem."""
-    peers = [row for row in rows if row.kind == "peer"]
-    peer_ms = {row.problem: row.ms for row in peers if row.ms is not None}
-    ours = [row for row in rows if row.kind == "ours"]
-    return StepTimes(
-        problem="; ".join(map(str, problems)),
-        protocol=protocol,
-        peer=peers[0].contender if peers else "",
-        peer_note="; ".join(dict.fromkeys(map(_gap, filter(_is_gap, peers)))),
-        by_config={
-            row.config: StepTime(
-                row.ms, row.best_ms or row.ms, row.spread or 0.0, row.tflops or 0.0,
-                peer_ms.get(row.problem),
-            )
-            for row in ours
-            if row.ms is not None
-        },
-        problems={
-            row.config: [f"on the GPU: {row.note or row.verdict}"]
-            for row in ours
-            if row.verdict != "pass"
-        },
-    )  # fmt: skip
-
-
-def _is_gap(row: Measurement) -> bool:
-    return row.ms is None
-
-
-def _gap(row: Measurement) -> str:
-    return f"no share of {row.contender}: {row.note or row.verdict}"
+def _step_time(row: Measurement, peers: Sequence[Measurement]) -> StepTime:
+    ms = row.ms or 0.0
+    peer_ms = next((peer.ms for peer in peers if peer.problem == row.problem), None)
+    return StepTime(ms, row.best_ms or ms, row.spread or 0.0, row.tflops or 0.0, peer_ms)

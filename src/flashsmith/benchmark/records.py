@@ -66,17 +66,20 @@ def checked_fields(cls: Any, record: Any, names: tuple[str, ...] | None = None) 
     return found
 
 
-def checked_cells(cls: Any, record: Mapping[str, Any]) -> dict[str, Any]:
+def checked_cells(
+    cls: Any, record: Mapping[str, Any], field_of: Mapping[str, str]
+) -> dict[str, Any]:
     """The values of ``record``, whose numbers may be texts, for the fields of a dataclass; other
     columns are passed over, and so is what is None. '' is None where a field may be that.
 
-    Raises ValueError, which names the field, for a value that its field cannot hold.
+    ``field_of``: the fields of columns that have another name. Raises ValueError, which names the
+    column, for a value that its field cannot hold.
     """
     hints = hints_of(cls)
     return {
-        name: _checked(hints[name], value, name, _LENIENT)
-        for name, value in record.items()
-        if name in hints and value is not None
+        field: _checked(hints[field], value, column, _LENIENT)
+        for column, value in record.items()
+        if (field := field_of.get(column, column)) in hints and value is not None
     }
 
 

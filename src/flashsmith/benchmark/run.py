@@ -12,7 +12,7 @@ from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.implementations import KernelImplementation, kernel_implementation
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Measurement, Proof, Times, now
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.tasks import EMULATED, Task, size_for
 from flashsmith.benchmark.timing import (
     INTERLEAVED,
@@ -27,7 +27,7 @@ from flashsmith.emulator import BankConflicts, estimate_seconds
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.families import KernelConfig, Problem, Semantics, check_legal
 from flashsmith.runtime.target import Target
-from flashsmith.verify import Verdict, prove_problem, reference_of
+from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
 # What the emulator's checks slow it down by, for the estimate.
@@ -48,7 +48,7 @@ class Options:
     seed: int = 0
 
     def of(self, problem: Problem) -> dict[str, Any]:
-        """The options with which `prove_problem` proves `problem`."""
+        """The options with which `prove` proves `problem`."""
         return reference_of(problem.computed).options(
             problem,
             window=self.window,
@@ -170,7 +170,7 @@ def run_kernels(
     *,
     task: Task,
     options: Options | None = None,
-    narrator: Narrator,
+    reporter: ProgressReporter,
     write: Callable[[Measurement], None] | None = None,
 ) -> Report:
     """Builds, runs, proves and, on a GPU, times every config that can compute the task.
@@ -195,8 +195,8 @@ def run_kernels(
     for cfg in served:
         task.check(cfg)
     jobs = [_job(cfg, target, task, options) for cfg in served]
-    narrator.expect("emulating", _estimates(jobs))
-    libraries = _libraries(jobs, target, narrator)
+    reporter.expect("emulating", _estimates(jobs))
+    libraries = _libraries(jobs, target, reporter)
     on_gpu = target.backend == "gpu"
     rows: list[KernelRun] = []
 
@@ -206,12 +206,12 @@ def run_kernels(
             write(row.measurement(task.timed(row.config), environment))
 
     for done, job in enumerate(jobs):
-        narrator.step(f"proving {job.config}", done, len(jobs))
+        reporter.step(f"proving {job.config}", done, len(jobs))
         rows.append(job.run(libraries[job.config]))
         if not on_gpu:
             done_with(rows[-1])
     if on_gpu:
-        narrator.step("timing them together", len(jobs), len(jobs))
+        reporter.step("timing them together", len(jobs), len(jobs))
         rows = _timed(rows, task, options.seed)
         for row in rows:
             done_with(row)
@@ -250,13 +250,13 @@ def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Jo
 
 
 def _libraries(
-    jobs: Sequence[_Job], target: Target, narrator: Narrator
+    jobs: Sequence[_Job], target: Target, reporter: ProgressReporter
 ) -> dict[KernelConfig, KernelLibrary]:
     """Each config's library of the semantics that it is proven with."""
     groups: dict[Semantics, list[KernelConfig]] = {}
     for job in jobs:
         groups.setdefault(job.proven.semantics, []).append(job.config)
-    find = partial(libraries_for, arch=target.device.arch, progress=narrator.build)
+    find = partial(libraries_for, arch=target.device.arch, progress=reporter.build)
     found: dict[KernelConfig, KernelLibrary] = {}
     for semantics, configs in groups.items():
         found |= find(configs, semantics=semantics)
@@ -288,7 +288,7 @@ def time_kernels(
     clock: Clock | None = None,
     make_workload: Callable[[Problem, int], AnyWorkload] = workload_of,
 ) -> dict[KernelConfig, Times | Problems]:
-    """Launches every kernel on its problem, judges two heads of its output, then times the right
+    """Launches every kernel on its problem, compares two heads of its output, then times the right
     ones.
 
     A kernel that is wrong, or does not finish, has problems in place of times. Kernels of one
@@ -368,7 +368,7 @@ class _Job:
     ) -> Verdict | None:
         """The verdict, or None for a kernel that did not end; what is wrong goes to `problems`."""
         try:
-            verdict = prove_problem(
+            verdict = prove(
                 self.config,
                 problem,
                 options=self.options.of(problem),

@@ -29,9 +29,9 @@ __all__ = [
     "INTERLEAVED",
     "ONE_BY_ONE",
     "Clock",
-    "Contender",
     "CudaEvents",
     "Environment",
+    "Implementation",
     "Protocol",
     "Samples",
     "Telemetry",
@@ -44,15 +44,15 @@ Order = Literal["interleaved", "one_by_one"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """How contenders are timed.
+    """How implementations are timed.
 
     order: 'interleaved' launches each once a round, in an order that changes from round to round,
-    so that a drifting clock hits all alike and nobody always follows the same one; 'one_by_one'
-    finishes a contender before the next.
+    so that a drifting clock affects all alike and none always follows the same one; 'one_by_one'
+    finishes an implementation before the next.
     flush_l2: whether the L2 is overwritten before every timed launch.
-    num_warmups, runs: how many launches a contender gets untimed and timed, at least.
+    num_warmups, runs: how many launches an implementation gets untimed and timed, at least.
     warmup_ms, measure_ms: how long, at least, those take together; short kernels are launched more
-    often. 0 leaves the count as it is. Interleaved, they hold for the contenders' mean.
+    often. 0 leaves the count as it is. Interleaved, they hold for the implementations' mean.
     num_estimates: launches that find out how long one takes.
 
     Raises ArgumentError for an unknown order, or a number below its least.
@@ -90,7 +90,7 @@ class Protocol:
         return protocol
 
     def launches(self, estimate_ms: float) -> tuple[int, int]:
-        """How many untimed and timed launches a contender gets whose launch takes that long."""
+        """How many untimed and timed launches those get whose launch takes that long."""
         return (
             _enough(self.num_warmups, self.warmup_ms, estimate_ms),
             _enough(self.runs, self.measure_ms, estimate_ms),
@@ -117,10 +117,10 @@ _NAMED = {INTERLEAVED.order: INTERLEAVED, ONE_BY_ONE.order: ONE_BY_ONE}
 
 @dataclass(frozen=True)
 class Samples:
-    """The times of one contender's timed launches, at least one, in the order they ran.
+    """The times of one implementation's timed launches, at least one, in the order they ran.
 
     sm_clock_mhz and power_w are medians over the readings during the timed part, None where NVML
-    gave none. Interleaved contenders run within milliseconds of each other and share their values.
+    gave none. Interleaved implementations run within milliseconds of each other and share theirs.
     """
 
     times_ms: tuple[float, ...]
@@ -179,7 +179,7 @@ class CudaEvents:
     """Events on one stream of GPU ``ordinal``.
 
     ``stream`` is a handle; None means PyTorch's current stream where PyTorch is at work, else the
-    default stream: where the contenders' kernels go. Events may be used until more are asked for.
+    default stream: where what is timed is enqueued. Events may be used until more are asked for.
 
     Raises LaunchError where there is no such GPU.
     """
@@ -209,7 +209,7 @@ class CudaEvents:
                 self._destroy_events()
 
     def events(self, count: int) -> list[ctypes.c_void_p]:
-        """Events with timing, unrecorded or free to be recorded anew."""
+        """Events with timing, unrecorded or free to be recorded again."""
         while len(self._pool) < count:
             event = ctypes.c_void_p()
             driver.call("cuEventCreate", ctypes.byref(event), 0)
@@ -275,8 +275,8 @@ def require_usable_gpu(clock: Clock, culprit: str) -> None:
 # --- measuring ---
 
 
-class Contender(Interface):
-    """What is timed. Names tell contenders apart."""
+class Implementation(Interface):
+    """What is timed. Names tell implementations apart."""
 
     @property
     def name(self) -> str:
@@ -287,27 +287,31 @@ class Contender(Interface):
 
 
 def measure(
-    contenders: Sequence[Contender],
+    implementations: Sequence[Implementation],
     protocol: Protocol = INTERLEAVED,
     *,
     clock: Clock | None = None,
     telemetry: Telemetry | None = None,
 ) -> dict[str, Samples]:
-    """The samples of every contender, by name, in the order given.
+    """The samples of every implementation, by name, in the order given.
 
     Launches follow each other without waiting in between: a GPU that idled between repeats would
     be timed at a clock that no steady work sees. ``clock`` None is the current stream of GPU 0, and
     ``telemetry`` None reads that GPU's clock and power.
 
     Raises ArgumentError when two have one name, LaunchError when there is no GPU or a launch fails,
-    and what a contender raises.
+    and what an implementation raises.
     """
-    names = [contender.name for contender in contenders]
+    names = [implementation.name for implementation in implementations]
     if len(set(names)) < len(names):
-        raise ArgumentError(f"contenders: names must differ, got {', '.join(names)}")
+        raise ArgumentError(f"implementations: names must differ, got {', '.join(names)}")
     clock = clock or CudaEvents()
     bench = _Bench(clock, protocol, telemetry or Telemetry())
-    groups = [list(contenders)] if protocol.order == "interleaved" else [[c] for c in contenders]
+    groups = (
+        [list(implementations)]
+        if protocol.order == "interleaved"
+        else [[c] for c in implementations]
+    )
     measured: dict[str, Samples] = {}
     with clock.running():
         for group in groups:
@@ -322,18 +326,18 @@ class _Bench:
     protocol: Protocol
     telemetry: Telemetry
 
-    def time(self, group: list[Contender]) -> dict[str, Samples]:
-        """Contenders that take turns, or the only one."""
+    def time(self, group: list[Implementation]) -> dict[str, Samples]:
+        """Implementations that take turns, or the only one."""
         num_warmups, runs = self.protocol.launches(statistics.fmean(map(self._estimate, group)))
-        for contender in itertools.chain.from_iterable(itertools.repeat(group, num_warmups)):
-            contender.launch()
+        for implementation in itertools.chain.from_iterable(itertools.repeat(group, num_warmups)):
+            implementation.launch()
         events = iter(self.clock.events(2 * runs * len(group)))
         marks: dict[str, list[tuple[Any, Any]]] = {c.name: [] for c in group}
         with self.telemetry.reading() as reading:
-            for contender in _turns(group, runs):
+            for implementation in _turns(group, runs):
                 begin, end = next(events), next(events)
-                self._launch(contender, begin, end)
-                marks[contender.name].append((begin, end))
+                self._launch(implementation, begin, end)
+                marks[implementation.name].append((begin, end))
             self.clock.synchronize()
         return {
             name: Samples(
@@ -344,34 +348,34 @@ class _Bench:
             for name, pairs in marks.items()
         }
 
-    def _estimate(self, contender: Contender) -> float:
+    def _estimate(self, implementation: Implementation) -> float:
         """Milliseconds of a launch together with the flush before it."""
-        contender.launch()  # may compile, choose or load
+        implementation.launch()  # may compile, choose or load
         self.clock.synchronize()
         begin, end = self.clock.events(2)
         self.clock.record(begin)
         for _ in range(self.protocol.num_estimates):
             if self.protocol.flush_l2:
                 self.clock.flush()
-            contender.launch()
+            implementation.launch()
         self.clock.record(end)
         self.clock.synchronize()
         return self.clock.elapsed_ms(begin, end) / self.protocol.num_estimates
 
-    def _launch(self, contender: Contender, begin: Any, end: Any) -> None:
+    def _launch(self, implementation: Implementation, begin: Any, end: Any) -> None:
         if self.protocol.flush_l2:
             # It also keeps the GPU busy while the host prepares the launch.
             self.clock.flush()
         self.clock.record(begin)
-        contender.launch()
+        implementation.launch()
         self.clock.record(end)
 
 
-def _turns(group: Sequence[Contender], rounds: int) -> Iterator[Contender]:
+def _turns(group: Sequence[Implementation], rounds: int) -> Iterator[Implementation]:
     """Each once a round: a shuffled order, then its reverse, then another.
 
     The same orders every time. What runs before a kernel leaves it a warmer or a cooler GPU, so
-    that nobody may have one neighbour throughout.
+    that none may have one neighbour throughout.
     """
     orders = random.Random(0)
     order = list(group)

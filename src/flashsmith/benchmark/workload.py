@@ -1,4 +1,4 @@
-"""Workload: one problem's tensors, and the verdict on what a contender makes of them."""
+"""Workload: one problem's tensors, and the verdict on what an implementation makes of them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsmith.benchmark.places import Place, gpu_place
+from flashsmith.benchmark.tensor_memory import TensorMemory, gpu_memory
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem
 from flashsmith.operations import DEFAULT, TensorSpec
-from flashsmith.operations.operation import packed_rows, shape_of
 from flashsmith.runtime import forward, prepare_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify import (
@@ -48,7 +47,7 @@ class Workload:
     """q, k and v of ``problem`` with standard normal contents, and an output ``o`` to be filled.
 
     Packed, all sequences have the problem's lengths, and the tensors are (total, heads, d). A
-    window's limits and a softcap are Problem's typical ones. ``place`` is where the tensors live:
+    window's limits and a softcap are Problem's typical ones. ``memory`` is where the tensors live:
     GPU 0 unless a test says otherwise.
 
     Raises ArgumentError for a problem with nothing to compute.
@@ -56,7 +55,7 @@ class Workload:
 
     problem: Problem
     seed: int = 0
-    place: Place = field(default_factory=gpu_place)
+    memory: TensorMemory = field(default_factory=gpu_memory)
 
     def __post_init__(self) -> None:
         p = self.problem
@@ -65,14 +64,14 @@ class Workload:
         shape_q, shape_k = self._shapes()
         check_seed(self.seed)
         self.q, self.k, self.v, self.o = (
-            self.place.draw(shape, p.dtype, 4 * self.seed + number)
+            self.memory.draw(shape, p.dtype, 4 * self.seed + number)
             for number, shape in enumerate((shape_q, shape_k, shape_k, shape_q))
         )
         self._references: dict[int, tuple[tuple[_Sample, ...], References]] = {}
         self.cu_seqlens_q = self.cu_seqlens_k = None
         if self.packed:
             self.cu_seqlens_q, self.cu_seqlens_k = (
-                self.place.put(offsets((seq,) * p.batch)) for seq in (p.seq_q, p.seq_k)
+                self.memory.put(offsets((seq,) * p.batch)) for seq in (p.seq_q, p.seq_k)
             )
 
     @property
@@ -113,7 +112,7 @@ class Workload:
 
     def poison(self) -> None:
         """Fills o with NaN."""
-        self.place.poison(self.o)
+        self.memory.poison(self.o)
 
     def judge(self, output: Any, scores: int | None = None) -> Comparison:
         """Verify's rule on the first head of the first sequence and the last of the last.
@@ -133,7 +132,7 @@ class Workload:
 
     def _rows(self, tensor: Any, seq: int, sample: _Sample) -> np.ndarray:
         """The sampled rows of a tensor whose sequences are ``seq`` long: (rows, 1, d)."""
-        rows = self.place.head(tensor, self._sequence(sample.sequence, seq), sample.head)
+        rows = self.memory.head(tensor, self._sequence(sample.sequence, seq), sample.head)
         return rows[sample.rows, None]
 
     def _sequence(self, number: int, seq: int) -> tuple[int | slice, ...]:
@@ -183,29 +182,29 @@ class Workload:
 
 class OperationWorkload:
     """One problem of any operation: its tensors, as its reference draws them, and outputs to be
-    filled. ``place`` is where the tensors live: GPU 0 unless a test says otherwise.
+    filled. ``memory`` is where the tensors live: GPU 0 unless a test says otherwise.
 
     The whole output is judged, so that the problem is what a reference computes in seconds.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
 
-    def __init__(self, problem: Problem, seed: int = 0, place: Place | None = None) -> None:
+    def __init__(self, problem: Problem, seed: int = 0, memory: TensorMemory | None = None) -> None:
         if not problem.attn_flop():
             raise ArgumentError(
                 f"problem='{problem}': there is nothing to compute; give sizes above 0"
             )
         check_seed(seed)
-        self.problem, self.seed, self.place = problem, seed, place or gpu_place()
+        self.problem, self.seed, self.memory = problem, seed, memory or gpu_memory()
         self._reference = reference_of(problem.computed)
         self._options = self._reference.options(problem, seed=seed)
         drawn = self._reference.draw(problem, self._reference.kinds[0], seed)
         written = [tensor for tensor in problem.computed.outputs if tensor.is_required(problem)]
         expected = self._reference.expected(problem, drawn, self._options)
         self._expected = expected.only({tensor.name for tensor in written})
-        self.inputs = {name: self.place.put(array) for name, array in drawn.items()}
+        self.inputs = {name: self.memory.put(array) for name, array in drawn.items()}
         blank = {
-            tensor.name: self.place.put(self._blank(tensor))
+            tensor.name: self.memory.put(self._blank(tensor))
             for tensor in written
             if tensor.name not in self.inputs
         }
@@ -218,32 +217,33 @@ class OperationWorkload:
     def call(self, config: KernelConfig) -> Callable[[], Any]:
         """One call of a config's kernel, which writes the outputs."""
         tensors = {**self.inputs, **self.output}
-        return prepare_operation(config, self.problem, tensors, options=self._options).run
+        options = self._reference.call_options(self.problem, self._options)
+        return prepare_operation(config, self.problem, tensors, options=options).run
 
     def poison(self) -> None:
         """Fills the outputs with NaN; what a kernel reads, too, stays."""
         for tensor in self._poisonable:
-            self.place.poison(tensor)
+            self.memory.poison(tensor)
 
     def judge(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
         """The reference's verdict on the outputs by name; ``scores`` does not matter."""
-        arrays = {name: self.place.fetch(tensor) for name, tensor in output.items()}
+        arrays = {name: self.memory.fetch(tensor) for name, tensor in output.items()}
         case = Case(self.problem, {}, self._options, self._expected)
         return self._reference.compare(self.problem.dtype, case, arrays)
 
     def _blank(self, tensor: TensorSpec) -> np.ndarray:
-        shape = shape_of(tensor, self.problem, packed_rows(self.problem))
+        shape = self._expected.exact[tensor.name].shape
         return np.zeros(shape, NUMPY_DTYPES[tensor.dtype_of(self.problem)])
 
 
 AnyWorkload = Workload | OperationWorkload
 
 
-def workload_of(problem: Problem, seed: int = 0, place: Place | None = None) -> AnyWorkload:
-    """The workload of a problem, of whatever operation; ``place`` None is GPU 0's."""
+def workload_of(problem: Problem, seed: int = 0, memory: TensorMemory | None = None) -> AnyWorkload:
+    """The workload of a problem, of whatever operation; ``memory`` None is GPU 0's."""
     if problem.operation == DEFAULT:
-        return Workload(problem, seed, place or gpu_place())
-    return OperationWorkload(problem, seed, place)
+        return Workload(problem, seed, memory or gpu_memory())
+    return OperationWorkload(problem, seed, memory)
 
 
 def _joined(references: Iterable[References]) -> References:

@@ -4,7 +4,7 @@
         CACHEDIR.TAG       the marker of a folder that is all ours
         libraries/<key>/   manifest.json, library.so, ptx/, sources/, lock
         objects/           compiled host code for all libraries; names end in the content's hash
-        locks/<key>.lock   held by whoever builds, replaces or removes that library
+        locks/<key>.lock   held while a process builds, replaces or removes that library
         tmp/               where libraries are copied to before they are renamed into place
 
 A killed process leaves at most a folder in tmp/, which the next build removes. Users of a library

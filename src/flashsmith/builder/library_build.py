@@ -153,7 +153,7 @@ class _Build:
         work = sum(map(expected_seconds, configs)) + sum(host_seconds)
         self.time_left = TimeLeft(work / self.jobs + LINK_SECONDS)
         self.total = len(configs) + len(host_seconds) + 1
-        compilers = f"{counted(self.jobs, 'compiler')} side by side"
+        compilers = f"{counted(self.jobs, 'compiler')} in parallel"
         kind = "" if self.spec.semantics == Semantics() else f"{self.spec.semantics} "
         about = format_seconds(self.time_left.total)
         self._report(

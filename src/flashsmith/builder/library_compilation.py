@@ -266,9 +266,9 @@ class Compilation:
         run_all(list(names), cwd=self.folder, jobs=self.jobs, finished=finished)
         return found
 
-    def _alone(self, place: int, ptx: str) -> Command:
+    def _alone(self, number: int, ptx: str) -> Command:
         """Assembles one module and keeps only the messages."""
-        source = self.build / f"alone_{place}.ptx"
+        source = self.build / f"alone_{number}.ptx"
         source.write_text(ptx)
         ptxas = self.spec.toolchain.nvcc.parent / "ptxas"
         flags = (f"-arch={self.spec.target}", "-v", "-lineinfo")

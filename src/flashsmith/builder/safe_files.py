@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Without O_NONBLOCK, opening a fifo waits for its other end.
-_NO_SURPRISE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Check = Callable[[Path, os.stat_result], None]
 
 
 def no_follow(path: str, flags: int) -> int:
     """An ``opener`` for open(): OSError where ``path`` is a symbolic link or no regular file."""
-    fd = os.open(path, flags | _NO_SURPRISE, 0o666)
+    fd = os.open(path, flags | _SAFE_FLAGS, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", path)
@@ -50,14 +50,14 @@ def read_below(folder: Path, name: str, *, most: int | None = None, check: Check
     OSError, and ValueError when the file has more than ``most`` bytes.
     """
     path, *parts = folder, *name.split("/")
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _NO_SURPRISE)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFE_FLAGS)
     try:
         check(path, os.fstat(fd))
         for i, part in enumerate(parts, 1):
             path /= part
             kind = 0 if i == len(parts) else os.O_DIRECTORY
             try:
-                below = os.open(part, os.O_RDONLY | kind | _NO_SURPRISE, dir_fd=fd)
+                below = os.open(part, os.O_RDONLY | kind | _SAFE_FLAGS, dir_fd=fd)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, os.fspath(path)) from None
             os.close(fd)
@@ -131,7 +131,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 def write_new(path: Path, data: bytes) -> None:
     """Write the new file ``path``, mode 0644, and flush it to the disk."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_SURPRISE, 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE_FLAGS, 0o600)
     with open(fd, "wb") as file:
         file.write(data)
         file.flush()

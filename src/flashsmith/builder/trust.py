@@ -74,12 +74,12 @@ def checked_path(shared_object: Path) -> Iterator[str]:
 def _kept(fd: int) -> int:
     """A descriptor of the same folder as ``fd``, the same one every time."""
     status = os.fstat(fd)
-    place = status.st_dev, status.st_ino
+    key = status.st_dev, status.st_ino
     with contextlib.suppress(KeyError, OSError):
-        if os.path.samestat(os.fstat(_folders[place]), status):
-            return _folders[place]
-    _folders[place] = os.dup(fd)  # the first, or it was closed by other code
-    return _folders[place]
+        if os.path.samestat(os.fstat(_folders[key]), status):
+            return _folders[key]
+    _folders[key] = os.dup(fd)  # the first, or it was closed by other code
+    return _folders[key]
 
 
 def _name(uid: int) -> str:

@@ -1,7 +1,12 @@
 """Which kernel for which problem: attention(), its chooser, and the table of winners."""
 
 from flashsmith.chooser.attention import attention
-from flashsmith.chooser.choice import build_for, choose, choose_config, forget_choices
-from flashsmith.chooser.chosen import Choice
+from flashsmith.chooser.choice import (
+    Choice,
+    build_for,
+    choose,
+    choose_config,
+    forget_choices,
+)
 
 __all__ = ["Choice", "attention", "build_for", "choose", "choose_config", "forget_choices"]

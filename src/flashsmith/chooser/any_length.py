@@ -1,4 +1,4 @@
-"""The kernels that attention() may choose whatever the batch and the lengths: what an image must
+"""The kernels that attention() may choose for any batch and any lengths: what an image must
 hold where nothing is built on first use."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZES = tuple(sorted({2**power + off for power in range(_POWERS + 1) for off in 
 
 # Of a part of the search, which then takes seconds.
 _BATCHES = 10
-# Told how many of how many parts of the search are done.
+# Called with how many of how many parts of the search are done.
 Searched = Callable[[int, int], None]
 _Sizes = tuple[int, int, int]  # batch, seq_q, seq_k
 

@@ -1,18 +1,18 @@
-"""Which kernel serves a problem on a device: for attention(), for people, and ahead of time."""
+"""Choice: which kernel serves a problem on a device, for attention(), for people and ahead of
+time."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from flashsmith.builder import KernelLibrary, Progress, library_for
-from flashsmith.chooser.caveats import caveats
-from flashsmith.chooser.chosen import Choice, RunnerUp
 from flashsmith.chooser.cost_model import estimate
-from flashsmith.chooser.evidence import Evidence, gather
-from flashsmith.chooser.passed_over import passed_over
+from flashsmith.chooser.evidence import Evidence, EvidenceKind, gather
+from flashsmith.chooser.reasons import caveats, passed_over
 from flashsmith.chooser.winners import WinnersTable, staleness
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
@@ -27,6 +27,90 @@ from flashsmith.printable import printable
 from flashsmith.runtime import forget_cached_launches
 from flashsmith.runtime.target import choose_target
 
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """A config that was weighed and not taken, with its expected time."""
+
+    config: Any
+    family: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernel for a problem on a device, and the evidence for it.
+
+    evidence: 'table' (measured in this bucket), 'nearest' (another bucket), 'related' (another
+    mask, layout, dtype or GPU), 'cost model' (nothing was measured) or 'offered' (nor is there a
+    cost model). why: the same as a sentence. ms: the expected time, 0 where nothing says it;
+    tflops: the problem's attn_flop() over it, 0 where there is none.
+    runners_up: fastest first. passed_over: the families that were not chosen, each with why. notes:
+    what these kernels do badly here, and what was ignored.
+    """
+
+    problem: Problem
+    device: DeviceSpec
+    config: Any
+    evidence: EvidenceKind
+    why: str
+    ms: float
+    runners_up: tuple[RunnerUp, ...]
+    passed_over: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def family(self) -> str:
+        """Which kernels the config belongs to."""
+        return str(self.config.FAMILY)
+
+    @property
+    def tflops(self) -> float:
+        """Expected TFLOP/s: 4 b h s_q s_k d, halved if causal, over the expected time."""
+        return self.problem.attn_flop() / self.ms / 1e9 if self.ms else 0.0
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.problem} on {self.device.name} (sm_{self.device.arch})",
+            f"  kernel      {self.config}",
+            f"  family      {self.family}",
+            f"  evidence    {self.evidence}: {self.why}",
+        ]
+        if self.evidence != "offered":
+            lines.append(f"  expected    {_milliseconds(self.ms)}, {self.tflops:.0f} TFLOP/s")
+        for one in self.runners_up[:_SHOWN]:
+            behind = f"{one.ms / self.ms - 1:+.1%}" if self.ms else ""
+            time = f"  {_milliseconds(one.ms)} ({behind})" * (self.evidence != "offered")
+            lines.append(f"  runner-up   {one.config}{time}")
+        lines += [f"  other       {family}: {why}" for family, why in self.passed_over.items()]
+        lines += [f"  note        {note}" for note in self.notes]
+        return "\n".join(map(printable, lines))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "problem": str(self.problem),
+            "device": self.device.name,
+            "arch": f"sm_{self.device.arch}",
+            "config": str(self.config),
+            "family": self.family,
+            "evidence": self.evidence,
+            "why": self.why,
+            "ms": self.ms,
+            "tflops": self.tflops,
+            "runners_up": [
+                {"config": str(one.config), "family": one.family, "ms": one.ms}
+                for one in self.runners_up
+            ],
+            "passed_over": dict(self.passed_over),
+            "notes": list(self.notes),
+        }
+
+
+def _milliseconds(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms < 1000 else f"{ms:.0f} ms"
+
 
 def choose(
     problem: Problem | str,
@@ -35,7 +119,7 @@ def choose(
     table: WinnersTable | None = None,
 ) -> Choice:
     """The kernel that attention() takes for a problem, why, and what the others would cost; of
-    another operation the one that the same evidence speaks for.
+    another operation the one that the same kind of evidence favours.
 
     Args:
         problem: a Problem, or its text: 'b16 s4096 h32:8 d128 bf16 causal'.
@@ -111,7 +195,7 @@ def _on_paper(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> tuple[
 
 
 def forget_choices() -> None:
-    """Read the tables anew at the next choice, also for calls like those made before."""
+    """Read the tables again at the next choice, also for calls like those made before."""
     # In this order nothing that was read before can be remembered after.
     _winners.cache_clear()
     choose_config.cache_clear()
@@ -156,7 +240,7 @@ _said: set[tuple[Hashable, str]] = set()
 def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None:
     for note in (*_shortened(winners.notes), *_shortened(evidence.notes)):
         _warn_once(note, winners.versions)
-    # A spec of our own stands for a GPU that is not here: the emulator's speed concerns nobody.
+    # One of our own specs is of no GPU of this machine: the emulator's speed does not matter.
     if evidence.fallback and device not in KNOWN_DEVICES:
         _warn_once(f"{evidence.fallback} (`flashsmith tune` measures and remembers)")
 

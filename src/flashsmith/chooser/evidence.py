@@ -1,6 +1,6 @@
 """From a problem, a device and the table of winners to configs with expected times.
 
-A measured entry speaks first, the nearest one that has a config this device can run. Its times are
+A measured entry comes first, the nearest one that has a config this device can run. Its times are
 of another problem as a rule, so each config's is carried over:
 
     ms here = ms measured x estimate(config, here) / estimate(config, there)
@@ -57,7 +57,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Configs by preference, the choice first and the others by time; and what speaks for them.
+    """Configs by preference, the choice first and the others by time; and why.
 
     why: one sentence. fallback: what is to be said once where nothing was measured, else ''.
     notes: what was ignored. entry: what was measured, if anything.

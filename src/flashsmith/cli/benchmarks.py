@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import FAILED
 
@@ -81,7 +81,7 @@ def bench(
         typer.Option(help="interleaved: in turn; one_by_one: one after the other, like do_bench."),
     ] = "interleaved",
     rotation: Annotated[
-        int, typer.Option(min=0, help="Which contender of each problem is measured first.")
+        int, typer.Option(min=0, help="Which implementation of each problem is measured first.")
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     csv: Annotated[
@@ -138,14 +138,14 @@ def bench(
     plan.check()
     files = MeasurementFiles(csv, json, parquet, jsonl)
     clock = CudaEvents()
-    with Narrator() as narrator, files:
+    with ProgressReporter() as reporter, files:
         rows = run_bench(
             plan,
             query_gpu(0),
             environment=Environment.collect(),
             clock=clock,
             telemetry=Telemetry(),
-            narrator=narrator,
+            reporter=reporter,
             write=files.write,
         )
     if not files.takes_stdout:

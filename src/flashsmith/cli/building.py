@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import Json, Kernels, print_json, selected
 from flashsmith.counted import counted
@@ -79,8 +79,8 @@ def build_kernels(
         raise ArgumentError("--for: says itself which kernels; leave out --kernels and --semantics")
     if any_length and not problems:
         raise ArgumentError("--any-length: goes with --for 'h32:8 d128 bf16 causal'; give both")
-    with Narrator() as narrator:
-        narrator.say("looking up what is to be built")
+    with ProgressReporter() as reporter:
+        reporter.say("looking up what is to be built")
         from flashsmith.runtime.target import choose_target
 
         target = choose_target(arch)
@@ -89,10 +89,10 @@ def build_kernels(
         start = time.monotonic()
         if problems:
             build = _build_for_any_length if any_length else _build_for
-            libraries = build(problems, _named_device(arch, target), narrator)
+            libraries = build(problems, _named_device(arch, target), reporter)
         else:
             configs = selected(kernels, default="all")
-            libraries = _build_sets(configs, target, Semantics.parse(semantics), narrator)
+            libraries = _build_sets(configs, target, Semantics.parse(semantics), reporter)
         seconds = time.monotonic() - start
     if as_json:
         facts = [library_facts(library) for library in libraries]
@@ -110,7 +110,7 @@ def build_kernels(
 
 
 def _build_sets(
-    configs: list[KernelConfig], target: Target, semantics: Semantics, narrator: Narrator
+    configs: list[KernelConfig], target: Target, semantics: Semantics, reporter: ProgressReporter
 ) -> list[KernelLibrary]:
     """A library of the configs of each family. Nothing is compiled if one of them is illegal."""
     from flashsmith.builder import build
@@ -118,7 +118,7 @@ def _build_sets(
     for cfg in configs:
         check_legal(cfg, target.device)
     return [
-        build(group, arch=target.device.arch, semantics=semantics, progress=narrator.build)
+        build(group, arch=target.device.arch, semantics=semantics, progress=reporter.build)
         for group in by_family(configs)
     ]
 
@@ -134,7 +134,9 @@ def _named_device(arch: str | None, target: Target) -> DeviceSpec:
     return named if same_gpu(arch, named.name) else target.device
 
 
-def _build_for(texts: list[str], device: DeviceSpec, narrator: Narrator) -> list[KernelLibrary]:
+def _build_for(
+    texts: list[str], device: DeviceSpec, reporter: ProgressReporter
+) -> list[KernelLibrary]:
     """The libraries that attention() will use for the problems, each once."""
     from flashsmith.chooser import build_for
 
@@ -142,12 +144,12 @@ def _build_for(texts: list[str], device: DeviceSpec, narrator: Narrator) -> list
     return _each_once(
         library
         for problem in parsed
-        for library in build_for(problem, device=device, progress=narrator.build)
+        for library in build_for(problem, device=device, progress=reporter.build)
     )
 
 
 def _build_for_any_length(
-    texts: list[str], device: DeviceSpec, narrator: Narrator
+    texts: list[str], device: DeviceSpec, reporter: ProgressReporter
 ) -> list[KernelLibrary]:
     """The same for problems of any batch and length; says first how many kernels that are."""
     from flashsmith.chooser.any_length import (
@@ -157,14 +159,14 @@ def _build_for_any_length(
     )
 
     def searched(done: int, total: int) -> None:
-        narrator.step("choosing kernels", done, total)
+        reporter.step("choosing kernels", done, total)
 
     parsed = [parse_any_length(text) for text in texts]
     found = [choose_for_any_length(problem, device, searched=searched) for problem in parsed]
     for one in found:
-        narrator.say(str(one))
+        reporter.say(str(one))
     return _each_once(
-        library for one in found for library in build_for_any_length(one, progress=narrator.build)
+        library for one in found for library in build_for_any_length(one, progress=reporter.build)
     )
 
 

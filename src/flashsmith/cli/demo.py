@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import FAILED, Json, print_json
 from flashsmith.errors import ArgumentError
@@ -38,14 +38,14 @@ def demo_minilm(
     The model is all-MiniLM-L6-v2, from a package that the extra 'models' brings. Exit status 1
     when the embeddings differ or flashsmith did not compute every layer.
     """
-    with Narrator() as narrator:
-        narrator.say("loading the model")
+    with ProgressReporter() as reporter:
+        reporter.say("loading the model")
         from flashsmith.integrations.minilm import SENTENCES, check_dependencies, embed_twice
         from flashsmith.integrations.minilm_text import print_minilm
 
         check_dependencies()
         sentences = SENTENCES if file is None else _lines(file)
-        report = embed_twice(sentences, batch=batch, emulate=emulate, progress=narrator.build)
+        report = embed_twice(sentences, batch=batch, emulate=emulate, progress=reporter.build)
     if as_json:
         print_json(report.to_json())
     else:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from flashsmith import env
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import Column, make_console, print_table
 from flashsmith.cli.options import (
     FAILED,
@@ -88,13 +88,13 @@ def run(
 ) -> None:
     """Build kernels, run and prove each, and say what each costs and does; on a GPU time them too.
 
-    Without --kernels and KERNELS: prog, the seven steps of the ladder. Kernels that --problem's d
-    or dtype is not for are skipped.
+    Without --kernels and KERNELS: prog, seven steps of one optimisation each. Kernels that
+    --problem's d or dtype is not for are skipped.
     """
     from flashsmith.benchmark.measurement_files import MeasurementFiles
 
-    with Narrator() as narrator, MeasurementFiles(csv, jsonl=jsonl) as files:
-        narrator.say("looking up kernels and compiler")
+    with ProgressReporter() as reporter, MeasurementFiles(csv, jsonl=jsonl) as files:
+        reporter.say("looking up kernels and compiler")
         configs = selected(kernels, default="prog")
         from flashsmith.runtime.target import choose_target
 
@@ -124,7 +124,7 @@ def run(
             target,
             task=task,
             options=options,
-            narrator=narrator,
+            reporter=reporter,
             write=files.write if csv or jsonl else None,
         )
     if as_json:
@@ -170,12 +170,12 @@ def explain_config(
 
     cfg = parse_kernel_name_into_config(config)
     target = choose_target(arch, configs=[cfg])
-    with Narrator() as narrator:
-        narrator.say(f"looking at {cfg}")
+    with ProgressReporter() as reporter:
+        reporter.say(f"looking at {cfg}")
         from flashsmith.benchmark.explain import explain
         from flashsmith.benchmark.explanation_text import print_explanation
 
-        explanation = explain(cfg, target, narrator)
+        explanation = explain(cfg, target, reporter)
     if as_json:
         print_json(explanation.to_json())
     else:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import FAILED, Json, Kernels, print_json
 from flashsmith.errors import ArgumentError, LaunchError, ProfilerError
@@ -57,9 +56,9 @@ def roofline(
     else:
         from flashsmith.benchmark.roofline.measuring import measure_roofline
 
-        with Narrator() as narrator:
-            found = measure_roofline(ms, narrator.step)
-            narrator.say(f"stored in {save_roofline(found)}")
+        with ProgressReporter() as reporter:
+            found = measure_roofline(ms, reporter.step)
+            reporter.say(f"stored in {save_roofline(found)}")
     if output is not None:
         save_roofline(found, output)
     if as_json:
@@ -94,6 +93,9 @@ def ncu(
             "again. '-': print them instead.",
         ),
     ] = None,
+    jsonl: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The same as JSON Lines, in place of --csv.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Profile kernels with Nsight Compute: pipes, occupancy, shared memory, traffic, waits.
@@ -105,16 +107,19 @@ def ncu(
         Ledger,
         ProfilePlan,
         ProfileRow,
+        profile_as_json,
         run_profile,
         settled,
         write_profile,
     )
-    from flashsmith.benchmark.ncu.executable import find_ncu
     from flashsmith.benchmark.ncu.profile_table import print_profile
-    from flashsmith.benchmark.ncu.profiler import Profiler
+    from flashsmith.benchmark.ncu.profiler import Profiler, find_ncu
     from flashsmith.benchmark.problems import make_shapes
     from flashsmith.runtime import gpu_count, query_gpu
 
+    if jsonl is not None and (csv is not None or Path(jsonl).suffix != ".jsonl"):
+        raise ArgumentError(f"jsonl={jsonl!r}: give a file that ends in .jsonl, and no --csv")
+    grows = jsonl or (csv if csv != "-" else None)
     configs = tuple(dict.fromkeys(get_kernel_configs(kernels)))
     shapes = make_shapes(configs, d_heads=d_heads, seq_lens=seq_lens, dtypes=dtypes, causal=causal)
     plan = ProfilePlan(configs, shapes.problems(), runs)
@@ -128,8 +133,8 @@ def ncu(
     rows: list[ProfileRow] = []
     failure: ProfilerError | None = None
     with ExitStack() as stack:
-        narrator = stack.enter_context(Narrator())
-        ledger = stack.enter_context(Ledger(csv)) if csv not in (None, "-") else None
+        reporter = stack.enter_context(ProgressReporter())
+        ledger = stack.enter_context(Ledger(grows)) if grows else None
         known = tuple(ledger.rows) if ledger else ()
         rows += settled(plan, query_gpu(0), known)
 
@@ -139,13 +144,13 @@ def ncu(
                 ledger.write(row)
 
         try:
-            run_profile(plan, Profiler(executable), query_gpu(0), known, write, narrator)
+            run_profile(plan, Profiler(executable), query_gpu(0), known, write, reporter)
         except ProfilerError as error:
             failure = error
     if csv == "-":
         write_profile(rows, sys.stdout)
     elif as_json:
-        print_json([asdict(row) for row in rows])
+        print_json(profile_as_json(rows))
     elif rows:
         print_profile(make_console(), rows)
     if failure:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.options import (
     FAILED,
@@ -36,14 +35,14 @@ def progression(
     ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw the ladder into FILE, a .png or .svg."),
+        typer.Option(metavar="FILE", help="Draw the ablation into FILE, a .png or .svg."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     csv: Csv = None,
     jsonl: Jsonl = None,
     as_json: Json = False,
 ) -> None:
-    """The ladder: each step's time and share of FlashAttention-2, and what it changed.
+    """An ablation: each step's time and share of FlashAttention-2, and what it changed.
 
     Instructions and bank conflicts come from the emulator, registers and spills from the compiler;
     times need a GPU. Without --kernels and KERNELS: prog, seven steps of one optimisation each.
@@ -53,26 +52,20 @@ def progression(
 
     if plot is not None:
         check_picture_path(plot)
-    with Narrator() as narrator, MeasurementFiles(csv, jsonl=jsonl) as files:
-        narrator.say("looking up kernels and compiler")
+    with ProgressReporter() as reporter, MeasurementFiles(csv, jsonl=jsonl) as files:
+        reporter.say("looking up kernels and compiler")
         configs = selected(kernels, default="prog")
         from flashsmith.runtime.target import choose_target
 
         target = choose_target(arch, emulate, configs)
-        from flashsmith.benchmark.environment import Environment
-        from flashsmith.benchmark.progression import StepTimer, run_ablation
+        from flashsmith.benchmark.progression import run_ablation
 
-        timer, environment = None, {}
-        if target.backend == "gpu":
-            timer = StepTimer(target.device, seq, narrator, seed, write=files.write)
-            environment = asdict(Environment.collect())
         ablation = run_ablation(
             configs,
             target,
-            timer=timer,
-            environment=environment,
+            seq=seq,
             seed=seed,
-            narrator=narrator,
+            reporter=reporter,
             write=files.write if csv or jsonl else None,
         )
     if plot is not None:
@@ -114,19 +107,18 @@ def report(
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise ArgumentError(f"out={str(out)!r}: a page ends in .html; for example report.html")
-    with Narrator() as narrator:
+    with ProgressReporter() as reporter:
         found = with_stored_rooflines(read_results(results))
         for source in found.sources:
             if PASSED_OVER in source.what:
-                narrator.say(f"{source.path}: {source.what}")
-        newest, *older = found.versions or {"": ""}
-        if older:
-            others = ", ".join(version or "no version named" for version in older)
-            narrator.say(
-                f"rows of {len(older) + 1} versions: the key figures are of the one measured last, "
-                f"{newest or 'no version named'}; {others} have a table of their own"
+                reporter.say(f"{source.path}: {source.what}")
+        if len(found.versions) > 1:
+            newest = next(iter(found.versions)) or "rows that name no version"
+            reporter.say(
+                f"rows of {len(found.versions)} versions: the key figures are of {newest}, "
+                "measured last; the page has a table of all"
             )
-        narrator.say(f"writing the page of {counted(len(found.rows), 'row')}")
+        reporter.say(f"writing the page of {counted(len(found.rows), 'row')}")
         written = write_page(make_page(found, title), out)
     make_console().print(
         f"{out}, {out.stat().st_size / 1e6:.1f} MB, and {len(written) - 1} charts beside it",

@@ -145,7 +145,7 @@ def tune_kernels(
         print_json(summary(tuned.races))
     else:
         print_ranking(console, tuned.races)
-        console.print(f"every candidate: {out / 'ranking.csv'}", soft_wrap=True)
+        console.print(f"every kernel: {out / 'ranking.csv'}", soft_wrap=True)
     if tuned.interrupted:
         raise typer.Exit(INTERRUPTED)
     if not tuned.ok:

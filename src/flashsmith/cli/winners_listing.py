@@ -26,7 +26,7 @@ _COLUMNS = [
 
 
 def winner_facts(table: WinnersTable, own: WinnersTable, ranks: int) -> list[dict[str, Any]]:
-    """The first ``ranks`` configs of every entry; entries that stand in ``own`` are the user's."""
+    """The first ``ranks`` configs of every entry; entries in ``own`` are the user's."""
     places = {entry.place for entry in own}
     return [
         {

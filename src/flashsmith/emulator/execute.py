@@ -205,12 +205,12 @@ def _located(translated: Translated, error: Exception) -> EmulatorError:
         if trace.tb_frame.f_code.co_filename == file:
             site = translated.line_sites.get(trace.tb_lineno)
         trace = trace.tb_next
-    place = str(site) if site else translated.entry.name
+    where = str(site) if site else translated.entry.name
     if isinstance(error, EmulatorError):
-        return EmulatorError(f"{place}: {error}")
+        return EmulatorError(f"{where}: {error}")
     if isinstance(error, UnboundLocalError):
-        return EmulatorError(f"{place}: a register is read before it is written")
-    return EmulatorError(f"{place}: the emulator failed: {type(error).__name__}: {error}")
+        return EmulatorError(f"{where}: a register is read before it is written")
+    return EmulatorError(f"{where}: the emulator failed: {type(error).__name__}: {error}")
 
 
 class _ModuleMemory:

@@ -76,11 +76,11 @@ def _grow(
     device: DeviceSpec,
 ) -> KernelConfig:
     """A legal config with the seed in it that closes many open pairs."""
-    places = {knob: place for place, knob in enumerate(family.knob_values)}
+    order = {knob: index for index, knob in enumerate(family.knob_values)}
 
     def pair_of(knob: str, value: object, other: str, other_value: object) -> KnobPair:
         here, there = (knob, value), (other, other_value)
-        return (here, there) if places[knob] < places[other] else (there, here)
+        return (here, there) if order[knob] < order[other] else (there, here)
 
     def most_gain_first(knob: str, cfg: KernelConfig, settled: Sequence[str]) -> Sequence[object]:
         def rank(value: object) -> tuple[int, int]:

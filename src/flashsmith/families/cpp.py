@@ -18,7 +18,7 @@ class Cpp:
         function: the type of a pointer to a main kernel.
         plan_header: declares `plan_function`.
         plan_function: 'Plan (const Config&, NumberReader&, Tensors, const DeviceSpec&, const
-            Semantics&)'. Its launches call kernels by their place in family.kernel_templates().
+            Semantics&)'. Its launches call kernels by their index in family.kernel_templates().
     """
 
     config_header: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 from flashsmith.errors import ArgumentError
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
-from flashsmith.families.knob import feature_of
+from flashsmith.families.knob import feature_of, feature_words
 from flashsmith.families.rule import LegalSpace, Rule
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.dtype import DType
@@ -381,6 +382,12 @@ def _check_knobs(config_class: Any) -> None:
             f"family: no short form of {name} says {', '.join(unsaid)}, so that two configs would "
             "have one name; give the knob a word, or add it to SHAPE or to one of GROUPS"
         )
+    words = Counter(word for declared in knobs.values() for word in feature_words(declared))
+    if doubled := sorted(word for word, times in words.items() if times > 1):
+        raise ArgumentError(
+            f"family: several knobs of {name} have the word {', '.join(map(quoted, doubled))}; "
+            "give each a word of its own"
+        )
     oldest = getattr(config_class, "OLDEST_ARCH", None)
     newest = max(device.arch for device in KNOWN_DEVICES)
     if not isinstance(oldest, int) or oldest > newest:
@@ -396,15 +403,15 @@ def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
     is_first = next(iter(FAMILIES), config_class.FAMILY) == config_class.FAMILY
     if not is_first and not word and not suffix:
         raise ArgumentError(
-            f"family: {name} has neither LEADING_WORD nor SHAPE_SUFFIX, which tell its short forms "
-            "from other families'; set one"
+            f"family: {name} has neither LEADING_WORD nor SHAPE_SUFFIX, one of which marks its "
+            "short forms; set one"
         )
     for other in others:
         theirs = other.config_class
         if name == theirs.__name__:
             raise ArgumentError(
                 f"family: its config class is called {name}, as that of {other.name}; demangled "
-                "names could not tell them apart; rename it"
+                "names could not distinguish them; rename it"
             )
         if suffix and suffix == theirs.SHAPE_SUFFIX:
             raise ArgumentError(
@@ -468,7 +475,7 @@ def load_installed_families() -> bool:
             except Exception as error:
                 failure = (
                     f"family {entry.name!r} ({entry.value}) failed to register: "
-                    f"{type(error).__name__}: {error}; mend or uninstall its package"
+                    f"{type(error).__name__}: {error}; repair or uninstall its package"
                 )
                 _failures.append(failure)
                 _log.warning("flashsmith: %s", failure)

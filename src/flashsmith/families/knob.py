@@ -90,6 +90,15 @@ def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
     return type(values[0])
 
 
+def feature_words(declared: Field[Any]) -> tuple[str, ...]:
+    """The words of a knob in short forms, without the number of one that has a number."""
+    word = declared.metadata["word"]
+    if word is None:
+        return ()
+    members = enumeration(declared) or ()
+    return tuple(f"{word}{member.name.lower()}" for member in members) or (word,)
+
+
 def feature_of(config_class: Any, word: str) -> dict[str, Any] | None:
     """The fields that one feature of a config class's short forms sets, numbers as their digits;
     {} of its leading word, None of a word that is no feature of it."""

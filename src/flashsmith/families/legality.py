@@ -69,7 +69,16 @@ def padding_advice(d: int) -> str:
 
 
 def rules_of(cfg: KernelConfig) -> tuple[Rule, ...]:
-    """The rules of the config's family."""
+    """The rules of the config's family.
+
+    Raises:
+        ArgumentError: the family is not registered.
+    """
+    if not hasattr(cfg, "family"):
+        raise ArgumentError(
+            f"config: {type(cfg).__name__} belongs to no registered family; register it with "
+            "register_family() first"
+        )
     return cfg.family.rules
 
 

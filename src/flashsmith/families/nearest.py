@@ -92,12 +92,12 @@ class _Search:
 def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, AnyConfig]]:
     """The nearest config for each choice of knobs, then the next for each, and so on."""
     seen: Counter[frozenset[str]] = Counter()
-    turns = []
+    ranks = []
     for changes, _ in nearest:
         knobs = frozenset(knob for knob, _ in changes)
-        turns.append(seen[knobs])
+        ranks.append(seen[knobs])
         seen[knobs] += 1
-    return [nearest[place] for place in sorted(range(len(nearest)), key=turns.__getitem__)]
+    return [nearest[i] for i in sorted(range(len(nearest)), key=ranks.__getitem__)]
 
 
 def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:

@@ -44,9 +44,9 @@ def note_fallback(caller: str, argument: str, facts: str) -> None:
     reason = caller, argument, _without_numbers(facts)
     with _lock:
         _count += 1
-        told = reason in _warned
+        warned = reason in _warned
         _warned.add(reason)
-    if not told:
+    if not warned:
         message = f"{caller} leaves this call to PyTorch: {argument}: {facts} (said once)"
         warnings.warn(message, FallbackWarning, stacklevel=3)
 

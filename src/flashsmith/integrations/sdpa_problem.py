@@ -49,7 +49,7 @@ def why_not(problem: SdpaProblem) -> Reason | None:
     Calls that PyTorch refuses are among those they cannot: PyTorch then says what is wrong.
     """
     if problem.has_mask:
-        return Reason("attn_mask", "a mask tensor; the kernels know causal and window masks only")
+        return Reason("attn_mask", "a mask tensor; the kernels have causal and window masks only")
     if problem.dropout_p != 0.0:
         return Reason("dropout_p", f"{problem.dropout_p}; the kernels are for inference")
     return (

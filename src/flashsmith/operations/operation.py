@@ -190,7 +190,7 @@ class Operation:
         if unknown:
             known = ", ".join(word for word in SEMANTIC_WORDS if word in self.semantics) or "none"
             raise ArgumentError(
-                f"semantics={quoted(str(semantics))}: {self.name} knows no "
+                f"semantics={quoted(str(semantics))}: {self.name} supports no "
                 f"{' and no '.join(unknown)}; leave it out (known: {known})"
             )
 

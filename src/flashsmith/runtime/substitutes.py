@@ -42,7 +42,7 @@ class Substitutes:
 
     found: dict[_Call, LoadedKernel] = field(default_factory=dict)
     stamp: object = None
-    said: set[tuple[Key, Key]] = field(default_factory=set)
+    warned: set[tuple[Key, Key]] = field(default_factory=set)
 
     def kernel_or_other(
         self,
@@ -84,8 +84,8 @@ class Substitutes:
 
     def _warn(self, wanted: Key, other: LoadedKernel, why: str) -> None:
         pair = wanted, (other.config, wanted[1], other.semantics)
-        if pair not in self.said:
-            self.said.add(pair)
+        if pair not in self.warned:
+            self.warned.add(pair)
             _log.warning(
                 "flashsmith: %s; %s [%s] is built and serves instead: it may be slower, and bits "
                 "may differ",

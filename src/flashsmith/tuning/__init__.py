@@ -1,9 +1,9 @@
 """The autotuner: searches a space of configs for the fastest kernel of every problem.
 
 Compile processes build libraries while one measuring process proves kernels and times them, in
-rungs of growing length that thin the field; in the end the near-winners take turns. A kernel that
-crashes, hangs or lies costs itself only. Whatever is found out is in a journal before the sweep
-goes on, so that it can be stopped at any time.
+rungs of growing length, each of which drops the slower ones; the final times the fastest
+interleaved. A kernel that crashes, hangs or gives wrong results is dropped, and nothing else is
+lost. Every finding is in a journal before the sweep goes on, so that it can be stopped at any time.
 """
 
 # Where they were before they moved.

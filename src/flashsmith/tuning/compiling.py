@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 from flashsmith.errors import CompileError
-from flashsmith.tuning.runner import Compiler
-from flashsmith.tuning.trial import Build, Compiled
+from flashsmith.tuning.runner import Compiled, Compiler
+from flashsmith.tuning.trial import Build
 from flashsmith.tuning.worker import Worker
 
 Batch = tuple[Build, ...]
@@ -19,18 +18,12 @@ MAX_BATCH = 10
 _MIN_BATCH = 3
 
 
-@dataclass(frozen=True)
-class _Running:
-    worker: Worker
-    batch: Batch
-
-
 class Compiling:
     """`jobs` processes, each with a batch; use from one thread.
 
     A batch whose process dies or hangs (for `patience` seconds) is split and tried again, so that
-    in the end one build is at fault: it comes back with an error. What a process raises is nobody's
-    fault in particular (no compiler, a full disk) and ends it all.
+    in the end one build is at fault: it comes back with an error. What a process raises is not the
+    fault of one build (no compiler, a full disk) and is raised here.
     """
 
     def __init__(self, compiler: Compiler, jobs: int, patience: float) -> None:
@@ -38,12 +31,12 @@ class Compiling:
         self._jobs = jobs
         self._patience = patience
         self._queue: deque[Batch] = deque()
-        self._running: list[_Running] = []
+        self._running: dict[Worker, Batch] = {}
         self._idle: list[Worker] = []
 
     def add(self, builds: Iterable[Build]) -> None:
-        """Queues builds, taking turns between those that cannot share a library: whatever the time
-        allows, every problem gets some of its kernels."""
+        """Queues builds, alternating between those that cannot share a library, so that every
+        problem gets some of its kernels early."""
         groups: dict[tuple[object, ...], list[Build]] = {}
         for build in builds:
             cfg = build.config
@@ -52,8 +45,8 @@ class Compiling:
         share = -(-sum(map(len, groups.values())) // (2 * self._jobs))
         size = max(_MIN_BATCH, min(MAX_BATCH, share))
         batches = [_split(group, size) for group in groups.values()]
-        turns = chain.from_iterable(zip_longest(*batches))
-        self._queue.extend(batch for batch in turns if batch is not None)
+        alternating = chain.from_iterable(zip_longest(*batches))
+        self._queue.extend(batch for batch in alternating if batch is not None)
 
     @property
     def busy(self) -> bool:
@@ -63,7 +56,7 @@ class Compiling:
     @property
     def workers(self) -> list[Worker]:
         """The processes at work."""
-        return [running.worker for running in self._running]
+        return list(self._running)
 
     def dispatch(self) -> None:
         """Gives every idle process a batch."""
@@ -71,7 +64,7 @@ class Compiling:
             worker = self._idle.pop() if self._idle else Worker(self._compiler, gentle=True)
             batch = self._queue.popleft()
             worker.request("compile", batch, seconds=self._patience)
-            self._running.append(_Running(worker, batch))
+            self._running[worker] = batch
 
     def collect(self) -> list[tuple[Build, Compiled]]:
         """What became of builds since the last call; does not wait.
@@ -79,22 +72,22 @@ class Compiling:
         Raises CompileError when a process did not start, or raised.
         """
         done: list[tuple[Build, Compiled]] = []
-        for running in list(self._running):
-            outcome = running.worker.outcome()
+        for worker in self.workers:
+            outcome = worker.outcome()
             if outcome is None:
                 continue
-            self._running.remove(running)
-            self._idle.append(running.worker)
+            batch = self._running.pop(worker)
+            self._idle.append(worker)
             if outcome.failure is None:
-                done += zip(running.batch, outcome.value, strict=True)
+                done += zip(batch, outcome.value, strict=True)
             elif outcome.failure.kind in ("startup", "error"):
                 raise CompileError(f"a compile process failed: {outcome.failure.reason}")
-            elif len(running.batch) > 1:
-                half = len(running.batch) // 2
-                self._queue.extendleft((running.batch[half:], running.batch[:half]))
+            elif len(batch) > 1:
+                half = len(batch) // 2
+                self._queue.extendleft((batch[half:], batch[:half]))
             else:
                 failure = f"{outcome.failure.kind}: {outcome.failure.reason}"
-                done.append((running.batch[0], Compiled(error=failure)))
+                done.append((batch[0], Compiled(error=failure)))
         return done
 
     def stop(self) -> None:
@@ -102,7 +95,7 @@ class Compiling:
         self._queue.clear()
         for worker in [*self.workers, *self._idle]:
             worker.stop()
-        self._running, self._idle = [], []
+        self._running, self._idle = {}, []
 
 
 def _split(group: Sequence[Build], size: int) -> list[Batch]:

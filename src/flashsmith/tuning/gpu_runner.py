@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from flashsmith import env
-from flashsmith.benchmark.contenders import KernelContender, kernel_contender
 from flashsmith.benchmark.environment import Environment, Telemetry
+from flashsmith.benchmark.implementations import KernelImplementation, kernel_implementation
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Proof
-from flashsmith.benchmark.places import gpu_place
+from flashsmith.benchmark.tensor_memory import gpu_memory
 from flashsmith.benchmark.timing import CudaEvents, Protocol, Samples, measure
 from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.builder import KernelLibrary, build, find_library
@@ -23,8 +23,8 @@ from flashsmith.errors import CompileError, IllegalConfigError
 from flashsmith.families import DeviceSpec, Problem
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
-from flashsmith.tuning.runner import LibraryGoneError, Runner
-from flashsmith.tuning.trial import Build, Compiled, is_right
+from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
+from flashsmith.tuning.trial import Build, is_right
 
 # Scores of a head that the first proof looks at: a few hundred rows of a long sequence.
 _QUICK_SCORES = 1 << 20
@@ -55,7 +55,7 @@ class NvccCompiler:
         self.device = device
 
     def open(self) -> None:
-        """There is nothing to get hold of."""
+        """Nothing to do."""
 
     def compile(self, builds: Sequence[Build]) -> list[Compiled]:
         """Builds of one semantics. What the cache has is not compiled; when a batch does not
@@ -78,16 +78,14 @@ class NvccCompiler:
         found: dict[Build, Compiled] = {}
         together = find_library_from(package_sources(), configs, arch=arch, semantics=semantics)
         for one in builds:
-            library = together or find_library(
-                one.config, arch=self.device.arch, semantics=semantics
-            )
+            library = together or find_library(one.config, arch=arch, semantics=semantics)
             if library is not None:
                 self._add(found, [one], library)
         return found
 
     def _build(self, builds: Sequence[Build]) -> KernelLibrary:
         configs = [b.config for b in builds]
-        # Its warnings are of spills, which the sweep has an opinion of its own on.
+        # Its warnings are of spills, which the sweep judges by its own limit.
         return build(
             configs,
             arch=self.device.arch,
@@ -108,11 +106,11 @@ class GpuBench:
     """Proves and times on GPU 0 of its process. It keeps the tensors of the last problems."""
 
     def open(self) -> None:
-        """Takes hold of the GPU, through PyTorch if it is there; that can take a while.
+        """Initialises the GPU, through PyTorch if it is there; that can take a while.
 
         Raises LaunchError when there is no GPU.
         """
-        self._place = gpu_place()
+        self._memory = gpu_memory()
         self._workloads: OrderedDict[Problem, AnyWorkload] = OrderedDict()
         self._open_libraries: dict[str, KernelLibrary] = {}
         self._clock = CudaEvents()
@@ -126,7 +124,7 @@ class GpuBench:
         """By verify's rule, on some rows of two heads; `thorough` takes all of their rows.
 
         Wrong outputs are looked at twice, with new tensors: the kernel before this one may have
-        written where it had no business.
+        written out of bounds.
         """
         proof = self._proof(problem, build, library, thorough)
         if not is_right(proof):
@@ -150,23 +148,23 @@ class GpuBench:
             measure_ms=ms,
             num_estimates=1,
         )
-        contenders = [self._contender(problem, *kernel) for kernel in kernels]
-        found = measure(contenders, protocol, clock=self._clock, telemetry=self._telemetry)
-        return [found[contender.name] for contender in contenders]
+        implementations = [self._implementation(problem, *kernel) for kernel in kernels]
+        found = measure(implementations, protocol, clock=self._clock, telemetry=self._telemetry)
+        return [found[implementation.name] for implementation in implementations]
 
     def _proof(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        contender = self._contender(problem, build, library)
+        implementation = self._implementation(problem, build, library)
         scores = None if thorough else _QUICK_SCORES
-        return Proof.of(contender.workload.judge(contender.output(), scores))
+        return Proof.of(implementation.workload.judge(implementation.output(), scores))
 
-    def _contender(self, problem: Problem, build: Build, library: str) -> KernelContender:
+    def _implementation(self, problem: Problem, build: Build, library: str) -> KernelImplementation:
         if library not in self._open_libraries:
             opened = Cache(cache_dir()).open(library)
             if opened is None:
                 raise LibraryGoneError(f"{library}: gone from the kernel cache, or damaged")
             self._open_libraries[library] = opened
             loaded_kernels.add(opened)
-        return kernel_contender(build.config, self._workload(problem))
+        return kernel_implementation(build.config, self._workload(problem))
 
     def _workload(self, problem: Problem) -> AnyWorkload:
         found = self._workloads.pop(problem, None)
@@ -179,10 +177,10 @@ class GpuBench:
 
     def _make(self, problem: Problem) -> AnyWorkload:
         try:
-            return workload_of(problem, place=self._place)
+            return workload_of(problem, memory=self._memory)
         except Exception:
             # PyTorch and the driver have errors of their own for 'out of memory'.
             if not self._workloads:
                 raise
             self._workloads.clear()
-            return workload_of(problem, place=self._place)
+            return workload_of(problem, memory=self._memory)

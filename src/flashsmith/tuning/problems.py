@@ -6,42 +6,33 @@ import os
 from collections.abc import Iterable
 from itertools import product
 
-from flashsmith.benchmark.problems import PROBLEM_SETS
+from flashsmith.benchmark.problems import PROBLEM_SETS, SEQ_LENS, default_problem
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DeviceSpec, DType, Problem, Semantics
+from flashsmith.families import DeviceSpec, DType, Problem
 from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, read_text
 
-_MASKS = (Semantics(), Semantics("causal"))
-_TOKENS = 65536  # of a batch, where it is not cut to 16
-_MAX_BATCH = 16
-# Per head dimension: heads, so that every model is about as wide, and lengths. What lies between
-# two lengths is served by the nearer one's winner.
-_CELLS = {
-    128: (16, (512, 1024, 2048, 4096, 8192, 16384)),
-    64: (32, (512, 1024, 4096, 16384)),
-    96: (16, (512, 1024, 4096, 16384)),
-    256: (8, (512, 1024, 4096, 16384)),
-}
+# By head dimension. What lies between two lengths is served by the nearer one's winner.
+_LENGTHS = {128: SEQ_LENS, **dict.fromkeys((64, 96, 256), (512, 1024, 4096, 16384))}
 # Of a reference problem: its length, and 8 tiles of 128 rows for every SM.
 _REFERENCE_LENGTH = 2048
 _REFERENCE_ROWS_PER_SM = 8 * 128
 
 
 def default_problems() -> list[Problem]:
-    """The cells that the benchmarks report: both dtypes, full and causal, batch 16 up to 4096 keys,
-    then as many as make 65,536 tokens; those that share kernels stand together."""
+    """The points that the benchmarks report: both dtypes, full and causal; those that share kernels
+    stand together."""
     return [
-        Problem(min(_MAX_BATCH, _TOKENS // seq), seq, seq, heads, heads, d, dtype, semantics)
-        for d, (heads, lengths) in _CELLS.items()
-        for dtype, semantics, seq in product(DType, _MASKS, lengths)
+        default_problem(d, seq, dtype, causal=causal)
+        for d, lengths in _LENGTHS.items()
+        for dtype, causal, seq in product(DType, (False, True), lengths)
     ]
 
 
 def read_problems(text: str) -> list[Problem]:
     """The problems of a file (one a line; blank lines and '# ...' do not count), or of a text that
-    separates them by ';'. A part may be one of bench's sets of cells, and stands for all of its
-    problems. Doubles count once.
+    separates them by ';'. A part may be the name of a set of bench's, for all of its problems.
+    Duplicates count once.
 
     Raises:
         ArgumentError: the file cannot be read, a problem cannot be parsed (a file's line is named),

@@ -1,16 +1,17 @@
 """A race: which of many kernels is fastest on a problem, by successive halving.
 
-follow() says where a race is from the trials that are known, and what to measure next. It keeps
-nothing: the same trials give the same answer, in whatever order they came, so that a kernel that is
-found to be wrong late leaves no trace in who was dropped beside it.
+follow() computes where a race is, and what to measure next, from the trials that are known. It has
+no state: the same trials give the same answer, in any order. A kernel that is found to be wrong
+late needs no correction of what was dropped because of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem
@@ -48,9 +49,9 @@ class Rung:
     """One round: a kernel is launched at least `least` times, and for `ms` milliseconds in all.
 
     Short kernels are launched more often, since what disturbs them does not shrink with them.
-    margin: how near the best, as a share of its time, keeps a kernel in the race whatever its
-    place. steady: whether the GPU is warmed up first. Without, whoever comes after a pause is timed
-    at a clock up to a quarter higher.
+    margin: how near the best, as a share of its time, keeps a kernel in the race at any rank.
+    steady: whether the GPU is warmed up first. Without, what is timed after a pause runs at a clock
+    up to a quarter higher.
     """
 
     least: int
@@ -63,8 +64,8 @@ class Rung:
 class Halving:
     """The rules of a race.
 
-    Every rung keeps 1/eta of the active kernels, at least `finalists`, and whoever is within its
-    margin. Then at most `finalists` kernels that are within the last rung's margin are timed
+    Every rung keeps 1/eta of the active kernels, at least `finalists`, and all within its margin.
+    Then at most `finalists` kernels that are within the last rung's margin are timed
     interleaved, for `final_ms` each and at least `final_least` launches. A long problem is only
     tried with what is within `entry_margin` of the best on its reference problem, or among the
     first 1/eta there. `leaders`: of how many the neighbours are tried.
@@ -89,7 +90,7 @@ class Halving:
             )
 
     def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
-        """Who goes on, fastest first, of those with `times` (milliseconds by name).
+        """Those that go on, fastest first, of the kernels with `times` (milliseconds by name).
 
         Equal times are ordered by name.
         """
@@ -99,7 +100,7 @@ class Halving:
         return [name for place, name in enumerate(ranked) if place < kept or name in near]
 
     def final_of(self, times: Mapping[str, float]) -> list[str]:
-        """Who is in the final, fastest first: all who could still be the best."""
+        """Those in the final, fastest first: all that could still be the best."""
         ranked = _ranked(times)
         near = _near_the_best(times, ranked, self.rungs[-1].margin)
         return [name for name in ranked if name in near][: self.finalists]
@@ -121,7 +122,7 @@ DEFAULT_HALVING = Halving()
 class Race:
     """A problem and the kernels that compete on it.
 
-    builds: those that begin. reference: the race for a shorter problem; who is far behind in its
+    builds: those that begin. reference: the race for a shorter problem; what is far behind in its
     first rung does not enter this one. When all rungs are complete, neighbours of the best join,
     and the rungs are run for them; `refinements` times.
     """
@@ -154,16 +155,18 @@ class Task:
 class RaceState:
     """Where a race is.
 
-    trials: by short form, of all that joined, each with the status that the race gives it. rung:
-    the one under way, counted from 0, or how many there are when all are complete. pending: who has
-    to be proven or timed for it to end, in that order. waiting: nobody enters before the
-    reference's first rung is complete. searched: all rungs are complete, and no neighbours are left
-    to join. closed: its search ended early. final, failed_finals: the final of those who are in it
-    now, and how often it broke down.
+    joined: the trials of all that joined, by short form; active: those that may still win; dropped:
+    why others may not, beside what their kernels did. rung: the one under way, counted from 0, or
+    how many there are when all are complete. pending: what has to be proven or timed for it to end,
+    in that order. waiting: nothing enters before the reference's first rung is complete. searched:
+    all rungs are complete, and no neighbours are left to join. closed: its search ended early.
+    decided, failed_finals: whether the present finalists had their final, and how often it failed.
     """
 
     race: Race
-    trials: Mapping[str, Trial]
+    joined: Mapping[str, Trial]
+    active: tuple[Trial, ...] = ()
+    dropped: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
     rung: int = 0
     pending: tuple[Trial, ...] = ()
     waiting: bool = False
@@ -171,7 +174,7 @@ class RaceState:
     searched: bool = False
     closed: bool = False
     finalists: tuple[Trial, ...] = ()
-    final: Record | None = None
+    decided: bool = False
     failed_finals: int = 0
 
     @property
@@ -179,15 +182,21 @@ class RaceState:
         """What it is about."""
         return self.race.problem
 
-    @property
-    def active(self) -> list[Trial]:
-        """Who may still win."""
-        return [trial for trial in self.trials.values() if trial.active]
+    @cached_property
+    def trials(self) -> dict[str, Trial]:
+        """The trials of all that joined, each with the status that the race gives it."""
+        return {
+            name: replace(trial, status=self.dropped[name][0], reason=self.dropped[name][1])
+            if name in self.dropped
+            else trial
+            for name, trial in self.joined.items()
+        }
 
-    @property
-    def decided(self) -> bool:
-        """Whether there was a final between those who can still be the best."""
-        return self.final is not None
+    @cached_property
+    def survived(self) -> list[Trial]:
+        """Those that did nothing wrong: they may win, or were slower."""
+        out = {name for name, (status, _) in self.dropped.items() if status == "not reached"}
+        return [t for name, t in self.joined.items() if t.active and name not in out]
 
     @property
     def finished(self) -> bool:
@@ -202,13 +211,13 @@ class RaceState:
 
     @property
     def wanted(self) -> list[Build]:
-        """Kernels that may have to be measured; whoever was slower may get another chance."""
-        return [] if self.finished else [t.build for t in self.trials.values() if t.survived]
+        """Kernels that may have to be measured: slower ones too, which may be active again."""
+        return [] if self.finished else [trial.build for trial in self.survived]
 
     @cached_property
     def measurements(self) -> int:
-        """How often something was timed before the final."""
-        return sum(len(trial.samples) for trial in self.trials.values())
+        """How often something was timed."""
+        return sum(len(trial.samples) for trial in self.joined.values())
 
     # ---- what to do ----
 
@@ -216,7 +225,7 @@ class RaceState:
         """What to measure next with the kernels that are `ready`; None: nothing now.
 
         A kernel is proven before it is timed; a rung begins when the one before is complete, and
-        ends as soon as everybody has been timed on it.
+        ends as soon as all active kernels have been timed on it.
         """
         for trial in () if self.closed else self.pending:
             if trial.build in ready:
@@ -227,13 +236,13 @@ class RaceState:
     def final_task(self, ready: Container[Build], seconds: float) -> Task | None:
         """What the final needs next; None: it is over, or does not fit into so many seconds.
 
-        Whoever is in it is checked thoroughly first.
+        Each finalist is checked thoroughly first.
         """
         finalists, halving = self.finalists, self.race.halving
         if not finalists or self._final_is_over or not all(t.build in ready for t in finalists):
             return None
         for trial in finalists if self.failed_finals else ():
-            # Who broke it? Timed alone, the culprit fails alone.
+            # Timed alone, the kernel that broke it fails alone.
             if ALONE not in trial.samples:
                 return self._task(ALONE, trial, halving.rungs[-1])
         for trial in finalists:
@@ -259,7 +268,7 @@ class RaceState:
         time that is left: by the problem's FLOP at a fixed rate."""
         halving = self.race.halving
         launch = self.problem.attn_flop() / _NOMINAL_FLOP_PER_MS
-        running = [t for t in self.trials.values() if t.active or (t.survived and t.samples)]
+        running = [t for t in self.survived if t.samples or t.name not in self.dropped]
         number, total, done = len(running), 0.0, 0.0
         for place, rung in enumerate(halving.rungs):
             each = max(rung.ms, rung.least * launch) + _OTHER_LAUNCHES * launch + _OVERHEAD_MS
@@ -275,51 +284,42 @@ class RaceState:
 
     @property
     def last_stage(self) -> str:
-        """The stage of the last rung that everybody in the race has run."""
+        """The stage of the last rung that is complete."""
         return rung_stage(max(0, self.rung - 1))
+
+    @property
+    def first_times(self) -> dict[str, float]:
+        """Milliseconds on the first rung, of the kernels that began the race."""
+        began = {build.name for build in self.race.builds}
+        return _times((t for t in self.survived if t.name in began), rung_stage(0))
 
     @cached_property
     def ranked(self) -> list[Trial]:
-        """Everybody with a time, fastest first.
+        """The trials with a time, fastest first.
 
-        Times of the final, or without one of the last complete rung, stand as they are. Those of
-        another rung are scaled by what the best of these took on both: the GPU's clock was another
-        then.
+        Times of the final, or without one of the last complete rung, are as measured. Those of
+        another rung are scaled by the ratio of the best kernel's times in both: the GPU ran at
+        another clock then.
         """
-        found = {trial.name: trial for trial in self._finalists_as_ranked()}
-        times = {name: trial.ms for name, trial in found.items()}
-        times = times or _times(self.active, self.last_stage)
+        decisive = FINAL if self.decided else self.last_stage
+        times = _times(self.trials.values() if self.decided else self.active, decisive)
         if not times:
             return []
         best = self.trials[_ranked(times)[0]].medians
+        stages = [*map(rung_stage, range(len(self.race.halving.rungs))), FINAL]
+        found = []
         for trial in self.trials.values():
-            rungs = [stage for stage in trial.medians if stage != ALONE]
-            if trial.name in found or not trial.survived or not rungs:
-                continue
-            shared = [stage for stage in rungs if stage in best]
-            stage = max(shared or rungs, key=lambda stage: int(stage.split()[1]))
-            ms = trial.medians[stage]
-            if shared:
-                ms *= min(times.values()) / best[stage]
-            found[trial.name] = replace(trial, ms=ms, stage=stage)
-        return sorted(found.values(), key=lambda trial: (trial.ms, trial.name))
+            timed = [stage for stage in stages if stage in trial.medians]
+            if trial.survived and timed:
+                shared = [stage for stage in timed if stage in best]
+                last = (shared or timed)[-1]
+                ratio = best[decisive] / best[last] if shared else 1.0
+                found.append(replace(trial, ms=trial.medians[last] * ratio, stage=last))
+        return sorted(found, key=lambda trial: (trial.ms, trial.name))
 
     def tflops(self, trial: Trial) -> float:
         """TFLOP/s of one of those that are ranked."""
         return self.problem.attn_flop() / trial.ms / 1e9
-
-    def _finalists_as_ranked(self) -> Iterable[Trial]:
-        if self.final is None:
-            return
-        for build, samples in zip(self.final.builds, self.final.samples, strict=True):
-            trial = self.trials[build.name]
-            yield replace(
-                trial,
-                samples={**trial.samples, FINAL: samples},
-                origins={**trial.origins, FINAL: self.final.origin},
-                ms=samples.median_ms,
-                stage=FINAL,
-            )
 
 
 def follow(
@@ -330,104 +330,94 @@ def follow(
     early: bool = False,
     closed: bool = False,
 ) -> RaceState:
-    """Where a race is by what is known.
+    """Where a race is, by what is known.
 
-    reference: where the race's reference is, if it has one. early: whether kernels enter by what
-    the reference has timed so far, the best of that first. closed: whether the search ends before
-    its time; what was not timed at all is out.
+    reference: the state of the race's reference, if it has one. early: whether kernels enter by
+    what the reference has timed so far, the best of that first. closed: whether the search ends
+    early; what was not timed at all is out.
     """
     problem, halving = race.problem, race.halving
-    trials = {build.name: known.of(problem, build) for build in race.builds}
+    joined = known.of(problem, race.builds)
+    active = {name: trial for name, trial in joined.items() if trial.active}
+    dropped: dict[str, tuple[Status, str]] = {}
+    rung, first_rung_complete = 0, False
+
+    def drop(names: Iterable[str], status: Status, reason: str) -> None:
+        for name in names:
+            if active.pop(name, None) is not None:
+                dropped[name] = status, reason
+
+    def keep(times: Mapping[str, float], margin: float, where: str) -> None:
+        best = min(times.values(), default=0.0)
+        for name in times.keys() - halving.survivors(times, margin):
+            drop([name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
+
+    def state(**facts: Any) -> RaceState:
+        finalists = halving.final_of(_times(active.values(), rung_stage(max(0, rung - 1))))
+        ran = problem, frozenset(finalists)
+        final = known.finals.get(ran)
+        return RaceState(
+            race,
+            joined | _timed_in(final, joined),
+            tuple(active.values()),
+            dropped,
+            rung,
+            first_rung_complete=first_rung_complete,
+            closed=closed,
+            finalists=tuple(joined[name] for name in finalists),
+            decided=final is not None,
+            failed_finals=known.failed_finals[ran],
+            **facts,
+        )
+
     if problem in known.unprepared:
         reason = f"the problem cannot be set up: {known.unprepared[problem]}"
-        _drop(trials, trials, "not reached", reason)
-    on_reference: dict[str, float] = {}
+        drop(list(active), "not reached", reason)
     if reference is not None:
         if reference.first_rung_complete or reference.closed or early:
-            on_reference = _first_times(reference)
-            where = f"on {reference.problem}"
-            _drop_slower(trials, on_reference, halving, halving.entry_margin, where)
+            keep(reference.first_times, halving.entry_margin, f"on {reference.problem}")
         elif not closed:
-            return RaceState(race, trials, waiting=True)
-    state = RaceState(race, trials, closed=closed)
+            return state(waiting=True)
+    order = _times(reference.joined.values(), rung_stage(0)) if early and reference else {}
     for refined in range(race.refinements + 1):
         if closed:
-            untimed = [name for name, trial in trials.items() if not trial.samples]
-            _drop(trials, untimed, "not reached", "the budget ended before it was timed")
-        for number, rung in enumerate(halving.rungs):
-            stage = rung_stage(number)
-            pending = [t for t in state.active if t.proof is None or stage not in t.samples]
+            untimed = [name for name, trial in active.items() if not trial.samples]
+            drop(untimed, "not reached", "the budget ended before it was timed")
+        for rung, rule in enumerate(halving.rungs):
+            stage = rung_stage(rung)
+            pending = [t for t in active.values() if t.proof is None or stage not in t.samples]
             if pending:
-                order = on_reference if early else {}
                 pending.sort(key=lambda t: (t.proof is None, order.get(t.name, math.inf)))
-                state = replace(state, rung=number, pending=tuple(pending))
-                return _with_final(state, known)
-            times = _times(state.active, stage)
-            _drop_slower(trials, times, halving, rung.margin, f"of {stage}")
-            state = replace(state, rung=number + 1, first_rung_complete=True)
-        joining = _neighbours(state, known) if refined < race.refinements else {}
+                return state(pending=tuple(pending))
+            keep(_times(active.values(), stage), rule.margin, f"of {stage}")
+            first_rung_complete = True
+        rung = len(halving.rungs)
+        times = _times(active.values(), stage)
+        leaders = _ranked(times)[: halving.leaders if refined < race.refinements else 0]
+        near = (_builds_beside(problem, joined[name].build.config) for name in leaders)
+        joining = known.of(problem, [b for builds in near for b in builds if b.name not in joined])
         if not joining or (closed and not any(trial.samples for trial in joining.values())):
             break
-        trials |= joining
-    return _with_final(replace(state, searched=True), known)
-
-
-def _with_final(state: RaceState, known: Trials) -> RaceState:
-    """The same with what is known of the final of those who can still be the best."""
-    times = _times(state.active, state.last_stage)
-    names = state.race.halving.final_of(times)
-    ran = state.problem, frozenset(names)
-    return replace(
-        state,
-        finalists=tuple(state.trials[name] for name in names),
-        final=known.finals.get(ran),
-        failed_finals=known.failed_finals[ran],
-    )
+        joined |= joining
+        active |= {name: trial for name, trial in joining.items() if trial.active}
+    return state(searched=True)
 
 
 def _times(trials: Iterable[Trial], stage: str) -> dict[str, float]:
     return {trial.name: trial.medians[stage] for trial in trials if stage in trial.samples}
 
 
-def _first_times(reference: RaceState) -> dict[str, float]:
-    """What those took on its first rung who began its race."""
-    began = (reference.trials[build.name] for build in reference.race.builds)
-    return _times((trial for trial in began if trial.survived), rung_stage(0))
-
-
-def _drop_slower(
-    trials: dict[str, Trial],
-    times: Mapping[str, float],
-    halving: Halving,
-    margin: float,
-    where: str,
-) -> None:
-    survivors = set(halving.survivors(times, margin))
-    best = min(times.values(), default=0.0)
-    for name in times.keys() - survivors:
-        _drop(trials, [name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
-
-
-def _drop(trials: dict[str, Trial], names: Iterable[str], status: Status, reason: str) -> None:
-    """Takes those of these names out that are active."""
-    for name in names:
-        if name in trials and trials[name].active:
-            trials[name] = replace(trials[name], status=status, reason=reason)
-
-
-def _neighbours(state: RaceState, known: Trials) -> dict[str, Trial]:
-    """The trials, by short form, that join: of configs one move away from the leaders."""
-    times = _times(state.active, state.last_stage)
-    found: dict[str, Trial] = {}
-    for leader in _ranked(times)[: state.race.halving.leaders]:
-        for build in _builds_beside(state.problem, state.trials[leader].build.config):
-            if build.name not in state.trials:
-                found[build.name] = known.of(state.problem, build)
-    return found
+def _timed_in(final: Record | None, trials: Mapping[str, Trial]) -> dict[str, Trial]:
+    """The trials of a final, with its times."""
+    if final is None:
+        return {}
+    pairs = zip((trials[b.name] for b in final.builds), final.samples, strict=True)
+    return {trial.name: trial.after(FINAL, samples, final.origin) for trial, samples in pairs}
 
 
 @lru_cache(maxsize=4096)
 def _builds_beside(problem: Problem, config: KernelConfig) -> tuple[Build, ...]:
+    """Of the configs one move away."""
     return tuple(Build.of(problem, other) for other in config.family.neighbours(config))
 
 

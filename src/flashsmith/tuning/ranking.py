@@ -36,7 +36,7 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
     """Every kernel of every race: per problem those with a time, fastest first, then the others.
 
     ms is what ranks: the final's median, or a rung's scaled to it (`protocol` says which stage);
-    best_ms is scaled alike. note: what dropped a kernel.
+    best_ms is scaled by the same factor. note: what dropped a kernel.
     """
     rows = []
     for state in states:
@@ -48,7 +48,7 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 
 def winners(state: RaceState, runner: Runner) -> list[Ranked]:
     """The race's ranking as the table of winners takes it: as of its final, or of the last time
-    without one. What was not checked thoroughly does not stand first where something was."""
+    without one. What was not checked thoroughly is not ranked before what was."""
     proven = [trial for trial in state.ranked if trial.proof is not None]
     best_checked = min((trial.ms for trial in proven if trial.checked), default=0.0)
     kept = [trial for trial in proven if trial.checked or trial.ms >= best_checked]
@@ -87,7 +87,7 @@ def record_beside(
     state: RaceState, runner: Runner, path: Path, shipped: WinnersTable | None
 ) -> None:
     """Enters a race that had its final into a table of other sweeps' winners, beside what they
-    found, and takes out what did wrong here. `shipped` stands behind that table, if any does.
+    found, and takes out what was wrong here. `shipped`: the table behind that one, if any.
 
     Raises TableError.
     """

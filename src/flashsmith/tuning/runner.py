@@ -1,4 +1,4 @@
-"""What a sweep needs of the world: something that compiles, something that proves and times.
+"""What a sweep runs on: something that compiles, something that proves and times.
 
 Both run in worker processes and are pickled to get there; `gpu_runner` has the real ones, tests
 give others.
@@ -10,15 +10,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.timing import Samples
 from flashsmith.errors import LaunchError
 from flashsmith.families import DeviceSpec, Problem
-from flashsmith.tuning.trial import Build, Compiled
+from flashsmith.tuning.trial import COMPILE, Build, Record
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a build: the facts of its kernel and the key of its library, or the error that
+    it ended with."""
+
+    facts: KernelFacts | None = None
+    library: str = ""
+    error: str = ""
+
+    def record(self, build: Build) -> Record:
+        """The same as the journal has it."""
+        if self.facts is not None:
+            return Record(COMPILE, builds=(build,), facts=self.facts)
+        return Record(COMPILE, builds=(build,), failure=("error", self.error))
 
 
 class Compiler(Protocol):
-    """Lives in the compile processes."""
+    """Runs in the compile processes."""
 
     def open(self) -> Any:
         """Called once, in the process."""
@@ -32,11 +49,11 @@ class LibraryGoneError(LaunchError):
 
 
 class Bench(Protocol):
-    """Lives in the measuring process. Whatever it raises costs the kernel at hand, but
-    LibraryGoneError, which is nobody's fault."""
+    """Runs in the measuring process. An exception disqualifies the kernel at hand, except
+    LibraryGoneError, which no kernel causes."""
 
     def open(self) -> Any:
-        """Called once, in the process: takes hold of the GPU."""
+        """Called once, in the process: initialises the GPU."""
 
     def prepare(self, problem: Problem) -> None:
         """Makes a problem's tensors. Fails where the GPU is too small for them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from flashsmith.chooser.candidates import by_preference
@@ -24,7 +25,7 @@ from flashsmith.operations import DEFAULT
 # The space of the newest family that runs on a device, and a few configs of the others.
 ALL_FAMILIES = "both"
 _FEW = 8
-# Sets that say how to schedule, whatever the dtype and the head dimension; 'B_r,B_c' is of tune.
+# Sets that are searched at every dtype and head dimension; 'B_r,B_c' is of tune.
 _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
 
@@ -81,18 +82,18 @@ def search_space(
     """
     key = key or default_space(device)
     d_head = d_head_for(problem)
-    spaces = {family.space_key: family for family in families() if family.space_key}
-    of_attention = key == ALL_FAMILIES or (key in spaces and spaces[key].operation == DEFAULT)
-    own = key in spaces and spaces[key].operation == problem.operation
-    if problem.operation != DEFAULT and (of_attention or own):
-        return _of_operation(problem, d_head, key)
-    if key in spaces:
-        if spaces[key].operation != problem.operation:
-            raise SelectionError(
-                f"space={key!r}: its kernels compute {spaces[key].operation}, and '{problem}' is "
-                f"of the operation {problem.operation}; take another space"
-            )
-        return _whole(spaces[key], problem, d_head)
+    asked = [family for family in families() if family.space_key == key]
+    of = asked[0].operation if asked else DEFAULT if key == ALL_FAMILIES else None
+    if of == DEFAULT != problem.operation:
+        # A key that stands for attention's kernels says nothing about another operation's.
+        asked = list(families(problem.operation))
+    elif asked and of != problem.operation:
+        raise SelectionError(
+            f"space={key!r}: its kernels compute {of}, and '{problem}' is of the operation "
+            f"{problem.operation}; take another space"
+        )
+    if asked:
+        return _whole(asked, problem, d_head, key)
     if key == ALL_FAMILIES:
         newest, *others = _searched(device)
         found = list(newest.search_space(problem.dtype, d_head, _masked(problem)))
@@ -112,26 +113,8 @@ def search_space(
     return list(dict.fromkeys(fitting))
 
 
-def _of_operation(problem: Problem, d_head: int, key: str) -> list[KernelConfig]:
-    """The spaces of the families of an operation: that of the key if it is one of theirs, else all,
-    since the keys that stand for attention's say nothing about them."""
-    own = families(problem.operation)
-    asked = [family for family in own if family.space_key == key] or own
-    found = [
-        cfg
-        for family in asked
-        for cfg in family.search_space(problem.dtype, d_head, _masked(problem))
-    ]
-    if not found:
-        raise SelectionError(
-            f"space={key!r}: no family of {problem.operation} searches d_head {d_head}, which "
-            f"{problem} needs; name configs"
-        )
-    return found
-
-
 def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """What says how the family stands to another: its own search is for another sweep."""
+    """Enough to compare the family with another; its whole space is for another sweep."""
     d_head, masked = d_head_for(problem), _masked(problem)
     sound = [
         cfg
@@ -148,7 +131,7 @@ def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelCon
 
 @lru_cache(maxsize=1)
 def _shipped() -> WinnersTable:
-    # The user's own changes while a sweep runs, and what it goes on with must not.
+    # Not the user's own, which changes while a sweep runs: a resumed sweep has the same space.
     return WinnersTable.shipped()
 
 
@@ -156,14 +139,15 @@ def _masked(problem: Problem) -> bool:
     return problem.semantics.mask != "none"
 
 
-def _whole(family: Family, problem: Problem, d_head: int) -> list[KernelConfig]:
-    found = family.search_space(problem.dtype, d_head, _masked(problem))
+def _whole(asked: Sequence[Family], problem: Problem, d_head: int, key: str) -> list[KernelConfig]:
+    """The spaces of families of one operation."""
+    masked = _masked(problem)
+    found = [cfg for family in asked for cfg in family.search_space(problem.dtype, d_head, masked)]
     if not found:
-        alike = families(family.operation)
-        others = [one.space_key for one in alike if one.space_key and one is not family]
+        others = [one.space_key for one in families(problem.operation) if one not in asked]
+        named = [f"space={other!r}" for other in others if other]
         raise SelectionError(
-            f"space={family.space_key!r}: the {family.title} family has no kernels of d_head "
-            f"{d_head}, which {problem} needs; leave the problem out, or take "
-            f"space={others[0]!r}"
+            f"space={key!r}: it has no kernels of d_head {d_head}, which {problem} needs; leave "
+            f"the problem out, or take {' or '.join(named) or 'configs by name'}"
         )
-    return list(found)
+    return found

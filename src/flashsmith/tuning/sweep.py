@@ -5,29 +5,27 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.progress import TaskProgressColumn, TextColumn
 
 from flashsmith.benchmark.measurement import now
-from flashsmith.benchmark.progress import Teller
+from flashsmith.benchmark.progress import LineReporter
 from flashsmith.errors import LaunchError
 from flashsmith.families import Problem
 from flashsmith.time_left import format_seconds
 from flashsmith.tuning.compiling import Compiling
 from flashsmith.tuning.journal import Journal
 from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, Task, follow
-from flashsmith.tuning.runner import LibraryGoneError, Runner
+from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
 from flashsmith.tuning.space import search_space as search_space  # documented as this module's
 from flashsmith.tuning.trial import (
     CHECK,
-    COMPILE,
     DEFAULT_MAX_SPILL,
     PREPARE,
     PROVE,
     Build,
-    Compiled,
     Record,
     Trials,
 )
@@ -39,23 +37,23 @@ _SEARCH_SHARE = 0.75
 _IN_A_ROW = 32
 # A GPU that does not come back so many times in a row is not one kernel's fault.
 _STARTUP_ATTEMPTS = 3
-# Slower than this is as good as hanging.
+# A kernel slower than this counts as hanging.
 _SLOWEST_FLOP_PER_SECOND = 1e12
 _REFRESH_SECONDS = 0.25
 # Between two plain lines that only say how far the sweep is.
 _LINE_SECONDS = 15.0
-# Every library brings a CUDA runtime of its own, and a process cannot hold any number of them.
+# Each library links a CUDA runtime statically, and a process cannot hold any number of those.
 MAX_LIBRARIES = 300
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a sweep goes about it.
+    """What a sweep is run with.
 
-    budget: seconds for all problems together. max_spill: spilled bytes per thread that are let
-    pass. refinements: how many times neighbours of a problem's best are tried. jobs: compile
-    processes. patience: seconds that a request to the bench may take beyond
-    what its FLOP explain; compile_patience: seconds that a batch of kernels may take to compile.
+    budget: seconds for all problems together. max_spill: spilled bytes per thread that are allowed.
+    refinements: how many times neighbours of a problem's best are tried. jobs: compile processes.
+    patience: seconds that a request to the bench may take beyond what its FLOP explain;
+    compile_patience: seconds that a batch of kernels may take to compile.
     """
 
     halving: Halving = DEFAULT_HALVING
@@ -67,7 +65,7 @@ class Settings:
     compile_patience: float = 600.0
 
 
-class SweepProgress(Teller):
+class SweepProgress(LineReporter):
     """Reports on standard error how far a sweep is: a bar and the best so far, or lines."""
 
     def __init__(self, quiet: bool = False) -> None:
@@ -91,10 +89,10 @@ class SweepProgress(Teller):
 class Sweep:
     """One run over races, from what the journal knows to the end of the work or of the budget.
 
-    What is known is `trials`, the journal's records, to which every finding is added; where the
-    races are follows from it. Of its own a run has its processes, and what its clock says: how long
-    each problem took, and whose search the budget cut short. `on_finished` is called with every
-    race that is over, as soon as it is. The budget is counted by `clock`, in seconds.
+    All that is known is in `trials`: the journal's records, to which every result is added. The
+    states of the races follow from that. Beside it a run has its processes and its clock: how long
+    each problem took, and which searches the budget ended. `on_finished` is called with every race
+    as soon as it is over. The budget is counted by `clock`, in seconds.
     """
 
     def __init__(
@@ -132,12 +130,9 @@ class Sweep:
         self._opened: set[str] = set()  # by the bench's process
         self._prepared: set[Problem] = set()
         self._startups_failed = 0
-        # What follows from `trials`, worked out again where records were about it.
-        self._states: dict[Problem, RaceState] = {}
-        self._stale = set(self.races)
-        # As they were last looked at, to have kernels compiled and to report who is over.
-        self._asked_as: dict[Problem, RaceState] = {}
-        self._reported_as: dict[Problem, RaceState] = {}
+        # What follows from all that, with what it was worked out from; and as last looked at.
+        self._states: dict[Problem, tuple[RaceState, tuple[object, ...]]] = {}
+        self._seen: dict[Problem, RaceState] = {}
         self._done_before = self._work_done()[0]
 
     def run(self) -> None:
@@ -146,12 +141,12 @@ class Sweep:
         Raises LaunchError when the GPU does not come back.
         """
         self._began = self._clock()
-        deadline = self._began + self.settings.budget
+        budget = self.settings.budget
         try:
-            self._loop(self._next_of_search, self._began + _SEARCH_SHARE * self.settings.budget)
+            self._loop(self._began + _SEARCH_SHARE * budget, searching=True)
             self._compiling.stop()
-            self._close(state.problem for state in self.states if not state.searched)
-            self._loop(lambda: self._next_of_finals(deadline), deadline)
+            self._closed.update(state.problem for state in self.states if not state.searched)
+            self._loop(self._began + budget, searching=False)
         finally:
             self._save()
             self._compiling.stop()
@@ -165,55 +160,36 @@ class Sweep:
         return [self._state(race) for race in self.races.values()]
 
     def _state(self, race: Race) -> RaceState:
-        problem = race.problem
-        if problem in self._stale:
-            self._states[problem] = follow(
-                race,
-                self.trials,
-                self._state(race.reference) if race.reference is not None else None,
-                early=problem in self._early,
-                closed=problem in self._closed,
-            )
-            self._stale.discard(problem)
-        return self._states[problem]
+        inputs = self._inputs_of(race)
+        state, before = self._states.get(race.problem, (None, None))
+        if state is None or before != inputs:
+            reference = self._state(race.reference) if race.reference is not None else None
+            _, early, closed, _ = inputs
+            state = follow(race, self.trials, reference, early=early, closed=closed)
+            self._states[race.problem] = state, inputs
+        return state
 
-    def _touch(self, problems: Iterable[Problem]) -> None:
-        """Has races worked out again, and those whose reference problem they are."""
-        touched = set(problems) & self.races.keys()
-        self._stale |= touched
-        following = [
-            race.problem
-            for race in self.races.values()
-            if race.reference is not None and race.reference.problem in touched
-        ]
-        if following:
-            self._touch(following)
-
-    def _close(self, problems: Iterable[Problem]) -> None:
-        """Ends searches before their time."""
-        closed = list(problems)
-        self._closed.update(closed)
-        self._touch(closed)
+    def _inputs_of(self, race: Race) -> tuple[int, bool, bool, tuple[object, ...]]:
+        """What changes when a race's state does."""
+        problem, reference = race.problem, race.reference
+        return (
+            self.trials.versions[problem],
+            problem in self._early,
+            problem in self._closed,
+            self._inputs_of(reference) if reference is not None else (),
+        )
 
     def _note(self, record: Record) -> None:
-        """Takes in what was found out. It counts from now on; `_save` has to follow."""
+        """Adds a result to what is known; `_save` has to follow."""
         self._unsaved.append(record)
-        dropped = self.trials.add(record)
-        if dropped is None:
-            self._touch([record.problem] if record.problem is not None else [])
-            return
-        (build,), (status, reason) = record.builds, dropped
-        self._touch(
-            state.problem
-            for state in self._states.values()
-            if build.name in state.trials and state.trials[build.name].build == build
-        )
-        self.progress.say(
-            f"culled {build}: {reason}" if status == "culled" else f"{status}: {build} {reason}"
-        )
+        if dropped := self.trials.add(record):
+            (build,), (status, reason) = record.builds, dropped
+            self.progress.say(
+                f"culled {build}: {reason}" if status == "culled" else f"{status}: {build} {reason}"
+            )
 
     def _save(self) -> None:
-        """Has the disk hold what is new. Apart from `_note`, so that the GPU need not wait for it.
+        """Writes new records to the disk, apart from `_note`, so that the GPU does not wait for it.
 
         Raises ArgumentError when the disk is full.
         """
@@ -222,18 +198,18 @@ class Sweep:
 
     # ---- the loop ----
 
-    def _loop(self, next_task: Callable[[], Task | None], until: float) -> None:
+    def _loop(self, until: float, *, searching: bool) -> None:
         """Keeps all processes busy until there is nothing left to do, or it is `until`; what the
         bench is at then is waited for."""
         while True:
             over = self._clock() >= until
-            if not over:
-                if self._task is None:
-                    self._start(next_task())
-                self._compiling.dispatch()
+            if self._task is None and not over:
+                self._start(self._next_of_search() if searching else self._next_of_finals(until))
             # On disk only now: the bench need not wait for it.
             self._save()
-            self._report_finished()
+            self._look(searching)
+            if not over:
+                self._compiling.dispatch()
             self._show()
             if self._task is None and (over or not self._compiling.busy):
                 return
@@ -246,38 +222,43 @@ class Sweep:
                 if outcome is not None:
                     self._take(outcome)
 
-    def _next_of_search(self) -> Task | None:
-        """Of a budget every problem gets its share: those that used it up come last, those with
-        the fewest measurements first. Without one they are taken in their order."""
-        self._compile_wanted()
-        tasks = (state.search_task(self._libraries) for state in self._in_order_of_search())
-        return next((task for task in tasks if task is not None), None)
-
-    def _compile_wanted(self) -> None:
-        """Queues the kernels that races want since they were last looked at."""
-        changed = [s for s in self.states if self._asked_as.get(s.problem) is not s]
-        self._asked_as.update((state.problem, state) for state in changed)
-        wanted = dict.fromkeys(build for state in changed for build in state.wanted)
+    def _look(self, searching: bool) -> None:
+        """For the races that changed: queues the kernels that a search wants, and reports those
+        that are over."""
+        wanted: dict[Build, None] = {}
+        for state in self.states:
+            before = self._seen.get(state.problem)
+            if state is not before:
+                self._seen[state.problem] = state
+                wanted.update(dict.fromkeys(state.wanted if searching else ()))
+                if state.finished and not (before is not None and before.finished):
+                    self._on_finished(state)
         new = [build for build in wanted if build not in self._asked_for]
         self._asked_for.update(new)
         self._compiling.add(new)
 
+    def _next_of_search(self) -> Task | None:
+        """Of a budget every problem gets its share: those that used it up come last, those with
+        the fewest measurements first. Without one they are taken in their order."""
+        tasks = (state.search_task(self._libraries) for state in self._in_order_of_search())
+        return next((task for task in tasks if task is not None), None)
+
     def _in_order_of_search(self) -> list[RaceState]:
-        time = _SEARCH_SHARE * self.settings.budget
+        states, time = self.states, _SEARCH_SHARE * self.settings.budget
         if math.isinf(time):
-            return self.states
+            return states
         share = time / max(1, len(self.races))
-        waiting = [state.problem for state in self.states if state.waiting]
+        waiting = [state.problem for state in states if state.waiting]
         # The last moment at which there is still a share for each of them.
         if waiting and self._clock() >= self._began + time - share * len(waiting):
             self._early.update(waiting)
-            self._touch(waiting)
+            states = self.states
 
         def order(state: RaceState) -> tuple[float, int]:
             seconds = self._seconds[state.problem]
             return seconds if seconds > share else 0.0, state.measurements // _IN_A_ROW
 
-        return sorted(self.states, key=order)
+        return sorted(states, key=order)
 
     def _next_of_finals(self, deadline: float) -> Task | None:
         unfinished = [state.race for state in self.states if not state.finished]
@@ -285,7 +266,7 @@ class Sweep:
             # A finalist that failed its check may have left something to search.
             task = self._state(race).search_task(self._libraries)
             if task is None and not self._state(race).searched:
-                self._close([race.problem])
+                self._closed.add(race.problem)
             share = (deadline - self._clock()) / (len(unfinished) - place)
             if task := task or self._state(race).final_task(self._libraries, share):
                 return task
@@ -317,7 +298,7 @@ class Sweep:
             self._bench.request("time", problem, kernels, *how, seconds=seconds)
 
     def _take(self, outcome: Outcome) -> None:
-        """Takes over what became of the request."""
+        """Adds the result of the request."""
         task, self._task = self._task, None
         assert task is not None
         self._seconds[task.problem] += self._clock() - self._task_began
@@ -353,8 +334,8 @@ class Sweep:
         self._note(Record(*about, failure=(failure.kind, failure.reason)))
 
     def _compile_again(self, task: Task) -> bool:
-        """Has the libraries of a task compiled again, with all that is in them; False: they were
-        already, and are gone once more."""
+        """Queues the libraries of a task, with all that is in them, to be compiled again; False:
+        they were already, and are gone once more."""
         if self._recompiled.issuperset(task.builds):
             return False
         gone = {self._libraries[build] for build in task.builds}
@@ -368,17 +349,9 @@ class Sweep:
     def _compiled(self, build: Build, compiled: Compiled) -> None:
         if compiled.facts is not None:
             self._libraries[build] = compiled.library
-        self._note(Record(COMPILE, builds=(build,), compiled=compiled))
+        self._note(compiled.record(build))
 
     # ---- reporting ----
-
-    def _report_finished(self) -> None:
-        """Reports the races that are over since they were last looked at."""
-        for state in self.states:
-            before = self._reported_as.get(state.problem)
-            self._reported_as[state.problem] = state
-            if state.finished and not (before is not None and before.finished):
-                self._on_finished(state)
 
     def _work_done(self) -> tuple[float, float]:
         done, total = zip(*(state.work for state in self.states), strict=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Proof
+from flashsmith.benchmark.records import checked_fields
 from flashsmith.benchmark.timing import Samples
 from flashsmith.chooser.winners.staleness import is_of_other_sources, sources_here
 from flashsmith.families import (
@@ -25,14 +26,14 @@ from flashsmith.families import (
 
 # In the race; dropped before it was run; what its kernel did; slower than others; out of time.
 Status = Literal["active", "culled", "crash", "hang", "error", "wrong", "slower", "not reached"]
-# The stages that a kernel passes, and rung_stage()'s between the proof and the check. PREPARE makes
-# a problem's tensors; ALONE finds out which kernel broke the final.
+# The stages of a kernel; those of rung_stage() are between proof and check. PREPARE makes a
+# problem's tensors; ALONE finds the kernel that broke the final.
 COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# What a stage finds out; the others are timed.
-_PARTS = {COMPILE: "compiled", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
+# What a stage's record has; the others have samples.
+_PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
 # ptxas's spill stores and loads per thread, bytes. A handful outside the loop costs nothing.
 DEFAULT_MAX_SPILL = 256
 
@@ -61,16 +62,6 @@ class Build:
 
     def __str__(self) -> str:
         return self.name if self.semantics == Semantics() else f"{self.name} [{self.semantics}]"
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What became of a build: the facts of its kernel and the key of its library, or the error that
-    it ended with."""
-
-    facts: KernelFacts | None = None
-    library: str = ""
-    error: str | None = None
 
 
 def is_right(proof: Proof) -> bool:
@@ -118,14 +109,19 @@ class Trial:
         """Milliseconds, by stage."""
         return {stage: samples.median_ms for stage, samples in self.samples.items()}
 
+    def after(self, stage: str, samples: Samples, origin: Mapping[str, Any]) -> Trial:
+        """The trial with what was timed on a stage."""
+        timed, origins = {**self.samples, stage: samples}, {**self.origins, stage: origin}
+        return replace(self, samples=timed, origins=origins)
+
 
 @dataclass(frozen=True)
 class Record:
-    """What came of one request to a compiler or to the bench: a line of the journal.
+    """The result of one request to a compiler or to the bench: a line of the journal.
 
-    builds: the kernels that it was about. One of the others is there: `compiled`, `proof`,
-    `samples`, one for each build, taken where and when `origin` says, or `failure`: the status it
-    is worth and the reason.
+    builds: the kernels that it was about. Of the others there is one: `facts` of what was compiled,
+    a `proof`, `samples`, one for each build, taken where and when `origin` says, or a `failure`:
+    the status it is worth, and the reason.
 
     Raises ValueError when the parts do not fit the stage.
     """
@@ -133,22 +129,22 @@ class Record:
     stage: str
     problem: Problem | None = None
     builds: tuple[Build, ...] = ()
-    compiled: Compiled | None = None
+    facts: KernelFacts | None = None
     proof: Proof | None = None
     samples: tuple[Samples, ...] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
     failure: tuple[Status, str] | None = None
 
     def __post_init__(self) -> None:
-        parts = {"compiled", "proof", "samples", "failure"}
-        there = {name for name in parts if getattr(self, name)}
+        parts = ("facts", "proof", "samples", "failure")
         fits = (
-            there == {"failure" if self.failure else _PARTS.get(self.stage, "samples")}
-            and re.fullmatch(_STAGES, self.stage)
+            re.fullmatch(_STAGES, self.stage)
+            and [name for name in parts if getattr(self, name)]
+            == ["failure" if self.failure else _PARTS.get(self.stage, "samples")]
             and (self.problem is None) == (self.stage == COMPILE)
             and (self.stage == FINAL or len(self.builds) == (self.stage != PREPARE))
-            and all(samples.times_ms for samples in self.samples)
             and len(self.samples) in (0, len(self.builds))
+            and all(samples.times_ms for samples in self.samples)
             and (self.failure is None or self.failure[0] in ("crash", "hang", "error"))
         )
         if not fits:
@@ -161,30 +157,26 @@ class Record:
 
     @property
     def may_pass(self) -> bool:
-        """Whether it is of a failure that need not be the kernel's fault (a GPU or a machine that
-        was out of memory, a compiler that was killed), and is tried again another time."""
-        if self.compiled is not None:
-            return self.compiled.facts is None
-        return self.failure is not None and (
-            self.stage in (PREPARE, FINAL) or self.failure[0] == "error"
-        )
+        """Whether it is of a failure that the kernel need not have caused (a GPU or a machine out
+        of memory, a compiler that was killed); another run tries again."""
+        if self.failure is None:
+            return False
+        return self.stage in (COMPILE, PREPARE, FINAL) or self.failure[0] == "error"
 
     def to_json(self) -> dict[str, Any]:
         """What from_json() reads, with the hash of each family's CUDA sources."""
-        found: dict[str, Any] = {
+        families = sorted({build.config.FAMILY for build in self.builds})
+        parts = {name: getattr(self, name) for name in _TYPES if getattr(self, name) is not None}
+        return {
             "stage": self.stage,
             "problem": self.problem and str(self.problem),
             "kernels": [[build.name, str(build.semantics)] for build in self.builds],
-            "csrc": {family: sources_here(family) for family in self._families},
+            "csrc": {family: sources_here(family) for family in families},
+            **{name: asdict(part) for name, part in parts.items()},
+            "samples": [asdict(samples) for samples in self.samples],
+            "origin": dict(self.origin),
+            "failure": self.failure,
         }
-        for name in ("compiled", "proof"):
-            if (value := getattr(self, name)) is not None:
-                found[name] = asdict(value)
-        if self.samples:
-            found |= {"samples": list(map(asdict, self.samples)), "origin": dict(self.origin)}
-        if self.failure is not None:
-            found["failure"] = list(self.failure)
-        return found
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Record | None:
@@ -195,23 +187,23 @@ class Record:
         sources = dict(found["csrc"])
         if any(is_of_other_sources({"csrc": sources[family]}, family) for family in sources):
             return None
+        parts = {
+            name: kind(**checked_fields(kind, found[name]))
+            for name, kind in _TYPES.items()
+            if name in found
+        }
         return cls(
             stage=found["stage"],
             problem=None if found["problem"] is None else Problem.parse(str(found["problem"])),
             builds=tuple(_build(*texts) for texts in found["kernels"]),
-            compiled=_compiled(**found["compiled"]) if "compiled" in found else None,
-            proof=Proof(**found["proof"]) if "proof" in found else None,
-            samples=tuple(
-                Samples(**{**one, "times_ms": tuple(map(float, one["times_ms"]))})
-                for one in found.get("samples", ())
-            ),
-            origin=found.get("origin", {}),
-            failure=(found["failure"][0], found["failure"][1]) if "failure" in found else None,
+            samples=tuple(Samples(**checked_fields(Samples, one)) for one in found["samples"]),
+            origin=dict(found["origin"]),
+            failure=found["failure"] and (found["failure"][0], str(found["failure"][1])),
+            **parts,
         )
 
-    @property
-    def _families(self) -> list[str]:
-        return sorted({build.config.FAMILY for build in self.builds})
+
+_TYPES: dict[str, Any] = {"facts": KernelFacts, "proof": Proof}
 
 
 @cache
@@ -219,15 +211,11 @@ def _build(config: str, semantics: str) -> Build:
     return Build(parse_kernel_name_into_config(config), Semantics.parse(semantics))
 
 
-def _compiled(facts: dict[str, Any] | None, library: str, error: str | None) -> Compiled:
-    return Compiled(None if facts is None else KernelFacts(**facts), library, error)
-
-
 class Trials:
     """All that a sweep knows: its records, those of earlier runs first, folded into trials.
 
-    What may have passed since an earlier run does not count. A kernel that did wrong once is not
-    trusted on any problem.
+    Failures of an earlier run that the machine may have caused do not count. A kernel that failed
+    or was wrong once is disqualified on all problems.
     """
 
     def __init__(
@@ -237,91 +225,86 @@ class Trials:
         records: Iterable[Record] = (),
     ) -> None:
         self._device, self._max_spill = device, max_spill
-        self._trials: dict[Build, dict[Problem, Trial]] = {}
-        self._facts: dict[Build, KernelFacts | None] = {}
+        self._trials: dict[Problem, dict[str, Trial]] = {}
+        self._facts: dict[Build, KernelFacts] = {}
         self._dropped: dict[Build, tuple[Status, str]] = {}
         # Why a problem's tensors cannot be made.
         self.unprepared: dict[Problem, str] = {}
-        # By who ran.
+        # By the short forms of the finalists.
         self.finals: dict[tuple[Problem, frozenset[str]], Record] = {}
         self.failed_finals: Counter[tuple[Problem, frozenset[str]]] = Counter()
+        # Of what is known of a problem: grows with every change.
+        self.versions: Counter[Problem] = Counter()
         for record in records:
             if not record.may_pass:
                 self.add(record)
 
-    def of(self, problem: Problem, build: Build) -> Trial:
-        """A kernel's trial on a problem: active, or dropped for what its kernel is or did."""
-        if build not in self._trials:
-            self._trials[build] = {}
-            if reason := cull_unbuilt(build.config, self._device):
-                self._drop(build, "culled", reason)
-        known = self._trials[build]
-        if problem not in known:
-            status, reason = self._dropped.get(build, ("active", ""))
-            known[problem] = Trial(build, status, reason, self._facts.get(build))
-        return known[problem]
+    def of(self, problem: Problem, builds: Iterable[Build]) -> dict[str, Trial]:
+        """The trials of kernels on a problem, by short form: active, or dropped from all races for
+        what the kernel is or did."""
+        known = self._trials.setdefault(problem, {})
+        return {b.name: known.get(b.name) or self._begin(problem, b) for b in builds}
+
+    def _begin(self, problem: Problem, build: Build) -> Trial:
+        if build not in self._dropped and (reason := cull_unbuilt(build.config, self._device)):
+            self._dropped[build] = "culled", reason
+        status, reason = self._dropped.get(build, ("active", ""))
+        begun = Trial(build, status, reason, self._facts.get(build))
+        self._trials[problem][build.name] = begun
+        return begun
 
     def add(self, record: Record) -> tuple[Status, str] | None:
-        """Takes a record in; why its kernel is dropped from all races, if it is."""
-        if record.problem is None:
-            (build,) = record.builds
-            return self._add_compiled(build, record.compiled)
-        if record.failure is not None:
-            return self._add_failure(record, record.problem, *record.failure)
-        if record.stage == FINAL:
-            self.finals[record.problem, record.names] = record
-        elif record.proof is not None:
-            return self._add_proof(record, record.problem, record.proof)
-        else:
-            for build, samples in zip(record.builds, record.samples, strict=True):
-                trial = self.of(record.problem, build)
-                self._trials[build][record.problem] = replace(
-                    trial,
-                    samples={**trial.samples, record.stage: samples},
-                    origins={**trial.origins, record.stage: record.origin},
-                )
-        return None
+        """Adds a record; the status and reason with which it drops its kernel, if it does."""
+        problem, stage, failure = record.problem, record.stage, record.failure
+        if problem is None:
+            return self._add_compiled(record.builds[0], record.facts, failure)
+        self.versions[problem] += 1
+        if stage == FINAL:
+            if failure is not None:
+                self.failed_finals[problem, record.names] += 1
+            else:
+                self.finals[problem, record.names] = record
+            return None
+        if stage == PREPARE and failure is not None:
+            self.unprepared[problem] = failure[1]
+            return None
+        (trial,) = self.of(problem, record.builds).values()
+        if failure is not None:
+            what = "proven" if stage in (PROVE, CHECK) else "timed"
+            reason = f"while it was {what} on {problem}: {failure[1]}"
+            return self._drop(trial.build, failure[0], reason)
+        if record.proof is None:
+            trial = trial.after(stage, record.samples[0], record.origin)
+        elif trial.proof is None or is_right(trial.proof):
+            checked = trial.checked or (stage == CHECK and is_right(record.proof))
+            trial = replace(trial, proof=record.proof, checked=checked)
+        self._trials[problem][trial.name] = trial
+        if record.proof is None or is_right(record.proof):
+            return None
+        return self._drop(trial.build, "wrong", f"on {problem}: {record.proof.note}")
 
-    def _add_compiled(self, build: Build, compiled: Compiled | None) -> tuple[Status, str] | None:
-        assert compiled is not None
-        self._facts[build] = compiled.facts
-        for problem, trial in self._trials.get(build, {}).items():
-            self._trials[build][problem] = replace(trial, facts=compiled.facts)
-        reason = cull_compiled(build.config, compiled, self._device, self._max_spill)
+    def _add_compiled(
+        self, build: Build, facts: KernelFacts | None, failure: tuple[Status, str] | None
+    ) -> tuple[Status, str] | None:
+        if facts is None:
+            return self._drop(build, "culled", f"does not compile: {failure and failure[1]}")
+        self._facts[build] = facts
+        self._change(build, facts=facts)
+        reason = cull_compiled(build.config, facts, self._device, self._max_spill)
         return None if reason is None else self._drop(build, "culled", reason)
 
-    def _add_proof(
-        self, record: Record, problem: Problem, proof: Proof
-    ) -> tuple[Status, str] | None:
-        (build,) = record.builds
-        trial = self.of(problem, build)
-        checked = trial.checked or (record.stage == CHECK and is_right(proof))
-        kept = proof if trial.proof is None or is_right(trial.proof) else trial.proof
-        self._trials[build][problem] = replace(trial, proof=kept, checked=checked)
-        if is_right(proof):
-            return None
-        return self._drop(build, "wrong", f"on {problem}: {proof.note}")
-
-    def _add_failure(
-        self, record: Record, problem: Problem, status: Status, reason: str
-    ) -> tuple[Status, str] | None:
-        if record.stage == PREPARE:
-            self.unprepared[problem] = reason
-        elif record.stage == FINAL:
-            self.failed_finals[problem, record.names] += 1
-        else:
-            (build,) = record.builds
-            what = "proven" if record.stage in (PROVE, CHECK) else "timed"
-            return self._drop(build, status, f"while it was {what} on {problem}: {reason}")
-        return None
-
     def _drop(self, build: Build, status: Status, reason: str) -> tuple[Status, str]:
-        """Takes a kernel out of all races; what was wrong with it first stays."""
-        found = self._dropped.setdefault(build, (status, reason))
-        known = self._trials.setdefault(build, {})
-        for problem, trial in known.items():
-            known[problem] = replace(trial, status=found[0], reason=found[1])
-        return found
+        """Takes a kernel out of all races; the first reason stays."""
+        status, reason = self._dropped.setdefault(build, (status, reason))
+        self._change(build, status=status, reason=reason)
+        return status, reason
+
+    def _change(self, build: Build, **changes: Any) -> None:
+        for problem, known in self._trials.items():
+            trial = known.get(build.name)
+            if trial is not None and trial.build == build:
+                known[build.name] = replace(trial, **changes)
+                self.versions[problem] += 1
 
 
 # ---- what drops a kernel before it is measured ----
@@ -339,17 +322,14 @@ def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
 
 
 def cull_compiled(
-    cfg: KernelConfig, compiled: Compiled, device: DeviceSpec, max_spill: int
+    cfg: KernelConfig, facts: KernelFacts, device: DeviceSpec, max_spill: int
 ) -> str | None:
     """Why a compiled kernel need not be run; None: it is worth a try.
 
-    Where a kernel that spills is as good as lost, none may spill at all.
+    Of a family where every spill is a loss, none may spill at all.
     """
     if cfg.family.must_not_spill:
         max_spill = 0
-    facts = compiled.facts
-    if facts is None:
-        return f"does not compile: {compiled.error}"
     if facts.spill_bytes > max_spill:
         return f"spills: {facts.spill_bytes} bytes per thread, allowed are {max_spill}"
     if facts.ctas_per_sm == 0:

@@ -25,7 +25,7 @@ from flashsmith.tuning.ranking import record_alone, record_beside, write_ranking
 from flashsmith.tuning.runner import Compiler, Runner
 from flashsmith.tuning.space import check_space, search_space
 from flashsmith.tuning.sweep import Settings, Sweep, SweepProgress
-from flashsmith.tuning.trial import COMPILE, Build, Record, Trials
+from flashsmith.tuning.trial import Build, Trials
 from flashsmith.tuning.worker import wait_for_any
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)", re.ASCII)
@@ -215,7 +215,7 @@ def build_ahead(
             wait_for_any(compiling.workers, _REFRESH_SECONDS)
             for build, compiled in compiling.collect():
                 done += 1
-                known.add(Record(COMPILE, builds=(build,), compiled=compiled))
+                known.add(compiled.record(build))
             pace = (time.monotonic() - began) / max(1, done)
             left = pace * (len(builds) - done) if done else math.inf
             progress.update(

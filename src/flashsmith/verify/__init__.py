@@ -3,7 +3,7 @@
 from flashsmith.verify.attention_semantics import Attention
 from flashsmith.verify.operation_reference import Case, OperationReference
 from flashsmith.verify.proof_inputs import INPUT_KINDS, TILE_KINDS, Inputs, InputSpec, make_inputs
-from flashsmith.verify.prove import BACKENDS, Verdict, prove, prove_problem, reference_of
+from flashsmith.verify.prove import BACKENDS, Verdict, describe_problem, prove, reference_of
 from flashsmith.verify.reference import References, compute_references, inputs_and_references
 from flashsmith.verify.tolerance import (
     Comparison,
@@ -29,10 +29,10 @@ __all__ = [
     "Verdict",
     "compare",
     "compute_references",
+    "describe_problem",
     "heads_for_enough_outputs",
     "inputs_and_references",
     "make_inputs",
     "prove",
-    "prove_problem",
     "reference_of",
 ]

@@ -18,10 +18,11 @@ from flashsmith.printable import quoted
 from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.runtime.forward_options import check_scale
 from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Window, offsets
+from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import repeated_over_heads
 from flashsmith.verify.gradient_tolerance import compare_gradients
 from flashsmith.verify.gradients import Rows, compute_gradients
-from flashsmith.verify.operation_reference import Case, OperationReference, Place
+from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
 from flashsmith.verify.problem_options import problem_options
 from flashsmith.verify.proof_inputs import InputSpec, make_inputs
 from flashsmith.verify.reference import compute_references
@@ -148,7 +149,8 @@ class BackwardReference(OperationReference):
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
         """The inputs of a kind with the problem's typical options."""
         options = self.options(problem, seed=seed)
-        return dict(draw_backward_inputs(problem, kind, seed, options).tensors)
+        on_gpu = _gpu_pays(problem)
+        return dict(draw_backward_inputs(problem, kind, seed, options, on_gpu).tensors)
 
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
@@ -157,10 +159,13 @@ class BackwardReference(OperationReference):
         more keys than k holds."""
         attention, sequences = attention_of(problem, options), sequences_of(problem, options)
         exact = inputs["o"].astype(np.float64), inputs["lse"].astype(np.float64)
+        on_gpu = _gpu_pays(problem)
         if not options.get("more_keys"):
-            exact = _forward(inputs, attention, sequences, None, False)
+            exact = _forward(inputs, attention, sequences, None, on_gpu)
         found = compute_gradients(
-            inputs, attention, sequences, *exact, unrounded="grad_dtype" in options
+            *(inputs, attention, sequences, *exact),
+            unrounded="grad_dtype" in options,
+            on_gpu=on_gpu,
         )
         return found.only([name for name in GRADIENTS if name not in options.get("unneeded", ())])
 
@@ -182,14 +187,16 @@ class BackwardReference(OperationReference):
         problem = replace(problem, semantics=problem.required_semantics(cfg))
         return Case(problem, drawn.tensors, options, expected)
 
-    def run(self, cfg: KernelConfig, case: Case, place: Place, **how: Any) -> OperationResult:
+    def run(
+        self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
+    ) -> OperationResult:
         unneeded = case.options.get("unneeded", ())
         sinks = "sinks" in case.inputs and "dsinks" not in unneeded
         return run_operation(
             cfg,
             case.problem,
-            {name: place(array) for name, array in case.inputs.items()},
-            options=_call_options(case.problem, case.options),
+            {name: to_device(array) for name, array in case.inputs.items()},
+            options=self.call_options(case.problem, case.options),
             wanted=("dsinks",) if sinks else (),
             unwanted=[name for name in unneeded if name != "dsinks"],
             poisoned=True,
@@ -201,6 +208,10 @@ class BackwardReference(OperationReference):
     ) -> Comparison:
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype
         return compare_gradients(dtype, outputs, case.expected)
+
+
+def _gpu_pays(problem: Problem) -> bool:
+    return gpu_engine_pays(problem.batch * problem.heads_q * problem.seq_q * problem.seq_k)
 
 
 def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
@@ -315,11 +326,6 @@ def _drawn_case(
     for array in drawn.tensors.values():
         array.flags.writeable = False
     return drawn, expected
-
-
-def _call_options(problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the operation among those of a proof."""
-    return {name: value for name, value in options.items() if name in problem.computed.options}
 
 
 def _longer(array: np.ndarray, rows: int) -> np.ndarray:

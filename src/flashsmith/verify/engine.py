@@ -49,7 +49,7 @@ class NumpyEngine:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             yield
 
-    def place(self, array: np.ndarray) -> np.ndarray:
+    def to_device(self, array: np.ndarray) -> np.ndarray:
         """A host array on the engine's device."""
         return array
 
@@ -87,7 +87,7 @@ class TorchEngine:
         finally:
             self.xp.set_float32_matmul_precision(before)
 
-    def place(self, array: np.ndarray) -> Any:
+    def to_device(self, array: np.ndarray) -> Any:
         dense = np.array(array)  # writable, since torch warns about sharing read-only memory
         if dense.dtype == ml_dtypes.bfloat16:
             return self.xp.from_numpy(dense.view(np.int16)).view(self.xp.bfloat16).to(self.device)

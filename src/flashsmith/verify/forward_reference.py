@@ -13,7 +13,7 @@ from flashsmith.families import DType, KernelConfig, Problem, Semantics
 from flashsmith.runtime import OperationResult, run_forward
 from flashsmith.runtime.forward_options import check_mask, check_scale
 from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, offsets
-from flashsmith.verify.operation_reference import Case, OperationReference, Place
+from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
 from flashsmith.verify.problem_options import problem_options
 from flashsmith.verify.proof_inputs import INPUT_KINDS, TILE_KINDS, InputSpec
 from flashsmith.verify.reference import References, compute_references, inputs_and_references
@@ -99,7 +99,9 @@ class ForwardReference(OperationReference):
         statistics = {"lse": found.lse, "row_max": found.row_max}
         return Expected({"o": found.o, **statistics}, {"o": found.same_precision, **statistics})
 
-    def run(self, cfg: KernelConfig, case: Case, place: Place, **how: Any) -> OperationResult:
+    def run(
+        self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
+    ) -> OperationResult:
         """Runs run_forward, as a caller's own call does."""
         attention: Attention = case.expected.attention
         packed: dict[str, Any] = {}
@@ -108,7 +110,7 @@ class ForwardReference(OperationReference):
                 "max_seqlen_q": max(attention.lens_q),
                 "max_seqlen_k": max(attention.lens_k),
             }
-        given = {name: place(array) for name, array in case.inputs.items()}
+        given = {name: to_device(array) for name, array in case.inputs.items()}
         result = run_forward(
             cfg,
             **given,

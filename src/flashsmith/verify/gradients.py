@@ -135,7 +135,7 @@ class _Sequence:
         self.seeing = (end > first)[:, None]
         self.some_row_sees = _covered(first, end, self.seq_k)
         # Rows that contribute, (heads_k, group, rows, 1).
-        self.alive = engine.place(self.seeing) & (self.lse != math.inf)
+        self.alive = engine.to_device(self.seeing) & (self.lse != math.inf)
         self.dq = self._zeros(self.heads_k, self.group, self.seq_q, d)
         self.dk, self.dv = (self._zeros(self.heads_k, self.seq_k, d) for _ in range(2))
         self.taints = {
@@ -148,7 +148,7 @@ class _Sequence:
     # --- arrays ----------------------------------------------------------------------------------
 
     def _placed(self, array: np.ndarray) -> Any:
-        return self.engine.cast(self.engine.place(np.ascontiguousarray(array)), self.precision)
+        return self.engine.cast(self.engine.to_device(np.ascontiguousarray(array)), self.precision)
 
     def _by_group(self, array: np.ndarray) -> Any:
         """(rows, heads, d) as (heads_k, group, rows, d)."""
@@ -161,7 +161,7 @@ class _Sequence:
         return self._placed(array.reshape(self.heads_k, self.group, self.seq_q, 1))
 
     def _zeros(self, *shape: int) -> Any:
-        return self.engine.place(np.zeros(shape, self.precision))
+        return self.engine.to_device(np.zeros(shape, self.precision))
 
     def _find_nonfinite(self) -> None:
         """Notes which gradients a kernel may return as NaN or inf because something in the sequence
@@ -174,7 +174,7 @@ class _Sequence:
             lse = lse | ~xp.isfinite(self.dlse)
         rows = (rows | lse) & self.alive
         # Rows whose lse is -inf though they see keys: a kernel multiplies what they hold by 0.
-        lost = self.engine.place(self.seeing) & ~self.alive
+        lost = self.engine.to_device(self.seeing) & ~self.alive
         lost_bad = lost & ~(_all_finite(xp, self.q) & _all_finite(xp, self.do))
         self.taints["dq"] |= self.engine.to_host(lost_bad)
         rows = rows | lost_bad
@@ -210,7 +210,7 @@ class _Sequence:
         if self.attention.masked:
             key = np.arange(keys.start, keys.stop)
             visible = (key >= self.first[rows, None]) & (key < self.end[rows, None])
-            seen = alive & self.engine.place(visible)
+            seen = alive & self.engine.to_device(visible)
         q, do = (xp.where(alive, x[:, :, rows], 0.0) for x in (self.q, self.do))
         k, v = self.k[:, :, keys], self.v[:, :, keys]
 

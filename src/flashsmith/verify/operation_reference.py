@@ -20,7 +20,7 @@ from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.tolerance import MIN_OUTPUTS, Comparison, Expected, compare_tensors
 
 # Places a proof's arrays: on the host as they are, or on a GPU.
-Place = Callable[[np.ndarray], Any]
+ToDevice = Callable[[np.ndarray], Any]
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,10 @@ class OperationReference(ABC):
             )
         return said
 
+    def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a call among those of a proof, which may say more of its inputs."""
+        return {name: it for name, it in options.items() if name in problem.computed.options}
+
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
         """The details of the computation that the problem's text does not contain, in words."""
         return ", ".join(f"{name} {value}" for name, value in options.items()) or "plain"
@@ -120,15 +124,17 @@ class OperationReference(ABC):
         inputs = self.draw(problem, kind, seed)
         return Case(problem, inputs, options, self.expected(problem, inputs, options))
 
-    def run(self, cfg: KernelConfig, case: Case, place: Place, **how: Any) -> OperationResult:
+    def run(
+        self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
+    ) -> OperationResult:
         """Runs the kernel, every output NaN before; ``how`` are run_operation's keywords."""
         operation = case.problem.computed
-        given = {name: place(array) for name, array in case.inputs.items()}
+        given = {name: to_device(array) for name, array in case.inputs.items()}
         return run_operation(
             cfg,
             case.problem,
             given,
-            options=case.options,
+            options=self.call_options(case.problem, case.options),
             wanted=[tensor.name for tensor in operation.outputs],
             poisoned=True,
             **how,

@@ -220,21 +220,21 @@ def cover(
     """Cases of ``pool`` that contain every pair that some case has: greedy, the most open pairs
     first, and among equals one whose kernel another case needs already."""
     holders: dict[Pair, list[int]] = {}
-    for place, held in enumerate(pairs):
+    for index, held in enumerate(pairs):
         for pair in held:
-            holders.setdefault(pair, []).append(place)
+            holders.setdefault(pair, []).append(index)
     gains, kernels, chosen = [len(held) for held in pairs], set(), []
     while holders:
         most = max(gains)
-        best = [place for place, gain in enumerate(gains) if gain == most]
+        best = [index for index, gain in enumerate(gains) if gain == most]
         pick = best[0]
         if kernel_of is not None:
             pick = next((p for p in best if kernel_of(pool[p]) in kernels), pick)
             kernels.add(kernel_of(pool[pick]))
         chosen.append(pool[pick])
         for pair in pairs[pick]:
-            for place in holders.pop(pair, ()):
-                gains[place] -= 1
+            for index in holders.pop(pair, ()):
+                gains[index] -= 1
     return chosen
 
 

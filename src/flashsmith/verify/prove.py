@@ -1,4 +1,4 @@
-"""prove(cfg): one kernel against the references, in the emulator or on a GPU."""
+"""prove(cfg, problem): one kernel against the reference, in the emulator or on a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flashsmith.verify.tolerance import Comparison
 BACKENDS = ("emulator", "gpu")
 # One mistake in a kernel makes a finding at every instruction that it reaches.
 _FINDINGS_SHOWN = 8
-# What prove's keywords are where they say nothing.
+# What options are that say nothing.
 _NOT_SAID = (None, False, 0.0, NO_WINDOW)
 # By the operations' names; those of others join them as they are loaded.
 _REFERENCES: dict[str, OperationReference] = {
@@ -80,113 +80,7 @@ class Verdict(Comparison):
 
 def prove(
     cfg: KernelConfig,
-    *,
-    seq: int = 128,
-    seq_k: int | None = None,
-    batch: int = 1,
-    heads: int = 1,
-    heads_k: int | None = None,
-    d: int | None = None,
-    causal: bool = False,
-    window: Window = NO_WINDOW,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    sinks: bool = False,
-    lens_q: Lens | None = None,
-    lens_k: Lens | None = None,
-    inputs: str = "random",
-    backend: str = "emulator",
-    arch: int | None = None,
-    device: int = 0,
-    checks: bool = False,
-    observers: Sequence[Observer] = (),
-    seed: int = 0,
-    row_max: bool = True,
-    schedule_seed: int | None = None,
-    sm_count: int | None = None,
-) -> Verdict:
-    """Runs ``cfg``'s kernel on seeded inputs and judges o and the statistics (``rule.compare``).
-
-    Outputs are NaN before the launch. A problem of fewer than 4,096 outputs is repeated over heads
-    until it has that many.
-
-    Args:
-        seq, seq_k: query and key length; seq_k None means as long as seq.
-        batch, heads: of the problem.
-        heads_k: heads of k and v; None means as many as heads.
-        d: of the tensors; None is the config's d_head.
-        causal, window, softcap: as in ``forward``. A config of another operation takes those of
-            its options alone, and its reference says what they mean.
-        scale: None is 1/sqrt(d).
-        sinks: whether every head has a sink logit (drawn with the inputs).
-        lens_q, lens_k: lengths of packed sequences, in place of batch, seq and seq_k; lens_k None
-            means as long as lens_q.
-        inputs: 'random' or one of ``INPUT_KINDS``.
-        backend: 'emulator' (as on ``arch``; None: the oldest that the config runs on) or 'gpu'
-            (GPU ``device``).
-        checks: run the emulator's checks; what they find fails the verdict.
-        observers: further observers of the emulation, such as measurements.
-        seed: of the inputs.
-        row_max: whether the row maxima are asked for: kernels that rescale lazily then do not.
-        schedule_seed: of the emulator's schedule; None is the fixed one.
-        sm_count: plan as for a device with so many SMs; None is what the device has.
-
-    Raises:
-        ArgumentError: an unknown backend or kind of inputs, a negative seed, or a problem the
-            config cannot serve.
-        EmulatorError, LaunchError: the kernel did not come to its end.
-    """
-    options: dict[str, Any] = {
-        "causal": causal,
-        "window": window,
-        "softcap": softcap,
-        "scale": scale,
-        "sinks": sinks,
-        "lens_q": lens_q,
-        "lens_k": lens_k,
-        "row_max": row_max,
-    }
-    d = cfg.d_head if d is None else d
-    if lens_q is not None:
-        lens_k = options["lens_k"] = lens_q if lens_k is None else lens_k
-        check_lens(lens_q, lens_k)
-        batch, seq, seq_k = len(lens_q), max(lens_q, default=0), max(lens_k, default=0)
-    elif lens_k is not None:
-        raise ArgumentError("lens_k: give lens_q as well")
-    problem = Problem(
-        batch,
-        seq,
-        seq if seq_k is None else seq_k,
-        heads,
-        heads if heads_k is None else heads_k,
-        d,
-        cfg.dtype,
-        semantics_of(Attention(1.0, causal, window, softcap, lens_q, lens_k)),
-        cfg.family.operation,
-    )
-    if problem.operation != DEFAULT:
-        del options["row_max"]
-        said = {name: value for name, value in options.items() if value not in _NOT_SAID}
-        options = reference_of(problem.computed).options(problem, seed=seed, **said)
-    return prove_problem(
-        cfg,
-        problem,
-        options=options,
-        inputs=inputs,
-        backend=backend,
-        arch=arch,
-        device=device,
-        checks=checks,
-        observers=observers,
-        seed=seed,
-        schedule_seed=schedule_seed,
-        sm_count=sm_count,
-    )
-
-
-def prove_problem(
-    cfg: KernelConfig,
-    problem: Problem,
+    problem: Problem | None = None,
     *,
     options: Mapping[str, Any] | None = None,
     inputs: str = "random",
@@ -198,18 +92,39 @@ def prove_problem(
     seed: int = 0,
     schedule_seed: int | None = None,
     sm_count: int | None = None,
+    **described: Any,
 ) -> Verdict:
-    """Runs ``cfg``'s kernel on ``problem``, of whatever operation, and judges what it wrote by the
-    operation's reference. Outputs are NaN before the launch.
+    """Runs ``cfg``'s kernel on seeded inputs of ``problem``, of whatever operation, and compares
+    what it wrote with the operation's reference.
+
+    Outputs are NaN before the launch. A problem of fewer than 4,096 outputs is repeated over heads
+    until it has that many.
 
     Args:
+        problem: what is computed; None is what ``described`` says, ``describe_problem``'s keywords:
+            ``prove(cfg, seq=300, causal=True)``.
         options: what the operation's reference takes for a proof; None is what it takes for
             typical of the problem.
-        inputs: 'random' or another kind that the reference draws.
-        backend, arch, device, checks, observers, seed, schedule_seed, sm_count: as in ``prove``.
+        inputs: 'random' or another kind that the reference draws (of attention, ``INPUT_KINDS``).
+        backend: 'emulator' (as on ``arch``; None: the oldest that the config runs on) or 'gpu'
+            (GPU ``device``).
+        checks: run the emulator's checks; what they find fails the verdict.
+        observers: further observers of the emulation, such as measurements.
+        seed: of the inputs.
+        schedule_seed: of the emulator's schedule; None is the fixed one.
+        sm_count: plan as for a device with so many SMs; None is what the device has.
 
-    Raises as ``prove`` does.
+    Raises:
+        ArgumentError: an unknown backend or kind of inputs, a negative seed, or a problem the
+            config cannot serve.
+        EmulatorError, LaunchError: the kernel did not finish.
     """
+    if problem is None:
+        problem, options = describe_problem(cfg, seed=seed, **described)
+    elif described:
+        raise ArgumentError(
+            f"{next(iter(described))}: problem='{problem}' says it itself; leave it out"
+        )
     if backend not in BACKENDS:
         raise ArgumentError(f"backend={backend!r}: allowed are {', '.join(BACKENDS)}")
     check_seed(seed)
@@ -251,8 +166,76 @@ def prove_problem(
     )
 
 
+def describe_problem(
+    cfg: KernelConfig,
+    *,
+    seq: int = 128,
+    seq_k: int | None = None,
+    batch: int = 1,
+    heads: int = 1,
+    heads_k: int | None = None,
+    d: int | None = None,
+    causal: bool = False,
+    window: Window = NO_WINDOW,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    sinks: bool = False,
+    lens_q: Lens | None = None,
+    lens_k: Lens | None = None,
+    row_max: bool = True,
+    seed: int = 0,
+) -> tuple[Problem, dict[str, Any]]:
+    """The problem for a config that sizes and options name, and the options of its proof.
+
+    Args:
+        seq, seq_k: query and key length; seq_k None means as long as seq.
+        heads, heads_k: of q, and of k and v; heads_k None means as many.
+        d: of the tensors; None is the config's d_head.
+        causal, window, softcap: as in ``forward``. A config of another operation takes those of
+            its options alone, and its reference says what they mean.
+        scale: None is 1/sqrt(d).
+        sinks: whether every head has a sink logit (drawn with the inputs).
+        lens_q, lens_k: lengths of packed sequences, in place of batch, seq and seq_k; lens_k None
+            means as long as lens_q.
+        row_max: whether the row maxima are asked for: kernels that rescale lazily then do not.
+        seed: of what the operation draws beside inputs.
+
+    Raises ArgumentError for sizes that make no problem.
+    """
+    if lens_q is not None:
+        lens_k = lens_q if lens_k is None else lens_k
+        check_lens(lens_q, lens_k)
+        batch, seq, seq_k = len(lens_q), max(lens_q, default=0), max(lens_k, default=0)
+    elif lens_k is not None:
+        raise ArgumentError("lens_k: give lens_q as well")
+    problem = Problem(
+        batch,
+        seq,
+        seq if seq_k is None else seq_k,
+        heads,
+        heads if heads_k is None else heads_k,
+        cfg.d_head if d is None else d,
+        cfg.dtype,
+        semantics_of(Attention(1.0, causal, window, softcap, lens_q, lens_k)),
+        cfg.family.operation,
+    )
+    options: dict[str, Any] = {
+        "causal": causal,
+        "window": window,
+        "softcap": softcap,
+        "scale": scale,
+        "sinks": sinks,
+        "lens_q": lens_q,
+        "lens_k": lens_k,
+    }
+    if problem.operation == DEFAULT:
+        return problem, options | {"row_max": row_max}
+    said = {name: value for name, value in options.items() if value not in _NOT_SAID}
+    return problem, reference_of(problem.computed).options(problem, seed=seed, **said)
+
+
 def reference_of(operation: Operation) -> OperationReference:
-    """What judges an operation's outputs: the package's own, or what the operation names.
+    """What an operation's outputs are compared with: the package's own reference, or what it names.
 
     Raises ArgumentError when that cannot be loaded, or is no OperationReference.
     """

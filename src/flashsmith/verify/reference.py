@@ -66,8 +66,8 @@ def compute_references(
         np.empty(q.shape), np.empty(statistics), np.empty_like(q), np.empty(statistics), tainted
     )
     engine = engine_for(on_gpu)
-    placed = tuple(map(engine.place, (q, k, v)))
-    logits = None if sinks is None else engine.place(np.asarray(sinks, np.float64))
+    placed = tuple(map(engine.to_device, (q, k, v)))
+    logits = None if sinks is None else engine.to_device(np.asarray(sinks, np.float64))
     with engine.exactly():
         for at in attention.sequences(q.shape[0]):
             blocks = _Sequence(engine, attention, placed[0][at.q], placed[1][at.k], placed[2][at.k])
@@ -82,10 +82,10 @@ def compute_references(
 
 def _rows(at: tuple[int | slice, ...], block: slice) -> tuple[int | slice, ...]:
     """Where rows ``block`` of a sequence lie in o: behind its batch, or within its packed rows."""
-    (place,) = at
-    if isinstance(place, int):
-        return (place, block)
-    return (slice(place.start + block.start, place.start + block.stop),)
+    (first,) = at
+    if isinstance(first, int):
+        return (first, block)
+    return (slice(first.start + block.start, first.start + block.stop),)
 
 
 def _statistics(rows: tuple[int | slice, ...]) -> tuple[Any, ...]:
@@ -123,7 +123,7 @@ class _Sequence:
             seen = None
             if self.attention.masked:
                 key = np.arange(keys.start, keys.stop)
-                seen = self.engine.place((key >= first[:, None]) & (key < end[:, None]))
+                seen = self.engine.to_device((key >= first[:, None]) & (key < end[:, None]))
             part = _Block(self, block, keys, seen, sinks)
             weights, lse, row_max = part.softmax("float64")
             o = part.heads_last(part.weighted(weights, row_max, "float64"))

@@ -77,8 +77,8 @@ class Element:
     expected: float
 
     def __str__(self) -> str:
-        place = ", ".join(map(str, self.index))
-        return f"{self.what}[{place}]: got {self.got:.6g}, expected {self.expected:.6g}"
+        index = ", ".join(map(str, self.index))
+        return f"{self.what}[{index}]: got {self.got:.6g}, expected {self.expected:.6g}"
 
 
 @dataclass(frozen=True)
@@ -342,8 +342,8 @@ def _judge_output(
         reasons.append(f"largest error {max_error:.3g} is above {bound:.3g}")
     if rel_l2 > rel_l2_bound and max_error > SMALLEST_STEP[dtype]:
         reasons.append(f"relative L2 error {rel_l2:.3g} is above {rel_l2_bound:.3g}")
-    place = wrong if wrong.any() else error
-    return _Judged(tuple(reasons), place, int(wrong.sum()), max_error, bound, rel_l2)
+    shown = wrong if wrong.any() else error
+    return _Judged(tuple(reasons), shown, int(wrong.sum()), max_error, bound, rel_l2)
 
 
 def _largest(errors: np.ndarray) -> float:

@@ -10,11 +10,18 @@ import pytest
 import shared_kernels
 
 from flashsmith.benchmark import workload as workload_module
-from flashsmith.benchmark.ncu import Ledger, ProfileRow, read_profile, target
-from flashsmith.benchmark.ncu.executable import find_ncu
-from flashsmith.benchmark.ncu.raw_page import CutOff, parse_raw_page
-from flashsmith.benchmark.ncu.target import Job, Use, run_job
-from flashsmith.benchmark.ncu.wavefronts import WavefrontCount, emulated_wavefronts
+from flashsmith.benchmark.ncu import (
+    Ledger,
+    ProfileRow,
+    profile_as_json,
+    profiled_process,
+    read_profile,
+)
+from flashsmith.benchmark.ncu.counters import CutOff, parse_raw_page
+from flashsmith.benchmark.ncu.profiled_process import Job, Use, run_job
+from flashsmith.benchmark.ncu.profiler import find_ncu
+from flashsmith.benchmark.ncu.profiling import WavefrontCount, emulated_wavefronts
+from flashsmith.benchmark.report import read_results
 from flashsmith.emulator import BankConflicts
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError, ProfilerError
 from flashsmith.families import Problem, Semantics, get_hopper_configs
@@ -160,6 +167,19 @@ def test_an_empty_file_is_begun(tmp_path) -> None:
     assert read_profile(path) == [ROW]
 
 
+def test_json_lines_are_continued_and_reported(tmp_path) -> None:
+    path, row = tmp_path / "rows.jsonl", replace(ROW, ncu="2025.3")
+    with Ledger(path) as ledger:
+        ledger.write(row)
+    path.write_text(path.read_text() + '{"config": "(FP1')
+    with Ledger(path) as ledger:
+        assert ledger.rows == [row]
+        ledger.write(replace(row, gpu="another"))
+    assert read_profile(path) == [row, replace(row, gpu="another")]
+    assert read_results([path]).profiles == tuple(read_profile(path))
+    assert list(profile_as_json([row])[0])[:3] == ["config", "family", "batch"]
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -216,7 +236,7 @@ def test_a_trimmed_diagonal_over_many_tiles_is_extrapolated_too() -> None:
 
 
 def test_what_the_emulator_cannot_tell_is_left_out(monkeypatch) -> None:
-    from flashsmith.benchmark.ncu import wavefronts
+    from flashsmith.benchmark.ncu import profiling as wavefronts
 
     problem = Problem.parse("s256 d128 fp16")
     assert emulated_wavefronts(get_hopper_configs()[0], problem, 90) is None
@@ -234,15 +254,15 @@ def test_what_the_emulator_cannot_tell_is_left_out(monkeypatch) -> None:
 @pytest.fixture
 def marks(monkeypatch, tmp_path):
     """A GPU of the emulator's making: what ran between marks and what did not, in order."""
-    from stand_ins import HostPlace
+    from stand_ins import HostMemory
 
-    from flashsmith.benchmark import contenders
+    from flashsmith.benchmark import implementations
 
     log: list[str] = []
-    monkeypatch.setattr(workload_module.Workload, "__post_init__", _on_host(HostPlace()))
-    real = contenders.KernelContender.launch
+    monkeypatch.setattr(workload_module.Workload, "__post_init__", _on_host(HostMemory()))
+    real = implementations.KernelImplementation.launch
     monkeypatch.setattr(
-        contenders.KernelContender,
+        implementations.KernelImplementation,
         "launch",
         lambda self: (log.append(f"launch {self.name}"), real(self))[1],
     )
@@ -256,11 +276,11 @@ def marks(monkeypatch, tmp_path):
     return log
 
 
-def _on_host(place):
+def _on_host(memory):
     real = workload_module.Workload.__post_init__
 
     def post_init(self) -> None:
-        self.place = place
+        self.memory = memory
         real(self)
 
     return post_init
@@ -302,11 +322,11 @@ def test_a_launch_that_fails_ends_the_process_with_its_words(marks, tmp_path, ca
     def crash(self):
         raise LaunchError("an illegal memory access was encountered")
 
-    from flashsmith.benchmark import contenders
+    from flashsmith.benchmark import implementations
 
-    monkeypatch.setattr(contenders.KernelContender, "launch", crash)
+    monkeypatch.setattr(implementations.KernelImplementation, "launch", crash)
     (tmp_path / "job").write_text(Job((SMALL,), 1, str(tmp_path / "verdicts")).to_json())
-    assert target.main([str(tmp_path / "job")]) == 2
+    assert profiled_process.main([str(tmp_path / "job")]) == 2
     assert "an illegal memory access" in capsys.readouterr().err
 
 
@@ -315,7 +335,7 @@ def test_the_real_profiler_counts_what_the_emulator_counts() -> None:
     """Where Nsight Compute is installed; elsewhere its absence must be named."""
     from flashsmith.benchmark.ncu import ProfilePlan, run_profile
     from flashsmith.benchmark.ncu.profiler import Profiler
-    from flashsmith.benchmark.progress import Narrator
+    from flashsmith.benchmark.progress import ProgressReporter
     from flashsmith.runtime import query_gpu
 
     try:
@@ -324,7 +344,7 @@ def test_the_real_profiler_counts_what_the_emulator_counts() -> None:
         return
     rows: list[ProfileRow] = []
     plan = ProfilePlan((PLAIN, SWIZZLED), (Problem.parse("b2 s1024 h4 d128 fp16"),), runs=2)
-    run_profile(plan, Profiler(found), query_gpu(0), (), rows.append, Narrator(quiet=True))
+    run_profile(plan, Profiler(found), query_gpu(0), (), rows.append, ProgressReporter(quiet=True))
     assert [row.config for row in rows] == [str(PLAIN), str(SWIZZLED)]
     for row in rows:
         assert row.verdict == "pass"

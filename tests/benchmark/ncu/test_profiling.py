@@ -9,6 +9,7 @@ import pytest
 from fake_ncu import mangled
 from profiler_stand_in import FakeNcu
 
+from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.ncu import (
     Ledger,
     ProfilePlan,
@@ -18,11 +19,11 @@ from flashsmith.benchmark.ncu import (
     run_profile,
     settled,
 )
+from flashsmith.benchmark.ncu.profiled_process import Use
 from flashsmith.benchmark.ncu.profiler import Profiler
+from flashsmith.benchmark.ncu.profiling import WavefrontCount
 from flashsmith.benchmark.ncu.rows import ProfileRow
-from flashsmith.benchmark.ncu.target import Use
-from flashsmith.benchmark.ncu.wavefronts import WavefrontCount
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.errors import ArgumentError, ProfilerError
 from flashsmith.families import Problem, device_spec
 from flashsmith.families import parse_kernel_name_into_config as parse
@@ -47,6 +48,9 @@ def fake(tmp_path, monkeypatch) -> FakeNcu:
         def illegality(self, cfg) -> str | None:
             return "no room for it" if cfg.B_c == 128 else None
 
+        def facts(self, cfg, problem) -> KernelFacts:
+            return KernelFacts(168, 0, 0, cfg.smem_bytes(), 2)
+
     monkeypatch.setattr(profiling, "BuiltKernels", Built)
     monkeypatch.setattr(profiling.Environment, "collect", lambda: ENVIRONMENT)
     monkeypatch.setattr(
@@ -68,7 +72,7 @@ def profile(fake: FakeNcu, configs, problems, *, runs=1, known=()) -> list[Profi
         DEVICE,
         known,
         rows.append,
-        Narrator(quiet=True),
+        ProgressReporter(quiet=True),
     )
     return rows
 
@@ -105,7 +109,7 @@ def test_the_profiler_leaves_the_clocks_alone_and_takes_marked_launches_only(fak
     assert value("--clock-control") == "none"
     assert value("--profile-from-start") == "off"
     assert value("--page") == "raw"
-    assert call[-3:-1] == ["-m", "flashsmith.benchmark.ncu.target"]
+    assert call[-3:-1] == ["-m", "flashsmith.benchmark.ncu.profiled_process"]
 
 
 def test_one_process_a_length(fake) -> None:
@@ -259,7 +263,9 @@ def rows_before(fake, *configs) -> tuple[list[ProfileRow], str]:
     rows: list[ProfileRow] = []
     plan = ProfilePlan(configs, (SHORT, LONG))
     with pytest.raises(ProfilerError) as raised:
-        run_profile(plan, Profiler(fake.path), DEVICE, (), rows.append, Narrator(quiet=True))
+        run_profile(
+            plan, Profiler(fake.path), DEVICE, (), rows.append, ProgressReporter(quiet=True)
+        )
     return rows, str(raised.value)
 
 

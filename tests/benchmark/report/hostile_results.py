@@ -15,8 +15,8 @@ from typing import Any
 from ablations import TIMED
 from sample_rows import HOSTILE, PROFILED, ROOFLINE, bench_rows, search_rows, wrong_row
 
+from flashsmith.benchmark.measurement_files import rows_as_csv, rows_as_json
 from flashsmith.benchmark.ncu import write_profile
-from flashsmith.benchmark.rows import rows_as_csv, rows_as_json
 
 RAW = Path(__file__).parents[3] / "benchmarks" / "h200"
 ESCAPE = "\x1b[31mred\x07\r\x9b2J"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.ncu import ProfileRow
 from flashsmith.benchmark.roofline import Ceiling, Roofline
-from flashsmith.benchmark.rows import BenchRow
 
 CONFIG = "(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles"
 HOSTILE = '<img src="http://example.org/x.png" onerror="alert(1)"> & more'
@@ -61,15 +61,15 @@ PROFILED = ProfileRow(
 )
 
 
-def row(contender: str = "ours", seq: int = 1024, tflops: float | None = 300.0, **changes):
+def row(implementation: str = "ours", seq: int = 1024, tflops: float | None = 300.0, **changes):
     """A row of a plain problem; its time follows from its rate."""
     batch, heads, d = changes.get("batch", 16), changes.get("heads_q", 16), changes.get("d", 128)
     flop = 4 * batch * heads * seq * seq * d
-    ours = contender not in ("fa2", "cudnn", "flex", "flash_attn_3")
+    ours = implementation not in ("fa2", "cudnn", "flex", "flash_attn_3")
     facts = {
         "kind": "ours" if ours else "peer",
         "family": "mma_sync" if ours else "",
-        "config": (CONFIG if contender == "ours" else contender) if ours else "",
+        "config": (CONFIG if implementation == "ours" else implementation) if ours else "",
         "batch": 16,
         "seq_q": seq,
         "seq_k": seq,
@@ -84,10 +84,10 @@ def row(contender: str = "ours", seq: int = 1024, tflops: float | None = 300.0, 
         "protocol": "interleaved",
         **ENVIRONMENT,
     }
-    return BenchRow(contender=contender, **(facts | changes))
+    return Measurement(implementation=implementation, **(facts | changes))
 
 
-def bench_rows() -> list[BenchRow]:
+def bench_rows() -> list[Measurement]:
     """Two charts' worth: full and causal, ours and two peers at three lengths, one peer absent."""
     rows = []
     for semantics, ours in (("plain", 340.0), ("causal", 280.0)):
@@ -103,12 +103,12 @@ def bench_rows() -> list[BenchRow]:
     return rows
 
 
-def wrong_row() -> BenchRow:
+def wrong_row() -> Measurement:
     """A kernel of ours that failed its check, with a name and a reason that are no HTML."""
     return row(HOSTILE, 512, None, verdict="fail", note=f"output is {HOSTILE}")
 
 
-def search_rows() -> list[BenchRow]:
+def search_rows() -> list[Measurement]:
     """A search's ranking over eight configs, one of them wrong and one dropped."""
     rows = []
     for B_r in (64, 128):
@@ -125,6 +125,6 @@ def search_rows() -> list[BenchRow]:
     return rows
 
 
-def elsewhere(rows: list[BenchRow]) -> list[BenchRow]:
+def elsewhere(rows: list[Measurement]) -> list[Measurement]:
     """The same rows from another GPU."""
     return [replace(one, gpu="NVIDIA H100", driver="570.1") for one in rows]

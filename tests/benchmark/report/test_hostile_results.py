@@ -17,12 +17,12 @@ from hostile_results import ESCAPE, HOSTILE, MATH, damaged, good_files
 from sample_rows import ROOFLINE, bench_rows, row, search_rows
 from test_page import Reader
 
-from flashsmith.benchmark.measurement_files import GrowingFile
+from flashsmith.benchmark.measurement import Measurement
+from flashsmith.benchmark.measurement_files import GrowingFile, write_rows
 from flashsmith.benchmark.progression_plot import draw_ablation, save_picture
 from flashsmith.benchmark.report import make_page, read_results, write_page
 from flashsmith.benchmark.report.page import LIMITS
 from flashsmith.benchmark.report.results import Results
-from flashsmith.benchmark.rows import BenchRow, write_rows
 from flashsmith.errors import ArgumentError
 
 GOOD = good_files()
@@ -105,7 +105,7 @@ NAMES = ("$", "a $b$ c", MATH, ESCAPE, "日本語 \U0001f600", "\ufffd\u0378", "
 def test_any_name_can_be_shown(name: str) -> None:
     """In every kind of chart and table: as text, not as markup."""
     rows = [replace(one, gpu=name, semantics=name, protocol=name) for one in bench_rows()[:8]]
-    rows += [replace(one, contender=name, kind="peer") for one in rows[:3]]
+    rows += [replace(one, implementation=name, kind="peer") for one in rows[:3]]
     rows += [replace(one, gpu=name) for one in bench_rows()[:4]]
     rows += [row(f"{name} {n}", 4096, 100.0 + n, dtype=name, d=64) for n in range(6)]
     rows += [replace(one, config=f"{one.config}+{name}") for one in search_rows()[:8]]
@@ -172,7 +172,7 @@ def test_more_than_can_be_shown_is_left_out_and_said() -> None:
 # --- what is said ---------------------------------------------------------------------------------
 
 
-def written(folder: Path, *rows: BenchRow) -> Path:
+def written(folder: Path, *rows: Measurement) -> Path:
     write_rows(folder / "rows.json", rows)
     return folder / "rows.json"
 
@@ -195,7 +195,7 @@ def test_what_is_no_figure_is_left_out_and_said(tmp_path: Path) -> None:
     said = re.search(r'<p class="note alarm">(Left out of [^<]*)</p>', make_page(results).html)
     assert said is not None
     assert said[1] == (
-        "Left out of rows.json, since no figures: row 2: ms is nan; row 2: tflops is inf; "
+        "Left out of rows.json, not finite or not above 0: row 2: ms is nan; row 2: tflops is inf; "
         "row 3: ms is -1; row 4: tflops is 0."
     )
 

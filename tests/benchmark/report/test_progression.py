@@ -10,11 +10,9 @@ import pytest
 from ablations import ABLATION, PLAIN, SWIZZLED, TIMED, timed_step
 
 from flashsmith.benchmark import run as run_module
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.progression import (
     Ablation,
-    StepTime,
-    StepTimes,
     change_between,
     change_words,
     config_words,
@@ -172,8 +170,8 @@ def test_a_wrong_step_is_a_failure_with_its_reason() -> None:
 # --- the run ------------------------------------------------------------------------------------
 
 
-def up(timer=None, configs=CONFIGS) -> Ablation:
-    return run_ablation(configs, TARGET, timer=timer, environment={}, narrator=Narrator(quiet=True))
+def up(configs=CONFIGS) -> Ablation:
+    return run_ablation(configs, TARGET, reporter=ProgressReporter(quiet=True))
 
 
 def test_a_ladder_is_counted_without_a_gpu() -> None:
@@ -189,29 +187,11 @@ def test_a_ladder_is_counted_without_a_gpu() -> None:
     assert change_between(first, second).instructions["integer"] != 0
 
 
-def test_times_and_their_problems_join_the_steps() -> None:
-    def timer(configs) -> StepTimes:
-        assert configs == CONFIGS
-        return StepTimes(
-            problem="b1",
-            protocol="interleaved",
-            peer="FA2",
-            peer_note="",
-            by_config={PLAIN.config: StepTime(2.0, 1.9, 0.01, 300.0, 1.0)},
-            problems={SWIZZLED.config: ["the timed launch: wrong"]},
-        )
-
-    first, second = up(timer).steps
-    assert first.time.share == 0.5
-    assert second.problems == ("the timed launch: wrong",)
-    assert second.time is None
-
-
 def test_a_kernel_that_hangs_is_a_step_with_a_problem(monkeypatch) -> None:
     def prove(cfg, problem, **options):
         raise EmulatorError("deadlock")
 
-    monkeypatch.setattr(run_module, "prove_problem", prove)
+    monkeypatch.setattr(run_module, "prove", prove)
     step, _ = up().steps
     assert step.instructions is None
     assert "deadlock" in step.problems[0]
@@ -231,7 +211,7 @@ def test_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) -> None:
         asked.append(problem.seq_q)
         raise EmulatorError("not today")
 
-    monkeypatch.setattr(run_module, "prove_problem", prove)
+    monkeypatch.setattr(run_module, "prove", prove)
     wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
     ladder = up(configs=[CONFIGS[1], wide])
     assert asked == [256, 384]

@@ -150,13 +150,12 @@ def test_an_implementation_has_its_colour_in_every_chart() -> None:
     assert len({colour(SERIES[:4], one.name) for one in SERIES[1:4]}) == 3
 
 
-def test_a_single_length_is_drawn_as_bars() -> None:
+def test_a_single_length_is_drawn_as_points_that_say_what_they_are() -> None:
     chart = lines([replace(one, rates=one.rates[:1]) for one in SERIES], LENGTHS[:1])
-    widths = [float(bar.attributes["width"]) for bar in of_class(chart, "bar")]
-    assert [width / widths[0] for width in widths] == pytest.approx(
-        [1.0, 341 / 340, 321 / 340, 551 / 340], abs=0.01
-    )
-    assert of_class(chart, "bar")[3].tip == "551.0  cudnn"
+    assert labels(chart) == ["340 flashsmith", "341 best of 80", "321 fa2", "551 cudnn"]
+    assert len({points(line)[0][0] for line in of_class(chart, "line")}) == 1
+    (hit,) = of_class(chart, "hit")
+    assert hit.tip.startswith("length 1024, batch 16\n551  cudnn")
     check_layout(chart)
 
 

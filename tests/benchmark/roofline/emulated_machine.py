@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.benchmark.roofline.compilation import compile_sources
+from flashsmith.benchmark.roofline.measuring import compile_sources
 from flashsmith.emulator import BankConflicts, Finding, GlobalMemory, all_checks, emulate
 from flashsmith.families import device_spec
 

@@ -14,13 +14,19 @@ import pytest
 from cuda.pathfinder import find_nvidia_binary_utility
 from emulated_machine import EmulatedMachine, ptx
 
-from flashsmith.benchmark.roofline import compilation
-from flashsmith.benchmark.roofline.compilation import compile_sources
-from flashsmith.benchmark.roofline.exponentials import EXPONENTIALS
-from flashsmith.benchmark.roofline.measuring import MICROBENCHMARKS
-from flashsmith.benchmark.roofline.memory_reads import MEMORY_READS, PERIOD, sum_of_words, words
-from flashsmith.benchmark.roofline.microbenchmark import Absent, Wrong
-from flashsmith.benchmark.roofline.products import PRODUCTS, SHAPES
+from flashsmith.benchmark.roofline import measuring as compilation
+from flashsmith.benchmark.roofline.measuring import MICROBENCHMARKS, compile_sources
+from flashsmith.benchmark.roofline.microbenchmarks import (
+    EXPONENTIALS,
+    MEMORY_READS,
+    PERIOD,
+    PRODUCTS,
+    SHAPES,
+    Absent,
+    Wrong,
+    sum_of_words,
+    words,
+)
 from flashsmith.emulator import parse
 from flashsmith.errors import CompileError
 
@@ -85,7 +91,7 @@ def test_a_turn_is_the_products_it_counts(shape, dtype: str) -> None:
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s.in_shared], ids=lambda s: s.kernel)
 def test_a_turn_of_wgmma_is_the_products_it_counts(shape, dtype: str) -> None:
     text = ptx("wgmma", 90)
-    (entry,) = re.findall(rf"\.entry {shape.kernel}_{dtype}\(.*?\n}}", text, flags=re.DOTALL)
+    (entry,) = re.findall(rf"\.entry {shape.kernel}_{dtype}\(.*?\n\n}}", text, flags=re.DOTALL)
     kind = {"fp16": "f16", "bf16": "bf16"}[dtype]
     name = f"wgmma.mma_async.sync.aligned.m64n{shape.cols}k16.f32.{kind}.{kind}"
     assert entry.count(name) * shape.groups * 2 * 64 * shape.cols * 16 == shape.flop

@@ -12,7 +12,7 @@ from flashsmith.benchmark.roofline.measuring import (
     measure_ceiling,
     measure_roofline,
 )
-from flashsmith.benchmark.roofline.microbenchmark import Absent, Microbenchmark, Running, Wrong
+from flashsmith.benchmark.roofline.microbenchmarks import Absent, Microbenchmark, Running, Wrong
 from flashsmith.benchmark.roofline.roofline_table import describe
 from flashsmith.benchmark.timing import Samples
 from flashsmith.errors import ArgumentError, LaunchError

@@ -44,7 +44,7 @@ def test_what_was_stored_is_found_by_the_gpus_name(home) -> None:
 
 
 def test_this_machines_gpu_is_meant_where_no_name_is_given(monkeypatch) -> None:
-    from flashsmith.benchmark.roofline import store
+    from flashsmith.benchmark.roofline import roofline as store
     from flashsmith.families import device_spec
 
     save_roofline(ROOFLINE)

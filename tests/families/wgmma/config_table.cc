@@ -23,8 +23,7 @@ void tabulate_smem_bytes(const int* configs, int count, long long* out) {
 
 void tabulate_ctas(const int* configs, int count, int max_smem_bytes, int registers, int* out) {
     for (int i = 0; i < count; ++i)
-        out[i] = static_cast<int>(flashsmith::num_ctas_per_sm(config_from(configs + i * kFields),
-                                                              max_smem_bytes, registers));
+        out[i] = config_from(configs + i * kFields).num_ctas_per_sm(max_smem_bytes, registers);
 }
 
 // -1, 0 or 1: how std::map orders two configs.

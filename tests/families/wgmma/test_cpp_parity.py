@@ -100,7 +100,7 @@ def test_ctas_per_sm_agree(
     assert (max(expected) > 1) == (registers <= 128)
 
 
-def test_both_sides_order_configs_alike(table: ctypes.CDLL) -> None:
+def test_both_sides_order_configs_in_the_same_way(table: ctypes.CDLL) -> None:
     sample = sorted([*random_configs(40, seed=3), *get_hopper_configs()])
     rows = [packed([cfg]) for cfg in sample]
     for left, right in product(range(len(sample)), repeat=2):
@@ -116,7 +116,7 @@ ASSUMPTIONS = {
     "q_buffers": {"q_buffers": 3, "B_c": 32},
     "the tiles need more shared memory": {"kv_stages": 8},
     "registers: setmaxnreg": {"producer_registers": 30},
-    "registers: who asks": {"consumer_registers": 240},
+    "registers: setmaxnreg waits": {"consumer_registers": 240},
     "pingpong": {"pingpong": PingPong.GEMM, "n_warpgroups": 1, "B_r": 64},
     "cluster_size": {"cluster_size": 4},
     "early_exp": {"early_exp": True},

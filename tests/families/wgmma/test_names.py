@@ -160,7 +160,7 @@ def test_features_come_in_any_order_and_with_any_blanks() -> None:
         (demangled(""), "'' is no value for dtype"),
     ],
 )
-def test_what_cannot_be_parsed_is_told_why(text: str, problem: str) -> None:
+def test_a_text_that_cannot_be_parsed_gets_a_reason(text: str, problem: str) -> None:
     with pytest.raises(ConfigParseError, match=re.escape(problem)) as caught:
         parse_kernel_name_into_config(text)
     assert repr(text) in str(caught.value)

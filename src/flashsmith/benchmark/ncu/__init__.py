@@ -1,18 +1,25 @@
 """Kernels under Nsight Compute: what the hardware counted while they ran.
 
-One profiler process per sequence length runs ``ncu.target``; its counters become ProfileRows, which
-a CSV file keeps from run to run.
+One profiler process per sequence length runs ``ncu.profiled_process``; its counters become
+ProfileRows, which a CSV or JSON Lines file keeps from run to run.
 """
 
 from __future__ import annotations
 
 from flashsmith.benchmark.ncu.profiling import ProfilePlan, run_profile, settled
-from flashsmith.benchmark.ncu.rows import Ledger, ProfileRow, read_profile, write_profile
+from flashsmith.benchmark.ncu.rows import (
+    Ledger,
+    ProfileRow,
+    profile_as_json,
+    read_profile,
+    write_profile,
+)
 
 __all__ = [
     "Ledger",
     "ProfilePlan",
     "ProfileRow",
+    "profile_as_json",
     "read_profile",
     "run_profile",
     "settled",

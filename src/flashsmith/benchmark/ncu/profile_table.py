@@ -36,7 +36,7 @@ def print_profile(console: Console, rows: Sequence[ProfileRow]) -> None:
         print_text(
             console,
             "Each kernel alone, caches cold, clocks as they were; TFLOP/s are the profiler's, and "
-            "'flashsmith bench' measures better. wavefronts: trips to shared memory.",
+            "'flashsmith bench' measures better. wavefronts: of shared memory.",
         )
 
 

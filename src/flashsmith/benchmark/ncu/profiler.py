@@ -1,10 +1,11 @@
-"""Runs Nsight Compute over a job and hands back what it counted, or its own words."""
+"""Finds Nsight Compute, runs it over a job and returns what it counted, or its own words."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,14 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashsmith import env
-from flashsmith.benchmark.ncu.counters import Selection, parse_listing, unknown_metrics
-from flashsmith.benchmark.ncu.raw_page import CutOff, ProfiledLaunch, parse_raw_page
-from flashsmith.benchmark.ncu.target import Job, Use
+from flashsmith.benchmark.ncu.counters import (
+    CutOff,
+    ProfiledLaunch,
+    Selection,
+    parse_listing,
+    parse_raw_page,
+    unknown_metrics,
+)
+from flashsmith.benchmark.ncu.profiled_process import Job, Use
 from flashsmith.builder.demangle import demangle
 from flashsmith.errors import ConfigParseError, ProfilerError
 from flashsmith.families import KernelConfig, Problem, parse_kernel_name_into_config
 
-_TARGET = "flashsmith.benchmark.ncu.target"
+_PROFILED = "flashsmith.benchmark.ncu.profiled_process"
 # An unknown metric ends a run before it has begun; every column has a few names at most.
 _MOST_ATTEMPTS = 12
 _WORDS = 4000
@@ -30,6 +37,39 @@ _SECONDS_TO_BEGIN = 300.0
 _SECONDS_A_USE = 60.0
 _REPLAYS = 50
 _LEAST_FLOP_PER_SECOND = 5e12
+# Where NVIDIA's installers put it, newest version last when sorted by number.
+_INSTALLED = ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
+
+
+def find_ncu(root: Path = Path("/")) -> Path:
+    """The `ncu` on PATH, else CUDA_HOME's, else the newest one installed under `root`.
+
+    Raises ProfilerError that lists where it looked.
+    """
+    looked = ["PATH"]
+    if on_path := shutil.which("ncu"):
+        return Path(on_path)
+    if home := env.CUDA_HOME.raw():
+        own = Path(home) / "bin" / "ncu"
+        looked.append(str(own))
+        if _usable(own):
+            return own
+    for pattern in _INSTALLED:
+        looked.append(str(root / pattern))
+        if found := [path for path in sorted(root.glob(pattern), key=_version) if _usable(path)]:
+            return found[-1]
+    raise ProfilerError(
+        f"ncu: Nsight Compute was not found; looked at {', '.join(looked)}. It comes with a CUDA "
+        "toolkit; put its folder on PATH"
+    )
+
+
+def _usable(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _version(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", str(path))]
 
 
 @dataclass(frozen=True)
@@ -93,7 +133,7 @@ class Profiler:
             *("--target-processes", "application-only"),
             *("--metrics", ",".join(self.selection.metrics)),
             *("--log-file", str(scratch / "log")),
-            *(sys.executable, "-m", _TARGET, str(scratch / "job.json")),
+            *(sys.executable, "-m", _PROFILED, str(scratch / "job.json")),
         ]
 
     def _run(self, options: list[str], scratch: Path, seconds: float = _SECONDS_TO_BEGIN) -> _Ended:
@@ -187,7 +227,7 @@ def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:
 
 
 def _config_of(kernel: str) -> KernelConfig | None:
-    """The config that a kernel's name tells, None for a kernel that is none of ours."""
+    """The config that a kernel's name spells, None for a kernel that is not one of ours."""
     try:
         return parse_kernel_name_into_config(demangle(kernel) if kernel[:2] == "_Z" else kernel)
     except (ConfigParseError, ValueError):

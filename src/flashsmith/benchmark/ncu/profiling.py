@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 from flashsmith.benchmark.bench import serves
 from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.kernel_facts import BuiltKernels
-from flashsmith.benchmark.measurement import now, problem_columns
+from flashsmith.benchmark.measurement import now
+from flashsmith.benchmark.ncu.counters import ProfiledLaunch
+from flashsmith.benchmark.ncu.profiled_process import Use
 from flashsmith.benchmark.ncu.profiler import ProfiledUse, Profiler
-from flashsmith.benchmark.ncu.raw_page import ProfiledLaunch
 from flashsmith.benchmark.ncu.rows import ProfileRow
-from flashsmith.benchmark.ncu.target import Use
-from flashsmith.benchmark.ncu.wavefronts import emulated_wavefronts
-from flashsmith.benchmark.progress import Narrator
+from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.counted import counted
-from flashsmith.errors import ArgumentError, ProfilerError
-from flashsmith.families import DeviceSpec, KernelConfig, Problem
+from flashsmith.emulator import BankConflicts
+from flashsmith.errors import ArgumentError, EmulatorError, ProfilerError
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics
+from flashsmith.verify import prove
 
 _WHOLE = ("registers", "wavefronts", "wavefronts_ideal", "l2_bytes")
 _WHOLE_BYTES = ("dram_read_bytes", "dram_write_bytes")
@@ -57,7 +59,7 @@ def run_profile(
     device: DeviceSpec,
     known: Iterable[ProfileRow],
     write: Callable[[ProfileRow], None],
-    narrator: Narrator,
+    reporter: ProgressReporter,
 ) -> None:
     """Hands a row for every use of the plan that the `known` rows do not settle to `write`, a
     length's at a time.
@@ -71,10 +73,11 @@ def run_profile(
     wanted = plan.uses()
     uses = [use for use in wanted if _key(*use, device) not in done]
     if already := len(wanted) - len(uses):
-        narrator.say(f"{already} of {len(wanted)} rows are there already")
+        reporter.say(f"{already} of {len(wanted)} rows are there already")
     built = BuiltKernels(device)
-    built.build(((cfg, problem) for problem, cfg in uses), narrator.build)
-    rows = _Rows(device, profiler, Environment.collect())
+    built.build(((cfg, problem) for problem, cfg in uses), reporter.build)
+    environment = replace(Environment.collect(), gpu=device.name, arch=device.arch)
+    rows = _Rows(built, profiler, environment)
     for problem, cfg in uses:
         if illegality := built.illegality(cfg):
             write(rows.row(problem, cfg, "error", note=illegality))
@@ -82,7 +85,7 @@ def run_profile(
     lengths = sorted({problem.seq_q for problem, _ in legal})
     for number, seq in enumerate(lengths):
         own = [(problem, cfg) for problem, cfg in legal if problem.seq_q == seq]
-        narrator.step(
+        reporter.step(
             f"profiling {counted(len(own), 'kernel')} at length {seq}", number, len(lengths)
         )
         found, failure = profiler.profile(
@@ -111,7 +114,7 @@ def _key(problem: Problem, cfg: KernelConfig, device: DeviceSpec) -> tuple[str, 
 class _Rows:
     """Makes rows of one profile."""
 
-    device: DeviceSpec
+    built: BuiltKernels
     profiler: Profiler
     environment: Environment
 
@@ -125,7 +128,7 @@ class _Rows:
             values[name] = round(values[name])
         if duration := values.get("duration_us"):
             values["tflops"] = problem.attn_flop() / duration / 1e6
-        if emulated := emulated_wavefronts(cfg, problem, self.device.arch):
+        if emulated := emulated_wavefronts(cfg, problem, self.environment.arch):
             values["emulated_wavefronts"] = emulated.actual
             values["emulated_wavefronts_ideal"] = emulated.ideal
         stalls = selection.stalls(launch.metrics)
@@ -146,20 +149,19 @@ class _Rows:
         verdict: Literal["pass", "fail", "error"],
         **values: Any,
     ) -> ProfileRow:
-        return ProfileRow(
-            config=str(cfg),
+        return ProfileRow.of(
+            str(cfg),
+            "ours",
+            problem,
+            {"smem_bytes": cfg.smem_bytes()},
+            self.built.facts(cfg, problem),
+            self.environment,
+            values,
             family=cfg.FAMILY,
-            **problem_columns(problem),
-            gpu=self.device.name,
+            config=str(cfg),
             verdict=verdict,
-            smem_bytes=cfg.smem_bytes(),
-            arch=self.device.arch,
-            driver=self.environment.driver,
             ncu=self.profiler.version,
-            flashsmith=self.environment.flashsmith,
-            revision=self.environment.revision,
             time=now(),
-            **values,
         )
 
 
@@ -167,3 +169,74 @@ def _median(launches: list[ProfiledLaunch]) -> ProfiledLaunch:
     """The launch with the median duration; of an even number the shorter of the middle ones."""
     times = [launch.metrics.get("gpu__time_duration.sum", math.inf) for launch in launches]
     return launches[times.index(statistics.median_low(times))]
+
+
+# --- the emulator's count -------------------------------------------------------------------------
+
+
+class WavefrontCount(NamedTuple):
+    """Wavefronts of shared memory of a whole launch, and what they would be without conflicts."""
+
+    actual: int
+    ideal: int
+
+
+def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount | None:
+    """What the emulator counts for `cfg`'s kernel on `problem`; None where it cannot tell.
+
+    One CTA is emulated over a few tiles of keys and over one more: the steps that a mask cuts and
+    the first are in both, so that the difference is one ordinary step, and a launch is the sum over
+    its CTAs.
+    """
+    windowed = problem.semantics.mask == "window"
+    if not cfg.family.equal_steps or problem.semantics.packed or windowed:
+        return None
+    try:
+        first, step = _of_a_cta(cfg, problem.semantics.mask == "causal", arch)
+    except EmulatorError:
+        return None
+    rows, _ = cfg.family.loop_tiles(cfg)
+    heads = problem.batch * problem.heads_q
+    steps = [_steps(cfg, problem, begin) for begin in range(0, problem.seq_q, rows)]
+    actual, ideal = (
+        heads * sum(begin + each * (n - 1) for n in steps)
+        for begin, each in zip(first, step, strict=True)
+    )
+    return WavefrontCount(actual, ideal)
+
+
+def _steps(cfg: Any, problem: Problem, begin: int) -> int:
+    """Tiles of keys that the CTA of the rows from `begin` on passes over."""
+    rows, keys = cfg.family.loop_tiles(cfg)
+    seen = problem.seq_k
+    if problem.semantics.mask == "causal":
+        last = min(begin + rows, problem.seq_q)
+        seen = min(seen, max(0, last + problem.seq_k - problem.seq_q))
+    return -(-seen // keys)
+
+
+@lru_cache(maxsize=512)
+def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, WavefrontCount]:
+    """Of a CTA that takes one tile of keys, and what every further tile adds."""
+    rows, keys = cfg.family.loop_tiles(cfg)
+    # As many as the diagonal crosses, or a kernel that trims them would count fewer.
+    n_few = max(2, -(-rows // keys))
+    few, more = (_count(cfg, n, causal, arch) for n in (n_few, n_few + 1))
+    step = WavefrontCount(more.actual - few.actual, more.ideal - few.ideal)
+    before = n_few - 1
+    first = WavefrontCount(few.actual - before * step.actual, few.ideal - before * step.ideal)
+    return first, step
+
+
+def _count(cfg: Any, n_tiles: int, causal: bool, arch: int) -> WavefrontCount:
+    rows, keys = cfg.family.loop_tiles(cfg)
+    conflicts = BankConflicts()
+    # Masks are aligned to the bottom right: so many keys are seen by the last row, masked or not.
+    semantics = Semantics("causal" if causal else "none")
+    problem = Problem(1, rows, n_tiles * keys, 1, 1, cfg.d_head, cfg.dtype, semantics)
+    verdict = prove(cfg, problem, arch=arch, observers=[conflicts])
+    ctas = verdict.problem.batch * verdict.problem.heads_q
+    counted = conflicts.by_kind.values()
+    return WavefrontCount(
+        sum(kind.actual for kind in counted) // ctas, sum(kind.ideal for kind in counted) // ctas
+    )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from flashsmith.benchmark.measurement import Kind, Measurement
-from flashsmith.benchmark.measurement_files import GrowingFile, checked_row, read_csv, rows_as_csv
+from flashsmith.benchmark.measurement_files import (
+    GrowingFile,
+    checked_row,
+    read_csv,
+    read_lines,
+    rows_as_csv,
+    rows_as_json,
+)
 from flashsmith.benchmark.records import LARGEST
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
@@ -28,7 +35,7 @@ class ProfileRow(Measurement):
     stalls: why warps waited, worst first, in cycles per instruction issued.
     """
 
-    contender: str = ""
+    implementation: str = ""
     kind: Kind = "ours"
     duration_us: float | None = None
     tensor_pct: float | None = None
@@ -65,7 +72,7 @@ _REQUIRED = COLUMNS[: COLUMNS.index("note")]
 
 
 class Ledger(GrowingFile):
-    """A CSV file of ProfileRows that grows; what it holds is in ``rows``.
+    """A file of ProfileRows that grows, CSV or JSON Lines; what it holds is in ``rows``.
 
     Raises ArgumentError when it is no such file.
     """
@@ -88,20 +95,29 @@ def write_profile(rows: Iterable[ProfileRow], file: TextIO) -> None:
 
 def read_profile(path: str | Path) -> list[ProfileRow]:
     """The rows of a file. Raises ArgumentError when it is no file of ProfileRows."""
+    if Path(path).suffix == ".jsonl":
+        return _rows(path, read_lines(Path(path)))
     try:
         columns, records = read_csv(path)
         if columns and columns != COLUMNS:
             raise ArgumentError(
                 f"{path} has other columns than this version writes; give another file"
             )
-        return [
-            _row(record, f"{path}, row {number}") for number, (_, record) in enumerate(records, 1)
-        ]
+        return _rows(path, [record for _, record in records])
     except ArgumentError as error:
         raise ArgumentError(f"csv: {error}") from error
 
 
-def _row(record: dict[str, str], where: str) -> ProfileRow:
+def profile_as_json(rows: Iterable[ProfileRow]) -> list[dict[str, Any]]:
+    """The rows as JSON takes them."""
+    return rows_as_json(rows, COLUMNS)
+
+
+def _rows(path: str | Path, records: Sequence[Mapping[str, Any]]) -> list[ProfileRow]:
+    return [_row(record, f"{path}, row {number}") for number, record in enumerate(records, 1)]
+
+
+def _row(record: Mapping[str, Any], where: str) -> ProfileRow:
     row = checked_row(ProfileRow, record, where, _REQUIRED)
     for name in COLUMNS:
         value = getattr(row, name)

@@ -13,9 +13,9 @@ from flashsmith.benchmark.report.results import (
     BASELINES,
     FLASHSMITH,
     Setting,
-    facts_of,
     is_flashsmith,
     name_of,
+    setting_facts,
     setting_of,
 )
 
@@ -58,7 +58,7 @@ class Point:
         """A wrong row of the peer's, or of flashsmith's own."""
         own = peer is None
         names = (row for row in self.wrong if is_flashsmith(row) == own)
-        return next((row for row in names if own or row.contender == peer), None)
+        return next((row for row in names if own or row.implementation == peer), None)
 
     def ratio(self, peer: str) -> float | None:
         """flashsmith's throughput over the peer's; None unless both were measured."""
@@ -101,13 +101,13 @@ def make_points(rows: Iterable[Measurement]) -> list[Point]:
 
 def _point(rows: Sequence[Measurement]) -> Point:
     timed = [row for row in rows if row.verdict == "pass" and row.ms]
-    ours = [row for row in timed if is_flashsmith(row)]
+    own = [row for row in timed if is_flashsmith(row)]
     return Point(
         row=rows[0],
-        chosen=_medians(ours, name_of).get(FLASHSMITH),
+        chosen=_medians(own, name_of).get(FLASHSMITH),
         kernels=_medians(
-            [row for row in ours if name_of(row) != FLASHSMITH],
-            lambda row: row.config or row.contender,
+            [row for row in own if name_of(row) != FLASHSMITH],
+            lambda row: row.config or row.implementation,
         ),
         peers=_medians([row for row in timed if not is_flashsmith(row)], name_of),
         wrong=tuple(row for row in rows if row.verdict in ("fail", "error")),
@@ -198,14 +198,14 @@ def problem_words(row: Measurement) -> str:
 
 def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
     """Each setting by the first facts that tell all of them apart; '' where there is only one."""
-    facts = {setting: facts_of(setting) for setting in settings}
+    facts = {setting: setting_facts(setting) for setting in settings}
     told: dict[Setting, tuple[str, ...]] = dict.fromkeys(facts, ())
     for name in next(iter(facts.values()), {}):
         longer = {setting: (*told[setting], known[name]) for setting, known in facts.items()}
         if len(set(longer.values())) > len(set(told.values())):
             told = longer
     return {
-        setting: ", ".join(filter(None, words)) or ("not named" if words else "")
+        setting: ", ".join(filter(None, words)) or ("environment not named" if words else "")
         for setting, words in told.items()
     }
 
@@ -240,27 +240,9 @@ def peer_order(names: Iterable[str]) -> list[str]:
 # --- overview ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ratios:
-    """flashsmith's throughput over a peer's, on several problems."""
-
-    ratios: Sequence[float]
-
-    @property
-    def mean(self) -> float:
-        """The geometric mean."""
-        return math.exp(sum(map(math.log, self.ratios)) / len(self.ratios))
-
-    @property
-    def ahead(self) -> int:
-        """On how many problems flashsmith is no slower."""
-        return sum(ratio >= 1 for ratio in self.ratios)
-
-
-def ratios(points: Iterable[Point], peer: str) -> Ratios | None:
-    """Of all points that have the peer and flashsmith; None where none has."""
-    found = [ratio for point in points if (ratio := point.ratio(peer))]
-    return Ratios(found) if found else None
+def ratios(points: Iterable[Point], peer: str) -> list[float]:
+    """flashsmith's throughput over the peer's, of the points that have both."""
+    return [ratio for point in points if (ratio := point.ratio(peer))]
 
 
 def last_measured(points: Iterable[Point]) -> list[Point]:

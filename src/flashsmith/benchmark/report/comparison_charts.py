@@ -31,13 +31,11 @@ def throughput_charts(groups: Sequence[Group]) -> Iterator[Chart]:
     """TFLOP/s by length, for each group in which anything has a rate."""
     for group, title in zip(groups, titles([group.first for group in groups]), strict=True):
         series = _series(group.points)
-        # One bar alone says no more than the table.
+        # One point alone says no more than the table.
         if not series or len(series) == len(group.points) == 1:
             continue
         lengths = [(point.row.seq_k, point.row.batch) for point in group.points]
         caption = "TFLOP/s by length and batch (b)."
-        if len(lengths) == 1:
-            caption = f"TFLOP/s, length {lengths[0][0]}, batch {lengths[0][1]}."
         more = len({name for point in group.points for name in point.peers}) - MOST_PEERS
         if more > 0:
             caption += f" {more} more peers are left out."

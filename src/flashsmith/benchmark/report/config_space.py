@@ -47,7 +47,7 @@ def make_searched(rows: Iterable[Measurement]) -> list[Searched]:
     """The problems of which several configs were measured by name, as `order` has them."""
     by_problem: dict[Any, dict[str, list[Measurement]]] = {}
     for row in rows:
-        if is_flashsmith(row) and row.config and row.contender == row.config:
+        if is_flashsmith(row) and row.config and row.implementation == row.config:
             key = (*_kind(row), row.batch, row.seq_q, row.seq_k)
             by_problem.setdefault(key, {}).setdefault(row.config, []).append(row)
     found = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
 LIMITS = {
     "charts": 100,
     "table_rows": 1500,
-    "compared_peers": 3,
     "peers": MOST_PEERS,
     "heat_maps": config_space.MOST_MAPS,
     "named": 10,
 }
+# Peers of the overview.
+_COMPARED_PEERS = 3
 # Of a file's name.
 _MOST_CHARACTERS = 100
 
@@ -62,10 +64,10 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
     newest = next(iter(found.versions), "")
     latest = [point for point in points if point.row.revision == newest]
     peers = comparison.peer_order(name for point in points for name in point.peers)
-    compared = [peer for peer in peers if comparison.ratios(latest, peer)]
+    compared = [peer for peer in peers if comparison.ratios(latest, peer)][:_COMPARED_PEERS]
     last = comparison.last_measured(points)
     kinds = comparison.by_kind(last)
-    ratio = ratio_chart(kinds, compared[: LIMITS["compared_peers"]])
+    ratio = ratio_chart(kinds, compared)
     throughput = list(throughput_charts(groups))
     rooflines, placed = roofline_points(comparison.make_groups(last), found.rooflines)
     searched = config_space.make_searched(found.rows)
@@ -77,7 +79,7 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
         "latest": latest,
         "kinds": kinds,
         "peers": peers,
-        "compared": compared[: LIMITS["compared_peers"]],
+        "compared": compared,
         "ratio_chart": ratio,
         "throughput": throughput,
         "settings": comparison.setting_words([results.setting_of(p.row) for p in points]),
@@ -91,7 +93,8 @@ def make_page(found: Results, title: str = "flashsmith report") -> Page:
         "unknown_gpus": sorted({row.gpu for row in found.rows if row.gpu}
                                - {one.gpu for one in found.rooflines}),
     }  # fmt: skip
-    drawn = [chart for chart in (ratio, *throughput[: LIMITS["charts"]], *rooflines) if chart]
+    most = LIMITS["charts"]
+    drawn = [chart for chart in (ratio, *throughput[:most], *rooflines[:most]) if chart]
     svg = templates.get_template("chart.svg")
     charts = {
         f"{number:03}-{_slug(chart.title)}.svg": svg.render(chart=chart)
@@ -108,7 +111,7 @@ def _absent_peers(rows: Sequence[Measurement]) -> dict[tuple[str, str], int]:
     gaps: dict[tuple[str, str], int] = {}
     for row in rows:
         if not results.is_flashsmith(row) and row.verdict == "absent":
-            key = (row.contender, row.note or "no reason given")
+            key = (row.implementation, row.note or "no reason given")
             gaps[key] = gaps.get(key, 0) + 1
     return gaps
 
@@ -140,6 +143,7 @@ def page_templates() -> Environment:
     )
     made.filters["figure"] = lambda value, digits=0: f"{value:,.{digits}f}"
     made.filters["counted"] = counted
+    made.filters["geometric_mean"] = statistics.geometric_mean
     made.filters["number"] = lambda number: f"{number:.6g}"
     made.globals |= {
         "limits": LIMITS,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsmith.benchmark.measurement import Measurement
-from flashsmith.benchmark.measurement_files import MOST_BYTES, read_csv, read_rows
+from flashsmith.benchmark.measurement_files import MOST_BYTES, read_csv, read_lines, read_rows
 from flashsmith.benchmark.ncu import read_profile
 from flashsmith.benchmark.progression import KIND, Ablation
 from flashsmith.benchmark.report import converted_rows
@@ -95,7 +95,7 @@ def _read(path: Path) -> Results:
     readers = {
         ".csv": _read_csv,
         ".json": _read_json,
-        ".jsonl": _read_rows,
+        ".jsonl": _read_lines,
         ".parquet": _read_rows,
         ".txt": _read_text,
     }
@@ -155,6 +155,11 @@ def _rows(path: Path, what: str, rows: Sequence[Measurement]) -> Results:
 def _is_figure(name: str, value: float | None) -> bool:
     least = 0.0 if name in _MAY_BE_ZERO else SMALLEST
     return value is None or least <= value <= LARGEST
+
+
+def _read_lines(path: Path) -> Results:
+    profiled = any("ncu" in record for record in read_lines(path))
+    return _read_profile(path) if profiled else _read_rows(path)
 
 
 def _read_rows(path: Path) -> Results:

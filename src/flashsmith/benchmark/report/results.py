@@ -87,7 +87,7 @@ def is_flashsmith(row: Measurement) -> bool:
 
 def name_of(row: Measurement) -> str:
     """What readers see of a row's implementation: attention() is 'flashsmith'."""
-    return FLASHSMITH if is_flashsmith(row) and row.contender == "ours" else row.contender
+    return FLASHSMITH if is_flashsmith(row) and row.implementation == "ours" else row.implementation
 
 
 def of_search(row: Measurement) -> bool:
@@ -109,7 +109,7 @@ def _fact(value: Any) -> Any:
     return value if isinstance(value, (str, int, float)) else quoted(value)
 
 
-def facts_of(setting: Setting) -> dict[str, str]:
+def setting_facts(setting: Setting) -> dict[str, str]:
     """A setting's facts as readers see them, '' for one that is not known; what tells most comes
     first."""
     known = dict(setting.environment)

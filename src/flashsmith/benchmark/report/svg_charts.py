@@ -1,4 +1,4 @@
-"""The page's charts: lines by length, bars, a roofline, ratios in strips; as shapes of an SVG."""
+"""The page's charts: lines by length, a roofline, ratios in strips; as shapes of an SVG."""
 
 from __future__ import annotations
 
@@ -190,12 +190,10 @@ def lines_by_length(
     caption: str,
     facets: Mapping[str, str],
 ) -> Chart:
-    """TFLOP/s by (length, batch), evenly spaced; one length alone as bars."""
+    """TFLOP/s by (length, batch), evenly spaced."""
     shown = [one for one in series if any(one.rates)]
     alt = ", ".join(f"{_last(one)[1]:.0f} {one.name}" for one in shown)
     alt = f"TFLOP/s by length, {title}: {alt}"
-    if len(lengths) == 1:
-        return _bars(title, shown, alt, caption, facets)
     labels = [_label(one, lengths) for one in shown]
     drawing = _Drawing(_right_of_axes(labels))
     top = 1.06 * max(rate for one in shown for rate in one.rates if rate)
@@ -218,7 +216,7 @@ def lines_by_length(
             drawing.mark(place, x, y)
         ends.append((labels[position], f"label c{place}", *points[-1]))
     drawing.end_labels(ends)
-    half = (xs[1] - xs[0]) / 2
+    half = (drawing.right - _LEFT) / 2 if len(xs) == 1 else (xs[1] - xs[0]) / 2
     for number, (x, (length, batch)) in enumerate(zip(xs, lengths, strict=True)):
         rates = [(one.name, one.rates[number]) for one in shown]
         known = sorted(((rate, name) for name, rate in rates if rate), reverse=True)
@@ -245,22 +243,6 @@ def _label(series: Series, lengths: Sequence[tuple[int, int]]) -> str:
 def _last(series: Series) -> tuple[int, float]:
     """The last length's place, and the rate there."""
     return [(place, rate) for place, rate in enumerate(series.rates) if rate][-1]
-
-
-def _bars(
-    title: str, series: Sequence[Series], alt: str, caption: str, facets: Mapping[str, str]
-) -> Chart:
-    drawing = _Drawing()
-    longest = max(one.rates[0] or 0.0 for one in series)
-    for position, one in enumerate(series):
-        rate, y = one.rates[0] or 0.0, 8.0 + 24 * position
-        drawing.text(112.0, y + 13, cut(one.name), "label ink", "end")
-        drawing.add("rect", f"bar c{one.place(position)}", tip=f"{rate:,.1f}  {one.name}", x=118.0,
-                    y=y, width=_between(rate, 0, longest, 1.0, 215.0), height=17.0)  # fmt: skip
-        drawing.text(
-            124.0 + _between(rate, 0, longest, 1.0, 215.0), y + 13, f"{rate:,.0f}", "label ink"
-        )
-    return Chart(title, alt, caption, 12 + 24.0 * len(series), drawing.shapes, facets)
 
 
 def roofline(
@@ -297,8 +279,12 @@ def roofline(
         drawing.line("ceiling", (begin, y_of(rate)), (drawing.right, y_of(rate)))
         ends.append((words, "label muted", drawing.right - 5, y_of(rate)))
     if dram_tb_per_s:
-        _draw_bandwidth(drawing, dram_tb_per_s, max(ceilings.values(), default=top), (left, right),
-                        x_of, y_of)  # fmt: skip
+        limit = max(ceilings.values(), default=top)
+        steps = [2.0 ** (left + (right - left) * part / 60) for part in range(61)]
+        slope = [(x_of(x), y_of(dram_tb_per_s * x)) for x in steps if dram_tb_per_s * x < limit]
+        if slope:
+            drawing.line("ceiling", *slope)
+            drawing.text(slope[0][0] + 6, slope[0][1] - 8, f"DRAM {dram_tb_per_s:.2f} TB/s")
     for number, (words, trace) in enumerate(zip(lines, traces, strict=True)):
         place = number % len(_PLACES)
         path = [(x_of(x), y_of(y)) for x, y, _ in trace.points]
@@ -309,23 +295,6 @@ def roofline(
     drawing.end_labels(ends)
     alt = f"{title}: kernels below the GPU's measured ceilings"
     return Chart(title, alt, caption, _BOTTOM + 38, drawing.shapes, facets)
-
-
-def _draw_bandwidth(
-    drawing: _Drawing,
-    tb_per_s: float,
-    limit: float,
-    powers: tuple[float, float],
-    x_of: Callable[[float], float],
-    y_of: Callable[[float], float],
-) -> None:
-    """What the bandwidth allows at each intensity, up to `limit`."""
-    left, right = powers
-    steps = [2.0 ** (left + (right - left) * part / 60) for part in range(61)]
-    slope = [(x_of(x), y_of(tb_per_s * x)) for x in steps if tb_per_s * x < limit]
-    if slope:
-        drawing.line("ceiling", *slope)
-        drawing.text(slope[0][0] + 6, slope[0][1] - 8, f"DRAM {tb_per_s:.2f} TB/s")
 
 
 # Ratios that an axis names.

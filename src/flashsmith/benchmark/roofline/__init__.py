@@ -6,9 +6,13 @@ what each ceiling allows a config on a problem.
 
 from __future__ import annotations
 
-from flashsmith.benchmark.roofline.ceilings import Ceiling, Roofline
-from flashsmith.benchmark.roofline.placement import Bound, Intensity, bounds, intensity
-from flashsmith.benchmark.roofline.store import (
+from flashsmith.benchmark.roofline.roofline import (
+    Bound,
+    Ceiling,
+    Intensity,
+    Roofline,
+    bounds,
+    intensity,
     load_roofline,
     read_roofline,
     roofline_path,

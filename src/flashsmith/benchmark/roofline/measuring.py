@@ -5,38 +5,32 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from flashsmith import env
 from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.measurement import now
-from flashsmith.benchmark.roofline.ceilings import SCALE, Ceiling, Roofline
-from flashsmith.benchmark.roofline.compilation import compile_sources
-from flashsmith.benchmark.roofline.exponentials import EXPONENTIALS
-from flashsmith.benchmark.roofline.gpu_module import GpuKernel, GpuModule
-from flashsmith.benchmark.roofline.library_products import LIBRARY_PRODUCTS
-from flashsmith.benchmark.roofline.memory_reads import MEMORY_READS
-from flashsmith.benchmark.roofline.microbenchmark import (
+from flashsmith.benchmark.roofline.microbenchmarks import (
+    MICROBENCHMARKS,
     Absent,
     Machine,
     Microbenchmark,
     Running,
     Wrong,
 )
-from flashsmith.benchmark.roofline.products import PRODUCTS
+from flashsmith.benchmark.roofline.roofline import SCALE, Ceiling, Roofline
 from flashsmith.benchmark.timing import Protocol, Samples, measure
-from flashsmith.errors import ArgumentError, LaunchError
+from flashsmith.builder import find_toolchain
+from flashsmith.builder.processes import Command, Finished, run_all
+from flashsmith.builder.ptxas_report import ResourceReport, parse_ptxas_report
+from flashsmith.builder.scratch import require_plain, scratch_folder
+from flashsmith.builder.sources import Sources, package_sources
+from flashsmith.errors import ArgumentError, CompileError, LaunchError
 from flashsmith.families import DeviceSpec
 from flashsmith.runtime import driver
 from flashsmith.runtime.frameworks.device_array import DeviceArray
-
-MICROBENCHMARKS: tuple[Microbenchmark, ...] = (
-    *LIBRARY_PRODUCTS,
-    *PRODUCTS,
-    *EXPONENTIALS,
-    *MEMORY_READS,
-)
 
 # Long enough for the clock to settle under the tensor cores' power.
 LAUNCH_MS = 50.0
@@ -100,7 +94,7 @@ def measure_roofline(
     """Every ceiling of GPU 0, each launch taking about `launch_ms`.
 
     What cannot be measured is a gap with its reason; what fails is marked wrong, and the others are
-    measured nevertheless. `progress` is told what comes next, how many are done and of how many.
+    measured nevertheless. `progress` gets what comes next, how many are done and of how many.
 
     Raises ArgumentError for a bad `launch_ms`, LaunchError without a GPU, ToolchainError,
     CompileError.
@@ -173,3 +167,133 @@ def _turns_that_take(key: str, running: Running, launch_ms: float, timer: Timer)
 
 def _per_sm_clock(per_second: float, clock_mhz: float | None, device: DeviceSpec) -> float | None:
     return per_second / (clock_mhz * 1e6 * device.sm_count) if clock_mhz else None
+
+
+# --- machine code on a GPU ------------------------------------------------------------------------
+
+_MAX_DYNAMIC_SMEM = 8  # CUfunction_attribute, cuda.h
+
+
+class GpuModule:
+    """A cubin on GPU ``ordinal``; it stays loaded as long as the process lives.
+
+    Raises LaunchError with CUDA's words when the GPU cannot load it.
+    """
+
+    def __init__(self, image: bytes, ordinal: int = 0) -> None:
+        self.ordinal = ordinal
+        self._module = ctypes.c_void_p()
+        with driver.current_gpu(ordinal):
+            driver.call("cuModuleLoadData", ctypes.byref(self._module), ctypes.c_char_p(image))
+
+    def kernel(self, name: str, smem_bytes: int = 0) -> GpuKernel:
+        """The kernel of that name, to be launched with so much dynamic shared memory.
+
+        Raises LaunchError when there is none, or the GPU has less.
+        """
+        function = ctypes.c_void_p()
+        with driver.current_gpu(self.ordinal):
+            driver.call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
+            driver.call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SMEM, smem_bytes)
+        return GpuKernel(function, smem_bytes, self.ordinal)
+
+
+@dataclass(frozen=True)
+class GpuKernel:
+    """A kernel and what all of its launches have in common."""
+
+    function: ctypes.c_void_p
+    smem_bytes: int
+    ordinal: int
+
+    def launch(self, ctas: int, threads: int, *arguments: Any) -> None:
+        """Enqueues ``ctas`` CTAs on the default stream; does not wait.
+
+        Arguments are DeviceArrays, passed by address, and ctypes numbers.
+
+        Raises LaunchError with CUDA's words when the launch is refused.
+        """
+        values: list[Any] = [
+            ctypes.c_uint64(value.address) if isinstance(value, DeviceArray) else value
+            for value in arguments
+        ]
+        pointers = (ctypes.c_void_p * len(values))(
+            *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
+        )
+        with driver.current_gpu(self.ordinal):
+            driver.call(
+                "cuLaunchKernel",
+                self.function,
+                *(ctypes.c_uint(n) for n in (ctas, 1, 1, threads, 1, 1, self.smem_bytes)),
+                ctypes.c_void_p(),
+                pointers,
+                ctypes.c_void_p(),
+            )
+
+
+# --- compiling: seconds, so nothing is kept -------------------------------------------------------
+
+# Its instructions exist under this target's name only.
+_TARGETS = {"wgmma": {90: "90a"}}
+
+Kind = Literal["cubin", "ptx"]
+
+
+def target_of(source: str, arch: int) -> str:
+    """The compiler's name for the architecture, '90' or '90a', that a source needs."""
+    return _TARGETS.get(source, {}).get(arch, str(arch))
+
+
+def compile_sources(sources: Sequence[str], arch: int, kind: Kind = "cubin") -> dict[str, bytes]:
+    """The images of csrc/roofline/<source>.cu for sm_<arch>, by source.
+
+    Raises ToolchainError, CompileError with the compiler's words, and CompileError when a kernel
+    spills: a ceiling measured through spills would be none.
+    """
+    toolchain = find_toolchain()
+    toolchain.check_arch(arch)
+    csrc = package_sources()
+    require_plain("csrc", csrc)
+    reports: dict[str, str] = {}
+
+    def finished(done: Finished) -> None:
+        reports[done.command.name] = done.output
+
+    with scratch_folder() as scratch:
+        names = [f"roofline/{source}.cu" for source in sources]
+        Sources(csrc, names).copy_to(scratch / "csrc")
+        commands = [
+            Command(
+                source,
+                (
+                    str(toolchain.nvcc),
+                    f"-ccbin={toolchain.gxx}",
+                    *("-O3", "-std=c++20", f"-{kind}", "-Xptxas=-v", "-Icsrc"),
+                    _gencode(target_of(source, arch), kind),
+                    f"csrc/roofline/{source}.cu",
+                    *("-o", f"{source}.{kind}"),
+                ),
+            )
+            for source in sources
+        ]
+        run_all(commands, cwd=scratch, jobs=env.jobs(), finished=finished)
+        images = {source: (scratch / f"{source}.{kind}").read_bytes() for source in sources}
+    if kind == "cubin":
+        for source in sources:
+            _check_no_spills(source, parse_ptxas_report(reports[source]))
+    return images
+
+
+def _gencode(target: str, kind: Kind) -> str:
+    code = f"sm_{target}" if kind == "cubin" else f"compute_{target}"
+    return f"-gencode=arch=compute_{target},code={code}"
+
+
+def _check_no_spills(source: str, reports: dict[str, ResourceReport]) -> None:
+    for name, report in reports.items():
+        spilled = report.spill_store_bytes + report.spill_load_bytes
+        if spilled or report.stack_bytes:
+            raise CompileError(
+                f"{source}.cu: {name} spills {spilled} bytes and has a stack of "
+                f"{report.stack_bytes} a thread; it would not measure what it is for"
+            )

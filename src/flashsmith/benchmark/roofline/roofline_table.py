@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from flashsmith.benchmark.roofline.ceilings import SCALE, Ceiling, Roofline
+from flashsmith.benchmark.roofline.roofline import SCALE, Ceiling, Roofline
 from flashsmith.benchmark.table import Column, print_table, print_text
 from flashsmith.errors import ArgumentError
 

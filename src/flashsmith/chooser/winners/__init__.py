@@ -1,15 +1,17 @@
 """The table of winners: which configs were fastest, for which problems, on which GPUs.
 
 A table is JSON with a schema version. The package ships one file per GPU (chooser/tables); what a
-user measures goes to a table of the user's own, whose entries stand before the shipped ones.
+user measures goes to a table of the user's own, whose entries replace the shipped ones.
 """
 
 from flashsmith.chooser.winners.entry import Entry, Ranked
 from flashsmith.chooser.winners.key import WinnerKey, bucket, gpu_name, kind_class
 from flashsmith.chooser.winners.lookup import Found
 from flashsmith.chooser.winners.storage import require_user_table_path, user_table_path
-from flashsmith.chooser.winners.table import PREFERENCES, SCHEMA, WinnersTable
-from flashsmith.chooser.winners.updating import (
+from flashsmith.chooser.winners.table import (
+    PREFERENCES,
+    SCHEMA,
+    WinnersTable,
     check_table,
     join_winners,
     record_winners,

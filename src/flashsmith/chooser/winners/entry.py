@@ -1,18 +1,31 @@
-"""Entry: what was measured for one cell of the table, best config first."""
+"""Entry: what was measured of one problem, best config first."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from flashsmith.chooser.winners.key import WinnerKey, is_name
-from flashsmith.families import Problem
+from flashsmith.chooser.winners.key import (
+    MOST_CHARACTERS_OF_A_NAME,
+    WinnerKey,
+    gpu_name,
+    is_name,
+    parse_class,
+)
+from flashsmith.errors import FlashsmithError
+from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.printable import quoted
 
 # Of a time in milliseconds and of TFLOP/s: wider than anything that was ever measured, and narrow
 # enough for every product and ratio of them.
 SMALLEST, LARGEST = 1e-12, 1e12
+# The fastest of a ranking, of any shape.
+KEPT = 8
+# Of an entry in a file; the tuner keeps the best of every shape, a few dozen.
+MOST_RANKED = 1000
 # Several times what any config's name has.
 MOST_CHARACTERS = 1000
 MOST_CHARACTERS_OF_A_TIME = 100
@@ -70,7 +83,7 @@ class Ranked:
 class Entry:
     """One measured problem and its configs, fastest first, at least one.
 
-    A key is a bucket of many problems. Times are of one of them, so it stands here as it is.
+    A key is a bucket of many problems. Times are of one of them, which is kept here.
     """
 
     key: WinnerKey
@@ -104,7 +117,7 @@ class Entry:
     def beside(self, older: Entry | None) -> Entry:
         """This entry with the figures of another of its place, for the families it lacks itself.
 
-        Whoever measures one family anew says nothing about the other.
+        Measuring one family again says nothing about another.
         """
         if older is None or older.families <= self.families:
             return self
@@ -123,3 +136,97 @@ def by_time(ranked: Sequence[Ranked]) -> list[Ranked]:
     for one in sorted(ranked, key=lambda r: r.ms):
         found.setdefault((one.family, one.config), one)
     return list(found.values())
+
+
+def worth_keeping(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """The best KEPT of a ranking (fastest first), and the best of every tile shape.
+
+    A shape that loses here wins where there are more or fewer CTAs for the SMs: a lookup for
+    another size compares them again, and must find them.
+    """
+    kept = list(ranked[:KEPT])
+    shapes = {_shape(one) for one in kept}
+    for one in ranked[KEPT:]:
+        shape = _shape(one)
+        if shape not in shapes:
+            shapes.add(shape)
+            kept.append(one)
+    return kept
+
+
+def _shape(one: Ranked) -> tuple[object, ...]:
+    """Family, rows of a tile and threads; a config that no longer parses has a shape of its own."""
+    try:
+        config = parse_kernel_name_into_config(one.config)
+    except FlashsmithError:
+        return (one.family, one.config)
+    return (one.family, getattr(config, "B_r", None), config.n_threads)
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def entry_to_json(entry: Entry, environments: dict[str, Any]) -> dict[str, Any]:
+    """The entry as a file has it; ``environments``, which many figures share, gets those that it
+    names."""
+    ranked = []
+    for one in entry.ranked:
+        name = _short_digest(one.environment)
+        environments[name] = dict(one.environment)
+        ranked.append(
+            {
+                "family": one.family,
+                "config": one.config,
+                "ms": float(f"{one.ms:.6g}"),
+                "tflops": float(f"{one.tflops:.6g}"),
+                "environment": name,
+            }
+        )
+    return {**entry.key.to_json(), "problem": str(entry.problem), "ranked": ranked}
+
+
+def _short_digest(environment: Mapping[str, Any]) -> str:
+    """A name for an environment, from its content."""
+    text = json.dumps(environment, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def entry_from_json(record: Any, environments: Mapping[str, Any]) -> Entry:
+    """The entry that a file has as ``record``; raises ValueError, which says why it is unusable."""
+    key = WinnerKey(**_members("it", record, _KEY))
+    key = replace(key, gpu=gpu_name(key.gpu), dtype=key.element.name.lower())
+    parse_class(key.semantics)
+    problem, listed = _members("it", record, ("problem", "ranked")).values()
+    if not is_name(problem, MOST_CHARACTERS_OF_A_NAME):
+        raise ValueError(f"problem is {quoted(problem, 80)}, not a problem's text")
+    if not isinstance(listed, list):
+        raise ValueError(f"ranked is {quoted(listed, 80)}, not a list")
+    if len(listed) > MOST_RANKED:
+        raise ValueError(f"ranked has {len(listed):,} configs; it has at most {MOST_RANKED:,}")
+    ranked = [_ranked(rank, one, environments) for rank, one in enumerate(listed, 1)]
+    return Entry(key, Problem.parse(problem), tuple(ranked))
+
+
+def _ranked(rank: int, record: Any, environments: Mapping[str, Any]) -> Ranked:
+    figures = _members(f"rank {rank}", record, _FIGURES)
+    name = _members(f"rank {rank}", record, ("environment",))["environment"]
+    if not isinstance(name, str) or name not in environments:
+        raise ValueError(f"rank {rank}: there is no environment {quoted(name, 80)}")
+    try:
+        return Ranked(**figures, environment=environments[name])
+    except ValueError as error:
+        raise ValueError(f"rank {rank}: {error}") from error
+
+
+def _members(what: str, record: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The members of a record by these names; raises ValueError unless it has them all."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{what} is {quoted(record, 80)}, not a mapping")
+    lacking = [name for name in names if name not in record]
+    if lacking:
+        raise ValueError(f"{what} lacks {', '.join(map(repr, lacking))}")
+    return {name: record[name] for name in names}
+
+
+_KEY = tuple(field.name for field in fields(WinnerKey))
+_FIGURES = ("family", "config", "ms", "tflops")

@@ -1,4 +1,4 @@
-"""WinnerKey: for which GPU, kind of kernel and bucket of sizes an entry of the table speaks."""
+"""WinnerKey: the GPU, kind of kernel and bucket of sizes that an entry of the table is for."""
 
 from __future__ import annotations
 

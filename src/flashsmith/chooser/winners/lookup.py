@@ -3,7 +3,7 @@
 The distance of an entry is counted in octaves, doublings of a size:
 
     |log2 of the ratio of seq_q| + the same of seq_k + half of that of batch x heads
-    + what its relation costs: 0 for the very GPU, dtype and semantics class; else 4 for the other
+    + what its relation costs: 0 for the same GPU, dtype and semantics class; else 4 for the other
       dtype, 6 for packed, 8 for softcap, 10 for another mask (5 between causal and a window), and
       20 for another GPU of the same architecture.
 

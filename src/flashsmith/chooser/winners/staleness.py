@@ -46,7 +46,7 @@ def remarks(entries: Iterable[Entry]) -> list[str]:
     count = f"{len(found)} {'entry was' if len(found) == 1 else 'entries were'}"
     return [
         f"{count} measured with other CUDA sources (csrc {', '.join(theirs)}) than those here "
-        f"({', '.join(ours)}): the figures may have shifted; `flashsmith tune` measures them anew"
+        f"({', '.join(ours)}): the figures may have shifted; `flashsmith tune` measures them again"
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import tempfile
@@ -119,9 +118,3 @@ def _a_line_each(value: Any) -> str:
         return json.dumps(value)
     first, last = ("{", "}") if isinstance(value, dict) else ("[", "]")
     return "\n".join([first, ",\n".join(lines), last]) if lines else first + last
-
-
-def short_digest(environment: Mapping[str, Any]) -> str:
-    """A name for an environment, from its content."""
-    text = json.dumps(environment, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]

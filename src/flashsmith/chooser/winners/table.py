@@ -1,25 +1,28 @@
-"""WinnersTable: the entries, by key and measured sizes; adding, merging and finding them."""
+"""WinnersTable: the entries, by key and measured sizes; finding, merging and recording them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+import tempfile
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from flashsmith.builder.locks import wait_for_lock
 from flashsmith.chooser.winners import staleness, storage, validation
-from flashsmith.chooser.winners.entry import Entry, Ranked, by_time
-from flashsmith.chooser.winners.key import (
-    MOST_CHARACTERS_OF_A_NAME,
-    WinnerKey,
-    gpu_name,
-    is_name,
-    parse_class,
-    same_gpu,
+from flashsmith.chooser.winners.entry import (
+    Entry,
+    Ranked,
+    by_time,
+    entry_from_json,
+    entry_to_json,
+    worth_keeping,
 )
+from flashsmith.chooser.winners.key import WinnerKey, same_gpu
 from flashsmith.chooser.winners.lookup import Found, Index
-from flashsmith.chooser.winners.trimming import worth_keeping
+from flashsmith.chooser.winners.storage import is_there, require_user_table_path
 from flashsmith.errors import ArgumentError, TableError
 from flashsmith.families import DeviceSpec, DType, Problem
 from flashsmith.printable import printable, quoted
@@ -30,8 +33,8 @@ SCHEMA = 1
 PREFERENCES = ("newer", "faster")
 # Of entries that are ignored; more are counted.
 MOST_NOTES = 200
-# Of an entry; the tuner keeps the best of every shape, a few dozen.
-MOST_RANKED = 1000
+# A process holds a table's lock for one read and one write.
+LOCK_PATIENCE = 30.0
 
 
 class WinnersTable:
@@ -78,7 +81,7 @@ class WinnersTable:
     def user(cls) -> WinnersTable:
         """The user's own table; empty when there is none, or with a note when it is unusable."""
         path = storage.user_table_path()
-        return _joined([path] if path is not None and storage.is_there(path) else [])
+        return _joined([path] if path is not None and is_there(path) else [])
 
     @classmethod
     def merged(cls) -> WinnersTable:
@@ -95,7 +98,7 @@ class WinnersTable:
     def from_json(cls, data: Any, source: str = "table") -> WinnersTable:
         """The table that to_json() wrote; raises TableError as load() does.
 
-        ``data`` is what JSON can hold, of whatever types: all that is used of it is checked here.
+        ``data`` is any value of JSON: all that is used of it is checked here.
         """
         if not isinstance(data, dict) or "schema" not in data or "entries" not in data:
             raise TableError(f"{source}: no table of winners (it has no 'schema' and 'entries')")
@@ -117,7 +120,7 @@ class WinnersTable:
         table = cls()
         for number, record in enumerate(data["entries"]):
             try:
-                table.put(_entry(record, environments))
+                table.put(entry_from_json(record, environments))
             except ValueError as error:
                 table._unread.append(record)
                 if len(table._unread) <= MOST_NOTES:
@@ -187,12 +190,12 @@ class WinnersTable:
     # --- changing it -----------------------------------------------------------------------------
 
     def put(self, entry: Entry) -> None:
-        """Set an entry in place of whatever has its place."""
+        """Set an entry; one of the same place is replaced."""
         self._entries[entry.place] = entry
         self._index = None
 
     def remove(self, entry: Entry) -> None:
-        """Take out whatever has the place of an entry."""
+        """Take out the entry at the place of this one."""
         self._entries.pop(entry.place, None)
         self._index = None
 
@@ -216,7 +219,7 @@ class WinnersTable:
         """Take over the entries of ``other`` that are new or win their place; how many.
 
         'newer': the entry with the later time of measurement; of two alike, other's. 'faster': the
-        one whose best config reaches more TFLOP/s, whatever the environments. Of a family that
+        one whose best config reaches more TFLOP/s, in any environment. Of a family that
         only one of the two measured, its figures stay.
         """
         if prefer not in PREFERENCES:
@@ -236,27 +239,12 @@ class WinnersTable:
     # --- writing ---------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The table as JSON values; environments, which many figures share, stand there once.
+        """The table as JSON values; environments, which many figures share, are there once.
 
         Records that from_json() could not read follow as they were.
         """
-        environments: dict[str, Mapping[str, Any]] = dict(self._their_environments)
-        entries = []
-        for entry in self:
-            ranked = []
-            for one in entry.ranked:
-                name = storage.short_digest(one.environment)
-                environments[name] = dict(one.environment)
-                ranked.append(
-                    {
-                        "family": one.family,
-                        "config": one.config,
-                        "ms": float(f"{one.ms:.6g}"),
-                        "tflops": float(f"{one.tflops:.6g}"),
-                        "environment": name,
-                    }
-                )
-            entries.append({**entry.key.to_json(), "problem": str(entry.problem), "ranked": ranked})
+        environments: dict[str, Any] = dict(self._their_environments)
+        entries = [entry_to_json(entry, environments) for entry in self]
         return {
             "schema": SCHEMA,
             "environments": dict(sorted(environments.items())),
@@ -277,47 +265,6 @@ def _wins(entry: Entry, mine: Entry, prefer: str) -> bool:
     return entry.time >= mine.time
 
 
-def _entry(record: Any, environments: Mapping[str, Any]) -> Entry:
-    """The entry that a file has as ``record``; raises ValueError, which says why it is unusable."""
-    key = WinnerKey(**_members("it", record, _KEY))
-    key = replace(key, gpu=gpu_name(key.gpu), dtype=key.element.name.lower())
-    parse_class(key.semantics)
-    problem, listed = _members("it", record, ("problem", "ranked")).values()
-    if not is_name(problem, MOST_CHARACTERS_OF_A_NAME):
-        raise ValueError(f"problem is {quoted(problem, 80)}, not a problem's text")
-    if not isinstance(listed, list):
-        raise ValueError(f"ranked is {quoted(listed, 80)}, not a list")
-    if len(listed) > MOST_RANKED:
-        raise ValueError(f"ranked has {len(listed):,} configs; it has at most {MOST_RANKED:,}")
-    ranked = [_ranked(rank, one, environments) for rank, one in enumerate(listed, 1)]
-    return Entry(key, Problem.parse(problem), tuple(ranked))
-
-
-def _ranked(rank: int, record: Any, environments: Mapping[str, Any]) -> Ranked:
-    figures = _members(f"rank {rank}", record, _FIGURES)
-    name = _members(f"rank {rank}", record, ("environment",))["environment"]
-    if not isinstance(name, str) or name not in environments:
-        raise ValueError(f"rank {rank}: there is no environment {quoted(name, 80)}")
-    try:
-        return Ranked(**figures, environment=environments[name])
-    except ValueError as error:
-        raise ValueError(f"rank {rank}: {error}") from error
-
-
-def _members(what: str, record: Any, names: Sequence[str]) -> dict[str, Any]:
-    """The members of a record by these names; raises ValueError unless it has them all."""
-    if not isinstance(record, dict):
-        raise ValueError(f"{what} is {quoted(record, 80)}, not a mapping")
-    lacking = [name for name in names if name not in record]
-    if lacking:
-        raise ValueError(f"{what} lacks {', '.join(map(repr, lacking))}")
-    return {name: record[name] for name in names}
-
-
-_KEY = tuple(field.name for field in fields(WinnerKey))
-_FIGURES = ("family", "config", "ms", "tflops")
-
-
 def _joined(paths: Sequence[Path]) -> WinnersTable:
     """All files' entries, later ones first; a file that is unusable becomes a note."""
     table = WinnersTable()
@@ -333,3 +280,126 @@ def _joined(paths: Sequence[Path]) -> WinnersTable:
         for entry in found:
             table.put(entry)
     return table
+
+
+# --- tables on disk, where other processes may change them too ------------------------------------
+
+
+def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTable:
+    """Read the table at ``path`` (or begin one), ``change`` it and write it, under its lock.
+
+    Raises TableError when it cannot be read, locked or written: a table that this version cannot
+    read is never overwritten.
+    """
+    if is_there(path):
+        WinnersTable.load(path)  # before a lock is put beside what is no table
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = wait_for_lock(
+            path.with_name(path.name + ".lock"), patience=LOCK_PATIENCE, waiting=lambda _: None
+        )
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        raise TableError(f"{path}: cannot be locked: {error}") from error
+    if lock is None:
+        raise TableError(f"{path}: another process has held its lock for {LOCK_PATIENCE:g} s")
+    try:
+        table = WinnersTable.load(path) if is_there(path) else WinnersTable()
+        change(table)
+        table.save(path)
+    finally:
+        lock.release()
+    return table
+
+
+def check_table(path: Path) -> None:
+    """That a table can be read, if there is one, and written.
+
+    Raises TableError when it cannot.
+    """
+    if is_there(path):
+        WinnersTable.load(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except (OSError, ValueError) as error:
+        raise TableError(f"{path}: cannot be written: {error}; name another file") from error
+
+
+def join_winners(
+    problem: Problem,
+    device: DeviceSpec,
+    ranked: Sequence[Ranked],
+    wrong: Collection[str],
+    path: Path,
+    shipped: WinnersTable | None = None,
+) -> None:
+    """Enter a measured ranking in the table at ``path``, beside what is there for the problem.
+
+    What was not measured again stays: of the same environment always, of another one until its
+    best is measured again. Where the table has nothing, the same goes for ``shipped``, which it
+    would otherwise hide. The configs in ``wrong`` are taken out. A ranking that is older than what
+    is there changes nothing else.
+
+    Raises TableError, and what WinnersTable.add raises.
+    """
+
+    def join(table: WinnersTable) -> None:
+        own = _standing(table, problem, device)
+        older = own or (_standing(shipped, problem, device) if shipped is not None else None)
+        newest = max((one.time for one in ranked), default="")
+        if own is not None and newest < own.time:
+            joined = [one for one in own.ranked if one.config not in wrong]
+        elif ranked:
+            joined = [*ranked, *(_untried(older, ranked, wrong) if older is not None else ())]
+        else:
+            return
+        if own is not None:
+            table.remove(own)
+        if joined:
+            table.add(problem, device, joined)
+
+    update_table(path, join)
+
+
+def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entry | None:
+    """What a table has at the problem's very place."""
+    key = WinnerKey.of(problem, device)
+    sizes = problem.seq_q, problem.seq_k, problem.batch * problem.heads_q
+    return next((entry for entry in table if entry.place == (key, sizes)), None)
+
+
+def _untried(older: Entry, ranked: Sequence[Ranked], wrong: Collection[str]) -> list[Ranked]:
+    """The figures of an entry that a new ranking leaves standing."""
+    tried = {one.config for one in ranked} | set(wrong)
+    environments = [_undated(one.environment) for one in ranked]
+    return [
+        one
+        for one in older.ranked
+        if one.config not in tried
+        and (older.best.config not in tried or _undated(one.environment) in environments)
+    ]
+
+
+def _undated(environment: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in environment.items() if name != "time"}
+
+
+def record_winners(
+    problem: Problem,
+    device: DeviceSpec,
+    ranked: Sequence[Ranked],
+    path: Path | None = None,
+) -> Entry:
+    """Enter a measured ranking in the user's table, or in the one at ``path``.
+
+    A figure whose environment does not say when it was measured was measured now. Returns the
+    entry as it is then. Raises TableError, and what WinnersTable.add raises.
+    """
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    dated = [replace(one, environment={"time": now, **one.environment}) for one in ranked]
+    entries: list[Entry] = []
+    update_table(
+        path or require_user_table_path(),
+        lambda table: entries.append(table.add(problem, device, dated)),
+    )
+    return entries[0]

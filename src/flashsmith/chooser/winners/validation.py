@@ -17,7 +17,7 @@ TOLERANCE = 0.01
 
 
 def problems_of(entry: Entry) -> Iterator[str]:
-    """Sentences on whatever makes an entry unusable or doubtful."""
+    """A sentence for each thing that makes an entry unusable or doubtful."""
     for text in (*_about_key(entry), *_about_ranking(entry)):
         yield f"{entry.key}: {text}"
 

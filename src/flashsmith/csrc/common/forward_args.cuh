@@ -15,7 +15,7 @@ struct ForwardKernelArgs {
     const void* k;
     const void* v;
     void* o;
-    float* lse;          // natural log-sum-exp of every row; null when nobody asked for it
+    float* lse;          // natural log-sum-exp of every row; null when it is not asked for
     float* row_max;      // maximum of every row's scaled and capped scores; null likewise
     const float* sinks;  // (heads_q): a logit per head that joins every row's softmax; may be null
     const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed sequences; null unless packed
@@ -34,7 +34,7 @@ struct ForwardKernelArgs {
     int32_t d;  // <= d_head
     int32_t n_Q_blocks, n_KV_blocks;
     int32_t window_left, window_right;
-    int32_t heads_per_group;  // query heads whose blocks run side by side
+    int32_t heads_per_group;  // query heads that are grouped for L2; 1: none
 
     float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
                        // softcap * log2(e)

@@ -1,4 +1,4 @@
-// Every inline PTX statement of the mma.sync family, one thin function each. Shared-memory
+// Inline PTX that any family may use, one thin function for each instruction. Shared-memory
 // addresses are 32-bit addresses of the shared window.
 //
 // The statements are volatile so that they stand in the PTX in the order the source has them: a
@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "common/constants.cuh"
+
 #define FS_DEVICE __device__ __forceinline__
 
 namespace flashsmith {
@@ -19,11 +21,14 @@ FS_DEVICE uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Read anew at every call, where threadIdx and blockIdx may be kept in a register all along.
+// Read again at every call, where threadIdx and blockIdx may be kept in a register throughout.
 FS_DEVICE int thread_index() {
     int x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
+}
+FS_DEVICE int lane_index() {
+    return unsigned(thread_index()) % kWarpSize;
 }
 FS_DEVICE uint32_t block_index() {
     uint32_t x;
@@ -134,8 +139,8 @@ FS_DEVICE void mma_m16n8k16<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4]
 
 // ---- named barriers -----------------------------------------------------------------------------
 
-// Opens once `kThreads` threads have come to barrier `kId` (1 to 15; 0 is __syncthreads); who only
-// arrives does not wait. What was written before an arrival is seen by those who waited.
+// Opens once `kThreads` threads have come to barrier `kId` (1 to 15; 0 is __syncthreads); a thread
+// that only arrives does not wait. Threads that waited see what was written before an arrival.
 template <int kId, int kThreads>
 FS_DEVICE void named_barrier_wait() {
     asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
@@ -145,10 +150,9 @@ FS_DEVICE void named_barrier_arrive() {
     asm volatile("bar.arrive %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 
-// ---- votes
-// ---------------------------------------------------------------------------------------
+// ---- votes --------------------------------------------------------------------------------------
 
-// Whether any lane of the warp says so.
+// Whether the predicate is true in any lane of the warp.
 FS_DEVICE bool any_lane(bool predicate) {
     return __any_sync(0xffffffffu, predicate);
 }

@@ -1,34 +1,19 @@
 // Online softmax in fp32 over accumulator tiles. Base 2 throughout: logits carry log2(e).
-//
-// In an accumulator of 16x8 tiles a lane holds, of each tile, columns 2 (lane % 4) + {0, 1} of rows
-// lane / 4 (elements 0, 1) and lane / 4 + 8 (elements 2, 3): four lanes, a quad, share a row.
 #pragma once
 
-#include "common/ptx_functions.cuh"
+#include "common/accumulators.cuh"
+#include "common/forward_args.cuh"
 
 namespace flashsmith {
-
-constexpr float kLn2 = 0.693147180559945309f;
-constexpr float kLog2E = 1.44269504088896341f;
-
-FS_DEVICE float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-}
-
-FS_DEVICE float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 2);
-    return x + __shfl_xor_sync(0xffffffffu, x, 1);
-}
 
 // How far a row's maximum may outgrow what its exponents are relative to, log2. `sum` is what this
 // lane, one of the row's four, has summed up.
 //
-// The largest probability is no longer exactly 1 then but rounded to 16 bits: most of the row's
+// The largest probability is then no longer exactly 1 but rounded to 16 bits: most of the row's
 // error where it has much of the row's weight. With a bound on growth alone (2^8: P stays far below
-// fp16's 65,504) 3 small problems of 1,000 err more than twice what a textbook kernel does, with
-// one on the weight too no more than without laziness. Adding up rounded probabilities instead
-// leaves a fifth of them. What is added to 1 is room for a maximum that has not grown.
+// fp16's 65,504) the error of 3 small problems in 1,000 is more than twice a textbook kernel's;
+// with one on the weight too, of no more than without laziness. Adding up rounded probabilities
+// instead leaves a fifth of them. What is added to 1 is room for a maximum that has not grown.
 constexpr float kMaxGrowth = 8.0f;
 constexpr float kMaxShare = 0.25f;
 FS_DEVICE float room_to_grow(float sum) {
@@ -69,13 +54,13 @@ FS_DEVICE void tanh_scaled(float (&scores)[kMTiles][kNTiles][4], float scale_2lo
 // kLazy (lazy_rescale): exponents are relative to an earlier maximum until some row of the warp has
 // outgrown it further than room_to_grow().
 //
-// Scores may be -inf, and a row may have met nothing else so far: maxima have a floor, so that no
-// step asks for -inf - (-inf) or has to look whether it does.
+// Scores may be -inf, and so far a row may have seen nothing else: maxima have a floor, so that no
+// step computes -inf - (-inf) or has to check for it.
 template <int kMTiles, bool kFoldScale, bool kLazy>
 struct OnlineSoftmax {
     float scale_log2;
     float row_max[kMTiles][2];  // not below floor()
-    float row_sum[kMTiles][2];  // this lane's columns only, until finish()
+    float row_sum[kMTiles][2];  // this lane's columns only, until finalize()
     float offset[kMTiles][2];   // what exponents are relative to, log2; lazy: from step to step
 
     FS_DEVICE explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) {
@@ -100,17 +85,17 @@ struct OnlineSoftmax {
     // was accumulated under the old one. On the first tile nothing was.
     template <bool kFirst, int kNTiles, int kONTiles>
     FS_DEVICE void update(float (&scores)[kMTiles][kNTiles][4], float (&o)[kMTiles][kONTiles][4]) {
-        raise_maximum<kFirst>(scores, o);
+        update_max<kFirst>(scores, o);
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
             for (int n = 0; n < kNTiles; ++n) exponentiate(scores[m][n], m);
     }
 
-    // The first half of an update: the new maxima, and everything under them.
+    // The first half of an update: the new maxima, and all that is relative to them.
     template <bool kFirst, int kNTiles, int kONTiles>
-    FS_DEVICE void raise_maximum(float (&scores)[kMTiles][kNTiles][4],
-                                 float (&o)[kMTiles][kONTiles][4]) {
+    FS_DEVICE void update_max(float (&scores)[kMTiles][kNTiles][4],
+                              float (&o)[kMTiles][kONTiles][4]) {
         bool outgrown = false;
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
@@ -139,7 +124,7 @@ struct OnlineSoftmax {
             }
         }
         if constexpr (kLazy)
-            if (any_lane(outgrown)) catch_up<kFirst>(o);
+            if (any_lane(outgrown)) rescale_to_max<kFirst>(o);
     }
 
     // The second half, a tile of 16x8 at a time.
@@ -153,18 +138,10 @@ struct OnlineSoftmax {
         }
     }
 
-    // Completes the row sums, lets the head's sink join them, and divides O by them. Leaves the
-    // natural log-sum-exp in row_sum and the natural maximum in row_max. A row that saw nothing, or
-    // scores of -inf alone, gives 0, and -inf or the sink alone.
-    template <int kONTiles>
-    FS_DEVICE void finish(float (&o)[kMTiles][kONTiles][4], const float* sink) {
-        float factors[kMTiles][2];
-        conclude(factors, sink);
-        normalise(o, factors);
-    }
-
-    // finish(), but for O: it is to be normalised by `factors`.
-    FS_DEVICE void conclude(float (&factors)[kMTiles][2], const float* sink) {
+    // Completes the row sums and adds the head's sink to them. Leaves the natural log-sum-exp in
+    // row_sum, the natural maximum in row_max, and in `factors` what normalize() takes. A row that
+    // saw nothing, or scores of -inf alone, gives 0, and -inf or the sink alone.
+    FS_DEVICE void finalize(float (&factors)[kMTiles][2], const float* sink) {
         const float sink_ln = sink == nullptr ? 0.0f : *sink;
         // Finite, so that differences are; a NaN stays one.
         float sink_log2 = sink_ln * kLog2E;
@@ -185,25 +162,25 @@ struct OnlineSoftmax {
                     weight = exp2_approx(accumulated - base);
                     total = total * weight + exp2_approx(sink_log2 - base);
                 }
-                // A division proper would branch, and its wait is everybody's.
+                // A true division would branch, and all lanes would wait for it.
                 factors[m][r] = empty ? kEmptyRow : weight * reciprocal_approx(total);
-                // In base 2 the largest sinks are not what they were.
+                // The largest sinks were clamped in base 2.
                 const bool sink_is_base = sink != nullptr && base == sink_log2;
                 const float base_ln = sink_is_base ? sink_ln : base * kLn2;
                 row_sum[m][r] = fmaf(log2_approx(total), kLn2, base_ln);
-                // Comparisons pass NaN by: a maximum of what is left would pass for the row's.
+                // Comparisons skip NaN: the maximum of the other scores is not the row's.
                 const bool unknown = is_nan && row_max[m][r] < INFINITY;
                 row_max[m][r] = empty ? -INFINITY : unknown ? NAN : max_log2 * kLn2;
             }
     }
 
-    // A row that is empty is 0 whatever was added to it: V may hold NaN where P is 0.
+    // O of an empty row is 0 whatever was added to it: V may hold NaN where P is 0.
     template <int kONTiles>
-    FS_DEVICE static void normalise(float (&o)[kMTiles][kONTiles][4],
+    FS_DEVICE static void normalize(float (&o)[kMTiles][kONTiles][4],
                                     const float (&factors)[kMTiles][2]) {
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
-            // Selecting every element costs short sequences 1%; hardly a warp has such a row.
+            // Selecting every element costs short sequences 1%; few warps have such a row.
             if (any_lane(factors[m][0] < 0.0f || factors[m][1] < 0.0f)) {
 #pragma unroll
                 for (int n = 0; n < kONTiles; ++n)
@@ -218,15 +195,35 @@ struct OnlineSoftmax {
         }
     }
 
+    // Writes the log-sum-exp and the maximum that finalize() left, where they are asked for;
+    // kRowsEnd: of rows below `row_end`. `row(m, r)` is a row of the lane, `offset()` where row 0
+    // is. Functions and references are evaluated where they are used: kernels compile to the same
+    // code as if this stood in them, which values from the caller would not give.
+    template <bool kRowsEnd, class Row, class Offset>
+    FS_DEVICE void store_statistics(const ForwardKernelArgs& args, const int& lane, const Row& row,
+                                    const int& row_end, const Offset& offset) const {
+        if ((args.lse == nullptr && args.row_max == nullptr) || lane % 4 != 0) return;
+        const int64_t first = offset();
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int i = row(m, r);
+                if (kRowsEnd && i >= row_end) continue;
+                if (args.lse != nullptr) args.lse[first + i] = row_sum[m][r];
+                if (args.row_max != nullptr) args.row_max[first + i] = row_max[m][r];
+            }
+    }
+
   private:
-    static constexpr float kLargest = 3.402823466e38f;  // of fp32's
+    static constexpr float kLargest = 3.402823466e38f;  // finite fp32
     static constexpr float kEmptyRow = -1.0f;           // in place of a factor, which is >= 0
 
     FS_DEVICE float log2_units(float x) const { return kFoldScale ? x * scale_log2 : x; }
 
     // Every row's exponents become relative to its maximum.
     template <bool kFirst, int kONTiles>
-    FS_DEVICE void catch_up(float (&o)[kMTiles][kONTiles][4]) {
+    FS_DEVICE void rescale_to_max(float (&o)[kMTiles][kONTiles][4]) {
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
 #pragma unroll

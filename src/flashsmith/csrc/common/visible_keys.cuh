@@ -13,8 +13,8 @@ struct SequenceRows {
     int count;
 };
 
-// The contents of cu_seqlens were never read on the host: they are clamped, so that no value can
-// lead outside the tensors or beyond the grid.
+// The host never reads the contents of cu_seqlens: they are clamped, so that no value leads outside
+// the tensors or beyond the grid.
 template <bool kPacked>
 FS_DEVICE SequenceRows sequence_rows(const int32_t* cu_seqlens, int batch, int max_count,
                                      int total) {
@@ -29,7 +29,7 @@ struct KeyRange {
     FS_DEVICE bool contains(int key) const { return key >= first && key <= last; }
 };
 
-// K/V blocks to visit, [begin, end), of which [full_begin, full_end) are in sight of every row.
+// K/V blocks to visit, [begin, end), of which every row sees all of [full_begin, full_end).
 struct BlockRange {
     int begin, end, full_begin, full_end;
     FS_DEVICE bool needs_mask(int block) const { return block < full_begin || block >= full_end; }
@@ -67,6 +67,28 @@ struct VisibleKeys {
             .full_begin = (bottom.first + B_c - 1) / B_c,
             .full_end = (top.last + 1) / B_c,
         };
+    }
+
+    // Scores of keys that a row may not see become -inf. `row(m, r)` is a row of the lane in its
+    // sequence, `first_key` that of the tiles' first column.
+    template <int kMTiles, int kNTiles, class Row>
+    FS_DEVICE void mask(float (&scores)[kMTiles][kNTiles][4], const int& lane, const Row& row,
+                        int first_key) const {
+        const int first_column = first_key + lane % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const KeyRange keys = this->keys(row(m, r));
+                const KeyRange columns{keys.first - first_column, keys.last - first_column};
+#pragma unroll
+                for (int n = 0; n < kNTiles; ++n)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e)
+                        if (8 * n + e > columns.last ||
+                            (SEMANTICS.mask == MaskKind::window && 8 * n + e < columns.first))
+                            scores[m][n][2 * r + e] = -INFINITY;
+            }
     }
 };
 

@@ -137,9 +137,9 @@ ffi::Array<ffi::Any> describe(const Launch& launch, size_t n_workspaces, Tensors
             tensor_maps};
 }
 
-// Python tells a bad argument (ValueError) from a failed launch (RuntimeError).
+// To Python a bad argument is a ValueError, a failed launch a RuntimeError.
 template <typename Body>
-void telling_errors_apart(const Body& body) {
+void translate_exceptions(const Body& body) {
     try {
         body();
     } catch (const std::invalid_argument& error) {
@@ -177,7 +177,7 @@ ffi::Any prepare(Arguments& args) {
     const auto prepared =
         std::make_shared<const PreparedPlan>(std::move(call.plan), call.config.kernels, ordinal);
     const auto launch = [=](const ffi::AnyView* values, int32_t count, ffi::Any* result) {
-        telling_errors_apart([&] {
+        translate_exceptions([&] {
             const KernelLibrary& library = kernel_library();
             Arguments args(values, count);
             void* stream = reinterpret_cast<void*>(args.address());
@@ -214,7 +214,7 @@ int export_call(ffi::Any (*function)(Arguments&), const TVMFFIAny* values, int32
                 TVMFFIAny* result) {
     TVM_FFI_SAFE_CALL_BEGIN();
     Arguments args(reinterpret_cast<const ffi::AnyView*>(values), count);
-    telling_errors_apart([&] { *reinterpret_cast<ffi::Any*>(result) = function(args); });
+    translate_exceptions([&] { *reinterpret_cast<ffi::Any*>(result) = function(args); });
     TVM_FFI_SAFE_CALL_END();
 }
 

@@ -6,10 +6,11 @@
 #include <cstring>
 #include <string>
 
+#include "common/constants.cuh"
+
 namespace flashsmith {
 namespace {
 
-constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kRowUnit = 8;  // elements of 16 bytes: rows begin and end at such
 // Positions and window limits stay below it, so that sums of two fit an int.
 constexpr int64_t kMaxLength = int64_t{1} << 30;

@@ -1,28 +1,18 @@
 #include "host/launcher.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
 #include <optional>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
+#include "host/cuda_check.h"
 #include "host/driver_functions.h"
 #include "host/workspaces.h"
 
 namespace flashsmith {
 namespace {
-
-void check(cudaError_t status, const char* what) {
-    if (status == cudaSuccess) return;
-    cudaGetLastError();  // a refused launch must not surface in somebody else's next call
-    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(status) + ": " +
-                             cudaGetErrorString(status));
-}
 
 // Makes a device current and, at the end, the one that was. A thread that has not called CUDA yet
 // gets the device's context: encoding a tensor map needs one.

@@ -13,8 +13,8 @@
 
 namespace flashsmith {
 
-// A plan for one GPU, launched as often as asked for, on the tensors of one call after another that
-// differ in nothing but their addresses. Threads may share it. Calls make the GPU current for their
+// A plan for one GPU, launched any number of times, for calls whose tensors differ in nothing but
+// their addresses. Threads may share it. Calls make the GPU current for their
 // duration and throw std::runtime_error with CUDA's words when a launch is refused.
 class PreparedPlan {
   public:

@@ -8,7 +8,7 @@
 namespace flashsmith {
 namespace {
 
-// What vectors of a kept workspace ask for.
+// For vectors in a kept workspace.
 constexpr size_t kKeptAlignment = 16;
 constexpr size_t kTensorMapBytes = sizeof(TensorMap);
 

@@ -12,7 +12,7 @@
 
 namespace flashsmith {
 
-// What a plan may depend on; the caller says it, nothing here asks a device.
+// What a plan may depend on; the caller provides it, nothing here queries a device.
 struct DeviceSpec {
     int arch;  // 80 for sm_80
     int sm_count;
@@ -132,7 +132,7 @@ struct Plan {
 
     // Throws std::invalid_argument.
     void check_presence(Tensors tensors) const;
-    // That it stays within what there is: kernels, tensors, workspaces, and its own arguments.
+    // That it uses existing kernels, tensors and workspaces, and stays within its arguments.
     // Throws std::runtime_error: the family's planning is wrong.
     void check(size_t n_kernels, size_t n_tensors) const;
 };

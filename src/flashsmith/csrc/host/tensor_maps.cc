@@ -13,8 +13,8 @@
 namespace flashsmith {
 namespace {
 
-// Addresses per map: more than are in use by turns, and with as many calls prepared as there can be
-// still only tens of megabytes. When it is full it starts anew.
+// Addresses per map: more than are in use alternately, and even with the most prepared calls only
+// tens of megabytes. A full cache is emptied.
 constexpr size_t kMostEncoded = 64;
 
 decltype(&cuTensorMapEncodeTiled) encode_function() {

@@ -1,4 +1,4 @@
-// Tensor maps: what TMA is told of a tensor. A plan specifies them, a launch encodes them for the
+// Tensor maps: how TMA accesses a tensor. A plan specifies them, a launch encodes them for the
 // addresses it has. Plain C++20 without CUDA headers.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace flashsmith {
 
-// The tensor maps of one launch, encoded once for every address met. Threads may share it.
+// The tensor maps of one launch, encoded once for each address. Threads may share it.
 class EncodedTensorMaps {
   public:
     explicit EncodedTensorMaps(const std::vector<TensorMapSpec>& specs);

@@ -2,7 +2,6 @@
 #include "host/workspaces.h"
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 
 #include <atomic>
 #include <map>
@@ -13,24 +12,19 @@
 #include <utility>
 #include <vector>
 
+#include "host/cuda_check.h"
 #include "host/driver_functions.h"
 
 namespace flashsmith {
 namespace {
 
 constexpr size_t kSlotsPerChunk = 1024;
-// More than a process has at a time; one that makes a stream for every task must not fill memory.
+// More streams than a process has at a time; one that makes a stream for every task must not fill
+// memory.
 constexpr size_t kMostStreams = 1024;
-// Captured launches whose slots are theirs for good, 1 MiB in all. With a user object to give it
-// back, a graph's replay takes 2 us longer: more than a decoding model's attention may.
+// Captured launches that keep their slots for good, 1 MiB in all. With a user object to return the
+// slot a graph's replay takes 2 us longer: too long for a decoding model's attention.
 constexpr size_t kMostKept = 16384;
-
-void check(cudaError_t status, const char* what) {
-    if (status == cudaSuccess) return;
-    cudaGetLastError();
-    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(status) + ": " +
-                             cudaGetErrorString(status));
-}
 
 // While it lives, this thread may allocate although some stream is being captured.
 class AllocationDuringCapture {
@@ -68,7 +62,7 @@ class Slots {
         void* slot = take();
         const std::lock_guard lock(streams_mutex_);
         const auto [entry, is_new] = of_stream_.emplace(id, slot);
-        if (!is_new) give_back(slot);  // another thread was quicker
+        if (!is_new) give_back(slot);  // another thread was faster
         return entry->second;
     }
 

@@ -4,6 +4,7 @@
 
 #include <compare>
 
+#include "common/constants.cuh"
 #include "common/forward_args.cuh"
 
 namespace flashsmith {
@@ -33,35 +34,22 @@ struct FlashForwardKernelConfig {
 
     constexpr auto operator<=>(const FlashForwardKernelConfig&) const = default;
 
+    constexpr int n_threads() const { return kWarpSize * n_warps; }
+
     // Tiles of K, and as many of V, in shared memory.
     constexpr int kv_tiles() const { return kv_stages > 0 ? kv_stages : 1; }
 
     // Dynamic shared memory of one CTA, bytes: a Q tile and the K and V tiles. O reuses Q's.
-    constexpr int smem_bytes(int elem_size = 2) const {
+    constexpr int smem_bytes(int elem_size = kElementBytes) const {
         return (B_r + 2 * B_c * kv_tiles()) * d_head * elem_size;
     }
 
     // CTAs that fit on one SM with `max_smem_bytes` of shared memory. `registers` is the compiler's
     // count per thread; 0 leaves the register file out of account.
-    constexpr int num_ctas_per_sm(int max_smem_bytes, int registers = 0) const;
-};
-
-constexpr int FlashForwardKernelConfig::num_ctas_per_sm(int max_smem_bytes, int registers) const {
-    constexpr int kReservedSmemPerCta = 1024, kRegistersPerSm = 65536, kThreadsPerWarp = 32;
-    constexpr int kMaxThreadsPerSm = 2048, kMaxCtasPerSm = 32;
-
-    int ctas = max_smem_bytes / (smem_bytes() + kReservedSmemPerCta);
-    const int by_threads = kMaxThreadsPerSm / (kThreadsPerWarp * n_warps);
-    ctas = by_threads < ctas ? by_threads : ctas;
-    ctas = kMaxCtasPerSm < ctas ? kMaxCtasPerSm : ctas;
-    if (registers > 0) {
-        // A warp's registers are handed out 8 per thread at a time: 256 per warp.
-        const int per_warp = (registers + 7) / 8 * 8 * kThreadsPerWarp;
-        const int by_registers = kRegistersPerSm / per_warp / n_warps;
-        ctas = by_registers < ctas ? by_registers : ctas;
+    constexpr int num_ctas_per_sm(int max_smem_bytes, int registers = 0) const {
+        return ctas_that_fit(smem_bytes(), n_threads(), max_smem_bytes, registers);
     }
-    return ctas;
-}
+};
 
 using forward_kernel_fn = void (*)(const ForwardKernelArgs);
 

@@ -9,8 +9,8 @@ namespace flashsmith {
 // Which part of the problem a thread works on.
 //
 // Batch and heads share the one grid dimension that is not limited to 65,535; the Q blocks of a
-// head run side by side, so that its K and V come from DRAM but once. The special registers are
-// read anew each time one of these is made: values kept over the loop would cost registers where
+// head run side by side, so that its K and V come from DRAM only once. The special registers are
+// read again each time one of these is made: values kept over the loop would cost registers where
 // kernels with 32 rows a warp have none to spare.
 template <class Kernel>
 struct Coordinates {
@@ -41,6 +41,7 @@ struct Coordinates {
     }
     FS_DEVICE int first_row() const { return Q_block * Kernel::B_r; }           // of the Q block
     FS_DEVICE int warp_row() const { return warp * Kernel::N::rows_per_warp; }  // in the Q block
+    FS_DEVICE int lane_row(int m, int r) const { return warp_row() + 16 * m + 8 * r + lane / 4; }
 };
 
 // One CTA's view of its problem and the steps of its loop, in the order they run.
@@ -88,15 +89,15 @@ struct ForwardBlock {
     FS_DEVICE void start_Q() {
         start_copy<typename Kernel::CopyQ>(smem + Kernel::Q_offset, q, args.q_seq_stride, Q_rows);
     }
-    FS_DEVICE void start_K(int block, uint32_t slot = 0) {
+    FS_DEVICE void start_K(int block, uint32_t stage = 0) {
         start_copy<typename Kernel::CopyKV>(
-            smem + Kernel::K_offset + slot,
+            smem + Kernel::K_offset + stage,
             k + row_bytes(int64_t{block} * Kernel::B_c, args.k_seq_stride), args.k_seq_stride,
             K_rows - block * Kernel::B_c);
     }
-    FS_DEVICE void start_V(int block, uint32_t slot = 0) {
+    FS_DEVICE void start_V(int block, uint32_t stage = 0) {
         start_copy<typename Kernel::CopyKV>(
-            smem + Kernel::V_offset + slot,
+            smem + Kernel::V_offset + stage,
             v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride), args.v_seq_stride,
             K_rows - block * Kernel::B_c);
     }
@@ -121,32 +122,61 @@ struct ForwardBlock {
 
     FS_DEVICE void run() {
         const BlockRange blocks = visible.blocks(first_row(), Kernel::B_r, Kernel::B_c);
-        if (!Kernel::masked || blocks.begin < blocks.end) Kernel::Schedule::run(*this, blocks);
+        if (!Kernel::masked || blocks.begin < blocks.end) Kernel::MainLoop::run(*this, blocks);
         const Coordinates<Kernel> at(args);
-        softmax.finish(O, args.sinks == nullptr ? nullptr : args.sinks + at.head);
-        store_statistics(at);
+        float weights[N::m_tiles][2];
+        softmax.finalize(weights, args.sinks == nullptr ? nullptr : args.sinks + at.head);
+        softmax.normalize(O, weights);
+        const auto row = [&](int m, int r) { return at.lane_row(m, r); };
+        softmax.template store_statistics<SEMANTICS.uneven>(args, at.lane, row, Q_rows, [&] {
+            return at.batch * args.lse_batch_stride + at.head * args.lse_head_stride + at.q.first +
+                   at.first_row();
+        });
         store_O(at);
     }
 
-    // S = Q K^T with the K tile at `slot`, the distance from the first one.
-    FS_DEVICE void multiply_QK(typename Kernel::S_accum_t& S, uint32_t slot = 0) {
+    // S = Q K^T with the K tile at `stage`, the distance from the first one.
+    FS_DEVICE void QK_gemm(typename Kernel::S_accum_t& S, uint32_t stage = 0) {
         zero(S);
-        K.loader.slot = slot;
+        K.loader.stage = stage;
         Kernel::GEMM_QK::run(S, Q, K);
     }
-    FS_DEVICE void multiply_PV(typename Kernel::P_t& P, uint32_t slot = 0) {
-        V.loader.slot = slot;
+    FS_DEVICE void PV_gemm(typename Kernel::P_t& P, uint32_t stage = 0) {
+        V.loader.stage = stage;
         Kernel::GEMM_PV::run(O, P, V);
     }
-    // From a block's scores to its probabilities. kMask: the block may lie partly out of sight.
+    // From a block's scores to its probabilities. kMask: a mask may cut the block.
     template <bool kMask, bool kFirst>
-    FS_DEVICE void attend(typename Kernel::P_t& P, typename Kernel::S_accum_t& S, int block,
-                          const BlockRange& blocks) {
+    FS_DEVICE void compute_probabilities(typename Kernel::S_accum_t& S, int block,
+                                         const BlockRange& blocks) {
         if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
         if constexpr (Kernel::masked && kMask)
             if (Kernel::trim_masks || blocks.needs_mask(block)) mask(S, block);
         softmax.template update<kFirst>(S, O);
-        round_probabilities(P, S);
+    }
+    FS_DEVICE static void pack_P(typename Kernel::P_t& P, const typename Kernel::S_accum_t& S) {
+#pragma unroll
+        for (int k = 0; k < N::PV_k_steps; ++k)
+#pragma unroll
+            for (int m = 0; m < N::m_tiles; ++m)
+                pack_fragment<value_t>(P.fragments[k][m], S[m][2 * k], S[m][2 * k + 1]);
+    }
+    // Scores of keys that a row may not see become -inf.
+    FS_DEVICE void mask(typename Kernel::S_accum_t& S, int block) const {
+        const Coordinates<Kernel> at(args);
+        const int first_column = block * Kernel::B_c + at.lane % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const KeyRange keys = visible.keys(at.first_row() + at.lane_row(m, r));
+#pragma unroll
+                for (int n = 0; n < N::QK_n_tiles; ++n)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e)
+                        if (!keys.contains(first_column + 8 * n + e))
+                            S[m][n][2 * r + e] = -INFINITY;
+            }
     }
     // Whether a row of this warp sees a key of the block.
     FS_DEVICE bool sees(int block) const {
@@ -156,41 +186,7 @@ struct ForwardBlock {
                visible.keys(row + N::rows_per_warp - 1).last >= block * Kernel::B_c;
     }
 
-    // Scores of keys that a row may not see become -inf.
-    FS_DEVICE void mask(typename Kernel::S_accum_t& S, int block) {
-        const Coordinates<Kernel> at(args);
-        const int first_column = block * Kernel::B_c + at.lane % 4 * 2;
-#pragma unroll
-        for (int m = 0; m < N::m_tiles; ++m)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const KeyRange keys =
-                    visible.keys(at.first_row() + at.warp_row() + 16 * m + 8 * r + at.lane / 4);
-#pragma unroll
-                for (int n = 0; n < N::QK_n_tiles; ++n)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e)
-                        if (!keys.contains(first_column + 8 * n + e))
-                            S[m][n][2 * r + e] = -INFINITY;
-            }
-    }
-
     // ---- the epilogue ----
-
-    FS_DEVICE void store_statistics(const Coordinates<Kernel>& at) {
-        if ((args.lse == nullptr && args.row_max == nullptr) || at.lane % 4 != 0) return;
-        const int64_t first = at.batch * args.lse_batch_stride + at.head * args.lse_head_stride +
-                              at.q.first + at.first_row();
-#pragma unroll
-        for (int m = 0; m < N::m_tiles; ++m)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int row = at.warp_row() + 16 * m + 8 * r + at.lane / 4;
-                if (SEMANTICS.uneven && row >= Q_rows) continue;
-                if (args.lse != nullptr) args.lse[first + row] = softmax.row_sum[m][r];
-                if (args.row_max != nullptr) args.row_max[first + row] = softmax.row_max[m][r];
-            }
-    }
 
     // O goes through the warp's own rows of Q's tile and from there in whole 16-byte chunks. No
     // other warp reads these rows.
@@ -234,31 +230,6 @@ struct ForwardBlock {
             copy.global_to_shared_async(tile, gmem, row_bytes(1, seq_stride), extent(rows));
         else
             copy.global_to_shared(tile, gmem, row_bytes(1, seq_stride), extent(rows));
-    }
-
-    FS_DEVICE static void zero(typename Kernel::S_accum_t& S) {
-#pragma unroll
-        for (int m = 0; m < N::m_tiles; ++m)
-#pragma unroll
-            for (int n = 0; n < N::QK_n_tiles; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) S[m][n][e] = 0.0f;
-    }
-
-    // The accumulator of two neighbouring 16x8 tiles is, rounded and packed, the A fragment of a
-    // k16-step: no lane needs another's values.
-    FS_DEVICE static void round_probabilities(typename Kernel::P_t& P,
-                                              const typename Kernel::S_accum_t& S) {
-#pragma unroll
-        for (int k = 0; k < N::PV_k_steps; ++k)
-#pragma unroll
-            for (int m = 0; m < N::m_tiles; ++m)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float (&tile)[4] = S[m][2 * k + i / 2];
-                    P.fragments[k][m][i] =
-                        pack_16bit<value_t>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
-                }
     }
 };
 

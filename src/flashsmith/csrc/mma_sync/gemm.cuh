@@ -1,4 +1,4 @@
-// A warp's matrix product over k16-steps, with the operands' load schedule as the config has it.
+// A warp's GEMM over k16-steps; the config says when fragments of its operands are loaded.
 #pragma once
 
 #include "mma_sync/load_store.cuh"

@@ -170,7 +170,7 @@ template <class Layout, int kNTiles>
 struct KLoader {
     using Fragment = uint32_t[kNTiles][2];
     typename Layout::Cursor cursor;
-    uint32_t slot = 0;  // which tile: its distance from the first, bytes
+    uint32_t stage = 0;  // whose tile: its distance from the first, bytes
 
     FS_DEVICE KLoader(uint32_t tile, int lane)
         : cursor(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2) {}
@@ -179,7 +179,7 @@ struct KLoader {
 #pragma unroll
         for (int n = 0; n < kNTiles; n += 2) {
             uint32_t two_tiles[4];
-            ldmatrix_x4(two_tiles, cursor.at(8 * n, 2 * step, slot));
+            ldmatrix_x4(two_tiles, cursor.at(8 * n, 2 * step, stage));
             fragment[n][0] = two_tiles[0];
             fragment[n][1] = two_tiles[1];
             fragment[n + 1][0] = two_tiles[2];
@@ -193,7 +193,7 @@ template <class Layout, int kNTiles>
 struct VLoader {
     using Fragment = uint32_t[kNTiles][2];
     typename Layout::Cursor cursor;
-    uint32_t slot = 0;  // which tile: its distance from the first, bytes
+    uint32_t stage = 0;  // whose tile: its distance from the first, bytes
 
     FS_DEVICE VLoader(uint32_t tile, int lane) : cursor(tile, lane % 16, lane / 16) {}
 
@@ -201,7 +201,7 @@ struct VLoader {
 #pragma unroll
         for (int n = 0; n < kNTiles; n += 2) {
             uint32_t two_tiles[4];
-            ldmatrix_x4_transposed(two_tiles, cursor.at(16 * step, n, slot));
+            ldmatrix_x4_transposed(two_tiles, cursor.at(16 * step, n, stage));
             fragment[n][0] = two_tiles[0];
             fragment[n][1] = two_tiles[1];
             fragment[n + 1][0] = two_tiles[2];

@@ -9,11 +9,8 @@
 namespace flashsmith {
 namespace {
 
-constexpr int kWarp = 32;
-constexpr int kElementBytes = 2;
-
-// Query heads whose K and V together take l2_group_mib, at least those of one K/V head; 1 where the
-// config does not ask.
+// Query heads of a group: at most l2_group_mib of K and V, at least those of one K/V head; 1 where
+// the config does not group heads.
 int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
     if (config.l2_group_mib == 0) return 1;
     const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seq_k * p.d * kElementBytes);
@@ -42,7 +39,7 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
         .kernel = 0,
         .grid = {static_cast<uint32_t>(blocks), 1, 1},
         .cluster = {1, 1, 1},
-        .block = {static_cast<uint32_t>(config.n_warps * kWarp), 1, 1},
+        .block = {static_cast<uint32_t>(config.n_threads()), 1, 1},
         .smem_bytes = config.smem_bytes(),
         .argument_bytes = {bytes, bytes + sizeof args},
         .addresses = forward_addresses(),

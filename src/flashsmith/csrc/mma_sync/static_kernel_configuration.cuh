@@ -7,7 +7,7 @@
 #include "common/softmax.cuh"
 #include "mma_sync/flash_attention.cuh"
 #include "mma_sync/gemm.cuh"
-#include "mma_sync/kv_schedules.cuh"
+#include "mma_sync/main_loops.cuh"
 
 #ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
 #error \
@@ -16,9 +16,7 @@
 
 namespace flashsmith {
 
-constexpr int kWarpSize = 32;
-
-// Tile counts along every dimension of the two products.
+// Tile counts along every dimension of the two GEMMs.
 template <const FlashForwardKernelConfig& CFG>
 struct ForwardKernelTileShapes {
     static constexpr int rows_per_warp = CFG.B_r / CFG.n_warps;
@@ -42,7 +40,7 @@ struct StaticForwardKernelConfig {
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
     static constexpr int d_head = CFG.d_head;
-    static constexpr int n_threads = CFG.n_warps * kWarpSize;
+    static constexpr int n_threads = CFG.n_threads();
     static constexpr bool async_copy = CFG.async_copy;
     static constexpr bool eager_load_blocks = CFG.eager_load_blocks;
     static constexpr bool optimized_softmax = CFG.optimized_softmax;
@@ -79,17 +77,17 @@ struct StaticForwardKernelConfig {
     using GEMM_QK = WarpGemm<value_t, N::m_tiles, N::QK_n_tiles, Q_t, K_t>;
     using GEMM_PV = WarpGemm<value_t, N::m_tiles, N::PV_n_tiles, P_t, V_t>;
 
-    using Schedule = std::conditional_t<
-        CFG.ping_pong, TakingTurns<StaticForwardKernelConfig>,
-        std::conditional_t<(CFG.kv_stages > 0), PairRing<StaticForwardKernelConfig>,
-                           TwoTiles<StaticForwardKernelConfig>>>;
+    using MainLoop = std::conditional_t<
+        CFG.ping_pong, PingPongLoop<StaticForwardKernelConfig>,
+        std::conditional_t<(CFG.kv_stages > 0), MultiStageLoop<StaticForwardKernelConfig>,
+                           SingleStageLoop<StaticForwardKernelConfig>>>;
 
-    // What the types above and the kernel take for granted. `flashsmith explain` has all rules and
-    // their reasons.
+    // What the types above and the kernel assume. `flashsmith explain` has all rules and their
+    // reasons.
     static constexpr bool valid_config() {
         static_assert(CFG.d_head % 32 == 0 && CFG.d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and O is kept in registers");
-        static_assert(CFG.B_r % (16 * CFG.n_warps) == 0, "B_r: a warp has products of 16 rows");
+        static_assert(CFG.B_r % (16 * CFG.n_warps) == 0, "B_r: an mma has 16 rows");
         static_assert(CFG.B_c % 16 == 0, "B_c: a step of P V takes 16 keys");
         static_assert(n_threads <= 1024, "n_warps: a CTA has at most 1,024 threads");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
@@ -104,7 +102,7 @@ struct StaticForwardKernelConfig {
             CFG.Q_mma_load_K_tiles == 0 || CFG.Q_mma_load_K_tiles == CFG.K_mma_load_K_tiles,
             "Q_mma_load_K_tiles: Q and K are walked in step");
         static_assert(CFG.kv_stages == 0 || (CFG.async_copy && CFG.eager_load_blocks),
-                      "kv_stages: a ring is filled ahead, by copies that nobody waits for");
+                      "kv_stages: copies of later stages are in flight, asynchronous and eager");
         static_assert(
             !CFG.ping_pong || (CFG.kv_stages >= 3 && CFG.n_warps % 8 == 0),
             "ping_pong: halves of whole warpgroups, and a stage for each beside the next");

@@ -8,16 +8,16 @@ namespace flashsmith::roofline {
 constexpr int kChains = 8;
 constexpr float kMirror = -8.0f;
 
-// x and sums (threads, kChains) in fp32. In turn 0, 2, ... a chain adds exp2(x), in the others
+// x and sums (threads, kChains) in fp32. In round 0, 2, ... a chain adds exp2(x), in the others
 // exp2(kMirror - x).
 extern "C" __global__ void __launch_bounds__(512)
-    exp2_rate(const float* x, float* sums, int turns) {
+    exp2_rate(const float* x, float* sums, int rounds) {
     const int64_t first = (static_cast<int64_t>(block_index()) * 512 + thread_index()) * kChains;
     float operand[kChains], sum[kChains] = {};
 #pragma unroll
     for (int i = 0; i < kChains; ++i) operand[i] = x[first + i];
 #pragma unroll 4
-    for (int turn = 0; turn < turns; ++turn)
+    for (int round = 0; round < rounds; ++round)
 #pragma unroll
         for (int i = 0; i < kChains; ++i) {
             sum[i] += exp2_approx(operand[i]);

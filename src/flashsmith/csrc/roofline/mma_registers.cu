@@ -1,7 +1,7 @@
 // How fast mma.sync runs when nothing has to be fetched for it: all operands stay in registers.
 //
 // Eight warps, two for each of an SM's schedulers, hold sixteen accumulators each: enough
-// independent products to cover an instruction's latency many times over.
+// independent mma to cover an instruction's latency many times over.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -11,13 +11,13 @@ namespace flashsmith::roofline {
 
 constexpr int kMTiles = 4, kNTiles = 4;
 constexpr int kRows = kMTiles * 16, kCols = kNTiles * 8, kDepth = 16;
-// Passes over the sixteen products for one turn of the loop, whose own instructions then vanish.
+// Passes over the sixteen mma for one round of the loop, whose own instructions then do not count.
 constexpr int kPasses = 4;
 
 // a (kWarps, kRows, kDepth), b (kWarps, kCols, kDepth), c (CTAs, kWarps, kRows, kCols) in fp32:
-// c = turns * kPasses * a b^T.
+// c = rounds * kPasses * a b^T.
 template <typename value_t>
-FS_DEVICE void run(const uint16_t* a, const uint16_t* b, float* c, int turns) {
+FS_DEVICE void run(const uint16_t* a, const uint16_t* b, float* c, int rounds) {
     const int warp = warp_index();
     uint32_t a_fragments[kMTiles][4], b_fragments[kNTiles][2];
 #pragma unroll
@@ -29,7 +29,7 @@ FS_DEVICE void run(const uint16_t* a, const uint16_t* b, float* c, int turns) {
 
     float acc[kMTiles][kNTiles][4] = {};
 #pragma unroll 1
-    for (int turn = 0; turn < turns; ++turn)
+    for (int round = 0; round < rounds; ++round)
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass)
 #pragma unroll
@@ -46,12 +46,12 @@ FS_DEVICE void run(const uint16_t* a, const uint16_t* b, float* c, int turns) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mma_registers_fp16(const uint16_t* a, const uint16_t* b, float* c, int turns) {
-    run<__half>(a, b, c, turns);
+    mma_registers_fp16(const uint16_t* a, const uint16_t* b, float* c, int rounds) {
+    run<__half>(a, b, c, rounds);
 }
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mma_registers_bf16(const uint16_t* a, const uint16_t* b, float* c, int turns) {
-    run<__nv_bfloat16>(a, b, c, turns);
+    mma_registers_bf16(const uint16_t* a, const uint16_t* b, float* c, int rounds) {
+    run<__nv_bfloat16>(a, b, c, rounds);
 }
 
 }  // namespace flashsmith::roofline

@@ -1,7 +1,7 @@
 // How fast mma.sync runs when ldmatrix feeds it: A stays in registers, as Q does, and B comes from
 // swizzled shared memory, as K does, once for every warp.
 //
-// A warp with 16 rows gets two products from an ldmatrix.x4, one with 32 rows four.
+// A warp with 16 rows issues two mma for an ldmatrix.x4, one with 32 rows four.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -10,7 +10,7 @@
 
 namespace flashsmith::roofline {
 
-constexpr int kTiles = 4;  // B tiles taken in turn, so that operands change and are fetched anew
+constexpr int kTiles = 4;  // B tiles, one each round, so that operands change and are loaded again
 constexpr int kCols = 64;  // rows of a B tile, columns of C
 constexpr int kDepth = 64;
 constexpr int kSteps = kDepth / 16;
@@ -27,9 +27,9 @@ FS_DEVICE void fill_shared(uint32_t smem, const uint16_t* b) {
 }
 
 // a (kWarps, 16 kMTiles, kDepth), b (kTiles, kCols, kDepth), c (CTAs, kWarps, 16 kMTiles, kCols)
-// in fp32: c = sum over turns of a b[turn % kTiles]^T.
+// in fp32: c = sum over rounds of a b[round % kTiles]^T.
 template <typename value_t, int kMTiles>
-FS_DEVICE void run(const uint16_t* a, const uint16_t* b, float* c, int turns) {
+FS_DEVICE void run(const uint16_t* a, const uint16_t* b, float* c, int rounds) {
     __shared__ __align__(1024) uint16_t tiles[kTiles * kCols * kDepth];
     constexpr int kRows = 16 * kMTiles;
     const uint32_t smem = shared_address(tiles);
@@ -47,8 +47,8 @@ FS_DEVICE void run(const uint16_t* a, const uint16_t* b, float* c, int turns) {
     const Layout::Cursor lane_start(smem, lane / 16 * 8 + lane % 8, lane / 8 % 2);
     float acc[kMTiles][kCols / 8][4] = {};
 #pragma unroll 1
-    for (int turn = 0; turn < turns; ++turn) {
-        const uint32_t tile = turn % kTiles * (kCols * kDepth * sizeof(uint16_t));
+    for (int round = 0; round < rounds; ++round) {
+        const uint32_t tile = round % kTiles * (kCols * kDepth * sizeof(uint16_t));
 #pragma unroll
         for (int k = 0; k < kSteps; ++k)
 #pragma unroll
@@ -74,20 +74,20 @@ FS_DEVICE void run(const uint16_t* a, const uint16_t* b, float* c, int turns) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mma_shared_16_rows_fp16(const uint16_t* a, const uint16_t* b, float* c, int turns) {
-    run<__half, 1>(a, b, c, turns);
+    mma_shared_16_rows_fp16(const uint16_t* a, const uint16_t* b, float* c, int rounds) {
+    run<__half, 1>(a, b, c, rounds);
 }
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mma_shared_32_rows_fp16(const uint16_t* a, const uint16_t* b, float* c, int turns) {
-    run<__half, 2>(a, b, c, turns);
+    mma_shared_32_rows_fp16(const uint16_t* a, const uint16_t* b, float* c, int rounds) {
+    run<__half, 2>(a, b, c, rounds);
 }
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mma_shared_16_rows_bf16(const uint16_t* a, const uint16_t* b, float* c, int turns) {
-    run<__nv_bfloat16, 1>(a, b, c, turns);
+    mma_shared_16_rows_bf16(const uint16_t* a, const uint16_t* b, float* c, int rounds) {
+    run<__nv_bfloat16, 1>(a, b, c, rounds);
 }
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mma_shared_32_rows_bf16(const uint16_t* a, const uint16_t* b, float* c, int turns) {
-    run<__nv_bfloat16, 2>(a, b, c, turns);
+    mma_shared_32_rows_bf16(const uint16_t* a, const uint16_t* b, float* c, int rounds) {
+    run<__nv_bfloat16, 2>(a, b, c, rounds);
 }
 
 }  // namespace flashsmith::roofline

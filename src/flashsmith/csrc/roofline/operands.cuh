@@ -6,13 +6,14 @@
 namespace flashsmith::roofline {
 
 constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
+constexpr int kThreads = kWarps * kWarpSize;
 
+// Signed, as it was when rates were measured.
 FS_DEVICE int lane_index() {
-    return thread_index() % 32;
+    return thread_index() % kWarpSize;
 }
 FS_DEVICE int warp_index() {
-    return thread_index() / 32;
+    return thread_index() / kWarpSize;
 }
 
 // Rows `row` to row + 15 and columns `column` to column + 15 of a 16-bit matrix, `pitch` elements

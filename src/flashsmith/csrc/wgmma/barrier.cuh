@@ -1,5 +1,4 @@
-// Barriers between some threads of a CTA: mbarriers in shared memory and the numbered hardware
-// ones.
+// Barriers of some threads of a CTA: mbarriers in shared memory and the numbered hardware ones.
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -12,7 +11,7 @@ FS_DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
                  : "memory");
 }
-// Makes initialised barriers known to TMA and to the other CTAs of the cluster.
+// TMA and the other CTAs of the cluster see the initialised barriers.
 FS_DEVICE void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -23,7 +22,7 @@ FS_DEVICE void mbarrier_arrive(uint32_t barrier) {
 FS_DEVICE void mbarrier_arrive_remote(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives, and has the phase wait for `bytes` more to be written by TMA.
+// Arrives, and makes the phase wait for `bytes` more that TMA writes.
 FS_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
@@ -62,7 +61,7 @@ FS_DEVICE uint32_t cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// Where in the cluster's shared memory another CTA has what this one has at `smem`.
+// The address in the cluster's shared memory of what another CTA has at this one's `smem`.
 FS_DEVICE uint32_t cluster_address(uint32_t smem, uint32_t cta) {
     uint32_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(smem), "r"(cta));
@@ -82,8 +81,8 @@ FS_DEVICE void cluster_barrier() {
 
 // ---- registers ----------------------------------------------------------------------------------
 
-// `kCount` registers a thread of this warpgroup from here on, which has kHeld. Taking fewer than
-// one has is not defined, nor is handing more back.
+// `kCount` registers a thread of this warpgroup from here on, instead of kHeld. To increase to
+// fewer is undefined, and so is to decrease to more.
 template <int kHeld, int kCount>
 FS_DEVICE void set_registers() {
     if constexpr (kCount > kHeld)

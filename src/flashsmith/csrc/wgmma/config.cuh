@@ -5,18 +5,20 @@
 #include <compare>
 #include <cstdint>
 
+#include "common/constants.cuh"
 #include "common/forward_args.cuh"
 
 namespace flashsmith {
 
-// Whose turn it is among the warpgroups of a CTA: nobody's, to issue products, or to exponentiate.
+// Which stage of the main loop one consumer warpgroup of a CTA after the other goes through: none,
+// the issue of GEMMs, or the exponentials.
 enum class PingPong : int { none = 0, gemm = 1, exp = 2 };
 
-// Which tiles a CTA computes: one; every n-th of the grid's n CTAs; or the next not yet begun.
+// Which tiles a CTA computes: one; every n-th, of n CTAs in the grid; or the next not yet begun.
 enum class Schedule : int { one_tile = 0, static_persistent = 1, dynamic = 2 };
 
-// In which order tiles begin: head by head; or the longest first, in sections of heads whose K and
-// V stay in L2 together.
+// In which order tiles begin: head by head; or the longest first, in groups of heads whose K and V
+// stay in L2 together.
 enum class TileOrder : int { by_head = 0, longest_first = 1 };
 
 // Names one kernel of the wgmma family. Fields, order and meaning are those of the Python class.
@@ -25,7 +27,7 @@ struct HopperForwardKernelConfig {
     int d_head;
     int B_r;
     int B_c;
-    int n_warpgroups;  // that compute, 64 rows of Q each; one more loads
+    int n_warpgroups;  // of consumers, 64 rows of Q each; one more is the producer's
     int kv_stages;
     int q_buffers;
     int producer_registers;
@@ -37,47 +39,39 @@ struct HopperForwardKernelConfig {
     TileOrder tile_order;
     bool separate_O;
     int rescale_threshold;
-    int section_mib;  // longest first: K and V of the heads in one section
+    int section_mib;  // longest first: K and V of the heads in one group
     int ctas_per_sm;
     int exp2_fma_share;  // percent of the exponentials that the FMA pipe computes
-    bool early_exp;      // overlap: no exponential is put off until the product beside it is done
-    bool stale_max;      // later blocks look for no maximum: their sums tell when it is out of date
-    bool direct_O;       // O leaves from registers, so that Q's place is free before O is done
+    bool early_exp;      // overlap: no exponential is put off until the GEMM beside it is done
+    bool stale_max;      // later blocks compute no maximum: sums show when it is out of date
+    bool direct_O;       // O leaves from registers, so that Q's slot is free before O is done
 
     constexpr auto operator<=>(const HopperForwardKernelConfig&) const = default;
 
-    constexpr int n_threads() const { return 128 * (n_warpgroups + 1); }
+    constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
 
     // Bytes of the Q, K and V tiles a CTA holds at once, and of O's where it has its own.
     constexpr int64_t tile_bytes() const {
         const int64_t rows =
             int64_t{B_r} * (q_buffers + (separate_O ? 1 : 0)) + 2 * int64_t{kv_stages} * B_c;
-        return rows * d_head * 2;
+        return rows * d_head * kElementBytes;
     }
-    // Dynamic shared memory of one CTA: the tiles, and a page for barriers and notices.
+    // Dynamic shared memory of one CTA: the tiles, and a page for barriers and tile infos.
     static constexpr int kBarrierPage = 1024;
     constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage; }
-};
 
-// CTAs that fit on one SM with `max_smem_bytes` of shared memory. `registers` is the compiler's
-// count per thread, the same for all warps when they start; 0 leaves the register file out of
-// account.
-constexpr int64_t num_ctas_per_sm(const HopperForwardKernelConfig& cfg, int max_smem_bytes,
-                                  int registers = 0) {
-    constexpr int kReservedSmemPerCta = 1024, kMaxThreadsPerSm = 2048, kMaxCtasPerSm = 32;
-    constexpr int64_t kRegistersPerSm = 65536;
-    const auto less = [](int64_t a, int64_t b) { return a < b ? a : b; };
-    const int64_t threads = cfg.n_threads();
-    const int64_t by_smem = max_smem_bytes / (cfg.smem_bytes() + kReservedSmemPerCta);
-    const int64_t ctas = less(less(by_smem, kMaxThreadsPerSm / threads), kMaxCtasPerSm);
-    if (registers <= 0) return ctas;
-    return less(ctas, kRegistersPerSm / ((registers + 7) / 8 * 8 * threads));
-}
+    // CTAs that fit on one SM with `max_smem_bytes` of shared memory. `registers` is the compiler's
+    // count per thread, the same for all warps when they start; 0 leaves the register file out of
+    // account.
+    constexpr int num_ctas_per_sm(int max_smem_bytes, int registers = 0) const {
+        return ctas_that_fit(smem_bytes(), n_threads(), max_smem_bytes, registers);
+    }
+};
 
 // Whether the tiles of a last round that leaves most SMs idle are split into parts, one warpgroup's
 // rows each, and spread: 4,096 tiles on 132 SMs are 31 rounds and four tiles more. A warpgroup by
 // itself is slower than beside others, so only parts that all fit one round gain anything. Masks
-// want the whole sequence's length, which parts give up.
+// need the whole sequence's length, which parts do not have.
 constexpr bool splits_last_tiles(const HopperForwardKernelConfig& config,
                                  const Semantics& semantics) {
     return semantics.mask == MaskKind::none && config.n_warpgroups > 1 && config.cluster_size == 1;
@@ -92,11 +86,12 @@ constexpr bool keeps_short_tiles_back(const HopperForwardKernelConfig& config,
            config.cluster_size == 1 && config.tile_order == TileOrder::by_head;
 }
 
-// Packed sequences end at this row of their tensor maps, see wgmma/coordinates.cuh.
+// Packed sequences end at this row of their tensor maps, see box_of_rows() in wgmma/tma.cuh.
 inline constexpr int kRowsOfMap = 1 << 30;
 
-// A divisor that the host knows, for a multiplication in place of the some twenty instructions that
-// the GPU divides in. n / divisor is (high half of n multiplier + n) >> shift, for n below 2^31.
+// A divisor that the host knows: a multiplication takes the place of some twenty instructions that
+// a division takes on the GPU. n / divisor is (high half of n multiplier + n) >> shift, for n below
+// 2^31.
 struct Divisor {
     uint32_t divisor, multiplier, shift;
 };
@@ -106,17 +101,17 @@ struct HopperForwardKernelArgs {
     TensorMap q, k, v, o;
     ForwardKernelArgs problem;
     // Dynamic schedule: tiles handed out beyond the first of every CTA. Zero between launches: the
-    // last CTA to ask resets it.
+    // last request resets it.
     uint32_t* tile_counter;
-    int32_t n_tiles;  // of the whole problem; clusters: groups of cluster_size tiles of one head
+    int32_t n_tiles;  // of the whole problem; with clusters cluster_size tiles of a head are one
     int32_t n_whole_tiles;  // those from here on are parts of tiles: see splits_last_tiles()
     // Those of the last heads: first the long ones of all, then the short ones. See
     // keeps_short_tiles_back().
     int32_t first_of_last_heads, first_short_tile, long_tiles;  // long_tiles: of a head
-    // Where a tile lies: parts of a split tile, tiles of a head, query heads of a sequence, query
-    // heads that share a key head; longest first also query heads (of all sequences) and tiles of a
-    // section.
-    Divisor tile_parts, head_tiles, heads_q, group, section_heads, section_tiles;
+    // Parts of a split tile, tiles of a head, query heads of a sequence, query heads that share a
+    // key head; longest first also query heads (of all sequences) and tiles of a head group.
+    Divisor parts_per_tile, tiles_per_head, heads_q, heads_per_kv_head, heads_per_group,
+        tiles_per_group;
 };
 
 using hopper_forward_kernel_fn = void (*)(const HopperForwardKernelArgs);

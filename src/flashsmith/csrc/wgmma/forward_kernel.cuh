@@ -1,5 +1,5 @@
-// The FlashAttention forward pass on wgmma and TMA (sm_90a): a warp that copies, warpgroups that
-// compute.
+// The FlashAttention forward pass on wgmma and TMA (sm_90a): a producer and
+// consumer warpgroups.
 #pragma once
 
 #include "wgmma/consumer.cuh"
@@ -10,11 +10,12 @@ namespace flashsmith {
 template <class Kernel>
 FS_DEVICE void init_barriers(uint32_t smem) {
     // Q's slots belong to one warpgroup each, K's and V's stages to all of them.
-    constexpr int kUsers = decltype(Producer<Kernel>::K)::users(Kernel::n_warpgroups);
-    RingBarriers{smem + Kernel::Q_barriers}.init(Kernel::Q_slots, kWarpsPerWarpgroup);
-    RingBarriers{smem + Kernel::K_barriers}.init(Kernel::CFG.kv_stages, kUsers);
-    RingBarriers{smem + Kernel::V_barriers}.init(Kernel::CFG.kv_stages, kUsers);
-    if constexpr (Kernel::clusters) RingBarriers{smem + Kernel::answer_barriers}.init(1, 1);
+    constexpr int kArrivals =
+        decltype(Producer<Kernel>::K)::arrivals_at_empty(Kernel::n_warpgroups);
+    PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::Q_slots, kWarpsPerWarpgroup);
+    PipelineBarriers{smem + Kernel::K_barriers}.init(Kernel::CFG.kv_stages, kArrivals);
+    PipelineBarriers{smem + Kernel::V_barriers}.init(Kernel::CFG.kv_stages, kArrivals);
+    if constexpr (Kernel::clusters) PipelineBarriers{smem + Kernel::broadcast_barriers}.init(1, 1);
     mbarrier_init_fence();
 }
 
@@ -25,11 +26,11 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_
     const uint32_t smem = shared_address(shared_memory);
     if (thread_index() == 0) init_barriers<Kernel>(smem);
     if constexpr (Kernel::clusters)
-        cluster_barrier();  // nobody may reach for barriers that are not there yet
+        cluster_barrier();  // no CTA may use barriers of another before they are initialised
     else
         __syncthreads();
 
-    // The same in all lanes of a warp, and the compiler is told so.
+    // The shuffle shows the compiler that it is the same in all lanes of a warp.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
     if (warpgroup == 0) {
         set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_
     }
     if constexpr (Kernel::clusters) {
         __syncwarp();
-        cluster_barrier();  // the other CTA's last arrivals find this one's barriers
+        cluster_barrier();  // this CTA's barriers exist until the other's last arrivals
     }
 }
 

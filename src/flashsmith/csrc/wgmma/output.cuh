@@ -1,9 +1,8 @@
 // O on its way out: from registers through shared memory, by TMA, drained while the next tile runs.
 #pragma once
 
-#include "wgmma/coordinates.cuh"
-#include "wgmma/pipeline.cuh"
-#include "wgmma/static_kernel_configuration.cuh"
+#include "wgmma/scheduler.cuh"
+#include "wgmma/tma.cuh"
 
 namespace flashsmith {
 
@@ -27,10 +26,9 @@ struct OutputStore {
     // The empty barrier of the Q slot that a store still reads from.
     uint32_t slot_in_use = kNoBarrier;
 
-    // `tile` is that of the warpgroup's rows; `slot_empty` tells the producer that Q's slot is
-    // free.
+    // Through the warpgroup's `tile`; `slot_empty` is the barrier at which Q's slot is released.
     FS_DEVICE void start(const typename Kernel::O_t& O, uint32_t tile, uint32_t slot_empty,
-                         const WorkTile& work, int first_row) {
+                         const WorkTileInfo& info, int first_row) {
         if constexpr (kSeparate) {
             if (lane == 0) tma_store_wait_read();
             __syncwarp();
@@ -42,22 +40,22 @@ struct OutputStore {
         tma_store_fence();
         __syncwarp();
         const int row = first_row + warp * kWarpRows;
-        if (lane == 0 && row < work.row_end) store_panels(tile, work, row);
+        if (lane == 0 && row < info.row_end) store_panels(tile, info, row);
     }
 
     // Straight to global memory. Lanes in pairs swap halves of two neighbouring 16x8 tiles, so that
     // four lanes write 32 bytes of a row, a whole sector.
-    FS_DEVICE void store_directly(const typename Kernel::O_t& O, const WorkTile& work,
+    FS_DEVICE void store_directly(const typename Kernel::O_t& O, const WorkTileInfo& info,
                                   int first_row) const {
         const int lane = lane_index();  // as in write_rows()
         const ForwardKernelArgs& problem = args.problem;
         const int row = first_row + warp * kWarpRows + lane / 4, odd = lane % 2;
-        auto* o = static_cast<uint16_t*>(problem.o) + work.batch * problem.o_batch_stride +
-                  (work.q_first + row) * problem.o_seq_stride + work.head * problem.o_head_stride +
+        auto* o = static_cast<uint16_t*>(problem.o) + info.batch * problem.o_batch_stride +
+                  (info.q_first + row) * problem.o_seq_stride + info.head * problem.o_head_stride +
                   8 * odd + lane % 4 / 2 * 4;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const bool exists = row + 8 * r < work.row_end;
+            const bool exists = row + 8 * r < info.row_end;
 #pragma unroll
             for (int n = 0; n < Kernel::d_head / 8; n += 2) {
                 const uint32_t left = packed(O, n, r), right = packed(O, n + 1, r);
@@ -93,7 +91,7 @@ struct OutputStore {
     // Two 16x8 tiles of the accumulator are four matrices: lanes 0-15 point at rows of the left
     // one, lanes 16-31 of the right one.
     FS_DEVICE void write_rows(const typename Kernel::O_t& O, uint32_t tile) const {
-        // Read anew, or the addresses below would be computed once and keep registers that the
+        // Read again, or the addresses below would be computed once and keep registers that the
         // main loop needs.
         const int lane = lane_index();
 #pragma unroll
@@ -107,9 +105,9 @@ struct OutputStore {
         }
     }
 
-    FS_DEVICE void store_panels(uint32_t tile, const WorkTile& work, int row) const {
-        auto box = box_of_rows<Kernel::SEMANTICS.packed>(row, work.q_first, work.row_end, work.head,
-                                                         work.batch);
+    FS_DEVICE void store_panels(uint32_t tile, const WorkTileInfo& info, int row) const {
+        auto box = box_of_rows<Kernel::SEMANTICS.packed>(row, info.q_first, info.row_end, info.head,
+                                                         info.batch);
 #pragma unroll
         for (int p = 0; p < Kernel::n_panels; ++p) {
             box.column = p * Panel::kColumns;

@@ -1,5 +1,5 @@
-// Rings of buffers in shared memory between the warp that fills them by TMA and the warpgroups that
-// use them. Each buffer has two mbarriers: full, and empty.
+// Pipelines of buffers in shared memory between the producer, which fills them by TMA, and the
+// consumer warpgroups. Each stage has two mbarriers: full, and empty.
 #pragma once
 
 #include "wgmma/barrier.cuh"
@@ -7,82 +7,85 @@
 
 namespace flashsmith {
 
-// A place in a ring of kStages buffers. The parity is that of the phase in which the buffer becomes
-// full; whoever fills waits for the other parity at the empty barrier, which lets the first round
-// through.
+// Which of kStages stages comes next, and the phase in which it becomes full. The producer waits
+// for the other phase at the empty barrier, which lets the first round through.
 template <int kStages>
-class RingPlace {
+class PipelineState {
   public:
     FS_DEVICE int stage() const { return kCounts ? steps_ % kStages : steps_; }
-    FS_DEVICE uint32_t parity() const { return kCounts ? steps_ / kStages % 2 : rounds_; }
+    FS_DEVICE uint32_t phase() const { return kCounts ? steps_ / kStages % 2 : phase_; }
     FS_DEVICE void advance() {
         ++steps_;
         if constexpr (!kCounts)
             if (steps_ == kStages) {
                 steps_ = 0;
-                rounds_ ^= 1;
+                phase_ ^= 1;
             }
     }
 
   private:
-    // Powers of two need but a count, a register less in the main loop.
+    // For powers of two a count is enough: a register less in the main loop.
     static constexpr bool kCounts = (kStages & (kStages - 1)) == 0;
-    uint32_t steps_ = 0, rounds_ = 0;
+    uint32_t steps_ = 0, phase_ = 0;
 };
 
-// The pairs of barriers of a ring, as they stand in shared memory from `first` on.
-struct RingBarriers {
+// The barriers of a pipeline, a pair for each stage, in shared memory from `first` on.
+struct PipelineBarriers {
     uint32_t first;
 
     FS_DEVICE uint32_t full(int stage) const { return first + 16 * stage; }
     FS_DEVICE uint32_t empty(int stage) const { return first + 16 * stage + 8; }
 
-    // `users` arrive at empty; the filling thread arrives at full, and TMA's bytes complete it.
-    FS_DEVICE void init(int stages, int users) const {
+    // `consumers` arrive at empty; the producer arrives at full, and TMA's bytes complete it.
+    FS_DEVICE void init(int stages, int consumers) const {
         for (int stage = 0; stage < stages; ++stage) {
             mbarrier_init(full(stage), 1);
-            mbarrier_init(empty(stage), users);
+            mbarrier_init(empty(stage), consumers);
         }
     }
 };
 
-// A ring of tiles, `kTileBytes` each from `tiles` on, as seen by one side of it. Where two CTAs
-// fill it together (kCtas), both have the same tiles at the same time, and a tile is free when it
-// is in both.
+// A pipeline of tiles, `kTileBytes` each from `tiles` on, as the producer or a consumer sees it.
+// Where two CTAs fill it together (kCtas), both have the same tiles at the same time, and a tile is
+// free when it is free in both.
 template <int kStages, int kTileBytes, int kCtas = 1>
-struct TileRing {
+struct TilePipeline {
     uint32_t tiles;
-    RingBarriers barriers;
-    RingPlace<kStages> place;
-    uint32_t peers_barriers = 0;  // in the other CTA
+    PipelineBarriers barriers;
+    PipelineState<kStages> state;
+    uint32_t peer_barriers = 0;  // in the other CTA
 
-    FS_DEVICE TileRing(uint32_t tiles, uint32_t barriers) : tiles(tiles), barriers{barriers} {
-        if constexpr (kCtas == 2) peers_barriers = cluster_address(barriers, cluster_rank() ^ 1);
+    FS_DEVICE TilePipeline(uint32_t tiles, uint32_t barriers) : tiles(tiles), barriers{barriers} {
+        if constexpr (kCtas == 2) peer_barriers = cluster_address(barriers, cluster_rank() ^ 1);
     }
-
-    FS_DEVICE uint32_t tile() const { return tiles + place.stage() * kTileBytes; }
-    FS_DEVICE uint32_t full() const { return barriers.full(place.stage()); }
-
-    // The filling side: the tile is free; its copies are to be counted at full().
-    FS_DEVICE void begin_fill() const {
-        mbarrier_wait(barriers.empty(place.stage()), place.parity() ^ 1);
-        mbarrier_arrive_expect(full(), kTileBytes);
-    }
-    // Arrivals at an empty barrier in a round: see release().
-    FS_DEVICE static constexpr int users(int warpgroups) {
+    // Arrivals at an empty barrier in a round: see consumer_release().
+    FS_DEVICE static constexpr int arrivals_at_empty(int warpgroups) {
         return warpgroups * (kWarpsPerWarpgroup + kCtas - 1);
     }
 
-    // The using side. One lane of each warp arrives, when the whole warp is done with the tile. At
-    // the other CTA one warp does for its warpgroup: products are the whole warpgroup's, and those
-    // who did not multiply have not read the tile.
-    FS_DEVICE void wait_full() const { mbarrier_wait(full(), place.parity()); }
-    FS_DEVICE void release(int warp, int lane) {
-        if (lane == 0) mbarrier_arrive(barriers.empty(place.stage()));
+    FS_DEVICE uint32_t tile() const { return tiles + state.stage() * kTileBytes; }
+    FS_DEVICE uint32_t full() const { return barriers.full(state.stage()); }
+
+    // The producer: waits until the tile is free, and has full() wait for the bytes of its copies.
+    FS_DEVICE void producer_acquire() const {
+        producer_wait();
+        producer_expect();
+    }
+    FS_DEVICE void producer_wait() const {
+        mbarrier_wait(barriers.empty(state.stage()), state.phase() ^ 1);
+    }
+    FS_DEVICE void producer_expect() const { mbarrier_arrive_expect(full(), kTileBytes); }
+
+    // A consumer. One lane of each warp releases the tile when the whole warp is done with it. At
+    // the other CTA one warp arrives for its warpgroup: a wgmma is the whole warpgroup's, and a
+    // warpgroup without one has not read the tile.
+    FS_DEVICE void consumer_wait() const { mbarrier_wait(full(), state.phase()); }
+    FS_DEVICE void consumer_release(int warp, int lane) {
+        if (lane == 0) mbarrier_arrive(barriers.empty(state.stage()));
         if constexpr (kCtas == 2)
             if (warp == kWarpsPerWarpgroup - 1 && lane == 1)
-                mbarrier_arrive_remote(RingBarriers{peers_barriers}.empty(place.stage()));
-        place.advance();
+                mbarrier_arrive_remote(PipelineBarriers{peer_barriers}.empty(state.stage()));
+        state.advance();
     }
 };
 

@@ -12,9 +12,6 @@ namespace flashsmith {
 namespace {
 
 constexpr int kArch = 90;
-constexpr int kElementBytes = 2;
-constexpr int kWarpgroupRows = 64;
-constexpr int kStoreRows = 16;  // of a warp
 constexpr int64_t kStrideUnit = 16;
 constexpr int64_t kStrideLimit = int64_t{1} << 40;
 constexpr uint64_t kWrap = uint64_t{1} << 34;
@@ -33,7 +30,7 @@ struct Tensor {
     }
 };
 
-// TMA takes no stride of 0, and looks at none where there is but one of a kind.
+// TMA takes no stride of 0, and ignores the stride of a dimension of size 1.
 uint64_t stride_bytes(const Tensor& tensor, const char* what, int64_t elements, int64_t size) {
     const int64_t bytes = elements * kElementBytes;
     if (size <= 1 || tensor.is_single_row) return kStrideUnit;
@@ -53,10 +50,10 @@ Tensor single_row(Tensor tensor) {
     return tensor;
 }
 
-// Columns, rows, heads, batch; packed, columns, rows twice, heads, and a step that makes good for
-// rows having been counted twice: see wgmma/coordinates.cuh. kRowsOfMap times kWrap is 2^64, which
-// to an address is nothing. A map that began some rows before the tensor would do with fewer
-// dimensions, but TMA faults where no memory is, though no box touches it.
+// Columns, rows, heads, batch; packed, columns, rows twice, heads, and a step that takes back the
+// rows that were counted twice: see box_of_rows() in wgmma/tma.cuh. kRowsOfMap times kWrap is
+// 2^64, which to an address is nothing. A map that began some rows before the tensor would do with
+// fewer dimensions, but TMA faults where no memory is, though no box touches it.
 TensorMapSpec tensor_map(const HopperForwardKernelConfig& config, const ForwardProblem& p,
                          bool packed, const Tensor& tensor) {
     const uint32_t columns = config.d_head % 64 == 0 ? 64 : 32;
@@ -100,7 +97,7 @@ std::vector<TensorMapSpec> tensor_maps(const HopperForwardKernelConfig& config,
         {"q", Order::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows},
         {"k", Order::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, kv_rows},
         {"v", Order::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
-        {"o", Order::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kStoreRows},
+        {"o", Order::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kWarpRows},
     };
     std::vector<TensorMapSpec> maps;
     for (const Tensor& tensor : tensors) {
@@ -110,8 +107,8 @@ std::vector<TensorMapSpec> tensor_maps(const HopperForwardKernelConfig& config,
     return maps;
 }
 
-// Exact for dividends below 2^31 (Granlund and Montgomery's round-up form). Nobody divides by the 0
-// of an empty problem.
+// Exact for dividends below 2^31 (Granlund and Montgomery's round-up form). An empty problem's 0
+// divides nothing.
 Divisor divide_by(int64_t divisor) {
     divisor = std::max<int64_t>(1, divisor);
     uint32_t shift = 0;
@@ -121,14 +118,14 @@ Divisor divide_by(int64_t divisor) {
     return {static_cast<uint32_t>(divisor), multiplier, shift};
 }
 
-// Sections are as even as can be: beside the longest tiles of a last one of few heads most SMs
-// would have nothing to do.
-int64_t section_heads(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
+// Query heads of a group: at most section_mib of K and V. Groups are as even as possible: beside
+// the longest tiles of a last one of few heads most SMs would have nothing to do.
+int64_t heads_per_group(const HopperForwardKernelConfig& config, const ForwardProblem& p) {
     const int64_t bytes = 2 * std::max<int64_t>(1, p.seq_k) * config.d_head * kElementBytes;
-    const int64_t at_most = std::max<int64_t>(1, (int64_t{config.section_mib} << 20) / bytes);
+    const int64_t most = std::max<int64_t>(1, (int64_t{config.section_mib} << 20) / bytes);
     const int64_t kv_heads = std::max<int64_t>(1, p.batch * p.heads_k);
-    const int64_t sections = (kv_heads + at_most - 1) / at_most;
-    return (kv_heads + sections - 1) / sections * (p.heads_q / p.heads_k);
+    const int64_t groups = (kv_heads + most - 1) / most;
+    return (kv_heads + groups - 1) / groups * (p.heads_q / p.heads_k);
 }
 
 // How many of a head's tiles have fewer rows than the others: see TileScheduler::rows_of().
@@ -138,10 +135,10 @@ int64_t short_tiles(const HopperForwardKernelConfig& config, int64_t seq_q) {
     return rest == config.n_warpgroups - 1 ? 1 : 2;
 }
 
-// A third of the SMs' number of heads end with their short tiles.
+// As many heads as a third of the SMs end with their short tiles.
 void set_last_heads(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& config,
                     const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
-    const int64_t of_head = args.head_tiles.divisor, all_heads = p.batch * p.heads_q;
+    const int64_t of_head = args.tiles_per_head.divisor, all_heads = p.batch * p.heads_q;
     const int64_t shorts = short_tiles(config, p.seq_q), longs = of_head - shorts;
     const bool keeps_back = keeps_short_tiles_back(config, semantics) && shorts > 0 && longs > 0;
     const int64_t heads = keeps_back ? std::min(all_heads, at_once / 3) : 0;
@@ -155,21 +152,21 @@ void set_tiles(HopperForwardKernelArgs& args, const HopperForwardKernelConfig& c
                const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
     const int64_t of_head =
         (args.problem.n_Q_blocks + config.cluster_size - 1) / config.cluster_size;
-    const int64_t heads = section_heads(config, p);
+    const int64_t heads = heads_per_group(config, p);
     const int64_t tiles = p.batch * p.heads_q * of_head;
     const int64_t parts =
         std::min<int64_t>(config.n_warpgroups, (p.seq_q + kWarpgroupRows - 1) / kWarpgroupRows);
     int64_t split = splits_last_tiles(config, semantics) ? tiles % at_once : 0;
     if (parts == 1 || split * parts > at_once) split = 0;
     args.n_whole_tiles = static_cast<int32_t>(tiles - split);
-    args.tile_parts = divide_by(parts);
+    args.parts_per_tile = divide_by(parts);
     args.n_tiles = static_cast<int32_t>(tiles - split + split * parts);
-    args.head_tiles = divide_by(of_head);
+    args.tiles_per_head = divide_by(of_head);
     set_last_heads(args, config, p, semantics, at_once);
     args.heads_q = divide_by(p.heads_q);
-    args.group = divide_by(p.heads_q / p.heads_k);
-    args.section_heads = divide_by(heads);
-    args.section_tiles = divide_by(heads * of_head);
+    args.heads_per_kv_head = divide_by(p.heads_q / p.heads_k);
+    args.heads_per_group = divide_by(heads);
+    args.tiles_per_group = divide_by(heads * of_head);
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
 // The producer: one thread that copies the tiles of Q, K and V to shared memory, in the order in
-// which the warpgroups use them.
+// which the consumer warpgroups use them.
 #pragma once
 
-#include "wgmma/coordinates.cuh"
-#include "wgmma/pipeline.cuh"
-#include "wgmma/static_kernel_configuration.cuh"
+#include "wgmma/scheduler.cuh"
+#include "wgmma/tma.cuh"
 
 namespace flashsmith {
 
@@ -15,8 +14,8 @@ struct Producer {
 
     const HopperForwardKernelArgs& args;
     const uint32_t smem;
-    TileRing<Kernel::Q_slots, Kernel::Q_tile_bytes> Q;
-    TileRing<CFG.kv_stages, Kernel::KV_tile_bytes, CFG.cluster_size> K, V;
+    TilePipeline<Kernel::Q_slots, Kernel::Q_tile_bytes> Q;
+    TilePipeline<CFG.kv_stages, Kernel::KV_tile_bytes, CFG.cluster_size> K, V;
 
     FS_DEVICE Producer(const HopperForwardKernelArgs& args, uint32_t smem)
         : args(args),
@@ -26,11 +25,12 @@ struct Producer {
           V(smem + Kernel::V_offset, smem + Kernel::V_barriers) {}
 
     // K of the first block comes before Q, whose slots may still be in use; after that a block's K
-    // comes before the V of the block before it, as the products want them.
+    // comes before the V of the block before it, as the GEMMs need them.
     FS_DEVICE void run() {
         prefetch_maps();
         TileScheduler<Kernel> scheduler(args, smem);
-        for (WorkTile tile = scheduler.find(); tile.exists(); tile = scheduler.find()) {
+        for (WorkTileInfo tile = scheduler.find_tile(); tile.is_valid();
+             tile = scheduler.find_tile()) {
             int block = tile.block_end - 1;
             if (block >= tile.block_begin) load(K, &args.k, tile, block);
             load_Q(tile);
@@ -38,42 +38,43 @@ struct Producer {
                 load(K, &args.k, tile, block - 1);
                 load(V, &args.v, tile, block);
             }
-            // Here and not sooner: who asks early has two tiles when others run out of them. The
-            // answer comes while the last V waits for its place.
-            scheduler.ask();
+            // Not earlier: a CTA that prefetches early has two tiles when others run out of them.
+            // The number comes while the last V waits for a free stage.
+            scheduler.prefetch_tile();
             if (block == tile.block_begin) load(V, &args.v, tile, block);
-            scheduler.take();
+            scheduler.advance();
         }
-        announce_end();
+        send_end();
     }
 
   private:
-    // A slot for each warpgroup, and word of the tile in it.
-    FS_DEVICE void load_Q(const WorkTile& tile) {
+    // A slot for each warpgroup, and beside it the tile's info.
+    FS_DEVICE void load_Q(const WorkTileInfo& tile) {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
-            mbarrier_wait(Q.barriers.empty(Q.place.stage()), Q.place.parity() ^ 1);
-            const WorkTile mine = tile.of_warpgroup<Kernel>(w);
-            mine.template store<Kernel::tells_q_count>(notice());
-            mbarrier_arrive_expect(Q.full(), Kernel::Q_tile_bytes);
-            const auto box = box_of_rows<kPacked>(mine.first_row, mine.q_first, mine.row_end,
-                                                  mine.head, mine.batch);
+            Q.producer_wait();
+            const WorkTileInfo info = tile.of_warpgroup<Kernel>(w);
+            info.template store<Kernel::info_has_q_count>(info_slot());
+            Q.producer_expect();
+            const auto box = box_of_rows<kPacked>(info.first_row, info.q_first, info.row_end,
+                                                  info.head, info.batch);
             load_panels<Kernel::Q_panel_bytes>(Q.tile(), &args.q, box, Q.full());
-            Q.place.advance();
+            Q.state.advance();
         }
     }
 
     // The CTAs of a cluster load a part of the rows each, for all.
-    template <class Ring>
-    FS_DEVICE void load(Ring& ring, const TensorMap* map, const WorkTile& tile, int block) {
+    template <class Pipeline>
+    FS_DEVICE void load(Pipeline& pipeline, const TensorMap* map, const WorkTileInfo& tile,
+                        int block) {
         constexpr int kRows = Kernel::B_c / CFG.cluster_size;
         const int first = CFG.cluster_size == 1 ? 0 : cluster_rank() * kRows;
         const auto box = box_of_rows<kPacked>(block * Kernel::B_c + first, tile.k_first,
                                               tile.k_count, tile.head_k, tile.batch);
-        ring.begin_fill();
+        pipeline.producer_acquire();
         load_panels<Kernel::KV_panel_bytes, CFG.cluster_size>(
-            ring.tile() + first * Kernel::Panel::kRowBytes, map, box, ring.full());
-        ring.place.advance();
+            pipeline.tile() + first * Kernel::Panel::kRowBytes, map, box, pipeline.full());
+        pipeline.state.advance();
     }
 
     template <int kPanelBytes, int kCtas = 1>
@@ -96,18 +97,18 @@ struct Producer {
         tma_prefetch_map(&args.o);
     }
 
-    FS_DEVICE void announce_end() {
+    FS_DEVICE void send_end() {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
-            mbarrier_wait(Q.barriers.empty(Q.place.stage()), Q.place.parity() ^ 1);
-            WorkTile::none().template store<Kernel::tells_q_count>(notice());
+            Q.producer_wait();
+            WorkTileInfo::invalid().template store<Kernel::info_has_q_count>(info_slot());
             mbarrier_arrive(Q.full());
-            Q.place.advance();
+            Q.state.advance();
         }
     }
 
-    FS_DEVICE uint32_t notice() const {
-        return smem + Kernel::notices + Q.place.stage() * Kernel::notice_bytes;
+    FS_DEVICE uint32_t info_slot() const {
+        return smem + Kernel::info_offset + Q.state.stage() * Kernel::info_bytes;
     }
 };
 

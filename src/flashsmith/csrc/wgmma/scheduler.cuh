@@ -1,4 +1,5 @@
-// Which tile comes next, and what the producer tells the warpgroups about it.
+// The tile scheduler: which tile comes next, and the info about it that the producer hands to the
+// consumer warpgroups.
 #pragma once
 
 #include "common/visible_keys.cuh"
@@ -11,48 +12,47 @@ FS_DEVICE uint32_t quotient(uint32_t n, const Divisor& by) {
 }
 
 // Up to B_r rows of one head's queries and the K/V blocks they see.
-struct WorkTile {
+struct WorkTileInfo {
     int first_row, row_end;  // in its sequence
     int head, batch;
     int block_begin, block_end;
     int q_first, q_count;  // rows of the sequence: its first in the tensor, and how many
     int k_count;
-    int k_first, head_k;  // the producer's own
+    int k_first, head_k;  // for the producer alone
 
-    FS_DEVICE static WorkTile none() { return {0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0}; }
-    FS_DEVICE bool exists() const { return batch >= 0; }
+    FS_DEVICE static WorkTileInfo invalid() { return {0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0}; }
+    FS_DEVICE bool is_valid() const { return batch >= 0; }
     FS_DEVICE int n_blocks() const { return block_end - block_begin; }
 
-    // As one warpgroup is told: first_row is that of its own rows, at row_end or later where it has
-    // none.
+    // For one warpgroup: first_row is that of its own rows, at row_end or later where it has none.
     template <class Kernel>
-    FS_DEVICE WorkTile of_warpgroup(int warpgroup) const {
-        int place = warpgroup;
+    FS_DEVICE WorkTileInfo of_warpgroup(int warpgroup) const {
+        int index = warpgroup;
         if constexpr (Kernel::last_rows_first) {
             const int all = (row_end - first_row + kWarpgroupRows - 1) / kWarpgroupRows;
             const int last = min(all, Kernel::n_warpgroups) - 1;
-            if (warpgroup <= last) place = last - warpgroup;
+            if (warpgroup <= last) index = last - warpgroup;
         }
-        WorkTile told = *this;
-        told.first_row += place * kWarpgroupRows;
-        return told;
+        WorkTileInfo info = *this;
+        info.first_row += index * kWarpgroupRows;
+        return info;
     }
 
-    // What warpgroups are told; of q_count only where sequences differ (kCounts).
-    template <bool kCounts>
+    // To shared memory what consumers need; q_count only where sequences differ (kHasCount).
+    template <bool kHasCount>
     FS_DEVICE void store(uint32_t smem) const {
         store_shared_16B(
             smem, {unsigned(first_row), unsigned(head), unsigned(batch), unsigned(block_begin)});
         store_shared_16B(smem + 16, {unsigned(block_end), unsigned(q_first), unsigned(row_end),
                                      unsigned(k_count)});
-        if constexpr (kCounts) store_shared_16B(smem + 32, {unsigned(q_count), 0, 0, 0});
+        if constexpr (kHasCount) store_shared_16B(smem + 32, {unsigned(q_count), 0, 0, 0});
     }
-    // The same in every lane, and the compiler is told so.
-    template <bool kCounts>
-    FS_DEVICE static WorkTile load(uint32_t smem, int q_count) {
+    // The shuffles show the compiler that it is the same in every lane.
+    template <bool kHasCount>
+    FS_DEVICE static WorkTileInfo load(uint32_t smem, int q_count) {
         const uint4 a = load_shared_16B(smem), b = load_shared_16B(smem + 16);
         const auto uniform = [](uint32_t x) { return int(__shfl_sync(0xffffffffu, x, 0)); };
-        if constexpr (kCounts) q_count = uniform(load_shared_16B(smem + 32).x);
+        if constexpr (kHasCount) q_count = uniform(load_shared_16B(smem + 32).x);
         return {
             .first_row = uniform(a.x),
             .row_end = uniform(b.z),
@@ -70,119 +70,119 @@ struct WorkTile {
 };
 
 // Hands out the tiles of one CTA, one after the other. The CTAs of a cluster have neighbouring
-// tiles of one head, a group, and go through the same K/V blocks: those that any of them sees. The
-// first of them asks for the next group, and tells the other. Tiles that would keep a few SMs busy
-// for one more round come in parts, see splits_last_tiles().
+// tiles of one head, which count as one here, and go through the same K/V blocks: those that any of
+// them sees. The first CTA prefetches the next tile's number and broadcasts it. Tiles that would
+// keep a few SMs busy for one more round come in parts, see splits_last_tiles().
 template <class Kernel>
 struct TileScheduler {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
 
     static constexpr int kCtas = CFG.cluster_size;
-    static constexpr bool kTold = CFG.schedule == Schedule::dynamic && kCtas > 1;
+    static constexpr bool kBroadcasts = CFG.schedule == Schedule::dynamic && kCtas > 1;
     static constexpr bool kSplits = splits_last_tiles(CFG, SEMANTICS);
     static constexpr bool kKeepsShortTilesBack = keeps_short_tiles_back(CFG, SEMANTICS);
 
     const HopperForwardKernelArgs& args;
     const uint32_t smem;
     const uint32_t rank = kCtas > 1 ? cluster_rank() : 0;
-    uint32_t tile = blockIdx.x / kCtas;  // of a cluster: its group
-    uint32_t asked = 0;                  // dynamic: the answer to ask(), on its way
-    RingPlace<1> answer;
+    uint32_t tile = blockIdx.x / kCtas;
+    uint32_t prefetched = 0;  // dynamic: what the counter gave, on its way
+    PipelineState<1> broadcast_state;
 
     FS_DEVICE TileScheduler(const HopperForwardKernelArgs& args, uint32_t smem)
         : args(args), smem(smem) {}
 
-    // The first tile with rows in it, from here on; WorkTile::none() where there is none.
-    FS_DEVICE WorkTile find() {
-        for (; tile < args.n_tiles; take()) {
-            const WorkTile work = work_of(tile);
+    // The first tile with rows in it, from here on; WorkTileInfo::invalid() where there is none.
+    FS_DEVICE WorkTileInfo find_tile() {
+        for (; tile < args.n_tiles; advance()) {
+            const WorkTileInfo info = info_of(tile);
             // A packed batch has as many tiles per sequence as its longest one needs.
-            if (!SEMANTICS.packed || work.first_row - int(rank) * Kernel::B_r < work.row_end)
-                return work;
-            ask();
+            if (!SEMANTICS.packed || info.first_row - int(rank) * Kernel::B_r < info.row_end)
+                return info;
+            prefetch_tile();
         }
-        return WorkTile::none();
+        return WorkTileInfo::invalid();
     }
-    // Asks for the tile after this one. The answer takes its time.
-    FS_DEVICE void ask() {
+    // Requests the number of the tile after this one, which takes its time.
+    FS_DEVICE void prefetch_tile() {
         if constexpr (CFG.schedule == Schedule::dynamic)
-            if (rank == 0) asked = atomicAdd(args.tile_counter, 1);
+            if (rank == 0) prefetched = atomicAdd(args.tile_counter, 1);
     }
-    // Moves on to the tile that was asked for.
-    FS_DEVICE void take() {
+    // Moves on to the next tile, which was prefetched.
+    FS_DEVICE void advance() {
         if constexpr (CFG.schedule == Schedule::one_tile) tile = args.n_tiles;
         if constexpr (CFG.schedule == Schedule::static_persistent) tile += gridDim.x / kCtas;
         if constexpr (CFG.schedule == Schedule::dynamic) {
-            // Every CTA asks until it is refused once, so n_tiles are asked for in all; whoever
-            // asks last leaves the counter as it was found.
-            if (rank == 0 && asked == args.n_tiles - 1) atomicExch(args.tile_counter, 0);
-            if constexpr (kTold) pass_answer_on();
-            tile = gridDim.x / kCtas + asked;
+            // Every CTA requests tiles until there is none, so n_tiles are requested in all; the
+            // last request leaves the counter as it was found.
+            if (rank == 0 && prefetched == args.n_tiles - 1) atomicExch(args.tile_counter, 0);
+            if constexpr (kBroadcasts) broadcast();
+            tile = gridDim.x / kCtas + prefetched;
         }
     }
 
   private:
-    // The full barrier is the told CTA's, the empty one the telling CTA's.
-    FS_DEVICE void pass_answer_on() {
-        const RingBarriers barriers{smem + Kernel::answer_barriers};
-        const uint32_t place = smem + Kernel::answer;
+    // From the first CTA to the second, at the second's full and the first's empty barrier.
+    FS_DEVICE void broadcast() {
+        const PipelineBarriers barriers{smem + Kernel::broadcast_barriers};
+        const uint32_t slot = smem + Kernel::broadcast_offset;
         if (rank == 0) {
-            mbarrier_wait(barriers.empty(0), answer.parity() ^ 1);
-            store_remote_16B(cluster_address(place, 1), cluster_address(barriers.full(0), 1),
-                             {asked, 0, 0, 0});
+            mbarrier_wait(barriers.empty(0), broadcast_state.phase() ^ 1);
+            store_remote_16B(cluster_address(slot, 1), cluster_address(barriers.full(0), 1),
+                             {prefetched, 0, 0, 0});
         } else {
             mbarrier_arrive_expect(barriers.full(0), sizeof(uint4));
-            mbarrier_wait(barriers.full(0), answer.parity());
-            asked = load_shared_16B(place).x;
+            mbarrier_wait(barriers.full(0), broadcast_state.phase());
+            prefetched = load_shared_16B(slot).x;
             mbarrier_arrive_remote(cluster_address(barriers.empty(0), 0));
         }
-        answer.advance();
+        broadcast_state.advance();
     }
 
-    FS_DEVICE WorkTile work_of(uint32_t tile) const {
+    FS_DEVICE WorkTileInfo info_of(uint32_t tile) const {
         const ForwardKernelArgs& p = args.problem;
         int part = -1;
         if (kSplits && tile >= args.n_whole_tiles) {
             const uint32_t of_tiles = tile - args.n_whole_tiles;
-            const uint32_t split = quotient(of_tiles, args.tile_parts);
-            part = of_tiles - split * args.tile_parts.divisor;
+            const uint32_t split = quotient(of_tiles, args.parts_per_tile);
+            part = of_tiles - split * args.parts_per_tile.divisor;
             tile = args.n_whole_tiles + split;
         }
-        uint32_t sequence, group;
+        uint32_t batch_head, tile_of_head;
         if constexpr (CFG.tile_order == TileOrder::longest_first) {
-            const uint32_t section = quotient(tile, args.section_tiles);
-            const uint32_t place = tile - section * args.section_tiles.divisor;
-            const uint32_t first_head = section * args.section_heads.divisor;
+            const uint32_t group = quotient(tile, args.tiles_per_group);
+            const uint32_t offset = tile - group * args.tiles_per_group.divisor;
+            const uint32_t first_head = group * args.heads_per_group.divisor;
             const uint32_t heads =
-                min(args.section_heads.divisor, p.batch * p.heads_q - first_head);
-            // The last section may have fewer.
-            const uint32_t row = heads == args.section_heads.divisor
-                                     ? quotient(place, args.section_heads)
-                                     : place / heads;
-            sequence = first_head + place - row * heads;
-            group = args.head_tiles.divisor - 1 - row;
+                min(args.heads_per_group.divisor, p.batch * p.heads_q - first_head);
+            // The last group may have fewer.
+            const uint32_t row = heads == args.heads_per_group.divisor
+                                     ? quotient(offset, args.heads_per_group)
+                                     : offset / heads;
+            batch_head = first_head + offset - row * heads;
+            tile_of_head = args.tiles_per_head.divisor - 1 - row;
         } else if (kKeepsShortTilesBack && tile >= args.first_of_last_heads) {
             const uint32_t longs = args.long_tiles;
             const bool is_short = tile >= args.first_short_tile;
-            const uint32_t of_head = is_short ? args.head_tiles.divisor - longs : longs;
-            const uint32_t place =
+            const uint32_t of_head = is_short ? args.tiles_per_head.divisor - longs : longs;
+            const uint32_t offset =
                 tile - (is_short ? args.first_short_tile : args.first_of_last_heads);
-            sequence = place / of_head;
-            group = place - sequence * of_head + (is_short ? longs : 0);
-            sequence += quotient(args.first_of_last_heads, args.head_tiles);
+            batch_head = offset / of_head;
+            tile_of_head = offset - batch_head * of_head + (is_short ? longs : 0);
+            batch_head += quotient(args.first_of_last_heads, args.tiles_per_head);
         } else {
-            sequence = quotient(tile, args.head_tiles);
-            group = tile - sequence * args.head_tiles.divisor;
+            batch_head = quotient(tile, args.tiles_per_head);
+            tile_of_head = tile - batch_head * args.tiles_per_head.divisor;
         }
-        const int batch = quotient(sequence, args.heads_q);
-        const int head = sequence - batch * p.heads_q;
+        const int batch = quotient(batch_head, args.heads_q);
+        const int head = batch_head - batch * p.heads_q;
         const SequenceRows q =
             sequence_rows<SEMANTICS.packed>(p.cu_seqlens_q, batch, p.seq_q, p.total_q);
         const SequenceRows k =
             sequence_rows<SEMANTICS.packed>(p.cu_seqlens_k, batch, p.seq_k, p.total_k);
         constexpr int kRows = kCtas * Kernel::B_r;
-        const auto [first_row, row_end] = rows_of(group, part, q.count);
+        const auto [first_row, row_end] = rows_of(tile_of_head, part, q.count);
         const int rows = kCtas > 1 ? kRows : row_end - first_row;
         const BlockRange blocks =
             VisibleKeys<SEMANTICS>(p, q.count, k.count).blocks(first_row, rows, Kernel::B_c);
@@ -199,34 +199,34 @@ struct TileScheduler {
             .q_count = q.count,
             .k_count = k.count,
             .k_first = int(k.first),
-            .head_k = int(quotient(head, args.group)),
+            .head_k = int(quotient(head, args.heads_per_kv_head)),
         };
     }
 
-    // Of a head's tile number `group`, or of one part of it, in a sequence of `count` rows. Under a
-    // mask the first tile is the short one: its rows see the fewest keys. Without one the last two
-    // tiles share their rows: one warpgroup by itself would take hardly less time than two beside
-    // each other.
+    // Of a head's tile, or of one part of it, in a sequence of `count` rows. Under a mask the first
+    // tile is the short one: its rows see the fewest keys. Without one the last two tiles share
+    // their rows: one warpgroup by itself would take hardly less time than two beside each other.
     struct Rows {
         int first, end;
     };
-    FS_DEVICE static Rows rows_of(int group, int part, int count) {
-        if constexpr (kCtas > 1) return {group * kCtas * Kernel::B_r, count};
+    FS_DEVICE static Rows rows_of(int tile_of_head, int part, int count) {
+        if constexpr (kCtas > 1) return {tile_of_head * kCtas * Kernel::B_r, count};
         constexpr int kWarpgroups = Kernel::n_warpgroups;
-        int first = group * kWarpgroups, end = first + kWarpgroups;  // in warpgroups' rows
+        // In units of a warpgroup's rows.
+        int first = tile_of_head * kWarpgroups, end = first + kWarpgroups;
         const int all = (count + kWarpgroupRows - 1) / kWarpgroupRows;
         const int last = (all + kWarpgroups - 1) / kWarpgroups - 1;  // tile
         if constexpr (SEMANTICS.mask != MaskKind::none) {
             const int missing = (last + 1) * kWarpgroups - all;
-            if (group <= last) {
+            if (tile_of_head <= last) {
                 first = max(first - missing, 0);
                 end -= missing;
             }
         } else if constexpr (kWarpgroups > 2) {
             const int before = (last - 1) * kWarpgroups;
             const int middle = before + (all - before + 1) / 2;
-            if (last > 0 && group == last - 1) end = middle;
-            if (last > 0 && group == last) first = middle;
+            if (last > 0 && tile_of_head == last - 1) end = middle;
+            if (last > 0 && tile_of_head == last) first = middle;
         }
         if (part >= 0) {
             first += part;

@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
+#include "common/wgmma.cuh"
 #include "wgmma/config.cuh"
-#include "wgmma/wgmma.cuh"
 
 #ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
 #error \
@@ -12,16 +12,6 @@
 #endif
 
 namespace flashsmith {
-
-constexpr int kWarpLanes = 32;
-constexpr int kWarpgroupRows = 64;
-constexpr int kWarpRows = 16;
-constexpr int kWarpgroupThreads = 128;
-constexpr int kWarpsPerWarpgroup = 4;
-
-FS_DEVICE int lane_index() {
-    return unsigned(thread_index()) % kWarpLanes;
-}
 
 template <HopperForwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticHopperKernelConfig {
@@ -39,8 +29,8 @@ struct StaticHopperKernelConfig {
     static constexpr int registers_at_start = 512 / ((n_warpgroups + 1) * CFG.ctas_per_sm) / 8 * 8;
 
     // Under a mask a tile's last rows see the most keys. Where a softmax takes longer than the
-    // other warpgroups' products, they are the first warpgroup's, which was the first to be done
-    // with the tile before.
+    // other warpgroups' GEMMs, they are the first warpgroup's, which was the first to finish the
+    // tile before.
     static constexpr bool last_rows_first = SEMANTICS.mask != MaskKind::none && d_head < 128;
 
     // Tiles as panels of 64 columns, or of 32 where 64 do not divide the head.
@@ -51,9 +41,9 @@ struct StaticHopperKernelConfig {
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
     static constexpr int KV_tile_bytes = n_panels * KV_panel_bytes;
 
-    // Products and their registers.
-    using QK = Wgmma<value_t, B_c, false>;
-    using PV = Wgmma<value_t, d_head, true>;
+    // GEMMs and their registers.
+    using GEMM_QK = Wgmma<value_t, B_c, false>;
+    using GEMM_PV = Wgmma<value_t, d_head, true>;
     static constexpr int QK_steps = d_head / 16;
     static constexpr int PV_steps = B_c / 16;
     using S_t = float[1][B_c / 8][4];
@@ -70,28 +60,28 @@ struct StaticHopperKernelConfig {
     static constexpr int barrier_offset = V_offset + CFG.kv_stages * KV_tile_bytes;
     static_assert(barrier_offset == CFG.tile_bytes());
 
-    // The page of barriers: a pair (full, empty) for every Q slot, K stage and V stage, and what
-    // the producer tells of the tile in a Q slot.
+    // The page of barriers: a pair (full, empty) for every Q slot, K stage and V stage, and the
+    // info of the tile in a Q slot.
     static constexpr int Q_barriers = barrier_offset;
     static constexpr int K_barriers = Q_barriers + 16 * Q_slots;
     static constexpr int V_barriers = K_barriers + 16 * CFG.kv_stages;
-    static constexpr int notices = (V_barriers + 16 * CFG.kv_stages + 31) / 32 * 32;
+    static constexpr int info_offset = (V_barriers + 16 * CFG.kv_stages + 31) / 32 * 32;
     // Masks stand at the end of a sequence, and packed ones differ.
-    static constexpr bool tells_q_count = SEMANTICS.packed && SEMANTICS.mask != MaskKind::none;
-    static constexpr int notice_bytes = tells_q_count ? 48 : 32;
-    // What the first CTA of a cluster tells the other of the tile counter, and its barriers.
-    static constexpr int answer = notices + notice_bytes * Q_slots;
-    static constexpr int answer_barriers = answer + 16;
-    static_assert(answer_barriers + 16 <= CFG.smem_bytes());
+    static constexpr bool info_has_q_count = SEMANTICS.packed && SEMANTICS.mask != MaskKind::none;
+    static constexpr int info_bytes = info_has_q_count ? 48 : 32;
+    // The tile's number that the first CTA of a cluster broadcasts, and its barriers.
+    static constexpr int broadcast_offset = info_offset + info_bytes * Q_slots;
+    static constexpr int broadcast_barriers = broadcast_offset + 16;
+    static_assert(broadcast_barriers + 16 <= CFG.smem_bytes());
 
-    // What the constants above and the kernel take for granted. `flashsmith explain` has all rules
-    // and their reasons.
+    // What the constants above and the kernel assume. `flashsmith explain` has all rules and their
+    // reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256,
-                      "d_head: a row is panels of 32 or 64 columns, and a product has up to 256");
+                      "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
         static_assert(B_r == kWarpgroupRows * n_warpgroups, "B_r: a warpgroup has 64 rows");
         static_assert(B_c % 16 == 0 && B_c <= 256,
-                      "B_c: a step of P V takes 16 keys, a product Q K^T up to 256");
+                      "B_c: a step of P V takes 16 keys, a wgmma of Q K^T up to 256");
         static_assert(CFG.q_buffers == 1 || CFG.q_buffers == 2,
                       "q_buffers: of this tile, and of the next");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
@@ -100,13 +90,13 @@ struct StaticHopperKernelConfig {
                       "registers: setmaxnreg takes multiples of 8 between 24 and 240");
         static_assert(CFG.producer_registers + n_warpgroups * CFG.consumer_registers <=
                           (n_warpgroups + 1) * registers_at_start,
-                      "registers: who asks for more than there are waits for ever");
+                      "registers: setmaxnreg waits for ever for more than there are");
         static_assert(CFG.pingpong == PingPong::none || n_warpgroups >= 2,
-                      "pingpong: turns are taken by two warpgroups at least");
+                      "pingpong: an order needs two warpgroups or more");
         static_assert(CFG.cluster_size == 1 || CFG.cluster_size == 2,
                       "cluster_size: a CTA has one partner, or none");
         static_assert(CFG.overlap || !CFG.early_exp,
-                      "early_exp: without overlap there is nothing to put off");
+                      "early_exp: without overlap no exponential is put off");
         static_assert(
             !CFG.stale_max ||
                 (CFG.rescale_threshold > 0 && CFG.exp2_fma_share == 0 && CFG.cluster_size == 1),

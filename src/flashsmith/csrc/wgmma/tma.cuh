@@ -1,6 +1,6 @@
-// Tiles between global and shared memory by the tensor memory accelerator: one thread asks for a
+// Tiles between global and shared memory by the tensor memory accelerator: one thread requests a
 // whole panel. Coordinates count elements, (column, row, head, batch); packed tensors have their
-// rows in three dimensions, see coordinates.cuh.
+// rows in three dimensions, see box_of_rows().
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -8,13 +8,28 @@
 
 namespace flashsmith {
 
-// Where a box begins in the dimensions of a tensor map. Packed there is a fifth, of which every box
-// is at the same place.
+// Where a box begins in the dimensions of a tensor map (plan.cc). Packed there is a fifth, in which
+// every box begins at the same coordinate.
 template <bool kPacked>
 struct TmaBox {
     int column;
     int first, second, third;
 };
+
+// A box of rows from `row` on of one head of a sequence with `count` rows.
+//
+// Dense, the dimensions are (column, row, head, batch), and what is past the sequence is outside of
+// the tensor. Packed it is not: the next sequence begins there, whose values may be NaN, and
+// 0 x NaN is NaN. So a packed tensor's map has rows twice: counted so that a sequence ends with the
+// map, at row kRowsOfMap, and as the row of the tensor where it ends. Together they are kRowsOfMap
+// rows too far, and the fifth dimension takes those back.
+template <bool kPacked>
+FS_DEVICE TmaBox<kPacked> box_of_rows(int row, int sequence_first, int count, int head, int batch) {
+    if constexpr (kPacked)
+        return {0, kRowsOfMap - count + row, sequence_first + count, head};
+    else
+        return {0, row, head, batch};
+}
 
 FS_DEVICE void tma_prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -10,27 +10,27 @@ import numpy as np
 from flashsmith.emulator.checks.happens_before import HappensBefore
 from flashsmith.emulator.interface import ClusterBarrierEvent, Clusters, Engine, MbarrierEvent
 
-_Knowledge = tuple[np.ndarray, np.ndarray]
+_Clocks = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass
 class _Handover:
     """The clocks published at a barrier: in the current phase, and in all completed ones."""
 
-    coming: _Knowledge | None = None
-    over: _Knowledge | None = None
+    current: _Clocks | None = None
+    completed: _Clocks | None = None
 
-    def give(self, knowledge: _Knowledge) -> None:
-        """More arrivals."""
-        self.coming = _together(self.coming, knowledge)
+    def publish(self, clocks: _Clocks) -> None:
+        """Adds the clocks of more arrivals."""
+        self.current = _joined(self.current, clocks)
 
     def end(self) -> None:
         """The phase is over."""
-        if self.coming is not None:
-            self.over, self.coming = _together(self.over, self.coming), None
+        if self.current is not None:
+            self.completed, self.current = _joined(self.completed, self.current), None
 
 
-def _together(one: _Knowledge | None, other: _Knowledge) -> _Knowledge:
+def _joined(one: _Clocks | None, other: _Clocks) -> _Clocks:
     if one is None:
         return other
     known, more = one[0], other[0]
@@ -67,12 +67,12 @@ class BarrierOrder:
                 self._mbarriers[key] = _Handover()
                 continue
             yield from self._unseen(event.kind, key, threads)
-            place = self._mbarriers.setdefault(key, _Handover())
+            handover = self._mbarriers.setdefault(key, _Handover())
             for own in self._order.by_cta(threads):
                 if event.kind == "arrive":
-                    place.give(self._order.published(own, event.clock))
-                elif event.kind == "wait" and place.over is not None:
-                    self._order.acquire(own, place.over)
+                    handover.publish(self._order.published(own, event.clock))
+                elif event.kind == "wait" and handover.completed is not None:
+                    self._order.acquire(own, handover.completed)
 
     def _unseen(
         self, kind: str, key: tuple[int, int], threads: np.ndarray
@@ -91,23 +91,23 @@ class BarrierOrder:
                 yield "proxy-fence", threads, thread
 
     def _complete(self, event: MbarrierEvent) -> None:
-        for place, cta in enumerate(event.ctas):
-            meeting = self._mbarriers.setdefault((int(cta), event.address), _Handover())
-            landed = event.clock if event.landed is None else int(event.landed[place])
+        for index, cta in enumerate(event.ctas):
+            handover = self._mbarriers.setdefault((int(cta), event.address), _Handover())
+            landed = event.clock if event.landed is None else int(event.landed[index])
             engine = Engine("mbarrier", int(cta), event.address)
-            meeting.end()
-            if meeting.over is not None:
-                known, fenced = meeting.over
-                meeting.over = self._order.note_engine(known, engine, landed), fenced
+            handover.end()
+            if handover.completed is not None:
+                known, fenced = handover.completed
+                handover.completed = self._order.note_engine(known, engine, landed), fenced
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
         """Arriving threads publish their clocks; threads that have passed acquire those of all."""
         numbers = self._clusters.number(event.threads // self._order.threads_per_cta)
         for number in np.unique(numbers):
-            place = self._cluster_barriers.setdefault(int(number), _Handover())
+            handover = self._cluster_barriers.setdefault(int(number), _Handover())
             for own in self._order.by_cta(event.threads[numbers == number]):
                 if event.kind == "arrive":
-                    place.give(self._order.published(own, event.clock))
-                elif event.kind == "wait" and place.coming is not None:
+                    handover.publish(self._order.published(own, event.clock))
+                elif event.kind == "wait" and handover.current is not None:
                     # A thread that has already arrived for the next phase had passed this one.
-                    self._order.acquire(own, place.coming)
+                    self._order.acquire(own, handover.current)

@@ -81,5 +81,5 @@ class Rules(Check):
 
 
 def _instruction(site: Site) -> str:
-    # Most PTX of a kernel stands in one-line functions: the caller says more than their line.
+    # Most PTX of a kernel is in one-line functions, whose call site is more useful than their line.
     return f"{site.mnemonic} called from {site.caller}" if site.caller else site.mnemonic

@@ -40,10 +40,10 @@ class Barrier:
 
 @dataclass(frozen=True)
 class _Target:
-    """Threads of a group (``places``; None for all) and the generation that lets each CTA go on."""
+    """Threads of a group (``positions``; None: all) and the generation that lets each CTA go on."""
 
     barrier: Barrier
-    places: np.ndarray | None
+    positions: np.ndarray | None
     generations: np.ndarray
 
 
@@ -59,10 +59,10 @@ class BarrierWait(Wait):
         opened = np.ones(self.group.n, np.bool_)
         for target in self.targets:
             by_cta = target.barrier.generations >= target.generations
-            if target.places is None:
+            if target.positions is None:
                 opened = by_cta[self.group.cta]
             else:
-                opened[target.places] = by_cta[self.group.cta[target.places]]
+                opened[target.positions] = by_cta[self.group.cta[target.positions]]
         return opened
 
     def part(self, group: Group, mask: np.ndarray) -> BarrierWait:
@@ -70,11 +70,11 @@ class BarrierWait(Wait):
         renumbered = np.cumsum(mask) - 1
         targets = []
         for target in self.targets:
-            places = target.places
-            if places is not None:
-                places = renumbered[places[mask[places]]]
-            if places is None or places.size:
-                targets.append(_Target(target.barrier, places, target.generations))
+            positions = target.positions
+            if positions is not None:
+                positions = renumbered[positions[mask[positions]]]
+            if positions is None or positions.size:
+                targets.append(_Target(target.barrier, positions, target.generations))
         return BarrierWait(group, self.site, targets)
 
     def grant(self, mask: np.ndarray | None = None) -> None:
@@ -85,13 +85,13 @@ class BarrierWait(Wait):
         closed = ~self.passed()
         found = []
         for target in self.targets:
-            places = np.flatnonzero(closed) if target.places is None else target.places
-            places = places[closed[places]]
-            if not places.size:
+            positions = np.flatnonzero(closed) if target.positions is None else target.positions
+            positions = positions[closed[positions]]
+            if not positions.size:
                 continue
-            barrier, cta = target.barrier, int(self.group.cta[places[0]])
+            barrier, cta = target.barrier, int(self.group.cta[positions[0]])
             found.append((
-                places,
+                positions,
                 f"barrier {barrier.number} ({int(barrier.arrived[cta])} of "
                 f"{int(barrier.expected[cta])} threads have arrived)",
             ))  # fmt: skip
@@ -126,16 +126,16 @@ class NamedBarriers:
         take part, None for all that have not exited.
         """
         targets = []
-        for which, places in _numbers(number):
-            index = group.index if places is None else group.index[places]
-            targets.append(_Target(*self._arrive(index, site, which, places, expected)))
+        for which, positions in _numbers(number):
+            index = group.index if positions is None else group.index[positions]
+            targets.append(_Target(*self._arrive(index, site, which, positions, expected)))
         if not blocks:
             return None
         wait = BarrierWait(group, site, targets)
         return None if wait.passed().all() else wait
 
     def _arrive(
-        self, index: np.ndarray, site: Site, number: int, places: Any, expected: int | None
+        self, index: np.ndarray, site: Site, number: int, positions: Any, expected: int | None
     ) -> tuple[Barrier, Any, np.ndarray]:
         barrier = self.barriers.get(number)
         if barrier is None:
@@ -158,7 +158,7 @@ class NamedBarriers:
         barrier.arrived = barrier.arrived + counts
         barrier.arrivals.append(index)
         self._open(barrier)
-        return barrier, places, generations
+        return barrier, positions, generations
 
     def _open(self, barrier: Barrier) -> None:
         full = (barrier.arrived > 0) & (barrier.arrived >= barrier.expected)
@@ -183,7 +183,7 @@ class NamedBarriers:
 
 
 def _numbers(number: Any) -> list[tuple[int, np.ndarray | None]]:
-    """Each barrier number that occurs, with the places of the threads that name it."""
+    """Each barrier number that occurs, with the positions of the threads that name it."""
     if np.ndim(number) == 0:
         return [(int(number), None)]
     distinct = np.unique(number)
@@ -214,11 +214,11 @@ class ClusterWait(Wait):
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
         """How many threads have arrived of how many."""
-        places = np.flatnonzero(~self.passed())
-        cluster = int(self.barrier.cluster_of(self.group)[places[0]])
+        positions = np.flatnonzero(~self.passed())
+        cluster = int(self.barrier.cluster_of(self.group)[positions[0]])
         arrived, live = self.barrier.arrived[cluster], self.barrier.live[cluster]
         words = f"the cluster barrier ({int(arrived)} of {int(live)} threads have arrived)"
-        return [(places, words)]
+        return [(positions, words)]
 
 
 class ClusterBarrier:

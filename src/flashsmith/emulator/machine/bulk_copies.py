@@ -93,7 +93,7 @@ class Words:
         return np.array(self.words, np.uint32).view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray) -> None:
-        """Registers are no place to copy to."""
+        """Registers are no position to copy to."""
         raise EmulatorError("a bulk store into registers")
 
 
@@ -154,14 +154,14 @@ class BulkCopies:
     ) -> None:
         """cp.async.bulk.tensor into shared memory; ``ctas`` is the mask of ranks, None: one."""
         together = []
-        for place in group.active(mask).tolist():
-            body = self._map(_of(tensor_map, place), rank)
-            where = tuple(_signed(_of(c, place)) for c in coordinates)
-            address = _of(target, place)
-            self._check_alignment(group, site, place, address, _TENSOR_ALIGNMENT)
-            ranks = None if ctas is None else _of(ctas, place)
+        for position in group.active(mask).tolist():
+            body = self._map(_of(tensor_map, position), rank)
+            where = tuple(_signed(_of(c, position)) for c in coordinates)
+            address = _of(target, position)
+            self._check_alignment(group, site, position, address, _TENSOR_ALIGNMENT)
+            ranks = None if ctas is None else _of(ctas, position)
             together += self._load(
-                group, site, place, body, where, address, _of(barrier, place), ranks
+                group, site, position, body, where, address, _of(barrier, position), ranks
             )
         if together:
             self.loads.append(together)
@@ -179,13 +179,20 @@ class BulkCopies:
     ) -> None:
         """cp.async.bulk of plain bytes into shared memory."""
         together = []
-        for place in group.active(mask).tolist():
-            body = self._range(group, site, place, _of(source, place), _of(size, place))
-            address = _of(target, place)
-            self._check_alignment(group, site, place, address, PIECE)
-            ranks = None if ctas is None else _of(ctas, place)
+        for position in group.active(mask).tolist():
+            body = self._range(group, site, position, _of(source, position), _of(size, position))
+            address = _of(target, position)
+            self._check_alignment(group, site, position, address, PIECE)
+            ranks = None if ctas is None else _of(ctas, position)
             together += self._load(
-                group, site, place, body, (_of(source, place),), address, _of(barrier, place), ranks
+                group,
+                site,
+                position,
+                body,
+                (_of(source, position),),
+                address,
+                _of(barrier, position),
+                ranks,
             )
         if together:
             self.loads.append(together)
@@ -194,11 +201,13 @@ class BulkCopies:
         self, group: Group, site: Site, target: Any, words: Sequence[Any], barrier: Any, mask: Any
     ) -> None:
         """st.async of sixteen bytes: it lands like a load, and its mbarrier counts it."""
-        for place in group.active(mask).tolist():
-            body = Words(tuple(_of(word, place) for word in words))
-            address = _of(target, place)
-            self._check_alignment(group, site, place, address, PIECE)
-            together = self._load(group, site, place, body, (), address, _of(barrier, place), None)
+        for position in group.active(mask).tolist():
+            body = Words(tuple(_of(word, position) for word in words))
+            address = _of(target, position)
+            self._check_alignment(group, site, position, address, PIECE)
+            together = self._load(
+                group, site, position, body, (), address, _of(barrier, position), None
+            )
             if together:
                 self.loads.append(together)
 
@@ -206,14 +215,14 @@ class BulkCopies:
         self,
         group: Group,
         site: Site,
-        place: int,
+        position: int,
         body: Body,
         coordinates: tuple[int, ...],
         target: int,
         barrier: int,
         ranks: int | None,
     ) -> list[_Load]:
-        own = group.cta[place : place + 1]
+        own = group.cta[position : position + 1]
         address, owners = self.geometry.owners(own, target)
         at, at_owners = self.geometry.owners(own, barrier)
         if ranks is not None:
@@ -227,17 +236,17 @@ class BulkCopies:
         if (owners != at_owners).any():
             raise EmulatorError("a bulk copy and its mbarrier are in different CTAs")
         self.wave.shared.check(np.array([address, address + body.box_bytes - PIECE]), PIECE, 16)
-        self._notify_global(group, site, place, body, coordinates, "async_read")
+        self._notify_global(group, site, position, body, coordinates, "async_read")
         loads = []
         for owner in (int(cta) for cta in owners):
-            mbarrier = self.mbarriers.require(group, site, place, owner, at)
+            mbarrier = self.mbarriers.require(group, site, position, owner, at)
             if mbarrier is None:
                 continue
             clock = self.wave.tick()
             load = _Load(site, body, coordinates, owner, address, mbarrier, clock)
             if self.wave.observers:
                 engine = Engine("mbarrier", owner + self.geometry.first_cta, at)
-                self._notify(group, site, place, engine, "write", load)
+                self._notify(group, site, position, engine, "write", load)
             loads.append(load)
         return loads
 
@@ -252,52 +261,52 @@ class BulkCopies:
         mask: Any,
     ) -> None:
         """cp.async.bulk.tensor out of shared memory."""
-        for place in group.active(mask).tolist():
-            body = self._map(_of(tensor_map, place), rank)
-            where = tuple(_signed(_of(c, place)) for c in coordinates)
-            address = _of(source, place)
-            self._check_alignment(group, site, place, address, _TENSOR_ALIGNMENT)
-            self._store(group, site, place, body, where, address)
+        for position in group.active(mask).tolist():
+            body = self._map(_of(tensor_map, position), rank)
+            where = tuple(_signed(_of(c, position)) for c in coordinates)
+            address = _of(source, position)
+            self._check_alignment(group, site, position, address, _TENSOR_ALIGNMENT)
+            self._store(group, site, position, body, where, address)
 
     def store_range(
         self, group: Group, site: Site, target: Any, source: Any, size: Any, mask: Any
     ) -> None:
         """cp.async.bulk of plain bytes out of shared memory."""
-        for place in group.active(mask).tolist():
-            body = self._range(group, site, place, _of(target, place), _of(size, place))
-            address = _of(source, place)
-            self._check_alignment(group, site, place, address, PIECE)
-            self._store(group, site, place, body, (_of(target, place),), address)
+        for position in group.active(mask).tolist():
+            body = self._range(group, site, position, _of(target, position), _of(size, position))
+            address = _of(source, position)
+            self._check_alignment(group, site, position, address, PIECE)
+            self._store(group, site, position, body, (_of(target, position),), address)
 
     def _store(
         self,
         group: Group,
         site: Site,
-        place: int,
+        position: int,
         body: Body,
         coordinates: tuple[int, ...],
         address: int,
     ) -> None:
         self.wave.shared.check(np.array([address, address + body.box_bytes - PIECE]), PIECE, 16)
-        thread, cta = int(group.index[place]), int(group.cta[place])
+        thread, cta = int(group.index[position]), int(group.cta[position])
         store = _Store(site, body, coordinates, cta, address, thread, self.wave.tick())
         if self.wave.observers:
-            self._notify(group, site, place, self._group_engine(thread), "read", store)
-        self._notify_global(group, site, place, body, coordinates, "async_write")
+            self._notify(group, site, position, self._group_engine(thread), "read", store)
+        self._notify_global(group, site, position, body, coordinates, "async_write")
         self.open.setdefault(thread, []).append(store)
 
     # Groups
 
     def commit(self, group: Group, mask: Any) -> None:
         """cp.async.bulk.commit_group."""
-        for place in group.active(mask).tolist():
-            thread = int(group.index[place])
+        for position in group.active(mask).tolist():
+            thread = int(group.index[position])
             self.groups.setdefault(thread, []).append(self.open.pop(thread, []))
 
     def wait(self, group: Group, site: Site, allowed: int, mask: Any) -> None:
         """cp.async.bulk.wait_group, .read or not: all but the ``allowed`` newest groups happen."""
-        for place in group.active(mask).tolist():
-            thread = int(group.index[place])
+        for position in group.active(mask).tolist():
+            thread = int(group.index[position])
             groups = self.groups.get(thread, [])
             cut = max(0, len(groups) - allowed)
             done, self.groups[thread] = groups[:cut], groups[cut:]
@@ -308,7 +317,7 @@ class BulkCopies:
                 event = EngineDone(
                     site,
                     self._group_engine(thread),
-                    group.threads[place : place + 1],
+                    group.threads[position : position + 1],
                     stores[-1].clock,
                     self.wave.tick(),
                 )
@@ -351,15 +360,15 @@ class BulkCopies:
         return True
 
     def _arrive(self, load: _Load) -> None:
-        places = load.body.pieces(load.address)
+        positions = load.body.pieces(load.address)
         data = load.body.read(load.coordinates).view(np.complex128)
         base = load.cta * self.geometry.shared_pitch
-        self.wave.shared.views[PIECE][(base + places) // PIECE] = data
+        self.wave.shared.views[PIECE][(base + positions) // PIECE] = data
         if self.wave.observers:
             flat = load.cta + self.geometry.first_cta
             engine = Engine("mbarrier", flat, load.barrier.address)
             event = EngineLanding(
-                engine, load.site, flat, places, PIECE, load.clock, self.wave.tick()
+                engine, load.site, flat, positions, PIECE, load.clock, self.wave.tick()
             )
             for observer in self.wave.observers:
                 observer.engine_landing(event)
@@ -402,21 +411,23 @@ class BulkCopies:
             )
         return found
 
-    def _range(self, group: Group, site: Site, place: int, address: int, size: int) -> PlainRange:
+    def _range(
+        self, group: Group, site: Site, position: int, address: int, size: int
+    ) -> PlainRange:
         if size % PIECE or address % PIECE:
             self.wave.misuse(
-                "bulk-alignment", site, group.threads[place : place + 1],
+                "bulk-alignment", site, group.threads[position : position + 1],
                 f"{size} bytes at global address {address:#x}: both must be multiples of 16",
                 address,
             )  # fmt: skip
         return PlainRange(self.wave.memory, size // PIECE * PIECE)
 
     def _check_alignment(
-        self, group: Group, site: Site, place: int, address: int, alignment: int
+        self, group: Group, site: Site, position: int, address: int, alignment: int
     ) -> None:
         if address % alignment:
             self.wave.misuse(
-                "bulk-alignment", site, group.threads[place : place + 1],
+                "bulk-alignment", site, group.threads[position : position + 1],
                 f"shared address {address} is no multiple of {alignment}", address,
             )  # fmt: skip
 
@@ -437,7 +448,7 @@ class BulkCopies:
         self,
         group: Group,
         site: Site,
-        place: int,
+        position: int,
         engine: Engine,
         kind: str,
         copy: _Load | _Store,
@@ -446,7 +457,7 @@ class BulkCopies:
             site,
             engine,
             kind,
-            group.threads[place : place + 1],
+            group.threads[position : position + 1],
             copy.cta + self.geometry.first_cta,
             copy.body.pieces(copy.address),
             PIECE,
@@ -459,7 +470,7 @@ class BulkCopies:
         self,
         group: Group,
         site: Site,
-        place: int,
+        position: int,
         body: Body,
         coordinates: tuple[int, ...],
         kind: str,
@@ -471,7 +482,7 @@ class BulkCopies:
             self.wave.memory.check(addresses, size, write=kind == "async_write")
         if not self.wave.observers:
             return
-        threads = np.repeat(group.threads[place], addresses.size)
+        threads = np.repeat(group.threads[position], addresses.size)
         event = MemoryAccess(
             site, "global", kind, threads, addresses, size, "tile", self.wave.tick()
         )
@@ -479,8 +490,8 @@ class BulkCopies:
             observer.memory(event)
 
 
-def _of(value: Any, place: int) -> int:
-    return int(value) if np.ndim(value) == 0 else int(value[place])
+def _of(value: Any, position: int) -> int:
+    return int(value) if np.ndim(value) == 0 else int(value[position])
 
 
 def _signed(coordinate: int) -> int:

@@ -28,7 +28,7 @@ Values = tuple[Any, ...]
 
 @dataclass(eq=False)
 class Part:
-    """Threads of a forked group: ``places`` are theirs within it.
+    """Threads of a forked group: ``positions`` are theirs within it.
 
     ``values`` are live registers: where the part starts while it runs, where all join once it is
     ``finished``. A part that never ``runs`` has no work until the join: it is finished from the
@@ -36,7 +36,7 @@ class Part:
     """
 
     group: Group
-    places: np.ndarray
+    positions: np.ndarray
     start: int
     values: Values | None
     runs: bool = True
@@ -61,17 +61,17 @@ class Fork:
         runs: bool = True,
     ) -> None:
         """One part, with the whole group's registers that are live where it starts."""
-        places = np.flatnonzero(mask)
-        sliced = slice_values(values, places) if runs else None
-        self.parts.append(Part(part, places, start, sliced, runs, finished=not runs))
+        positions = np.flatnonzero(mask)
+        sliced = slice_values(values, positions) if runs else None
+        self.parts.append(Part(part, positions, start, sliced, runs, finished=not runs))
 
-    def join(self, positions: Sequence[int], current: Values) -> Values:
-        """Merge registers: ``positions`` in the join's live-in order, ``current`` old values."""
+    def join(self, register_positions: Sequence[int], current: Values) -> Values:
+        """Merge registers, given by position in the join's live-in order; ``current``: old ones."""
         self.group.absorb([part.group for part in self.parts])
         merged = []
-        for position, old in zip(positions, current, strict=True):
+        for position, old in zip(register_positions, current, strict=True):
             pieces = [
-                slice_values((old,), part.places)[0]
+                slice_values((old,), part.positions)[0]
                 if part.values is None
                 else part.values[position]
                 for part in self.parts
@@ -99,7 +99,7 @@ class Fork:
             merged.view(np.uint8)[:] = 0xFF if first.dtype != np.bool_ else 0
         for part, piece in zip(self.parts, pieces, strict=True):
             if piece is not UNDEFINED:
-                merged[part.places] = piece
+                merged[part.positions] = piece
         return merged
 
     # Giving up the join for some
@@ -108,7 +108,7 @@ class Fork:
         """Threads that stand at the join and share no warp with any that do not."""
         at_join = np.zeros(self.group.n, np.bool_)
         for part in self.parts:
-            at_join[part.places] = part.finished
+            at_join[part.positions] = part.finished
         return at_join & ~np.isin(self.group.warp, self.group.warp[~at_join])
 
     def release(self, mask: np.ndarray, current: Values) -> tuple[Group, Values, Fork]:
@@ -118,23 +118,23 @@ class Fork:
         """
         go_group, rest_group = self.group.split(mask)
         go, rest = Fork(go_group, self.stop), Fork(rest_group, self.stop)
-        go_place, rest_place = np.cumsum(mask) - 1, np.cumsum(~mask) - 1
+        go_place, rest_position = np.cumsum(mask) - 1, np.cumsum(~mask) - 1
         for part in self.parts:
-            leaves = mask[part.places]
+            leaves = mask[part.positions]
             if not leaves.any():
-                part.places = rest_place[part.places]
+                part.positions = rest_position[part.positions]
                 rest.parts.append(part)
                 continue
             values = part.values
             if values is None:
-                values = slice_values(current, part.places)
+                values = slice_values(current, part.positions)
             both = zip((go, rest), (leaves, ~leaves), part.group.split(leaves), strict=True)
             for fork, chosen, group in both:
                 if group.n:
-                    numbers = go_place if fork is go else rest_place
+                    numbers = go_place if fork is go else rest_position
                     sliced = slice_values(values, np.flatnonzero(chosen))
-                    places = numbers[part.places[chosen]]
-                    fork.parts.append(Part(group, places, part.start, sliced, finished=True))
+                    positions = numbers[part.positions[chosen]]
+                    fork.parts.append(Part(group, positions, part.start, sliced, finished=True))
         return go_group, go.join(range(len(current)), (UNDEFINED,) * len(current)), rest
 
 
@@ -153,6 +153,6 @@ class Split:
     wait: Any = None
 
 
-def slice_values(values: tuple[Any, ...], places: np.ndarray) -> tuple[Any, ...]:
-    """Registers of the threads at ``places``; uniform ones stay scalars."""
-    return tuple(v[places] if isinstance(v, np.ndarray) else v for v in values)
+def slice_values(values: tuple[Any, ...], positions: np.ndarray) -> tuple[Any, ...]:
+    """Registers of the threads at ``positions``; uniform ones stay scalars."""
+    return tuple(v[positions] if isinstance(v, np.ndarray) else v for v in values)

@@ -23,7 +23,7 @@ u4 = np.uint32
 
 @dataclass(slots=True)
 class AsyncCopy:
-    """A cp.async on its way: 16-, 8- or 4-byte words for flat places in shared memory.
+    """A cp.async in flight: 16-, 8- or 4-byte words for flat cells of shared memory.
 
     ``whole`` is the copy that this one is a part of; None when it is whole itself.
     """
@@ -31,7 +31,7 @@ class AsyncCopy:
     issued: Site
     size: int
     threads: np.ndarray
-    places: np.ndarray
+    cells: np.ndarray
     addresses: np.ndarray
     words: np.ndarray
     whole: AsyncCopy | None = None
@@ -45,7 +45,7 @@ class AsyncCopy:
             self.issued,
             self.size,
             self.threads[chosen],
-            self.places[chosen],
+            self.cells[chosen],
             self.addresses[chosen],
             self.words[chosen],
             self.whole or self,
@@ -120,7 +120,7 @@ class Group:
         )
 
     def require_whole(self, mnemonic: str) -> None:
-        """Instructions with ``.aligned`` semantics need all 32 lanes at this place."""
+        """Instructions with ``.aligned`` semantics need all 32 lanes at this position."""
         if not self.whole:
             missing = WARP - self.n % WARP
             raise EmulatorError(
@@ -154,8 +154,8 @@ class Group:
         self.committed = [[] for _ in range(depth)]
         for part in parts:
             offset = depth - len(part.committed)
-            for place, copies in enumerate(part.committed):
-                self.committed[offset + place].extend(copies)
+            for position, copies in enumerate(part.committed):
+                self.committed[offset + position].extend(copies)
         self.committed = [AsyncCopy.reunite(copies) for copies in self.committed]
         self.open = AsyncCopy.reunite([copy for part in parts for copy in part.open])
         self._absorb_wgmma(parts)
@@ -168,8 +168,8 @@ class Group:
         groups: list[dict[int, PendingWgmma]] = [{} for _ in range(depth)]
         for part in parts:
             offset = depth - len(part.wgmma_groups)
-            for place, products in enumerate(part.wgmma_groups):
-                groups[offset + place].update((id(product), product) for product in products)
+            for position, products in enumerate(part.wgmma_groups):
+                groups[offset + position].update((id(product), product) for product in products)
         self.wgmma_groups = [list(found.values()) for found in groups]
         self.pending_wgmma = list({id(p): p for part in parts for p in part.pending_wgmma}.values())
 
@@ -182,9 +182,9 @@ class Group:
     # Lanes
 
     def shuffle_source(self, mode: str, b: int, c: int) -> tuple[np.ndarray, np.ndarray]:
-        """For uniform operands of shfl.sync: (place in the group to read from, in range).
+        """For uniform operands of shfl.sync: (position in the group to read from, in range).
 
-        The place is -1 where the lane to read is not in this group.
+        The position is -1 where the lane to read is not in this group.
         """
         key = (mode, b, c)
         if key not in self._shuffles:
@@ -210,9 +210,9 @@ class Group:
             source = step[mode]
             good = source <= highest
         source = np.where(good, source, lane)
-        place = np.full(self.geometry.padded_threads, -1, np.int64)
-        place[self.index] = np.arange(self.n)
-        found = place[self.index - lane + source]
+        position = np.full(self.geometry.padded_threads, -1, np.int64)
+        position[self.index] = np.arange(self.n)
+        found = position[self.index - lane + source]
         beyond = tid - lane + source >= self.geometry.threads_per_cta
         return np.where(beyond, -1, found), good
 
@@ -223,7 +223,7 @@ class Group:
         return np.bincount(self.warp, weights=bits)[self.warp].astype(u4)
 
     def require_members(self, mnemonic: str, members: Any) -> None:
-        """EmulatorError unless all lanes that a warp instruction names are at this place."""
+        """EmulatorError unless all lanes that a warp instruction names are at this position."""
         if self.whole:
             return
         here = self.ballot(np.bool_(True))

@@ -53,23 +53,23 @@ class MbarrierWait(Wait):
         granted: Callable[[MbarrierWait, np.ndarray], None],
     ) -> None:
         super().__init__(group, site)
-        #: (barrier, places of threads, phases that must be over for each of them)
+        #: (barrier, positions of threads, phases that must be over for each of them)
         self.targets, self.granted = targets, granted
 
     def passed(self) -> np.ndarray:
         """Per thread, whether its phase is over."""
         over = np.ones(self.group.n, np.bool_)
-        for barrier, places, phases in self.targets:
-            over[places] = barrier.phases[self.group.cta[places]] >= phases
+        for barrier, positions, phases in self.targets:
+            over[positions] = barrier.phases[self.group.cta[positions]] >= phases
         return over
 
     def part(self, group: Group, mask: np.ndarray) -> MbarrierWait:
         """The wait of some of its threads."""
         renumbered, targets = np.cumsum(mask) - 1, []
-        for barrier, places, phases in self.targets:
-            stays = mask[places]
+        for barrier, positions, phases in self.targets:
+            stays = mask[positions]
             if stays.any():
-                targets.append((barrier, renumbered[places[stays]], phases[stays]))
+                targets.append((barrier, renumbered[positions[stays]], phases[stays]))
         return MbarrierWait(group, self.site, targets, self.granted)
 
     def grant(self, mask: np.ndarray | None = None) -> None:
@@ -79,12 +79,12 @@ class MbarrierWait(Wait):
     def reasons(self) -> list[tuple[np.ndarray, str]]:
         """Each barrier with its parity and what it lacks."""
         found, over = [], self.passed()
-        for barrier, places, phases in self.targets:
-            places, phases = places[~over[places]], phases[~over[places]]
-            if places.size:
-                cta = int(self.group.cta[places[0]])
+        for barrier, positions, phases in self.targets:
+            positions, phases = positions[~over[positions]], phases[~over[positions]]
+            if positions.size:
+                cta = int(self.group.cta[positions[0]])
                 found.append((
-                    places,
+                    positions,
                     f"the mbarrier at shared address {barrier.address} to end a phase of parity "
                     f"{(int(phases[0]) - 1) % 2} ({barrier.state(cta)})",
                 ))  # fmt: skip
@@ -104,33 +104,33 @@ class Mbarriers:
 
     def init(self, group: Group, site: Site, addresses: Any, count: Any, mask: Any) -> None:
         """mbarrier.init."""
-        for address, places in by_address(group, addresses, mask):
-            ctas = group.cta[places]
+        for address, positions in by_address(group, addresses, mask):
+            ctas = group.cta[positions]
             barrier = self._at(address)
-            self._check_address(site, group, places, address)
+            self._check_address(site, group, positions, address)
             again = barrier.valid[ctas]
             if again.any():
                 self._misuse(
-                    "mbarrier-reinitialised", site, group, places[again], barrier,
+                    "mbarrier-reinitialised", site, group, positions[again], barrier,
                     "is initialised a second time",
                 )  # fmt: skip
-            wanted = np.broadcast_to(count, (group.n,))[places].astype(np.int64)
+            wanted = np.broadcast_to(count, (group.n,))[positions].astype(np.int64)
             if ((wanted < 1) | (wanted > _MOST_ARRIVALS)).any():
                 self._misuse(
-                    "mbarrier-count", site, group, places, barrier,
+                    "mbarrier-count", site, group, positions, barrier,
                     f"is initialised with a count of {int(wanted[0])}",
                 )  # fmt: skip
             barrier.valid[ctas] = True
             barrier.expected[ctas] = barrier.pending[ctas] = wanted
             barrier.bytes[ctas] = barrier.phases[ctas] = 0
-            self._notify(site, "init", group, places, ctas, address)
+            self._notify(site, "init", group, positions, ctas, address)
 
     def invalidate(self, group: Group, site: Site, addresses: Any, mask: Any) -> None:
         """mbarrier.inval."""
-        for address, places in by_address(group, addresses, mask):
+        for address, positions in by_address(group, addresses, mask):
             barrier = self._at(address)
-            self._require_valid(site, group, places, group.cta[places], barrier)
-            barrier.valid[group.cta[places]] = False
+            self._require_valid(site, group, positions, group.cta[positions], barrier)
+            barrier.valid[group.cta[positions]] = False
 
     def arrive(
         self, group: Group, site: Site, addresses: Any, count: Any, size: Any, mask: Any
@@ -140,36 +140,36 @@ class Mbarriers:
         The address may lie in another CTA of the cluster.
         """
         phases = np.zeros(group.n, np.uint64)
-        for address, places in by_address(group, addresses, mask):
-            address, ctas = self._owners(group, places, address)
+        for address, positions in by_address(group, addresses, mask):
+            address, ctas = self._owners(group, positions, address)
             barrier = self._at(address)
-            if not self._require_valid(site, group, places, ctas, barrier):
+            if not self._require_valid(site, group, positions, ctas, barrier):
                 continue
-            phases[places] = barrier.phases[ctas]
-            self._notify(site, "arrive", group, places, ctas, address)
+            phases[positions] = barrier.phases[ctas]
+            self._notify(site, "arrive", group, positions, ctas, address)
             if size is not None:
-                self._expect(barrier, ctas, _per_thread(group, size, places))
+                self._expect(barrier, ctas, _per_thread(group, size, positions))
             counts = np.bincount(
-                ctas, weights=_per_thread(group, count, places), minlength=self.geometry.ctas
+                ctas, weights=_per_thread(group, count, positions), minlength=self.geometry.ctas
             ).astype(np.int64)
-            self._arrive(site, group, places, barrier, counts)
+            self._arrive(site, group, positions, barrier, counts)
         return phases
 
     def expect(self, group: Group, site: Site, addresses: Any, size: Any, mask: Any) -> None:
         """mbarrier.expect_tx."""
-        for address, places in by_address(group, addresses, mask):
-            address, ctas = self._owners(group, places, address)
+        for address, positions in by_address(group, addresses, mask):
+            address, ctas = self._owners(group, positions, address)
             barrier = self._at(address)
-            if self._require_valid(site, group, places, ctas, barrier):
-                self._expect(barrier, ctas, _per_thread(group, size, places))
+            if self._require_valid(site, group, positions, ctas, barrier):
+                self._expect(barrier, ctas, _per_thread(group, size, positions))
 
     def complete(self, group: Group, site: Site, addresses: Any, size: Any, mask: Any) -> None:
         """mbarrier.complete_tx by threads."""
-        for address, places in by_address(group, addresses, mask):
-            address, ctas = self._owners(group, places, address)
+        for address, positions in by_address(group, addresses, mask):
+            address, ctas = self._owners(group, positions, address)
             barrier = self._at(address)
-            if self._require_valid(site, group, places, ctas, barrier):
-                self._expect(barrier, ctas, -_per_thread(group, size, places))
+            if self._require_valid(site, group, positions, ctas, barrier):
+                self._expect(barrier, ctas, -_per_thread(group, size, positions))
                 self._end_phases(site, barrier)
 
     def wait_parity(
@@ -188,15 +188,15 @@ class Mbarriers:
         self, group: Group, site: Site, addresses: Any, token: Any, mask: Any, *, by_parity: bool
     ) -> MbarrierWait | None:
         targets = []
-        for address, places in by_address(group, addresses, mask):
-            ctas = group.cta[places]
+        for address, positions in by_address(group, addresses, mask):
+            ctas = group.cta[positions]
             barrier = self._at(address)
-            if not self._require_valid(site, group, places, ctas, barrier):
+            if not self._require_valid(site, group, positions, ctas, barrier):
                 continue
-            given = _per_thread(group, token, places)
+            given = _per_thread(group, token, positions)
             phases = barrier.phases[ctas]
             target = phases + (phases % 2 == given % 2) if by_parity else given + 1
-            targets.append((barrier, places, target))
+            targets.append((barrier, positions, target))
         wait = MbarrierWait(group, site, targets, self._granted)
         if not wait.passed().all():
             return wait
@@ -206,11 +206,11 @@ class Mbarriers:
     # What bulk copies do
 
     def require(
-        self, group: Group, site: Site, place: int, owner: int, address: int
+        self, group: Group, site: Site, position: int, owner: int, address: int
     ) -> Mbarrier | None:
         """The barrier that a bulk copy is to complete on; None when there is none."""
         barrier = self._at(address)
-        where = np.array([place])
+        where = np.array([position])
         self._notify(site, "copy", group, where, np.array([owner]), address)
         valid = self._require_valid(site, group, where, np.array([owner]), barrier)
         return barrier if valid else None
@@ -226,13 +226,13 @@ class Mbarriers:
         np.add.at(barrier.bytes, ctas, sizes)
 
     def _arrive(
-        self, site: Site, group: Group, places: np.ndarray, barrier: Mbarrier, counts: np.ndarray
+        self, site: Site, group: Group, positions: np.ndarray, barrier: Mbarrier, counts: np.ndarray
     ) -> None:
         while counts.any():
             now = np.minimum(counts, barrier.pending)
             if not now.any():
-                over = np.isin(group.cta[places], np.flatnonzero(counts))
-                who = places[over] if over.any() else places
+                over = np.isin(group.cta[positions], np.flatnonzero(counts))
+                who = positions[over] if over.any() else positions
                 self._misuse(
                     "mbarrier-over-arrival", site, group, who, barrier,
                     "gets more arrivals in a phase than it was initialised with",
@@ -243,7 +243,7 @@ class Mbarriers:
             if (counts > 0)[barrier.pending == 0].any():
                 # Which of them end the phase and which begin the next is undefined.
                 self._misuse(
-                    "mbarrier-over-arrival", site, group, places, barrier,
+                    "mbarrier-over-arrival", site, group, positions, barrier,
                     "gets more arrivals at once than its phase still waits for",
                 )  # fmt: skip
             self._end_phases(site, barrier)
@@ -282,8 +282,8 @@ class Mbarriers:
 
     def _granted(self, wait: MbarrierWait, mask: np.ndarray) -> None:
         if self.wave.observers:
-            for barrier, places, _ in wait.targets:
-                chosen = places[mask[places]]
+            for barrier, positions, _ in wait.targets:
+                chosen = positions[mask[positions]]
                 if chosen.size:
                     ctas = wait.group.cta[chosen]
                     self._notify(wait.site, "wait", wait.group, chosen, ctas, barrier.address)
@@ -296,30 +296,36 @@ class Mbarriers:
             barrier = self.barriers[address] = Mbarrier(address, self.geometry.ctas)
         return barrier
 
-    def _owners(self, group: Group, places: np.ndarray, address: int) -> tuple[int, np.ndarray]:
+    def _owners(self, group: Group, positions: np.ndarray, address: int) -> tuple[int, np.ndarray]:
         """(address within its CTA, wave CTA per thread) of a shared::cluster address."""
-        return self.geometry.owners(group.cta[places], address)
+        return self.geometry.owners(group.cta[positions], address)
 
-    def _check_address(self, site: Site, group: Group, places: np.ndarray, address: int) -> None:
+    def _check_address(self, site: Site, group: Group, positions: np.ndarray, address: int) -> None:
         self.wave.shared.check(np.array([address]), 8, 8)
 
     def _require_valid(
-        self, site: Site, group: Group, places: np.ndarray, ctas: np.ndarray, barrier: Mbarrier
+        self, site: Site, group: Group, positions: np.ndarray, ctas: np.ndarray, barrier: Mbarrier
     ) -> bool:
         missing = ~barrier.valid[ctas]
         if missing.any():
             self._misuse(
-                "mbarrier-uninitialised", site, group, places[missing], barrier,
+                "mbarrier-uninitialised", site, group, positions[missing], barrier,
                 "is used but was never initialised",
             )  # fmt: skip
         return not missing.any()
 
     def _misuse(
-        self, kind: str, site: Site, group: Group, places: np.ndarray, barrier: Mbarrier, what: str
+        self,
+        kind: str,
+        site: Site,
+        group: Group,
+        positions: np.ndarray,
+        barrier: Mbarrier,
+        what: str,
     ) -> None:
-        cta = int(group.cta[places[0]]) + self.geometry.first_cta
+        cta = int(group.cta[positions[0]]) + self.geometry.first_cta
         self.wave.misuse(
-            kind, site, group.threads[places],
+            kind, site, group.threads[positions],
             f"the mbarrier at shared address {barrier.address} (CTA {cta}) {what}",
             barrier.address,
         )  # fmt: skip
@@ -329,12 +335,12 @@ class Mbarriers:
         site: Site,
         kind: str,
         group: Group,
-        places: np.ndarray,
+        positions: np.ndarray,
         ctas: np.ndarray,
         address: int,
     ) -> None:
         if self.wave.observers:
-            self._send(site, kind, group.threads[places], ctas, address, self.wave.tick())
+            self._send(site, kind, group.threads[positions], ctas, address, self.wave.tick())
 
     def _send(
         self,
@@ -353,19 +359,19 @@ class Mbarriers:
 
 
 def by_address(group: Group, addresses: Any, mask: Any) -> list[tuple[int, np.ndarray]]:
-    """Each address that active threads name, with their places in the group."""
-    places = group.active(mask)
-    if not places.size:
+    """Each address that active threads name, with their positions in the group."""
+    positions = group.active(mask)
+    if not positions.size:
         return []
     if np.ndim(addresses) == 0:
-        return [(int(addresses), places)]
-    chosen = addresses[places]
+        return [(int(addresses), positions)]
+    chosen = addresses[positions]
     distinct = np.unique(chosen)
     if distinct.size == 1:
-        return [(int(distinct[0]), places)]
-    return [(int(address), places[chosen == address]) for address in distinct]
+        return [(int(distinct[0]), positions)]
+    return [(int(address), positions[chosen == address]) for address in distinct]
 
 
-def _per_thread(group: Group, value: Any, places: np.ndarray) -> np.ndarray:
-    spread = np.broadcast_to(value, (group.n,))[places]
+def _per_thread(group: Group, value: Any, positions: np.ndarray) -> np.ndarray:
+    spread = np.broadcast_to(value, (group.n,))[positions]
     return spread.astype(np.int64)

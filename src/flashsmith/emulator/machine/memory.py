@@ -116,8 +116,8 @@ class GlobalMemory(GlobalMemoryView):
         """Words of ``size`` bytes at int64 addresses (array or scalar)."""
         found = self._common(addresses, size, write=False)
         if found is not None:
-            view, places = found
-            return view[places]
+            view, cells = found
+            return view[cells]
         out = np.zeros(addresses.shape, WORDS[size])
         for known, mask in self._parts(addresses, size, write=False):
             begin, view = known.view(size)
@@ -128,15 +128,15 @@ class GlobalMemory(GlobalMemoryView):
         """Write words of ``size`` bytes; of two writes to one address the later thread's stays."""
         found = self._common(addresses, size, write=True)
         if found is not None:
-            view, places = found
-            view[places] = values
+            view, cells = found
+            view[cells] = values
             return
         for known, mask in self._parts(addresses, size, write=True):
             begin, view = known.view(size)
             view[(addresses[mask] - begin) // size] = values[mask] if np.ndim(values) else values
 
     def _common(self, addresses: Any, size: int, *, write: bool) -> tuple[np.ndarray, Any] | None:
-        """(words, places) when one range holds all accesses, None when none does."""
+        """(words, cells) when one range holds all accesses, None when none does."""
         scalar = np.ndim(addresses) == 0
         first = int(addresses) if scalar else int(addresses[0])
         known = self.find(first, first + size, write=write)

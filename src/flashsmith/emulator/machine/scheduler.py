@@ -57,7 +57,7 @@ class Scheduler:
     picks any, else the oldest.
 
     A coroutine asks for one of these things: a Fork (parts run, then it goes on), a Wait, a Split
-    (two others take its place), or None (it spins in a loop and lets others have a turn).
+    (two others replace it), or None (it spins in a loop and lets others have a turn).
 
     Without ``random`` the schedule is fixed: groups run in turn, and asynchronous transfers happen
     when no group can run. With it turns, arrivals and refusals come in random order, and one
@@ -152,7 +152,7 @@ class Scheduler:
                 self._launch(_Task(coroutine, part.group, task, part))
 
     def _split(self, task: _Task, split: Split) -> None:
-        """Two tasks in a task's place, with its place in the fork above."""
+        """Replaces a task by two, at its position in the fork above."""
         task.coroutine.close()
         above, part = task.parent, task.part
         stop, fork = self.exit, None
@@ -170,7 +170,7 @@ class Scheduler:
             sliced = slice_values(values, np.flatnonzero(mask))
             piece = None
             if fork is not None and part is not None:
-                piece = Part(group, part.places[mask], start, sliced)
+                piece = Part(group, part.positions[mask], start, sliced)
                 fork.parts.append(piece)
             if wait is None:
                 coroutine = self.start(group, start, stop, sliced)
@@ -267,7 +267,7 @@ class Scheduler:
         return False
 
     def _release(self, task: _Task, fork: Fork, mask: np.ndarray) -> None:
-        """Put two tasks in the place of one that waits for a fork: those in ``mask``, the rest."""
+        """Put two tasks instead of one that waits for a fork: those in ``mask``, the rest."""
         current, stop = task.coroutine.send(True)
         task.coroutine.close()
         go_group, values, rest_fork = fork.release(mask, current)
@@ -275,8 +275,8 @@ class Scheduler:
         go_part = rest_part = None
         if above is not None and part is not None and above.fork is not None:
             above.fork.parts.remove(part)
-            go_part = Part(go_group, part.places[mask], fork.stop, None)
-            rest_part = Part(rest_fork.group, part.places[~mask], fork.stop, None)
+            go_part = Part(go_group, part.positions[mask], fork.stop, None)
+            rest_part = Part(rest_fork.group, part.positions[~mask], fork.stop, None)
             above.fork.parts += [go_part, rest_part]
         rest_current = slice_values(current, np.flatnonzero(~mask))
         task.coroutine = _primed(self._after(rest_fork, stop, rest_current))

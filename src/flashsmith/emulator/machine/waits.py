@@ -42,7 +42,7 @@ class Wait(ABC):
 
     @abstractmethod
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """What is missing: (places of the threads concerned, words), for a deadlock report."""
+        """What is missing: (positions of the threads concerned, words), for a deadlock report."""
 
     @abstractmethod
     def grant(self, mask: np.ndarray | None = None) -> None:
@@ -53,10 +53,10 @@ def describe(waits: list[Wait], geometry: Geometry) -> str:
     """The waiting threads and what they wait for; CTAs in the same state are counted together."""
     lines = []
     for wait in waits:
-        for places, words in wait.reasons():
-            ctas = wait.group.cta[places]
+        for positions, words in wait.reasons():
+            ctas = wait.group.cta[positions]
             cta = int(ctas[0])
-            tids = (wait.group.index[places] % geometry.threads_per_cta)[ctas == cta]
+            tids = (wait.group.index[positions] % geometry.threads_per_cta)[ctas == cta]
             others = int(np.unique(ctas).size) - 1
             lines.append(
                 f"CTA {cta + geometry.first_cta} threads {ranges(tids)} at {wait.site} wait "

@@ -72,7 +72,7 @@ class InFlight(NDArrayOperatorsMixin):
             raise AttributeError(name)
         return getattr(self.touched(), name)
 
-    def __getitem__(self, places: Any) -> Any:
+    def __getitem__(self, positions: Any) -> Any:
         return self.touched()
 
 
@@ -382,15 +382,15 @@ class WgmmaPipe:
         operands = [product.b_addresses()]
         if not product.form.fragment:
             operands.append(product.a_addresses())
-        for place, first in enumerate(product.index[::unit]):
-            cta = int(product.cta[place * unit]) + first_cta
+        for position, first in enumerate(product.index[::unit]):
+            cta = int(product.cta[position * unit]) + first_cta
             event = EngineAccess(
                 product.site,
                 self._engine(int(first)),
                 "read",
-                group.threads[place * unit : (place + 1) * unit],
+                group.threads[position * unit : (position + 1) * unit],
                 cta,
-                np.concatenate([operand[place].reshape(-1) for operand in operands]),
+                np.concatenate([operand[position].reshape(-1) for operand in operands]),
                 PIECE,
                 product.clock,
             )

@@ -36,7 +36,7 @@ from flashsmith.errors import EmulatorError
 class RowBase:
     """Places of 16-byte rows in shared memory, their byte addresses, and all those or-ed."""
 
-    places: np.ndarray
+    cells: np.ndarray
     addresses: np.ndarray
     bits: int
 
@@ -81,20 +81,20 @@ class WaveMemory:
 
         For the shape "matrix" ``sizes`` is how many lanes of a warp give row addresses.
         """
-        places = group.active(mask)
-        flat = np.broadcast_to(addresses, (group.n,)).astype(np.int64)[places]
-        sizes = sizes if np.ndim(sizes) == 0 else np.asarray(sizes)[places].astype(np.int64)
+        positions = group.active(mask)
+        flat = np.broadcast_to(addresses, (group.n,)).astype(np.int64)[positions]
+        sizes = sizes if np.ndim(sizes) == 0 else np.asarray(sizes)[positions].astype(np.int64)
         if space == "generic":
             space, flat = self.resolve(flat)
         if np.ndim(sizes):
             # cp.async with nothing to read leaves its source alone.
-            places, flat, sizes = places[sizes > 0], flat[sizes > 0], sizes[sizes > 0]
+            positions, flat, sizes = positions[sizes > 0], flat[sizes > 0], sizes[sizes > 0]
         if shape == "matrix":
-            lanes = group.index[places] % WARP < sizes
-            places, flat, sizes = places[lanes], flat[lanes], 16
+            lanes = group.index[positions] % WARP < sizes
+            positions, flat, sizes = positions[lanes], flat[lanes], 16
         if flat.size == 0:
             return mask
-        threads = group.index[places] + self.geometry.first_thread
+        threads = group.index[positions] + self.geometry.first_thread
         event = MemoryAccess(site, space, kind, threads, flat, sizes, shape, self.tick())
         for observer in self.observers:
             observer.memory(event)
@@ -105,7 +105,7 @@ class WaveMemory:
             return mask
         allowed = np.ones(group.n, np.bool_) if mask is None else np.broadcast_to(mask, group.n)
         allowed = allowed.copy()
-        allowed[places[~good]] = False
+        allowed[positions[~good]] = False
         return allowed
 
     def _good(self, space: str, addresses: np.ndarray, sizes: Any, *, write: bool) -> np.ndarray:
@@ -133,19 +133,19 @@ class WaveMemory:
         """
         if mask is None:
             return self._load(group, space, addresses, size, None)
-        places = group.active(mask)
+        positions = group.active(mask)
         out = np.zeros(group.n, WORDS[size])
-        if places.size:
-            chosen = np.broadcast_to(addresses, (group.n,))[places]
-            out[places] = self._load(group, space, chosen, size, places)
+        if positions.size:
+            chosen = np.broadcast_to(addresses, (group.n,))[positions]
+            out[positions] = self._load(group, space, chosen, size, positions)
         return out
 
-    def _load(self, group: Group, space: str, addresses: Any, size: int, places: Any) -> Any:
+    def _load(self, group: Group, space: str, addresses: Any, size: int, positions: Any) -> Any:
         if space == "generic":
             space, addresses = self.resolve(addresses)
         if space == "global":
             return self.memory.load(addresses, size)
-        bank, base = self._bank(group, space, places)
+        bank, base = self._bank(group, space, positions)
         bank.check(addresses, size, size)
         return bank.views[size][(base + addresses) >> (size.bit_length() - 1)]
 
@@ -153,46 +153,46 @@ class WaveMemory:
         self, group: Group, space: str, addresses: Any, size: int, values: Any, mask: Any
     ) -> None:
         """Write words of ``size`` bytes for the threads that ``mask`` leaves on."""
-        places = None
+        positions = None
         if mask is not None:
-            places = group.active(mask)
-            if not places.size:
+            positions = group.active(mask)
+            if not positions.size:
                 return
-            addresses = np.broadcast_to(addresses, (group.n,))[places]
-            values = np.broadcast_to(values, (group.n,))[places]
+            addresses = np.broadcast_to(addresses, (group.n,))[positions]
+            values = np.broadcast_to(values, (group.n,))[positions]
         if space == "generic":
             space, addresses = self.resolve(addresses)
         if space == "global":
-            # A uniform address leaves one place: the last thread's value stays in it.
+            # A uniform address leaves one cell: the last thread's value stays in it.
             if np.ndim(addresses) == 0 and np.ndim(values):
                 values = values[-1]
             self.memory.store(addresses, size, values)
             return
-        bank, base = self._bank(group, space, places)
+        bank, base = self._bank(group, space, positions)
         bank.check(addresses, size, size)
         bank.views[size][(base + addresses) >> (size.bit_length() - 1)] = values
 
-    def _bank(self, group: Group, space: str, places: Any) -> tuple[BankedMemory, np.ndarray]:
+    def _bank(self, group: Group, space: str, positions: Any) -> tuple[BankedMemory, np.ndarray]:
         bank = self.shared if space == "shared" else self.local
         base = group.shared_base if space == "shared" else group.local_base
-        return bank, base if places is None else base[places]
+        return bank, base if positions is None else base[positions]
 
     def atomic(
         self, group: Group, space: str, addresses: Any, operation: Any, values: Any, mask: Any
     ) -> np.ndarray:
         """Read-modify-write, one thread after the other; the old values."""
-        places = group.active(mask)
+        positions = group.active(mask)
         flat = np.broadcast_to(addresses, (group.n,))
         values = tuple(np.broadcast_to(value, (group.n,)) for value in values)
         dtype = values[0].dtype
         old = np.zeros(group.n, dtype)
         word = WORDS[dtype.itemsize]
-        for place in places:
-            one = np.array([place])
+        for position in positions:
+            one = np.array([position])
             keep = np.zeros(group.n, np.bool_)
-            keep[place] = True
+            keep[position] = True
             current = self._load(group, space, flat[one], dtype.itemsize, one).view(dtype)
-            old[place] = current[0]
+            old[position] = current[0]
             new = np.asarray(operation(current, *(value[one] for value in values)), dtype)
             spread = np.broadcast_to(new.view(word), (group.n,))
             self.store(group, space, flat, dtype.itemsize, spread, keep)
@@ -216,7 +216,7 @@ class WaveMemory:
         return matrix_rows_to_registers(rows, count, transpose)
 
     def rows(self, group: Group, addresses: Any) -> RowBase:
-        """Checked 16-byte places of a base address, for matrices at fixed offsets from it."""
+        """Checked 16-byte cells of a base address, for matrices at fixed offsets from it."""
         group.require_whole("ldmatrix")
         if addresses.ndim == 0:
             addresses = np.broadcast_to(addresses, (group.n,))
@@ -229,8 +229,8 @@ class WaveMemory:
         bits = base.bits
         if offset < 0 or bits + offset + 16 > self.shared.size or (bits | offset) & 15:
             self.shared.check(base.addresses.astype(np.int64) + offset, 16, 16)
-        places = base.places + (offset >> 4) if offset else base.places
-        return matrix_rows_to_registers(self.shared.views[16].take(places), 4, transpose)
+        cells = base.cells + (offset >> 4) if offset else base.cells
+        return matrix_rows_to_registers(self.shared.views[16].take(cells), 4, transpose)
 
     def store_matrix(
         self, group: Group, addresses: Any, values: Sequence[Any], transpose: bool, mask: Any
@@ -262,21 +262,21 @@ class WaveMemory:
         target, source = _spread(target, group.n), _spread(source, group.n)
         index, base = group.index, group.shared_base
         if mask is not None:
-            places = group.active(mask)
-            if not places.size:
+            positions = group.active(mask)
+            if not positions.size:
                 return
             target, source, index, base = (
-                target[places],
-                source[places],
-                index[places],
-                base[places],
+                target[positions],
+                source[positions],
+                index[positions],
+                base[positions],
             )
         self.shared.check(target, size, size)
         if source_size is None:
             words = self.memory.load(source, size)
         else:
             limit = _spread(source_size, group.n).astype(np.int64)
-            words = self._short_words(source, size, limit if mask is None else limit[places])
+            words = self._short_words(source, size, limit if mask is None else limit[positions])
         flat = (base + target) >> (size.bit_length() - 1)
         group.open.append(AsyncCopy(site, size, index, flat, target, words))
 
@@ -314,7 +314,7 @@ class WaveMemory:
             cut = max(0, len(group.committed) - allowed)
             done, group.committed = group.committed[:cut], group.committed[cut:]
         for copy in (copy for copies in done for copy in copies):
-            self.shared.views[copy.size][copy.places] = copy.words
+            self.shared.views[copy.size][copy.cells] = copy.words
             if self.observers and copy.threads.size:
                 threads = copy.threads + self.geometry.first_thread
                 addresses = copy.addresses.astype(np.int64)

@@ -282,8 +282,8 @@ class Emitter:
 
     def error(self, message: str) -> EmulatorError:
         """An error about the current instruction."""
-        place = self.sites[self.instruction.index] if self.instruction else self.entry.name
-        return EmulatorError(f"{place}: {message}")
+        where = self.sites[self.instruction.index] if self.instruction else self.entry.name
+        return EmulatorError(f"{where}: {message}")
 
     # Variables outside registers
 

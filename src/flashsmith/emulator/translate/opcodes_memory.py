@@ -51,7 +51,7 @@ class _Access:
         if self.bytes not in WORDS:
             raise t.error(f"{i.mnemonic} moves {self.bytes} bytes, which is not supported")
         # Constant and parameter memory are host ranges, like global memory.
-        self.place = "global" if self.space in ("const", "param") else self.space
+        self.memory = "global" if self.space in ("const", "param") else self.space
 
 
 def see(t: Emitter, space: str, kind: str, address: str, sizes: str, shape: str = "plain") -> str:
@@ -86,8 +86,8 @@ def load(t: Emitter, i: Instruction) -> None:
     if access.space in ("param", "const") and isinstance(source, Address):
         mask = t.mask() or "None"
     else:
-        mask = see(t, access.place, "read", address, str(access.bytes))
-    words = f"W.load(G, {access.place!r}, {address}, {access.bytes}, {mask})"
+        mask = see(t, access.memory, "read", address, str(access.bytes))
+    words = f"W.load(G, {access.memory!r}, {address}, {access.bytes}, {mask})"
     if access.count == 1:
         value = words if access.held[0] == "u" else f"{words}.view({access.held})"
         t.define(d, value, access.held)
@@ -115,8 +115,8 @@ def _load_parameter(t: Emitter, access: _Access, d: Operand, source: Operand) ->
         raise t.error(f"parameter bytes {offset}..{offset + access.bytes} do not exist")
     elements = d.elements if isinstance(d, Vector) else (d,)
     for number, element in enumerate(elements):
-        place = offset // access.element + number
-        value = f"W.parameters[{access.held!r}][{place}]"
+        index = offset // access.element + number
+        value = f"W.parameters[{access.held!r}][{index}]"
         t.define(element, value, access.held)
 
 
@@ -143,14 +143,14 @@ def store(t: Emitter, i: Instruction) -> None:
     if access.space in ("param", "const"):
         raise t.error(f"{i.mnemonic} is not supported")
     address = kept(t, t.address(target)[0])
-    mask = see(t, access.place, "write", address, str(access.bytes))
+    mask = see(t, access.memory, "write", address, str(access.bytes))
     elements = source.elements if isinstance(source, Vector) else (source,)
     if len(elements) != access.count:
         raise t.error(f"{access.count} values expected, got {len(elements)}")
     word = f"u{access.element}"
     values = [f"{t.use(e, 'b' + str(8 * access.element))}" for e in elements]
     value = values[0] if len(values) == 1 else f"joined(({', '.join(values)}), nt, {word})"
-    t.emit(f"W.store(G, {access.place!r}, {address}, {access.bytes}, {value}, {mask})")
+    t.emit(f"W.store(G, {access.memory!r}, {address}, {access.bytes}, {value}, {mask})")
 
 
 _ATOMIC = {

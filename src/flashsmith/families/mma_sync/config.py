@@ -65,7 +65,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         "rows of K and V per tile",
         values=(32, 48, 64, 96, 128),
         effect=lambda cfg: f"a loop step takes {cfg.B_c} keys",
-        where="TwoTiles::step",
+        where="SingleStageLoop::step",
     )
     n_warps: int = knob(
         "warps per CTA",
@@ -89,7 +89,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         word="eager",
         default=False,
         effect=describe.eager,
-        where="TwoTiles::step",
+        where="SingleStageLoop::step",
     )
     swizzled: bool = knob(
         "16-byte chunks of shared memory are XOR-swizzled",
@@ -147,7 +147,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         default=0,
         lowest=0,
         effect=describe.ring,
-        where="PairRing",
+        where="MultiStageLoop",
     )
     lazy_rescale: bool = knob(
         "O is rescaled only for a new maximum of some weight",
@@ -170,7 +170,7 @@ class FlashForwardKernelConfig(ForwardConfig):
             if cfg.ping_pong
             else "warps run in the order of the hardware's schedulers"
         ),
-        where="TakingTurns",
+        where="PingPongLoop",
     )
     min_ctas_per_sm: int = knob(
         "CTAs per SM for which registers must suffice; 0: any",

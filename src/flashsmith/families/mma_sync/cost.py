@@ -1,6 +1,6 @@
 """The mma.sync family's cost model: the time of one step of a CTA's loop on an SM.
 
-A step multiplies B_r rows with B_c keys, twice. Five parts of the SM work on it side by side: the
+A step multiplies B_r rows with B_c keys, twice. Five parts of the SM work on it in parallel: the
 tensor cores, shared memory, the exp2 units, the issue slots and the way to L2. The busiest bounds
 the throughput of all resident warps; one warp's own chain (load, GEMM, softmax, GEMM) bounds its
 latency. Neither bound is sharp, so they are joined by a norm of the fourth power.

@@ -19,7 +19,7 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
-    """Where the tiles lie in a CTA's dynamic shared memory; O takes Q's place."""
+    """Where the tiles lie in a CTA's dynamic shared memory; O replaces Q."""
     tiles = [("Q, then O", 1, cfg.B_r), ("K", cfg.kv_tiles, cfg.B_c), ("V", cfg.kv_tiles, cfg.B_c)]
     return smem_regions(cfg, tiles)
 

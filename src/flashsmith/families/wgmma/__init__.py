@@ -33,7 +33,7 @@ class WgmmaFamily(Family):
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         # Of the producer's registers only fewer can help, and fewer than these it cannot do with.
         "producer_registers": (24, 32, 40),
-        # What can be wrong with them, these values mend; others only make the search long.
+        # These values suffice to correct an illegal config; others only make the search longer.
         "section_mib": (DEFAULT_SECTION_MIB,),
         "ctas_per_sm": (1,),
     }

@@ -116,7 +116,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         "rows of K and V per tile",
         values=tuple(range(MIN_B_C, MAX_B_C + 1, B_C_STEP)),
         effect=describe.keys,
-        where="Consumer::attend",
+        where="Consumer::main_loop",
     )
     n_warpgroups: int = knob(
         "consumer warpgroups, 64 rows each; one more is the producer",
@@ -134,7 +134,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         default=2,
         always=True,
         effect=describe.ring,
-        where="TileRing",
+        where="TilePipeline",
     )
     q_buffers: int = knob(
         "Q tiles held at once",
@@ -164,7 +164,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         word="overlap",
         default=False,
         effect=describe.overlap,
-        where="Consumer::attend",
+        where="Consumer::main_loop",
     )
     pingpong: PingPong = knob(
         "the warpgroup order barrier: around GEMMs, or exponentials",
@@ -172,7 +172,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         word="pingpong_",
         default=PingPong.NONE,
         effect=lambda cfg: describe.TURNS[cfg.pingpong.name],
-        where="Turns",
+        where="WarpgroupOrder",
     )
     cluster_size: int = knob(
         "CTAs that share the copies of K and V",
@@ -196,7 +196,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         word="",
         default=TileOrder.BY_HEAD,
         effect=lambda cfg: describe.ORDERS[cfg.tile_order.name],
-        where="TileScheduler::work_of",
+        where="TileScheduler::info_of",
     )
     separate_O: bool = knob(
         "O is stored through shared memory of its own, not Q's",
@@ -212,7 +212,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         default=0,
         lowest=0,
         effect=describe.rescale,
-        where="RowSoftmax::raise_maximum",
+        where="RowSoftmax::update_max",
     )
     section_mib: int = knob(
         "longest first: MiB of K and V of the heads grouped for L2",
@@ -220,7 +220,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         word="section",
         default=DEFAULT_SECTION_MIB,
         effect=describe.section,
-        where="TileScheduler::work_of",
+        where="TileScheduler::info_of",
     )
     ctas_per_sm: int = knob(
         "CTAs that share an SM",
@@ -244,14 +244,14 @@ class HopperForwardKernelConfig(ForwardConfig):
         word="early_exp",
         default=False,
         effect=describe.early,
-        where="Consumer::end_block_after",
+        where="Consumer::end_basic_block_after",
     )
     stale_max: bool = knob(
         "later blocks compute no maximum: their sums show when it is stale",
         word="stale_max",
         default=False,
         effect=describe.stale,
-        where="Consumer::settle",
+        where="StaleMax::resolve_stale_max",
     )
     direct_O: bool = knob(
         "O is stored from registers, so that Q's buffer is free before O is done",

@@ -17,7 +17,7 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
-    """Where the tiles lie in a CTA's dynamic shared memory; O mostly takes Q's place."""
+    """Where the tiles lie in a CTA's dynamic shared memory; O mostly replaces Q."""
     shared = not (cfg.separate_O or cfg.direct_O)
     tiles = [
         ("Q, then O" if shared else "Q", cfg.q_buffers, cfg.B_r),
@@ -25,7 +25,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
         ("K", cfg.kv_stages, cfg.B_c),
         ("V", cfg.kv_stages, cfg.B_c),
     ]
-    return smem_regions(cfg, tiles, rest="barriers, notices")
+    return smem_regions(cfg, tiles, rest="barriers, tile info")
 
 
 def intensity(cfg: Any) -> Intensity:

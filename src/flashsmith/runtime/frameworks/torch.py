@@ -62,15 +62,15 @@ class TorchTensors(RepeatableFramework):
             )
         device = self._devices.get(tensor.device)
         if device is None:
-            device = self._devices[tensor.device] = self.place(name, tensor.device)
+            device = self._devices[tensor.device] = self.device_of(name, tensor.device)
         dtype, address = self.dtype_names.get(tensor.dtype, ""), tensor.data_ptr()
         shape, strides = tuple(tensor.shape), tensor.stride()
         return _new_tuple(
             TensorView, (name, self, dtype, shape, strides, address, device, True, tensor)
         )
 
-    def place(self, name: str, device: Any) -> Device:
-        """Where a torch.device is. Raises ArgumentError unless it is the host or a GPU."""
+    def device_of(self, name: str, device: Any) -> Device:
+        """The Device of a torch.device. Raises ArgumentError unless it is the host or a GPU."""
         kind = device.type
         if kind == "cpu":
             return HOST

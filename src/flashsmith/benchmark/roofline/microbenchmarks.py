@@ -1,0 +1,417 @@
+"""Microbenchmarks: ceilings that can be measured, each by a kernel that does one thing."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from flashsmith.benchmark.roofline.roofline import Unit
+from flashsmith.families import DeviceSpec, DType
+from flashsmith.verify.proof_inputs import numpy_dtype
+
+
+class Absent(Exception):
+    """Why a ceiling cannot be measured here: a gap that is named, and no failure."""
+
+
+class Wrong(Exception):
+    """A microbenchmark's output is not what it should be."""
+
+
+class Kernel(Protocol):
+    """What a microbenchmark needs of a loaded kernel; tests give one of their own."""
+
+    def launch(self, ctas: int, threads: int, *arguments: Any) -> None:
+        """Enqueues the kernel. Arguments are arrays (``Arrays``) and ctypes numbers."""
+
+
+class Array(Protocol):
+    """An array that kernels read and write."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+
+    def to_host(self) -> Any:
+        """A copy as NumPy array, after all launches so far."""
+
+
+class Machine(Protocol):
+    """Where microbenchmarks run: the GPU, or in tests the emulator."""
+
+    device: DeviceSpec
+
+    def kernel(self, source: str, name: str, smem_bytes: int = 0) -> Kernel:
+        """The kernel `name` of csrc/roofline/<source>.cu with so much dynamic shared memory."""
+
+    def array(self, host: Any) -> Array:
+        """A copy of a NumPy array."""
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Memory with anything in it. Raises LaunchError when there is not enough."""
+
+    def free_bytes(self) -> int:
+        """How much memory could be had."""
+
+
+class Running(ABC):
+    """A microbenchmark with its operands in place.
+
+    work: FLOP, operations or bytes of one turn. first_turns: what is timed first, to find out how
+    many turns take long enough.
+    """
+
+    work: float
+    first_turns: int = 1000
+
+    @abstractmethod
+    def launch(self, turns: int) -> None:
+        """Enqueues `turns` turns; does not wait."""
+
+    @abstractmethod
+    def check(self) -> float:
+        """Runs a few turns and compares with NumPy: the largest error, relative to the results.
+
+        Raises Wrong when it is too large.
+        """
+
+
+@dataclass(frozen=True)
+class Microbenchmark:
+    """source: the file in csrc/roofline, '' for a library's kernel. archs: the only ones that have
+    its instructions, () for all.
+
+    ``start`` raises Absent where the ceiling cannot be measured.
+    """
+
+    key: str
+    unit: Unit
+    source: str
+    start: Callable[[Machine], Running]
+    archs: tuple[int, ...] = ()
+
+    def absence(self, arch: int) -> str:
+        """Why an architecture has no such ceiling, '' where it has."""
+        if self.archs and arch not in self.archs:
+            return f"{self.source} is an instruction of sm_{self.archs[0]}a, and this is sm_{arch}"
+        return ""
+
+
+def check_error(error: float, bound: float) -> float:
+    """`error`, unless it is above `bound` or no number.
+
+    Raises Wrong.
+    """
+    if not error <= bound:
+        raise Wrong(f"its output is wrong: relative error {error:.3g}, allowed {bound:.3g}")
+    return error
+
+
+# --- matrix products: mma.sync and wgmma, fed in several ways ---
+
+# Sums of a few hundred products in fp32, which tensor cores do not even round to nearest.
+_MMA_ERROR_BOUND = 1e-4
+_MMA_CHECKED_TURNS = 6
+_MMA_SEED = 20
+
+
+@dataclass(frozen=True)
+class ProductShape:
+    """One kernel's product, as csrc/roofline/<source>.cu has it.
+
+    groups: warps or warpgroups of a CTA, each of which multiplies rows x depth elements of its own
+    by cols x depth ones. tiles: those second operands, taken in turn. own_b: whether a group has
+    one of its own instead. passes: products of one turn.
+    """
+
+    source: str
+    kernel: str
+    groups: int
+    rows: int
+    cols: int
+    depth: int
+    tiles: int = 1
+    own_b: bool = False
+    passes: int = 1
+    in_shared: bool = False
+
+    @property
+    def flop(self) -> int:
+        """Of one turn of one CTA."""
+        return 2 * self.groups * self.rows * self.cols * self.depth * self.passes
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory: both operands, or none."""
+        elements = (self.groups * self.rows + self.cols) * self.depth
+        return 2 * elements if self.in_shared else 0
+
+
+MMA_THREADS = 256
+REGISTERS = ProductShape("mma_registers", "mma_registers", 8, 64, 32, 16, own_b=True, passes=4)
+SHARED_16 = ProductShape("mma_shared", "mma_shared_16_rows", 8, 16, 64, 64, tiles=4)
+SHARED_32 = ProductShape("mma_shared", "mma_shared_32_rows", 8, 32, 64, 64, tiles=4)
+WGMMA_128 = ProductShape("wgmma", "wgmma_n128", 2, 64, 128, 128, in_shared=True)
+WGMMA_256 = ProductShape("wgmma", "wgmma_n256", 2, 64, 256, 128, in_shared=True)
+SHAPES = (REGISTERS, SHARED_16, SHARED_32, WGMMA_128, WGMMA_256)
+
+
+class Product(Running):
+    """A product's kernel, one CTA on every SM, with random operands.
+
+    Random, because constant ones switch fewer transistors: they draw less power and run at a clock
+    that no real product sees.
+    """
+
+    def __init__(self, shape: ProductShape, dtype: DType, machine: Machine) -> None:
+        self.shape = shape
+        self.ctas = machine.device.sm_count
+        self.work = shape.flop * self.ctas
+        rng = np.random.default_rng(_MMA_SEED)
+
+        def random(*sizes: int) -> np.ndarray:
+            return rng.standard_normal(sizes, dtype=np.float32).astype(numpy_dtype(dtype))
+
+        b_count = shape.groups if shape.own_b else shape.tiles
+        self.a = random(shape.groups, shape.rows, shape.depth)
+        self.b = random(b_count, shape.cols, shape.depth)
+        c = np.full((self.ctas, shape.groups, shape.rows, shape.cols), np.nan, np.float32)
+        self._arrays = [machine.array(array.view(np.uint16)) for array in (self.a, self.b)]
+        self._arrays.append(machine.array(c))
+        name = f"{shape.kernel}_{dtype.name.lower()}"
+        self._kernel = machine.kernel(shape.source, name, shape.smem_bytes)
+
+    def launch(self, turns: int) -> None:
+        self._kernel.launch(self.ctas, MMA_THREADS, *self._arrays, ctypes.c_int(turns))
+
+    def check(self) -> float:
+        self.launch(_MMA_CHECKED_TURNS)
+        expected = self.expected(_MMA_CHECKED_TURNS)
+        found = self._arrays[2].to_host()
+        scale = float(np.sqrt(np.mean(expected**2)))
+        return check_error(float(np.max(np.abs(found - expected))) / scale, _MMA_ERROR_BOUND)
+
+    def expected(self, turns: int) -> np.ndarray:
+        """What every CTA's output is after so many turns, (groups, rows, cols), in float64."""
+        a, b = self.a.astype(np.float64), self.b.astype(np.float64)
+        if self.shape.own_b:
+            return turns * self.shape.passes * (a @ np.swapaxes(b, 1, 2))
+        # How often each tile's turn has come.
+        counts = np.bincount(np.arange(turns) % self.shape.tiles, minlength=self.shape.tiles)
+        total = np.tensordot(counts.astype(np.float64), b, axes=1)
+        return a @ total.T
+
+
+PRODUCTS = tuple(
+    Microbenchmark(
+        f"{shape.kernel}_{dtype.name.lower()}",
+        "TFLOP/s",
+        shape.source,
+        partial(Product, shape, dtype),
+        archs=(90,) if shape.source == "wgmma" else (),
+    )
+    for shape in SHAPES
+    for dtype in (DType.FP16, DType.BF16)
+)
+
+
+# --- cuBLAS through PyTorch: what a tuned library gets out of the GPU ---
+
+MATMUL_SIZE = 8192
+_MATMUL_CHECKED_ROWS = (0, 1, MATMUL_SIZE // 2, MATMUL_SIZE - 1)
+# The result is rounded to 16 bits: half a unit in the last place, and cuBLAS's own choice of how
+# to add up.
+_MATMUL_ERROR_BOUND = {DType.FP16: 1e-3, DType.BF16: 8e-3}
+_MATMUL_SEED = 22
+
+
+class LibraryProduct(Running):
+    """An MATMUL_SIZE^3 product; a turn is one call."""
+
+    first_turns = 2
+
+    def __init__(self, dtype: DType, machine: Machine) -> None:
+        self._torch: Any = _torch()
+        self.dtype = dtype
+        self.work = 2 * MATMUL_SIZE**3
+        torch = self._torch
+        generator = torch.Generator("cuda").manual_seed(_MATMUL_SEED)
+        kind = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}[dtype]
+        self.a, self.b = (
+            torch.randn(MATMUL_SIZE, MATMUL_SIZE, dtype=kind, device="cuda", generator=generator)
+            for _ in range(2)
+        )
+        self.c = torch.empty_like(self.a)
+
+    def launch(self, turns: int) -> None:
+        for _ in range(turns):
+            self._torch.matmul(self.a, self.b, out=self.c)
+
+    def check(self) -> float:
+        self.c.fill_(float("nan"))
+        self.launch(1)
+        rows = list(_MATMUL_CHECKED_ROWS)
+        expected = self.a[rows].double() @ self.b.double()
+        error = (self.c[rows].double() - expected).norm() / expected.norm()
+        return check_error(float(error), _MATMUL_ERROR_BOUND[self.dtype])
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise Absent("PyTorch is not installed, and cuBLAS is called through it") from None
+    if not torch.cuda.is_available():
+        raise Absent(f"PyTorch {torch.__version__} sees no GPU, and cuBLAS is called through it")
+    return torch
+
+
+LIBRARY_PRODUCTS = tuple(
+    Microbenchmark(f"matmul_{dtype.name.lower()}", "TFLOP/s", "", partial(LibraryProduct, dtype))
+    for dtype in (DType.FP16, DType.BF16)
+)
+
+
+# --- exponentials ---------------------------------------------------------------------------------
+
+# As csrc/roofline/exp2.cu has them.
+EXP2_THREADS = 512
+EXP2_CHAINS = 8
+EXP2_MIRROR = -8.0
+
+_EXP2_CHECKED_TURNS = 5
+_EXP2_ERROR_BOUND = 1e-5  # ex2.approx is within 2 units in the last place of fp32
+_EXP2_SEED = 21
+
+
+class Exponentials(Running):
+    """ex2.approx on every SM with as many threads as it holds; operands as a softmax has them."""
+
+    def __init__(self, machine: Machine) -> None:
+        device = machine.device
+        self.ctas = device.sm_count * (device.max_threads_per_sm // EXP2_THREADS)
+        self.work = self.ctas * EXP2_THREADS * EXP2_CHAINS
+        rng = np.random.default_rng(_EXP2_SEED)
+        self.x = rng.uniform(EXP2_MIRROR, 0.0, (self.ctas * EXP2_THREADS, EXP2_CHAINS)).astype(
+            np.float32
+        )
+        self._x = machine.array(self.x)
+        self._sums = machine.array(np.full_like(self.x, np.nan))
+        self._kernel = machine.kernel("exp2", "exp2_rate")
+
+    def launch(self, turns: int) -> None:
+        self._kernel.launch(self.ctas, EXP2_THREADS, self._x, self._sums, ctypes.c_int(turns))
+
+    def check(self) -> float:
+        self.launch(_EXP2_CHECKED_TURNS)
+        x = self.x.astype(np.float64)
+        odd = _EXP2_CHECKED_TURNS // 2
+        expected = (_EXP2_CHECKED_TURNS - odd) * np.exp2(x) + odd * np.exp2(EXP2_MIRROR - x)
+        error = np.abs(self._sums.to_host() - expected) / expected
+        return check_error(float(np.max(error)), _EXP2_ERROR_BOUND)
+
+
+EXPONENTIALS = (Microbenchmark("exp2", "Gop/s", "exp2", Exponentials),)
+
+
+# --- reads of the L2 and of DRAM ------------------------------------------------------------------
+
+# As csrc/roofline/memory_read.cu has them.
+READ_THREADS = 512
+SPAN_BYTES = READ_THREADS * 8 * 16
+PERIOD = 1 << 20
+
+_MIB = 2**20
+_DRAM_BYTES = 4096 * _MIB
+# So much of what is read must not fit into the L2, or part of it would come from there.
+_TIMES_L2 = 16
+# Of the L2, which also holds other things, and of which an SM reaches one half faster than the
+# other.
+_L2_SHARE = 0.4
+
+
+class MemoryRead(Running):
+    """Every SM reads its part of a buffer, 16 bytes a load and many in flight."""
+
+    first_turns = 1
+
+    def __init__(self, size: int, machine: Machine) -> None:
+        device = machine.device
+        self.ctas = device.sm_count * (device.max_threads_per_sm // READ_THREADS)
+        self.bytes = size // SPAN_BYTES * SPAN_BYTES
+        self.work = self.bytes
+        self._words = machine.empty((self.bytes // 4,), np.dtype(np.uint32))
+        self._sums = machine.array(np.zeros(self.ctas * READ_THREADS, np.uint32))
+        self._vectors = ctypes.c_int64(self.bytes // 16)
+        machine.kernel("memory_read", "fill_words").launch(
+            self.ctas, READ_THREADS, self._words, self._vectors
+        )
+        self._kernel = machine.kernel("memory_read", "read_words")
+
+    def launch(self, turns: int) -> None:
+        self._kernel.launch(
+            self.ctas, READ_THREADS, self._words, self._sums, self._vectors, ctypes.c_int(turns)
+        )
+
+    def check(self) -> float:
+        """Reads all of the buffer once; the sum of its words is exact or Wrong."""
+        self.launch(1)
+        found = int(self._sums.to_host().sum(dtype=np.uint64)) % 2**32
+        expected = sum_of_words(self.bytes // 4)
+        if found != expected:
+            raise Wrong(f"the words it read add up to {found}, not to {expected}")
+        return 0.0
+
+
+def words(count: int) -> np.ndarray:
+    """The first words of the buffer, at most PERIOD, as fill_words writes them."""
+    x = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    x = (x ^ x >> np.uint32(16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ x >> np.uint32(13)) * np.uint32(0xC2B2AE35)
+    return x ^ x >> np.uint32(16)
+
+
+def sum_of_words(count: int) -> int:
+    """Of all words of a buffer of `count`, modulo 2^32."""
+    period = words(PERIOD)
+    whole = int(period.sum(dtype=np.uint64)) * (count // PERIOD)
+    return (whole + int(period[: count % PERIOD].sum(dtype=np.uint64))) % 2**32
+
+
+def start_l2(machine: Machine) -> MemoryRead:
+    """A buffer that stays in the L2."""
+    return MemoryRead(int(machine.device.l2_bytes * _L2_SHARE), machine)
+
+
+def start_dram(machine: Machine) -> MemoryRead:
+    """A buffer of which next to nothing is in the L2.
+
+    Raises Absent when there is no room for one.
+    """
+    size, least = min(_DRAM_BYTES, machine.free_bytes() // 2), _TIMES_L2 * machine.device.l2_bytes
+    if size < least:
+        raise Absent(
+            f"needs {2 * least // _MIB} MiB of free GPU memory, there are "
+            f"{machine.free_bytes() // _MIB}"
+        )
+    return MemoryRead(size, machine)
+
+
+MEMORY_READS = (
+    Microbenchmark("l2_read", "TB/s", "memory_read", start_l2),
+    Microbenchmark("dram_read", "TB/s", "memory_read", start_dram),
+)
+
+
+MICROBENCHMARKS: tuple[Microbenchmark, ...] = (
+    *LIBRARY_PRODUCTS,
+    *PRODUCTS,
+    *EXPONENTIALS,
+    *MEMORY_READS,
+)

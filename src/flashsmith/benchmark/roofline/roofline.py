@@ -1,0 +1,270 @@
+"""Roofline: a GPU's measured ceilings as data, the files that keep them, and what they allow.
+
+All bounds are in TFLOP/s of the problem's two GEMMs, 4 b h s_q s_k d, halved when causal: the
+figure that every table prints.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+
+from flashsmith.benchmark.records import checked_fields
+from flashsmith.builder.safe_files import written_beside
+from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem, Semantics
+from flashsmith.operations import DEFAULT
+from flashsmith.printable import quoted
+from flashsmith.runtime.driver import gpu_count, query_gpu
+from flashsmith.untrusted import UnusableTextError, read_json
+
+Unit = Literal["TFLOP/s", "Gop/s", "TB/s"]
+KIND = "flashsmith roofline"
+SCHEMA = 1
+# Of one unit in plain operations or bytes per second.
+SCALE: dict[Unit, float] = {"TFLOP/s": 1e12, "Gop/s": 1e9, "TB/s": 1e12}
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """One thing a GPU was measured at.
+
+    rate: in `unit`, None where it was not measured, and `note` says why. ms: median time of a
+    launch; spread: interquartile range over it. sm_clock_mhz and power_w: while it ran, None
+    without NVML. per_sm_clock: operations or bytes per SM and clock cycle, None without a clock.
+    error: the largest error of the same kernel's checked run, relative to the results' size.
+    wrong: whether that check failed, or the kernel did.
+    """
+
+    key: str
+    unit: Unit
+    rate: float | None = None
+    ms: float | None = None
+    spread: float | None = None
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    per_sm_clock: float | None = None
+    error: float | None = None
+    wrong: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """All ceilings of one GPU. `environment` is that of the measurement, `time` its date (ISO)."""
+
+    gpu: str
+    arch: int
+    sm_count: int
+    time: str
+    environment: dict[str, Any]
+    ceilings: tuple[Ceiling, ...]
+
+    def ceiling(self, key: str) -> Ceiling | None:
+        """The ceiling of that key, measured or not; None when there is none of that name."""
+        return next((ceiling for ceiling in self.ceilings if ceiling.key == key), None)
+
+    def rate(self, key: str) -> float | None:
+        """The rate in the ceiling's unit, None where it was not measured."""
+        ceiling = self.ceiling(key)
+        return ceiling.rate if ceiling else None
+
+    def per_second(self, key: str) -> float | None:
+        """The rate in plain FLOP, operations or bytes per second."""
+        ceiling = self.ceiling(key)
+        if ceiling is None or ceiling.rate is None:
+            return None
+        return ceiling.rate * SCALE[ceiling.unit]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing that was measured was wrong."""
+        return not any(ceiling.wrong for ceiling in self.ceilings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": KIND, "schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Roofline:
+        """What to_json() wrote; fields of later versions are passed over.
+
+        Raises ArgumentError when it is something else.
+        """
+        if not isinstance(value, dict):
+            raise _foreign(f"{quoted(value, 80)} is no object")
+        if value.get("schema") != SCHEMA:
+            raise ArgumentError(
+                f"roofline: schema {quoted(value.get('schema'), 80)} is not this version's "
+                f"({SCHEMA}); measure again with 'flashsmith roofline'"
+            )
+        listed = value.get("ceilings")
+        if not isinstance(listed, list):
+            raise _foreign("ceilings must be a list")
+        ceilings = tuple(_ceiling(number, one) for number, one in enumerate(listed, 1))
+        try:
+            return cls(**checked_fields(cls, value, _FACTS), ceilings=ceilings)
+        except ValueError as error:
+            raise _foreign(str(error)) from error
+
+
+_FACTS = tuple(field.name for field in fields(Roofline) if field.name != "ceilings")
+_REQUIRED = {field.name for field in fields(Ceiling) if field.default is MISSING}
+
+
+def _foreign(reason: str) -> ArgumentError:
+    return ArgumentError(f"roofline: not what 'flashsmith roofline' wrote: {reason}")
+
+
+def _ceiling(number: int, found: Any) -> Ceiling:
+    given = set(found) if isinstance(found, dict) else set()
+    known = tuple(field.name for field in fields(Ceiling) if field.name in _REQUIRED | given)
+    try:
+        ceiling = Ceiling(**checked_fields(Ceiling, found, known))
+        if ceiling.rate is not None and not 0 < ceiling.rate < math.inf:
+            raise ValueError(f"rate is {ceiling.rate}, not finite and above 0")
+    except ValueError as error:
+        raise _foreign(f"ceiling {number}: {error}") from error
+    return ceiling
+
+
+# --- files: one for each GPU, in the user's data folder -------------------------------------------
+
+
+def roofline_path(gpu: str) -> Path:
+    """The file of the GPU that calls itself `gpu`.
+
+    Raises ArgumentError when there is no home folder to keep it in.
+    """
+    return _folder() / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
+
+
+def load_roofline(gpu: str | None = None) -> Roofline | None:
+    """What was measured of the GPU of that name (None: this machine's first), if anything.
+
+    Raises ArgumentError when its file is damaged.
+    """
+    if gpu is None:
+        if gpu_count() == 0:
+            return None
+        gpu = query_gpu(0).name
+    path = roofline_path(gpu)
+    return read_roofline(path) if path.exists() else None
+
+
+def read_roofline(path: str | Path) -> Roofline:
+    """The roofline in a file. Raises ArgumentError when there is none."""
+    try:
+        value = read_json(path)
+    except UnusableTextError as error:
+        raise ArgumentError(f"roofline: {path}{error.place} cannot be read: {error}") from error
+    try:
+        return Roofline.from_json(value)
+    except ArgumentError as error:
+        raise ArgumentError(f"{path}: {error}") from error
+
+
+def stored_rooflines() -> list[Roofline]:
+    """Every stored roofline, by GPU name. Raises ArgumentError when a file is damaged."""
+    return [read_roofline(path) for path in sorted(_folder().glob("*.json"))]
+
+
+def save_roofline(roofline: Roofline, path: Path | None = None) -> Path:
+    """Writes the roofline to its place (or `path`), whole or not at all, and returns that place.
+
+    Raises ArgumentError when it cannot be written.
+    """
+    path = path or roofline_path(roofline.gpu)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_beside(path) as unfinished:
+            unfinished.write_text(json.dumps(roofline.to_json(), indent=2) + "\n")
+    except OSError as error:
+        raise ArgumentError(f"roofline: {path} cannot be written: {error}") from error
+    return path
+
+
+def _folder() -> Path:
+    try:
+        folder = platformdirs.user_data_path("flashsmith", appauthor=False)
+    except RuntimeError:  # newer platformdirs; older ones return a relative path
+        folder = Path("~")
+    if not folder.is_absolute():
+        raise ArgumentError(
+            "roofline: there is no home folder to keep it in (HOME is unset); set HOME or "
+            "XDG_DATA_HOME"
+        )
+    return folder / "roofline"
+
+
+# --- what a kernel may reach ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Intensity:
+    """FLOP of the products per byte of DRAM and L2 traffic, and per exponential.
+
+    dram: q, k, v and o once each, the least there can be. l2: what the CTAs read and write, each
+    its Q block and all of the keys it sees. Of another operation than attention both are all
+    tensors once, and exp2 is infinite.
+    """
+
+    dram: float
+    l2: float
+    exp2: float
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What one ceiling allows. `ceiling` is its key in the roofline."""
+
+    ceiling: str
+    tflops: float
+
+
+def intensity(problem: Problem, cfg: Any) -> Intensity:
+    """The intensities of `cfg`'s kernel on `problem`, which must not be empty."""
+    flop = problem.attn_flop()
+    if problem.operation != DEFAULT:
+        once = flop / problem.computed.bytes(problem)
+        return Intensity(dram=once, l2=once, exp2=math.inf)
+    q_bytes, k_bytes = _bytes_once(problem)
+    all_scores = replace(problem, semantics=Semantics()).attn_flop()
+    rows, _ = cfg.family.loop_tiles(cfg) or (problem.seq_q, 0)
+    blocks = math.ceil(problem.seq_q / rows)
+    group = problem.heads_q // problem.heads_k
+    l2 = flop / (q_bytes + group * k_bytes * max(1.0, blocks * flop / all_scores))
+    return Intensity(dram=flop / (q_bytes + k_bytes), l2=l2, exp2=4.0 * problem.d)
+
+
+def _bytes_once(problem: Problem) -> tuple[int, int]:
+    """Bytes of q and o together, and of k and v."""
+    row = problem.batch * problem.d * problem.dtype.element_size
+    return 2 * row * problem.heads_q * problem.seq_q, 2 * row * problem.heads_k * problem.seq_k
+
+
+def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
+    """What each measured ceiling that concerns the config allows on the problem, tightest first."""
+    dtype = problem.dtype.name.lower()
+    found = [
+        Bound(f"{name}_{dtype}", rate)
+        for name in _products_of(cfg)
+        if (rate := roofline.rate(f"{name}_{dtype}")) is not None
+    ]
+    own = intensity(problem, cfg)
+    for key, work in (("exp2", own.exp2), ("l2_read", own.l2), ("dram_read", own.dram)):
+        rate = roofline.per_second(key)
+        if rate is not None and math.isfinite(work):
+            found.append(Bound(key, work * rate / 1e12))
+    return tuple(sorted(found, key=lambda bound: bound.tflops))
+
+
+def _products_of(cfg: Any) -> tuple[str, ...]:
+    """The ceilings of the instruction that the config's family multiplies with."""
+    names: tuple[str, ...] = cfg.family.multiplies_with(cfg)
+    return names

@@ -1,0 +1,113 @@
+"""TensorMemory: where a benchmark's tensors are: in PyTorch's GPU memory, else the driver's."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import math
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from flashsmith.errors import LaunchError
+from flashsmith.families import DType
+from flashsmith.runtime import driver
+from flashsmith.runtime.frameworks.device_array import DeviceArray
+from flashsmith.verify.proof_inputs import numpy_dtype
+
+Shape = tuple[int, ...]
+
+
+class TensorMemory(Protocol):
+    """Makes tensors on GPU 0 and looks into them. Contents are standard normal."""
+
+    def draw(self, shape: Shape, dtype: DType, seed: int) -> Any:
+        """A dense random tensor."""
+
+    def put(self, array: np.ndarray) -> Any:
+        """A copy of a host array."""
+
+    def fetch(self, tensor: Any) -> np.ndarray:
+        """A copy on the host. Raises LaunchError when a kernel before it failed."""
+
+    def poison(self, tensor: Any) -> None:
+        """Fills a tensor with NaN."""
+
+    def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
+        """One head of the rows ``at`` of (batch, seq, heads, d) or (total, heads, d), on the host:
+        (rows, d). Raises LaunchError when a kernel before it failed."""
+
+
+class TorchMemory:
+    """PyTorch's tensors: peers take them too, and they are drawn where they are needed."""
+
+    device = "cuda:0"
+
+    def draw(self, shape: Shape, dtype: DType, seed: int) -> Any:
+        import torch
+
+        generator = torch.Generator(self.device).manual_seed(seed)
+        kind = torch.bfloat16 if dtype is DType.BF16 else torch.float16
+        return torch.randn(shape, generator=generator, device=self.device, dtype=kind)
+
+    def put(self, array: np.ndarray) -> Any:
+        import torch
+
+        if array.dtype == ml_dtypes.bfloat16:
+            # torch takes no bfloat16 from NumPy: the bits travel as integers.
+            bits = torch.from_numpy(array.view(np.int16)).to(self.device)
+            return bits.view(torch.bfloat16)
+        return torch.from_numpy(array).to(self.device)
+
+    def fetch(self, tensor: Any) -> np.ndarray:
+        import torch
+
+        try:
+            host = tensor.contiguous().cpu()
+        except RuntimeError as error:  # a kernel before it has failed
+            raise LaunchError(str(error).splitlines()[0]) from None
+        if host.dtype is torch.bfloat16:
+            bits: np.ndarray = host.view(torch.int16).numpy()
+            return bits.view(ml_dtypes.bfloat16)
+        numbers: np.ndarray = host.numpy()
+        return numbers
+
+    def poison(self, tensor: Any) -> None:
+        tensor.fill_(math.nan)
+
+    def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
+        return self.fetch(tensor[at][:, head])
+
+
+class DriverMemory:
+    """DeviceArrays, filled from the host."""
+
+    def draw(self, shape: Shape, dtype: DType, seed: int) -> DeviceArray:
+        numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+        return DeviceArray.from_host(numbers.astype(numpy_dtype(dtype)))
+
+    def put(self, array: np.ndarray) -> DeviceArray:
+        return DeviceArray.from_host(array)
+
+    def fetch(self, tensor: DeviceArray) -> np.ndarray:
+        return tensor.to_host()
+
+    def poison(self, tensor: DeviceArray) -> None:
+        # All bits set is NaN in either dtype.
+        with driver.current_gpu(tensor.ordinal):
+            address, size = ctypes.c_uint64(tensor.address), ctypes.c_size_t(tensor.nbytes)
+            driver.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0xFF), size)
+
+    def head(self, tensor: DeviceArray, at: tuple[int | slice, ...], head: int) -> np.ndarray:
+        return tensor.to_host()[at][:, head]
+
+
+def gpu_memory() -> TensorMemory:
+    """PyTorch's memory if PyTorch can use the GPU, else the driver's."""
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return TorchMemory()
+    return DriverMemory()

@@ -1,0 +1,144 @@
+"""Sentences that explain a choice: what is bad about the problem for these kernels, and why other
+families were passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flashsmith.builder import find_library
+from flashsmith.chooser.candidates import candidates
+from flashsmith.chooser.cost_model import Estimate, estimate
+from flashsmith.chooser.evidence import Expected
+from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families
+from flashsmith.operations import DEFAULT
+
+# Below these shares it is worth saying.
+_FILLED = 0.8
+_OF_D_HEAD = 0.9
+# K and V of this many keys are worth a split among CTAs, which these kernels do not have.
+_LONG_K = 1024
+
+
+def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
+    """What makes ``config`` slower on ``problem`` than its FLOP would suggest."""
+    if 0 in (problem.batch, problem.seq_q):
+        yield "there is no output: nothing is launched"
+        return
+    yield from _about_d(config, problem)
+    if problem.window is not None:
+        yield (
+            f"a window's limits are no part of a problem: the time is that of the last "
+            f"{problem.window[0]} keys"
+        )
+    if problem.semantics.packed:
+        yield "packed: every sequence is taken to be as long as the longest"
+    yield from _about_spills(config, problem, device)
+    if config.family.has_cost_model:
+        guess = estimate(config, problem, device)
+        yield from _about_rows(guess, problem)
+        yield from _about_waves(guess, problem, device)
+
+
+def _about_d(config: Any, problem: Problem) -> Iterator[str]:
+    if problem.d < _OF_D_HEAD * config.d_head:
+        wasted = 1 - problem.d / config.d_head
+        spent = "of both products are spent on" if problem.operation == DEFAULT else "are"
+        yield (
+            f"d = {problem.d} runs on d_head {config.d_head}: {wasted:.0%} {spent} columns that "
+            "are not there"
+        )
+
+
+def _about_spills(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
+    """Only the compiler knows: of a kernel that is not built yet there is nothing to say."""
+    semantics = problem.required_semantics(config)
+    library = find_library(config, arch=device.arch, semantics=semantics)
+    spilled = 0 if library is None else library.entry(config).spill_bytes
+    if spilled:
+        yield (
+            f"the kernel spills registers: {spilled} bytes a thread are stored to local memory and "
+            "loaded from it"
+        )
+
+
+def _about_rows(guess: Estimate, problem: Problem) -> Iterator[str]:
+    rows = -(-problem.seq_q // guess.rows) * guess.rows
+    if problem.seq_q < _FILLED * rows:
+        yield (
+            f"seq_q = {problem.seq_q} fills {problem.seq_q / rows:.0%} of its tiles of "
+            f"{guess.rows} rows; the rest is computed and thrown away"
+        )
+
+
+def _about_waves(guess: Estimate, problem: Problem, device: DeviceSpec) -> Iterator[str]:
+    if guess.ctas < device.sm_count:
+        idle = device.sm_count - guess.ctas
+        text = f"{guess.ctas} CTAs for {device.sm_count} SMs: {idle} of them idle"
+        if problem.seq_k >= _LONG_K:
+            text += (
+                f", and each CTA walks all of its {problem.seq_k} keys, because these kernels do "
+                "not split K: they serve this problem badly"
+            )
+        yield text
+        return
+    slots = device.sm_count * guess.resident
+    waves = -(-guess.ctas // slots)
+    if guess.ctas < _FILLED * waves * slots and problem.semantics.mask != "causal":
+        yield (
+            f"{guess.ctas} CTAs come in {waves} waves of {slots}: "
+            f"{1 - guess.ctas / (waves * slots):.0%} of the places stay empty"
+        )
+
+
+def passed_over(
+    problem: Problem, device: DeviceSpec, expected: Sequence[Expected], measured: bool
+) -> dict[str, str]:
+    """The families that were not chosen, each with why.
+
+    expected: what was weighed, the choice first. measured: whether its times are of a table.
+    """
+    chosen = expected[0]
+    return {
+        family.name: _why_not(family, problem, device, expected, measured)
+        for family in families(chosen.config.family.operation)
+        if family is not chosen.config.family
+    }
+
+
+def _why_not(
+    family: Family,
+    problem: Problem,
+    device: DeviceSpec,
+    expected: Sequence[Expected],
+    measured: bool,
+) -> str:
+    reason = family.unserved(problem, device)
+    if reason is not None:
+        return f"does not serve this: {reason}"
+    chosen = expected[0]
+    best = min(
+        (one for one in expected if family.name == one.config.FAMILY),
+        key=lambda one: one.ms,
+        default=None,
+    )
+    if best is not None:
+        behind = f"{best.ms / chosen.ms - 1:+.0%}" if chosen.ms else "no sooner"
+        return f"its best, {best.config}, takes {best.ms:.3g} ms ({behind})"
+    return _not_weighed(family, problem, device, measured)
+
+
+def _not_weighed(family: Family, problem: Problem, device: DeviceSpec, measured: bool) -> str:
+    if not family.has_cost_model:
+        return "has no cost model and was not measured"
+    masked = problem.semantics.mask != "none"
+    d_head = d_head_for(problem)
+    weighed = candidates(problem.dtype, d_head, device, masked, problem.operation)
+    guesses = [(estimate(c, problem, device).ms, c) for c in weighed if family.name == c.FAMILY]
+    if not guesses or not measured:
+        return f"none of its kernels fits on {device.name}"
+    ms, config = min(guesses, key=lambda guess: guess[0])
+    return (
+        f"not measured here, and what was measured goes before what is estimated; {config} should "
+        f"take {ms:.3g} ms, and `flashsmith tune --problems '{problem}'` measures both families"
+    )

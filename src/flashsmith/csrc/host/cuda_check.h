@@ -1,0 +1,19 @@
+// What every call of the CUDA runtime goes through.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace flashsmith {
+
+// Throws std::runtime_error with CUDA's words.
+inline void check(cudaError_t status, const char* what) {
+    if (status == cudaSuccess) return;
+    cudaGetLastError();  // a later call, of any library, must not report this error
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(status) + ": " +
+                             cudaGetErrorString(status));
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,205 @@
+// Main loops: the order of copies, GEMMs and waits as a CTA goes through its K/V blocks. All begin
+// with the last block: masks and ragged ends mostly concern the last blocks of a row.
+//
+// `b` is the CTA's ForwardBlock. A step is compiled twice where masks are trimmed: once for blocks
+// that a mask cuts, where each warp checks whether it sees anything, and once for all others,
+// without mask and check.
+#pragma once
+
+#include "common/ptx_functions.cuh"
+
+namespace flashsmith {
+
+// Which of `kStages` tiles comes next, as its distance from the first one in bytes.
+template <int kStages, int kTileBytes>
+struct StageOffset {
+    uint32_t bytes = 0;
+    FS_DEVICE void advance() {
+        bytes = bytes == (kStages - 1) * kTileBytes ? 0 : bytes + kTileBytes;
+    }
+};
+
+// One K and one V tile, two barriers a block. Eager, each copy is issued as soon as its tile is
+// free and runs under the other GEMM; otherwise where its data are needed, and waited for at once.
+template <class Kernel>
+struct SingleStageLoop {
+    template <class Block, class Range>
+    FS_DEVICE static void run(Block& b, const Range& blocks) {
+        int block = blocks.end - 1;
+        b.start_Q();
+        b.commit_copies();
+        if constexpr (Kernel::eager_load_blocks) b.start_K(block), b.commit_copies();
+        if constexpr (Kernel::Q_t::kWhole) {
+            b.template finish_copies<Kernel::eager_load_blocks ? 1 : 0>();
+            b.Q.load(0);
+        }
+        if constexpr (Kernel::optimized_softmax) step<true, true>(b, block--, blocks);
+        for (; block >= blocks.begin; --block) {
+            if (Kernel::trim_masks && !blocks.needs_mask(block))
+                step<false, false>(b, block, blocks);
+            else
+                step<true, false>(b, block, blocks);
+        }
+    }
+
+  private:
+    template <bool kMask, bool kFirst, class Block, class Range>
+    FS_DEVICE static void step(Block& b, int block, const Range& blocks) {
+        const bool seen = !Kernel::trim_masks || !kMask || b.sees(block);
+        if constexpr (!Kernel::eager_load_blocks) b.start_K(block), b.commit_copies();
+        b.finish_copies();  // K is here; every warp has left the last V
+        if constexpr (Kernel::eager_load_blocks) b.start_V(block), b.commit_copies();
+
+        typename Kernel::S_accum_t S;
+        if (seen) b.QK_gemm(S);
+
+        if constexpr (!Kernel::eager_load_blocks) b.start_V(block), b.commit_copies();
+        b.finish_copies();  // V is here; every warp has left K
+        if constexpr (Kernel::eager_load_blocks)
+            if (block > blocks.begin) b.start_K(block - 1), b.commit_copies();
+
+        if (!seen) return;
+        typename Kernel::P_t P;
+        b.template compute_probabilities<kMask, kFirst>(S, block, blocks);
+        b.pack_P(P, S);
+        b.PV_gemm(P);
+    }
+};
+
+// A ring of K/V pairs and one barrier a block: a pair's copies have all of kv_stages - 1 blocks to
+// arrive.
+template <class Kernel>
+struct MultiStageLoop {
+    using Stage = StageOffset<Kernel::kv_stages, Kernel::KVLayout::kBytes>;
+    static constexpr int kAhead = Kernel::kv_stages - 1;
+
+    template <class Block, class Range>
+    FS_DEVICE static void run(Block& b, const Range& blocks) {
+        int block = blocks.end - 1;
+        Stage now, filled;
+        b.start_Q();
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) start_copies(b, block - i, blocks, filled);
+        if constexpr (Kernel::Q_t::kWhole) {
+            b.template finish_copies<kAhead - 1>();
+            b.Q.load(0);
+        }
+        for (; block >= blocks.begin; --block) {
+            b.template finish_copies<kAhead - 1>();  // this pair is here; every warp has left the
+            start_copies(b, block - kAhead, blocks,
+                         filled);  // last one, whose stage is filled again
+            if (Kernel::trim_masks && !blocks.needs_mask(block))
+                step<false>(b, block, blocks, now);
+            else if (!Kernel::trim_masks || b.sees(block))
+                step<true>(b, block, blocks, now);
+            now.advance();
+        }
+    }
+
+  private:
+    template <bool kMask, class Block, class Range>
+    FS_DEVICE static void step(Block& b, int block, const Range& blocks, const Stage& stage) {
+        typename Kernel::S_accum_t S;
+        typename Kernel::P_t P;
+        b.QK_gemm(S, stage.bytes);
+        b.template compute_probabilities<kMask, false>(S, block, blocks);
+        b.pack_P(P, S);
+        b.PV_gemm(P, stage.bytes);
+    }
+    template <class Block, class Range>
+    FS_DEVICE static void start_copies(Block& b, int block, const Range& blocks, Stage& stage) {
+        if (block >= blocks.begin) {
+            b.start_K(block, stage.bytes);
+            b.start_V(block, stage.bytes);
+        }
+        b.commit_copies();
+        stage.advance();
+    }
+};
+
+// Two halves of the warps, each with one warp on every scheduler of an SM, half a block apart: one
+// half's softmax runs beside the other's GEMMs. Without an order they drift into step, and the
+// tensor cores idle while both compute maxima.
+//
+// The order covers the PV GEMM alone. After it a half goes on with the next block's QK GEMM beside
+// the other's PV GEMM, since one warp alone, waiting for its ldmatrix, does not fill a tensor core.
+// An arrival also means: this half's copies of the next V and the K after it are here, and it has
+// read the last V. The other half may still read K then, so that kv_stages tiles are filled
+// kv_stages - 2 blocks ahead.
+template <class Kernel>
+struct PingPongLoop {
+    using Stage = StageOffset<Kernel::kv_stages, Kernel::KVLayout::kBytes>;
+    static constexpr int kAhead = Kernel::kv_stages - 2;
+
+    template <class Block, class Range>
+    FS_DEVICE static void run(Block& b, const Range& blocks) {
+        const int half = thread_index() / (Kernel::n_threads / 2);
+        int block = blocks.end - 1;
+        Stage now, filled;
+        b.start_Q();
+        b.start_K(block);
+        b.commit_copies();
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) start_copies(b, block - i, blocks, filled);
+        b.template finish_copies<kAhead>();
+        if constexpr (Kernel::Q_t::kWhole) b.Q.load(0);
+        typename Kernel::S_accum_t S;
+        if (!Kernel::trim_masks || b.sees(block)) b.QK_gemm(S);
+        b.template wait_for_copies<kAhead - 1>();
+        if (half == 1) order_arrive(half);
+
+        for (; block > blocks.begin; --block) {
+            if (Kernel::trim_masks && !blocks.needs_mask(block) && !blocks.needs_mask(block - 1))
+                step<false, false>(b, S, half, block, blocks, now, filled);
+            else
+                step<true, false>(b, S, half, block, blocks, now, filled);
+        }
+        step<true, true>(b, S, half, block, blocks, now, filled);
+    }
+
+  private:
+    // From the scores of a block to its share of O, and the scores of the next.
+    template <bool kMask, bool kLast, class Block, class Range>
+    FS_DEVICE static void step(Block& b, typename Kernel::S_accum_t& S, int half, int block,
+                               const Range& blocks, Stage& now, Stage& filled) {
+        const bool seen = !Kernel::trim_masks || !kMask || b.sees(block);
+        typename Kernel::P_t P;
+        if (seen) {
+            b.template compute_probabilities<kMask, false>(S, block, blocks);
+            b.pack_P(P, S);
+        }
+
+        order_wait(half);
+        if constexpr (!kLast) start_copies(b, block - kAhead, blocks, filled);
+        if (seen) b.PV_gemm(P, now.bytes);
+        b.template wait_for_copies<kAhead - 1>();
+        if (!kLast || half == 0) order_arrive(half);  // the other half's last has no successor
+
+        now.advance();
+        if constexpr (!kLast)
+            if (!Kernel::trim_masks || !kMask || b.sees(block - 1)) b.QK_gemm(S, now.bytes);
+    }
+    // V of `block`, and K of the one after it.
+    template <class Block, class Range>
+    FS_DEVICE static void start_copies(Block& b, int block, const Range& blocks, Stage& stage) {
+        if (block >= blocks.begin) b.start_V(block, stage.bytes);
+        stage.advance();
+        if (block > blocks.begin) b.start_K(block - 1, stage.bytes);
+        b.commit_copies();
+    }
+    // Barrier 1 opens for half 0 once half 1 has arrived there, barrier 2 the other way round.
+    FS_DEVICE static void order_wait(int half) {
+        if (half == 0)
+            named_barrier_wait<1, Kernel::n_threads>();
+        else
+            named_barrier_wait<2, Kernel::n_threads>();
+    }
+    FS_DEVICE static void order_arrive(int half) {
+        if (half == 0)
+            named_barrier_arrive<2, Kernel::n_threads>();
+        else
+            named_barrier_arrive<1, Kernel::n_threads>();
+    }
+};
+
+}  // namespace flashsmith

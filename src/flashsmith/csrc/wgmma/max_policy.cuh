@@ -1,0 +1,177 @@
+// What a row's exponents are relative to: a maximum that is updated for every block, or one that
+// may be stale. A policy is part of a Consumer and works on its state.
+#pragma once
+
+#include "common/visible_keys.cuh"
+#include "wgmma/row_softmax.cuh"
+#include "wgmma/static_kernel_configuration.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+struct Consumer;
+
+// Every block's scores are taken into the maximum before they are exponentiated.
+template <class Kernel>
+struct CurrentMax {
+    static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
+    static constexpr bool kMayRecompute = false;
+    using Softmax = RowSoftmax<CFG.rescale_threshold != 0, CFG.exp2_fma_share, 2>;
+
+    FS_DEVICE bool updates_max(const Consumer<Kernel>&, int, const BlockRange&) const {
+        return true;
+    }
+    FS_DEVICE void add(Consumer<Kernel>& consumer, bool) const {
+        consumer.softmax.template add<false>(consumer.block_sums);
+    }
+    FS_DEVICE void finish_P(Consumer<Kernel>& consumer) const { consumer.pack_P(); }
+};
+
+// stale_max: most blocks compute no maximum. Their sums show where it is too far above row_max, and
+// the warp corrects that, by itself, before P is packed.
+template <class Kernel>
+struct StaleMax {
+    static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    static constexpr bool kMayRecompute = true;
+    // Four sums of a row: no probability is above the sum it is in.
+    using Softmax = RowSoftmax<CFG.rescale_threshold != 0, CFG.exp2_fma_share, 4>;
+    using BlockSums = typename Softmax::BlockSums;
+
+    bool max_is_valid;  // for the block's scores
+
+    // As long as rows may have seen nothing yet, and for the first two blocks that all rows see,
+    // where maxima still grow too much.
+    FS_DEVICE bool updates_max(const Consumer<Kernel>& consumer, int block,
+                               const BlockRange& blocks) const {
+        const ForwardKernelArgs& problem = consumer.problem;
+        if (problem.row_max != nullptr) return true;  // every row's own
+        if constexpr (!Kernel::masked) return block + 2 >= problem.n_KV_blocks;
+        return blocks.needs_mask(block) || blocks.needs_mask(block + 2);
+    }
+
+    // finish_P() adds the sums, once they are final.
+    FS_DEVICE void add(const Consumer<Kernel>& consumer, bool max_was_updated) {
+        max_is_valid = max_was_updated ||
+                       is_valid(consumer.softmax, consumer.block_sums, 1 << CFG.rescale_threshold);
+    }
+
+    FS_DEVICE void finish_P(Consumer<Kernel>& consumer) {
+        if (!any_lane(!max_is_valid))
+            consumer.pack_P();
+        else
+            resolve_stale_max(consumer);
+        consumer.softmax.template add<false>(consumer.block_sums);
+        consumer.K.consumer_release(consumer.warp, consumer.lane);
+    }
+
+  private:
+    FS_DEVICE static void resolve_stale_max(Consumer<Kernel>& consumer) {
+        if (!scores_are_lost(consumer.block_sums)) {
+            consumer.rescales_O = update_max(consumer.softmax, consumer.S, consumer.block_sums,
+                                             consumer.O_factors, CFG.rescale_threshold);
+            consumer.pack_P();
+        } else {
+            recompute_scores(consumer);
+        }
+    }
+
+    // Whether no probability of this lane has outgrown row_max further than room_to_grow().
+    FS_DEVICE static bool is_valid(const Softmax& softmax, const BlockSums& block_sums,
+                                   float threshold) {
+        bool valid = true;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float limit = fminf(fmaf(softmax.row_sum[0][r], kMaxShare, 1.00001f), threshold);
+            valid = valid && block_sums.largest[r] <= limit && is_recoverable(block_sums.sum[r]);
+        }
+        return valid;
+    }
+
+    // fp32 holds the probabilities, and the factor to 1 without being subnormal, which ex2 takes
+    // for 0. NaN is not.
+    FS_DEVICE static bool is_recoverable(float sum) { return sum < 0x1p100f; }
+
+    // In a row without a maximum, whose probabilities are infinite, or too far above it.
+    FS_DEVICE static bool scores_are_lost(const BlockSums& block_sums) {
+        return any_lane(!(is_recoverable(block_sums.sum[0]) && is_recoverable(block_sums.sum[1])));
+    }
+
+    // Softmax::update_max() when the scores are probabilities already.
+    template <int kTiles>
+    FS_DEVICE static bool update_max(Softmax& softmax, float (&p)[1][kTiles][4],
+                                     BlockSums& block_sums, float (&factors)[2], float threshold) {
+        float grown[2];
+        bool outgrown = false;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            // A maximum never falls.
+            grown[r] = log2_approx(quad_max(fmaxf(Softmax::largest(p, r), 1.0f)));
+            outgrown |= grown[r] > fminf(room_to_grow(softmax.row_sum[0][r]), threshold);
+        }
+        if (!any_lane(outgrown)) return false;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float& row_max = softmax.row_max[0][r];
+            const float scale_log2 = softmax.scale_log2;
+            const float raised = fmaf(grown[r], reciprocal_approx(scale_log2), row_max);
+            // By what exponents will differ, roundings included.
+            factors[r] =
+                exp2_approx(__fmul_rn(row_max, scale_log2) - __fmul_rn(raised, scale_log2));
+            row_max = raised;
+            softmax.row_sum[0][r] *= factors[r];
+            block_sums.sum[r] *= factors[r];
+        }
+        Softmax::rescale(p, factors);
+        return true;
+    }
+
+    // P from Q and K once more, by this warp alone, the maximum first. 16 keys at a time take fewer
+    // registers than S did.
+    FS_DEVICE static void recompute_scores(Consumer<Kernel>& consumer) {
+        Softmax& softmax = consumer.softmax;
+        BlockSums& block_sums = consumer.block_sums;
+        float scores[1][2][4];
+        float lane_max[2] = {-INFINITY, -INFINITY};
+#pragma unroll 1
+        for (int step = 0; step < Kernel::PV_steps; ++step) {
+            compute_scores(consumer, scores, step);
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+                lane_max[r] = fmaxf(lane_max[r], Softmax::largest(scores, r));
+        }
+        consumer.rescales_O =
+            softmax.template update_max_to<false>(lane_max, consumer.O_factors, 0);
+        block_sums = {};
+#pragma unroll
+        for (int step = 0; step < Kernel::PV_steps; ++step) {
+            compute_scores(consumer, scores, step);
+            const BlockSums more = softmax.exponentiate(scores);
+            block_sums.sum[0] += more.sum[0];
+            block_sums.sum[1] += more.sum[1];
+            pack_fragment<typename Kernel::value_t>(consumer.P[step], scores[0][0], scores[0][1]);
+        }
+        __syncwarp();  // every lane has read K, which one lane releases
+    }
+    FS_DEVICE static void compute_scores(const Consumer<Kernel>& consumer, float (&scores)[1][2][4],
+                                         int step) {
+        using Panel = typename Kernel::Panel;
+        zero(scores);
+        const int row = consumer.warp * kWarpRows + consumer.lane % 16;
+        const int key = step * 16 + consumer.lane / 16 * 8 + consumer.lane % 8;
+#pragma unroll 1
+        for (int column = 0; column < Kernel::d_head; column += 16) {
+            const int panel = column / Panel::kColumns, chunk = column % Panel::kColumns / 8;
+            uint32_t q[4], k[4];
+            ldmatrix_x4(q, consumer.Q_tile() + panel * Kernel::Q_panel_bytes +
+                               Panel::offset(row, chunk + consumer.lane / 16));
+            ldmatrix_x4(k, consumer.K.tile() + panel * Kernel::KV_panel_bytes +
+                               Panel::offset(key, chunk + consumer.lane / 8 % 2));
+            mma_m16n8k16<typename Kernel::value_t>(scores[0][0], q, {k[0], k[1]});
+            mma_m16n8k16<typename Kernel::value_t>(scores[0][1], q, {k[2], k[3]});
+        }
+        if constexpr (SEMANTICS.softcap) tanh_scaled(scores, consumer.problem.softcap_scale_2log2e);
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,401 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/results.md from the committed rows in benchmarks/h200.
+
+Usage: python tools/docs/results_tables.py [--check]
+
+A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`. With --check nothing is
+written, and the exit status is 1 where a table differs from its rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import re
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "results.md"
+ROWS = ROOT / "benchmarks" / "h200"
+LETTERS = {"128": "A", "64": "B", "96": "C", "256": "D"}
+# Kernels of the profile that no measured problem chose: of an earlier version.
+PROFILED_BEFORE = 7
+
+Row = dict[str, str]
+Points = dict[tuple[str, ...], dict[str, Row]]
+
+
+def read(name: str) -> list[Row]:
+    """The rows of a CSV file of ROWS, compressed or not."""
+    data = (ROWS / name).read_bytes()
+    text = gzip.decompress(data) if name.endswith(".gz") else data
+    return list(csv.DictReader(io.StringIO(text.decode())))
+
+
+@cache
+def measured(name: str) -> Points:
+    """The rows of a benchmark by problem and implementation, in the order of the file."""
+    points: Points = {}
+    for row in read(name):
+        names = ("d", "dtype", "semantics", "batch", "seq_k", "heads_q", "heads_k")
+        key = tuple(row[field] for field in names)
+        points.setdefault(key, {})[row["contender"]] = row
+    return points
+
+
+def rate(rows: dict[str, Row], name: str) -> float | None:
+    """An implementation's TFLOP/s on a problem; None where it has none."""
+    row = rows.get(name)
+    return float(row["tflops"]) if row and row["verdict"] == "pass" and row["tflops"] else None
+
+
+def ratio(rows: dict[str, Row], name: str) -> float | None:
+    """flashsmith over another implementation."""
+    ours, other = rate(rows, "ours"), rate(rows, name)
+    return ours / other if ours and other else None
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    rows = [f"| {' | '.join(line)} |" for line in (head, *lines)]
+    return "\n".join([rows[0], "|" + "---|" * len(head), *rows[1:]])
+
+
+def shown(value: float | None, form: str = ".2f") -> str:
+    """A number, '-' where there is none."""
+    return "-" if value is None else format(value, form)
+
+
+# --- speed ---------------------------------------------------------------------------------------
+
+SPEED = "attention-speed.csv"
+
+
+@cache
+def config_names() -> dict[str, str]:
+    """A1, B1, ... by config without its dtype, numbered by head dimension in the table's order."""
+    names: dict[str, str] = {}
+    count: Counter[str] = Counter()
+    for key, rows in measured(SPEED).items():
+        config = plain_config(rows["ours"]["config"])
+        if config not in names:
+            letter = LETTERS[key[0]]
+            count[letter] += 1
+            names[config] = f"{letter}{count[letter]}"
+    return names
+
+
+def plain_config(config: str) -> str:
+    """A short form without its dtype."""
+    return re.sub(r"^\(\w+, ", "(", config)
+
+
+def is_other_batch(key: tuple[str, ...]) -> bool:
+    """Whether a problem is one of batch 1 and 2 with heads 32:8 at d 128."""
+    return key[0] == "128" and key[5] == "32"
+
+
+def is_other_length(key: tuple[str, ...]) -> bool:
+    """Whether a problem's length is no power of two."""
+    return key[4] in ("1536", "3000", "10000")
+
+
+def kind(key: tuple[str, ...]) -> str:
+    """A problem's mask, heads and packing, in words."""
+    _, _, semantics, batch, _, heads_q, heads_k = key
+    words = ["causal" if "causal" in semantics else "full"]
+    if is_other_batch(key):
+        words.append(f"b{batch}")
+    if heads_q != heads_k:
+        words.append(f"heads {heads_q}:{heads_k}")
+    if "packed" in semantics:
+        words.append("packed")
+    return ", ".join(words)
+
+
+def speed() -> str:
+    """Groups of problems: the range of TFLOP/s, mean and least ratio."""
+    groups: dict[str, list[dict[str, Row]]] = {}
+    for key, rows in measured(SPEED).items():
+        if is_other_batch(key):
+            name = "d 128, batch 1 and 2, heads 32:8"
+        elif is_other_length(key):
+            name = "d 128, lengths 1536, 3000, 10000"
+        else:
+            name = f"d {key[0]}, {kind(key)}"
+        groups.setdefault(name, []).append(rows)
+    order = sorted(groups, key=lambda name: ("lengths" in name, "batch" in name, place(name)))
+    lines = []
+    for name in order:
+        rates = [rate(rows, "ours") or 0.0 for rows in groups[name]]
+        lines.append(
+            [
+                name,
+                str(len(rates)),
+                f"{min(rates):.0f} to {max(rates):.0f}",
+                *(mean_and_least(groups[name], other) for other in ("cudnn", "fa2")),
+            ]
+        )
+    every = list(measured(SPEED).values())
+    lines.append(
+        ["all", str(len(every)), "", *(mean_and_least(every, o) for o in ("cudnn", "fa2"))]
+    )
+    head = ["", "points", "TFLOP/s", "over cuDNN: mean, least", "over FA2: mean, least"]
+    return table(head, lines)
+
+
+def place(name: str) -> tuple[int, int]:
+    """The position of a group of problems in the table."""
+    d = re.match(r"d (\d+)", name)
+    words = ("full", "causal", "heads", "packed")
+    return (
+        ["128", "64", "96", "256"].index(d[1]) if d else 9,
+        max(i for i, word in enumerate(words) if word in name or i == 0),
+    )
+
+
+def mean_and_least(points: Sequence[dict[str, Row]], name: str) -> str:
+    """The geometric mean and the least of flashsmith over an implementation."""
+    ratios = [found for rows in points if (found := ratio(rows, name))]
+    if not ratios:
+        return "-"
+    return f"{statistics.geometric_mean(ratios):.2f}, {min(ratios):.2f}"
+
+
+def every_point() -> str:
+    """Every problem's TFLOP/s and ratios."""
+    lines = [
+        [
+            f"{key[0]}, {key[1]}",
+            kind(key),
+            key[4],
+            *(shown(rate(rows, name), ".0f") for name in ("ours", "fa2", "cudnn")),
+            *(shown(ratio(rows, name)) for name in ("fa2", "cudnn")),
+            config_names()[plain_config(rows["ours"]["config"])],
+        ]
+        for key, rows in measured(SPEED).items()
+    ]
+    head = ["d, dtype", "problem", "seq", "flashsmith", "FA2", "cuDNN", "over FA2", "over cuDNN"]
+    return table([*head, "config"], lines)
+
+
+def configs() -> str:
+    """The configs behind the names, and how many problems chose each."""
+    count = Counter(plain_config(rows["ours"]["config"]) for rows in measured(SPEED).values())
+    named = sorted(config_names().items(), key=lambda pair: (pair[1][0], int(pair[1][1:])))
+    lines = [[name, config, str(count[config])] for config, name in named]
+    return table(["", "config, without its dtype", "points"], lines)
+
+
+def public() -> str:
+    """Three runs of the public problems: medians, in brackets least and most."""
+    best = {row["problem"]: float(row["best_over_cudnn"]) for row in read("best-public.csv")}
+    runs = [measured(f"verdict-public-{run}.csv") for run in range(3)]
+    lines = []
+    for key, rows in runs[0].items():
+        d, dtype, semantics, batch, seq, heads, _ = key
+        problem = f"b{batch} s{seq} h{heads} d{d} {dtype}"
+        problem += "" if semantics == "plain" else f" {semantics}"
+        shares = [ratio(run[key], "cudnn") or 0.0 for run in runs]
+        lines.append(
+            [
+                f"d {d}, {dtype}, {kind(key)}, {heads} heads",
+                batch,
+                seq,
+                *(
+                    f"{statistics.median(rate(run[key], name) or 0.0 for run in runs):.0f}"
+                    for name in ("ours", "cudnn", "fa2")
+                ),
+                spread(shares),
+                spread([share / best[problem] for share in shares]),
+                config_names().get(plain_config(rows["ours"]["config"]), "-"),
+            ]
+        )
+    head = ["problem", "batch", "seq", "flashsmith", "cuDNN", "FA2", "over cuDNN", "over the best"]
+    return table([*head, "config"], lines)
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median, and least and most."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def hand_written() -> str:
+    """flashsmith, the best of the hand-written kernels and cuDNN at d 128."""
+    found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    for row in read("hopper-probe.csv"):
+        group = found.setdefault((row["dtype"], row["causal"]), {})
+        group.setdefault(row["seq"], {})[row["contender"]] = float(row["tflops"])
+    lines = []
+    for dtype, causal in sorted(found, key=lambda pair: (pair[0] != "fp16", pair[1])):
+        by_length = found[dtype, causal].values()
+        cells = [
+            f"{rates['ours']:.0f} / "
+            f"{max(rate for name, rate in rates.items() if name not in ('ours', 'cudnn')):.0f} / "
+            f"{rates['cudnn']:.0f}"
+            for rates in by_length
+        ]
+        lines.append([f"{dtype}, {'causal' if causal == '1' else 'full'}", *cells])
+    return table(["d 128", *next(iter(found.values()))], lines)
+
+
+# --- what limits the kernels, the host, the progression ------------------------------------------
+
+
+@cache
+def profiled_before() -> dict[str, str]:
+    """P1, P2, ... by profiled config without its dtype, of those that no measured problem chose."""
+    names: dict[str, str] = {}
+    for row in read("ncu-hopper.csv")[:PROFILED_BEFORE]:
+        names.setdefault(plain_config(row["config"]), f"P{len(names) + 1}")
+    return names
+
+
+def profile() -> str:
+    """The profiler's figures of single launches."""
+    lines = []
+    for place, row in enumerate(read("ncu-hopper.csv")):
+        config = plain_config(row["config"])
+        if place < PROFILED_BEFORE:
+            name = profiled_before()[config]
+        elif config in config_names():
+            name = config_names()[config]
+        else:
+            name = config_names()[config.replace("+stale_max", "")] + " with `stale_max`"
+        terabytes_per_second = float(row["l2_bytes"]) / float(row["duration_us"]) / 1e6
+        lines.append(
+            [
+                name,
+                row["seq_k"],
+                *(f"{float(row[unit]):.0f}%" for unit in ("tensor_pct", "mufu_pct", "issue_pct")),
+                f"{float(row['l2_hit_pct']):.0f}%",
+                f"{terabytes_per_second:.1f}",
+                f"{float(row['sm_clock_mhz']) / 1000:.2f} GHz",
+                row["stalls"].replace("_", " "),
+            ]
+        )
+    head = ["kernel", "seq", "tensor pipe", "MUFU", "issue slots", "L2 hits", "L2, TB/s"]
+    return table([*head, "SM clock", "stalls, cycles per issue"], lines)
+
+
+def profiled() -> str:
+    """The configs behind P1, P2, ..."""
+    return table(
+        ["", "config, without its dtype"],
+        ([name, config] for config, name in profiled_before().items()),
+    )
+
+
+def host() -> str:
+    """Microseconds of repeated calls."""
+    others = {row["call"]: row for row in read("host-overhead-mma-sync.csv")}
+    lines = [
+        [
+            row["call"],
+            *(f"{float(row[field]):.1f}" for field in ("median", "bare", "overhead")),
+            f"{float(others[row['call']]['overhead']):.1f}",
+            f"{float(row['first']):.0f}",
+        ]
+        for row in read("host-overhead.csv")
+    ]
+    head = ["call", "attention()", "bare launch", "overhead", "overhead with mma.sync"]
+    return table([*head, "first call"], lines)
+
+
+def progression() -> str:
+    """The seven steps of the set prog."""
+    kernels = json.loads((ROWS / "run-prog.json").read_text(encoding="utf-8"))["kernels"]
+    lines = []
+    for kernel in kernels:
+        lines.append(
+            [
+                kernel["config"],
+                str(kernel["registers"]),
+                f"{kernel['conflicts']['ldmatrix']:g}",
+                f"{kernel['timing']['ms']:.2f}",
+                f"{kernel['timing']['tflops']:.0f}",
+            ]
+        )
+    return table(["kernel", "registers", "`ldmatrix` conflict factor", "ms", "TFLOP/s"], lines)
+
+
+# --- correctness ---------------------------------------------------------------------------------
+
+PROOFS = {
+    "`tools/gpu/prove_grid.py`": "semantics-grid.csv.gz",
+    "`tools/gpu/prove_grid.py --family wgmma`": "hopper-grid.csv.gz",
+    "`tools/gpu/prove_sets.py` over `tune`, `prog-all`, `cover`, 128 to 4096": "factory-sets.csv",
+}
+
+
+def proofs() -> str:
+    """Proven problems, wrong ones, and the largest error as a share of its bound."""
+    lines = []
+    for command, name in PROOFS.items():
+        rows = read(name)
+        proven = [row for row in rows if row.get("bound")]
+        wrong = sum(row["ok"] != "True" for row in proven)
+        shares = [
+            max(
+                float(row["max_error"]) / float(row["bound"])
+                for row in proven
+                if f"({dtype}, " in row["config"]
+            )
+            for dtype in ("FP16", "BF16")
+        ]
+        refused = len(rows) - len(proven)
+        problems = f"{len(proven):,}" + (f", and {refused} refused" if refused else "")
+        largest = " / ".join(f"{share:.2f}" for share in shares)
+        lines.append([command, f"`{name}`", problems, str(wrong), largest])
+    head = ["command", "rows", "problems", "wrong"]
+    return table([*head, "largest share of the error bound, fp16 / bf16"], lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "speed": speed,
+    "public": public,
+    "hand-written": hand_written,
+    "profile": profile,
+    "profiled": profiled,
+    "host": host,
+    "progression": progression,
+    "proofs": proofs,
+    "every-point": every_point,
+    "configs": configs,
+}
+
+
+def filled(text: str) -> str:
+    """The page with its tables made from the rows."""
+
+    def written(found: re.Match[str]) -> str:
+        return f"<!-- table: {found[1]} -->\n\n{TABLES[found[1]]()}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", written, text, flags=re.DOTALL)
+
+
+def main() -> int:
+    """Writes the tables, or compares them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare only")
+    check = parser.parse_args().check
+    old = PAGE.read_text(encoding="utf-8")
+    new = filled(old)
+    if check and new != old:
+        print(f"{PAGE.name}: tables differ; run python tools/docs/results_tables.py")
+        return 1
+    if not check:
+        PAGE.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

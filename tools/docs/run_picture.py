@@ -1,0 +1,47 @@
+"""Draw docs/run.svg: the table that `flashsmith run` prints, as a picture.
+
+Usage: python tools/docs/run_picture.py [--out docs/run.svg]
+
+It runs the main job as on a machine without a GPU, so that every machine draws the same picture;
+tests/cli/test_run_picture.py fails if the picture differs from a run's output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
+from flashsmith.benchmark.progress import ProgressReporter
+from flashsmith.benchmark.run import run_kernels
+from flashsmith.benchmark.run_table import print_report
+from flashsmith.benchmark.tasks import default_size
+from flashsmith.families import get_kernel_configs
+from flashsmith.runtime.target import choose_target
+
+# Columns of the drawn terminal: the kernels get numbers, and the picture stays legible on a page.
+WIDTH = 92
+
+
+def draw_run(out: Path) -> None:
+    """Run the set `prog` in the emulator and write the table's picture to `out`."""
+    target = choose_target("sm_80", emulate=True)
+    with ProgressReporter() as reporter:
+        report = run_kernels(
+            get_kernel_configs("prog"), target, task=default_size(target), reporter=reporter
+        )
+    console = Console(
+        file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, highlight=False
+    )
+    print_report(console, report)
+    # A fixed id: drawing the same table again changes no byte.
+    console.save_svg(str(out), title="$ flashsmith run", theme=MONOKAI, unique_id="run", clear=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs/run.svg"))
+    draw_run(parser.parse_args().out)
