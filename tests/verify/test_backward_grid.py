@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DType, family_named
+from flashsmith.families import DType, Semantics, family_named
 from flashsmith.verify.backward_grid import (
     MASKS,
     BackwardCase,
     backward_grid,
     case_pairs,
-    covering_cases,
+    covering_backward_cases,
 )
 from flashsmith.verify.backward_reference import BackwardReference
 
@@ -31,7 +31,9 @@ def test_its_size(grid: list[BackwardCase]) -> None:
     """12,000 problems over two families."""
     assert len(grid) == len(set(grid)) == 6264
     assert len({str(case) for case in grid}) == len(grid)
-    assert list(backward_grid())[:100] == grid[:100]
+    theirs = list(backward_grid("wgmma"))
+    assert len(theirs) == len(grid)
+    assert {case.seed for case in theirs}.isdisjoint(case.seed for case in grid[:50])
 
 
 def test_every_pair_occurs_often(grid: list[BackwardCase]) -> None:
@@ -65,9 +67,9 @@ def test_every_problem_can_be_asked(grid: list[BackwardCase]) -> None:
 
 
 def test_the_cover_contains_every_pair() -> None:
-    cover = covering_cases()
+    cover = covering_backward_cases()
     assert 50 <= len(cover) <= 200
-    assert cover == covering_cases()
+    assert cover == covering_backward_cases()
     held = {frozenset(pair) for case in cover for pair in case_pairs(case)}
     values = {name: {getattr(case, name) for case in cover}
               for name in ("dtype", "d", "mask", "heads", "inputs", "sinks", "dlse")}  # fmt: skip
@@ -80,15 +82,19 @@ def test_the_cover_contains_every_pair() -> None:
 
 
 def test_a_case_is_for_a_config_of_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    family = family_named("mma_sync")
+    family, case = family_named("mma_sync"), replace(CASE, family="mma_sync")
     found = family.proof_configs(CASE.dtype, CASE.d)
-    assert CASE.config("mma_sync") in found
-    repeatable = found[-1]
+    assert case.config in found
+    assert case.semantics == Semantics("causal", packed=True, uneven=True)
+    assert case.keywords() == {
+        "problem": case.problem, "options": case.options(), "inputs": "random", "seed": case.seed
+    }  # fmt: skip
+    deterministic, repeatable = replace(case, deterministic=True), found[-1]
     monkeypatch.setattr(type(family), "is_deterministic", lambda self, cfg: cfg == repeatable)
-    assert replace(CASE, deterministic=True).config("mma_sync") == repeatable
+    assert deterministic.config == repeatable
     monkeypatch.setattr(type(family), "is_deterministic", lambda self, cfg: False)
     with pytest.raises(ArgumentError, match="it has no deterministic proof_configs for FP16 and"):
-        replace(CASE, deterministic=True).config("mma_sync")
+        assert replace(case, deterministic=True).config
 
 
 def test_a_case_says_what_differs() -> None:
@@ -108,6 +114,6 @@ def _changes() -> list[tuple[Any, Any]]:
     other = {
         "dtype": DType.BF16, "d": 96, "lengths": (1, 1), "mask": "left", "softcap": 30.0,
         "batch": "dense", "heads": "gqa", "scale": 0.3, "unneeded": ("dq",), "more_keys": 77,
-        "spare": 9, "cut": 5, "inputs": "one_hot",
+        "spare": 9, "cut": 5, "inputs": "one_hot", "family": "wgmma",
     }  # fmt: skip
     return [(field, other.get(field.name, True)) for field in fields(CASE)]

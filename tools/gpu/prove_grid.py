@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Proves the grid of attention problems (flashsmith.verify.proof_grid) on the GPU, a CSV row each.
+"""Proves the grid of a family's operation on the GPU, a CSV row each: flashsmith.verify.proof_grid,
+or for kernels of the backward pass flashsmith.verify.backward_grid.
 
     python tools/gpu/prove_grid.py rows.csv
     python tools/gpu/prove_grid.py rows.csv --seconds 500    # and again, until it says 'complete'
@@ -29,9 +30,11 @@ import numpy as np
 from flashsmith.builder import library_for
 from flashsmith.errors import ArgumentError, FlashsmithError, LaunchError
 from flashsmith.families import FAMILIES, DType, family_named
+from flashsmith.operations import BACKWARD
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
+from flashsmith.verify.backward_grid import backward_grid, covering_backward_cases
 from flashsmith.verify.proof_grid import FIRST_FAMILY, REFUSED_D, Case, covering_cases, proof_grid
 from flashsmith.verify.proof_inputs import numpy_dtype
 
@@ -56,7 +59,7 @@ def finished_rows(path: Path) -> dict[str, Row]:
         return {row["case"]: row for row in rows if row.get("said") is not None}
 
 
-def build(cases: Iterable[Case], arch: int) -> None:
+def build(cases: Iterable[Any], arch: int) -> None:
     """Compiles and loads every kernel that the cases need, some libraries at a time."""
     wanted: dict[Any, set[Any]] = {}
     for case in cases:
@@ -90,11 +93,21 @@ def refused_rows(family: str) -> Iterator[Row]:
             yield row | {"case": f"{dtype.name.lower()}, d{d}", "ok": right, "said": said}
 
 
-def handful(family: str = FIRST_FAMILY) -> list[Case]:
+def grid_of(family: str) -> Iterator[Any]:
+    """The cases of a family's operation."""
+    return backward_grid(family) if is_backward(family) else proof_grid(family)
+
+
+def is_backward(family: str) -> bool:
+    return family_named(family).operation == BACKWARD.name
+
+
+def handful(family: str = FIRST_FAMILY) -> list[Any]:
     """Few small cases that between them show every semantics and every single value."""
-    small = [case for case in covering_cases(family) if max(case.lengths) <= SMALL]
+    covering = covering_backward_cases if is_backward(family) else covering_cases
+    small = [case for case in covering(family) if max(case.lengths) <= SMALL]
     missing = set().union(*map(single_values, small))
-    chosen: list[Case] = []
+    chosen: list[Any] = []
     while missing:
         best = max(small, key=lambda case: len(single_values(case) & missing))
         chosen.append(best)
@@ -102,12 +115,16 @@ def handful(family: str = FIRST_FAMILY) -> list[Case]:
     return chosen
 
 
-def single_values(case: Case) -> set[tuple[str, Any]]:
-    names = ("dtype", "d", "causal", "window", "heads", "batch", "sinks", "schedule", "semantics")
+def single_values(case: Any) -> set[tuple[str, Any]]:
+    names = ("dtype", "d", "heads", "batch", "sinks", "semantics")
+    if isinstance(case, Case):
+        names += ("causal", "window", "schedule")
+    else:
+        names += ("mask", "dlse", "deterministic", "unneeded", "config")
     return {(name, getattr(case, name)) for name in names}
 
 
-def prove_case(case: Case) -> Row:
+def prove_case(case: Any) -> Row:
     """One row. Raises LaunchError: after one the GPU's answers mean nothing."""
     row: Row = dict.fromkeys(COLUMNS, "")
     row |= {"case": str(case), "config": str(case.config), "semantics": str(case.semantics)}
@@ -122,7 +139,7 @@ def prove_case(case: Case) -> Row:
     return row | figures | {"ok": verdict.ok, "said": "right" if verdict.ok else str(verdict)}
 
 
-def same_inputs(case: Case) -> tuple[Any, ...]:
+def same_inputs(case: Any) -> tuple[Any, ...]:
     return case.dtype, case.d, case.batch, case.heads, case.lengths, case.inputs
 
 
@@ -142,7 +159,7 @@ class Run:
         self.start = self.told = time.monotonic()
         self.proven = self.wrong = 0
 
-    def prove_group(self, cases: list[Case]) -> list[Row]:
+    def prove_group(self, cases: list[Any]) -> list[Row]:
         """Rows of the cases, as far as there is time."""
         rows = []
         for case in cases:
@@ -166,7 +183,7 @@ class Run:
             self.told = now
             say(f"{now - self.start:4.0f} s: {self.proven} of {total}, {self.wrong} wrong")
 
-    def run(self, cases: list[Case], workers: int) -> None:
+    def run(self, cases: list[Any], workers: int) -> None:
         groups = [list(group) for _, group in groupby(cases, same_inputs)]
         # The longest first, so that no thread starts one when the others are done.
         groups.sort(key=lambda group: -group[0].lengths[0] * group[0].lengths[1])
@@ -195,12 +212,13 @@ def main() -> int:
 
     deadline = time.monotonic() + options.seconds
     known = finished_rows(options.out)
-    grid = handful(options.family) if options.handful else proof_grid(options.family)
+    grid = handful(options.family) if options.handful else grid_of(options.family)
     cases = [case for case in grid if options.match in str(case)]
     open_cases = [case for case in cases if str(case) not in known]
     say(f"{len(cases)} problems, {len(cases) - len(open_cases)} proven before")
     run = Run(options.out, known.values(), deadline)
-    run.write(row for row in refused_rows(options.family) if row["case"] not in known)
+    refused = [] if is_backward(options.family) else refused_rows(options.family)
+    run.write(row for row in refused if row["case"] not in known)
     if open_cases:
         build(open_cases, query_gpu(0).arch)
         run.run(open_cases, options.workers)

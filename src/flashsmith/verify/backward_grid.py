@@ -56,8 +56,9 @@ _DRAWN: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class BackwardCase:
-    """One problem of the grid. ``mask``, ``heads`` and ``batch`` name a kind; the case itself seeds
-    what is random, so equal cases are equal problems. ``spare`` and ``cut`` are of packed ones."""
+    """One problem of the grid for a kernel of one family ('': for none). ``mask``, ``heads`` and
+    ``batch`` name a kind; the case itself seeds what is random, so equal cases are equal problems.
+    ``spare`` and ``cut`` are of packed ones."""
 
     dtype: DType
     d: int
@@ -77,11 +78,12 @@ class BackwardCase:
     cut: int = 0
     inputs: str = "random"
     few_heads: bool = False
+    family: str = ""
 
     def __str__(self) -> str:
         said = [
-            self.dtype.name.lower(), f"d{self.d}", "s{}:{}".format(*self.lengths), self.batch,
-            self.heads, f"mask {self.mask}", f"softcap {self.softcap:g}" * (self.softcap > 0),
+            self.family, self.dtype.name.lower(), f"d{self.d}", "s{}:{}".format(*self.lengths),
+            self.batch, self.heads, f"mask {self.mask}", f"softcap {self.softcap:g}" * (self.softcap > 0),
             *(name * getattr(self, name) for name in _FLAGS),
             f"scale {self.scale}" * (self.scale is not None),
             f"without {'+'.join(self.unneeded)}" * bool(self.unneeded),
@@ -115,7 +117,7 @@ class BackwardCase:
         )
 
     def options(self) -> dict[str, Any]:
-        """The options of ``prove_problem``."""
+        """What the problem's text leaves open, as BackwardReference takes it."""
         draw, packed = random.Random(self.seed), self.problem.semantics.packed
         said: dict[str, Any] = {
             "window": _window(self.mask, self.lengths[1], draw),
@@ -136,23 +138,36 @@ class BackwardCase:
             said |= {"lens_q": lens[0], "lens_k": lens[1], "spare": self.spare}
         return BackwardReference().options(self.problem, seed=self.seed, **said)
 
-    def config(self, family: str) -> KernelConfig:
-        """The kernel of a family to prove.
+    @cached_property
+    def config(self) -> KernelConfig:
+        """The kernel to prove.
 
-        Raises ArgumentError where it has none.
+        Raises ArgumentError where the family has none.
         """
-        of = family_named(family)
-        found = of.proof_configs(self.dtype, self.d)
+        family = family_named(self.family)
+        found = family.proof_configs(self.dtype, self.d)
         if self.deterministic:
-            found = [cfg for cfg in found if of.is_deterministic(cfg)]
+            found = [cfg for cfg in found if family.is_deterministic(cfg)]
         if not found:
             words = "deterministic " * self.deterministic
             raise ArgumentError(
-                f"family={family!r}: it has no {words}proof_configs for {self.dtype.name} and d "
-                f"{self.d}; give it some, or name a config and take prove_problem()"
+                f"family={self.family!r}: it has no {words}proof_configs for {self.dtype.name} and "
+                f"d {self.d}; give it some, or name a config and take prove()"
             )
         config: KernelConfig = found[self.seed // 2 % len(found)]
         return config
+
+    @property
+    def semantics(self) -> Semantics:
+        """The semantics that the config's kernel must be compiled for."""
+        return self.problem.required_semantics(self.config)
+
+    def keywords(self) -> dict[str, Any]:
+        """The keywords of ``prove``, besides the config and where to run."""
+        return {
+            "problem": self.problem, "options": self.options(), "inputs": self.inputs,
+            "seed": self.seed,
+        }  # fmt: skip
 
 
 def _window(mask: str, seq_k: int, draw: random.Random) -> Window | None:
@@ -164,19 +179,20 @@ def _window(mask: str, seq_k: int, draw: random.Random) -> Window | None:
     return windows.get(mask)
 
 
-def backward_grid() -> Iterator[BackwardCase]:
-    """Every problem of the grid: 6,264, for the kernels of each family."""
+def backward_grid(family: str = "") -> Iterator[BackwardCase]:
+    """Every problem of the grid, 6,264, for the kernels of a family; each family has its own."""
     for dtype, d, batch in product(DType, D, BATCHES):
         for lengths in LENGTHS if batch == "dense" else PACKED_LENGTHS:
             for mask, softcap in product(MASKS, SOFTCAPS):
-                yield _filled(BackwardCase(dtype, d, lengths, mask, softcap, batch))
+                yield _filled(BackwardCase(dtype, d, lengths, mask, softcap, batch, family=family))
     for dtype, d, batch, kind in product(
         DType, D, ("dense", "random lengths", "zero lengths"), BackwardReference.kinds[1:]
     ):
         draw = random.Random(f"{dtype.name} {d} {batch} {kind}")
         lengths = draw.choice(QUICK_LENGTHS if batch == "dense" else PACKED_LENGTHS)
         mask, softcap = draw.choice(MASKS), draw.choice(SOFTCAPS)
-        yield _filled(BackwardCase(dtype, d, lengths, mask, softcap, batch, inputs=kind))
+        case = BackwardCase(dtype, d, lengths, mask, softcap, batch, inputs=kind, family=family)
+        yield _filled(case)
 
 
 def _filled(case: BackwardCase) -> BackwardCase:
@@ -215,17 +231,18 @@ def case_pairs(case: BackwardCase) -> list[Pair]:
     return list(combinations(factors, 2))
 
 
-def covering_cases() -> list[BackwardCase]:
+def covering_backward_cases(family: str = "") -> list[BackwardCase]:
     """Few cases that contain every possible pair of factors; the same on every machine."""
     draw = random.Random(1)
-    pool = [random_case(draw) for _ in range(_POOL)]
-    return cover(pool, [case_pairs(case) for case in pool])
+    pool = [random_case(draw, family) for _ in range(_POOL)]
+    pairs = [case_pairs(case) for case in pool]
+    return cover(pool, pairs, (lambda it: (it.config, it.semantics)) if family else None)
 
 
-def random_case(draw: random.Random) -> BackwardCase:
+def random_case(draw: random.Random, family: str = "") -> BackwardCase:
     """A case of the emulator's part: one of the largest, packed or of a large d, takes it long."""
     values = {name: draw.choice(choices) for name, choices in _FACTORS.items()}
     if values["batch"] != "dense":
         values["lengths"] = draw.choice(_QUICK_PACKED_LENGTHS)
         values["d"] = draw.choice(D[:5])
-    return _possible(BackwardCase(**values, few_heads=True), draw)
+    return _possible(BackwardCase(**values, few_heads=True, family=family), draw)

@@ -181,6 +181,8 @@ class BackwardReference(OperationReference):
     ) -> Case:
         """One proof of ``cfg``'s kernel: the problem with its heads, grouped as they are, repeated
         until its outputs are enough, and the semantics that the kernel is compiled for."""
+        # Lengths of packed sequences, for example, where a caller said nothing of them.
+        options = self.options(problem, seed=seed, **options)
         problem = repeated_over_heads(problem, options.get("lens_q"))
         frozen = tuple(sorted(options.items()))
         drawn, expected = _drawn_case(problem, kind, seed, frozen, on_gpu)
