@@ -17,10 +17,11 @@ from flashsmith.benchmark.implementations import (
     attention_implementation,
     kernel_implementation,
 )
-from flashsmith.benchmark.workload import Workload, row_blocks
+from flashsmith.benchmark.workload import OperationWorkload, Workload, row_blocks, workload_of
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, parse_kernel_name_into_config
-from flashsmith.verify import compute_references, engine
+from flashsmith.operations import BACKWARD
+from flashsmith.verify import compute_references, engine, reference_of
 from flashsmith.verify.proof_inputs import default_scale
 
 CFG = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
@@ -218,3 +219,20 @@ def test_on_a_gpu_both_places_judge_alike(text: str) -> None:
 def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(ArgumentError, match="seed=-1"):
         Workload(Problem.parse("s64 d64 fp16"), seed=-1, memory=HostMemory())
+
+
+@pytest.mark.parametrize("words", ["causal", "causal packed"])
+def test_a_backward_problem_has_outputs_as_long_as_its_inputs(words: str) -> None:
+    problem = Problem.parse(f"b3 s20:40 h4:2 d32 fp16 {words} backward")
+    workload = workload_of(problem, 3, HostMemory())
+    assert isinstance(workload, OperationWorkload)
+    assert set(workload.output) == {"dq", "dk", "dv"}
+    for name, array in workload.output.items():
+        assert array.shape == workload.inputs[name[1:]].shape
+    workload.poison()
+    assert not workload.judge(workload.output).ok
+    reference = reference_of(BACKWARD)
+    options = reference.options(problem, seed=3)
+    expected = reference.expected(problem, workload.inputs, options)
+    assert workload.judge(expected.rounded).ok
+    assert reference.call_options(problem, {**options, "scale": 2.0}) == {"scale": 2.0}

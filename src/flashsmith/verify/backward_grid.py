@@ -83,7 +83,8 @@ class BackwardCase:
     def __str__(self) -> str:
         said = [
             self.family, self.dtype.name.lower(), f"d{self.d}", "s{}:{}".format(*self.lengths),
-            self.batch, self.heads, f"mask {self.mask}", f"softcap {self.softcap:g}" * (self.softcap > 0),
+            self.batch, self.heads, f"mask {self.mask}",
+            f"softcap {self.softcap:g}" * (self.softcap > 0),
             *(name * getattr(self, name) for name in _FLAGS),
             f"scale {self.scale}" * (self.scale is not None),
             f"without {'+'.join(self.unneeded)}" * bool(self.unneeded),
