@@ -217,7 +217,7 @@ def _asked(pynvml: Any, question: Callable[[], float], factor: float = 1.0) -> f
 
 
 def _power_milliwatts(pynvml: Any, handle: Any) -> float:
-    """At this moment where the GPU tells, else its average over up to a second."""
+    """At this moment where the GPU says so, else its average over up to a second."""
     (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
     if value.nvmlReturn == pynvml.NVML_SUCCESS:
         return float(value.value.uiVal)

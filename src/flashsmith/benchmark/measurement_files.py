@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType, UnionType
 from typing import Any, TextIO, TypeVar, Union, get_args, get_origin
@@ -83,10 +83,12 @@ class GrowingFile:
         require_writable(option, self.path)
         if self.path.exists() and not self.path.is_file():
             raise ArgumentError(f"{option}: {self.path} is no regular file; give another file")
+        if self._lines:
+            self._check_lines()
         _drop_unfinished_line(self.path, quotes=not self._lines)
         begun = self.path.exists() and self.path.stat().st_size > 0
-        if begun:
-            self._check_begun(option, columns)
+        if begun and not self._lines:
+            self._check_columns(columns)
         self._file = self.path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, columns, lineterminator="\n")
         if not begun and not self._lines:
@@ -120,19 +122,23 @@ class GrowingFile:
         else:
             self.append(_cells(row, self._writer.fieldnames))
 
-    def _check_begun(self, option: str, columns: tuple[str, ...]) -> None:
+    def _check_columns(self, columns: tuple[str, ...]) -> None:
         try:
-            if self._lines:
-                read_lines(self.path)
-                return
             known = read_csv(self.path)[0]
         except ArgumentError as error:
-            raise ArgumentError(f"{option}: {error}; give another file") from error
+            raise ArgumentError(f"csv: {error}; give another file") from error
         if known != columns:
             raise ArgumentError(
-                f"{option}: {self.path} has other columns than this version writes; give another "
-                "file"
+                f"csv: {self.path} has other columns than this version writes; give another file"
             )
+
+    def _check_lines(self) -> None:
+        """A file of something else is neither cut nor continued."""
+        try:
+            for number, record in enumerate(read_lines(self.path) if self.path.exists() else (), 1):
+                row_of(record, f"{self.path}, row {number}")
+        except ArgumentError as error:
+            raise ArgumentError(f"jsonl: {error}; give another file") from error
 
 
 def _column(field: str) -> str:
@@ -150,10 +156,11 @@ def _one_line(value: Any) -> Any:
 
 
 def _without_defaults(row: Measurement) -> dict[str, Any]:
+    named = required_of(Measurement)
     return {
         _column(field.name): value
         for field in fields(row)
-        if (value := getattr(row, field.name)) != field.default or field.default is MISSING
+        if (value := getattr(row, field.name)) != field.default or field.name in named
     }
 
 

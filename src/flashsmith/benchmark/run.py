@@ -290,7 +290,7 @@ def time_kernels(
     clock: Clock | None = None,
     make_workload: Callable[[Problem, int], AnyWorkload] = workload_of,
 ) -> dict[KernelConfig, Times | Problems]:
-    """Launches every kernel on its problem, judges two heads of its output, then times the right
+    """Launches every kernel on its problem, compares two heads of its output, then times the right
     ones.
 
     A kernel that is wrong, or does not finish, has problems in place of times. Kernels of one

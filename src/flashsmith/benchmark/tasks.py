@@ -192,8 +192,8 @@ PROVEN_ON_GPU = Size(batch=2, seq=1024, heads=4)
 
 
 def default_size(target: Target, semantics: Semantics = _PLAIN) -> Size:
-    """What is proven when nobody says otherwise: for each kernel of a length that its tiles divide
-    or, for uneven semantics, that none's do."""
+    """What is proven unless something else is asked for: for each kernel of a length that its
+    tiles divide or, for uneven semantics, that none's do."""
     return size_for(PROVEN_ON_GPU if target.backend == "gpu" else EMULATED, semantics)
 
 

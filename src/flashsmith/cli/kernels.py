@@ -88,8 +88,8 @@ def run(
 ) -> None:
     """Build kernels, run and prove each, and say what each costs and does; on a GPU time them too.
 
-    Without --kernels and KERNELS: prog, the seven steps of the ladder. Kernels that --problem's d
-    or dtype is not for are skipped.
+    Without --kernels and KERNELS: prog, seven steps of one optimisation each. Kernels that
+    --problem's d or dtype is not for are skipped.
     """
     from flashsmith.benchmark.measurement_files import MeasurementFiles
 

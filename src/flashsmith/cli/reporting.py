@@ -35,14 +35,14 @@ def progression(
     ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw the ladder into FILE, a .png or .svg."),
+        typer.Option(metavar="FILE", help="Draw the ablation into FILE, a .png or .svg."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     csv: Csv = None,
     jsonl: Jsonl = None,
     as_json: Json = False,
 ) -> None:
-    """The ladder: each step's time and share of FlashAttention-2, and what it changed.
+    """An ablation: each step's time and share of FlashAttention-2, and what it changed.
 
     Instructions and bank conflicts come from the emulator, registers and spills from the compiler;
     times need a GPU. Without --kernels and KERNELS: prog, seven steps of one optimisation each.

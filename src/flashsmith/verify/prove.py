@@ -231,7 +231,7 @@ def describe_problem(
 
 
 def reference_of(operation: Operation) -> OperationReference:
-    """What judges an operation's outputs: the package's own, or what the operation names.
+    """What an operation's outputs are compared with: the package's own reference, or what it names.
 
     Raises ArgumentError when that cannot be loaded, or is no OperationReference.
     """

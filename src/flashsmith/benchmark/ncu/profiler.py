@@ -227,7 +227,7 @@ def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:
 
 
 def _config_of(kernel: str) -> KernelConfig | None:
-    """The config that a kernel's name tells, None for a kernel that is none of ours."""
+    """The config that a kernel's name spells, None for a kernel that is not one of ours."""
     try:
         return parse_kernel_name_into_config(demangle(kernel) if kernel[:2] == "_Z" else kernel)
     except (ConfigParseError, ValueError):

@@ -94,7 +94,7 @@ def measure_roofline(
     """Every ceiling of GPU 0, each launch taking about `launch_ms`.
 
     What cannot be measured is a gap with its reason; what fails is marked wrong, and the others are
-    measured nevertheless. `progress` is told what comes next, how many are done and of how many.
+    measured nevertheless. `progress` gets what comes next, how many are done and of how many.
 
     Raises ArgumentError for a bad `launch_ms`, LaunchError without a GPU, ToolchainError,
     CompileError.
