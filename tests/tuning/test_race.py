@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
 
@@ -45,13 +46,14 @@ class Driven:
     records: list[Record] = field(default_factory=list)
     early: bool = False
     closed: bool = False
+    refinements: int = 0
 
     def __post_init__(self) -> None:
         builds = tuple(Build.of(self.problem, cfg) for cfg in CONFIGS[: self.count])
         reference = None
         if self.reference is not None:
             reference, self.known = self.reference.race, self.reference.known
-        self.race = Race(self.problem, builds, HALVING, reference)
+        self.race = Race(self.problem, builds, HALVING, reference, self.refinements)
         self.names = [build.name for build in builds]
 
     @property
@@ -296,6 +298,25 @@ def test_a_search_that_ends_early_ranks_what_was_timed() -> None:
     task = state.final_task(EVERYTHING, 1e9)
     assert task is not None
     assert task.stage == CHECK
+
+
+class Anything:
+    """All kernels are ready."""
+
+    def __contains__(self, build: object) -> bool:
+        return True
+
+
+def test_neighbours_that_were_timed_count_though_the_search_was_ended_and_one_is_wrong() -> None:
+    race = Driven(4, refinements=1)
+    ms = defaultdict(lambda: 0.5, race.steps())
+    while len(near := [trial.name for trial in race.state.ranked if trial.ms == 0.5]) < 3:
+        task = race.state.search_task(Anything())
+        assert task is not None
+        race.answer(task, ms)
+    race.closed = True
+    race.disqualify(near[0])
+    assert [trial.name for trial in race.state.ranked[:2]] == near[1:]
 
 
 def test_a_final_without_time_for_it_is_not_run() -> None:

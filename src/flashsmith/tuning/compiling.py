@@ -45,8 +45,8 @@ class Compiling:
         share = -(-sum(map(len, groups.values())) // (2 * self._jobs))
         size = max(_MIN_BATCH, min(MAX_BATCH, share))
         batches = [_split(group, size) for group in groups.values()]
-        turns = chain.from_iterable(zip_longest(*batches))
-        self._queue.extend(batch for batch in turns if batch is not None)
+        alternating = chain.from_iterable(zip_longest(*batches))
+        self._queue.extend(batch for batch in alternating if batch is not None)
 
     @property
     def busy(self) -> bool:

@@ -301,8 +301,8 @@ class RaceState:
         another rung are scaled by the ratio of the best kernel's times in both: the GPU ran at
         another clock then.
         """
-        stage = FINAL if self.decided else self.last_stage
-        times = _times(self.trials.values() if self.decided else self.active, stage)
+        decisive = FINAL if self.decided else self.last_stage
+        times = _times(self.trials.values() if self.decided else self.active, decisive)
         if not times:
             return []
         best = self.trials[_ranked(times)[0]].medians
@@ -313,7 +313,7 @@ class RaceState:
             if trial.survived and timed:
                 shared = [stage for stage in timed if stage in best]
                 last = (shared or timed)[-1]
-                ratio = best[stage] / best[last] if shared else 1.0
+                ratio = best[decisive] / best[last] if shared else 1.0
                 found.append(replace(trial, ms=trial.medians[last] * ratio, stage=last))
         return sorted(found, key=lambda trial: (trial.ms, trial.name))
 
@@ -373,13 +373,12 @@ def follow(
     if problem in known.unprepared:
         reason = f"the problem cannot be set up: {known.unprepared[problem]}"
         drop(list(active), "not reached", reason)
-    on_reference: dict[str, float] = {}
     if reference is not None:
         if reference.first_rung_complete or reference.closed or early:
-            on_reference = reference.first_times
-            keep(on_reference, halving.entry_margin, f"on {reference.problem}")
+            keep(reference.first_times, halving.entry_margin, f"on {reference.problem}")
         elif not closed:
             return state(waiting=True)
+    order = _times(reference.joined.values(), rung_stage(0)) if early and reference else {}
     for refined in range(race.refinements + 1):
         if closed:
             untimed = [name for name, trial in active.items() if not trial.samples]
@@ -388,7 +387,6 @@ def follow(
             stage = rung_stage(rung)
             pending = [t for t in active.values() if t.proof is None or stage not in t.samples]
             if pending:
-                order = on_reference if early else {}
                 pending.sort(key=lambda t: (t.proof is None, order.get(t.name, math.inf)))
                 return state(pending=tuple(pending))
             keep(_times(active.values(), stage), rule.margin, f"of {stage}")

@@ -244,20 +244,21 @@ class Sweep:
         return next((task for task in tasks if task is not None), None)
 
     def _in_order_of_search(self) -> list[RaceState]:
-        time = _SEARCH_SHARE * self.settings.budget
+        states, time = self.states, _SEARCH_SHARE * self.settings.budget
         if math.isinf(time):
-            return self.states
+            return states
         share = time / max(1, len(self.races))
-        waiting = [state.problem for state in self.states if state.waiting]
+        waiting = [state.problem for state in states if state.waiting]
         # The last moment at which there is still a share for each of them.
         if waiting and self._clock() >= self._began + time - share * len(waiting):
             self._early.update(waiting)
+            states = self.states
 
         def order(state: RaceState) -> tuple[float, int]:
             seconds = self._seconds[state.problem]
             return seconds if seconds > share else 0.0, state.measurements // _IN_A_ROW
 
-        return sorted(self.states, key=order)
+        return sorted(states, key=order)
 
     def _next_of_finals(self, deadline: float) -> Task | None:
         unfinished = [state.race for state in self.states if not state.finished]
