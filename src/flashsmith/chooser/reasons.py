@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from flashsmith.builder import find_library
 from flashsmith.chooser.candidates import candidates
 from flashsmith.chooser.cost_model import Estimate, estimate
 from flashsmith.chooser.evidence import Expected
@@ -32,6 +33,7 @@ def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
         )
     if problem.semantics.packed:
         yield "packed: every sequence is taken to be as long as the longest"
+    yield from _about_spills(config, problem, device)
     if config.family.has_cost_model:
         guess = estimate(config, problem, device)
         yield from _about_rows(guess, problem)
@@ -45,6 +47,18 @@ def _about_d(config: Any, problem: Problem) -> Iterator[str]:
         yield (
             f"d = {problem.d} runs on d_head {config.d_head}: {wasted:.0%} {spent} columns that "
             "are not there"
+        )
+
+
+def _about_spills(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
+    """Only the compiler knows: of a kernel that is not built yet there is nothing to say."""
+    semantics = problem.required_semantics(config)
+    library = find_library(config, arch=device.arch, semantics=semantics)
+    spilled = 0 if library is None else library.entry(config).spill_bytes
+    if spilled:
+        yield (
+            f"the kernel spills registers: {spilled} bytes a thread are stored to local memory and "
+            "loaded from it"
         )
 
 
