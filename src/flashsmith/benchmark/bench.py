@@ -149,10 +149,10 @@ def run_bench(
     plan: BenchPlan,
     device: DeviceSpec,
     *,
-    environment: Environment,
     clock: Clock,
-    telemetry: Telemetry,
     reporter: ProgressReporter,
+    environment: Environment | None = None,
+    telemetry: Telemetry | None = None,
     write: Callable[[Measurement], None] = lambda row: None,
     make_workload: MakeWorkload = workload_of,
 ) -> list[Measurement]:
@@ -164,6 +164,7 @@ def run_bench(
     when a kernel has left the GPU unusable to this process.
     """
     plan.check()
+    environment, telemetry = environment or Environment.collect(), telemetry or Telemetry()
     bench = Bench(plan, device, BuiltKernels(device), environment, clock, telemetry, make_workload)
     uses = [
         (entry.config, problem)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from flashsmith.benchmark.bench import BenchPlan, run_bench, select_implementations
 from flashsmith.benchmark.bench_table import print_rows
-from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.peers import get_peers
 from flashsmith.benchmark.problems import make_shapes, parse_problems
@@ -133,13 +132,6 @@ def main(arguments: Sequence[str]) -> int:
             for line in launch_named(plan, query_gpu(0), clock, reporter):
                 print(line, flush=True)
             return 0
-        rows = run_bench(
-            plan,
-            query_gpu(0),
-            environment=Environment.collect(),
-            clock=clock,
-            telemetry=Telemetry(),
-            reporter=reporter,
-        )
+        rows = run_bench(plan, query_gpu(0), clock=clock, reporter=reporter)
     print_rows(make_console(), rows)
     return int(any(row.kind == "ours" and row.verdict != "pass" for row in rows))
