@@ -111,9 +111,7 @@ def test_a_long_kernel_is_timed_at_least_once() -> None:
     st.sampled_from(["interleaved", "one_by_one"]),
     st.integers(1, 9),
 )
-def test_samples_are_of_one_implementation(
-    costs: dict[str, float], order: str, runs: int
-) -> None:
+def test_samples_are_of_one_implementation(costs: dict[str, float], order: str, runs: int) -> None:
     clock = PretendedClock()
     samples = run(clock, costs, Protocol.named(order, num_warmups=0, runs=runs))
     assert list(samples) == list(costs)
