@@ -50,8 +50,7 @@ CACHE_LIMIT = Variable(
 )
 TRUST_CACHE = Variable(
     "FLASHSMITH_TRUST_CACHE",
-    "1: load kernels from a cache whoever owns it or may write it; 0: only if you or root own it "
-    "and no other user may write it",
+    "1: load kernels from any cache; 0: only if you or root own it and no other user may write it",
     "0",
 )
 TABLE = Variable(

@@ -68,7 +68,7 @@ class PretendedClock:
 
 
 @dataclass
-class PretendedContender:
+class PretendedImplementation:
     name: str
     ms: float
     clock: PretendedClock

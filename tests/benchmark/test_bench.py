@@ -154,7 +154,7 @@ def test_kernels_by_config_run_beside_attention(stage: Stage) -> None:
     assert rows[str(CFG)].verdict == "pass"
 
 
-def test_contenders_take_turns(stage: Stage) -> None:
+def test_implementations_take_turns(stage: Stage) -> None:
     stage.run(ours=stage.attention(), peers=(stage.peer("fa2"), stage.peer("cudnn")))
     after = len(stage.clock.log) - stage.clock.log[::-1].index("events")
     launched = [w for w in stage.clock.log[after:] if w in ("ours", "fa2", "cudnn")]
@@ -162,7 +162,7 @@ def test_contenders_take_turns(stage: Stage) -> None:
     assert launched[3:6] == launched[2::-1]
 
 
-def test_a_rotated_plan_begins_with_another_contender(stage: Stage) -> None:
+def test_a_rotated_plan_begins_with_another_implementation(stage: Stage) -> None:
     peers = (stage.peer("fa2"), stage.peer("cudnn"))
     for rotation, first in ((0, "ours"), (1, "fa2"), (2, "cudnn"), (3, "ours")):
         stage.clock.log.clear()
@@ -329,7 +329,7 @@ def test_an_interrupted_run_keeps_what_it_has(stage: Stage) -> None:
         (BenchPlan((PROBLEM,), (replace(CFG, d_head=128),)), "none of the 1 serves"),
     ],
 )
-def test_a_plan_without_contenders_is_refused(plan: BenchPlan, named: str) -> None:
+def test_a_plan_without_implementations_is_refused(plan: BenchPlan, named: str) -> None:
     with pytest.raises(ArgumentError, match=named):
         plan.check()
 
@@ -371,9 +371,9 @@ def test_kernels_are_built_once_for_each_semantics(monkeypatch) -> None:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def made_row(contender: str, tflops: float | None, **columns: Any) -> Measurement:
+def made_row(implementation: str, tflops: float | None, **columns: Any) -> Measurement:
     known: dict[str, Any] = {
-        "implementation": contender,
+        "implementation": implementation,
         "kind": "peer",
         "family": "",
         "config": "",

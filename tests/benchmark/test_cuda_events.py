@@ -266,9 +266,9 @@ def test_on_a_gpu_a_flush_takes_as_long_as_its_bytes_take() -> None:
             self.name, self.launch = name, clock.flush
 
     clock = CudaEvents()
-    contenders = [Flush(name, clock) for name in "ab"]
+    implementations = [Flush(name, clock) for name in "ab"]
     for protocol in (INTERLEAVED, Protocol.named("one_by_one")):
-        found = measure(contenders, protocol, clock=clock)
+        found = measure(implementations, protocol, clock=clock)
         for samples in found.values():
             terabytes_per_second = timing.FLUSHED_BYTES / samples.median_ms / 1e9
             assert 0.05 < terabytes_per_second < 100

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stand_ins import PretendedClock, PretendedContender
+from stand_ins import PretendedClock, PretendedImplementation
 
 from flashsmith.benchmark.environment import Telemetry
 from flashsmith.benchmark.timing import INTERLEAVED, ONE_BY_ONE, Protocol, Samples, measure
@@ -21,8 +21,8 @@ EXACT = Protocol(num_warmups=2, runs=3, warmup_ms=0, measure_ms=0, num_estimates
 
 
 def run(clock: PretendedClock, costs: dict[str, float], protocol: Protocol) -> dict[str, Samples]:
-    contenders = [PretendedContender(name, ms, clock) for name, ms in costs.items()]
-    return measure(contenders, protocol, clock=clock, telemetry=SILENT)
+    implementations = [PretendedImplementation(name, ms, clock) for name, ms in costs.items()]
+    return measure(implementations, protocol, clock=clock, telemetry=SILENT)
 
 
 def timed_part(clock: PretendedClock) -> list[str]:
@@ -32,7 +32,7 @@ def timed_part(clock: PretendedClock) -> list[str]:
 
 
 def rounds(runs: int) -> list[str]:
-    """The orders in which three contenders were timed, as 'bca'."""
+    """The orders in which three implementations were timed, as 'bca'."""
     clock = PretendedClock()
     run(clock, dict.fromkeys("abc", 1.0), Protocol.named("interleaved", 2, runs))
     launched = "".join(word for word in timed_part(clock) if word in "abc")
@@ -50,7 +50,7 @@ def test_a_round_launches_each_once_and_the_next_reverses_it() -> None:
     assert orders == rounds(40)
 
 
-def test_no_contender_always_follows_the_same_one() -> None:
+def test_no_implementation_always_follows_the_same_one() -> None:
     clock = PretendedClock()
 
     def lower(now: float) -> float:
@@ -111,7 +111,7 @@ def test_a_long_kernel_is_timed_at_least_once() -> None:
     st.sampled_from(["interleaved", "one_by_one"]),
     st.integers(1, 9),
 )
-def test_samples_are_the_contenders_own(costs: dict[str, float], order: str, runs: int) -> None:
+def test_samples_are_of_one_implementation(costs: dict[str, float], order: str, runs: int) -> None:
     clock = PretendedClock()
     samples = run(clock, costs, Protocol.named(order, num_warmups=0, runs=runs))
     assert list(samples) == list(costs)
@@ -140,10 +140,10 @@ def test_median_best_and_spread() -> None:
     assert Samples((5.0,)).spread == 0.0
 
 
-def test_two_contenders_of_one_name_are_refused() -> None:
+def test_two_implementations_of_one_name_are_refused() -> None:
     clock = PretendedClock()
     with pytest.raises(ArgumentError, match="names must differ, got a, a"):
-        measure([PretendedContender("a", 1, clock)] * 2, clock=clock, telemetry=SILENT)
+        measure([PretendedImplementation("a", 1, clock)] * 2, clock=clock, telemetry=SILENT)
     assert clock.log == []
 
 
@@ -152,7 +152,7 @@ def test_nobody_is_measured_in_no_time() -> None:
 
 
 def test_a_failed_launch_leaves_the_clock_in_order() -> None:
-    class Broken(PretendedContender):
+    class Broken(PretendedImplementation):
         def launch(self) -> None:
             raise LaunchError("illegal address")
 
@@ -182,7 +182,7 @@ def test_an_unknown_protocol_is_refused_by_name() -> None:
 
 
 class Sensor:
-    """Says 1500 MHz and 100 W more every time a contender is measured."""
+    """Says 1500 MHz and 100 W more every time an implementation is measured."""
 
     def __init__(self) -> None:
         self.threads: set[str] = set()
@@ -197,20 +197,20 @@ def test_clock_and_power_are_read_in_a_thread_of_their_own() -> None:
     sensor = Sensor()
     clock = PretendedClock()
 
-    class Heating(PretendedContender):
+    class Heating(PretendedImplementation):
         def launch(self) -> None:
             super().launch()
             sensor.watts = 100.0 if self.name == "a" else 200.0
 
-    contenders = [Heating("a", 1, clock), Heating("b", 1, clock)]
+    implementations = [Heating("a", 1, clock), Heating("b", 1, clock)]
     telemetry = Telemetry(sensor=sensor)
-    samples = measure(contenders, ONE_BY_ONE, clock=clock, telemetry=telemetry)
+    samples = measure(implementations, ONE_BY_ONE, clock=clock, telemetry=telemetry)
     assert {s.sm_clock_mhz for s in samples.values()} == {1500.0}
     # One after the other, each has its own.
     assert [s.power_w for s in samples.values()] == [100.0, 200.0]
     assert sensor.threads == {"telemetry"}
     # In turn, they share one.
-    samples = measure(contenders, EXACT, clock=clock, telemetry=telemetry)
+    samples = measure(implementations, EXACT, clock=clock, telemetry=telemetry)
     assert samples["a"].power_w == samples["b"].power_w
 
 

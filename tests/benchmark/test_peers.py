@@ -149,8 +149,8 @@ def test_flash_attention_gets_what_its_version_takes(modules, with_lse: bool) ->
     modules("flash_attn_interface", flash_attn_varlen_func=varlen)
     peer = PEERS["flash_attn_3"]
     assert peer.absence(PACKED) is None
-    contender = peer.prepare(w)
-    assert w.judge(contender.output()).ok
+    implementation = peer.prepare(w)
+    assert w.judge(implementation.output()).ok
     assert given["causal"] is True
     assert given["cu_seqlens_q"].tolist() == [0, 64, 128]
 
@@ -191,10 +191,10 @@ def test_pytorchs_own_function_gives_its_output_in_our_layout(problem: Problem) 
     """On the CPU, by the backend that is there."""
     w = Workload(problem, memory=TorchOnTheHost())
     peer = peers_module.SdpaPeer("math", "MATH")
-    contender = peer.prepare(w)
-    assert contender.output().shape == w.q.shape
+    implementation = peer.prepare(w)
+    assert implementation.output().shape == w.q.shape
     # PyTorch rounds more often on the CPU than the rule allows.
-    error = np.abs(np.asarray(contender.output(), np.float32) - right_answer_of(w)).max()
+    error = np.abs(np.asarray(implementation.output(), np.float32) - right_answer_of(w)).max()
     assert error < 5e-3
     assert peer.version().startswith("torch ")
 

@@ -31,7 +31,7 @@ def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
 
 
 def rows(problem: str, protocol: str = "interleaved", **tflops: float | None) -> list[Measurement]:
-    """A cell's rows: contenders with their TFLOP/s, None for one that was wrong."""
+    """A cell's rows: implementations with their TFLOP/s, None for one that was wrong."""
     return [
         Measurement(
             implementation=name,
@@ -126,7 +126,7 @@ def test_what_is_claimed(
     assert cell.verdict == verdict
 
 
-def test_few_rounds_and_contenders_one_after_the_other_claim_nothing(
+def test_few_rounds_and_implementations_one_after_the_other_claim_nothing(
     tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = [rows(KNOWN, ours=900, cudnn=500)] * 5

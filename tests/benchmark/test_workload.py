@@ -1,4 +1,4 @@
-"""Workloads: what contenders get, and that a wrong output is seen wherever it is looked at."""
+"""Workloads: what implementations get, and that a wrong output is seen wherever it is looked at."""
 
 from __future__ import annotations
 
@@ -175,12 +175,12 @@ def test_an_empty_problem_is_refused() -> None:
 def test_a_kernel_is_launched_on_the_workload_and_judged_there(text: str) -> None:
     """In the emulator, which runs host tensors."""
     w = workload(text)
-    contender = kernel_implementation(CFG, w)
-    assert contender.name == str(CFG)
-    assert w.judge(contender.output()).ok
+    implementation = kernel_implementation(CFG, w)
+    assert implementation.name == str(CFG)
+    assert w.judge(implementation.output()).ok
     before = w.o.copy()
     w.memory.poison(w.o)
-    contender.launch()
+    implementation.launch()
     assert np.array_equal(w.o, before)
 
 
@@ -191,11 +191,11 @@ def test_what_a_kernel_leaves_out_shows(monkeypatch: pytest.MonkeyPatch) -> None
         out[:, :32] = right_answer(w)[:, :32]
 
     monkeypatch.setattr(implementations, "attention", lazy)
-    contender = attention_implementation(CFG, w)
-    assert contender.name == OURS
+    implementation = attention_implementation(CFG, w)
+    assert implementation.name == OURS
     w.o[:] = right_answer(w)
     assert w.judge(w.o).ok
-    assert not w.judge(contender.output()).ok
+    assert not w.judge(implementation.output()).ok
 
 
 @pytest.mark.gpu

@@ -171,7 +171,7 @@ def needs_gpu(words: tuple[str, ...]) -> bool:
 
 
 # The beginnings of those that end within 20 seconds, most within one: nothing is built but kernels
-# of the ladder, which other tests need too.
+# of the ablation, which other tests need too.
 QUICK = (
     "env",
     "cache",
@@ -254,9 +254,9 @@ def test_a_command_runs(shown: Shown, folder: Path, monkeypatch: pytest.MonkeyPa
     if words[1] == "roofline":
         measured = Roofline("NVIDIA H200", 90, 132, "", {}, (Ceiling("dram_read", "TB/s", 4.0),))
         monkeypatch.setattr("flashsmith.benchmark.roofline.load_roofline", lambda gpu: measured)
-    if words[1] == "report" and "ladder.json" in words:
-        ladder = CliRunner().invoke(app, ["progression", "--json", "--emulate"])
-        (folder / "ladder.json").write_text(ladder.stdout)
+    if words[1] == "report" and "ablation.json" in words:
+        ablation = CliRunner().invoke(app, ["progression", "--json", "--emulate"])
+        (folder / "ablation.json").write_text(ablation.stdout)
     assert run_here(words, folder) == 0
 
 

@@ -26,8 +26,8 @@ def run(*words: str | Path):
     return result
 
 
-def test_a_ladder_without_a_gpu_as_table_json_and_picture(tmp_path: Path) -> None:
-    plot = tmp_path / "ladder.svg"
+def test_an_ablation_without_a_gpu_as_table_json_and_picture(tmp_path: Path) -> None:
+    plot = tmp_path / "ablation.svg"
     words = ("progression", "--emulate", "--kernels", STEPS)
     table = run(*words, "--plot", plot)
     assert table.exit_code == 0
@@ -35,9 +35,9 @@ def test_a_ladder_without_a_gpu_as_table_json_and_picture(tmp_path: Path) -> Non
     assert "no times: a GPU is needed" in table.stdout
     assert "ldmatrix conflicts 8.0 -> 1.0" in table.stdout
     assert plot.read_text().startswith("<?xml")
-    ladder = json.loads(run(*words, "--json").stdout)
-    assert ladder["kind"] == "flashsmith progression"
-    assert [step["time"] for step in ladder["steps"]] == [None, None]
+    ablation = json.loads(run(*words, "--json").stdout)
+    assert ablation["kind"] == "flashsmith progression"
+    assert [step["time"] for step in ablation["steps"]] == [None, None]
 
 
 @pytest.mark.parametrize("command", ["run", "progression"])
@@ -57,8 +57,8 @@ def test_the_measurements_of_kernels_go_to_files_that_grow(command: str, tmp_pat
 
 def test_a_bad_picture_is_refused_before_anything_is_built(monkeypatch) -> None:
     monkeypatch.setattr("flashsmith.cli.reporting.selected", lambda *_, **__: pytest.fail("began"))
-    with pytest.raises(ArgumentError, match=r"plot='ladder\.gif'"):
-        run("progression", "--plot", "ladder.gif")
+    with pytest.raises(ArgumentError, match=r"plot='ablation\.gif'"):
+        run("progression", "--plot", "ablation.gif")
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_built(
@@ -68,15 +68,15 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_built(
 
     monkeypatch.setattr(progression, "run_ablation", lambda *_, **__: pytest.fail("ran"))
     (tmp_path / "file").touch()
-    with pytest.raises(ArgumentError, match=r"plot='.*ladder\.png': cannot be written"):
-        run("progression", "--emulate", "--plot", tmp_path / "file" / "ladder.png")
+    with pytest.raises(ArgumentError, match=r"plot='.*ablation\.png': cannot be written"):
+        run("progression", "--emulate", "--plot", tmp_path / "file" / "ablation.png")
 
 
 def test_a_report_of_measured_files(tmp_path: Path) -> None:
     out = tmp_path / "page.html"
-    ladder = tmp_path / "ladder.json"
-    ladder.write_text(run("progression", "--emulate", "--kernels", STEPS, "--json").stdout)
-    files = (RAW / "attention-speed.csv", RAW / "factory-run-prog.json", ladder)
+    ablation = tmp_path / "ablation.json"
+    ablation.write_text(run("progression", "--emulate", "--kernels", STEPS, "--json").stdout)
+    files = (RAW / "attention-speed.csv", RAW / "factory-run-prog.json", ablation)
     result = run("report", *files, "-o", out, "--title", "<H200>")
     assert result.exit_code == 0
     page = out.read_text()
@@ -113,4 +113,4 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path: Path) -> N
     page = tmp_path / "page.html"
     assert run("report", RAW / "factory-run-prog.json", "-o", page).exit_code == 0
     with pytest.raises(DependencyError, match=r"\.\[bench\]"):
-        run("progression", "--plot", "ladder.png")
+        run("progression", "--plot", "ablation.png")

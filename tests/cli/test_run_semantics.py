@@ -235,7 +235,7 @@ def arguments(line: str) -> list[str]:
     return words
 
 
-# The fastest schedule of the ladder: documented problems have its d.
+# The fastest schedule of the ablation: documented problems have its d.
 LADDER = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 
 

@@ -87,7 +87,7 @@ class PretendedTensors(TorchTensors):
         super().__init__()
         self.stream_of = lambda ordinal: pretended.stream
 
-    def place(self, name: str, device: Any) -> Device:
+    def device_of(self, name: str, device: Any) -> Device:
         return Device("cuda", 0)
 
     def is_capturing(self, ordinal: int) -> bool:

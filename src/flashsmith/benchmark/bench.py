@@ -1,7 +1,7 @@
-"""`flashsmith bench`: kernels of ours beside other people's attention, problem by problem.
+"""`flashsmith bench`: flashsmith's kernels and other libraries' attention, problem by problem.
 
-The implementations of a benchmark point get the same tensors, each proves its output on them, and
-those that did are timed together.
+The implementations of a benchmark point get the same tensors; their outputs are checked, and those
+with correct output are timed together.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flashsmith.operations.operation import load_attribute
 def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...], bool]:
     """The configs of a key, else of env KERNELS, and whether attention() takes part.
 
-    'ours' stands for it, alone or beside a key; it is what takes part when nothing is said.
+    'ours' means attention(), alone or beside a key; it is the default.
 
     Raises SelectionError for an unknown key.
     """
@@ -52,10 +52,10 @@ def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...
 
 @dataclass(frozen=True)
 class Entry:
-    """An implementation of ours before there are tensors.
+    """An implementation of flashsmith before there are tensors.
 
-    ``config`` None: ``note`` says why there is none. ``attention``: whether attention() is called,
-    which chooses ``config``, and not the kernel.
+    ``config`` None: ``note`` gives the reason. ``attention``: whether attention() is called, which
+    chooses ``config``, and not the kernel.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Entry:
     note: str = ""
 
     def implementation(self, workload: AnyWorkload) -> ProvableImplementation:
-        """It on a workload; there must be a config."""
+        """The implementation on a workload; there must be a config."""
         assert self.config is not None
         make = attention_implementation if self.attention else kernel_implementation
         return make(self.config, workload)
@@ -100,7 +100,7 @@ class BenchPlan:
             )
 
     def entries(self, problem: Problem, device: DeviceSpec) -> Iterator[Entry]:
-        """Those of ours that serve a problem."""
+        """flashsmith's implementations that serve a problem."""
         if self.ours and problem.operation == DEFAULT:
             try:
                 chosen = choose_config(problem, device)
@@ -134,7 +134,7 @@ MakeWorkload = Callable[[Problem, int], AnyWorkload]
 
 @dataclass
 class Bench:
-    """What the problems share."""
+    """The state that the problems share."""
 
     plan: BenchPlan
     device: DeviceSpec
@@ -149,10 +149,10 @@ def run_bench(
     plan: BenchPlan,
     device: DeviceSpec,
     *,
-    environment: Environment,
     clock: Clock,
-    telemetry: Telemetry,
     reporter: ProgressReporter,
+    environment: Environment | None = None,
+    telemetry: Telemetry | None = None,
     write: Callable[[Measurement], None] = lambda row: None,
     make_workload: MakeWorkload = workload_of,
 ) -> list[Measurement]:
@@ -164,6 +164,7 @@ def run_bench(
     when a kernel has left the GPU unusable to this process.
     """
     plan.check()
+    environment, telemetry = environment or Environment.collect(), telemetry or Telemetry()
     bench = Bench(plan, device, BuiltKernels(device), environment, clock, telemetry, make_workload)
     uses = [
         (entry.config, problem)
@@ -181,7 +182,7 @@ def run_bench(
         try:
             made = point.run()
         except BaseException:
-            # What is known of the problem is kept, also when somebody stops the run.
+            # The problem's rows so far are kept, also when the run is interrupted.
             for row in point.rows:
                 write(row)
             raise
@@ -218,7 +219,7 @@ class _Point:
             workload = bench.make_workload(self.problem, bench.plan.seed)
         except ArgumentError:
             raise
-        except Exception as error:  # PyTorch says with errors of its own that memory ran out
+        except Exception as error:  # PyTorch raises errors of its own when memory runs out
             why = f"the tensors cannot be made: {_first_line(error)}"
             for entry in entries:
                 self._add(entry.name, "ours", Proof("error", why), *self._kernel(entry))
@@ -245,8 +246,8 @@ class _Point:
         return self.rows
 
     def _untimed(self, names: list[str], why: str) -> list[Measurement]:
-        """The rows of implementations whose outputs are right and whose timing failed: which of
-        them failed is not known."""
+        """The rows of implementations with correct output whose joint timing failed: which of them
+        failed is unknown."""
         self._check_gpu(f"one of {', '.join(names)}")
         self.rows = [
             replace(
@@ -261,7 +262,7 @@ class _Point:
         return self.rows
 
     def _prove_ours(self, entry: Entry, workload: AnyWorkload) -> ProvableImplementation | None:
-        """The implementation if its output is right; its row says so in either case."""
+        """The implementation if its output is correct; adds its row in either case."""
         kernel = self._kernel(entry)
         wrong = entry.note if entry.config is None else self.bench.kernels.illegality(entry.config)
         if entry.config is None or wrong:
@@ -270,7 +271,7 @@ class _Point:
         try:
             made = entry.implementation(workload)
             proof = Proof.of(workload.judge(made.output()))
-        except Exception as error:  # PyTorch says with errors of its own that a kernel failed
+        except Exception as error:  # PyTorch raises errors of its own when a kernel failed
             self._add(entry.name, "ours", Proof("error", _first_line(error)), *kernel)
             self._check_gpu(entry.name)
             return None
@@ -278,7 +279,7 @@ class _Point:
         return made if proof.verdict == "pass" else None
 
     def _prove_peer(self, peer: Peer, workload: AnyWorkload) -> ProvableImplementation | None:
-        """Likewise; whatever a peer raises, it is a peer that does not take part."""
+        """The same for a peer; any exception makes it an absent peer."""
         if (absence := peer.absence(self.problem)) is not None:
             self._add(peer.name, "peer", Proof("absent", absence))
             return None
@@ -293,7 +294,7 @@ class _Point:
         return made if proof.verdict == "pass" else None
 
     def _kernel(self, entry: Entry) -> tuple[Mapping[str, Any] | Part | None, ...]:
-        """Which kernel of ours it is, and what that costs."""
+        """The facts about the flashsmith kernel: config and resources."""
         if entry.config is None:
             return ()
         named = {"family": entry.config.FAMILY, "config": str(entry.config)}
@@ -315,7 +316,7 @@ class _Point:
         self.rows.append(made)
 
     def _check_gpu(self, culprit: str) -> None:
-        """Raises LaunchError when what failed has taken the GPU with it."""
+        """Raises LaunchError when the failure has made the GPU unusable."""
         require_usable_gpu(self.bench.clock, f"{culprit} on '{self.problem}'")
 
 

@@ -1,5 +1,5 @@
-"""The table of `flashsmith bench`: each problem's implementations by speed, beside FA2 and the best
-peer."""
+"""The table of `flashsmith bench`: each problem's implementations by speed, relative to FA2 and the
+best peer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def print_rows(console: Console, rows: Sequence[Measurement]) -> None:
     cells: list[tuple[Cell, ...]] = []
     for _, group in itertools.groupby(rows, key=lambda row: row.problem):
         cells += _cells(sort_rows(list(group)))
-    # An empty column only takes room.
+    # Empty columns are left out.
     kept = [n for n in range(len(_COLUMNS)) if any(str(row[n]) != "-" for row in cells)]
     print_table(
         console, [_COLUMNS[n] for n in kept], [tuple(row[n] for n in kept) for row in cells]
@@ -51,7 +51,7 @@ def print_rows(console: Console, rows: Sequence[Measurement]) -> None:
 
 
 def header(rows: Sequence[Measurement]) -> list[str]:
-    """Where the figures come from, and what they are."""
+    """The environment and the protocol of the figures."""
     if not rows:
         return []
     row = rows[0]

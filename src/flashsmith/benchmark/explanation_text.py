@@ -12,7 +12,7 @@ from flashsmith.benchmark.table import Column, print_table, print_text
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
-    """Everything `explain` found out, most general first."""
+    """Prints everything that `explain` found, most general first."""
     cfg = explanation.config
     print_text(console, str(cfg), style="bold")
     print_text(console, f"on {explanation.target}")

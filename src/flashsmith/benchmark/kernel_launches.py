@@ -1,4 +1,4 @@
-"""Named kernels launched so many times, and nothing else: what a profiler is pointed at."""
+"""Launches named kernels N times and nothing else, for use under a profiler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from flashsmith.benchmark.bench import BenchPlan, run_bench, select_implementations
 from flashsmith.benchmark.bench_table import print_rows
-from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.peers import get_peers
 from flashsmith.benchmark.problems import make_shapes, parse_problems
@@ -20,8 +19,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, get_kernel_configs
 from flashsmith.runtime import query_gpu
 
-_DESCRIPTION = """Launches named kernels N times on random tensors: what a profiler is pointed at.
-With --time they are proven, timed and printed instead."""
+_DESCRIPTION = """Launches named kernels N times on random tensors, for use under a profiler. With
+--time they are proven, timed and printed instead."""
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -53,14 +52,14 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def make_plan(options: argparse.Namespace) -> BenchPlan:
-    """What is launched. Without --kernels and KERNELS only the peers of --ref are. What is not
-    timed is launched once unless --runs and --num_warmups say more.
+    """The plan of launches. Without --kernels and KERNELS only the peers of --ref are launched.
+    Untimed launches run once unless --runs and --num_warmups are given.
 
     Raises ArgumentError or SelectionError for what cannot be launched, or when nothing is named.
     """
     named = options.kernels is not None or KERNELS.raw() is not None
     if not named and options.ref is None:
-        get_kernel_configs(None)  # says which keys there are
+        get_kernel_configs(None)  # raises the error that lists the keys
     configs, with_ours = select_implementations(options.kernels) if named else ((), False)
     shapes = make_shapes(
         configs,
@@ -133,13 +132,6 @@ def main(arguments: Sequence[str]) -> int:
             for line in launch_named(plan, query_gpu(0), clock, reporter):
                 print(line, flush=True)
             return 0
-        rows = run_bench(
-            plan,
-            query_gpu(0),
-            environment=Environment.collect(),
-            clock=clock,
-            telemetry=Telemetry(),
-            reporter=reporter,
-        )
+        rows = run_bench(plan, query_gpu(0), clock=clock, reporter=reporter)
     print_rows(make_console(), rows)
     return int(any(row.kind == "ours" and row.verdict != "pass" for row in rows))

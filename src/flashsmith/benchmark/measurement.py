@@ -1,8 +1,7 @@
 """Measurement: one implementation on one problem, with everything that its figures depend on.
 
-A measurement is a row: its fields are the columns of every file of measurements. What produces one
-makes it of parts that have types of their own: the Problem, a Proof, Times, KernelFacts, and the
-Environment.
+A measurement is a row: its fields are the columns of every file of measurements. It is made of
+typed parts: the Problem, a Proof, Times, KernelFacts, and the Environment.
 
     proof = Proof.of(workload.judge(output))
     Measurement.of("ours", "ours", problem, proof, Times.of(samples, problem), environment)
@@ -28,7 +27,7 @@ Verdict = Literal["pass", "fail", "absent", "error"]
 
 @dataclass(frozen=True)
 class Proof:
-    """What became of an output before it was timed.
+    """The check of an output before it is timed.
 
     verdict: 'absent' for a peer that cannot take part, 'error' for a kernel that did not finish.
     note: why, or a peer's version. The errors are against float64; None where nothing was compared.
@@ -42,7 +41,7 @@ class Proof:
 
     @classmethod
     def of(cls, found: Comparison, note: str = "") -> Proof:
-        """The proof that a comparison is; ``note`` is that of an output that is right."""
+        """The Proof of a comparison; ``note`` is used if the output is correct."""
         verdict: Verdict = "pass" if found.ok else "fail"
         note = note if found.ok else "; ".join(found.reasons)
         return cls(verdict, note, found.max_error, found.bound, found.rel_l2)
@@ -50,10 +49,10 @@ class Proof:
 
 @dataclass(frozen=True)
 class Times:
-    """What is kept of an implementation's samples.
+    """The statistics of an implementation's samples.
 
     ms: the median; spread: interquartile range over it; tflops: `Problem.attn_flop` over the
-    median. sm_clock_mhz and power_w: while it was timed, None where nothing was read.
+    median. sm_clock_mhz and power_w: while it was timed, None where no sensor was read.
     """
 
     ms: float
@@ -142,7 +141,8 @@ class Measurement:
         *parts: Part | Mapping[str, Any] | None,
         **columns: Any,
     ) -> _Self:
-        """The measurement of an implementation, made of its parts; what is None is left out."""
+        """The measurement of an implementation, made of its parts; parts that are None are left
+        out."""
         for part in parts:
             columns |= _columns(part)
         named = {"implementation": implementation, "kind": kind, "family": "", "config": ""}
@@ -150,7 +150,7 @@ class Measurement:
 
     @property
     def environment(self) -> Environment:
-        """Where it was taken."""
+        """Its environment."""
         return Environment(**{part.name: getattr(self, part.name) for part in fields(Environment)})
 
     @property

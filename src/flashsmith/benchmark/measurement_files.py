@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType, UnionType
+from types import UnionType
 from typing import Any, TextIO, TypeVar, Union, get_args, get_origin
 
 from flashsmith.benchmark.measurement import Measurement
@@ -97,12 +97,7 @@ class GrowingFile:
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._file.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -220,12 +215,7 @@ class MeasurementFiles:
                 self._growing.append(self._stack.enter_context(GrowingFile(str(path))))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stack.close()
         if self._csv == STDOUT:
             rows_as_csv(self._rows, sys.stdout)

@@ -1,5 +1,6 @@
-"""The problems of a benchmark: default shapes, what lists of sizes ask for, and the named sets that
-kernels are compared on, so that figures of different days and machines are of the same points."""
+"""The problems of a benchmark: default shapes, the shapes of given lists of sizes, and the named
+sets that kernels are compared on, so that figures of different days and machines are of the same
+points."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from flashsmith.printable import quoted
 from flashsmith.untrusted import whole_number
 
 SEQ_LENS = (512, 1024, 2048, 4096, 8192, 16384)
-# Heads such that heads times d is 2048, as models have them, for the head sizes that divide it.
+# Heads such that heads times d is 2048, as in models, for the head sizes that divide it.
 _HEADS = {64: 32, 128: 16, 256: 8}
 _OTHER_HEADS = 16
-# The work of a problem stays bounded: so large a batch up to so long a sequence.
+# The batch size up to each sequence length, which bounds a problem's work.
 _BATCHES = ((4096, 16), (8192, 8), (16384, 4), (32768, 2))
 
 
@@ -31,8 +32,8 @@ def default_problem(
     packed: bool = False,
     operation: str = DEFAULT,
 ) -> Problem:
-    """The problem that stands for a head size and a length: batch 16 up to 4096, 8 up to 8192, 4 up
-    to 16384; heads 16, or 32 for d 64 and 8 for d 256, unless given as (heads_q, heads_k).
+    """The default problem for a head size and a length: batch 16 up to 4096, 8 up to 8192, 4 up to
+    16384; heads 16, or 32 for d 64 and 8 for d 256, unless given as (heads_q, heads_k).
 
     Raises ArgumentError when the sizes make no problem.
     """
@@ -49,7 +50,7 @@ def default_heads(d: int) -> int:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What `flashsmith bench` is asked for. ``gqa``: '8' (heads of k and v) or '32:8'."""
+    """The shapes given to `flashsmith bench`. ``gqa``: '8' (heads of k and v) or '32:8'."""
 
     d_heads: tuple[int, ...]
     seq_lens: tuple[int, ...]
@@ -119,7 +120,7 @@ def make_shapes(
 ) -> Shapes:
     """The shapes that comma-separated lists ask for; without them the kernels' own.
 
-    Raises ArgumentError for what is no such list.
+    Raises ArgumentError for anything else.
     """
     operations = {config.family.operation for config in configs}
     return Shapes(

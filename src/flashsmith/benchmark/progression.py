@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Any
 
 from flashsmith.benchmark.bench import BenchPlan, run_bench
-from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.kernel_facts import KernelFacts
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.peers import BASELINE, get_peers
@@ -355,9 +354,7 @@ def run_ablation(
     rows = run_bench(
         BenchPlan(problems, tuple(configs), peers=get_peers(BASELINE), seed=seed),
         target.device,
-        environment=Environment.collect(),
         clock=CudaEvents(),
-        telemetry=Telemetry(),
         reporter=reporter,
         write=write or (lambda row: None),
     )

@@ -18,6 +18,7 @@ from flashsmith.printable import quoted
 LARGEST = 10**18
 MOST_CHARACTERS = 100_000
 _LONGEST_NUMBER = 100
+_Reader = Callable[[Any], Any]
 _WHOLE = re.compile(r"-?\d{1,19}", re.ASCII)
 
 
@@ -75,17 +76,37 @@ def checked_cells(
     ``field_of``: the fields of columns that have another name. Raises ValueError, which names the
     column, for a value that its field cannot hold.
     """
-    hints = hints_of(cls)
-    return {
-        field: _checked(hints[field], value, column, _LENIENT)
-        for column, value in record.items()
-        if (field := field_of.get(column, column)) in hints and value is not None
-    }
+    hints, plain = hints_of(cls), _plain_fields(cls)
+    found: dict[str, Any] = {}
+    for column, value in record.items():
+        field = field_of.get(column, column)
+        if value is None or field not in hints:
+            continue
+        reader, optional = plain.get(field, (None, False))
+        if optional and value == "":
+            found[field] = None
+        elif reader is not None and (made := reader(value)) is not None:
+            found[field] = made
+        else:
+            found[field] = _checked(hints[field], value, column, _LENIENT)
+    return found
+
+
+@cache
+def _plain_fields(cls: type) -> dict[str, tuple[_Reader | None, bool]]:
+    """The readers of a class's texts and numbers, and whether those may be None: files have
+    hundreds of thousands of cells."""
+    plain: dict[str, tuple[_Reader | None, bool]] = {}
+    for name, hint in hints_of(cls).items():
+        members = [kind for kind in get_args(hint) if kind is not type(None)]
+        optional = get_origin(hint) in (Union, UnionType)
+        kind = members[0] if optional else hint
+        if kind in _LENIENT:
+            plain[name] = _LENIENT[kind], optional
+    return plain
 
 
 # --- values ---------------------------------------------------------------------------------------
-
-_Reader = Callable[[Any], Any]
 
 
 def _checked(hint: Any, value: Any, name: str, readers: Mapping[Any, _Reader]) -> Any:

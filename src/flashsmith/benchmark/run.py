@@ -1,4 +1,5 @@
-"""The main job: build a set of kernels, run each on real tensors, prove it, count what it did."""
+"""The main job: build a set of kernels, run each on real tensors, prove it, and count instructions
+and bank conflicts."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
-# What the emulator's checks slow it down by, for the estimate.
+# The slowdown of the emulator by its checks, for the estimate.
 _CHECKS_COST = 4.0
 # What both references take for a score and a column on one core.
 _REFERENCE_SECONDS = 0.8e-9
@@ -38,8 +39,9 @@ _REFERENCE_SECONDS = 0.8e-9
 
 @dataclass(frozen=True)
 class Options:
-    """What a task's semantics leave open: None is what Problem takes for typical. `checks` turns
-    all of the emulator's checks on; `seed` is of the inputs, and of packed sequences' lengths."""
+    """The values that a task's semantics leave open: None is Problem's typical value. `checks`
+    turns all of the emulator's checks on; `seed` is of the inputs, and of packed sequences'
+    lengths."""
 
     window: Window | None = None
     softcap: float | None = None
@@ -60,11 +62,11 @@ class Options:
 
 @dataclass(frozen=True)
 class KernelRun:
-    """What the run found out about one kernel.
+    """The results of one kernel.
 
-    `proven` is what it was proven on, with the semantics that it is compiled for, and `emulated`
-    what its instructions and conflicts were counted on; `problems` says what is wrong, empty for a
-    kernel that passed. `verdict` is None for a kernel that did not finish, `times` without a GPU.
+    `proven` is the problem of the proof, with the compiled-in semantics, and `emulated` that of the
+    counts of instructions and conflicts; `problems` lists what is wrong, empty for a kernel that
+    passed. `verdict` is None for a kernel that did not finish, `times` without a GPU.
     """
 
     config: KernelConfig
@@ -77,7 +79,7 @@ class KernelRun:
 
     @property
     def ok(self) -> bool:
-        """Whether the kernel is right."""
+        """Whether the kernel's output is correct."""
         return not self.problems
 
     @property
@@ -107,7 +109,7 @@ class KernelRun:
         }
 
     def measurement(self, timed: Problem | None, environment: Environment) -> Measurement:
-        """As a file of measurements has it; `timed` is what it was timed on, if it was."""
+        """As a row of measurements; `timed` is the problem it was timed on, if any."""
         return Measurement.of(
             str(self.config),
             "ours",
@@ -135,7 +137,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every kernel is right."""
+        """Whether every kernel's output is correct."""
         return all(row.ok for row in self.rows)
 
     @property
@@ -241,7 +243,7 @@ def _estimates(jobs: Sequence[_Job]) -> list[float]:
 
 
 def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Job:
-    """One kernel's part. Raises ArgumentError for options that do not fit the task."""
+    """The task of one kernel. Raises ArgumentError for options that do not fit it."""
     proven = emulated = task.problem(cfg)
     options.of(proven)
     if target.backend == "gpu":
@@ -335,7 +337,7 @@ def _times(
 
 @dataclass(frozen=True)
 class _Job:
-    """One kernel's part of the run."""
+    """Runs one kernel."""
 
     config: KernelConfig
     target: Target
@@ -366,7 +368,8 @@ class _Job:
     def _prove(
         self, backend: str, problem: Problem, problems: list[str], *observers: BankConflicts
     ) -> Verdict | None:
-        """The verdict, or None for a kernel that did not end; what is wrong goes to `problems`."""
+        """The verdict, or None for a kernel that did not finish; mistakes are added to
+        `problems`."""
         try:
             verdict = prove(
                 self.config,

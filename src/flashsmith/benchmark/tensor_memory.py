@@ -1,4 +1,4 @@
-"""TensorMemory: where a benchmark's tensors are: in PyTorch's GPU memory, else the driver's."""
+"""TensorMemory: the memory of a benchmark's tensors: PyTorch's on the GPU, else the driver's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 class TensorMemory(Protocol):
-    """Makes tensors on GPU 0 and looks into them. Contents are standard normal."""
+    """Makes tensors on GPU 0 and copies them to the host. Contents are standard normal."""
 
     def draw(self, shape: Shape, dtype: DType, seed: int) -> Any:
         """A dense random tensor."""
@@ -40,7 +40,7 @@ class TensorMemory(Protocol):
 
 
 class TorchMemory:
-    """PyTorch's tensors: peers take them too, and they are drawn where they are needed."""
+    """PyTorch's tensors: peers take them too, and random numbers are drawn on the GPU."""
 
     device = "cuda:0"
 
@@ -55,7 +55,7 @@ class TorchMemory:
         import torch
 
         if array.dtype == ml_dtypes.bfloat16:
-            # torch takes no bfloat16 from NumPy: the bits travel as integers.
+            # torch takes no bfloat16 from NumPy: the bits are passed as integers.
             bits = torch.from_numpy(array.view(np.int16)).to(self.device)
             return bits.view(torch.bfloat16)
         return torch.from_numpy(array).to(self.device)

@@ -1,7 +1,7 @@
-"""The one timing protocol: what is launched in which order, between which events, on what clock.
+"""The timing protocol: the order of launches, the events around them, and the clock.
 
 CUDA events on the stream that the kernels run on; warm-up; the L2 overwritten between repeats;
-implementations in turn, or one after the other. All that is timed in flashsmith is timed here.
+implementations in turn, or one after the other. All timing in flashsmith is done here.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Protocol:
     """How implementations are timed.
 
     order: 'interleaved' launches each once a round, in an order that changes from round to round,
-    so that a drifting clock affects all alike and none always follows the same one; 'one_by_one'
+    so that a drifting clock affects all equally and none always follows the same one; 'one_by_one'
     finishes an implementation before the next.
     flush_l2: whether the L2 is overwritten before every timed launch.
     num_warmups, runs: how many launches an implementation gets untimed and timed, at least.
     warmup_ms, measure_ms: how long, at least, those take together; short kernels are launched more
     often. 0 leaves the count as it is. Interleaved, they hold for the implementations' mean.
-    num_estimates: launches that find out how long one takes.
+    num_estimates: launches from which the time of one is estimated.
 
     Raises ArgumentError for an unknown order, or a number below its least.
     """
@@ -90,7 +90,7 @@ class Protocol:
         return protocol
 
     def launches(self, estimate_ms: float) -> tuple[int, int]:
-        """How many untimed and timed launches those get whose launch takes that long."""
+        """The numbers of untimed and timed launches for implementations with these launch times."""
         return (
             _enough(self.num_warmups, self.warmup_ms, estimate_ms),
             _enough(self.runs, self.measure_ms, estimate_ms),
@@ -101,7 +101,7 @@ class Protocol:
 
 
 def _enough(least: int, milliseconds: float, each: float) -> int:
-    # An event cannot tell apart less than half a microsecond.
+    # The resolution of an event is half a microsecond.
     return max(least, int(milliseconds / max(each, 5e-4)))
 
 
@@ -178,8 +178,8 @@ FLUSHED_BYTES = 256_000_000
 class CudaEvents:
     """Events on one stream of GPU ``ordinal``.
 
-    ``stream`` is a handle; None means PyTorch's current stream where PyTorch is at work, else the
-    default stream: where what is timed is enqueued. Events may be used until more are asked for.
+    ``stream`` is a handle; None means PyTorch's current stream if PyTorch uses the GPU, else the
+    default stream. Events may be used until new ones are requested.
 
     Raises LaunchError where there is no such GPU.
     """
@@ -199,7 +199,7 @@ class CudaEvents:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Makes the GPU current, and settles which stream is meant."""
+        """Makes the GPU current, and determines the stream."""
         stream = _current_stream(self.ordinal) if self._wanted is None else self._wanted
         self._stream = ctypes.c_void_p(stream)
         with driver.current_gpu(self.ordinal):
@@ -242,7 +242,8 @@ class CudaEvents:
         return DeviceArray.empty((size // 4,), np.dtype(np.uint32), self.ordinal)
 
     def _destroy_events(self) -> None:
-        # After a kernel failed nothing can be destroyed any more, and that it failed is known.
+        # After a kernel failed nothing can be destroyed any more; the failure is reported
+        # elsewhere.
         pool, self._pool = self._pool, []
         for event in pool:
             try:
@@ -260,8 +261,8 @@ def _current_stream(ordinal: int) -> int:
 
 
 def require_usable_gpu(clock: Clock, culprit: str) -> None:
-    """Raises LaunchError, naming `culprit`, when what failed has taken the GPU with it: every
-    launch of this process would fail from then on, whatever the kernel."""
+    """Raises LaunchError, naming `culprit`, when the failure has made the GPU unusable: every
+    further launch of this process would fail."""
     try:
         with clock.running():
             clock.synchronize()
@@ -276,7 +277,7 @@ def require_usable_gpu(clock: Clock, culprit: str) -> None:
 
 
 class Implementation(Interface):
-    """What is timed. Names tell implementations apart."""
+    """An implementation to time; names must be unique."""
 
     @property
     def name(self) -> str:
@@ -296,8 +297,8 @@ def measure(
     """The samples of every implementation, by name, in the order given.
 
     Launches follow each other without waiting in between: a GPU that idled between repeats would
-    be timed at a clock that no steady work sees. ``clock`` None is the current stream of GPU 0, and
-    ``telemetry`` None reads that GPU's clock and power.
+    run at a clock that it does not keep under load. ``clock`` None is the current stream of GPU 0,
+    and ``telemetry`` None reads that GPU's clock and power.
 
     Raises ArgumentError when two have one name, LaunchError when there is no GPU or a launch fails,
     and what an implementation raises.
@@ -327,7 +328,7 @@ class _Bench:
     telemetry: Telemetry
 
     def time(self, group: list[Implementation]) -> dict[str, Samples]:
-        """Implementations that take turns, or the only one."""
+        """Implementations in turn, or a single one."""
         num_warmups, runs = self.protocol.launches(statistics.fmean(map(self._estimate, group)))
         for implementation in itertools.chain.from_iterable(itertools.repeat(group, num_warmups)):
             implementation.launch()
@@ -374,8 +375,8 @@ class _Bench:
 def _turns(group: Sequence[Implementation], rounds: int) -> Iterator[Implementation]:
     """Each once a round: a shuffled order, then its reverse, then another.
 
-    The same orders every time. What runs before a kernel leaves it a warmer or a cooler GPU, so
-    that none may have one neighbour throughout.
+    The same orders every time. The previous kernel leaves the GPU warmer or cooler, so no
+    implementation may always have the same neighbour.
     """
     orders = random.Random(0)
     order = list(group)

@@ -1,7 +1,7 @@
 """The kernel cache: libraries under the hash of their specification, published atomically.
 
     <folder>/flashsmith-cache-1/
-        CACHEDIR.TAG       the marker of a folder that is all ours
+        CACHEDIR.TAG       marks the folder as flashsmith's
         libraries/<key>/   manifest.json, library.so, ptx/, sources/, lock
         objects/           compiled host code for all libraries; names end in the content's hash
         locks/<key>.lock   held while a process builds, replaces or removes that library

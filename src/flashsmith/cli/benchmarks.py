@@ -106,7 +106,6 @@ def bench(
     """
     from flashsmith.benchmark.bench import BenchPlan, run_bench, select_implementations
     from flashsmith.benchmark.bench_table import print_rows
-    from flashsmith.benchmark.environment import Environment, Telemetry
     from flashsmith.benchmark.measurement_files import MeasurementFiles
     from flashsmith.benchmark.peers import get_peers
     from flashsmith.benchmark.problems import make_shapes, named_problems, parse_problems
@@ -139,15 +138,7 @@ def bench(
     files = MeasurementFiles(csv, json, parquet, jsonl)
     clock = CudaEvents()
     with ProgressReporter() as reporter, files:
-        rows = run_bench(
-            plan,
-            query_gpu(0),
-            environment=Environment.collect(),
-            clock=clock,
-            telemetry=Telemetry(),
-            reporter=reporter,
-            write=files.write,
-        )
+        rows = run_bench(plan, query_gpu(0), clock=clock, reporter=reporter, write=files.write)
     if not files.takes_stdout:
         print_rows(make_console(), rows)
     if any(row.kind == "ours" and row.verdict != "pass" for row in rows):

@@ -112,9 +112,9 @@ def embed_twice(
     emulate: bool = False,
     progress: Progress | None = None,
 ) -> MinilmReport:
-    """Embeds ``sentences``, ``batch`` at a time, with PyTorch's attention and with ours in fp16.
+    """Embeds ``sentences``, ``batch`` at a time, with PyTorch's and flashsmith's (fp16) attention.
 
-    On the first GPU; without one, or with ``emulate``, on the host, where ours runs in the
+    On the first GPU; without one, or with ``emulate``, on the host, where flashsmith's runs in the
     emulator. The rest of the model is float32 both times. Kernels are built before anything is
     timed, with ``progress`` called for each event.
 

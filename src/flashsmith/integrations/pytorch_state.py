@@ -25,7 +25,7 @@ _TRANSFORM = Reason(
     "query",
     "inside a transform of torch.func (vmap, grad, jvp, ...); the kernels take plain tensors",
 )
-_JIT = Reason("query", "traced by torch.jit.trace, which would record no kernel of ours")
+_JIT = Reason("query", "traced by torch.jit.trace, which would not record a kernel of flashsmith")
 _FORWARD_AD = Reason("query", "forward-mode differentiation; the kernels compute no gradients")
 _SWITCHED_OFF = Reason(
     "sdpa_kernel",

@@ -60,46 +60,37 @@ class NvccCompiler:
     def compile(self, builds: Sequence[Build]) -> list[Compiled]:
         """Builds of one semantics. What the cache has is not compiled; when a batch does not
         compile, its kernels are tried one by one."""
-        found = self._cached(builds)
-        missing = [b for b in builds if b not in found]
-        if missing:
-            try:
-                self._add(found, missing, self._build(missing))
-            except (CompileError, IllegalConfigError) as error:
-                if len(missing) == 1:
-                    found[missing[0]] = Compiled(error=str(error))
-                for one in missing if len(missing) > 1 else ():
-                    found.update(zip([one], self.compile([one]), strict=True))
-        return [found[b] for b in builds]
-
-    def _cached(self, builds: Sequence[Build]) -> dict[Build, Compiled]:
-        configs = [b.config for b in builds]
         arch, semantics = self.device.arch, builds[0].semantics
-        found: dict[Build, Compiled] = {}
+        configs = [one.config for one in builds]
         together = find_library_from(package_sources(), configs, arch=arch, semantics=semantics)
+        done: dict[Build, Compiled] = {}
         for one in builds:
             library = together or find_library(one.config, arch=arch, semantics=semantics)
             if library is not None:
-                self._add(found, [one], library)
-        return found
+                done[one] = self._compiled(one, library)
+        missing = [one for one in builds if one not in done]
+        if not missing:
+            return [done[one] for one in builds]
+        try:
+            # Warnings are of spills, which the sweep judges by its own limit.
+            library = build(
+                [one.config for one in missing],
+                arch=arch,
+                semantics=semantics,
+                jobs=1,
+                progress=lambda event: None,
+            )
+            done |= {one: self._compiled(one, library) for one in missing}
+        except (CompileError, IllegalConfigError) as error:
+            if len(missing) == 1:
+                done[missing[0]] = Compiled(error=str(error))
+            else:
+                done |= {one: self.compile([one])[0] for one in missing}
+        return [done[one] for one in builds]
 
-    def _build(self, builds: Sequence[Build]) -> KernelLibrary:
-        configs = [b.config for b in builds]
-        # Its warnings are of spills, which the sweep judges by its own limit.
-        return build(
-            configs,
-            arch=self.device.arch,
-            semantics=builds[0].semantics,
-            jobs=1,
-            progress=lambda event: None,
-        )
-
-    def _add(
-        self, found: dict[Build, Compiled], builds: Sequence[Build], library: KernelLibrary
-    ) -> None:
-        for one in builds:
-            facts = KernelFacts.of(library.entry(one.config), self.device)
-            found[one] = Compiled(facts, library.manifest.key)
+    def _compiled(self, one: Build, library: KernelLibrary) -> Compiled:
+        facts = KernelFacts.of(library.entry(one.config), self.device)
+        return Compiled(facts, library.manifest.key)
 
 
 class GpuBench:

@@ -1,4 +1,4 @@
-"""Which problems a sweep is about."""
+"""The problems of a sweep."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from flashsmith.families import DeviceSpec, DType, Problem
 from flashsmith.printable import quoted
 from flashsmith.untrusted import UnusableTextError, read_text
 
-# By head dimension. What lies between two lengths is served by the nearer one's winner.
+# By head dimension. Lengths in between are served by the nearer one's winner.
 _LENGTHS = {128: SEQ_LENS, **dict.fromkeys((64, 96, 256), (512, 1024, 4096, 16384))}
-# Of a reference problem: its length, and 8 tiles of 128 rows for every SM.
+# The least length of a reference problem, and 8 tiles of 128 rows for every SM.
 _REFERENCE_LENGTH = 2048
 _REFERENCE_ROWS_PER_SM = 8 * 128
 
 
 def default_problems() -> list[Problem]:
     """The points that the benchmarks report: both dtypes, full and causal; those that share kernels
-    stand together."""
+    are adjacent."""
     return [
         default_problem(d, seq, dtype, causal=causal)
         for d, lengths in _LENGTHS.items()

@@ -1,4 +1,4 @@
-"""tune(): a sweep from problems to the table of winners; and the two things that need no GPU."""
+"""tune(): a sweep from problems to the table of winners; and the two modes without a GPU."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ def tune(
     table: Path | None = None,
 ) -> Tuned:
     """Runs the races and writes to the folder `out`: journal.jsonl as it goes, winners.json with
-    each problem's end, ranking.csv and ranking.json at last. Winners of a final also go to `table`,
-    by default the user's own, beside what it has.
+    each problem's end, ranking.csv and ranking.json at the end. Winners of a final are also merged
+    into `table`, by default the user's own.
 
-    What an earlier run in `out` found out on the same GPU, driver and sources is not measured
-    again, unless `fresh`. Ctrl-C ends it early, and what was found so far is written.
+    Findings of an earlier run in `out` on the same GPU, driver and sources are not measured again,
+    unless `fresh`. Ctrl-C ends it early, and the findings so far are written.
 
     Raises ArgumentError when `out` cannot be written, TableError when a table cannot, LaunchError
     when the GPU does not come back, CompileError when nothing can be compiled.
@@ -154,7 +154,7 @@ def tune(
         return failures
 
     def on_finished(state: RaceState) -> None:
-        # What fails is tried once more in the end; the journal has it all.
+        # A failed write is tried once more at the end; the journal has everything.
         for failure in record(state):
             progress.say(str(failure))
         progress.say(f"done {_outcome(state)}")
@@ -199,8 +199,8 @@ def build_ahead(
     settings: Settings,
     progress: SweepProgress,
 ) -> list[RaceState]:
-    """Compiles everything that the races would; where they are after that: what the compiler's
-    reports speak against is culled.
+    """Compiles everything that the races would compile, and culls by the compiler's reports;
+    returns the races' states.
 
     Raises CompileError when nothing can be compiled.
     """
@@ -229,7 +229,7 @@ def build_ahead(
 
 
 def journal_key(runner: Runner) -> str:
-    """What a journal's records are true for, as one text."""
+    """The environment for which a journal's records are valid, as one text."""
     return "; ".join(f"{name}: {value}" for name, value in sorted(runner.environment.items()))
 
 

@@ -1,4 +1,4 @@
-"""The ladder: what a step changed, in figures and in words; its JSON; its table; its run."""
+"""The ablation: what a step changed, in figures and in words; its JSON; its table; its run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ TARGET = choose_target("sm_80", emulate=True)
 CONFIGS = [parse(PLAIN.config), parse(SWIZZLED.config)]
 
 
-def printed(ladder: Ablation) -> str:
+def printed(ablation: Ablation) -> str:
     out = io.StringIO()
-    print_ablation(make_console(out), ladder)
+    print_ablation(make_console(out), ablation)
     return out.getvalue()
 
 
@@ -99,9 +99,9 @@ def test_steps_are_named_by_what_is_new() -> None:
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ladder", [ABLATION, TIMED])
-def test_json_reads_back_as_it_was(ladder: Ablation) -> None:
-    assert Ablation.from_json(json.loads(json.dumps(ladder.to_json()))) == ladder
+@pytest.mark.parametrize("ablation", [ABLATION, TIMED])
+def test_json_reads_back_as_it_was(ablation: Ablation) -> None:
+    assert Ablation.from_json(json.loads(json.dumps(ablation.to_json()))) == ablation
 
 
 def broken(path: tuple, value: object) -> dict:
@@ -129,7 +129,7 @@ def broken(path: tuple, value: object) -> dict:
         (broken(("steps", 0), 3), "step 1"),
     ],
 )
-def test_a_broken_ladder_is_refused_with_the_place(data: dict, named: str) -> None:
+def test_a_broken_ablation_is_refused_with_the_place(data: dict, named: str) -> None:
     with pytest.raises(ArgumentError, match=named):
         Ablation.from_json(data)
 
@@ -161,10 +161,10 @@ def test_times_without_a_peer_have_no_share() -> None:
 
 
 def test_a_wrong_step_is_a_failure_with_its_reason() -> None:
-    ladder = replace(ABLATION, steps=(PLAIN, replace(SWIZZLED, problems=("o[3] is NaN",))))
-    assert not ladder.ok
-    assert "| FAIL " in printed(ladder)
-    assert "o[3] is NaN" in printed(ladder)
+    ablation = replace(ABLATION, steps=(PLAIN, replace(SWIZZLED, problems=("o[3] is NaN",))))
+    assert not ablation.ok
+    assert "| FAIL " in printed(ablation)
+    assert "o[3] is NaN" in printed(ablation)
 
 
 # --- the run ------------------------------------------------------------------------------------
@@ -174,12 +174,12 @@ def up(configs=CONFIGS) -> Ablation:
     return run_ablation(configs, TARGET, reporter=ProgressReporter(quiet=True))
 
 
-def test_a_ladder_is_counted_without_a_gpu() -> None:
-    ladder = up()
-    assert ladder.ok
-    assert not ladder.has_times
-    assert "no times" in ladder.peer_note
-    first, second = ladder.steps
+def test_an_ablation_is_counted_without_a_gpu() -> None:
+    ablation = up()
+    assert ablation.ok
+    assert not ablation.has_times
+    assert "no times" in ablation.peer_note
+    first, second = ablation.steps
     assert first.conflicts["ldmatrix"] == 8.0
     assert second.conflicts["ldmatrix"] == 1.0
     # 2 heads x 4 Q blocks x 4 K/V blocks x (2 products of 64 x 64 x 128 by m16n8k16).
@@ -213,10 +213,10 @@ def test_the_plain_kernel_is_counted_whatever_its_tiles(monkeypatch) -> None:
 
     monkeypatch.setattr(run_module, "prove", prove)
     wide = parse("(FP16, 128, 64, 96, 4): async+swizzled+load_0_0_0_tiles")
-    ladder = up(configs=[CONFIGS[1], wide])
+    ablation = up(configs=[CONFIGS[1], wide])
     assert asked == [256, 384]
-    assert ladder.counted == "batch 1, seq 256 to 384, heads 2"
-    assert [step.counted_seq for step in ladder.steps] == [256, 384]
+    assert ablation.counted == "batch 1, seq 256 to 384, heads 2"
+    assert [step.counted_seq for step in ablation.steps] == [256, 384]
 
 
 def test_instructions_of_two_lengths_are_not_compared() -> None:
@@ -227,7 +227,7 @@ def test_instructions_of_two_lengths_are_not_compared() -> None:
     assert (longer.instructions, longer.instructions_ratio) == ({}, None)
 
 
-def test_a_ladder_of_before_there_were_several_lengths_is_read() -> None:
+def test_an_ablation_of_before_there_were_several_lengths_is_read() -> None:
     data = json.loads(json.dumps(ABLATION.to_json()))
     for step in data["steps"]:
         del step["counted_seq"]

@@ -79,7 +79,6 @@ def test_the_benchmark_gets_every_kernel_and_the_baseline(monkeypatch, report: R
     monkeypatch.setattr(progression, "run_bench", run_bench)
     monkeypatch.setattr(progression, "run_kernels", lambda *_, **options: report)
     monkeypatch.setattr(progression, "CudaEvents", lambda: clock)
-    monkeypatch.setattr(progression.Environment, "collect", lambda: HERE)
     bf16 = parse(SWIZZLED.config.replace("FP16", "BF16"))
     ablation = run_ablation(
         [*CONFIGS, bf16],

@@ -1,4 +1,4 @@
-"""Kernels under Nsight Compute: what the hardware counted while they ran.
+"""Kernels under Nsight Compute: the hardware's counters.
 
 One profiler process per sequence length runs ``ncu.profiled_process``; its counters become
 ProfileRows, which a CSV or JSON Lines file keeps from run to run.

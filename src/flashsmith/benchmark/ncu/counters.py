@@ -1,5 +1,6 @@
-"""What is asked of the profiler, our columns by the names that its versions have for them; and its
-answer, the raw page as CSV: one launch a line, one metric a column, units in the second."""
+"""The profiler's metrics: flashsmith's columns with the metric names of its versions; and its
+output, the raw page as CSV: one launch per line, one metric per column, units in the second
+line."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Counter:
-    """A column and the metrics that may fill it, the best first; `scale` leads to our unit from the
-    profiler's base unit."""
+    """A column and the metrics that may fill it, the best first; `scale` converts the profiler's
+    base unit into the column's."""
 
     column: str
     metrics: tuple[str, ...]
@@ -48,10 +49,10 @@ COUNTERS = (
     Counter("dram_write_bytes", ("dram__bytes_write.sum", "dram__bytes_op_write.sum")),
 )
 
-# Facts of a launch and sums over a kernel's instructions: the list of hardware metrics, which we
-# ask for, leaves them out.
+# Facts of a launch and sums over a kernel's instructions: the profiler's list of hardware metrics
+# does not contain them.
 _UNLISTED = re.compile(r"launch__|memory_l1_|sm__maximum_warps_")
-# Warps that stand still for a reason, per instruction issued: the cycles it adds to each.
+# Stalled warps by reason, per instruction issued: the cycles that each reason adds.
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")
 _NO_STALLS = ("selected", "not_issued")
 _STALL_SUFFIX = ".ratio"
@@ -118,7 +119,7 @@ def parse_listing(text: str) -> set[str]:
 
 
 def unknown_metrics(text: str) -> set[str]:
-    """The base names that the profiler says it does not know."""
+    """The base names that the profiler reports as unknown."""
     return set(re.findall(r"Failed to find metric (?:regex:\^?)?(\w+)", text))
 
 

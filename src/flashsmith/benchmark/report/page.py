@@ -1,4 +1,4 @@
-"""The page: what the templates are given, one HTML file, and the charts as SVG files beside it."""
+"""The page: the data of the templates, one HTML file, and the charts as SVG files beside it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from flashsmith.printable import printable
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# What one page holds of each kind; it says what it leaves out.
+# The most of each kind on one page; the page states what is left out.
 LIMITS = {
     "charts": 100,
     "table_rows": 1500,
@@ -122,7 +122,7 @@ def _slug(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def page_templates() -> Environment:
-    """The templates beside this file, which escape whatever they are given.
+    """The templates beside this file, which escape all values.
 
     Raises DependencyError, which names the extra, where Jinja2 is not installed.
     """

@@ -1,4 +1,4 @@
-"""Results: everything that was read for one page, and where and how it was measured."""
+"""Results: everything read for one page, with the environment of each measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashsmith.benchmark.progression import Ablation
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.printable import quoted
 
-# What readers see for attention(); in files its rows are of 'ours'.
+# The name of attention() on the page; in files its rows are of 'ours'.
 FLASHSMITH = "flashsmith"
 BASELINES = ("fa2", "cudnn")
 # What a search measures in its rounds: figures for the config space, not for comparisons.
@@ -26,8 +26,8 @@ ENVIRONMENT_NAMES = {"gpu": "GPU", "cuda": "CUDA", "torch": "PyTorch", "python":
 
 @dataclass(frozen=True)
 class Source:
-    """One file that was read: what it is, how many rows (steps, ceilings) it gave, and what of them
-    was left out, a sentence each."""
+    """One file that was read: its kind, how many rows (steps, ceilings) it gave, and a sentence for
+    each kind of rows that were left out."""
 
     path: Path
     what: str
@@ -36,7 +36,7 @@ class Source:
 
 
 class Setting(NamedTuple):
-    """Where and how figures were measured: only those of one setting compare."""
+    """Where and how figures were measured; only figures of one setting are comparable."""
 
     environment: tuple[tuple[str, Any], ...]
     protocol: str
@@ -81,12 +81,12 @@ class Results:
 
 
 def is_flashsmith(row: Measurement) -> bool:
-    """Whether a row is of a kernel of flashsmith's, not of a peer."""
+    """Whether a row is of a flashsmith kernel, not of a peer."""
     return row.kind != "peer"
 
 
 def name_of(row: Measurement) -> str:
-    """What readers see of a row's implementation: attention() is 'flashsmith'."""
+    """The name of a row's implementation on the page: attention() is 'flashsmith'."""
     return FLASHSMITH if is_flashsmith(row) and row.implementation == "ours" else row.implementation
 
 
@@ -110,7 +110,7 @@ def _fact(value: Any) -> Any:
 
 
 def setting_facts(setting: Setting) -> dict[str, str]:
-    """A setting's facts as readers see them, '' for one that is not known; what tells most comes
+    """A setting's facts as the page shows them, '' for an unknown one; the most important come
     first."""
     known = dict(setting.environment)
     others = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from flashsmith.benchmark.report.results import FLASHSMITH
 
-# Narrow enough for a phone without shrinking its text; several stand beside each other elsewhere.
+# Narrow enough for a phone without shrinking its text; wider screens show several in a row.
 WIDTH = 420.0
 _LEFT, _TOP, _BOTTOM = 40.0, 12.0, 226.0
 _LINE_HEIGHT = 13.5
@@ -19,8 +19,8 @@ _PLACES = (
     FLASHSMITH, "fa2", "cudnn", "flash_attn_3", "flash_attn_4", "flex", "mem_efficient",
     "flash_attn_2",
 )  # fmt: skip
-# Told apart by shape too, for those who do not see colours: circle, square, diamond, triangles,
-# cross, star, hexagon.
+# Distinguished by shape too, for readers who cannot distinguish the colours: circle, square,
+# diamond, triangles, cross, star, hexagon.
 _MARKS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", "M-3.5 -3.5h7v7h-7z", "M0 -5l5 5l-5 5l-5 -5z",
     "M0 -4.5l4.5 8h-9z", "M0 4.5l4.5 -8h-9z", "M-1.5 -4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z",
@@ -31,7 +31,7 @@ _MARKS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """An element of a chart; `tip` is what a reader sees who points at it."""
+    """An element of a chart; `tip` is shown when the pointer is on it."""
 
     tag: str
     attributes: Mapping[str, str]
@@ -43,8 +43,8 @@ class Shape:
 class Chart:
     """An SVG: shapes in a box of WIDTH by `height`, which grows with the page's width.
 
-    `alt` says what is in it to those who do not see it, `caption` what all need to know. `facets`
-    are what the page's filters choose by.
+    `alt` describes it for screen readers, `caption` is shown below it. `facets` are the values that
+    the page's filters use.
     """
 
     title: str
@@ -65,7 +65,7 @@ class Series:
     dashed: bool = False
 
     def place(self, position: int) -> int:
-        """Its place among colours and marks; of an unknown one that at `position`."""
+        """Its index among colours and marks; that of an unknown one is `position`."""
         name = FLASHSMITH if self.strong else self.name
         return _PLACES.index(name) if name in _PLACES else position % len(_PLACES)
 
@@ -87,7 +87,7 @@ class Strip:
 
 
 def cut(text: str, most: int = _LONGEST) -> str:
-    """A text that is short enough for a label."""
+    """A text, shortened for a label."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -162,7 +162,7 @@ class _Drawing:
     def end_labels(self, labels: Sequence[tuple[str, str, float, float]]) -> None:
         """(text, class, x, y): what a line is, to the right of the axes, none on another."""
         heights = spread_out([y for *_, y in labels], _LINE_HEIGHT)
-        # Those beyond an edge have nowhere to go but back, all others with them.
+        # Labels beyond an edge are moved back, and the others with them.
         lift = max([0.0, *(height - _BOTTOM - 26 for height in heights)])
         lift = min([lift, *(height - 6 for height in heights)])
         for (text, kind, x, y), height in zip(labels, heights, strict=True):
