@@ -272,8 +272,9 @@ class _Sequence:
         bad = ~xp.isfinite(d_scores)
         of_dq = xp.any(bad, axis=-1)[..., None]
         of_dk = xp.any(xp.any(bad, axis=-2), axis=1)[..., None]
-        bad_do = cast(xp.swapaxes(cast(seen & (weights == weights), "float32"), -1, -2), "float32")
-        bad_do = (bad_do @ cast(~xp.isfinite(do), "float32")).sum(1) > 0
+        pairs = cast(seen & xp.isfinite(weights), "float32")
+        bad_do = cast(~xp.isfinite(do), "float32")
+        bad_do = (xp.swapaxes(pairs, -1, -2) @ bad_do).sum(1) > 0
         of_dv = xp.any(xp.any(~xp.isfinite(weights), axis=-2), axis=1)[..., None]
         return of_dq, of_dk, of_dv | bad_do
 
