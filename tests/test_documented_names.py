@@ -32,10 +32,10 @@ DOCUMENTED = {
     ),
     "flashsmith.errors": "IllegalConfigError",
     "flashsmith.integrations.fallbacks": "fallback_count",
-    "flashsmith.runtime": "count_launches",
+    "flashsmith.runtime": "count_launches forget_prepared_calls",
     "flashsmith.tuning": "forget_choices",
     "flashsmith.tuning.sweep": "search_space",
-    "flashsmith.verify": "prove",
+    "flashsmith.verify": "prove prove_problem",
 }
 NEED_TORCH = {"sdpa"}
 NAMES = [

@@ -17,6 +17,9 @@ from flashsmith.runtime.launch_counter import Launches, count_launches, launch_c
 from flashsmith.runtime.launch_plan import LaunchPlan, TensorMapSpec
 from flashsmith.runtime.operation_run import OperationResult, prepare_operation, run_operation
 
+# The name in earlier documents.
+forget_prepared_calls = forget_cached_launches
+
 __all__ = [
     "DEFAULT_EMULATED_ARCH",
     "Chooser",
@@ -28,6 +31,7 @@ __all__ = [
     "TensorMapSpec",
     "count_launches",
     "forget_cached_launches",
+    "forget_prepared_calls",
     "forward",
     "forward_timed",
     "gpu_count",

@@ -13,6 +13,9 @@ from flashsmith.verify.tolerance import (
     heads_for_enough_outputs,
 )
 
+# The name in earlier documents.
+prove_problem = prove
+
 __all__ = [
     "BACKENDS",
     "INPUT_KINDS",
@@ -34,5 +37,6 @@ __all__ = [
     "inputs_and_references",
     "make_inputs",
     "prove",
+    "prove_problem",
     "reference_of",
 ]
