@@ -29,8 +29,9 @@ from flashsmith.verify.reference import compute_references
 from flashsmith.verify.tolerance import Comparison, Expected
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks")
-# Kinds of inputs by the kind that q, k and v are of. 'large_do' are gradients as loss scaling makes
-# them, whose dS fp16 cannot hold. Of 'neighbours' every second head of a sequence is NaN or inf.
+# Kinds of inputs by the kind that q, k and v are of. 'large_do' are do and dlse as loss scaling
+# makes them, whose dS fp16 cannot hold. Of 'neighbours' every second head of a sequence is NaN or
+# inf.
 _OF_QKV = {
     "random": "random",
     "large_scores": "large_scores",
@@ -300,6 +301,7 @@ def draw_backward_inputs(
         drawn |= {"o": exact_o.astype(do.dtype), "lse": exact_lse.astype(np.float32)}
     if options.get("dlse"):
         dlse = rng.standard_normal(exact_lse.shape, dtype=np.float32)
+        dlse *= np.float32(LARGE_DO[p.dtype] if kind == "large_do" else 1.0)
         drawn["dlse"] = np.full_like(dlse, math.nan)
         for rows in sequences:
             rows.of_statistics(drawn["dlse"])[:] = rows.of_statistics(dlse)
