@@ -209,6 +209,7 @@ CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     "common": set(),
     "host": {"common"},
     "mma_sync": {"common", "host"},
+    "mma_sync_backward": {"common", "host", "mma_sync"},
     "wgmma": {"common", "host"},
     "roofline": {"common"},
 }

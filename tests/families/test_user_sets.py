@@ -119,7 +119,7 @@ def test_errors_list_installed_sets_with_their_sizes(site: Path) -> None:
     ("name", "problem"),
     [
         ("not_iterable", "TypeError"),
-        ("wrong_things", "returned 7: allowed are FlashForwardKernelConfig, HopperForward"),
+        ("wrong_things", "returned 7: allowed are FlashForwardKernelConfig, FlashBackward"),
         ("bad_short_form", "the tuple has 2 entries"),
         ("fails", "RuntimeError: no luck"),
         ("not_callable", "TypeError"),

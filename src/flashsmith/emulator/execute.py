@@ -171,6 +171,7 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
     def start(group: Group, node: int, stop: int, values: object) -> object:
         return translated.function(wave, group, node, stop, values)
 
+    wave.random = random
     wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
     # A wgmma that one warp has waited for is done for all four, so these stay together.
     unit = WARP if translated.warps_are_free else WARPGROUP

@@ -39,6 +39,8 @@ from flashsmith.families.mma_sync.sets import (
     get_kernel_progression_configs,
     should_autotune_config,
 )
+from flashsmith.families.mma_sync_backward import MMA_SYNC_BACKWARD
+from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.nearest import check_legal, nearest_legal
 from flashsmith.families.rule import BrokenRule, Rule
@@ -67,13 +69,16 @@ __all__ = [
     "KNOB_VALUES",
     "KNOWN_DEVICES",
     "MMA_SYNC",
+    "MMA_SYNC_BACKWARD",
     "RULES",
     "SUPPORTED_D_HEADS",
     "WGMMA",
     "BrokenRule",
     "DType",
     "DeviceSpec",
+    "DqMode",
     "Family",
+    "FlashBackwardKernelConfig",
     "FlashForwardKernelConfig",
     "HopperForwardKernelConfig",
     "KernelConfig",

@@ -29,14 +29,14 @@ class Shadow:
     """
 
     def __init__(
-        self, banks: int, size: int, fields: Mapping[str, tuple[np.dtype, object]], width: int = 1
+        self, banks: int, size: int, fields: Mapping[str, tuple[np.dtype, object]], width: int = 0
     ) -> None:
-        """``fields`` maps a name to its dtype and initial value; ``width`` > 1 adds an axis."""
+        """``fields`` maps a name to its dtype and initial value; ``width`` > 0 adds an axis."""
         self.granule = _WORD
         self._banks, self._size = banks, size
         cells = banks * self.cells_per_bank
         self.fields = {
-            name: np.full(cells if width == 1 else (cells, width), initial, dtype)
+            name: np.full((cells, width) if width else cells, initial, dtype)
             for name, (dtype, initial) in fields.items()
         }
 

@@ -29,6 +29,7 @@ from flashsmith.emulator.machine.memory import (
     GlobalMemory,
     generic_space,
 )
+from flashsmith.emulator.machine.random_schedule import RandomSchedule
 from flashsmith.errors import EmulatorError
 
 
@@ -58,6 +59,8 @@ class WaveMemory:
         geometry.shared_pitch, geometry.local_pitch = self.shared.pitch, self.local.pitch
         self.masks_bad_access = any(observer.handles_bad_access for observer in observers)
         self.clock = 0
+        # What decides the order of atomics at one address; None: that of the threads.
+        self.random: RandomSchedule | None = None
 
     # Observation
 
@@ -160,6 +163,11 @@ class WaveMemory:
                 return
             addresses = np.broadcast_to(addresses, (group.n,))[positions]
             values = np.broadcast_to(values, (group.n,))[positions]
+        self._store(group, space, addresses, size, values, positions)
+
+    def _store(
+        self, group: Group, space: str, addresses: Any, size: int, values: Any, positions: Any
+    ) -> None:
         if space == "generic":
             space, addresses = self.resolve(addresses)
         if space == "global":
@@ -180,22 +188,27 @@ class WaveMemory:
     def atomic(
         self, group: Group, space: str, addresses: Any, operation: Any, values: Any, mask: Any
     ) -> np.ndarray:
-        """Read-modify-write, one thread after the other; the old values."""
+        """Read-modify-write; the old values. Of threads with one address one comes after the other,
+        in an order of the schedule's: fp32 sums depend on it."""
         positions = group.active(mask)
-        flat = np.broadcast_to(addresses, (group.n,))
-        values = tuple(np.broadcast_to(value, (group.n,)) for value in values)
         dtype = values[0].dtype
-        old = np.zeros(group.n, dtype)
-        word = WORDS[dtype.itemsize]
-        for position in positions:
-            one = np.array([position])
-            keep = np.zeros(group.n, np.bool_)
-            keep[position] = True
-            current = self._load(group, space, flat[one], dtype.itemsize, one).view(dtype)
-            old[position] = current[0]
-            new = np.asarray(operation(current, *(value[one] for value in values)), dtype)
-            spread = np.broadcast_to(new.view(word), (group.n,))
-            self.store(group, space, flat, dtype.itemsize, spread, keep)
+        size, old = dtype.itemsize, np.zeros(group.n, dtype)
+        if not positions.size:
+            return old
+        if self.random is not None:
+            shuffled = np.random.default_rng(self.random.getrandbits(64))
+            positions = shuffled.permutation(positions)
+        flat = np.broadcast_to(addresses, (group.n,))[positions]
+        given = [np.broadcast_to(value, (group.n,))[positions] for value in values]
+        if space == "generic":
+            space, flat = self.resolve(flat)
+        cells = flat if space == "global" else self._bank(group, space, positions)[1] + flat
+        for turn in _turns(cells):
+            its, where = positions[turn], flat[turn]
+            current = self._load(group, space, where, size, its).view(dtype)
+            old[its] = current
+            new = np.asarray(operation(current, *(value[turn] for value in given)), dtype)
+            self._store(group, space, where, size, new.view(WORDS[size]), its)
         return old
 
     # Matrices
@@ -323,6 +336,18 @@ class WaveMemory:
                 )
                 for observer in self.observers:
                     observer.async_landing(landing)
+
+
+def _turns(cells: np.ndarray) -> list[np.ndarray]:
+    """Indices in turns, in each of which every cell occurs once at most; in order for each cell."""
+    order = np.argsort(cells, kind="stable")
+    found = cells[order]
+    begins = np.flatnonzero(np.concatenate(([True], found[1:] != found[:-1])))
+    if begins.size == cells.size:
+        return [np.arange(cells.size)]
+    counts = np.diff(np.append(begins, cells.size))
+    rank = np.arange(cells.size) - np.repeat(begins, counts)
+    return [order[rank == turn] for turn in range(int(counts.max()))]
 
 
 def _spread(value: Any, threads: int) -> np.ndarray:

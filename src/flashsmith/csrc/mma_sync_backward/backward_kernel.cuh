@@ -1,0 +1,12 @@
+// The FlashAttention-2 backward pass on mma.sync: the kernels of a pass, in the order they run.
+//
+//     prepare                  statistics of the rows
+//     gaps                     packed: zeros outside of sequences
+//     backward                 dk, dv; with atomics what each block of keys adds to dq
+//     queries or finish        dq: computed by blocks of queries, or rounded from its sums
+//     sinks                    dsinks
+#pragma once
+
+#include "mma_sync_backward/keys_kernel.cuh"
+#include "mma_sync_backward/queries_kernel.cuh"
+#include "mma_sync_backward/rows_kernels.cuh"

@@ -1,0 +1,77 @@
+// What the kernels of a backward pass have in common: where things lie, copies, and the arithmetic
+// of a score.
+#pragma once
+
+#include "mma_sync_backward/static_kernel_configuration.cuh"
+
+namespace flashsmith {
+
+FS_DEVICE float2 load_shared_float2(uint32_t smem) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(smem) : "memory");
+    return x;
+}
+
+// Adds to global memory, in whatever order CTAs come.
+FS_DEVICE void add_global(float* gmem, float x) {
+    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(gmem), "f"(x) : "memory");
+}
+
+// Row `row` of a tensor, and how far its rows are apart, bytes.
+template <typename value_t>
+FS_DEVICE const char* row_address(const void* tensor, int64_t origin, int64_t row,
+                                  int64_t seq_stride) {
+    return static_cast<const char*>(tensor) +
+           (origin + row * seq_stride) * int64_t{sizeof(value_t)};
+}
+
+// The statistics of a sequence's first row and a head.
+template <Semantics SEMANTICS>
+FS_DEVICE int64_t first_statistic(const BackwardKernelArgs& args, int batch, int head,
+                                  int64_t first_row) {
+    // Whole blocks between packed sequences, whatever their lengths.
+    const int64_t begin = SEMANTICS.packed ? (first_row / kStatisticsRows + batch) * kStatisticsRows
+                                           : batch * args.statistics_batch_stride;
+    return begin + head * args.statistics_head_stride;
+}
+
+// Stores a warp's part of a gradient, scaled: in 16 bit through `tile` of shared memory, which
+// holds the whole tile afterwards, or in fp32 at once. Lane l has of tile (m, n) columns 2 (l % 4)
+// + {0, 1} of rows l / 4 and l / 4 + 8; columns are taken by turns.
+template <class Layout, typename value_t, int kTurns, int kMTiles, int kNTiles>
+FS_DEVICE void stage_gradient(uint32_t tile, const float (&acc)[kMTiles][kNTiles][4], float scale,
+                              int first_row, int turn, int lane) {
+    const typename Layout::Cursor cursor(tile, first_row + lane / 4, 2 * turn, lane % 4 * 4);
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+        for (int n = 0; n < kNTiles; ++n)
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+                store_shared_4B(
+                    cursor.at(16 * m + 8 * r, n / 2 * 2 * kTurns + n % 2),
+                    pack_16bit<value_t>(acc[m][n][2 * r] * scale, acc[m][n][2 * r + 1] * scale));
+}
+
+template <int kTurns, int kMTiles, int kNTiles>
+FS_DEVICE void store_fp32_gradient(float* gradient, int64_t seq_stride, int rows, int d,
+                                   const float (&acc)[kMTiles][kNTiles][4], float scale,
+                                   int first_row, int turn, int lane) {
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = first_row + 16 * m + 8 * r + lane / 4;
+            if (row >= rows) continue;
+#pragma unroll
+            for (int n = 0; n < kNTiles; ++n) {
+                const int column = 8 * (n / 2 * 2 * kTurns + 2 * turn + n % 2) + lane % 4 * 2;
+                if (column >= d) continue;
+                const uint2 pair = {__float_as_uint(acc[m][n][2 * r] * scale),
+                                    __float_as_uint(acc[m][n][2 * r + 1] * scale)};
+                store_global_8B(gradient + row * seq_stride + column, pair);
+            }
+        }
+}
+
+}  // namespace flashsmith

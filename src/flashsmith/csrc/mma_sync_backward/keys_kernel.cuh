@@ -1,0 +1,386 @@
+// The kernel whose CTAs keep a block of keys and meet the queries that see them, of all heads that
+// share the keys: dk and dv, summed in fp32 registers and rounded once, and with atomics its part
+// of dq.
+//
+// Scores are computed transposed, keys by queries: P^T and dS^T, rounded, are then the operands of
+// dv += P^T do and dk += dS^T q as they lie in registers. Only dS goes through shared memory, for
+// dQ = dS K; with several warps to the same keys P does too.
+#pragma once
+
+#include "mma_sync_backward/common_parts.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+struct KeysBlock {
+    static_assert(Kernel::valid_config());
+    using value_t = typename Kernel::value_t;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    using Scores = float[Kernel::key_tiles][Kernel::query_tiles][4];
+    using Gradient = float[Kernel::key_tiles][Kernel::column_tiles][4];
+    using Rounded = InRegisters<Kernel::key_tiles, Kernel::query_tiles / 2>;
+
+    const BackwardKernelArgs& args;
+    const uint32_t smem;
+    const int warp, lane;
+    const int batch, head_k, first_key;
+    const SequenceRows q, k;
+    const Visibility<SEMANTICS> visibility;
+
+    Gradient dk = {}, dv = {};
+
+    FS_DEVICE KeysBlock(const BackwardKernelArgs& args, uint32_t smem, int batch, int head_k,
+                        int block, SequenceRows q, SequenceRows k)
+        : args(args),
+          smem(smem),
+          warp(thread_index() / kWarpSize),
+          lane(thread_index() % kWarpSize),
+          batch(batch),
+          head_k(head_k),
+          first_key(block * Kernel::B_c),
+          q(q),
+          k(k),
+          visibility(args, q.count, k.count) {}
+
+    // Which rows of S^T and of dk and dv a warp has, and its turn among those of the same rows.
+    FS_DEVICE int warp_key() const { return warp / Kernel::column_warps * Kernel::keys_per_warp; }
+    FS_DEVICE int turn() const { return warp % Kernel::column_warps; }
+    FS_DEVICE int warp_query() const { return turn() * Kernel::queries_per_warp; }
+
+    // ---- steps: a block of queries of one head after the other ----
+
+    struct Step {
+        int head, block;
+        int stage = 0;
+    };
+
+    FS_DEVICE void run() {
+        const BlockRange blocks = visibility.query_blocks(first_key, Kernel::B_c, Kernel::B_r);
+        const int first_head = head_k * (args.heads_q / args.heads_k);
+        const int end_head = first_head + args.heads_q / args.heads_k;
+        if (blocks.begin < blocks.end) {
+            start_keys();
+            Step now{first_head, blocks.begin};
+            start_queries(now);
+            cp_async_commit();
+            while (now.head < end_head) {
+                Step next = now;
+                if (++next.block == blocks.end) next.block = blocks.begin, ++next.head;
+                next.stage = Kernel::stages == 1 ? 0 : now.stage ^ 1;
+
+                cp_async_wait<0>();
+                __syncthreads();  // the step's tiles are here, and the last step's are free
+                if constexpr (Kernel::stages > 1) {
+                    if (next.head < end_head) start_queries(next);
+                    cp_async_commit();
+                }
+                clear_unseeing(now);
+                step(now, blocks.needs_mask(now.block));
+                if constexpr (Kernel::stages == 1) {
+                    __syncthreads();  // all have left the tiles
+                    if (next.head < end_head) start_queries(next);
+                    cp_async_commit();
+                }
+                now = next;
+            }
+            cp_async_wait<0>();
+            __syncthreads();  // K's and V's places are free
+        }
+        store();
+    }
+
+    // ---- copies ----
+
+    FS_DEVICE TileExtent extent(int rows) const { return {rows, args.d / kChunkElements}; }
+
+    FS_DEVICE void start_keys() const {
+        const typename Kernel::CopyKeys copy(thread_index());
+        const TileExtent present = extent(k.count - first_key);
+        copy.global_to_shared_async(
+            smem + Kernel::K_offset,
+            row_address<value_t>(args.k, batch * args.k_batch_stride + head_k * args.k_head_stride,
+                                 k.first + first_key, args.k_seq_stride),
+            args.k_seq_stride * int64_t{sizeof(value_t)}, present);
+        copy.global_to_shared_async(
+            smem + Kernel::V_offset,
+            row_address<value_t>(args.v, batch * args.v_batch_stride + head_k * args.v_head_stride,
+                                 k.first + first_key, args.v_seq_stride),
+            args.v_seq_stride * int64_t{sizeof(value_t)}, present);
+    }
+
+    FS_DEVICE uint32_t Q_tile(int stage) const {
+        return smem + Kernel::Q_offset + stage * Kernel::QueriesLayout::kBytes;
+    }
+    FS_DEVICE uint32_t do_tile(int stage) const {
+        return smem + Kernel::do_offset + stage * Kernel::QueriesLayout::kBytes;
+    }
+    FS_DEVICE uint32_t statistics(int stage) const {
+        return smem + Kernel::statistics_offset + stage * Kernel::statistics_bytes;
+    }
+
+    FS_DEVICE void start_queries(const Step& at) const {
+        const typename Kernel::CopyQueries copy(thread_index());
+        const int first_row = at.block * Kernel::B_r;
+        const TileExtent present = extent(q.count - first_row);
+        copy.global_to_shared_async(
+            Q_tile(at.stage),
+            row_address<value_t>(args.q, batch * args.q_batch_stride + at.head * args.q_head_stride,
+                                 q.first + first_row, args.q_seq_stride),
+            args.q_seq_stride * int64_t{sizeof(value_t)}, present);
+        copy.global_to_shared_async(
+            do_tile(at.stage),
+            row_address<value_t>(args.d_o,
+                                 batch * args.do_batch_stride + at.head * args.do_head_stride,
+                                 q.first + first_row, args.do_seq_stride),
+            args.do_seq_stride * int64_t{sizeof(value_t)}, present);
+        // Statistics are there behind the last row too.
+        constexpr int kChunks = Kernel::B_r / 4;
+        static_assert(2 * kChunks <= Kernel::n_threads);
+        const int thread = thread_index();
+        if (thread < 2 * kChunks) {
+            const float* const row = thread < kChunks ? args.lse_log2 : args.D;
+            cp_async_16B(statistics(at.stage) + thread * kChunkBytes,
+                         row + statistic(at) + thread % kChunks * 4);
+        }
+    }
+
+    // The statistics of a step's first row.
+    FS_DEVICE int64_t statistic(const Step& at) const {
+        return first_statistic<SEMANTICS>(args, batch, at.head, q.first) + at.block * Kernel::B_r;
+    }
+
+    // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.
+    FS_DEVICE void clear_unseeing(const Step& at) const {
+        if constexpr (SEMANTICS.mask == MaskKind::none) return;
+        const int rows = min(visibility.first_seeing_row() - at.block * Kernel::B_r, Kernel::B_r);
+        if (rows <= 0) return;
+        constexpr int kChunks = Kernel::d_head / kChunkElements;
+        for (int i = thread_index(); i < rows * kChunks; i += Kernel::n_threads) {
+            const uint32_t place = chunk_place(i / kChunks, i % kChunks);
+            store_shared_16B(Q_tile(at.stage) + place, uint4{0, 0, 0, 0});
+            store_shared_16B(do_tile(at.stage) + place, uint4{0, 0, 0, 0});
+        }
+        __syncthreads();
+    }
+    FS_DEVICE static uint32_t chunk_place(int row, int chunk) {
+        using Layout = typename Kernel::QueriesLayout;
+        if (chunk / 8 < Layout::kWidePanels)
+            return chunk / 8 * Layout::template Panel<false>::kBytes +
+                   Layout::template Panel<false>::offset(row, chunk % 8);
+        return Layout::kNarrowOffset + Layout::template Panel<true>::offset(row, chunk % 8);
+    }
+
+    // ---- the algorithm ----
+
+    FS_DEVICE void step(const Step& at, bool needs_mask) {
+        using Layout = typename Kernel::QueriesLayout;
+        using Columns = ColumnsB<Layout, Kernel::column_warps>;
+        const Columns d_o(do_tile(at.stage), lane, turn()), Q(Q_tile(at.stage), lane, turn());
+        Scores S, dP;
+        zero(S);
+        multiply<value_t, Kernel::d_steps>(S, K_rows(Kernel::K_offset),
+                                           RowsB<Layout>(Q_tile(at.stage), lane, warp_query()));
+        Rounded P;
+        exponentiate(P, S, at, needs_mask);
+        if constexpr (Kernel::stores_P) store_scores(Kernel::P_offset, P);
+        // Early, so that P's registers are free for what follows.
+        if constexpr (Kernel::in_registers)
+            if (args.dv != nullptr) multiply<value_t, Kernel::query_steps>(dv, P, d_o);
+
+        zero(dP);
+        multiply<value_t, Kernel::d_steps>(dP, K_rows(Kernel::V_offset),
+                                           RowsB<Layout>(do_tile(at.stage), lane, warp_query()));
+        Rounded dS;
+        differentiate(dS, S, dP, at, needs_mask);
+        if constexpr (Kernel::stores_dS) {
+            store_scores(Kernel::dS_offset, dS);
+            __syncthreads();
+        }
+        if constexpr (Kernel::in_registers) {
+            if (args.dk != nullptr) multiply<value_t, Kernel::query_steps>(dk, dS, Q);
+        } else {
+            if (args.dv != nullptr)
+                multiply<value_t, Kernel::query_steps>(dv, scores_rows(Kernel::P_offset), d_o);
+            if (args.dk != nullptr)
+                multiply<value_t, Kernel::query_steps>(dk, scores_rows(Kernel::dS_offset), Q);
+        }
+        if constexpr (Kernel::adds_dq)
+            if (args.dq != nullptr) add_dq(at);
+    }
+
+    using KeyRows = RowsA<typename Kernel::KeysLayout, Kernel::key_tiles>;
+    using ScoresRows = RowsA<typename Kernel::ScoresLayout, Kernel::key_tiles>;
+    FS_DEVICE KeyRows K_rows(int offset) const { return KeyRows(smem + offset, lane, warp_key()); }
+    FS_DEVICE ScoresRows scores_rows(int offset) const {
+        return ScoresRows(smem + offset, lane, warp_key());
+    }
+
+    // The statistic of the two queries that a lane has in the n-th tile.
+    FS_DEVICE float2 row_statistic(const Step& at, int which, int n) const {
+        const int query = warp_query() + 8 * n + lane % 4 * 2;
+        return load_shared_float2(statistics(at.stage) + (which * Kernel::B_r + query) * 4);
+    }
+
+    // S becomes P, with a softcap times 1 - tanh^2, the cap's own gradient; where a query does not
+    // see a key, P is 0.
+    FS_DEVICE void exponentiate(Rounded& rounded, Scores& S, const Step& at, bool needs_mask) {
+        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+        Scores P;
+#pragma unroll
+        for (int n = 0; n < Kernel::query_tiles; ++n) {
+            const float2 lse_log2 = row_statistic(at, 0, n);
+#pragma unroll
+            for (int m = 0; m < Kernel::key_tiles; ++m)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    P[m][n][e] = exp2_approx(
+                        fmaf(S[m][n][e], args.scale_log2, e % 2 == 0 ? -lse_log2.x : -lse_log2.y));
+        }
+        if constexpr (Kernel::masked)
+            if (needs_mask) mask(P, at);
+        round_to<value_t>(rounded, P);
+#pragma unroll
+        for (int m = 0; m < Kernel::key_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < Kernel::query_tiles; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    S[m][n][e] = SEMANTICS.softcap
+                                     ? P[m][n][e] * fmaf(-S[m][n][e], S[m][n][e], 1.0f)
+                                     : P[m][n][e];
+    }
+
+    // dP becomes dS = P (dP - D).
+    FS_DEVICE void differentiate(Rounded& rounded, const Scores& P, Scores& dP, const Step& at,
+                                 bool needs_mask) {
+#pragma unroll
+        for (int n = 0; n < Kernel::query_tiles; ++n) {
+            const float2 D = row_statistic(at, 1, n);
+#pragma unroll
+            for (int m = 0; m < Kernel::key_tiles; ++m)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    dP[m][n][e] = P[m][n][e] * (dP[m][n][e] - (e % 2 == 0 ? D.x : D.y));
+        }
+        // Out of sight dP may be anything, NaN too.
+        if constexpr (Kernel::masked)
+            if (needs_mask) mask(dP, at);
+        round_to<value_t>(rounded, dP);
+    }
+
+    // Elements of keys that a query does not see, or of queries that there are not, become 0.
+    FS_DEVICE void mask(Scores& x, const Step& at) const {
+        const int key = first_key + warp_key() + lane / 4;
+        const int query = at.block * Kernel::B_r + warp_query() + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < Kernel::query_tiles; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                KeyRange keys = visibility.keys(query + 8 * n + i);
+                if (SEMANTICS.uneven && query + 8 * n + i >= q.count) keys.last = -1;
+#pragma unroll
+                for (int m = 0; m < Kernel::key_tiles; ++m)
+#pragma unroll
+                    for (int r = 0; r < 2; ++r)
+                        if (!keys.contains(key + 16 * m + 8 * r)) x[m][n][2 * r + i] = 0.0f;
+            }
+    }
+
+    // This warp's part of P^T or dS^T, for all to read.
+    FS_DEVICE void store_scores(int offset, const Rounded& x) const {
+        using Layout = typename Kernel::ScoresLayout;
+        constexpr int kPanel = Layout::kWidePanels > 0 ? 64 : 32;
+        const int query = warp_query();
+        const typename Layout::Cursor cursor(
+            smem + offset + query / kPanel * Layout::template Panel<kPanel == 32>::kBytes,
+            warp_key() + lane / 4, query % kPanel / 8, lane % 4 * 4);
+#pragma unroll
+        for (int s = 0; s < Kernel::query_tiles / 2; ++s)
+#pragma unroll
+            for (int m = 0; m < Kernel::key_tiles; ++m)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    store_shared_4B(cursor.at(16 * m + i % 2 * 8, 2 * s + i / 2),
+                                    x.fragments[s][m][i]);
+    }
+
+    FS_DEVICE void add_dq(const Step& at) const {
+        float dq[Kernel::dq_row_tiles][Kernel::dq_column_tiles][4] = {};
+        using dS_t =
+            ColumnsA<typename Kernel::ScoresLayout, Kernel::dq_row_tiles, Kernel::dq_row_warps>;
+        using K_t = ColumnsB<typename Kernel::KeysLayout, Kernel::dq_column_warps>;
+        multiply<value_t, Kernel::key_steps>(
+            dq, dS_t(smem + Kernel::dS_offset, lane, warp / Kernel::dq_column_warps),
+            K_t(smem + Kernel::K_offset, lane, warp % Kernel::dq_column_warps));
+        // As the accumulators lie, so that a warp adds 128 bytes at a time.
+        float* sums = args.dq_sums + statistic(at) * Kernel::d_head +
+                      warp * Kernel::dq_elements * kWarpSize + lane;
+#pragma unroll
+        for (int m = 0; m < Kernel::dq_row_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < Kernel::dq_column_tiles; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    add_global(sums, dq[m][n][e]);
+                    sums += kWarpSize;
+                }
+    }
+
+    // ---- the epilogue ----
+
+    FS_DEVICE void store() {
+        store(args.dk, dk, args.scale, Kernel::K_offset,
+              batch * args.dk_batch_stride + head_k * args.dk_head_stride, args.dk_seq_stride);
+        store(args.dv, dv, 1.0f, Kernel::V_offset,
+              batch * args.dv_batch_stride + head_k * args.dv_head_stride, args.dv_seq_stride);
+        __syncthreads();
+        copy_out(args.dk, Kernel::K_offset,
+                 batch * args.dk_batch_stride + head_k * args.dk_head_stride, args.dk_seq_stride);
+        copy_out(args.dv, Kernel::V_offset,
+                 batch * args.dv_batch_stride + head_k * args.dv_head_stride, args.dv_seq_stride);
+    }
+
+    FS_DEVICE void store(void* gradient, const Gradient& acc, float scale, int offset,
+                         int64_t origin, int64_t seq_stride) const {
+        if (gradient == nullptr) return;
+        if (args.grads_fp32) {
+            float* const first =
+                static_cast<float*>(gradient) + origin + (k.first + first_key) * seq_stride;
+            store_fp32_gradient<Kernel::column_warps>(first, seq_stride, k.count - first_key,
+                                                      args.d, acc, scale, warp_key(), turn(), lane);
+        } else {
+            stage_gradient<typename Kernel::KeysLayout, value_t, Kernel::column_warps>(
+                smem + offset, acc, scale, warp_key(), turn(), lane);
+        }
+    }
+
+    FS_DEVICE void copy_out(void* gradient, int offset, int64_t origin, int64_t seq_stride) const {
+        if (gradient == nullptr || args.grads_fp32) return;
+        char* const first = const_cast<char*>(
+            row_address<value_t>(gradient, origin, k.first + first_key, seq_stride));
+        typename Kernel::CopyKeys(thread_index())
+            .shared_to_global(first, smem + offset, seq_stride * int64_t{sizeof(value_t)},
+                              extent(k.count - first_key));
+    }
+};
+
+// The main kernel of every config.
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::n_threads)
+    flash_backward_kernel(const BackwardKernelArgs args) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const int n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
+    const uint32_t sequence = block_index() / n_blocks;
+    const int block = block_index() % n_blocks;
+    const int batch = sequence / args.heads_k, head_k = sequence % args.heads_k;
+    constexpr bool kPacked = Kernel::SEMANTICS.packed;
+    const SequenceRows q =
+        sequence_rows<kPacked>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
+    const SequenceRows k =
+        sequence_rows<kPacked>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
+    // A packed batch has as many blocks per sequence as its longest one needs.
+    if (kPacked && block * Kernel::B_c >= k.count) return;
+    KeysBlock<Kernel>(args, shared_address(shared_memory), batch, head_k, block, q, k).run();
+}
+
+}  // namespace flashsmith

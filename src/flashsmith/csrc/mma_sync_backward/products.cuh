@@ -1,0 +1,107 @@
+// A warp's matrix products whose operands lie in shared memory in any of four ways, or already in
+// registers. Where warps share a product's columns they take them by turns, 16 at a time: warp i of
+// n has columns 16 (i + n t). A lane's addresses are then one place and constants from there.
+#pragma once
+
+#include "common/accumulators.cuh"
+#include "mma_sync/load_store.cuh"
+
+namespace flashsmith {
+
+// A operand, 16 kMTiles rows from `first_row` on, k along the columns.
+template <class Layout, int kMTiles>
+using RowsA = QLoader<Layout, kMTiles>;
+
+// A operand, k along the rows; of the columns warp `turn` of `kTurns` has every kTurns-th 16.
+template <class Layout, int kMTiles, int kTurns>
+struct ColumnsA {
+    using Fragment = uint32_t[kMTiles][4];
+    typename Layout::Cursor cursor;
+
+    FS_DEVICE ColumnsA(uint32_t tile, int lane, int turn)
+        : cursor(tile, lane % 8 + lane / 16 * 8, 2 * turn + lane / 8 % 2) {}
+
+    FS_DEVICE void load(Fragment& fragment, int step) const {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+            ldmatrix_x4_transposed(fragment[m], cursor.at(16 * step, 2 * kTurns * m));
+    }
+};
+
+// A operand that already is in registers.
+template <int kMTiles, int kSteps>
+struct InRegisters {
+    using Fragment = uint32_t[kMTiles][4];
+    Fragment fragments[kSteps];
+
+    FS_DEVICE void load(Fragment& fragment, int step) const {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) fragment[m][i] = fragments[step][m][i];
+    }
+};
+
+// B operand with n along the rows from `first_row` on and k along the columns.
+template <class Layout>
+struct RowsB {
+    typename Layout::Cursor cursor;
+
+    FS_DEVICE RowsB(uint32_t tile, int lane, int first_row = 0)
+        : cursor(tile, first_row + lane % 8 + lane / 16 * 8, lane / 8 % 2) {}
+
+    // Two tiles of 8 columns of the product, the pair-th ones.
+    FS_DEVICE void load(uint32_t (&two_tiles)[4], int step, int pair) const {
+        ldmatrix_x4(two_tiles, cursor.at(16 * pair, 2 * step));
+    }
+};
+
+// B operand with k along the rows; of the columns, n, warp `turn` of `kTurns` has every kTurns-th
+// 16.
+template <class Layout, int kTurns>
+struct ColumnsB {
+    typename Layout::Cursor cursor;
+
+    FS_DEVICE ColumnsB(uint32_t tile, int lane, int turn = 0)
+        : cursor(tile, lane % 16, 2 * turn + lane / 16) {}
+
+    FS_DEVICE void load(uint32_t (&two_tiles)[4], int step, int pair) const {
+        ldmatrix_x4_transposed(two_tiles, cursor.at(16 * step, 2 * kTurns * pair));
+    }
+};
+
+// acc += A B in kSteps k16-steps.
+template <typename value_t, int kSteps, int kMTiles, int kNTiles, class A, class B>
+FS_DEVICE void multiply(float (&acc)[kMTiles][kNTiles][4], const A& a, const B& b) {
+    static_assert(kNTiles % 2 == 0, "B comes two tiles at a time");
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+        typename A::Fragment rows;
+        a.load(rows, step);
+#pragma unroll
+        for (int pair = 0; pair < kNTiles / 2; ++pair) {
+            uint32_t two_tiles[4];
+            b.load(two_tiles, step, pair);
+            const uint32_t low[2] = {two_tiles[0], two_tiles[1]};
+            const uint32_t high[2] = {two_tiles[2], two_tiles[3]};
+#pragma unroll
+            for (int m = 0; m < kMTiles; ++m) {
+                mma_m16n8k16<value_t>(acc[m][2 * pair], rows[m], low);
+                mma_m16n8k16<value_t>(acc[m][2 * pair + 1], rows[m], high);
+            }
+        }
+    }
+}
+
+// Accumulators rounded to the A operand that they are.
+template <typename value_t, int kMTiles, int kNTiles>
+FS_DEVICE void round_to(InRegisters<kMTiles, kNTiles / 2>& a,
+                        const float (&acc)[kMTiles][kNTiles][4]) {
+#pragma unroll
+    for (int k = 0; k < kNTiles / 2; ++k)
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+            pack_fragment<value_t>(a.fragments[k][m], acc[m][2 * k], acc[m][2 * k + 1]);
+}
+
+}  // namespace flashsmith

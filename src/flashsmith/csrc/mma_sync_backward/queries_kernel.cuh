@@ -1,0 +1,221 @@
+// The kernel whose CTAs keep a block of queries and meet the keys that these see: dq, summed in
+// fp32 registers and rounded once. It computes S and dP again, which costs two products, and needs
+// neither fp32 sums in memory nor an order among CTAs.
+#pragma once
+
+#include "mma_sync_backward/common_parts.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+struct QueriesBlock {
+    static_assert(Kernel::valid_config());
+    using value_t = typename Kernel::value_t;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    static constexpr int kKeyTiles = Kernel::step_keys / 8;
+    static constexpr int kKeySteps = Kernel::step_keys / 16;
+    static constexpr int kColumnTiles = Kernel::d_head / 8;
+    using Scores = float[1][kKeyTiles][4];
+    using Layout = typename Kernel::MetLayout;
+
+    const BackwardKernelArgs& args;
+    const uint32_t smem;
+    const int warp, lane;
+    const int batch, head, first_row;
+    const SequenceRows q, k;
+    const Visibility<SEMANTICS> visibility;
+    float lse_log2[2], D[2];  // of rows lane / 4 and lane / 4 + 8 of the warp's
+
+    float dq[1][kColumnTiles][4] = {};
+
+    FS_DEVICE QueriesBlock(const BackwardKernelArgs& args, uint32_t smem, int batch, int head,
+                           int block, SequenceRows q, SequenceRows k)
+        : args(args),
+          smem(smem),
+          warp(thread_index() / kWarpSize),
+          lane(thread_index() % kWarpSize),
+          batch(batch),
+          head(head),
+          first_row(block * Kernel::dq_rows),
+          q(q),
+          k(k),
+          visibility(args, q.count, k.count) {
+        const int64_t row = first_statistic<SEMANTICS>(args, batch, head, q.first) + lane_row();
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            lse_log2[r] = args.lse_log2[row + 8 * r];
+            D[r] = args.D[row + 8 * r];
+        }
+    }
+
+    FS_DEVICE int lane_row() const { return first_row + 16 * warp + lane / 4; }
+
+    FS_DEVICE void run() {
+        const BlockRange blocks =
+            visibility.key_blocks(first_row, Kernel::dq_rows, Kernel::step_keys);
+        start_queries();
+        if (blocks.begin < blocks.end) start_keys(blocks.begin, 0);
+        cp_async_commit();
+        int stage = 0;
+        for (int block = blocks.begin; block < blocks.end; ++block) {
+            cp_async_wait<0>();
+            __syncthreads();  // the step's tiles are here, and the last step's are free
+            const int next = Kernel::stages == 1 ? 0 : stage ^ 1;
+            if constexpr (Kernel::stages > 1) {
+                if (block + 1 < blocks.end) start_keys(block + 1, next);
+                cp_async_commit();
+            }
+            step(block, stage, blocks.needs_mask(block));
+            if constexpr (Kernel::stages == 1) {
+                __syncthreads();  // all have left the tiles
+                if (block + 1 < blocks.end) start_keys(block + 1, next);
+                cp_async_commit();
+            }
+            stage = next;
+        }
+        cp_async_wait<0>();
+        __syncthreads();  // without a step, Q has only now arrived where dq goes
+        store();
+    }
+
+    // ---- copies ----
+
+    FS_DEVICE TileExtent extent(int rows) const { return {rows, args.d / kChunkElements}; }
+
+    FS_DEVICE void start_queries() const {
+        const typename Kernel::CopyKept copy(thread_index());
+        const TileExtent present = extent(q.count - first_row);
+        copy.global_to_shared_async(
+            smem + Kernel::kept_Q_offset,
+            row_address<value_t>(args.q, batch * args.q_batch_stride + head * args.q_head_stride,
+                                 q.first + first_row, args.q_seq_stride),
+            args.q_seq_stride * int64_t{sizeof(value_t)}, present);
+        copy.global_to_shared_async(
+            smem + Kernel::kept_do_offset,
+            row_address<value_t>(args.d_o,
+                                 batch * args.do_batch_stride + head * args.do_head_stride,
+                                 q.first + first_row, args.do_seq_stride),
+            args.do_seq_stride * int64_t{sizeof(value_t)}, present);
+    }
+
+    FS_DEVICE uint32_t K_tile(int stage) const {
+        return smem + Kernel::met_K_offset + stage * Layout::kBytes;
+    }
+    FS_DEVICE uint32_t V_tile(int stage) const {
+        return smem + Kernel::met_V_offset + stage * Layout::kBytes;
+    }
+
+    FS_DEVICE void start_keys(int block, int stage) const {
+        const typename Kernel::CopyMet copy(thread_index());
+        const int head_k = head / (args.heads_q / args.heads_k);
+        const int first_key = block * Kernel::step_keys;
+        const TileExtent present = extent(k.count - first_key);
+        copy.global_to_shared_async(
+            K_tile(stage),
+            row_address<value_t>(args.k, batch * args.k_batch_stride + head_k * args.k_head_stride,
+                                 k.first + first_key, args.k_seq_stride),
+            args.k_seq_stride * int64_t{sizeof(value_t)}, present);
+        copy.global_to_shared_async(
+            V_tile(stage),
+            row_address<value_t>(args.v, batch * args.v_batch_stride + head_k * args.v_head_stride,
+                                 k.first + first_key, args.v_seq_stride),
+            args.v_seq_stride * int64_t{sizeof(value_t)}, present);
+    }
+
+    // ---- the algorithm ----
+
+    FS_DEVICE void step(int block, int stage, bool needs_mask) {
+        Scores S, dP;
+        zero(S);
+        multiply<value_t, Kernel::d_steps>(S, rows(Kernel::kept_Q_offset),
+                                           RowsB<Layout>(K_tile(stage), lane));
+        zero(dP);
+        multiply<value_t, Kernel::d_steps>(dP, rows(Kernel::kept_do_offset),
+                                           RowsB<Layout>(V_tile(stage), lane));
+        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float tangent = S[0][n][e];  // of a softcap; the score itself without one
+                const float P = exp2_approx(fmaf(tangent, args.scale_log2, -lse_log2[e / 2]));
+                const float factor = SEMANTICS.softcap ? P * fmaf(-tangent, tangent, 1.0f) : P;
+                dP[0][n][e] = factor * (dP[0][n][e] - D[e / 2]);
+            }
+        if constexpr (Kernel::masked)
+            if (needs_mask) mask(dP, block);
+        InRegisters<1, kKeySteps> dS;
+        round_to<value_t>(dS, dP);
+        multiply<value_t, kKeySteps>(dq, dS, ColumnsB<Layout, 1>(K_tile(stage), lane));
+    }
+
+    using Kept = RowsA<typename Kernel::KeptLayout, 1>;
+    FS_DEVICE Kept rows(int offset) const { return Kept(smem + offset, lane, 16 * warp); }
+
+    // Elements of keys that a query does not see become 0, whatever they are.
+    FS_DEVICE void mask(Scores& dS, int block) const {
+        const int key = block * Kernel::step_keys + lane % 4 * 2;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const KeyRange keys = visibility.keys(lane_row() + 8 * r);
+#pragma unroll
+            for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    if (!keys.contains(key + 8 * n + i)) dS[0][n][2 * r + i] = 0.0f;
+        }
+    }
+
+    // ---- the epilogue ----
+
+    FS_DEVICE void store() {
+        // 0 times NaN was added to rows that see no key, where some key holds NaN.
+        if constexpr (Kernel::masked)
+#pragma unroll
+            for (int n = 0; n < kColumnTiles; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (lane_row() + e / 2 * 8 < visibility.first_seeing_row()) dq[0][n][e] = 0.0f;
+        const int64_t origin = batch * args.dq_batch_stride + head * args.dq_head_stride;
+        const int rows = q.count - first_row;
+        if (args.grads_fp32) {
+            float* const first =
+                static_cast<float*>(args.dq) + origin + (q.first + first_row) * args.dq_seq_stride;
+            store_fp32_gradient<1>(first, args.dq_seq_stride, rows, args.d, dq, args.scale,
+                                   16 * warp, 0, lane);
+            return;
+        }
+        // A warp's own rows of Q are where its dq goes.
+        using KeptLayout = typename Kernel::KeptLayout;
+        const uint32_t tile = smem + Kernel::kept_Q_offset;
+        stage_gradient<KeptLayout, value_t, 1>(tile, dq, args.scale, 16 * warp, 0, lane);
+        __syncwarp();
+        char* const first = const_cast<char*>(
+            row_address<value_t>(args.dq, origin, q.first + first_row, args.dq_seq_stride));
+        TileCopy<KeptLayout, 16, kWarpSize, SEMANTICS.uneven>(lane, 16 * warp)
+            .shared_to_global(first, tile, args.dq_seq_stride * int64_t{sizeof(value_t)},
+                              extent(rows));
+    }
+};
+
+// dq, where no other kernel adds it up.
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::n_threads)
+    backward_queries_kernel(const BackwardKernelArgs args) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const int n_blocks = (args.seq_q + Kernel::dq_rows - 1) / Kernel::dq_rows;
+    const uint32_t sequence = block_index() / n_blocks;
+    int block = block_index() % n_blocks;
+    // The last rows of a causal head see most keys: longest first leaves no CTA to wait for.
+    if constexpr (Kernel::SEMANTICS.mask == MaskKind::causal) block = n_blocks - 1 - block;
+    const int batch = sequence / args.heads_q, head = sequence % args.heads_q;
+    constexpr bool kPacked = Kernel::SEMANTICS.packed;
+    const SequenceRows q =
+        sequence_rows<kPacked>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
+    const SequenceRows k =
+        sequence_rows<kPacked>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
+    if (kPacked && block * Kernel::dq_rows >= q.count) return;
+    QueriesBlock<Kernel>(args, shared_address(shared_memory), batch, head, block, q, k).run();
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,213 @@
+// The small kernels before and after the products: the rows' statistics, rows outside of every
+// sequence, the gradients of sinks, and dq out of its fp32 sums.
+#pragma once
+
+#include "mma_sync_backward/common_parts.cuh"
+
+namespace flashsmith {
+
+constexpr int kRowsKernelThreads = 256;
+
+template <typename value_t>
+FS_DEVICE float2 unpacked(uint32_t pair);
+template <>
+FS_DEVICE float2 unpacked<__half>(uint32_t pair) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+template <>
+FS_DEVICE float2 unpacked<__nv_bfloat16>(uint32_t pair) {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+// sum + do o of two elements. Rows that see no key have o = 0, and do may be anything there.
+template <typename value_t>
+FS_DEVICE float dot(uint32_t d_o, uint32_t o, float sum) {
+    const float2 x = unpacked<value_t>(d_o), y = unpacked<value_t>(o);
+    sum = y.x == 0.0f ? sum : fmaf(x.x, y.x, sum);
+    return y.y == 0.0f ? sum : fmaf(x.y, y.y, sum);
+}
+
+// D and log2(e) lse of kStatisticsRows rows of one head, one CTA. Behind the last row they are such
+// that nothing comes of a row: P is exp2(-inf) and dS is 0 - 0 times that.
+template <class Kernel>
+__global__ void __launch_bounds__(kRowsKernelThreads)
+    backward_prepare_kernel(const BackwardKernelArgs args) {
+    using value_t = typename Kernel::value_t;
+    constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    constexpr int kLanes = Kernel::d_head <= 64 ? 8 : Kernel::d_head <= 128 ? 16 : 32;
+    const int n_blocks = (args.seq_q + kStatisticsRows - 1) / kStatisticsRows;
+    const uint32_t sequence = block_index() / n_blocks;
+    const int block = block_index() % n_blocks;
+    const int batch = sequence / args.heads_q, head = sequence % args.heads_q;
+    const SequenceRows q =
+        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
+    if (SEMANTICS.packed && block * kStatisticsRows >= q.count) return;
+    const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first);
+    const int chunk = thread_index() % kLanes;
+    const int end = (block + 1) * kStatisticsRows;
+    for (int row = block * kStatisticsRows + thread_index() / kLanes; row < end;
+         row += kRowsKernelThreads / kLanes) {
+        float sum = 0.0f;
+        if (row < q.count && chunk < args.d / kChunkElements) {
+            const uint4 x = load_global_16B(
+                row_address<value_t>(args.d_o,
+                                     batch * args.do_batch_stride + head * args.do_head_stride,
+                                     q.first + row, args.do_seq_stride) +
+                chunk * kChunkBytes);
+            const uint4 y =
+                load_global_16B(row_address<value_t>(
+                                    args.o, batch * args.o_batch_stride + head * args.o_head_stride,
+                                    q.first + row, args.o_seq_stride) +
+                                chunk * kChunkBytes);
+            sum = dot<value_t>(x.x, y.x, 0.0f);
+            sum = dot<value_t>(x.y, y.y, sum);
+            sum = dot<value_t>(x.z, y.z, sum);
+            sum = dot<value_t>(x.w, y.w, sum);
+        }
+#pragma unroll
+        for (int lanes = kLanes / 2; lanes > 0; lanes /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+        if (chunk != 0) continue;
+        float lse_log2 = INFINITY;
+        if (row < q.count) {
+            const int64_t place = q.first + row;
+            const float lse =
+                args.lse[batch * args.lse_batch_stride + head * args.lse_head_stride + place];
+            if (lse != -INFINITY) lse_log2 = lse * kLog2E;
+            if (args.dlse != nullptr)
+                sum -= args.dlse[batch * args.dlse_batch_stride + head * args.dlse_head_stride +
+                                 place];
+        }
+        args.lse_log2[statistic + row] = lse_log2;
+        args.D[statistic + row] = sum;
+    }
+}
+
+// dsinks of one head: -sum over rows of exp(sink - lse) D, in one order. A sink of -inf has no
+// share.
+template <class Kernel>
+__global__ void __launch_bounds__(kRowsKernelThreads)
+    backward_sinks_kernel(const BackwardKernelArgs args) {
+    constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    __shared__ float sums[kRowsKernelThreads];
+    const int head = block_index(), thread = thread_index();
+    const float sink_log2 = args.sinks[head] * kLog2E;
+    float sum = 0.0f;
+    for (int batch = 0; batch < args.batch; ++batch) {
+        const SequenceRows q =
+            sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
+        const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first);
+        for (int row = thread; row < q.count; row += kRowsKernelThreads) {
+            const float lse_log2 = args.lse_log2[statistic + row];
+            sum = fmaf(-exp2_approx(sink_log2 - lse_log2), args.D[statistic + row], sum);
+        }
+    }
+    sums[thread] = sum;
+    for (int half = kRowsKernelThreads / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (thread < half) sums[thread] += sums[thread + half];
+    }
+    if (thread == 0) args.dsinks[head] = sums[0];
+}
+
+// Rows of packed tensors that no sequence has, or that lie behind the longest length, have
+// gradients of 0. A warp looks at one row of dq, or of dk and dv.
+template <class Kernel>
+__global__ void __launch_bounds__(kRowsKernelThreads)
+    backward_gaps_kernel(const BackwardKernelArgs args) {
+    using value_t = typename Kernel::value_t;
+    const int lane = thread_index() % kWarpSize;
+    int64_t row =
+        int64_t{block_index()} * (kRowsKernelThreads / kWarpSize) + thread_index() / kWarpSize;
+    const bool is_key = row >= args.total_q;
+    if (is_key) row -= args.total_q;
+    if (is_key && row >= args.total_k) return;
+    bool found = false;
+    for (int batch = lane; batch < args.batch; batch += kWarpSize) {
+        const SequenceRows rows =
+            is_key ? sequence_rows<true>(args.cu_seqlens_k, batch, args.seq_k, args.total_k)
+                   : sequence_rows<true>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
+        found |= row >= rows.first && row < rows.first + rows.count;
+    }
+    if (any_lane(found)) return;
+    const int element_bytes = args.grads_fp32 ? 4 : int{sizeof(value_t)};
+    const auto clear = [&](void* gradient, int heads, int64_t seq_stride, int64_t head_stride) {
+        if (gradient == nullptr) return;
+        const int chunks = args.d * element_bytes / kChunkBytes;
+        for (int i = lane; i < heads * chunks; i += kWarpSize) {
+            const int64_t element = row * seq_stride + i / chunks * head_stride;
+            store_global_16B(
+                static_cast<char*>(gradient) + element * element_bytes + i % chunks * kChunkBytes,
+                uint4{0, 0, 0, 0});
+        }
+    };
+    if (is_key) {
+        clear(args.dk, args.heads_k, args.dk_seq_stride, args.dk_head_stride);
+        clear(args.dv, args.heads_k, args.dv_seq_stride, args.dv_head_stride);
+    } else {
+        clear(args.dq, args.heads_q, args.dq_seq_stride, args.dq_head_stride);
+    }
+}
+
+// dq of one block of queries from its sums, which lie as the accumulators of the warps that made
+// them.
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::n_threads)
+    backward_finish_kernel(const BackwardKernelArgs args) {
+    using value_t = typename Kernel::value_t;
+    constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const int n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
+    const uint32_t sequence = block_index() / n_blocks;
+    const int first_row = block_index() % n_blocks * Kernel::B_r;
+    const int batch = sequence / args.heads_q, head = sequence % args.heads_q;
+    const SequenceRows q =
+        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
+    const SequenceRows k =
+        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
+    if (SEMANTICS.packed && first_row >= q.count) return;
+    const int warp = thread_index() / kWarpSize, lane = thread_index() % kWarpSize;
+    const int warp_row = warp / Kernel::dq_column_warps, turn = warp % Kernel::dq_column_warps;
+
+    const int unseeing =
+        Visibility<SEMANTICS>(args, q.count, k.count).first_seeing_row() - first_row;
+    const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first) + first_row;
+    const float* sums =
+        args.dq_sums + statistic * Kernel::d_head + warp * Kernel::dq_elements * kWarpSize + lane;
+    const int64_t origin = batch * args.dq_batch_stride + head * args.dq_head_stride;
+    const uint32_t tile = shared_address(shared_memory);
+    // The warp's rows are taken by turns like columns, 16 at a time.
+#pragma unroll
+    for (int m = 0; m < Kernel::dq_row_tiles; ++m) {
+        const int row = 16 * (warp_row + Kernel::dq_row_warps * m);
+        float dq[1][Kernel::dq_column_tiles][4];
+#pragma unroll
+        for (int n = 0; n < Kernel::dq_column_tiles; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float sum = *sums;
+                sums += kWarpSize;
+                // 0 times NaN was added to rows that see no key, where some key holds NaN.
+                dq[0][n][e] = row + lane / 4 + e / 2 * 8 < unseeing ? 0.0f : sum;
+            }
+        if (args.grads_fp32) {
+            float* const first =
+                static_cast<float*>(args.dq) + origin + (q.first + first_row) * args.dq_seq_stride;
+            store_fp32_gradient<Kernel::dq_column_warps>(first, args.dq_seq_stride,
+                                                         q.count - first_row, args.d, dq,
+                                                         args.scale, row, turn, lane);
+        } else {
+            stage_gradient<typename Kernel::QueriesLayout, value_t, Kernel::dq_column_warps>(
+                tile, dq, args.scale, row, turn, lane);
+        }
+    }
+    if (args.grads_fp32) return;
+    __syncthreads();
+    char* const first = const_cast<char*>(
+        row_address<value_t>(args.dq, origin, q.first + first_row, args.dq_seq_stride));
+    typename Kernel::CopyQueries(thread_index())
+        .shared_to_global(first, tile, args.dq_seq_stride * int64_t{sizeof(value_t)},
+                          {q.count - first_row, args.d / kChunkElements});
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,129 @@
+// A config and what it is to compute, turned into types and constants: everything the kernels know
+// at compile time.
+#pragma once
+
+#include <type_traits>
+
+#include "common/constants.cuh"
+#include "common/softmax.cuh"
+#include "mma_sync_backward/products.cuh"
+#include "mma_sync_backward/visibility.cuh"
+
+#ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
+#error \
+    "define FLASHSMITH_MAX_SMEM_PER_BLOCK: the bytes of shared memory a CTA may have on the target"
+#endif
+
+namespace flashsmith {
+
+template <FlashBackwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
+struct StaticBackwardKernelConfig {
+    static constexpr FlashBackwardKernelConfig CFG = CFG_;
+    static constexpr Semantics SEMANTICS = SEMANTICS_;
+    static constexpr bool masked = SEMANTICS.masked();
+    static constexpr bool adds_dq = CFG.dq == DqMode::atomics;
+
+    using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
+    static constexpr int element_bytes = CFG.element_bytes();
+
+    static constexpr int d_head = CFG.d_head;
+    static constexpr int B_r = CFG.B_r;
+    static constexpr int B_c = CFG.B_c;
+    static constexpr int n_warps = CFG.n_warps;
+    static constexpr int n_threads = kWarpSize * n_warps;
+    static constexpr int stages = CFG.stages;
+
+    // --- a CTA that keeps keys ---
+    // Of S^T and dP^T, keys by queries, a warp has rows of its own and every column_warps-th part
+    // of the columns; of dk and dv the same rows and every column_warps-th 16 columns.
+    static constexpr int column_warps = CFG.column_warps;
+    static constexpr int key_warps = n_warps / column_warps;
+    static constexpr int keys_per_warp = B_c / key_warps;
+    static constexpr int key_tiles = keys_per_warp / 16;
+    static constexpr int queries_per_warp = B_r / column_warps;
+    static constexpr int query_tiles = queries_per_warp / 8;
+    static constexpr int column_tiles = d_head / column_warps / 8;
+    static constexpr int d_steps = d_head / 16;
+    static constexpr int query_steps = B_r / 16;
+    static constexpr int key_steps = B_c / 16;
+    // P^T and dS^T are operands as they are where a warp has all queries of its keys.
+    static constexpr bool in_registers = column_warps == 1;
+    static constexpr bool stores_P = !in_registers;
+    static constexpr bool stores_dS = !in_registers || adds_dq;
+
+    // Of dQ = dS K every dq_row_warps-th 16 rows and every dq_column_warps-th 16 columns. Of the
+    // ways to share it out, that which reads least.
+    static constexpr bool can_share_dq(int row_warps) {
+        const int columns = n_warps / row_warps;
+        return B_r % (16 * row_warps) == 0 && d_head % (16 * columns) == 0 &&
+               (row_warps < 4 || B_r % 64 == 0) && (columns < 4 || d_head % 64 == 0) &&
+               row_warps <= 4 && columns <= 4;
+    }
+    static constexpr int best_dq_row_warps() {
+        int best = adds_dq ? 0 : 1, least = 1 << 30;
+        for (int rows = 1; rows <= n_warps; rows *= 2) {
+            const int read = B_r / rows + d_head * rows / n_warps;
+            if (can_share_dq(rows) && read < least) best = rows, least = read;
+        }
+        return best;
+    }
+    static constexpr int dq_row_warps = best_dq_row_warps();
+    static_assert(dq_row_warps > 0, "dq: the warps cannot share it out");
+    static constexpr int dq_column_warps = n_warps / dq_row_warps;
+    static constexpr int dq_row_tiles = B_r / dq_row_warps / 16;
+    static constexpr int dq_column_tiles = d_head / dq_column_warps / 8;
+    static constexpr int dq_elements = dq_row_tiles * dq_column_tiles * 4;  // of a lane
+
+    using KeysLayout = SmemLayout<B_c, d_head, true>;
+    using QueriesLayout = SmemLayout<B_r, d_head, true>;
+    using ScoresLayout = SmemLayout<B_c, B_r, true>;  // of P^T and dS^T
+
+    // Shared memory, bytes from its start.
+    static constexpr int K_offset = 0;
+    static constexpr int V_offset = K_offset + KeysLayout::kBytes;
+    static constexpr int Q_offset = V_offset + KeysLayout::kBytes;
+    static constexpr int do_offset = Q_offset + stages * QueriesLayout::kBytes;
+    static constexpr int dS_offset = do_offset + stages * QueriesLayout::kBytes;
+    static constexpr int P_offset = dS_offset + (stores_dS ? ScoresLayout::kBytes : 0);
+    static constexpr int statistics_offset = P_offset + (stores_P ? ScoresLayout::kBytes : 0);
+    static constexpr int statistics_bytes = 2 * B_r * 4;  // of a stage: log2(e) lse, then D
+    static_assert(statistics_offset + stages * statistics_bytes == CFG.keys_smem_bytes());
+
+    using CopyKeys = TileCopy<KeysLayout, B_c, n_threads, SEMANTICS.uneven>;
+    using CopyQueries = TileCopy<QueriesLayout, B_r, n_threads, SEMANTICS.uneven>;
+
+    // --- a CTA that keeps queries, 16 a warp, and meets B_r keys a step ---
+    static constexpr int dq_rows = CFG.dq_rows();
+    static constexpr int step_keys = B_r;
+    using KeptLayout = SmemLayout<dq_rows, d_head, true>;
+    using MetLayout = SmemLayout<step_keys, d_head, true>;
+    static constexpr int kept_Q_offset = 0;
+    static constexpr int kept_do_offset = kept_Q_offset + KeptLayout::kBytes;
+    static constexpr int met_K_offset = kept_do_offset + KeptLayout::kBytes;
+    static constexpr int met_V_offset = met_K_offset + stages * MetLayout::kBytes;
+    static_assert(met_V_offset + stages * MetLayout::kBytes == CFG.queries_smem_bytes());
+
+    using CopyKept = TileCopy<KeptLayout, dq_rows, n_threads, SEMANTICS.uneven>;
+    using CopyMet = TileCopy<MetLayout, step_keys, n_threads, SEMANTICS.uneven>;
+
+    // What the types above and the kernels take for granted. `flashsmith explain` has all rules and
+    // their reasons.
+    static constexpr bool valid_config() {
+        static_assert(d_head % 32 == 0 && d_head <= 256, "d_head: panels of 32 or 64 columns");
+        static_assert(B_r == 32 || B_r == 64 || B_r == 128, "B_r: 32, 64 or 128");
+        static_assert(n_warps % column_warps == 0 && B_c % (16 * key_warps) == 0,
+                      "B_c: a warp has products of 16 keys");
+        static_assert(column_warps == 1 || column_warps == 2 || column_warps == 4,
+                      "column_warps: 1, 2 or 4");
+        static_assert(queries_per_warp >= 16, "B_r: a warp has 16 queries at least");
+        static_assert(column_warps < 4 || d_head % 64 == 0, "column_warps: d_head of whole panels");
+        static_assert(stages == 1 || stages == 2, "stages: 1 or 2");
+        static_assert(kStatisticsRows % B_r == 0 && kStatisticsRows % dq_rows == 0,
+                      "statistics are of whole tiles");
+        static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
+                      "the tiles need more shared memory than a CTA may have");
+        return true;
+    }
+};
+
+}  // namespace flashsmith

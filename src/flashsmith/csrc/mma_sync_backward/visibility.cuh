@@ -1,0 +1,86 @@
+// Which keys a query sees and which queries a key is seen by, and so which blocks meet. Positions
+// of one sequence; query i stands at key i + seq_k - seq_q (bottom right).
+#pragma once
+
+#include "common/visible_keys.cuh"
+#include "mma_sync_backward/config.cuh"
+
+namespace flashsmith {
+
+template <Semantics SEMANTICS>
+struct Visibility {
+    static constexpr bool kMasked = SEMANTICS.masked();
+    int seq_q, seq_k;
+    int left, right;  // limits of a window
+
+    FS_DEVICE Visibility(const BackwardKernelArgs& args, int seq_q, int seq_k)
+        : seq_q(seq_q), seq_k(seq_k), left(args.window_left), right(args.window_right) {}
+
+    // Of a row that there is.
+    FS_DEVICE KeyRange keys(int row) const {
+        const int position = row + seq_k - seq_q;
+        KeyRange keys{0, seq_k - 1};
+        if constexpr (SEMANTICS.mask == MaskKind::causal) keys.last = min(keys.last, position);
+        if constexpr (SEMANTICS.mask == MaskKind::window) {
+            keys.last = min(keys.last, position + right);
+            keys.first = max(keys.first, position - left);
+        }
+        return keys;
+    }
+
+    // The first row that sees a key; all behind it do. seq_q where none does.
+    FS_DEVICE int first_seeing_row() const {
+        if (seq_k == 0) return seq_q;
+        if constexpr (SEMANTICS.mask == MaskKind::none) return 0;
+        const int reach = SEMANTICS.mask == MaskKind::causal ? 0 : right;
+        return min(seq_q, max(0, seq_q - seq_k - reach));
+    }
+
+    // Blocks of B_r queries that meet the keys from first_key on; of those in full range every
+    // query sees all of them.
+    FS_DEVICE BlockRange query_blocks(int first_key, int keys, int B_r) const {
+        const int n_blocks = (seq_q + B_r - 1) / B_r;
+        if constexpr (!kMasked) return {0, n_blocks, 0, n_blocks};
+        const int last_key = min(first_key + keys, seq_k) - 1;
+        // Rows [begin, end) see a key, [full_begin, full_end) see all; sums may exceed 32 bits.
+        int64_t begin = 0, end = seq_q, full_begin = 0, full_end = seq_q;
+        const int64_t shift = int64_t{seq_q} - seq_k;
+        if constexpr (SEMANTICS.mask != MaskKind::none) {
+            const int reach = SEMANTICS.mask == MaskKind::causal ? 0 : right;
+            begin = max(begin, first_key - reach + shift);
+            full_begin = max(full_begin, last_key - reach + shift);
+        }
+        if constexpr (SEMANTICS.mask == MaskKind::window) {
+            end = min(end, last_key + left + shift + 1);
+            full_end = min(full_end, first_key + left + shift + 1);
+        }
+        // Keys that are not there must not be seen by anybody.
+        if (first_key + keys > seq_k) full_end = 0;
+        if (begin >= end) return {0, 0, 0, 0};
+        return {
+            .begin = static_cast<int>(begin / B_r),
+            .end = static_cast<int>((end + B_r - 1) / B_r),
+            .full_begin = static_cast<int>((full_begin + B_r - 1) / B_r),
+            // Not blocks with rows that there are not: 0 times an infinite key is NaN.
+            .full_end = static_cast<int>(max(full_end, int64_t{0}) / B_r),
+        };
+    }
+
+    // Blocks of B_c keys that rows first_row .. first_row + rows - 1 meet, as far as they exist.
+    FS_DEVICE BlockRange key_blocks(int first_row, int rows, int B_c) const {
+        const int n_blocks = (seq_k + B_c - 1) / B_c;
+        if constexpr (!kMasked) return {0, n_blocks, 0, n_blocks};
+        const int last_row = min(first_row + rows, seq_q) - 1;
+        // Both ends of a row's range grow with the row.
+        const KeyRange top = this->keys(first_row), bottom = this->keys(last_row);
+        if (bottom.last < top.first) return {0, 0, 0, 0};
+        return {
+            .begin = top.first / B_c,
+            .end = bottom.last / B_c + 1,
+            .full_begin = (bottom.first + B_c - 1) / B_c,
+            .full_end = max(top.last + 1, 0) / B_c,
+        };
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,89 @@
+"""The mma_sync_backward family (sm_80 and later): gradients of attention by mma.sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flashsmith.families.cpp import Cpp
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.mma_sync_backward import cost, describe, rules, search_space, sets
+from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
+from flashsmith.operations.dtype import DType
+
+
+class MmaSyncBackwardFamily(Family):
+    """Kernels of warps that multiply with mma.sync, fed by cp.async, one CTA per block of keys."""
+
+    config_class = FlashBackwardKernelConfig
+    title = "mma.sync backward"
+    operation = "backward"
+    rules = rules.RULES
+    settled_first = ("dtype", "d_head", "n_warps", "column_warps", "B_c", "B_r", "stages", "dq")
+    csrc = Path(__file__).parents[2] / "csrc" / "mma_sync_backward"
+    cpp = Cpp(
+        config_header="mma_sync_backward/config.cuh",
+        kernel_header="mma_sync_backward/backward_kernel.cuh",
+        kernel="flash_backward_kernel",
+        static_config="StaticBackwardKernelConfig",
+        function="backward_kernel_fn",
+        plan_header="mma_sync_backward/plan.h",
+        plan_function="plan_backward",
+    )
+    space_key = "backward"
+    translation_seconds = 0.5
+    sets: ClassVar[Mapping[str, ConfigSet]] = {
+        "backward": ConfigSet("kernels of the backward pass", sets.get_backward_configs),
+    }
+
+    def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
+        queries = {"finish": "backward_finish_kernel"}
+        if cfg.dq == DqMode.TWO_KERNELS:
+            queries = {"queries": "backward_queries_kernel"}
+        return {
+            "main": self.cpp.kernel,
+            **queries,
+            "prepare": "backward_prepare_kernel",
+            "gaps": "backward_gaps_kernel",
+            "sinks": "backward_sinks_kernel",
+        }
+
+    def candidates(
+        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+    ) -> Sequence[FlashBackwardKernelConfig]:
+        return sets.candidates(dtype, d_head, device)
+
+    def search_space(
+        self, dtype: DType, d_head: int, masked: bool
+    ) -> Sequence[FlashBackwardKernelConfig]:
+        return search_space.search_space(dtype, d_head)
+
+    def moved(self, cfg: FlashBackwardKernelConfig) -> Iterable[FlashBackwardKernelConfig]:
+        return search_space.moved(cfg)
+
+    def is_deterministic(self, cfg: FlashBackwardKernelConfig) -> bool:
+        return cfg.dq == DqMode.TWO_KERNELS
+
+    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+        d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
+        return sets.candidates(dtype, min(d_heads), self.roomiest_device)
+
+    def compile_cost(self, cfg: FlashBackwardKernelConfig) -> float:
+        return cost.compile_cost(cfg)
+
+    def dividing_tiles(self, cfg: FlashBackwardKernelConfig) -> dict[str, int]:
+        return {"B_r": cfg.B_r, "B_c": cfg.B_c}
+
+    def smem_map(self, cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
+        return describe.smem_map(cfg)
+
+    def intensity(self, cfg: FlashBackwardKernelConfig) -> Intensity:
+        return describe.intensity(cfg)
+
+    def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
+        return describe.CONFLICT_KINDS
+
+
+MMA_SYNC_BACKWARD = register_family(MmaSyncBackwardFamily())

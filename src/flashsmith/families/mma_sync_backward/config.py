@@ -1,0 +1,171 @@
+"""FlashBackwardKernelConfig: the knobs that name one kernel of the mma_sync_backward family.
+
+The C++ struct of the same name (csrc/mma_sync_backward/config.cuh) has the same fields in the same
+order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from math import lcm
+from typing import ClassVar
+
+from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
+from flashsmith.families.knob import knob
+from flashsmith.operations.dtype import DType
+
+MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
+_FLOAT_BYTES = 4
+
+
+class DqMode(IntEnum):
+    """How dq is summed over the CTAs that have parts of it."""
+
+    TWO_KERNELS = 0
+    ATOMICS = 1
+
+
+_DQ_MODES = {
+    DqMode.TWO_KERNELS: "a kernel of its own computes dq, scores once more: always the same bits",
+    DqMode.ATOMICS: "each block of keys adds its part to fp32 sums, in whatever order",
+}
+
+
+@dataclass(frozen=True, order=True)
+class FlashBackwardKernelConfig(KernelConfig):
+    """One backward pass of the mma_sync_backward family (sm_80 and later), ordered field by field.
+
+    A later knob goes at the end with a zero default that means today's behaviour.
+
+    Raises:
+        ArgumentError: a field has the wrong type or is out of an int's range.
+    """
+
+    FAMILY: ClassVar[str] = "mma_sync_backward"
+    OLDEST_ARCH: ClassVar[int] = 80
+    # '(FP16, 64, 64, 128, 8): backward+columns_2+stages_2+dq_atomics'
+    SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warps")
+    LEADING_WORD: ClassVar[str] = "backward"
+
+    dtype: DType = knob(
+        "element type of the tensors",
+        values=tuple(DType),
+        effect=lambda cfg: "element type of q, k, v, o and the gradients; sums are fp32",
+        where="mma_m16n8k16",
+    )
+    d_head: int = knob(
+        "head dimension, elements",
+        values=(32, 64, 96, 128, 192, 256),
+        effect=lambda cfg: (
+            f"S and dP take {cfg.d_head // MMA_ROWS} k16-steps each; a lane sums "
+            f"{cfg.accumulators} elements of dk and dv"
+        ),
+        where="StaticBackwardKernelConfig",
+    )
+    B_r: int = knob(
+        "query rows of a loop step",
+        values=(32, 64, 128),
+        effect=lambda cfg: f"a loop step takes {cfg.B_r} queries",
+        where="KeysBlock::step",
+    )
+    B_c: int = knob(
+        "rows of K and V that a CTA keeps",
+        values=(32, 64, 128),
+        effect=lambda cfg: f"a CTA owns {cfg.B_c} keys, a warp {cfg.keys_per_warp}",
+        where="StaticBackwardKernelConfig",
+    )
+    n_warps: int = knob(
+        "warps per CTA",
+        values=(4, 8),
+        effect=lambda cfg: f"{cfg.n_threads} threads per CTA",
+        where="StaticBackwardKernelConfig",
+    )
+    column_warps: int = knob(
+        "warps that share the same keys, each with its part of queries and columns",
+        values=(1, 2, 4),
+        word="columns",
+        default=1,
+        effect=lambda cfg: (
+            "P and dS stay in registers as operands of dv and dk"
+            if cfg.column_warps == 1
+            else f"{cfg.column_warps} warps share keys: P and dS go through shared memory"
+        ),
+        where="KeysBlock::store_scores",
+    )
+    stages: int = knob(
+        "tiles of what is streamed in shared memory",
+        values=(1, 2),
+        word="stages",
+        default=1,
+        effect=lambda cfg: (
+            "a step's tiles are copied once all have left the last step's"
+            if cfg.stages == 1
+            else "the next step's tiles are copied under this step's products"
+        ),
+        where="KeysBlock::run",
+    )
+    dq: DqMode = knob(
+        "how dq is summed",
+        values=tuple(DqMode),
+        word="dq_",
+        default=DqMode.TWO_KERNELS,
+        effect=lambda cfg: _DQ_MODES[cfg.dq],
+        where="KeysBlock::add_dq",
+    )
+
+    # --- shapes and resources --------------------------------------------------------------------
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of a CTA."""
+        return self.n_warps * THREADS_PER_WARP
+
+    @property
+    def keys_per_warp(self) -> int:
+        """Keys of the scores that one warp computes."""
+        return self.B_c * self.column_warps // self.n_warps
+
+    @property
+    def accumulators(self) -> int:
+        """fp32 elements of dk and dv that a lane sums."""
+        return 2 * self.B_c * self.d_head // self.n_threads
+
+    @property
+    def scores(self) -> int:
+        """fp32 elements of S that a lane computes in a step, and as many of dP."""
+        return self.B_r * self.B_c // self.n_threads
+
+    @property
+    def dq_rows(self) -> int:
+        """Query rows of a CTA of the kernel that computes dq alone."""
+        return MMA_ROWS * self.n_warps
+
+    def keys_smem_bytes(self, elem_size: int = 2) -> int:
+        """Shared memory of a CTA that keeps keys, bytes: K and V, the stages of Q and do with their
+        rows' statistics, and what of dS and P goes from warp to warp."""
+        streamed = self.stages * 2 * self.B_r * (self.d_head * elem_size + _FLOAT_BYTES)
+        shared = self.column_warps > 1
+        exchanged = shared + (shared or self.dq == DqMode.ATOMICS)
+        return (2 * self.d_head + exchanged * self.B_r) * self.B_c * elem_size + streamed
+
+    def queries_smem_bytes(self, elem_size: int = 2) -> int:
+        """Shared memory of a CTA that keeps queries, bytes: Q and do, the stages of K and V."""
+        return 2 * (self.dq_rows + self.stages * self.B_r) * self.d_head * elem_size
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """The most dynamic shared memory that a CTA of any of the kernels has, bytes."""
+        keys = self.keys_smem_bytes(elem_size)
+        if self.dq == DqMode.ATOMICS:
+            return keys
+        return max(keys, self.queries_smem_bytes(elem_size))
+
+    @property
+    def divisors(self) -> tuple[int, int]:
+        """What lengths of queries and of keys must be multiples of for whole tiles."""
+        return lcm(self.B_r, self.dq_rows), lcm(self.B_r, self.B_c)
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """Whether kernels for whole tiles serve these sizes."""
+        rows, keys = self.divisors
+        return seq_q % rows == 0 and seq_k % keys == 0 and d == self.d_head and seq_k > 0

@@ -1,0 +1,47 @@
+"""Descriptions of a kernel of the mma_sync_backward family, for `flashsmith explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.mma_sync_backward.config import FlashBackwardKernelConfig
+
+# The emulator's kinds of access, by what the kernels use them for.
+CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
+    "ldmatrix": ("ldmatrix",),
+    "copy st": ("cp.async",),
+    "O st": ("st.shared.4B",),
+    "O ld": ("ld.shared.16B",),
+}
+
+
+def smem_map(cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
+    """Where the tiles lie in the shared memory of a CTA that keeps keys; dk and dv take K's and V's
+    places."""
+    tiles = [
+        ("K, then dk", 1, cfg.B_c),
+        ("V, then dv", 1, cfg.B_c),
+        ("Q", cfg.stages, cfg.B_r),
+        ("do", cfg.stages, cfg.B_r),
+    ]
+    return smem_regions(cfg, tiles, "dS, P, statistics")
+
+
+def intensity(cfg: FlashBackwardKernelConfig) -> Intensity:
+    """FLOP per byte in the loop over queries; what happens once per CTA does not count.
+
+    A step does 10 B_r B_c d FLOP, or 8 without dq. It reads Q and do from global memory once per
+    CTA; from shared memory each warp reads its parts of K, V, Q, do, dS and P.
+    """
+    products = 5 if cfg.dq else 4
+    flop = 2 * products * cfg.B_r * cfg.B_c * cfg.d_head
+    element, warps, columns = cfg.dtype.element_size, cfg.n_warps, cfg.column_warps
+    keys, queries = cfg.B_c * columns // warps, cfg.B_r // columns
+    # S and dP: two operands each; dv and dk: do and Q by columns, P and dS unless in registers.
+    of_a_warp = 2 * (keys + queries) * cfg.d_head + 2 * cfg.B_r * cfg.d_head // columns
+    if columns > 1:
+        of_a_warp += 2 * keys * cfg.B_r
+    shared = warps * of_a_warp * element
+    streamed = 2 * cfg.B_r * cfg.d_head * element
+    return Intensity(shared=flop / shared, global_memory=flop / streamed)

@@ -1,0 +1,45 @@
+"""What `flashsmith tune` searches of the mma_sync_backward family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from itertools import product
+
+from flashsmith.families.device import KNOWN_DEVICES
+from flashsmith.families.legality import is_legal
+from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
+from flashsmith.operations.dtype import DType
+
+# What the search begins with: the larger tiles, where legal, of either way of dq.
+_KNOBS: dict[str, tuple[int, ...]] = {
+    "B_r": (32, 64),
+    "B_c": (64, 128),
+    "n_warps": (4, 8),
+    "column_warps": (1, 2),
+    "stages": (1, 2),
+    "dq": tuple(DqMode),
+}
+# Knobs that a step of the search leaves alone: a problem says them.
+_FIXED = ("dtype", "d_head")
+_ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
+
+
+def search_space(dtype: DType, d_head: int) -> list[FlashBackwardKernelConfig]:
+    """The product of the knobs worth trying first, as far as it is legal on the known device with
+    the most shared memory."""
+    configs = (
+        FlashBackwardKernelConfig(dtype, d_head, **dict(zip(_KNOBS, values, strict=True)))  # type: ignore[arg-type]
+        for values in product(*_KNOBS.values())
+    )
+    return [cfg for cfg in configs if is_legal(cfg, _ROOMIEST)]
+
+
+def moved(cfg: FlashBackwardKernelConfig) -> Iterator[FlashBackwardKernelConfig]:
+    """The configs with another value of one knob, or of keys and warps together."""
+    for knob in fields(cfg):
+        if knob.name not in _FIXED:
+            for value in knob.metadata["values"]:
+                yield replace(cfg, **{knob.name: value})
+    for B_c, n_warps in ((64, 4), (64, 8), (128, 8)):
+        yield replace(cfg, B_c=B_c, n_warps=n_warps)
