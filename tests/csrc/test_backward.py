@@ -13,7 +13,6 @@ import pytest
 import shared_kernels
 
 from flashsmith.emulator.checks import BankConflicts, all_checks
-from flashsmith.emulator.interface import Launch
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DqMode,
@@ -218,29 +217,16 @@ def test_dsinks_without_sinks_are_refused() -> None:
         run_operation(REPEATABLE, problem, inputs, wanted=["dsinks"], emulate=True)
 
 
-class Wavefronts(BankConflicts):
-    """Of all launches of a plan together."""
-
-    def begin(self, launch: Launch) -> None:
-        """Keeps what the launches before have counted."""
-        before = getattr(self, "counted", []), getattr(self, "by_kind", {})
-        super().begin(launch)
-        self.counted = [*before[0], *before[1].items()]
-
-    def end(self) -> None:
-        self.counted = [*self.counted, *self.by_kind.items()]
-
-
 @pytest.mark.parametrize("cfg", [*BOTH, SHARING, WIDE], ids=str)
 def test_no_access_to_shared_memory_meets_a_bank_conflict(cfg: FlashBackwardKernelConfig) -> None:
-    observer, (rows, keys) = Wavefronts(), cfg.divisors
+    observer, (rows, keys) = BankConflicts(), cfg.divisors
     problem = Problem.parse(f"b1 s{rows}:{keys} h1 d{cfg.d_head} {cfg.dtype.name.lower()} backward")
     shared_kernels.load([cfg], PLAIN)
     inputs = reference_of(problem.computed).draw(problem, "random", 0)
     run_operation(cfg, problem, inputs, emulate=True, observers=[observer])
-    kinds = {kind for kind, _ in observer.counted}
-    assert {"cp.async", "ldmatrix", "ld.shared.8B", "st.shared.4B", "ld.shared.16B"} <= kinds
-    assert all(counted.ideal == counted.actual for _, counted in observer.counted)
+    factors = observer.factors()  # of all launches
+    assert {"cp.async", "ldmatrix", "ld.shared.8B", "st.shared.4B", "ld.shared.16B"} <= set(factors)
+    assert set(factors.values()) == {1.0}
 
 
 # --- every pair of knob values -------------------------------------------------------------------

@@ -28,7 +28,8 @@ class Wavefronts:
 
 
 class BankConflicts(Observer):
-    """A measurement, no check: wavefronts by kind of access and by instruction.
+    """A measurement, no check: wavefronts by kind of access and by instruction, of all launches
+    that it observes.
 
     Hardware serves 128 bytes at a time. A warp's access runs in phases of as many lanes as fill
     them: all 32 at 4 bytes or less a lane, 16 at 8, 8 at 16; ldmatrix takes one 8x8 matrix, eight
@@ -40,10 +41,13 @@ class BankConflicts(Observer):
     ``st.shared.<bytes>B``.
     """
 
-    def begin(self, launch: Launch) -> None:
-        """Starts counting from nothing."""
+    def __init__(self) -> None:
+        super().__init__()
         self.by_kind: dict[str, Wavefronts] = {}
         self.by_site: dict[Site, Wavefronts] = {}
+
+    def begin(self, launch: Launch) -> None:
+        """Takes the size of the launch's CTAs; a plan's launches are counted together."""
         self._threads_per_cta = launch.threads_per_cta
         self._warps_per_cta = -(-launch.threads_per_cta // 32)
 
