@@ -105,7 +105,7 @@ def assert_agree(drawn: BackwardInputs, found: ExpectedGradients, case: Backward
 
 @pytest.mark.parametrize("seed", range(3))
 def test_they_are_those_of_float64_autograd(seed: int) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
     for case in tiny_cases(50, seed, more_keys=0):
         if case.inputs not in FINITE:
             case = replace(case, inputs="random")
@@ -114,7 +114,7 @@ def test_they_are_those_of_float64_autograd(seed: int) -> None:
 
 
 def test_blocks_of_rows_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
     monkeypatch.setattr("flashsmith.verify.engine.NumpyEngine.score_bytes", 20_000)
     for case in tiny_cases(12, 9, more_keys=0, inputs="random", lengths=(70, 37)):
         drawn, found = drawn_and_expected(case)
@@ -123,7 +123,7 @@ def test_blocks_of_rows_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_both_engines_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch, here on the CPU, as on a GPU."""
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
     for case in tiny_cases(12, 5):
         drawn, ours = drawn_and_expected(case)
         with monkeypatch.context() as patch:

@@ -8,6 +8,7 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig
 from flashsmith.families.family import config_class_names
+from flashsmith.operations import DEFAULT
 from flashsmith.runtime import run_call
 from flashsmith.runtime.forward_options import NO_WINDOW
 from flashsmith.runtime.tensors import Array
@@ -76,8 +77,8 @@ def attention(
     """
     if config is not None and not isinstance(config, KernelConfig):
         raise ArgumentError(
-            f"config: got {type(config).__name__}; give a {' or a '.join(config_class_names())}, "
-            "or None, and one is chosen"
+            f"config: got {type(config).__name__}; give a "
+            f"{' or a '.join(config_class_names(DEFAULT))}, or None, and one is chosen"
         )
     options = (
         causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,

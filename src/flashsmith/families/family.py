@@ -512,6 +512,6 @@ def family_named(name: str) -> Family:
     return FAMILIES[name]
 
 
-def config_class_names() -> list[str]:
-    """The names of the families' config classes, for messages."""
-    return [family.config_class.__name__ for family in families()]
+def config_class_names(operation: str | None = None) -> list[str]:
+    """The names of the config classes of families, of one operation or of all, for messages."""
+    return [family.config_class.__name__ for family in families(operation)]

@@ -18,6 +18,7 @@ from flashsmith.families import (
 )
 from flashsmith.families.family import config_class_names
 from flashsmith.families.legality import D_STEP, padding_advice
+from flashsmith.operations import DEFAULT
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.sequences import Packing
 from flashsmith.runtime.tensors import (
@@ -39,8 +40,9 @@ LONGEST = 2**30 - 1
 MOST_BLOCKS = 2**31 - 1
 
 
-def check_config(cfg: Any) -> KernelConfig:
-    """Raises ArgumentError unless ``cfg`` is a kernel config of a family that is registered."""
+def check_config(cfg: Any, operation: str = DEFAULT) -> KernelConfig:
+    """Raises ArgumentError unless ``cfg`` is a kernel config of a family that is registered; the
+    message names the classes of the families that compute ``operation``."""
     if isinstance(cfg, KernelConfig):
         if not hasattr(cfg, "family"):
             raise ArgumentError(
@@ -49,8 +51,8 @@ def check_config(cfg: Any) -> KernelConfig:
             )
         return cfg
     raise ArgumentError(
-        f"cfg: got {type(cfg).__name__}; give a {' or a '.join(config_class_names())} (a short "
-        "form becomes one through "
+        f"cfg: got {type(cfg).__name__}; give a "
+        f"{' or a '.join(config_class_names(operation))} (a short form becomes one through "
         "flashsmith.parse_kernel_name_into_config)"
     )
 

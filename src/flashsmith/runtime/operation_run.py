@@ -137,7 +137,7 @@ def prepare_operation(
         IllegalConfigError, KernelNotBuiltError, EmulationTooLongError, LaunchError: as ``forward``.
     """
     operation = problem.computed
-    check_serves(check_config(cfg), problem)
+    check_serves(check_config(cfg, problem.operation), problem)
     _check_names(operation, "wanted", wanted, "optional")
     _check_names(operation, "unwanted", unwanted, "usual")
     asked = _check_options(operation, options or {})

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from flashsmith.errors import ArgumentError
 from flashsmith.families import DType
 from flashsmith.verify.tolerance import (
     MAX_ERROR_FACTOR,
     MAX_ERROR_SLACK,
     RELATIVE_L2_BOUND,
     Comparison,
-    Element,
     Expected,
+    Judged,
+    comparison_of,
+    expected_outputs,
 )
 
 # Half a step of the numbers below 1: what rounding o and do to the dtype takes from a product.
@@ -59,18 +59,6 @@ class ExpectedGradients(Expected):
         return ExpectedGradients(kept.exact, kept.rounded, self.tainted, self.idle, self.sinks_size)
 
 
-class _Judged(NamedTuple):
-    """One gradient: ``wrong`` marks the elements that break the rule or, where only the norm breaks
-    it, holds each element's error."""
-
-    reasons: tuple[str, ...]
-    wrong: np.ndarray
-    mismatches: int
-    max_error: float
-    bound: float
-    rel_l2: float
-
-
 def compare_gradients(
     dtype: DType, outputs: Mapping[str, np.ndarray], expected: ExpectedGradients
 ) -> Comparison:
@@ -88,48 +76,17 @@ def compare_gradients(
 
     Raises ArgumentError when a gradient is missing, or of another shape than expected.
     """
-    judged: dict[str, _Judged] = {}
-    for name, exact in expected.exact.items():
-        got = outputs.get(name)
-        if got is None or got.shape != exact.shape:
-            have = "is missing" if got is None else f"has shape {got.shape}"
-            raise ArgumentError(f"{name}: {have}; the reference expects {exact.shape}")
+    judged: dict[str, Judged] = {}
+    for name, got in expected_outputs(outputs, expected):
         judge = _judge_sinks if name == "dsinks" else _judge_gradient
         with np.errstate(invalid="ignore", over="ignore"):
             judged[name] = judge(dtype, name, got.astype(np.float64), expected)
-    reasons = tuple(
-        f"{name}: {reason}" for name, found in judged.items() for reason in found.reasons
-    )
-    worst = max(
-        judged,
-        key=lambda name: (bool(judged[name].reasons), judged[name].max_error / judged[name].bound),
-    )
-    first = None
-    if reasons:
-        index = np.unravel_index(int(np.argmax(judged[worst].wrong)), outputs[worst].shape)
-        first = Element(
-            worst,
-            tuple(map(int, index)),
-            float(outputs[worst][index]),
-            float(expected.exact[worst][index]),
-        )
-    return Comparison(
-        reasons=reasons,
-        max_error=judged[worst].max_error,
-        bound=judged[worst].bound,
-        rel_l2=judged[worst].rel_l2,
-        rel_l2_bound=RELATIVE_L2_BOUND[dtype],
-        lse_error=None,
-        row_max_error=None,
-        outputs=sum(outputs[name].size for name in judged),
-        mismatches=sum(found.mismatches for found in judged.values()),
-        first_mismatch=first,
-    )
+    return comparison_of(dtype, judged, outputs, expected)
 
 
 def _judge_gradient(
     dtype: DType, name: str, got: np.ndarray, expected: ExpectedGradients
-) -> _Judged:
+) -> Judged:
     exact, rounded = expected.exact[name], expected.rounded[name].astype(np.float64)
     lost, may_be_lost = np.isnan(exact), expected.tainted[name] | ~np.isfinite(rounded)
     misplaced = np.where(np.isfinite(got), lost, ~(lost | may_be_lost))
@@ -158,10 +115,10 @@ def _judge_gradient(
         reasons.append(f"not 0 in {int(not_zero.sum())} elements that nothing contributes to")
     wrong = (error > bound) | misplaced | not_zero
     place = wrong if wrong.any() else error
-    return _Judged(tuple(reasons), place, int(wrong.sum()), max_error, bound, rel_l2)
+    return Judged(tuple(reasons), place, int(wrong.sum()), max_error, bound, rel_l2)
 
 
-def _judge_sinks(dtype: DType, name: str, got: np.ndarray, expected: ExpectedGradients) -> _Judged:
+def _judge_sinks(dtype: DType, name: str, got: np.ndarray, expected: ExpectedGradients) -> Judged:
     exact, rounded = expected.exact[name], expected.rounded[name]
     bounds = UNIT_ROUNDOFF[dtype] * expected.sinks_size + MAX_ERROR_SLACK
     finite = np.isfinite(exact)
@@ -178,7 +135,7 @@ def _judge_sinks(dtype: DType, name: str, got: np.ndarray, expected: ExpectedGra
     norm = float(np.linalg.norm(np.where(finite, exact, 0.0)))
     rel_l2 = float(np.linalg.norm(error)) / norm if norm else 0.0
     bound = float(bounds[worst]) if finite[worst] else MAX_ERROR_SLACK
-    return _Judged(tuple(reasons), wrong, int(wrong.sum()), float(error[worst]), bound, rel_l2)
+    return Judged(tuple(reasons), wrong, int(wrong.sum()), float(error[worst]), bound, rel_l2)
 
 
 def _most(values: np.ndarray) -> float:

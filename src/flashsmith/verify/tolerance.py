@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -254,14 +254,38 @@ def compare_tensors(
 
     Raises ArgumentError when an output is missing, or of another shape than expected.
     """
-    judged: dict[str, _Judged] = {}
+    judged = {
+        name: _judge_output(dtype, got, expected.exact[name], expected.rounded[name])
+        for name, got in expected_outputs(outputs, expected)
+    }
+    return comparison_of(dtype, judged, outputs, expected, named=len(judged) > 1)
+
+
+def expected_outputs(
+    outputs: Mapping[str, np.ndarray], expected: Expected
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The outputs that are expected, by name.
+
+    Raises ArgumentError when one is missing, or of another shape than expected.
+    """
     for name, exact in expected.exact.items():
         got = outputs.get(name)
         if got is None or got.shape != exact.shape:
             have = "is missing" if got is None else f"has shape {got.shape}"
             raise ArgumentError(f"{name}: {have}; the reference expects {exact.shape}")
-        judged[name] = _judge_output(dtype, got, exact, expected.rounded[name])
-    named = len(judged) > 1
+        yield name, got
+
+
+def comparison_of(
+    dtype: DType,
+    judged: Mapping[str, Judged],
+    outputs: Mapping[str, np.ndarray],
+    expected: Expected,
+    *,
+    named: bool = True,
+) -> Comparison:
+    """What is known of several outputs together, with the figures of the one that is furthest off
+    its bound. ``named``: whether reasons begin with an output's name."""
     reasons = tuple(
         f"{name}: {reason}" if named else reason
         for name, found in judged.items()
@@ -291,7 +315,7 @@ def compare_tensors(
     )
 
 
-class _Judged(NamedTuple):
+class Judged(NamedTuple):
     """One output: ``wrong`` marks the elements that break the rule or, where only a norm breaks it,
     holds each element's error."""
 
@@ -314,13 +338,13 @@ def _judge_output(
     exact: np.ndarray,
     rounded: np.ndarray,
     tainted: np.ndarray | None = None,
-) -> _Judged:
+) -> Judged:
     """compare()'s rule on one output."""
     if output.dtype.kind in "iub":
         differ = output != exact
         said = (f"{int(differ.sum())} numbers differ",) if differ.any() else ()
         most = _largest(np.abs(output.astype(np.float64) - exact))
-        return _Judged(said, differ, int(differ.sum()), most, 0.0, 0.0)
+        return Judged(said, differ, int(differ.sum()), most, 0.0, 0.0)
     got, same = output.astype(np.float64), rounded.astype(np.float64)
     error = _finite_difference(got, exact)
     bound = MAX_ERROR_FACTOR * _largest(_finite_difference(same, exact))
@@ -343,7 +367,7 @@ def _judge_output(
     if rel_l2 > rel_l2_bound and max_error > SMALLEST_STEP[dtype]:
         reasons.append(f"relative L2 error {rel_l2:.3g} is above {rel_l2_bound:.3g}")
     shown = wrong if wrong.any() else error
-    return _Judged(tuple(reasons), shown, int(wrong.sum()), max_error, bound, rel_l2)
+    return Judged(tuple(reasons), shown, int(wrong.sum()), max_error, bound, rel_l2)
 
 
 def _largest(errors: np.ndarray) -> float:
