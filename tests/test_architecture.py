@@ -209,7 +209,8 @@ CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     "common": set(),
     "host": {"common"},
     "mma_sync": {"common", "host"},
-    "mma_sync_backward": {"common", "host", "mma_sync"},
+    "backward": {"common", "host"},
+    "mma_sync_backward": {"common", "host", "mma_sync", "backward"},
     "wgmma": {"common", "host"},
     "roofline": {"common"},
 }
