@@ -12,11 +12,6 @@ FS_DEVICE float2 load_shared_float2(uint32_t smem) {
     return x;
 }
 
-// Adds to global memory, in whatever order CTAs come.
-FS_DEVICE void add_global(float* gmem, float x) {
-    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(gmem), "f"(x) : "memory");
-}
-
 // Row `row` of a tensor, and how far its rows are apart, bytes.
 template <typename value_t>
 FS_DEVICE const char* row_address(const void* tensor, int64_t origin, int64_t row,
