@@ -212,6 +212,7 @@ CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     "backward": {"common", "host"},
     "mma_sync_backward": {"common", "host", "mma_sync", "backward"},
     "wgmma": {"common", "host"},
+    "wgmma_backward": {"common", "host", "wgmma", "backward"},
     "roofline": {"common"},
 }
 

@@ -6,17 +6,6 @@
 
 namespace flashsmith {
 
-FS_DEVICE float2 load_shared_float2(uint32_t smem) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(smem) : "memory");
-    return x;
-}
-
-// Adds to global memory, in whatever order CTAs come.
-FS_DEVICE void add_global(float* gmem, float x) {
-    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(gmem), "f"(x) : "memory");
-}
-
 // Stores a warp's part of a gradient, scaled: in 16 bit through `tile` of shared memory, which
 // holds the whole tile afterwards, or in fp32 at once. Lane l has of tile (m, n) columns 2 (l % 4)
 // + {0, 1} of rows l / 4 and l / 4 + 8; columns are taken by turns.
