@@ -209,8 +209,10 @@ CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     "common": set(),
     "host": {"common"},
     "mma_sync": {"common", "host"},
-    "mma_sync_backward": {"common", "host", "mma_sync"},
+    "backward": {"common", "host"},
+    "mma_sync_backward": {"common", "host", "mma_sync", "backward"},
     "wgmma": {"common", "host"},
+    "wgmma_backward": {"common", "host", "wgmma", "backward"},
     "roofline": {"common"},
 }
 

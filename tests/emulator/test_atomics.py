@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from ptx_programs import program, run
+from ptx_programs import aligned, program, run
 
-from flashsmith.emulator.checks import Races
+from flashsmith.emulator.checks import Bounds, Races
+from flashsmith.errors import EmulatorError
 
 THREADS, CELLS = 96, 5
 Number = int | float
@@ -147,22 +148,131 @@ def test_the_seed_decides_the_order_of_sums() -> None:
         np.testing.assert_array_equal(cells, sums(seed))
 
 
+# Vectors -------------------------------------------------------------------------------------
+
+
+def vector_body(count: int, *, returns: bool = True, space: str = ".global") -> str:
+    """Thread t adds its ``count`` values of %rd3 to vector t % CELLS of %rd2; %rd1 takes the old
+    ones."""
+    size = 4 * count
+    given = "{" + ", ".join(f"%f{1 + k}" for k in range(count)) + "}"
+    old = "{" + ", ".join(f"%f{11 + k}" for k in range(count)) + "}"
+    name = f"atom{space}.add.v{count}.f32 {old}," if returns else f"red{space}.add.v{count}.f32"
+    store = f"st.global.v{count}.f32 [%rd4], {old};" if returns else ""
+    return f"""
+    rem.u32 %r1, %r0, {CELLS}; mul.wide.u32 %rd4, %r1, {size}; add.s64 %rd5, %rd2, %rd4;
+    mul.wide.u32 %rd4, %r0, {size}; add.s64 %rd6, %rd3, %rd4; add.s64 %rd4, %rd1, %rd4;
+    ld.global.v{count}.f32 {given}, [%rd6];
+    {name} [%rd5], {given};
+    {store}
+    """
+
+
+def vectors_of(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Old values, cells and values, a row a vector."""
+    old, cells, values = (aligned((n, count), np.float32) for n in (THREADS, CELLS, THREADS))
+    cells[...] = values_of("f4", cells.size, 5).reshape(cells.shape)
+    values[...] = values_of("f4", values.size, 6).reshape(values.shape)
+    return old, cells, values
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("space", ["", ".global", ".relaxed.gpu.global"])
+@pytest.mark.parametrize("returns", [True, False], ids=["atom", "red"])
+def test_vectors_are_added_element_by_element(count: int, space: str, returns: bool) -> None:
+    old, cells, values = vectors_of(count)
+    expected, expected_old = cells.copy(), np.zeros_like(old)
+    for thread in range(THREADS):
+        for element in range(count):
+            cell = thread % CELLS, element
+            expected_old[thread, element] = expected[cell]
+            expected[cell] = np.float32(expected[cell] + values[thread, element])
+    launch(vector_body(count, returns=returns, space=space), [old, cells, values])
+    np.testing.assert_array_equal(cells, expected)
+    if returns:
+        np.testing.assert_array_equal(old, expected_old)
+
+
+def test_the_seed_decides_the_order_of_every_element() -> None:
+    """A vector is no atom: its elements are added in orders of their own, as those of scalars."""
+    found = {}
+    for seed in (None, *range(6)):
+        old, cells, values = vectors_of(4)
+        # The same numbers in all elements, which the same order would give the same bits.
+        cells[...], values[...] = cells[:, :1].copy(), values[:, :1].copy()
+        exact = cells.astype(np.float64)
+        for thread in range(THREADS):
+            exact[thread % CELLS] += values[thread]
+        launch(vector_body(4, returns=False), [old, cells, values], seed=seed)
+        assert (np.abs(cells - exact) <= np.abs(values).sum() * 2e-6).all()
+        found[seed] = cells
+    assert (found[None] == found[None][:, :1]).all()
+    assert len({cells.tobytes() for cells in found.values()}) > 3
+    assert any((cells != cells[:, :1]).any() for cells in found.values())
+
+
+def test_vectors_of_threads_that_are_off() -> None:
+    old, _, values = vectors_of(4)
+    wide = aligned((THREADS, 4), np.float32)
+    text = """
+    setp.lt.u32 %p1, %r0, 40; shl.b64 %rd4, %rd0, 2; add.s64 %rd5, %rd2, %rd4;
+    add.s64 %rd6, %rd3, %rd4; ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd6];
+    mov.f32 %f5, %f1; @%p1 atom.global.add.v4.f32 {%f1, _, %f3, %f4}, [%rd5], {%f1, %f2, %f3, %f4};
+    @%p1 red.global.add.v2.f32 [%rd5+8], {%f3, %f5};
+    """
+    launch(text, [old, wide, values])
+    want = np.zeros_like(wide)
+    # The vector's third element comes back as 0, its old value.
+    want[:40] = values[:40]
+    want[:40, 3] += values[:40, 0]
+    np.testing.assert_array_equal(wide, want)
+
+
+@pytest.mark.parametrize(
+    ("shift", "kinds"), [(-8, {"misaligned", "out-of-bounds"}), (16, {"out-of-bounds"})]
+)
+def test_a_vector_lies_at_a_multiple_of_its_size_and_inside(shift: int, kinds: set[str]) -> None:
+    old, cells, values = vectors_of(4)
+    text = vector_body(4, returns=False).replace("[%rd5]", f"[%rd5{shift:+}]")
+    with pytest.raises(EmulatorError, match=r"misaligned|outside every tensor"):
+        launch(text, [old, cells, values])
+    bounds, before = Bounds(), cells.copy()
+    launch(text, [old, cells, values], observers=[bounds])
+    assert {finding.kind for finding in bounds.findings} == kinds
+    np.testing.assert_array_equal(cells[0], before[0])
+
+
+@pytest.mark.parametrize(
+    "name", ["red.shared.add.v4.f32", "red.global.max.v4.f32", "red.global.add.v4.u32"]
+)
+def test_vectors_of_other_kinds_are_refused(name: str) -> None:
+    text = vector_body(4, returns=False).replace("red.global.add.v4.f32", name)
+    with pytest.raises(EmulatorError, match="is not supported"):
+        launch(text, list(vectors_of(4)))
+
+
 @pytest.mark.parametrize(
     ("other", "kinds"),
     [
         ("red.global.add.f32 [%rd1], %f1;", set()),
+        ("red.global.add.v2.f32 [%rd1], {%f1, %f1};", set()),
         ("ld.global.f32 %f2, [%rd1];", {"race-raw", "race-war"}),
         ("st.global.f32 [%rd1], %f1;", {"race-waw", "race-raw", "race-war"}),
     ],
-    ids=["atomic", "read", "write"],
+    ids=["atomic", "vector", "read", "write"],
 )
-def test_only_atomics_may_meet_atomics(other: str, kinds: set[str]) -> None:
+@pytest.mark.parametrize(
+    "add",
+    ["red.global.add.f32 [%rd1], %f1;", "red.global.add.v4.f32 [%rd1], {%f1, %f1, %f1, %f1};"],
+    ids=["scalar", "vector"],
+)
+def test_only_atomics_may_meet_atomics(add: str, other: str, kinds: set[str]) -> None:
     """Two CTAs, nothing between them: one adds, the other adds, reads or writes."""
-    cell, races = np.zeros(1, np.float32), Races()
+    cell, races = aligned((4,), np.float32), Races()
     text = f"""
     mov.f32 %f1, 0f3F800000; setp.eq.u32 %p1, %r61, 0; setp.eq.u32 %p2, %r60, 0;
     @!%p2 bra DONE; @!%p1 bra OTHER;
-    red.global.add.f32 [%rd1], %f1; bra DONE;
+    {add} bra DONE;
     OTHER: {other}
     DONE: ret;
     """

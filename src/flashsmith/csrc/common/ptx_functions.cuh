@@ -78,12 +78,37 @@ FS_DEVICE void store_global_8B(void* gmem, uint2 x) {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(gmem), "r"(x.x), "r"(x.y) : "memory");
 }
 
+// Adds to global memory, in whatever order CTAs come.
+FS_DEVICE void add_global(float* gmem, float x) {
+    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(gmem), "f"(x) : "memory");
+}
+
+// The same for 16 bytes at a multiple of 16, each element for itself, from sm_90 on: one
+// instruction and one request to L2 in place of four.
+FS_DEVICE void add_global(float* gmem, float4 x) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(gmem), "f"(x.x), "f"(x.y),
+                 "f"(x.z), "f"(x.w)
+                 : "memory");
+}
+
+// The same for 8 bytes at a multiple of 8.
+FS_DEVICE void add_global(float* gmem, float2 x) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(gmem), "f"(x.x), "f"(x.y)
+                 : "memory");
+}
+
 FS_DEVICE uint4 load_shared_16B(uint32_t smem) {
     uint4 x;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                  : "r"(smem)
                  : "memory");
+    return x;
+}
+
+FS_DEVICE float2 load_shared_float2(uint32_t smem) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(smem) : "memory");
     return x;
 }
 

@@ -7,6 +7,7 @@
 //     sinks                    dsinks
 #pragma once
 
+#include "backward/rows_kernels.cuh"
+#include "mma_sync_backward/finish_kernel.cuh"
 #include "mma_sync_backward/keys_kernel.cuh"
 #include "mma_sync_backward/queries_kernel.cuh"
-#include "mma_sync_backward/rows_kernels.cuh"

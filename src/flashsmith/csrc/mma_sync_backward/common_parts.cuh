@@ -1,39 +1,10 @@
-// What the kernels of a backward pass have in common: where things lie, copies, and the arithmetic
-// of a score.
+// What the kernels that multiply have in common: copies, and how gradients are stored.
 #pragma once
 
+#include "backward/rows.cuh"
 #include "mma_sync_backward/static_kernel_configuration.cuh"
 
 namespace flashsmith {
-
-FS_DEVICE float2 load_shared_float2(uint32_t smem) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(smem) : "memory");
-    return x;
-}
-
-// Adds to global memory, in whatever order CTAs come.
-FS_DEVICE void add_global(float* gmem, float x) {
-    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(gmem), "f"(x) : "memory");
-}
-
-// Row `row` of a tensor, and how far its rows are apart, bytes.
-template <typename value_t>
-FS_DEVICE const char* row_address(const void* tensor, int64_t origin, int64_t row,
-                                  int64_t seq_stride) {
-    return static_cast<const char*>(tensor) +
-           (origin + row * seq_stride) * int64_t{sizeof(value_t)};
-}
-
-// The statistics of a sequence's first row and a head.
-template <Semantics SEMANTICS>
-FS_DEVICE int64_t first_statistic(const BackwardKernelArgs& args, int batch, int head,
-                                  int64_t first_row) {
-    // Whole blocks between packed sequences, whatever their lengths.
-    const int64_t begin = SEMANTICS.packed ? (first_row / kStatisticsRows + batch) * kStatisticsRows
-                                           : batch * args.statistics_batch_stride;
-    return begin + head * args.statistics_head_stride;
-}
 
 // Stores a warp's part of a gradient, scaled: in 16 bit through `tile` of shared memory, which
 // holds the whole tile afterwards, or in fp32 at once. Lane l has of tile (m, n) columns 2 (l % 4)

@@ -4,10 +4,11 @@
 
 #include <type_traits>
 
+#include "backward/visibility.cuh"
 #include "common/constants.cuh"
 #include "common/softmax.cuh"
+#include "mma_sync_backward/config.cuh"
 #include "mma_sync_backward/products.cuh"
-#include "mma_sync_backward/visibility.cuh"
 
 #ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
 #error \

@@ -211,6 +211,18 @@ class WaveMemory:
             self._store(group, space, where, size, new.view(WORDS[size]), its)
         return old
 
+    def add_vectors(
+        self, group: Group, space: str, addresses: Any, values: Sequence[Any], mask: Any
+    ) -> list[np.ndarray]:
+        """atom.add of vectors of fp32; the old elements. A vector is not atomic as a whole: each of
+        its elements is, so that each is added in an order of its own."""
+        # Bounds and alignment are those of the whole vector.
+        self.load(group, space, addresses, 4 * len(values), mask)
+        return [
+            self.atomic(group, space, addresses + np.int64(4 * k), np.add, (value,), mask)
+            for k, value in enumerate(values)
+        ]
+
     # Matrices
 
     def load_matrix(

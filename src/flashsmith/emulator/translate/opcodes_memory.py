@@ -168,21 +168,43 @@ _ATOMIC = {
 
 
 def atomic(t: Emitter, i: Instruction) -> None:
-    """atom and red on 32- and 64-bit values."""
+    """atom and red on 32- and 64-bit values, and add on vectors of fp32 in global memory."""
     modifiers = [m for m in i.modifiers if m not in _HINTS]
     modifiers = ["shared" if m == "shared::cta" else m for m in modifiers]
     space = next((m for m in modifiers if m in ("global", "shared")), "generic")
     operation = next((m for m in modifiers if m in _ATOMIC), "")
+    vector = next((m for m in modifiers if m in ("v2", "v4")), "")
     kind = modifiers[-1]
-    no_more(t, i, [m for m in modifiers if m not in (space, operation, kind)])
+    no_more(t, i, [m for m in modifiers if m not in (space, operation, vector, kind)])
     if not operation or kind not in ("u32", "s32", "b32", "u64", "s64", "b64", "f32", "f64"):
         raise t.error(f"{i.mnemonic} is not supported")
     d, target, *values = i.operands if i.opcode == "atom" else (Sink(), *i.operands)
+    if vector:
+        if (operation, kind) != ("add", "f32") or space == "shared":
+            raise t.error(f"{i.mnemonic} is not supported")
+        _add_vector(t, d, target, values[0], space, int(vector[1]))
+        return
     address = kept(t, t.address(target)[0])
     mask = see(t, space, "atomic", address, str(TYPE_SIZES[kind]))
     given = ", ".join(t.use(value, kind) for value in values)
     call = f"W.atomic(G, {space!r}, {address}, {_ATOMIC[operation]}, ({given},), {mask})"
     t.define(d, call, DTYPES[kind])
+
+
+def _add_vector(
+    t: Emitter, d: Operand, target: Operand, values: Operand, space: str, count: int
+) -> None:
+    elements = values.elements if isinstance(values, Vector) else (values,)
+    results = d.elements if isinstance(d, Vector) else ()
+    if len(elements) != count or len(results) not in (0, count):
+        raise t.error(f"{count} values expected, got {len(elements)}")
+    address = kept(t, t.address(target)[0])
+    mask = see(t, space, "atomic", address, str(4 * count))
+    given = ", ".join(t.use(element, "f32") for element in elements)
+    rows = t.temporary()
+    t.emit(f"{rows} = W.add_vectors(G, {space!r}, {address}, ({given}), {mask})")
+    if results:
+        define_rows(t, d, rows, "f4")
 
 
 def nothing(t: Emitter, i: Instruction) -> None:

@@ -2,8 +2,8 @@
 // of one sequence; query i stands at key i + seq_k - seq_q (bottom right).
 #pragma once
 
+#include "backward/args.cuh"
 #include "common/visible_keys.cuh"
-#include "mma_sync_backward/config.cuh"
 
 namespace flashsmith {
 

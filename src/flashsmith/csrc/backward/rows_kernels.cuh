@@ -1,8 +1,10 @@
 // The small kernels before and after the products: the rows' statistics, rows outside of every
-// sequence, the gradients of sinks, and dq out of its fp32 sums.
+// sequence, and the gradients of sinks.
 #pragma once
 
-#include "mma_sync_backward/common_parts.cuh"
+#include "backward/rows.cuh"
+#include "common/layout.cuh"
+#include "common/visible_keys.cuh"
 
 namespace flashsmith {
 
@@ -147,67 +149,6 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     } else {
         clear(args.dq, args.heads_q, args.dq_seq_stride, args.dq_head_stride);
     }
-}
-
-// dq of one block of queries from its sums, which lie as the accumulators of the warps that made
-// them.
-template <class Kernel>
-__global__ void __launch_bounds__(Kernel::n_threads)
-    backward_finish_kernel(const BackwardKernelArgs args) {
-    using value_t = typename Kernel::value_t;
-    constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    extern __shared__ __align__(1024) unsigned char shared_memory[];
-    const int n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
-    const uint32_t sequence = block_index() / n_blocks;
-    const int first_row = block_index() % n_blocks * Kernel::B_r;
-    const int batch = sequence / args.heads_q, head = sequence % args.heads_q;
-    const SequenceRows q =
-        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
-    const SequenceRows k =
-        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
-    if (SEMANTICS.packed && first_row >= q.count) return;
-    const int warp = thread_index() / kWarpSize, lane = thread_index() % kWarpSize;
-    const int warp_row = warp / Kernel::dq_column_warps, turn = warp % Kernel::dq_column_warps;
-
-    const int unseeing =
-        Visibility<SEMANTICS>(args, q.count, k.count).first_seeing_row() - first_row;
-    const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first) + first_row;
-    const float* sums =
-        args.dq_sums + statistic * Kernel::d_head + warp * Kernel::dq_elements * kWarpSize + lane;
-    const int64_t origin = batch * args.dq_batch_stride + head * args.dq_head_stride;
-    const uint32_t tile = shared_address(shared_memory);
-    // The warp's rows are taken by turns like columns, 16 at a time.
-#pragma unroll
-    for (int m = 0; m < Kernel::dq_row_tiles; ++m) {
-        const int row = 16 * (warp_row + Kernel::dq_row_warps * m);
-        float dq[1][Kernel::dq_column_tiles][4];
-#pragma unroll
-        for (int n = 0; n < Kernel::dq_column_tiles; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const float sum = *sums;
-                sums += kWarpSize;
-                // 0 times NaN was added to rows that see no key, where some key holds NaN.
-                dq[0][n][e] = row + lane / 4 + e / 2 * 8 < unseeing ? 0.0f : sum;
-            }
-        if (args.grads_fp32) {
-            float* const first =
-                static_cast<float*>(args.dq) + origin + (q.first + first_row) * args.dq_seq_stride;
-            store_fp32_gradient<Kernel::dq_column_warps>(first, args.dq_seq_stride,
-                                                         q.count - first_row, args.d, dq,
-                                                         args.scale, row, turn, lane);
-        } else {
-            stage_gradient<typename Kernel::QueriesLayout, value_t, Kernel::dq_column_warps>(
-                tile, dq, args.scale, row, turn, lane);
-        }
-    }
-    if (args.grads_fp32) return;
-    __syncthreads();
-    char* const first = const_cast<char*>(
-        row_address<value_t>(args.dq, origin, q.first + first_row, args.dq_seq_stride));
-    typename Kernel::CopyQueries(thread_index())
-        .shared_to_global(first, tile, args.dq_seq_stride * int64_t{sizeof(value_t)},
-                          {q.count - first_row, args.d / kChunkElements});
 }
 
 }  // namespace flashsmith

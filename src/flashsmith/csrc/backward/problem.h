@@ -1,0 +1,152 @@
+// A backward pass as the host knows it: what the families of this operation share. Plain C++20
+// without CUDA headers.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "backward/args.cuh"
+#include "common/constants.cuh"
+#include "host/forward_problem.h"
+
+namespace flashsmith {
+
+// The operation's tensors, in its order.
+enum BackwardTensor : size_t {
+    d_o,
+    q,
+    k,
+    v,
+    o,
+    lse,
+    dq,
+    dk,
+    dv,
+    dsinks,
+    dlse,
+    sinks,
+    cu_seqlens_q,
+    cu_seqlens_k,
+};
+
+inline int64_t blocks_of(int64_t rows, int64_t tile) {
+    return (rows + tile - 1) / tile;
+}
+
+// Arguments without addresses of tensors and workspaces.
+struct BackwardProblem {
+    ForwardProblem forward;  // o's strides are those of o, the forward's output
+    BackwardKernelArgs args;
+};
+
+inline void read_strides(NumberReader& numbers, int64_t& batch, int64_t& seq, int64_t& head) {
+    batch = numbers.integer();
+    seq = numbers.integer();
+    head = numbers.integer();
+}
+
+inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tensors) {
+    ForwardProblem p{};
+    p.batch = numbers.integer();
+    p.seq_q = numbers.integer();
+    p.seq_k = numbers.integer();
+    p.heads_q = numbers.integer();
+    p.heads_k = numbers.integer();
+    p.d = numbers.integer();
+    p.total_q = numbers.integer();
+    p.total_k = numbers.integer();
+    p.packed = tensors[cu_seqlens_q] != 0 && tensors[cu_seqlens_k] != 0;
+    BackwardKernelArgs args;
+    std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
+    read_strides(numbers, args.do_batch_stride, args.do_seq_stride, args.do_head_stride);
+    read_strides(numbers, args.q_batch_stride, args.q_seq_stride, args.q_head_stride);
+    read_strides(numbers, args.k_batch_stride, args.k_seq_stride, args.k_head_stride);
+    read_strides(numbers, args.v_batch_stride, args.v_seq_stride, args.v_head_stride);
+    read_strides(numbers, args.o_batch_stride, args.o_seq_stride, args.o_head_stride);
+    read_strides(numbers, args.dq_batch_stride, args.dq_seq_stride, args.dq_head_stride);
+    read_strides(numbers, args.dk_batch_stride, args.dk_seq_stride, args.dk_head_stride);
+    read_strides(numbers, args.dv_batch_stride, args.dv_seq_stride, args.dv_head_stride);
+    args.lse_batch_stride = numbers.integer();
+    args.lse_head_stride = numbers.integer();
+    args.dlse_batch_stride = numbers.integer();
+    args.dlse_head_stride = numbers.integer();
+    p.scale = static_cast<float>(numbers.number());
+    p.softcap = static_cast<float>(numbers.number());
+    p.window_left = numbers.integer();
+    p.window_right = numbers.integer();
+    args.grads_fp32 = static_cast<int32_t>(numbers.integer());
+    numbers.end();
+
+    args.batch = static_cast<int32_t>(p.batch);
+    args.seq_q = static_cast<int32_t>(p.seq_q);
+    args.seq_k = static_cast<int32_t>(p.seq_k);
+    args.total_q = static_cast<int32_t>(p.total_q);
+    args.total_k = static_cast<int32_t>(p.total_k);
+    args.heads_q = static_cast<int32_t>(p.heads_q);
+    args.heads_k = static_cast<int32_t>(p.heads_k);
+    args.d = static_cast<int32_t>(p.d);
+    args.window_left = static_cast<int32_t>(std::min(p.window_left, int64_t{kUnlimited}));
+    args.window_right = static_cast<int32_t>(std::min(p.window_right, int64_t{kUnlimited}));
+    args.scale = p.scale;
+    args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
+    args.softcap_scale_2log2e = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
+    return {p, args};
+}
+
+// Rows that a head's statistics take, padded to whole blocks, and of how many heads and batches.
+struct Statistics {
+    int64_t rows_per_head, rows;
+};
+
+inline Statistics place_statistics(const ForwardProblem& p, BackwardKernelArgs& args) {
+    // Between packed sequences up to a block each is left out.
+    const int64_t blocks =
+        p.packed ? p.total_q / kStatisticsRows + p.batch + 1 : blocks_of(p.seq_q, kStatisticsRows);
+    const int64_t rows = blocks * kStatisticsRows;
+    args.statistics_head_stride = rows;
+    args.statistics_batch_stride = p.packed ? 0 : p.heads_q * rows;
+    return {rows, (p.packed ? 1 : p.batch) * p.heads_q * rows};
+}
+
+// With `adds_dq`, a third workspace has the sums.
+inline std::vector<AddressPatch> backward_addresses(bool adds_dq) {
+    using Args = BackwardKernelArgs;
+    std::vector<AddressPatch> patches = {
+        {offsetof(Args, d_o), in_tensor(d_o)},
+        {offsetof(Args, q), in_tensor(q)},
+        {offsetof(Args, k), in_tensor(k)},
+        {offsetof(Args, v), in_tensor(v)},
+        {offsetof(Args, o), in_tensor(o)},
+        {offsetof(Args, lse), in_tensor(lse)},
+        {offsetof(Args, dq), in_tensor(dq)},
+        {offsetof(Args, dk), in_tensor(dk)},
+        {offsetof(Args, dv), in_tensor(dv)},
+        {offsetof(Args, dsinks), in_tensor(dsinks)},
+        {offsetof(Args, dlse), in_tensor(dlse)},
+        {offsetof(Args, sinks), in_tensor(sinks)},
+        {offsetof(Args, cu_seqlens_q), in_tensor(cu_seqlens_q)},
+        {offsetof(Args, cu_seqlens_k), in_tensor(cu_seqlens_k)},
+        {offsetof(Args, lse_log2), in_workspace(0)},
+        {offsetof(Args, D), in_workspace(1)},
+    };
+    if (adds_dq) patches.push_back({offsetof(Args, dq_sums), in_workspace(2)});
+    return patches;
+}
+
+// That gradients, sinks and offsets of sequences are given as they were when this was planned.
+inline std::vector<Presence> backward_presence(Tensors tensors, const Semantics& semantics) {
+    std::vector<Presence> presence;
+    for (const BackwardTensor tensor : {dq, dk, dv, dsinks})
+        presence.push_back(
+            {tensor, tensors[tensor] != 0, "gradients: this launch was planned for others"});
+    presence.push_back({sinks, tensors[sinks] != 0, "sinks: planned for a call of the other kind"});
+    for (const BackwardTensor tensor : {cu_seqlens_q, cu_seqlens_k})
+        presence.push_back(
+            {tensor, semantics.packed, "packed: this library's kernels are for the other kind"});
+    return presence;
+}
+
+}  // namespace flashsmith
