@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +12,16 @@ import pytest
 from stand_ins import HostMemory
 
 from flashsmith.benchmark import peers as peers_module
-from flashsmith.benchmark.peers import PEERS, get_peers, torch_absence
-from flashsmith.benchmark.workload import Workload
+from flashsmith.benchmark import workload as workload_module
+from flashsmith.benchmark.bench import BenchPlan
+from flashsmith.benchmark.peers import (
+    BACKWARD_PEERS,
+    PEERS,
+    GradientPeer,
+    get_peers,
+    torch_absence,
+)
+from flashsmith.benchmark.workload import BackwardWorkload, Workload, workload_of
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.verify import compute_references
@@ -181,6 +190,14 @@ class TorchOnTheHost(HostMemory):
 
         return torch.from_numpy(super().draw(shape, dtype, seed))
 
+    def put(self, array: np.ndarray) -> Any:
+        import torch
+
+        return torch.from_numpy(array)
+
+    def fetch(self, tensor: Any) -> np.ndarray:
+        return np.asarray(tensor)
+
     def head(self, tensor: Any, at: Any, head: int) -> np.ndarray:
         return np.asarray(tensor[at][:, head])
 
@@ -197,6 +214,44 @@ def test_pytorchs_own_function_gives_its_output_in_our_layout(problem: Problem) 
     error = np.abs(np.asarray(implementation.output(), np.float32) - right_answer_of(w)).max()
     assert error < 5e-3
     assert peer.version().startswith("torch ")
+
+
+def exact_attention(q: Any, k: Any, v: Any, *, return_lse: bool, causal: bool) -> Any:
+    """o and lse of PyTorch's tensors."""
+    import torch
+
+    arrays = [np.asarray(tensor) for tensor in (q, k, v)]
+    found = compute_references(*arrays, scale=default_scale(q.shape[-1]), causal=causal)
+    return torch.from_numpy(found.o.astype(arrays[0].dtype)), torch.from_numpy(
+        found.lse.astype(np.float32)
+    )
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("problem", [FULL, CAUSAL])
+def test_gradients_of_pytorchs_own_function(problem: Problem, monkeypatch) -> None:
+    """On the CPU: of the same tensors, for the same do, in our layout and by our names."""
+    monkeypatch.setattr(workload_module, "attention", exact_attention)
+    w = workload_of(replace(problem, operation="backward"), 0, TorchOnTheHost())
+    assert isinstance(w, BackwardWorkload)
+    peer = GradientPeer(peers_module.SdpaPeer("math", "MATH"))
+    implementation = peer.prepare(w)
+    gradients = implementation.output()
+    assert w.judge(gradients).rel_l2 < 1e-3
+    assert not any(tensor.requires_grad for tensor in (w.q, w.k, w.v))
+    again = implementation.output()
+    assert all((again[name] == gradients[name]).all() for name in w.output)
+    assert peer.version().endswith("torch.autograd.grad")
+
+
+def test_a_backward_problem_has_the_peers_whose_names_are_asked_for() -> None:
+    problem = replace(FULL, operation="backward")
+    assert [peer.name for peer in BACKWARD_PEERS] == [name for name in PEERS if name != "flex"]
+    for asked in ("fa2,cudnn", "flash_attn_4"):
+        found = BenchPlan((problem,), peers=get_peers(asked)).peers_of(problem)
+        assert ",".join(peer.name for peer in found) == asked
+        assert all(isinstance(peer, GradientPeer) for peer in found)
+    assert BenchPlan((problem,), ours=True).peers_of(problem) == ()
 
 
 @pytest.mark.torch

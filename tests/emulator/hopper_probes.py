@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from ptx_programs import MapSpec, aligned
+from ptx_programs import Float32, MapSpec, aligned
 
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.emulator import EmulationResult, GlobalMemory, Observer, emulate
@@ -31,7 +32,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Map:
-    """A tensor map of the probe's argument number ``place`` over a named array of 16-bit words."""
+    """A tensor map of the probe's argument number ``place`` over a named array."""
 
     place: int
     array: str
@@ -39,11 +40,12 @@ class Map:
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    kind: Any = DType.FP16
 
     def at(self, address: int) -> MapSpec:
         """The specification, with the array at an address."""
         return MapSpec(
-            _MAP_BYTES * self.place, address, DType.FP16, self.sizes, self.strides_bytes, self.box,
+            _MAP_BYTES * self.place, address, self.kind, self.sizes, self.strides_bytes, self.box,
             self.swizzle,
         )  # fmt: skip
 
@@ -157,7 +159,24 @@ def probes() -> list[Probe]:
         (replace(_panels(0, "a", 128, 128), box=(64, 128, 1)), _panels(1, "b", 128)),
         _turns, 3,
     ))  # fmt: skip
+    found.append(Probe(
+        "sums", "sums.cu", "sums", 128, 64 * 64 * 4, {"input": (64, 64)}, ((64, 64), np.float32),
+        (), lambda x: 13 * np.rint(16 * x["input"]) + 6, cluster=2,
+    ))  # fmt: skip
+    found.append(Probe(
+        "box_sums", "sums.cu", "box_sums", 128, 64 * 64 * 4, {"input": (64, 64)},
+        ((50, 64), np.float32), (Map(2, "output", (64, 50), (256,), (64, 16), 0, Float32),),
+        _box_sums,
+    ))  # fmt: skip
     return found
+
+
+def _box_sums(x: Mapping[str, np.ndarray]) -> np.ndarray:
+    # Four rows more at the top, and as many as the last box reaches below.
+    sums = np.ones((62, 64))
+    for box, rows in enumerate(np.split(np.rint(16 * x["input"]), 4)):
+        sums[14 * box : 14 * box + 16] += rows
+    return 2 * sums[4:54]
 
 
 def _turns(x: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -42,6 +42,13 @@ def _twice(site: MutationSite) -> str | None:
     return f"{site.text} {site.text}"
 
 
+def _reads_only(site: MutationSite) -> str | None:
+    """A wait for bulk copies that lets their writes be under way."""
+    if ".read" in site.instruction.mnemonic:
+        return None
+    return site.text.replace("wait_group", "wait_group.read")
+
+
 def _true(operand: int) -> Mutation:
     """The predicate at an operand's place is true, without the instruction."""
 
@@ -149,8 +156,11 @@ _WAITS = ("wgmma.wait_group", "cp.async.bulk.wait_group")
 _PHASE = ("mbarrier.try_wait.parity", "mbarrier.test_wait.parity")
 _ARRIVE = ("mbarrier.arrive",)
 _LOADS = tuple(f"cp.async.bulk.tensor.{d}d.shared" for d in range(1, 6))
-_STORES = tuple(f"cp.async.bulk.tensor.{d}d.global" for d in range(1, 6))
+_STORES = tuple(
+    f"cp.{kind}async.bulk.tensor.{d}d.global" for kind in ("", "reduce.") for d in range(1, 6)
+)
 _PRODUCT = ("wgmma.mma_async",)
+_SUMS = ("red.global.add", "atom.global.add.v", "cp.reduce.async.bulk.global")
 
 
 def hopper_operators() -> tuple[Operator, ...]:
@@ -182,6 +192,11 @@ def hopper_operators() -> tuple[Operator, ...]:
         Operator("drop store", _STORES, drop),
         Operator("store the next row", _STORES, _coordinate(1)),
         Operator("store from elsewhere", _STORES, bump(1, _BOX_STEP)),
+        Operator("wait for reads", ("cp.async.bulk.wait_group",), _reads_only),
+        Operator("drop sum", _SUMS, drop),
+        Operator("sum elsewhere", _SUMS, bump(0, 16)),
+        Operator("sum from elsewhere", ("cp.reduce.async.bulk.global",), bump(1, _BOX_STEP)),
+        Operator("sum twice", _SUMS, _twice),
         Operator("drop product", _PRODUCT, drop),
         Operator("A of the next step", _PRODUCT, _descriptor(1, "add.s64", 2)),
         Operator("B of the next step", _PRODUCT, _descriptor(2, "add.s64", 2)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,13 +52,19 @@ def map_program(
     )
 
 
+class Float32:
+    """The element type of a tensor map over sums; kernels have none that they load."""
+
+    element_size = 4
+
+
 @dataclass(frozen=True)
 class MapSpec:
     """A tensor map over an array, dimensions innermost first."""
 
     argument_offset: int
     address: int
-    element_type: DType
+    element_type: Any
     sizes: tuple[int, ...]
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]
@@ -65,10 +72,10 @@ class MapSpec:
 
 
 def map_of(array: np.ndarray, box: Sequence[int], swizzle: int = 0, place: int = 0) -> MapSpec:
-    """The map over a whole 2-byte array whose last axis is the innermost dimension."""
-    strides = tuple(array.strides[::-1][1:])
+    """The map over a whole array of 2- or 4-byte elements, the last axis innermost."""
+    strides, kind = tuple(array.strides[::-1][1:]), DType.FP16 if array.itemsize == 2 else Float32
     return MapSpec(
-        128 * place, array.ctypes.data, DType.FP16, array.shape[::-1], strides, tuple(box), swizzle
+        128 * place, array.ctypes.data, kind, array.shape[::-1], strides, tuple(box), swizzle
     )
 
 

@@ -276,6 +276,179 @@ def test_plain_bytes_in_and_out() -> None:
     assert not out[512:].any()
 
 
+# Reductions ----------------------------------------------------------------------------------
+
+#: Words of the range that every CTA adds; thread t of 64 has four of them.
+WORDS = 256
+#: Thread t copies its four words of %rd2, the CTA's own, to shared memory; thread 0 adds them to
+#: the range at %rd1 and waits.
+REDUCE = """
+mov.u32 %r9, s; shl.b32 %r1, %r60, 4; add.u32 %r2, %r9, %r1; setp.ne.u32 %p7, %r60, 0;
+shl.b64 %rd4, %rd0, 2; add.s64 %rd5, %rd2, %rd4;
+ld.global.v4.u32 {{%r4, %r5, %r6, %r7}}, [%rd5];
+st.shared.v4.u32 [%r2], {{%r4, %r5, %r6, %r7}};
+cvt.u64.u32 %rd6, %r1; add.s64 %rd6, %rd1, %rd6;
+{before}
+fence.proxy.async;
+bar.sync 0;
+@%p7 bra DONE;
+cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r9], {size};
+cp.async.bulk.commit_group;
+{wait}
+DONE:
+bar.sync 0;
+{after}
+ret;
+"""
+FULL_WAIT, READ_WAIT = "cp.async.bulk.wait_group 0;", "cp.async.bulk.wait_group.read 0;"
+LOAD_SUMS = "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd6];"
+
+
+def reduced(
+    ctas: int,
+    *,
+    before: str = "",
+    wait: str = FULL_WAIT,
+    after: str = "",
+    change: tuple[str, str] = ("", ""),
+    seed: int | None = None,
+) -> tuple[np.ndarray, np.ndarray, set[str]]:
+    """(sums, what every CTA adds, kinds of findings)."""
+    rng, sums = np.random.default_rng(7), aligned((WORDS,), np.float32)
+    terms = aligned((ctas, WORDS), np.float32)
+    terms[...] = rng.standard_normal(terms.shape) * 10.0 ** rng.integers(-3, 4, terms.shape)
+    body = REDUCE.format(size=4 * WORDS, before=before, wait=wait, after=after)
+    assert change[0] in body
+    text = map_program(body.replace(*change), 0, 2, SHARED.format(size=4 * WORDS))
+    observers = all_checks()
+    run(text, [(sums, True), (terms, False)], ctas=ctas, threads=64, observers=observers, seed=seed)
+    return sums, terms, kinds([f for observer in observers for f in observer.findings])
+
+
+@pytest.mark.parametrize("wait", [FULL_WAIT, READ_WAIT], ids=["full", "read"])
+def test_ranges_are_added(wait: str) -> None:
+    """At the end of the kernel, at the latest, all is there, whatever was waited for."""
+    sums, terms, found = reduced(3, wait=wait)
+    want = np.zeros(WORDS, np.float32)
+    for row in terms:
+        for i in range(WORDS):
+            want[i] = np.float32(want[i] + row[i])
+    assert not found
+    np.testing.assert_array_equal(sums, want)
+
+
+def test_the_schedule_decides_the_order_of_reductions() -> None:
+    found = {}
+    for seed in range(8):
+        sums, terms, findings = reduced(6, seed=seed, wait=(FULL_WAIT, READ_WAIT)[seed // 4])
+        assert not findings
+        bound = np.abs(terms).sum(axis=0) * 1e-6
+        assert (np.abs(sums - terms.astype(np.float64).sum(axis=0)) <= bound).all()
+        assert reduced(6, seed=seed, wait=(FULL_WAIT, READ_WAIT)[seed // 4])[0].tobytes() == (
+            sums.tobytes()
+        )
+        found[seed] = sums.tobytes()
+    assert len({found[seed] for seed in range(4)}) > 1
+    assert len({found[seed] for seed in range(4, 8)}) > 1
+
+
+def test_sums_may_be_read_behind_a_full_wait() -> None:
+    """``.read`` says that shared memory has been read, and nothing of global memory: neither to
+    its own thread nor, behind a barrier, to others."""
+    store = "mul.f32 %f1, %f1, 0f40000000; st.global.f32 [%rd6], %f1;"
+    sums, terms, found = reduced(1, after=LOAD_SUMS + store)
+    assert not found
+    np.testing.assert_array_equal(sums[::4], 2 * terms[0, ::4])
+    early, _, found = reduced(1, wait=READ_WAIT, after=LOAD_SUMS + store)
+    assert found == {"race-raw", "race-waw"}
+    assert not np.array_equal(early[::4], 2 * terms[0, ::4])
+    own = f"@%p7 ret; {LOAD_SUMS}"
+    assert not reduced(1, after=own)[2]
+    assert reduced(1, wait=READ_WAIT, after=own)[2] == {"race-raw"}
+    assert reduced(1, wait="cp.async.bulk.wait_group 1;", after=own)[2] == {
+        "race-raw", "bulk-unfinished",
+    }  # fmt: skip
+
+
+def test_a_full_wait_covers_what_an_earlier_read_wait_left() -> None:
+    assert not reduced(1, wait=READ_WAIT + FULL_WAIT, after=LOAD_SUMS)[2]
+    second = "cp.async.bulk.commit_group; cp.async.bulk.wait_group 1;"
+    assert not reduced(1, wait=READ_WAIT + second, after=LOAD_SUMS)[2]
+    assert reduced(1, wait=READ_WAIT + "cp.async.bulk.wait_group 1;", after=LOAD_SUMS)[2] == {
+        "race-raw"
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("red.global.add.v4.f32 [%rd6], {%f1, %f1, %f1, %f1};", set()),
+        ("red.global.add.f32 [%rd6], %f1;", set()),
+        ("st.global.f32 [%rd6], %f1;", {"race-waw"}),
+    ],
+    ids=["vectors", "scalars", "stores"],
+)
+def test_reductions_meet_only_atomics(text: str, expected: set[str]) -> None:
+    """In one CTA, unordered: before the wait, and after one for reads."""
+    first = "mov.f32 %f1, 0f3F800000;"
+    assert reduced(1, wait=READ_WAIT, after=first + text)[2] == expected
+    # Stores that the fence and the barrier stand behind are ordered before.
+    assert not reduced(1, before=first + text)[2]
+
+
+def test_reductions_need_their_proxy_fence() -> None:
+    """For what they read in shared and for what they add to in global memory."""
+    assert reduced(1, change=("fence.proxy.async;", ""))[2] == {"proxy-fence"}
+    first = "mov.f32 %f1, 0f3F800000; st.global.f32 [%rd6], %f1;"
+    late = ("fence.proxy.async;", f"fence.proxy.async; {first}")
+    assert reduced(1, change=late)[2] == {"proxy-fence"}
+
+
+def test_ctas_of_other_waves_are_not_ordered_either() -> None:
+    """Engines have numbers of their own in every wave of CTAs; 80 of 64 threads are two waves."""
+    assert not reduced(80, wait=READ_WAIT)[2]
+    assert reduced(80, wait=READ_WAIT, after="@%p7 ret;" + LOAD_SUMS)[2] >= {"race-raw"}
+    stores = ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
+              "cp.async.bulk.global.shared::cta.bulk_group")  # fmt: skip
+    assert reduced(80, change=stores)[2] == {"race-waw"}
+
+
+@pytest.mark.parametrize("what", [".max.f32", ".add.f16", ".add.noftz.bf16", ".add.u32"])
+def test_other_reductions_are_refused(what: str) -> None:
+    with pytest.raises(EmulatorError, match=r"use \.add on \.f32"):
+        reduced(1, change=(".add.f32", what))
+
+
+def test_a_reduced_box_is_clipped() -> None:
+    """Into fp32 elements; a map of others is no target."""
+    text = """
+    mov.u32 %r9, s; shl.b32 %r1, %r60, 4; add.u32 %r2, %r9, %r1; setp.ne.u32 %p7, %r60, 0;
+    cvt.rn.f32.u32 %f1, %r60; st.shared.v4.f32 [%r2], {%f1, %f1, %f1, %f1};
+    fence.proxy.async.shared::cta; bar.sync 0; @%p7 ret;
+    cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group
+        [%rd11, {-8, 6}], [%r9];
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0; ret;
+    """
+    program = map_program(text, 1, 0, SHARED.format(size=1024))
+    tensor = aligned((10, 32), np.float32)
+    tensor[...] = np.arange(320).reshape(10, 32)
+    want = tensor.copy()
+    for row in range(16):
+        for column in range(16):
+            y, x = row + 6, column - 8
+            if y < 10 and x >= 0:
+                want[y, x] += (16 * row + column) // 4
+    result = run(
+        program, [(tensor, True)], threads=64, maps=[map_of(tensor, (16, 16))],
+        observers=all_checks(),
+    )  # fmt: skip
+    assert not result.findings
+    np.testing.assert_array_equal(tensor, want)
+    halves = aligned((10, 64))
+    with pytest.raises(EmulatorError, match="a map of elements of 2 bytes"):
+        run(program, [(halves, True)], threads=64, maps=[map_of(halves, (32, 16))])
+
+
 # Loads that go wrong -------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ def test_a_kernel_is_right_and_clean(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", ["ring_5", "multicast", "drained", "turns"])
+@pytest.mark.parametrize("name", ["ring_5", "multicast", "drained", "turns", "sums", "box_sums"])
 def test_a_kernel_under_random_schedules(name: str, seed: int) -> None:
     check(PROBES[name], seed)
 

@@ -19,11 +19,30 @@ from mutants_hopper import hopper_operators
 VICTIMS = {
     probe.name: HopperVictim(probe)
     for probe in probes()
-    if probe.name in ("fragments_0", "fragments_64", "ring_5", "multicast", "drained", "turns")
+    if probe.name
+    in (
+        "fragments_0",
+        "fragments_64",
+        "ring_5",
+        "multicast",
+        "drained",
+        "turns",
+        "sums",
+        "box_sums",
+    )
 }
 SYNCHRONISING = frozenset(
     ("drop fence", "drop commit", "drop wait", "weaken wait", "flip parity", "do not wait")
-) | frozenset(("drop arrival", "expect less", "expect more", "drop barrier", "load for one CTA"))
+) | frozenset(
+    (
+        "wait for reads",
+        "drop arrival",
+        "expect less",
+        "expect more",
+        "drop barrier",
+        "load for one CTA",
+    )
+)
 SAMPLED_PER_OPERATOR = 1
 
 
@@ -36,12 +55,24 @@ class Equivalent:
     proof: str
 
 
+def _count(victim: HopperVictim, mutant: Mutant) -> int:
+    """Mutants of the same operator."""
+    return sum(other.operator == mutant.operator for other in victim.mutants)
+
+
 def _first_step(victim: HopperVictim, place: int) -> bool:
     """Whether a wgmma's number among those of its kernel is a first step of k."""
     return place % 4 == 0
 
 
 EQUIVALENT = (
+    Equivalent(
+        "drop commit",
+        lambda victim, mutant, place: (
+            victim.probe.name in ("sums", "box_sums") and place < _count(victim, mutant) - 1
+        ),
+        "What it would have committed belongs to the next group, and the wait is for all of them.",
+    ),
     Equivalent(
         "always accumulate",
         lambda victim, mutant, place: not _first_step(victim, place),
@@ -145,6 +176,7 @@ def test_what_gives_them_away() -> None:
     ends = [m for m in drained.mutants if m.operator == "drop wait" and "bulk" in m.mnemonic]
     assert "race-war" in drained.run(ends[0]).kinds
     assert drained.run(ends[-1]).kinds == {"bulk-unfinished"}
+    assert VICTIMS["sums"].run(only("sums", "wait for reads")).kinds == {"race-raw"}
     meetings = [m for m in multicast.mutants if m.mnemonic.startswith("barrier.cluster.wait")]
     assert "race-mbarrier" in multicast.run(meetings[0]).kinds
     assert multicast.run(meetings[-1]).kinds == {"cluster-exit"}

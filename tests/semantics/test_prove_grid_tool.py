@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from flashsmith.errors import EmulatorError, LaunchError
+from flashsmith.families import family_named, get_kernel_configs
+from flashsmith.verify import prove
 from flashsmith.verify.proof_grid import proof_grid
 
 MATCH = "fp16, d40, s113:203, dense, gqa"
@@ -130,6 +132,44 @@ def test_a_family_of_ones_choice(run: Callable[..., int], tmp_path: Path) -> Non
     assert rows["fp16, d59"]["ok"] == "True"
 
 
+def test_parts_are_the_whole(run: Callable[..., int], tmp_path: Path) -> None:
+    proven: list[str] = []
+    for number in (1, 2, 3):
+        (tmp_path / "rows.csv").unlink(missing_ok=True)
+        assert run(Prover(), "--part", f"{number}/3") == 0
+        proven += [case for case in rows_of(tmp_path) if MATCH in case]
+    assert sorted(proven) == sorted(CASES)
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "3", "a/b"])
+def test_a_part_that_is_none(
+    run: Callable[..., int], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(Prover(), "--part", part)
+    assert "as 3/8" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_gradients_are_proven_as_the_grid_says(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the real proof, in the emulator."""
+
+    def in_emulator(config: Any, *, backend: str, **call: Any) -> Any:
+        return prove(config, backend="emulator", **call)
+
+    monkeypatch.setattr(tool, "prove", in_emulator)
+    match = "fp16, d32, s3:3, dense, mha, mask left, dlse"
+    rows = str(tmp_path / "rows.csv")
+    arguments = ["prove_grid.py", rows, "--family", "mma_sync_backward", "--match", match]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert tool.main() == 0
+    (row,) = rows_of(tmp_path).values()
+    assert row["ok"] == "True"
+    assert float(row["max_error"]) <= float(row["bound"])
+
+
 def test_equal_inputs_stand_together(tool: ModuleType) -> None:
     groups: list[Any] = []
     for case in proof_grid():
@@ -137,6 +177,18 @@ def test_equal_inputs_stand_together(tool: ModuleType) -> None:
         if not groups or groups[-1] != key:
             groups.append(key)
     assert len(groups) == len(set(groups))
+
+
+def test_a_handful_of_gradients_shows_every_kernel(tool: ModuleType) -> None:
+    family = family_named("mma_sync_backward")
+    cases = tool.handful(family.name)
+    assert len(cases) <= 40
+    assert max(max(case.lengths) for case in cases) <= 512
+    shown = {knob for case in cases for knob in vars(case.config).items()}
+    every = {knob for cfg in get_kernel_configs("backward") for knob in vars(cfg).items()}
+    assert shown == every
+    launched = {role for case in cases for role in family.kernel_templates(case.config)}
+    assert launched == {"main", "queries", "finish", "prepare", "gaps", "sinks"}
 
 
 @pytest.mark.parametrize("family", ["mma_sync", "wgmma"])

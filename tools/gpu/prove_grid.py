@@ -5,6 +5,8 @@ or for kernels of the backward pass flashsmith.verify.backward_grid.
     python tools/gpu/prove_grid.py rows.csv
     python tools/gpu/prove_grid.py rows.csv --seconds 500    # and again, until it says 'complete'
     python tools/gpu/prove_grid.py rows.csv --family wgmma   # the Hopper kernels
+    python tools/gpu/prove_grid.py rows.csv --seconds 0      # builds the kernels, proves nothing
+    python tools/gpu/prove_grid.py part3.csv --part 3/8 --workers 1    # one process of eight
     compute-sanitizer python tools/gpu/prove_grid.py rows.csv --handful --workers 1
 
 Rows that the file has already are not proven again, so a run may stop anywhere and go on later.
@@ -124,6 +126,17 @@ def single_values(case: Any) -> set[tuple[str, Any]]:
     return {(name, getattr(case, name)) for name in names}
 
 
+def part_of(text: str) -> slice:
+    """The cases of one part of several, '3/8': every eighth from the third.
+
+    Raises argparse.ArgumentTypeError for anything else.
+    """
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: write the part and their number, as 3/8")
+    return slice(int(number) - 1, None, int(count))
+
+
 def prove_case(case: Any) -> Row:
     """One row. Raises LaunchError: after one the GPU's answers mean nothing."""
     row: Row = dict.fromkeys(COLUMNS, "")
@@ -131,6 +144,8 @@ def prove_case(case: Any) -> Row:
     try:
         verdict = prove(case.config, **case.keywords(), backend="gpu")
     except LaunchError:
+        # Of one worker this is the case; of several it may be one that runs beside it.
+        print(f"FAILED: {case}", file=sys.stderr)
         raise
     except FlashsmithError as error:
         return row | {"ok": False, "said": str(error)}
@@ -206,6 +221,7 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=900.0, help="stop cleanly after so long")
     parser.add_argument("--match", default="", help="only cases whose text holds this")
+    parser.add_argument("--part", type=part_of, default="1/1", help="of the cases, as 3/8")
     parser.add_argument("--handful", action="store_true", help="few small cases, for a sanitizer")
     parser.add_argument("--family", choices=FAMILIES, default=FIRST_FAMILY, help="of kernels")
     options = parser.parse_args()
@@ -213,7 +229,7 @@ def main() -> int:
     deadline = time.monotonic() + options.seconds
     known = finished_rows(options.out)
     grid = handful(options.family) if options.handful else grid_of(options.family)
-    cases = [case for case in grid if options.match in str(case)]
+    cases = [case for case in grid if options.match in str(case)][options.part]
     open_cases = [case for case in cases if str(case) not in known]
     say(f"{len(cases)} problems, {len(cases) - len(open_cases)} proven before")
     run = Run(options.out, known.values(), deadline)

@@ -123,9 +123,9 @@ def _cells(rows: Sequence[Measurement]) -> list[tuple[Cell, ...]]:
 
 
 def _remark(row: Measurement) -> str:
-    if row.note:
-        return row.note.splitlines()[0]
-    return row.config if row.config and row.config != row.implementation else "-"
+    config = row.config if row.config and row.config != row.implementation else ""
+    said = [config] if row.verdict == "pass" or not row.note else []
+    return ", ".join(filter(None, [*said, *row.note.splitlines()[:1]])) or "-"
 
 
 def _number(value: float | None, how: str) -> str:

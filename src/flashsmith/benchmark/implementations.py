@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from flashsmith.benchmark.timing import Implementation
-from flashsmith.benchmark.workload import AnyWorkload
+from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload
 from flashsmith.chooser import attention
 from flashsmith.families import KernelConfig
 
@@ -24,12 +24,14 @@ class ProvableImplementation(Implementation, Protocol):
 
 @dataclass(frozen=True)
 class KernelImplementation:
-    """A kernel of ours on one workload, whose outputs it writes."""
+    """A kernel of ours on one workload, whose outputs it writes. ``note``: by what means, where
+    that is not attention() or forward()."""
 
     name: str
     config: KernelConfig
     workload: AnyWorkload
     call: Callable[[], Any]
+    note: str = ""
 
     def launch(self) -> Any:
         """Enqueues one call."""
@@ -43,8 +45,9 @@ class KernelImplementation:
 
 
 def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> KernelImplementation:
-    """The kernel that ``config`` names."""
-    return KernelImplementation(str(config), config, workload, workload.call(config))
+    """The kernel that ``config`` names, all launches of a call."""
+    note = "prepared call" if isinstance(workload, BackwardWorkload) else ""
+    return KernelImplementation(str(config), config, workload, workload.call(config), note)
 
 
 def attention_implementation(config: KernelConfig, workload: Any) -> KernelImplementation:

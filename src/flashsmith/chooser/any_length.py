@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from flashsmith.builder import KernelLibrary, Progress, library_for
 from flashsmith.chooser.choice import choose_config
@@ -83,12 +84,13 @@ def choose_for_any_length(
     *,
     sizes: Sequence[int] = SIZES,
     searched: Searched | None = None,
+    deterministic: bool = False,
 ) -> AnyLength:
     """Every config that choose() gives on a device for ``problem`` with each batch, seq_q and seq_k
     of ``sizes``, and in every bucket of the table of winners.
 
     Each is needed for whole tiles and for uneven lengths; where the problem is packed, for packed
-    sequences besides.
+    sequences besides. ``deterministic``: the configs of deterministic=True.
 
     Raises ArgumentError when no kernel serves the problem there.
     """
@@ -106,7 +108,7 @@ def choose_for_any_length(
     for done, (kind, part) in enumerate(itertools.product(kinds, parts)):
         if searched is not None:
             searched(done, len(kinds) * len(parts))
-        found = _chosen(replace(problem, semantics=kind), device, part)
+        found = _chosen(replace(problem, semantics=kind), device, part, deterministic)
         count += len(part)
         for semantics in _compiled_for(kind, problem.d):
             needed[semantics] = tuple(dict.fromkeys((*needed.get(semantics, ()), *found)))
@@ -125,11 +127,14 @@ def build_for_any_length(
     ]
 
 
-def _chosen(problem: Problem, device: DeviceSpec, sizes: Iterable[_Sizes]) -> list[KernelConfig]:
+def _chosen(
+    problem: Problem, device: DeviceSpec, sizes: Iterable[_Sizes], deterministic: bool
+) -> list[KernelConfig]:
     """The configs that are chosen, each once, the first that is chosen first."""
+    choose = partial(choose_config, device=device, deterministic=deterministic)
     return list(
         dict.fromkeys(
-            choose_config(replace(problem, batch=batch, seq_q=seq_q, seq_k=seq_k), device)
+            choose(replace(problem, batch=batch, seq_q=seq_q, seq_k=seq_k))
             for batch, seq_q, seq_k in sizes
         )
     )

@@ -38,6 +38,9 @@ class RunnerUp:
     family: str
     ms: float
 
+    def to_json(self) -> dict[str, Any]:
+        return {"config": str(self.config), "family": self.family, "ms": self.ms}
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -47,6 +50,7 @@ class Choice:
     mask, layout, dtype or GPU), 'cost model' (nothing was measured) or 'offered' (nor is there a
     cost model). why: the same as a sentence. ms: the expected time, 0 where nothing says it;
     tflops: the problem's attn_flop() over it, 0 where there is none.
+    repeatable: the config that gives the same bits in every run, where the chosen one does not.
     runners_up: fastest first. passed_over: the families that were not chosen, each with why. notes:
     what these kernels do badly here, and what was ignored.
     """
@@ -60,6 +64,7 @@ class Choice:
     runners_up: tuple[RunnerUp, ...]
     passed_over: Mapping[str, str]
     notes: tuple[str, ...]
+    repeatable: RunnerUp | None = None
 
     @property
     def family(self) -> str:
@@ -80,13 +85,25 @@ class Choice:
         ]
         if self.evidence != "offered":
             lines.append(f"  expected    {_milliseconds(self.ms)}, {self.tflops:.0f} TFLOP/s")
-        for one in self.runners_up[:_SHOWN]:
-            behind = f"{one.ms / self.ms - 1:+.1%}" if self.ms else ""
-            time = f"  {_milliseconds(one.ms)} ({behind})" * (self.evidence != "offered")
-            lines.append(f"  runner-up   {one.config}{time}")
+        if "deterministic" in self.problem.computed.options:
+            lines.append(f"  repeatable  {self._repeatable}")
+        lines += [f"  runner-up   {self._beside(one)}" for one in self.runners_up[:_SHOWN]]
         lines += [f"  other       {family}: {why}" for family, why in self.passed_over.items()]
         lines += [f"  note        {note}" for note in self.notes]
         return "\n".join(map(printable, lines))
+
+    @property
+    def _repeatable(self) -> str:
+        if self.repeatable is None:
+            return "yes: the same bits in every run"
+        return f"no; with deterministic=True {self._beside(self.repeatable)}"
+
+    def _beside(self, one: RunnerUp) -> str:
+        """A config and its time beside the choice's, if there are any."""
+        if self.evidence == "offered":
+            return str(one.config)
+        behind = f"{one.ms / self.ms - 1:+.1%}" if self.ms else ""
+        return f"{one.config}  {_milliseconds(one.ms)} ({behind})"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -99,10 +116,9 @@ class Choice:
             "why": self.why,
             "ms": self.ms,
             "tflops": self.tflops,
-            "runners_up": [
-                {"config": str(one.config), "family": one.family, "ms": one.ms}
-                for one in self.runners_up
-            ],
+            "deterministic": self.repeatable is None,
+            "repeatable": None if self.repeatable is None else self.repeatable.to_json(),
+            "runners_up": [one.to_json() for one in self.runners_up],
             "passed_over": dict(self.passed_over),
             "notes": list(self.notes),
         }
@@ -117,6 +133,7 @@ def choose(
     device: DeviceSpec | str | int | None = None,
     *,
     table: WinnersTable | None = None,
+    deterministic: bool = False,
 ) -> Choice:
     """The kernel that attention() takes for a problem, why, and what the others would cost; of
     another operation the one that the same kind of evidence favours.
@@ -126,6 +143,7 @@ def choose(
         device: a DeviceSpec, a known GPU's name ('H200') or architecture (90, 'sm_90'); None is
             this machine's first GPU, or the A100 where there is none.
         table: the winners to go by; None takes the shipped ones and the user's own.
+        deterministic: choose among the kernels only that give the same bits in every run.
 
     Raises:
         ArgumentError: the text or the name is unknown, or no kernel serves the problem there.
@@ -137,8 +155,12 @@ def choose(
         device = device_spec(device)
     _check_d(problem, "problem")
     winners = _winners() if table is None else table
-    evidence = gather(problem, device, winners)
+    evidence = gather(problem, device, winners, deterministic=deterministic)
     chosen, *others = evidence.expected
+    repeatable = None
+    if not chosen.config.family.is_deterministic(chosen.config):
+        first = gather(problem, device, winners, deterministic=True).expected[0]
+        repeatable = RunnerUp(first.config, first.config.FAMILY, first.ms)
     return Choice(
         problem=problem,
         device=device,
@@ -157,6 +179,7 @@ def choose(
             *staleness.remarks(filter(None, [evidence.entry])),
             *_shortened(winners.notes),
         ),
+        repeatable=repeatable,
     )
 
 
@@ -166,26 +189,35 @@ def choose_config(
     device: DeviceSpec,
     family: str | None = None,
     among: tuple[KernelConfig, ...] | None = None,
+    deterministic: bool = False,
 ) -> Any:
     """The config of choose(problem, device), remembered; what attention() asks for each problem.
 
     ``family``: of these kernels only, where a call's tensors lie as the chosen ones cannot read.
     ``among``: of these configs only, where no other is built: the first of them by the evidence,
     else the fastest on paper; before those of families that have no cost model.
+    ``deterministic``: of those only that give the same bits in every run.
 
     Where nothing was measured for a GPU of this machine, and where part of a table had to be
     ignored, that is warned of once.
 
-    Raises ArgumentError when no kernel serves the problem there.
+    Raises ArgumentError when no kernel serves the problem there, or none of ``among`` is
+    deterministic.
     """
     _check_d(problem, "q")
     winners = _winners()
-    evidence = gather(problem, device, winners, family)
+    evidence = gather(problem, device, winners, family, deterministic)
     _warn(evidence, device, winners)
     if among is None:
         return evidence.expected[0].config
-    named = (one.config for one in evidence.expected if one.config in among)
-    return next(named, None) or min(among, key=lambda cfg: _on_paper(cfg, problem, device))
+    allowed = [cfg for cfg in among if not deterministic or cfg.family.is_deterministic(cfg)]
+    if not allowed:
+        raise ArgumentError(
+            f"deterministic=True: no kernel for '{problem}' that is built gives the same bits in "
+            f"every run; build {evidence.expected[0].config}"
+        )
+    named = (one.config for one in evidence.expected if one.config in allowed)
+    return next(named, None) or min(allowed, key=lambda cfg: _on_paper(cfg, problem, device))
 
 
 def _on_paper(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> tuple[bool, float]:
@@ -207,15 +239,17 @@ def build_for(
     *,
     arch: int = 80,
     device: DeviceSpec | None = None,
+    deterministic: bool = False,
     progress: Progress | None = None,
 ) -> list[KernelLibrary]:
     """The libraries with the kernels that attention() uses for ``problem`` on ``device``, or the
-    first known GPU of ``arch`` (80 is sm_80), built unless they are cached.
+    first known GPU of ``arch`` (80 is sm_80), built unless they are cached; with ``deterministic``
+    those of deterministic=True.
 
     Raises what ``choose_config`` and ``flashsmith.builder.build`` raise.
     """
     device = device or device_spec(arch)
-    config = choose_config(problem, device)
+    config = choose_config(problem, device, deterministic=deterministic)
     semantics = problem.required_semantics(config)
     return [library_for([config], arch=device.arch, semantics=semantics, progress=progress)]
 

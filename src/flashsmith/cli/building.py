@@ -68,6 +68,13 @@ def build_kernels(
             "where it says packed, for packed sequences too.",
         ),
     ] = False,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="With --for: the kernels of deterministic=True, the same bits in every run.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compile kernels ahead of time, unless they are in the cache.
@@ -79,6 +86,8 @@ def build_kernels(
         raise ArgumentError("--for: says itself which kernels; leave out --kernels and --semantics")
     if any_length and not problems:
         raise ArgumentError("--any-length: goes with --for 'h32:8 d128 bf16 causal'; give both")
+    if deterministic and not problems:
+        raise ArgumentError("--deterministic: goes with --for 'b16 s4096 h16 d128 bf16 backward'")
     with ProgressReporter() as reporter:
         reporter.say("looking up what is to be built")
         from flashsmith.runtime.target import choose_target
@@ -89,7 +98,7 @@ def build_kernels(
         start = time.monotonic()
         if problems:
             build = _build_for_any_length if any_length else _build_for
-            libraries = build(problems, _named_device(arch, target), reporter)
+            libraries = build(problems, _named_device(arch, target), deterministic, reporter)
         else:
             configs = selected(kernels, default="all")
             libraries = _build_sets(configs, target, Semantics.parse(semantics), reporter)
@@ -135,7 +144,7 @@ def _named_device(arch: str | None, target: Target) -> DeviceSpec:
 
 
 def _build_for(
-    texts: list[str], device: DeviceSpec, reporter: ProgressReporter
+    texts: list[str], device: DeviceSpec, deterministic: bool, reporter: ProgressReporter
 ) -> list[KernelLibrary]:
     """The libraries that attention() will use for the problems, each once."""
     from flashsmith.chooser import build_for
@@ -144,12 +153,14 @@ def _build_for(
     return _each_once(
         library
         for problem in parsed
-        for library in build_for(problem, device=device, progress=reporter.build)
+        for library in build_for(
+            problem, device=device, deterministic=deterministic, progress=reporter.build
+        )
     )
 
 
 def _build_for_any_length(
-    texts: list[str], device: DeviceSpec, reporter: ProgressReporter
+    texts: list[str], device: DeviceSpec, deterministic: bool, reporter: ProgressReporter
 ) -> list[KernelLibrary]:
     """The same for problems of any batch and length; says first how many kernels that are."""
     from flashsmith.chooser.any_length import (
@@ -162,7 +173,10 @@ def _build_for_any_length(
         reporter.step("choosing kernels", done, total)
 
     parsed = [parse_any_length(text) for text in texts]
-    found = [choose_for_any_length(problem, device, searched=searched) for problem in parsed]
+    found = [
+        choose_for_any_length(problem, device, searched=searched, deterministic=deterministic)
+        for problem in parsed
+    ]
     for one in found:
         reporter.say(str(one))
     return _each_once(

@@ -38,12 +38,16 @@ def choose_kernels(
             help="H200, A100, sm_90, ... Without it: this machine's GPU, or the A100.",
         ),
     ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Only kernels that give the same bits in every run."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Say which kernel attention() takes for a problem, why, and what the others would cost."""
     from flashsmith.chooser import choose
 
-    choices = [choose(problem, device) for problem in problems]
+    choices = [choose(problem, device, deterministic=deterministic) for problem in problems]
     if as_json:
         print_json([choice.to_json() for choice in choices])
         return

@@ -57,7 +57,9 @@ class MemoryAccess:
 
     - ``space``: ``shared``, ``global`` or ``local``.
     - ``kind``: ``read``, ``write``, ``atomic``, ``async_read`` (a cp.async source, at issue) or
-      ``async_write`` (a cp.async destination, at issue: the data are not there yet).
+      ``async_write`` (a cp.async destination, at issue: the data are not there yet). Bulk stores
+      are ``async_write`` to global memory at issue, and bulk reductions ``async_atomic``;
+      ``engine`` is then what writes at some time until a thread has waited for it.
     - ``addresses``: int64, in bytes. Shared: within the CTA's memory, from 0. Local: within the
       thread's own, from 0. Global: host addresses.
     - ``sizes``: bytes per thread, an int, or an int64 array where threads differ.
@@ -79,6 +81,7 @@ class MemoryAccess:
     shape: str
     clock: int
     ctas: np.ndarray | None = None
+    engine: Engine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,8 @@ class Engine:
     """A unit that works asynchronously to the threads: the asynchronous proxy in one of its forms.
 
     ``kind`` and ``number``: ``mbarrier`` and an address, for bulk copies that complete there;
-    ``warpgroup`` and its number, for wgmma; ``bulk`` and a warp, for bulk copies in groups.
+    ``warpgroup`` and its number, for wgmma; ``bulk`` and a warp, for the reads of bulk copies in
+    groups, and ``bulk write`` for what these do to global memory.
     ``cta`` is the CTA (flat) that the number belongs to.
     """
 
@@ -149,7 +153,7 @@ class Engine:
     def __str__(self) -> str:
         if self.kind == "warpgroup":
             return f"the wgmma of CTA {self.cta} warpgroup {self.number}"
-        if self.kind == "bulk":
+        if self.kind in ("bulk", "bulk write"):
             return f"the bulk copies of CTA {self.cta} warp {self.number}"
         return f"the bulk copies for the mbarrier at {self.number} of CTA {self.cta}"
 

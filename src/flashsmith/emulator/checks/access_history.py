@@ -4,14 +4,14 @@ unordered."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from flashsmith.emulator.checks.engine_reads import EngineReads
 from flashsmith.emulator.checks.happens_before import LANES, HappensBefore
 from flashsmith.emulator.checks.shadow import Shadow, Touched
-from flashsmith.emulator.interface import EngineAccess
+from flashsmith.emulator.interface import Engine, EngineAccess
 
 NO_ACTOR = -1
 _SEVERAL = -2
@@ -157,6 +157,44 @@ class AccessHistory:
         yield from self._after_reads(touched, party, order)
         yield from self._after_engine_reads(touched, party, order)
         yield from self.record_write(touched, party)
+
+    def write_later(
+        self, touched: Touched, party: Party, engine: Engine, order: HappensBefore
+    ) -> Iterator[Conflict]:
+        """The same for what threads order an engine to write: that must be ordered after what they
+        are ordered after, a proxy fence included, and the engine is the writer."""
+        yield from self._after_write("WAW", touched, party, order)
+        yield from self._after_reads(touched, party, order)
+        yield from self._unfenced(touched, party, order)
+        self._engines_write = True
+        actors = np.full_like(party.threads, order.actor(engine))
+        yield from self.record_write(touched, replace(party, threads=actors))
+
+    def _unfenced(self, touched: Touched, party: Party, order: HappensBefore) -> Iterator[Conflict]:
+        cells, threads = touched.cells, party.threads[touched.rows]
+        writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
+        # What is not ordered has been reported, and atomics need no order among each other.
+        columns = order.column(threads, writers)
+        own = (writers >= 0) & (columns >= 0)
+        own &= ~(self._writes["atomic"][cells] & party.atomic)
+        own[own] = order.ordered_after(threads[own], writers[own], clocks[own])
+        index = np.flatnonzero(own)
+        if not index.size:
+            return
+        _, fenced = order.common(np.unique(threads))
+        bad = index[clocks[index] > fenced[columns[index]]]
+        if bad.size:
+            sites = self._writes["site"][cells[bad]]
+            yield Conflict("PROXY", cells[bad], touched.rows[bad], writers[bad], sites)
+
+    def retire_engines(self, order: HappensBefore) -> None:
+        """A wave is over: what its engines wrote counts as a thread's of their CTA, since engines
+        of the next wave get the same numbers."""
+        if not self._engines_write:
+            return
+        writers = self._writes["thread"]
+        for actor in np.unique(writers[writers < _SEVERAL]).tolist():
+            writers[writers == actor] = order.engine(actor).cta * self._threads
 
     def record_write(self, touched: Touched, party: Party) -> Iterator[Conflict]:
         """Records without a look back; two threads of the one event on a cell are a conflict."""

@@ -8,7 +8,7 @@ from flashsmith.emulator.checks.check import Check
 from flashsmith.emulator.checks.shadow import Ranges
 from flashsmith.emulator.interface import Launch, MemoryAccess
 
-_WRITES = frozenset({"write", "atomic", "async_write"})
+_WRITES = frozenset({"write", "atomic", "async_write", "async_atomic"})
 
 
 class Bounds(Check):

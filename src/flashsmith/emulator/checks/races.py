@@ -52,9 +52,13 @@ class Races(Check):
       InFlight checks the memory in between.
     - An engine's access happens at any time between its issue and the wait for it: at issue it must
       be ordered after all conflicting accesses, and later ones must be ordered after the wait.
+    - A bulk store or reduction writes global memory at any time between its issue and the
+      ``wait_group`` for it; ``wait_group.read`` orders no more than its reads of shared memory.
     - Global memory counts where it is writable. CTAs are never ordered, so one word touched by two
       of them is a race unless both only read or both use atomics.
     """
+
+    _order: HappensBefore
 
     def begin(self, launch: Launch) -> None:
         """Sets up the histories of writable global memory."""
@@ -70,6 +74,8 @@ class Races(Check):
     def wave(self, first_cta: int, cta_count: int) -> None:
         """New CTAs begin with an empty shared memory and no order among their threads."""
         self._check_remote()
+        for history in self._global.values():
+            history.retire_engines(self._order)
         self._first_cta = first_cta
         self._order = HappensBefore(first_cta, cta_count, self._threads_per_cta, self._clusters)
         self._barrier_order = BarrierOrder(self._order, self._clusters)
@@ -226,7 +232,8 @@ class Races(Check):
         else:
             lane = threads % self._threads_per_cta % 32
             lanes = np.uint32(1) << lane.astype(np.uint32)
-        return Party(threads, lanes, clock, site.index, kind == "atomic")
+        atomic = kind in ("atomic", "async_atomic")
+        return Party(threads, lanes, clock, site.index, atomic)
 
     def _access(
         self,
@@ -240,6 +247,8 @@ class Races(Check):
         found: Iterable[Conflict]
         if event.kind in ("read", "async_read"):
             found = history.read(touched, party, self._order)
+        elif event.engine is not None:
+            found = history.write_later(touched, party, event.engine, self._order)
         else:
             found = history.write(touched, party, self._order)
         for conflict in found:
@@ -248,16 +257,21 @@ class Races(Check):
     def _report(
         self, history: AccessHistory, event: MemoryAccess, conflict: Conflict, base: int
     ) -> None:
-        does, done = _VERBS[conflict.kind]
+        kind, lacks = f"race-{conflict.kind.lower()}", "no barrier"
+        does, done = _VERBS.get(conflict.kind, ("overwrites", "written by"))
+        if conflict.kind == "PROXY":
+            kind, lacks = "proxy-fence", "no proxy fence"
         address = history.address(conflict.cells[0]) + base
         shown = address if event.space == "shared" else f"{address:#x}"
         other = int(conflict.others[0])
         party = self._party_name(other)
+        if other < NO_ACTOR and party.startswith("the bulk copies"):
+            lacks = "no wait_group, which .read is not, and barrier"
         self.report(
-            f"race-{conflict.kind.lower()}",
+            kind,
             event.site,
             f"{self.actor(event, conflict.rows[0])} {does} {event.space} address {shown}, "
-            f"{done} {party} ({self._sites[int(conflict.sites[0])]}) with no barrier between",
+            f"{done} {party} ({self._sites[int(conflict.sites[0])]}) with {lacks} between",
             event.threads[np.unique(conflict.rows)],
             address,
         )
@@ -279,5 +293,5 @@ def _part(event: MemoryAccess, chosen: np.ndarray, begin: int) -> MemoryAccess:
     sizes = event.sizes[chosen] if isinstance(event.sizes, np.ndarray) else event.sizes
     return MemoryAccess(
         event.site, event.space, event.kind, event.threads[chosen],
-        event.addresses[chosen] - begin, sizes, event.shape, event.clock, None,
+        event.addresses[chosen] - begin, sizes, event.shape, event.clock, None, event.engine,
     )  # fmt: skip

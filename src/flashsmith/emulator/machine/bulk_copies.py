@@ -1,7 +1,8 @@
 """Bulk copies: tensor boxes and plain ranges between global and shared memory, asynchronously.
 
-A load is under way until the scheduler lets it arrive. A store waits in its thread's bulk groups
-until the thread waits for them: that is when shared memory is read, as late as it may be.
+A load is under way until the scheduler lets it arrive. A store, or a reduction (fp32 sums in global
+memory), waits in its thread's bulk groups until the thread waits for them, as late as it may:
+wait_group.read is when shared memory is read, and only wait_group when global memory is written.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from flashsmith.emulator.machine.tensor_maps import TensorMap
 from flashsmith.errors import EmulatorError
 
 _TENSOR_ALIGNMENT = 128
+#: Share of the stores, under a random schedule, that are written when shared memory is read.
+_WRITTEN_EARLY = 0.5
 
 
 class Body(Protocol):
@@ -41,7 +44,7 @@ class Body(Protocol):
     def box_bytes(self) -> int: ...
     def pieces(self, address: int) -> np.ndarray: ...
     def read(self, coordinates: Sequence[int]) -> np.ndarray: ...
-    def write(self, coordinates: Sequence[int], data: np.ndarray) -> None: ...
+    def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None: ...
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]: ...
 
 
@@ -66,9 +69,12 @@ class PlainRange:
         words: np.ndarray = self.memory.load(addresses, PIECE)
         return words.view(np.uint8)
 
-    def write(self, coordinates: Sequence[int], data: np.ndarray) -> None:
-        """Put the bytes."""
+    def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
+        """Put the bytes, or add them as fp32."""
         addresses = coordinates[0] + np.arange(0, self.box_bytes, PIECE, dtype=np.int64)
+        if add:
+            old = self.memory.load(addresses, PIECE)
+            data = old.view(np.float32) + data.view(np.float32)
         self.memory.store(addresses, PIECE, data.view(np.complex128))
 
 
@@ -92,7 +98,7 @@ class Words:
         """The bytes."""
         return np.array(self.words, np.uint32).view(np.uint8)
 
-    def write(self, coordinates: Sequence[int], data: np.ndarray) -> None:
+    def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
         """Registers are no position to copy to."""
         raise EmulatorError("a bulk store into registers")
 
@@ -112,7 +118,7 @@ class _Load:
 
 @dataclass(eq=False)
 class _Store:
-    """A copy out of one CTA's shared memory."""
+    """A copy out of one CTA's shared memory; ``add``: a reduction. ``data``: once they are read."""
 
     site: Site
     body: Body
@@ -121,6 +127,9 @@ class _Store:
     address: int
     thread: int
     clock: int
+    add: bool
+    data: np.ndarray | None = None
+    written: bool = False
 
 
 class BulkCopies:
@@ -133,9 +142,11 @@ class BulkCopies:
         self.loads: deque[list[_Load]] = deque()
         #: Those that a hesitant schedule delays while anything else can run.
         self.held: list[_Load] | None = None
-        #: By wave thread: stores not committed, and committed groups, oldest first.
+        #: By wave thread: stores not committed, and committed groups, oldest first: those that
+        #: have not been waited for, and before them those whose shared memory has been read.
         self.open: dict[int, list[_Store]] = {}
         self.groups: dict[int, list[list[_Store]]] = {}
+        self.read: dict[int, list[list[_Store]]] = {}
         mbarriers.oldest_copy = self._oldest
 
     # Issue
@@ -236,7 +247,8 @@ class BulkCopies:
         if (owners != at_owners).any():
             raise EmulatorError("a bulk copy and its mbarrier are in different CTAs")
         self.wave.shared.check(np.array([address, address + body.box_bytes - PIECE]), PIECE, 16)
-        self._notify_global(group, site, position, body, coordinates, "async_read")
+        clock = self.wave.tick()
+        self._notify_global(group, site, position, body, coordinates, "async_read", None, clock)
         loads = []
         for owner in (int(cta) for cta in owners):
             mbarrier = self.mbarriers.require(group, site, position, owner, at)
@@ -259,24 +271,26 @@ class BulkCopies:
         coordinates: Sequence[Any],
         source: Any,
         mask: Any,
+        *,
+        add: bool,
     ) -> None:
-        """cp.async.bulk.tensor out of shared memory."""
+        """cp.async.bulk.tensor out of shared memory, or cp.reduce."""
         for position in group.active(mask).tolist():
             body = self._map(_of(tensor_map, position), rank)
             where = tuple(_signed(_of(c, position)) for c in coordinates)
             address = _of(source, position)
             self._check_alignment(group, site, position, address, _TENSOR_ALIGNMENT)
-            self._store(group, site, position, body, where, address)
+            self._store(group, site, position, body, where, address, add=add)
 
     def store_range(
-        self, group: Group, site: Site, target: Any, source: Any, size: Any, mask: Any
+        self, group: Group, site: Site, target: Any, source: Any, size: Any, mask: Any, *, add: bool
     ) -> None:
-        """cp.async.bulk of plain bytes out of shared memory."""
+        """cp.async.bulk of plain bytes out of shared memory, or cp.reduce."""
         for position in group.active(mask).tolist():
             body = self._range(group, site, position, _of(target, position), _of(size, position))
             address = _of(source, position)
             self._check_alignment(group, site, position, address, PIECE)
-            self._store(group, site, position, body, (_of(target, position),), address)
+            self._store(group, site, position, body, (_of(target, position),), address, add=add)
 
     def _store(
         self,
@@ -286,13 +300,17 @@ class BulkCopies:
         body: Body,
         coordinates: tuple[int, ...],
         address: int,
+        *,
+        add: bool,
     ) -> None:
         self.wave.shared.check(np.array([address, address + body.box_bytes - PIECE]), PIECE, 16)
         thread, cta = int(group.index[position]), int(group.cta[position])
-        store = _Store(site, body, coordinates, cta, address, thread, self.wave.tick())
+        store = _Store(site, body, coordinates, cta, address, thread, self.wave.tick(), add)
         if self.wave.observers:
-            self._notify(group, site, position, self._group_engine(thread), "read", store)
-        self._notify_global(group, site, position, body, coordinates, "async_write")
+            self._notify(group, site, position, self._group_engine(thread, "bulk"), "read", store)
+        kind = "async_atomic" if add else "async_write"
+        engine = self._group_engine(thread, "bulk write")
+        self._notify_global(group, site, position, body, coordinates, kind, engine, store.clock)
         self.open.setdefault(thread, []).append(store)
 
     # Groups
@@ -303,32 +321,59 @@ class BulkCopies:
             thread = int(group.index[position])
             self.groups.setdefault(thread, []).append(self.open.pop(thread, []))
 
-    def wait(self, group: Group, site: Site, allowed: int, mask: Any) -> None:
-        """cp.async.bulk.wait_group, .read or not: all but the ``allowed`` newest groups happen."""
+    def wait(self, group: Group, site: Site, allowed: int, mask: Any, *, read: bool) -> None:
+        """cp.async.bulk.wait_group: all but the ``allowed`` newest groups happen. With ``.read``
+        they may have read shared memory and no more."""
         for position in group.active(mask).tolist():
             thread = int(group.index[position])
-            groups = self.groups.get(thread, [])
+            was_read, groups = self.read.setdefault(thread, []), self.groups.get(thread, [])
             cut = max(0, len(groups) - allowed)
-            done, self.groups[thread] = groups[:cut], groups[cut:]
-            stores = [store for committed in done for store in committed]
+            self.groups[thread] = groups[cut:]
+            self._read(group, site, position, groups[:cut])
+            was_read += groups[:cut]
+            if read:
+                continue
+            cut = max(0, len(was_read) + len(groups) - cut - allowed)
+            self.read[thread] = was_read[cut:]
+            stores = [store for done in was_read[:cut] for store in done]
             for store in stores:
-                self._perform(store)
-            if stores and self.wave.observers:
-                event = EngineDone(
-                    site,
-                    self._group_engine(thread),
-                    group.threads[position : position + 1],
-                    stores[-1].clock,
-                    self.wave.tick(),
-                )
-                for observer in self.wave.observers:
-                    observer.engine_done(event)
+                self._write(store)
+            self._done(group, site, position, "bulk write", stores)
 
-    def _perform(self, store: _Store) -> None:
+    def _read(
+        self, group: Group, site: Site, position: int, groups: Sequence[Sequence[_Store]]
+    ) -> None:
+        stores = [store for committed in groups for store in committed]
+        random = self.wave.random
+        for store in stores:
+            self._read_shared(store)
+            # At some time after: now, or at the wait for it, or when the kernel ends.
+            if random is not None and random.random() < _WRITTEN_EARLY:
+                self._write(store)
+        self._done(group, site, position, "bulk", stores)
+
+    def _done(
+        self, group: Group, site: Site, position: int, kind: str, stores: Sequence[_Store]
+    ) -> None:
+        if not stores or not self.wave.observers:
+            return
+        engine = self._group_engine(stores[-1].thread, kind)
+        threads = group.threads[position : position + 1]
+        event = EngineDone(site, engine, threads, stores[-1].clock, self.wave.tick())
+        for observer in self.wave.observers:
+            observer.engine_done(event)
+
+    def _read_shared(self, store: _Store) -> None:
         pieces = self.wave.shared.views[PIECE]
         base = store.cta * self.geometry.shared_pitch
         data = pieces[(base + store.body.pieces(store.address)) // PIECE]
-        store.body.write(store.coordinates, data.view(np.uint8))
+        store.data = data.view(np.uint8)
+
+    def _write(self, store: _Store) -> None:
+        if not store.written:
+            assert store.data is not None
+            store.body.write(store.coordinates, store.data, add=store.add)
+        store.data, store.written = None, True
 
     # Arrivals
 
@@ -375,11 +420,17 @@ class BulkCopies:
         self.mbarriers.landed(load.site, load.barrier, load.cta, load.body.box_bytes)
 
     def end(self) -> None:
-        """All threads have exited: copies still in flight are a mistake, and complete now."""
+        """All threads have exited: copies still in flight are a mistake, and complete now. What has
+        been read from shared memory is written by the end of the kernel."""
         stores = [s for groups in self.groups.values() for group in groups for s in group]
         stores += [s for left in self.open.values() for s in left]
         for store in stores:
-            self._perform(store)
+            self._read_shared(store)
+        writes = [s for groups in self.read.values() for group in groups for s in group]
+        if self.wave.random is not None:
+            self.wave.random.shuffle(writes)
+        for store in (*writes, *stores):
+            self._write(store)
         loads = [load for together in self.loads for load in together]
         self.loads.clear()
         for load in loads:
@@ -440,9 +491,9 @@ class BulkCopies:
         ]
         return min(clocks, default=None)
 
-    def _group_engine(self, thread: int) -> Engine:
+    def _group_engine(self, thread: int, kind: str) -> Engine:
         cta, tid = divmod(thread, self.geometry.threads_per_cta)
-        return Engine("bulk", cta + self.geometry.first_cta, tid // WARP)
+        return Engine(kind, cta + self.geometry.first_cta, tid // WARP)
 
     def _notify(
         self,
@@ -474,17 +525,19 @@ class BulkCopies:
         body: Body,
         coordinates: tuple[int, ...],
         kind: str,
+        engine: Engine | None,
+        clock: int,
     ) -> None:
         addresses, size = body.rows(coordinates)
         if not addresses.size:
             return
         if not self.wave.masks_bad_access:
-            self.wave.memory.check(addresses, size, write=kind == "async_write")
+            self.wave.memory.check(addresses, size, write=engine is not None)
         if not self.wave.observers:
             return
         threads = np.repeat(group.threads[position], addresses.size)
         event = MemoryAccess(
-            site, "global", kind, threads, addresses, size, "tile", self.wave.tick()
+            site, "global", kind, threads, addresses, size, "tile", clock, None, engine
         )
         for observer in self.wave.observers:
             observer.memory(event)

@@ -64,6 +64,7 @@ class HoldsMemories(HoldsShared, Protocol):
     memory: GlobalMemory
     masks_bad_access: bool
     parameter_address: np.uint64
+    random: RandomSchedule | None
 
 
 class PendingWgmma(Protocol):

@@ -113,11 +113,14 @@ class TensorMap:
             part[...] = rows.reshape(part.shape)
         return box.reshape(-1).view(np.uint8)
 
-    def write(self, coordinates: Sequence[int], data: np.ndarray) -> None:
-        """Put the bytes of a box into the tensor; what lies outside, or is no output, is dropped.
+    def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
+        """Put the bytes of a box into the tensor, or add them as fp32; what lies outside, or is no
+        output, is dropped.
 
         Rows that share addresses are written in the order of the box.
         """
+        if add and self.element != np.dtype(np.float32).itemsize:
+            raise EmulatorError(f"fp32 sums through a map of elements of {self.element} bytes")
         clip = self.clip(coordinates)
         addresses, size = self.rows(coordinates)
         if addresses.size:
@@ -126,7 +129,12 @@ class TensorMap:
             rows = box[_slices(clip.skipped, clip.counts)].reshape(addresses.size, -1)
             if good.any():
                 elements = self._elements(addresses[good], size)
-                self.memory.store(elements, self.element, rows[good].reshape(-1))
+                values = rows[good].reshape(-1)
+                if add:
+                    old = self.memory.load(elements, self.element)
+                    values = old.view(np.float32) + values.view(np.float32)
+                    values = values.view(box.dtype)
+                self.memory.store(elements, self.element, values)
 
     def _elements(self, rows: np.ndarray, size: int) -> np.ndarray:
         """The addresses of the elements of rows of ``size`` bytes, row by row."""

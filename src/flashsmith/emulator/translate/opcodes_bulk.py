@@ -14,30 +14,51 @@ _HINT, _MULTICAST = "L2::cache_hint", "multicast::cluster"
 
 
 def bulk(t: Emitter, i: Instruction) -> None:
-    """Copies, their groups, and prefetches, which change nothing."""
-    modifiers = [m for m in i.modifiers if m not in ("async", "bulk")]
+    """Copies and reductions, their groups, and prefetches, which change nothing."""
+    modifiers = [m for m in i.modifiers if m not in ("reduce", "async", "bulk")]
     if modifiers[:1] == ["prefetch"]:
         return
     if modifiers == ["commit_group"]:
         t.emit(f"W.bulk.commit(G, {t.mask() or 'None'})")
     elif modifiers[:1] == ["wait_group"]:
-        no_more(t, i, [m for m in modifiers[1:] if m != "read"])
+        read = modifiers[1:2] == ["read"]
+        no_more(t, i, modifiers[2:] if read else modifiers[1:])
         count = i.operands[0]
         if not isinstance(count, Immediate):
             raise t.error("the number of groups must be a literal")
-        t.emit(f"W.bulk.wait(G, {t.site()}, {int(count.value)}, {t.mask() or 'None'})")
+        on = t.mask() or "None"
+        t.emit(f"W.bulk.wait(G, {t.site()}, {int(count.value)}, {on}, read={read})")
+    elif i.modifiers[0] == "reduce":
+        _reduce(t, i, modifiers)
     else:
         _copy(t, i, modifiers)
 
 
+def _reduce(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
+    """fp32 sums out of shared memory, the only reductions that kernels need."""
+    operands = list(i.operands)
+    dimensions, modifiers = _dimensions(t, i, modifiers)
+    if _HINT in modifiers:
+        operands.pop()
+    rest = [m for m in modifiers if m != _HINT]
+    # The tensor's map says what the elements are, and the operation stands before the completion.
+    wanted = ["add", "bulk_group"] if dimensions else ["bulk_group", "add", "f32"]
+    if rest != ["global", "shared::cta", *wanted]:
+        raise t.error(f"{i.mnemonic} is not supported; use .add on .f32")
+    _store(t, operands, dimensions, add=True)
+
+
+def _dimensions(t: Emitter, i: Instruction, modifiers: list[str]) -> tuple[int, list[str]]:
+    """Those of a tensor's box, 0 for plain bytes; and the other modifiers."""
+    if modifiers[:1] != ["tensor"]:
+        return 0, modifiers
+    if not _DIMENSIONS.match(modifiers[1]):
+        raise t.error(f"{i.mnemonic} is not supported")
+    return int(modifiers[1][0]), [m for m in modifiers[2:] if m != "tile"]
+
+
 def _copy(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
-    tensor = modifiers[:1] == ["tensor"]
-    dimensions = 0
-    if tensor:
-        if not _DIMENSIONS.match(modifiers[1]):
-            raise t.error(f"{i.mnemonic} is not supported")
-        dimensions = int(modifiers[1][0])
-        modifiers = [m for m in modifiers[2:] if m != "tile"]
+    dimensions, modifiers = _dimensions(t, i, modifiers)
     operands = list(i.operands)
     if _HINT in modifiers:
         operands.pop()
@@ -49,7 +70,7 @@ def _copy(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
         ranks = t.use(operands.pop(), "u16") if _MULTICAST in modifiers else "None"
         _load(t, operands, dimensions, ranks)
     elif spaces == ["global", "shared::cta"] and completion == ["bulk_group"]:
-        _store(t, operands, dimensions)
+        _store(t, operands, dimensions, add=False)
     else:
         raise t.error(f"{i.mnemonic} is not supported")
 
@@ -71,18 +92,18 @@ def _load(t: Emitter, operands: list[Operand], dimensions: int, ranks: str) -> N
         )
 
 
-def _store(t: Emitter, operands: list[Operand], dimensions: int) -> None:
+def _store(t: Emitter, operands: list[Operand], dimensions: int, *, add: bool) -> None:
     source = t.address(operands[1])[0]
     on = t.mask() or "None"
     if dimensions:
         tensor_map, coordinates = _tensor_operand(t, operands[0], dimensions)
         t.emit(
             f"W.bulk.store_tensor(G, {t.site()}, {dimensions}, {tensor_map}, {coordinates}, "
-            f"{source}, {on})"
+            f"{source}, {on}, add={add})"
         )
     else:
         target, size = t.address(operands[0])[0], t.use(operands[2], "u32")
-        t.emit(f"W.bulk.store_range(G, {t.site()}, {target}, {source}, {size}, {on})")
+        t.emit(f"W.bulk.store_range(G, {t.site()}, {target}, {source}, {size}, {on}, add={add})")
 
 
 def store_to_peer(t: Emitter, i: Instruction) -> None:

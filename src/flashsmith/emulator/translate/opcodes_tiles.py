@@ -74,7 +74,7 @@ def store_matrix(t: Emitter, i: Instruction) -> None:
 def copy_async(t: Emitter, i: Instruction) -> None:
     """cp.async.ca/cg and its groups; bulk copies have a module of their own."""
     modifiers = [m for m in i.modifiers if not m.startswith("L2::")]
-    if modifiers[1:2] == ["bulk"]:
+    if "bulk" in modifiers[1:3]:
         bulk(t, i)
     elif modifiers == ["async", "commit_group"]:
         _only_unguarded(t, i)
