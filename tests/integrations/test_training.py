@@ -195,8 +195,14 @@ def judge_model(models: Any, model: Any, dtype: Any, lengths: list[int]) -> dict
         ours = parameter_gradients(model, loss)
     assert launches.emulator >= 3 * model.config.num_hidden_layers
     assert ours.keys() == exact.keys()
-    columns = ([gradients[name] for name in exact] for gradients in (ours, exact, rounded))
-    assert_within_twice(*columns, names=list(exact))
+    # Few numbers, each a sum of all rows' errors: too few for a rule that compares errors.
+    sinks = [name for name in exact if name.endswith("sinks")]
+    for name in sinks:
+        error = (ours[name] - exact[name]).norm()
+        assert error <= 4 * torch.finfo(dtype).eps * exact[name].norm()
+    names = [name for name in exact if name not in sinks]
+    columns = ([gradients[name] for name in names] for gradients in (ours, exact, rounded))
+    assert_within_twice(*columns, names=names)
     return dict(ours)
 
 
