@@ -12,6 +12,7 @@ from flashsmith.shipped import register_shipped_kernels
 
 if TYPE_CHECKING:
     from flashsmith.chooser.attention import attention
+    from flashsmith.chooser.backward import backward
     from flashsmith.chooser.choice import choose
     from flashsmith.families import (
         DeviceSpec,
@@ -39,6 +40,7 @@ _HOME = {
     "get_kernel_configs": "flashsmith.families",
     "parse_kernel_name_into_config": "flashsmith.families",
     "attention": "flashsmith.integrations.traceable",
+    "backward": "flashsmith.chooser.backward",
     "choose": "flashsmith.chooser.choice",
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
@@ -57,6 +59,7 @@ __all__ = [
     "Semantics",
     "__version__",
     "attention",
+    "backward",
     "choose",
     "device_spec",
     "flash_attn_func",

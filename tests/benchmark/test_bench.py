@@ -23,6 +23,7 @@ from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.timing import Protocol
 from flashsmith.benchmark.workload import Workload
+from flashsmith.chooser import choose_config
 from flashsmith.errors import ArgumentError, LaunchError
 from flashsmith.families import Problem, device_spec
 from flashsmith.families import parse_kernel_name_into_config as parse
@@ -432,3 +433,10 @@ def test_a_cell_in_one_line() -> None:
         summary(PROBLEM, ROWS) == f"  {PROBLEM}: cudnn 600, ours 390, fa2 300, mem_efficient: fail"
     )
     assert summary(PROBLEM, ROWS[:1]).endswith("nothing could be measured")
+
+
+def test_ours_of_a_backward_problem_is_attention_with_the_kernel_that_is_chosen() -> None:
+    problem = Problem.parse("b2 s64 h2 d64 fp16 backward")
+    (entry,) = BenchPlan((problem,), ours=True).entries(problem, A100)
+    assert (entry.name, entry.attention) == ("ours", True)
+    assert entry.config == choose_config(problem, A100)

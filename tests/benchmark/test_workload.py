@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from flashsmith.benchmark.implementations import (
     attention_implementation,
     kernel_implementation,
 )
-from flashsmith.benchmark.workload import OperationWorkload, Workload, row_blocks, workload_of
+from flashsmith.benchmark.workload import BackwardWorkload, Workload, row_blocks, workload_of
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.operations import BACKWARD
@@ -221,18 +222,75 @@ def test_a_negative_seed_is_refused() -> None:
         Workload(Problem.parse("s64 d64 fp16"), seed=-1, memory=HostMemory())
 
 
-@pytest.mark.parametrize("words", ["causal", "causal packed"])
-def test_a_backward_problem_has_outputs_as_long_as_its_inputs(words: str) -> None:
-    problem = Problem.parse(f"b3 s20:40 h4:2 d32 fp16 {words} backward")
-    workload = workload_of(problem, 3, HostMemory())
-    assert isinstance(workload, OperationWorkload)
-    assert set(workload.output) == {"dq", "dk", "dv"}
-    for name, array in workload.output.items():
-        assert array.shape == workload.inputs[name[1:]].shape
-    workload.poison()
-    assert not workload.judge(workload.output).ok
-    reference = reference_of(BACKWARD)
-    options = reference.options(problem, seed=3)
-    expected = reference.expected(problem, workload.inputs, options)
-    assert workload.judge(expected.rounded).ok
-    assert reference.call_options(problem, {**options, "scale": 2.0}) == {"scale": 2.0}
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def reference_attention(q, k, v, *, return_lse: bool, causal: bool, window=(None, None),
+                        softcap=0.0, cu_seqlens_q=None, cu_seqlens_k=None, **lengths):  # fmt: skip
+    lens = {}
+    if cu_seqlens_q is not None:
+        lens = {"lens_q": tuple(np.diff(cu_seqlens_q)), "lens_k": tuple(np.diff(cu_seqlens_k))}
+    scale = default_scale(q.shape[-1])
+    found = compute_references(
+        q, k, v, scale, causal=causal, window=window, softcap=softcap, **lens
+    )
+    return found.o.astype(q.dtype), found.lse.astype(np.float32)
+
+
+@pytest.fixture
+def backward(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], BackwardWorkload]:
+    """Workloads of backward problems on the host, without a forward kernel."""
+    monkeypatch.setattr(workload_module, "attention", reference_attention)
+
+    def make(text: str) -> BackwardWorkload:
+        made = workload_of(Problem.parse(f"{text} backward"), 3, HostMemory())
+        assert isinstance(made, BackwardWorkload)
+        return made
+
+    return make
+
+
+def right_gradients(w: BackwardWorkload) -> dict[str, np.ndarray]:
+    """The rounded reference of the whole problem, by the operation's own reference."""
+    p, reference = w.problem, reference_of(BACKWARD)
+    lens = {}
+    inputs = {name: getattr(w, name) for name in ("do", "q", "k", "v", "o", "lse")}
+    if w.packed:
+        lens = {"lens_q": (p.seq_q,) * p.batch, "lens_k": (p.seq_k,) * p.batch}
+    return reference.expected(p, inputs, reference.options(p, **lens)).rounded
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_right_gradients_pass_and_wrong_ones_do_not(text: str, backward: Callable) -> None:
+    w = backward(text)
+    right = right_gradients(w)
+    assert set(w.output) == set(right) == {"dq", "dk", "dv"}
+    verdict = w.judge(right)
+    assert verdict.ok, verdict.reasons
+    for name in right:
+        for place in ((0,) * right[name].ndim, (-1,) * right[name].ndim):
+            wrong = {**right, name: right[name].copy()}
+            wrong[name][place] += 1.0
+            assert not w.judge(wrong).ok, (name, place)
+    w.poison()
+    assert not w.judge(w.output).ok
+
+
+def test_a_backward_kernel_gets_what_it_reads(backward: Callable, monkeypatch) -> None:
+    given = {}
+
+    def prepare(cfg, problem, tensors, *, options):
+        given.update(tensors, **options)
+        return SimpleNamespace(run=lambda: None)
+
+    monkeypatch.setattr(workload_module, "prepare_operation", prepare)
+    w = backward("b2 s50 h2 d16 fp16 window softcap packed")
+    w.call(CFG)
+    assert given["dq"] is w.output["dq"]
+    assert given["cu_seqlens_k"] is w.cu_seqlens_k
+    assert (given["left"], given["right"], given["softcap"]) == (25, 0, 30.0)
+    given.clear()
+    dense = backward("b2 s96 h4:2 d32 bf16 causal")
+    dense.call(CFG)
+    names = {"do", "q", "k", "v", "o", "lse", "dq", "dk", "dv", "left", "right", "softcap"}
+    assert set(given) == names

@@ -16,7 +16,10 @@ from flashsmith.families import FAMILIES
 
 SHARED = {"common", "host"}
 # What a family may include of another.
-BORROWED = {"mma_sync_backward": {"mma_sync"}}
+BORROWED = {
+    "mma_sync_backward": {"backward", "mma_sync"},
+    "wgmma_backward": {"backward", "wgmma"},
+}
 
 
 @pytest.fixture

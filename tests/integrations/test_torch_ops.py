@@ -16,7 +16,6 @@ pytestmark = pytest.mark.torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list  # noqa: E402
 
 import flashsmith  # noqa: E402
-from flashsmith import chooser  # noqa: E402
 from flashsmith.families import (  # noqa: E402
     KernelConfig,
     Semantics,
@@ -131,16 +130,17 @@ def test_compiled_with_everything() -> None:
 def test_a_config_is_an_argument_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one given later is not mistaken for the first."""
     used: list[KernelConfig] = []
-    right = chooser.attention
+    torch_ops = importlib.import_module("flashsmith.integrations.torch_ops")
+    right = torch_ops.run_call
 
-    def noting(*tensors: Any, config: KernelConfig, **keywords: Any) -> Any:
+    def noting(config: KernelConfig, *arguments: Any) -> Any:
         used.append(config)
-        return right(*tensors, config=config, **keywords)
+        return right(config, *arguments)
 
     def model(q: Any, k: Any, v: Any, config: KernelConfig) -> Any:
         return flashsmith.attention(q, k, v, config=config)
 
-    monkeypatch.setattr(chooser, "attention", noting)
+    monkeypatch.setattr(torch_ops, "run_call", noting)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     configs = [CONFIG, replace(CONFIG, swizzled=False), CONFIG]
     for config in configs:
@@ -230,23 +230,14 @@ def test_tracing_does_not_walk_the_loaded_modules() -> None:
 def test_eager_calls_bypass_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("flashsmith.integrations.torch_ops")
 
-    def traced_attention(*_: Any, **__: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the op was used")
 
-    monkeypatch.setattr(module, "traced_attention", traced_attention)
+    monkeypatch.setattr(module, "attention_by_op", refuse)
+    monkeypatch.setattr(module, "differentiable_attention", refuse)
     with torch.profiler.profile() as profile:
         flashsmith.attention(*dense())
     assert not [event for event in profile.events() if event.name.startswith("flashsmith::")]
-
-
-def test_gradients_are_refused_while_tracing() -> None:
-    q, k, v = dense()
-    v.requires_grad_()
-    compiled = torch.compile(flashsmith.attention, fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match=r"v: requires grad.*flashsmith\.sdpa"):
-        compiled(q, k, v)
-    with torch.no_grad():
-        assert torch.equal(compiled(q, k, v), flashsmith.attention(q, k, v))
 
 
 def test_a_window_that_is_no_pair_is_refused_while_tracing() -> None:
@@ -254,15 +245,6 @@ def test_a_window_that_is_no_pair_is_refused_while_tracing() -> None:
     for window in (5, (1, 2, 3), None):
         with pytest.raises(Exception, match=r"window=.*: give a pair"):
             compiled(*dense(), window=window)
-
-
-def test_an_op_refuses_to_go_backward() -> None:
-    q, k, v = dense()
-    output = ops().attention(q, k, v)
-    assert not output.requires_grad
-    q.requires_grad_()
-    with pytest.raises(flashsmith.errors.ArgumentError, match="forward only"):
-        ops().attention(q, k, v).sum().backward()
 
 
 def test_a_bad_argument_is_named_by_the_op_too() -> None:

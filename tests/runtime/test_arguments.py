@@ -546,7 +546,7 @@ class TestTorch:
         three = self.tensors()
         for name in "qkv":
             grown = three | {name: three[name].detach().requires_grad_()}
-            refused(rf"{name}: requires grad.*flashsmith.sdpa\(\)", **grown)
+            refused(rf"{name}: requires grad.*flashsmith.attention\(\)", **grown)
         sinks = torch.zeros(3, requires_grad=True)
         refused("sinks: requires grad", **three, sinks=sinks)
 

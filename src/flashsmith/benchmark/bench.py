@@ -15,21 +15,22 @@ from flashsmith import env
 from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.implementations import (
     OURS,
+    KernelImplementation,
     ProvableImplementation,
     attention_implementation,
+    gradient_implementation,
     kernel_implementation,
 )
 from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.measurement import Kind, Measurement, Part, Proof, Times, now
-from flashsmith.benchmark.peers import Peer
+from flashsmith.benchmark.peers import Peer, peers_of
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.timing import INTERLEAVED, Clock, Protocol, measure, require_usable_gpu
-from flashsmith.benchmark.workload import AnyWorkload, workload_of
+from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload, workload_of
 from flashsmith.chooser import choose_config
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, get_kernel_configs
-from flashsmith.operations import DEFAULT
-from flashsmith.operations.operation import load_attribute
+from flashsmith.operations import BACKWARD, DEFAULT
 
 
 def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...], bool]:
@@ -55,7 +56,8 @@ class Entry:
     """An implementation of flashsmith before there are tensors.
 
     ``config`` None: ``note`` gives the reason. ``attention``: whether attention() is called, which
-    chooses ``config``, and not the kernel.
+    chooses ``config``, and not the kernel. Gradients are PyTorch's autograd's of attention(), where
+    it holds the tensors.
     """
 
     name: str
@@ -63,11 +65,16 @@ class Entry:
     attention: bool = False
     note: str = ""
 
-    def implementation(self, workload: AnyWorkload) -> ProvableImplementation:
+    def implementation(self, workload: AnyWorkload) -> KernelImplementation:
         """The implementation on a workload; there must be a config."""
         assert self.config is not None
-        make = attention_implementation if self.attention else kernel_implementation
-        return make(self.config, workload)
+        if isinstance(workload, BackwardWorkload):
+            if workload.has_autograd:
+                named = None if self.attention else self.config
+                return gradient_implementation(self.name, self.config, workload, named)
+        elif self.attention:
+            return attention_implementation(self.config, workload)
+        return replace(kernel_implementation(self.config, workload), name=self.name)
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class BenchPlan:
 
     def entries(self, problem: Problem, device: DeviceSpec) -> Iterator[Entry]:
         """flashsmith's implementations that serve a problem."""
-        if self.ours and problem.operation == DEFAULT:
+        if self.ours and problem.operation in (DEFAULT, BACKWARD.name):
             try:
                 chosen = choose_config(problem, device)
             except FlashsmithError as error:
@@ -111,15 +118,8 @@ class BenchPlan:
         yield from (Entry(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
 
     def peers_of(self, problem: Problem) -> tuple[Peer, ...]:
-        """The peers that a problem is for: those asked for or, of another operation than attention,
-        all that it names.
-
-        Raises ArgumentError when these cannot be loaded.
-        """
-        if problem.operation == DEFAULT or not self.peers:
-            return self.peers
-        named = problem.computed.peers
-        return tuple(load_attribute(named, f"peers of {problem.operation}")) if named else ()
+        """Those of ``peers`` that a problem is for, as ``peers.peers_of`` says."""
+        return peers_of(problem, self.peers)
 
 
 def serves(cfg: KernelConfig, problem: Problem) -> bool:
@@ -270,7 +270,7 @@ class _Point:
             return None
         try:
             made = entry.implementation(workload)
-            proof = Proof.of(workload.judge(made.output()))
+            proof = Proof.of(workload.judge(made.output()), note=made.note)
         except Exception as error:  # PyTorch raises errors of its own when a kernel failed
             self._add(entry.name, "ours", Proof("error", _first_line(error)), *kernel)
             self._check_gpu(entry.name)

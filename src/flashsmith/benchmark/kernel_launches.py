@@ -12,7 +12,7 @@ from flashsmith.benchmark.peers import get_peers
 from flashsmith.benchmark.problems import make_shapes, parse_problems
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
-from flashsmith.benchmark.timing import Clock, CudaEvents, Protocol
+from flashsmith.benchmark.timing import Clock, CudaEvents, Implementation, Protocol
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.env import KERNELS
 from flashsmith.errors import ArgumentError
@@ -109,7 +109,9 @@ def launch_named(
     total = plan.protocol.num_warmups + plan.protocol.runs
     for problem in plan.problems:
         workload = workload_of(problem, plan.seed)
-        implementations = [entry.implementation(workload) for entry in entries[problem]]
+        implementations: list[Implementation] = [
+            entry.implementation(workload) for entry in entries[problem]
+        ]
         implementations += [peer.prepare(workload) for peer in plan.peers_of(problem)]
         for implementation in implementations:
             with clock.running():

@@ -5,17 +5,20 @@ A peer that is not installed, or that cannot serve a problem, says why: a named 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flashsmith.benchmark.workload import Workload
+from flashsmith.benchmark.workload import BackwardWorkload, Workload, gradients_by_name
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
+from flashsmith.operations import BACKWARD, DEFAULT
+from flashsmith.operations.operation import load_attribute
 
 
 class Peer(Protocol):
@@ -38,7 +41,8 @@ class Peer(Protocol):
 
 @dataclass(frozen=True)
 class PeerImplementation:
-    """A peer on one workload. ``in_q_layout`` turns what ``call`` returns into q's layout."""
+    """A peer on one workload. ``in_q_layout`` turns what ``call`` returns into q's layout, or into
+    the gradients by name."""
 
     name: str
     call: Callable[[], Any]
@@ -286,11 +290,40 @@ def _output(returned: Any) -> Any:
     return returned[0] if isinstance(returned, tuple) else returned
 
 
+# --- gradients ---
+
+
+@dataclass(frozen=True)
+class GradientPeer:
+    """The gradients of another peer's forward pass, by torch.autograd.grad(): its kernels alone,
+    without what accumulating into .grad takes."""
+
+    of: SdpaPeer | FlashAttnPeer
+
+    @property
+    def name(self) -> str:
+        return self.of.name
+
+    def absence(self, problem: Problem) -> str | None:
+        return self.of.absence(problem)
+
+    def version(self) -> str:
+        return f"{self.of.version()}, torch.autograd.grad"
+
+    def prepare(self, workload: BackwardWorkload) -> PeerImplementation:
+        def forward(q: Any, k: Any, v: Any) -> Any:
+            of_leaves = copy.copy(workload)
+            of_leaves.q, of_leaves.k, of_leaves.v = q, k, v
+            return self.of.prepare(of_leaves).output()
+
+        return PeerImplementation(self.name, workload.differentiated(forward), gradients_by_name)
+
+
 # --- by name ---
 
 # PyTorch's own FlashAttention-2: what others are compared with.
 BASELINE = "fa2"
-_ALL: tuple[Peer, ...] = (
+_ALL: tuple[SdpaPeer | FlexPeer | FlashAttnPeer, ...] = (
     SdpaPeer(BASELINE, "FLASH_ATTENTION", direct=True),
     SdpaPeer("cudnn", "CUDNN_ATTENTION"),
     SdpaPeer("mem_efficient", "EFFICIENT_ATTENTION"),
@@ -304,6 +337,7 @@ _ALL: tuple[Peer, ...] = (
     FlashAttnPeer("flash_attn_4", ("flash_attn.cute",), ("flash-attn-4",)),
 )
 PEERS = {peer.name: peer for peer in _ALL}
+BACKWARD_PEERS = tuple(GradientPeer(peer) for peer in _ALL if not isinstance(peer, FlexPeer))
 
 
 def get_peers(names: str) -> tuple[Peer, ...]:
@@ -323,3 +357,20 @@ def get_peers(names: str) -> tuple[Peer, ...]:
             f"{', '.join(PEERS)} separated by commas, all, and none"
         )
     return tuple(peer for peer in _ALL if peer.name in wanted)
+
+
+def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
+    """The peers that a problem is for: those asked for; of another operation than attention its
+    own of these names, or all of its own where it has none of them.
+
+    Raises ArgumentError when those that an operation names cannot be loaded.
+    """
+    if problem.operation == DEFAULT or not asked:
+        return tuple(asked)
+    own: Sequence[Peer] = ()
+    if problem.operation == BACKWARD.name:
+        own = BACKWARD_PEERS
+    elif problem.computed.peers:
+        own = load_attribute(problem.computed.peers, f"peers of {problem.operation}")
+    names = {peer.name for peer in asked}
+    return tuple(peer for peer in own if peer.name in names) or tuple(own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsmith.benchmark.tensor_memory import TensorMemory, gpu_memory
+from flashsmith.chooser import attention
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem
-from flashsmith.operations import DEFAULT, TensorSpec
+from flashsmith.operations import BACKWARD, DEFAULT, TensorSpec
 from flashsmith.runtime import forward, prepare_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify import (
@@ -23,15 +24,19 @@ from flashsmith.verify import (
     compute_references,
     reference_of,
 )
-from flashsmith.verify.attention_semantics import NO_WINDOW, offsets
+from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, offsets
 from flashsmith.verify.engine import gpu_engine_pays
-from flashsmith.verify.proof_inputs import check_seed, default_scale
+from flashsmith.verify.gradient_tolerance import ExpectedGradients, compare_gradients
+from flashsmith.verify.gradients import Rows, compute_gradients
+from flashsmith.verify.proof_inputs import check_seed, default_scale, numpy_dtype
 
 # Scores of a head that the references are computed of: more only costs time. Above, the first, the
 # middle and the last rows stand for all.
 SCORES_ON_GPU = 1 << 28
 SCORES_ON_HOST = 1 << 23
 _BLOCKS = 3
+# Far from those of q, k, v and o.
+_SEED_OF_DO = 1 << 31
 
 
 class _Sample(NamedTuple):
@@ -180,6 +185,131 @@ class Workload:
         return slice(0, max(0, end))
 
 
+class BackwardWorkload(Workload):
+    """The same of a backward problem: ``do`` besides, ``o`` and ``lse`` as attention() computes
+    them, and dq, dk and dv to be filled."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        p = self.problem
+        self.do = self.memory.draw(self._shapes()[0], p.dtype, self.seed + _SEED_OF_DO)
+        self.o, self.lse = attention(self.q, self.k, self.v, return_lse=True, **self.options)
+        self.gradients = {
+            f"d{name}": self.memory.put(np.zeros(tuple(tensor.shape), numpy_dtype(p.dtype)))
+            for name, tensor in (("q", self.q), ("k", self.k), ("v", self.v))
+        }
+
+    def call(self, config: KernelConfig) -> Callable[[], Any]:
+        """One call of a config's kernels, which write the gradients."""
+        names = ("do", "q", "k", "v", "o", "lse", "cu_seqlens_q", "cu_seqlens_k")
+        inputs = {name: getattr(self, name) for name in names if self.packed or name[:2] != "cu"}
+        left, right = self.problem.window or NO_WINDOW
+        options = {"left": left, "right": right, "softcap": self.problem.softcap}
+        tensors = {**inputs, **self.gradients}
+        return prepare_operation(config, self.problem, tensors, options=options).run
+
+    @property
+    def has_autograd(self) -> bool:
+        """Whether PyTorch holds the tensors."""
+        return hasattr(self.q, "requires_grad_")
+
+    def differentiated(self, forward: Callable[[Any, Any, Any], Any]) -> Callable[[], Any]:
+        """A call that has PyTorch compute the gradients of ``forward`` of q, k and v, as often as
+        wanted: the kernels alone, without what accumulating into .grad takes."""
+        import torch
+
+        leaves = [tensor.detach().requires_grad_() for tensor in (self.q, self.k, self.v)]
+        with torch.enable_grad():
+            o = forward(*leaves)
+        return partial(torch.autograd.grad, o, leaves, self.do, retain_graph=True)
+
+    @property
+    def output(self) -> dict[str, Any]:
+        """What a call writes: the gradients by name."""
+        return self.gradients
+
+    def poison(self) -> None:
+        """Fills the gradients with NaN."""
+        for gradient in self.gradients.values():
+            self.memory.poison(gradient)
+
+    def judge(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
+        """Verify's rule on the gradients of the first head of k of the first sequence, and of the
+        last of the last, and of all heads of q that share them.
+
+        ``scores`` does not matter: gradients are of whole sequences.
+        """
+        got = {name: self._of_groups(output[name], name) for name in self.gradients}
+        return compare_gradients(self.problem.dtype, got, self._expected_gradients)
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, int]]:
+        """Sequences and heads of k that are judged."""
+        p = self.problem
+        return list(dict.fromkeys(((0, 0), (p.batch - 1, p.heads_k - 1))))
+
+    @cached_property
+    def _expected_gradients(self) -> ExpectedGradients:
+        p = self.problem
+        inputs = {name: self._of_groups(getattr(self, name), name) for name in ("do", *"qkvo")}
+        inputs["lse"] = self._statistics_of_groups()
+        attended = Attention(default_scale(p.d), self.causal, p.window or NO_WINDOW, p.softcap)
+        exact = compute_references(
+            inputs["q"],
+            inputs["k"],
+            inputs["v"],
+            attended.scale,
+            causal=attended.causal,
+            window=attended.window,
+            softcap=attended.softcap,
+            on_gpu=self._on_gpu,
+        )
+        sequences = [
+            Rows(number, slice(0, p.seq_q), slice(0, p.seq_k))
+            for number in range(len(self._groups))
+        ]
+        return compute_gradients(
+            inputs, attended, sequences, exact.o, exact.lse, on_gpu=self._on_gpu
+        )
+
+    def _heads_of(self, head_k: int) -> range:
+        """The heads of q that share one of k."""
+        group = self.problem.heads_q // self.problem.heads_k
+        return range(head_k * group, (head_k + 1) * group)
+
+    def _of_groups(self, tensor: Any, name: str) -> np.ndarray:
+        """A tensor's rows of the groups: (groups, seq, heads, d)."""
+        of_keys = name.removeprefix("d") in "kv"
+        seq = self.problem.seq_k if of_keys else self.problem.seq_q
+        return np.stack(
+            [
+                np.stack(
+                    [
+                        self.memory.head(tensor, self._sequence(number, seq), head)
+                        for head in ([head_k] if of_keys else self._heads_of(head_k))
+                    ],
+                    axis=1,
+                )
+                for number, head_k in self._groups
+            ]
+        )
+
+    def _statistics_of_groups(self) -> np.ndarray:
+        """lse of the groups: (groups, heads, seq_q)."""
+        lse, seq = self.memory.fetch(self.lse), self.problem.seq_q
+        parts = []
+        for number, head_k in self._groups:
+            heads = lse if self.packed else lse[number]
+            first = number * seq if self.packed else 0
+            parts.append(heads[list(self._heads_of(head_k)), first : first + seq])
+        return np.stack(parts)
+
+
+def gradients_by_name(gradients: Sequence[Any]) -> dict[str, Any]:
+    """What autograd returns for q, k and v, as a BackwardWorkload's outputs."""
+    return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+
+
 class OperationWorkload:
     """One problem of any operation: its tensors, as its reference draws them, and outputs to be
     filled. ``memory`` is where the tensors live: GPU 0 unless a test says otherwise.
@@ -237,13 +367,14 @@ class OperationWorkload:
 
 
 AnyWorkload = Workload | OperationWorkload
+# By the operation's name; of others an OperationWorkload.
+_WORKLOADS = {DEFAULT: Workload, BACKWARD.name: BackwardWorkload}
 
 
 def workload_of(problem: Problem, seed: int = 0, memory: TensorMemory | None = None) -> AnyWorkload:
     """The workload of a problem, of whatever operation; ``memory`` None is GPU 0's."""
-    if problem.operation == DEFAULT:
-        return Workload(problem, seed, memory or gpu_memory())
-    return OperationWorkload(problem, seed, memory)
+    memory = memory or gpu_memory()
+    return _WORKLOADS.get(problem.operation, OperationWorkload)(problem, seed, memory)
 
 
 def _joined(references: Iterable[References]) -> References:

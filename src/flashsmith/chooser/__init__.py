@@ -1,6 +1,7 @@
 """Which kernel for which problem: attention(), its chooser, and the table of winners."""
 
 from flashsmith.chooser.attention import attention
+from flashsmith.chooser.backward import backward
 from flashsmith.chooser.choice import (
     Choice,
     build_for,
@@ -9,4 +10,12 @@ from flashsmith.chooser.choice import (
     forget_choices,
 )
 
-__all__ = ["Choice", "attention", "build_for", "choose", "choose_config", "forget_choices"]
+__all__ = [
+    "Choice",
+    "attention",
+    "backward",
+    "build_for",
+    "choose",
+    "choose_config",
+    "forget_choices",
+]

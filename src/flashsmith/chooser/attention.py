@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashsmith.chooser.backward import check_backward_config, check_deterministic_flag
 from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig
@@ -32,9 +33,14 @@ def attention(
     return_lse: bool = False,
     return_row_max: bool = False,
     config: KernelConfig | None = None,
+    backward_config: KernelConfig | None = None,
+    deterministic: bool | None = None,
     emulate: bool = False,
 ) -> Any:
     """softmax(scale q k^T) v, masked and capped as asked for, by a kernel that suits the problem.
+
+    Differentiable in PyTorch with respect to q, k, v and sinks, through the output and the
+    log-sum-exp.
 
     Tensors on a GPU run there, on PyTorch's or CuPy's current stream for their device, and the call
     does not wait (JAX lends no streams: its arrays are waited for); host tensors run in the
@@ -66,6 +72,9 @@ def attention(
             the sink, in the same shape; -inf where a row sees nothing.
         config: the kernel to use; None chooses one by dtype, d, lengths and device, and where it is
             not built and may not be (FLASHSMITH_JIT=0, CUDA graph capture) another that is.
+        backward_config: the same of the kernel for the gradients, a FlashBackwardKernelConfig.
+        deterministic: True asks for gradients with the same bits in every run; None is PyTorch's
+            are_deterministic_algorithms_enabled() at this call. All but dq's have them anyway.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
@@ -75,13 +84,20 @@ def attention(
         ArgumentError: an argument is unusable, or no kernel serves these tensors.
         The other errors of ``flashsmith.forward``.
     """
-    if config is not None and not isinstance(config, KernelConfig):
-        raise ArgumentError(
-            f"config: got {type(config).__name__}; give a "
-            f"{' or a '.join(config_class_names(DEFAULT))}, or None, and one is chosen"
-        )
+    check_attention_config(config)
+    check_backward_config("backward_config", backward_config)
+    check_deterministic_flag(deterministic)
     options = (
         causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,
         max_seqlen_q, max_seqlen_k, return_lse, return_row_max,
     )  # fmt: skip
     return run_call(config or choose_config, (q, k, v, out), options, emulate, "out")
+
+
+def check_attention_config(config: KernelConfig | None) -> None:
+    """Raises ArgumentError unless ``config`` is a config, or None."""
+    if config is not None and not isinstance(config, KernelConfig):
+        raise ArgumentError(
+            f"config: got {type(config).__name__}; give a "
+            f"{' or a '.join(config_class_names(DEFAULT))}, or None, and one is chosen"
+        )

@@ -53,6 +53,8 @@ from flashsmith.families.wgmma.config import (
 )
 from flashsmith.families.wgmma.rules import HOPPER_RULES
 from flashsmith.families.wgmma.sets import get_hopper_configs
+from flashsmith.families.wgmma_backward import WGMMA_BACKWARD
+from flashsmith.families.wgmma_backward.config import HopperBackwardKernelConfig
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.semantics import Semantics
@@ -73,6 +75,7 @@ __all__ = [
     "RULES",
     "SUPPORTED_D_HEADS",
     "WGMMA",
+    "WGMMA_BACKWARD",
     "BrokenRule",
     "DType",
     "DeviceSpec",
@@ -80,6 +83,7 @@ __all__ = [
     "Family",
     "FlashBackwardKernelConfig",
     "FlashForwardKernelConfig",
+    "HopperBackwardKernelConfig",
     "HopperForwardKernelConfig",
     "KernelConfig",
     "PingPong",

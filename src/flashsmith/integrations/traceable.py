@@ -1,5 +1,5 @@
 """The public attention(): eager calls go straight to the kernels, traced calls become a custom op
-of PyTorch that a compiler can put into a graph."""
+of PyTorch that a compiler can put into a graph, and calls with gradients an autograd function."""
 
 from __future__ import annotations
 
@@ -30,7 +30,34 @@ def _find_torch() -> Any:
 def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     if is_tracing():
         # Imported only while tracing, when torch is imported already.
-        from flashsmith.integrations.torch_ops import traced_attention
+        from flashsmith.integrations.torch_ops import attention_by_op
 
-        return traced_attention(q, k, v, **keywords)
+        return attention_by_op(q, k, v, **keywords)
+    torch = _torch
+    if torch is not None and isinstance(q, torch.Tensor):
+        # A transform of torch.func and dual numbers are autograd's too, if only to be refused.
+        if (
+            torch._C._are_functorch_transforms_active()
+            or torch.autograd.forward_ad._current_level >= 0
+            or (torch.is_grad_enabled() and _requires_grad(q, k, v, **keywords))
+        ):
+            from flashsmith.integrations.torch_ops import differentiable_attention
+
+            return differentiable_attention(q, k, v, **keywords)
+        if torch._C._len_torch_dispatch_stack():
+            from flashsmith.integrations.torch_ops import attention_by_op
+
+            return attention_by_op(q, k, v, **keywords)
     return chooser.attention(q, k, v, **keywords)
+
+
+def _requires_grad(q: Any, k: Any, v: Any, *, sinks: Any = None, **_: Any) -> bool:
+    try:
+        return bool(
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (sinks is not None and sinks.requires_grad)
+        )
+    except AttributeError:
+        return False  # no tensor where one should be: the checks raise the error

@@ -1,5 +1,6 @@
 """Runs kernels: forward(cfg, q, k, v) on the GPU or, for host tensors, in the emulator."""
 
+from flashsmith.runtime.backward_pass import BackwardAhead, Gradients, run_backward
 from flashsmith.runtime.cached_launches import forget_cached_launches
 from flashsmith.runtime.driver import gpu_count, query_gpu
 from flashsmith.runtime.forward_call import ForwardResult
@@ -22,9 +23,11 @@ forget_prepared_calls = forget_cached_launches
 
 __all__ = [
     "DEFAULT_EMULATED_ARCH",
+    "BackwardAhead",
     "Chooser",
     "ForwardOptions",
     "ForwardResult",
+    "Gradients",
     "LaunchPlan",
     "Launches",
     "OperationResult",
@@ -39,6 +42,7 @@ __all__ = [
     "plan_forward",
     "prepare_operation",
     "query_gpu",
+    "run_backward",
     "run_call",
     "run_forward",
     "run_operation",

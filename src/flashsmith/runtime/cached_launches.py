@@ -24,11 +24,11 @@ from flashsmith.runtime.tensors import byte_range
 MOST_CALLS = 1024
 
 Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
-Options = tuple[Any, ...]  # in the order of ForwardOptions
+Options = tuple[Any, ...]  # in the order of ForwardOptions, or of BackwardOptions
 Signature = tuple[Any, ...]
 
 # The bits of an address that must be 0: tensors begin at 16 bytes, vectors at whole elements.
-_UNALIGNED, _UNALIGNED_VECTOR = 15, 3
+UNALIGNED, UNALIGNED_VECTOR = 15, 3
 # Options of types from these modules are immutable and compare by value.
 _OPTION_MODULES = {"builtins", "numpy"}
 
@@ -65,7 +65,7 @@ class CachedLaunch:
         """
         q, k, v, o = tensors
         q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if (q_at | k_at | v_at) & _UNALIGNED or not q_at:
+        if (q_at | k_at | v_at) & UNALIGNED or not q_at:
             return None
         if self._has_keys and not (k_at and v_at):
             return None
@@ -77,14 +77,14 @@ class CachedLaunch:
             if cu_q is not None:
                 cu_q_at = cu_q.data_ptr()
                 cu_k_at = cu_q_at if cu_k is cu_q else cu_k.data_ptr()
-            if (sinks_at | cu_q_at | cu_k_at) & _UNALIGNED_VECTOR:
+            if (sinks_at | cu_q_at | cu_k_at) & UNALIGNED_VECTOR:
                 return None
         if o is None:
             o = self._new_o(q)
             o_at = o.data_ptr()
         else:
             o_at = o.data_ptr()
-            if o_at & _UNALIGNED:
+            if o_at & UNALIGNED:
                 return None
             addresses = (q_at, k_at, v_at, sinks_at, cu_q_at, cu_k_at)
             for at, (low, high) in zip(addresses, self._overlaps, strict=True):
@@ -117,12 +117,13 @@ def _overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
     return apart + o_first - end, apart + o_end - first
 
 
-CachedLaunches = dict[Signature, CachedLaunch]
+# Of CachedLaunch, and what backward_pass.py has in its place.
+CachedCalls = dict[Signature, Any]
 # Replaced, not emptied, when calls are forgotten: a running call adds itself to the old dict.
-cached: CachedLaunches = {}
+cached: CachedCalls = {}
 _lock = threading.Lock()
-# Tensor types of a RepeatableFramework that have been seen.
-_tensor_types: set[type] = set()
+# Tensor types of a RepeatableFramework that have been seen, with its ``grad_enabled``.
+_grad_enabled: dict[type, Callable[[], bool]] = {}
 
 
 def forget_cached_launches() -> None:
@@ -146,9 +147,7 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def remember(
-    calls: CachedLaunches, signature: Signature, call: CachedLaunch, asked: ForwardOptions
-) -> None:
+def remember(calls: CachedCalls, signature: Signature, call: Any, asked: ForwardOptions) -> None:
     """Adds a call to those that ``find`` looks through, unless an option is of an unusual type."""
     numbers = (asked.softcap, asked.scale, asked.max_seqlen_q, asked.max_seqlen_k)
     for value in (asked.window, *asked.window, *numbers):
@@ -161,14 +160,25 @@ def remember(
 
 
 def find(
-    calls: CachedLaunches, chosen: Any, tensors: Tensors, options: Options, emulate: Any
-) -> tuple[Signature | None, CachedLaunch | None]:
-    """The signature of a call, if it has one, and its cached launch, if there is one."""
+    signature_of: Callable[..., Signature | None],
+    calls: CachedCalls,
+    chosen: Any,
+    tensors: tuple[Any, ...],
+    options: Options,
+    emulate: Any,
+) -> tuple[Signature | None, Any]:
+    """The signature of a call, if it has one, and its cached launch, if there is one.
+
+    ``signature_of`` is call_signature or backward_signature.
+    """
     kind = type(tensors[0])
-    if kind not in _tensor_types and not _is_repeatable(kind):
-        return None, None
+    grad_enabled = _grad_enabled.get(kind)
+    if grad_enabled is None:
+        if not _is_repeatable(kind):
+            return None, None
+        grad_enabled = _grad_enabled[kind]
     try:
-        signature = call_signature(kind, chosen, tensors, options, emulate)
+        signature = signature_of(kind, grad_enabled(), chosen, tensors, options, emulate)
         return signature, None if signature is None else calls.get(signature)
     except Exception:
         # No tensor where one should be, or an option that cannot be hashed: the checks raise the
@@ -177,7 +187,7 @@ def find(
 
 
 def call_signature(
-    kind: Any, chosen: Any, tensors: Tensors, options: Options, emulate: Any
+    kind: Any, grad_enabled: bool, chosen: Any, tensors: Tensors, options: Options, emulate: Any
 ) -> Signature | None:
     """Everything but addresses that checks and the choice of a kernel depend on.
 
@@ -188,7 +198,7 @@ def call_signature(
     causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, lse, row_max = options
     if type(k) is not kind or type(v) is not kind:
         return None
-    if q.requires_grad or k.requires_grad or v.requires_grad:
+    if grad_enabled and (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
     signature: Signature = (
         chosen,
@@ -206,11 +216,61 @@ def call_signature(
     elif o is None and sinks is None and max_q is None and max_k is None:
         return signature
     signature += (max_q, max_k, type(max_q), type(max_k))
-    for tensor in (o, sinks, cu_q, None if cu_k is cu_q else cu_k):
+    others = _of_others(kind, grad_enabled, o, sinks, cu_q, cu_k)
+    return None if others is None else signature + others
+
+
+def backward_signature(
+    kind: Any,
+    grad_enabled: bool,
+    chosen: Any,
+    tensors: tuple[Any, ...],
+    options: Options,
+    emulate: Any,
+) -> Signature | None:
+    """The same of a backward pass."""
+    do, q, k, v, o, lse = tensors
+    causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, *rest = options
+    dlse, deterministic, needs, grad_dtype = rest
+    for tensor in (q, k, v, o, lse):
+        if type(tensor) is not kind:
+            return None
+    if grad_enabled and any(tensor.requires_grad for tensor in tensors):
+        return None
+    signature: Signature = (
+        "backward", chosen,
+        do.dtype, do.device, do.shape, do.stride(),
+        q.dtype, q.device, q.shape, q.stride(),
+        k.dtype, k.device, k.shape, k.stride(),
+        v.dtype, v.device, v.shape, v.stride(),
+        o.dtype, o.device, o.shape, o.stride(),
+        lse.dtype, lse.device, lse.shape, lse.stride(),
+        causal, softcap, scale, deterministic, needs, grad_dtype, emulate,
+        type(causal), type(softcap), type(scale), type(deterministic), *map(type, needs),
+        type(emulate),
+    )  # fmt: skip
+    if window is not NO_WINDOW:
+        signature += ("window", window, type(window), *map(type, window))
+    if cu_q is not None or cu_k is not None:
+        if max_q is None or max_k is None:
+            return None
+    elif dlse is None and sinks is None and max_q is None and max_k is None:
+        return signature
+    signature += (max_q, max_k, type(max_q), type(max_k))
+    others = _of_others(kind, grad_enabled, dlse, sinks, cu_q, cu_k)
+    return None if others is None else signature + others
+
+
+def _of_others(
+    kind: Any, grad_enabled: bool, first: Any, sinks: Any, cu_q: Any, cu_k: Any
+) -> Signature | None:
+    """The part of a signature that is of tensors most calls do not have."""
+    signature: Signature = ()
+    for tensor in (first, sinks, cu_q, None if cu_k is cu_q else cu_k):
         if tensor is None:
             signature += (None,)
             continue
-        if type(tensor) is not kind or tensor.requires_grad:
+        if type(tensor) is not kind or (grad_enabled and tensor.requires_grad):
             return None
         signature += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
     return (*signature, cu_k is cu_q)
@@ -219,6 +279,6 @@ def call_signature(
 def _is_repeatable(kind: type) -> bool:
     framework = framework_of(kind)
     if isinstance(framework, RepeatableFramework) and framework.tensor_type is kind:
-        _tensor_types.add(kind)
+        _grad_enabled[kind] = framework.grad_enabled
         return True
     return False

@@ -19,10 +19,17 @@ from flashsmith.runtime.launch_plan import Contents, Launch, LaunchPlan, TensorM
 LONGEST_UNASKED_SECONDS = 60.0
 
 
-def check_estimate(cfg: KernelConfig, request: Request) -> None:
-    """Raises EmulationTooLongError when emulating the request is estimated above 60 s."""
+def check_estimate(
+    cfg: KernelConfig, request: Request, following: KernelConfig | None = None
+) -> None:
+    """Raises EmulationTooLongError when emulating the request, with the backward pass of config
+    ``following`` if there is one, is estimated above 60 s."""
     estimated = _as_one_sequence(request) if request.packing else request.problem
-    check_seconds(cfg, request.problem, estimate_seconds(cfg, estimated))
+    seconds = estimate_seconds(cfg, estimated)
+    if following is not None:
+        backward = replace(estimated, operation=following.family.operation)
+        seconds += estimate_seconds(following, backward)
+    check_seconds(cfg, request.problem, seconds)
 
 
 def check_seconds(cfg: KernelConfig, problem: Problem, seconds: float) -> None:

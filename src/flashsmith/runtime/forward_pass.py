@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 from flashsmith.emulator import EmulationResult, Observer
 from flashsmith.errors import ArgumentError
@@ -24,11 +24,12 @@ from flashsmith.runtime.arguments import (
     check_serves,
 )
 from flashsmith.runtime.cached_launches import (
+    CachedCalls,
     CachedLaunch,
-    CachedLaunches,
     Options,
     Signature,
     Tensors,
+    call_signature,
 )
 from flashsmith.runtime.emulation import check_estimate, run_in_emulator
 from flashsmith.runtime.forward_call import (
@@ -43,7 +44,7 @@ from flashsmith.runtime.forward_request import Request, check_request
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
-from flashsmith.runtime.substitutes import substitutes
+from flashsmith.runtime.substitutes import Wish, substitutes
 from flashsmith.runtime.tensors import Array
 
 # The result of LoadedKernel.prepare.
@@ -56,6 +57,16 @@ DEFAULT_EMULATED_ARCH = 80
 # follows where only that family's kernels can read the tensors' layout; ``among`` is a tuple of
 # configs where only these are built and none may be.
 Chooser = Callable[..., KernelConfig]
+
+
+class Ahead(Protocol):
+    """What will follow a forward pass, and whose kernel is found or built with the forward's.
+
+    Of one value for equal calls: it is a part of call signatures.
+    """
+
+    def config_for(self, request: Request, device: DeviceSpec) -> KernelConfig:
+        """The config of its kernel, which is there when this returns."""
 
 
 def forward(
@@ -213,21 +224,25 @@ def run_call(
     options: Options,
     emulate: bool,
     output: str,
+    ahead: Ahead | None = None,
 ) -> Any:
     """The outputs for q, k, v and o (or None) of ``config``'s kernel; ``config`` may be a Chooser.
 
-    ``options`` are in the order of ForwardOptions; errors call o ``output``. Calls that differ only
-    in addresses are checked in full once.
+    ``options`` are in the order of ForwardOptions; errors call o ``output``. ``ahead`` is what will
+    follow. Calls that differ only in addresses are checked in full once.
     """
     calls = cached_launches.cached
-    signature, call = cached_launches.find(calls, config, tensors, options, emulate)
+    chosen = config if ahead is None else (config, ahead)
+    signature, call = cached_launches.find(call_signature, calls, chosen, tensors, options, emulate)
     if call is not None:
         outputs = call.run(tensors, options)
         if outputs is not None:
             return outputs
 
     asked = ForwardOptions(*options)
-    return _run_and_remember(config, tensors, asked, emulate, output, calls, signature).outputs
+    return _run_and_remember(
+        config, tensors, asked, emulate, output, ahead, calls, signature
+    ).outputs
 
 
 def _run_and_remember(
@@ -236,7 +251,8 @@ def _run_and_remember(
     options: ForwardOptions,
     emulate: bool,
     output: str,
-    calls: CachedLaunches,
+    ahead: Ahead | None,
+    calls: CachedCalls,
     signature: Signature | None,
 ) -> ForwardResult:
     # A separate function, because a closure within run_call would cost every call.
@@ -244,7 +260,15 @@ def _run_and_remember(
         if signature is not None:
             cached_launches.remember(calls, signature, CachedLaunch(request, launch), options)
 
-    return run_request(config, tensors, options, emulate=emulate, output=output, launched=remember)
+    return run_request(
+        config,
+        tensors,
+        options,
+        emulate=emulate,
+        output=output,
+        ahead=ahead,
+        launched=remember,
+    )
 
 
 def run_request(
@@ -260,26 +284,28 @@ def run_request(
     observers: Sequence[Observer] = (),
     schedule_seed: int | None = None,
     output: str = "o",
+    ahead: Ahead | None = None,
     launched: Callable[[Request, Launch], None] | None = None,
 ) -> ForwardResult:
     """``run_forward`` of q, k, v and o (or None), by the kernel of ``config``, which may be a
     Chooser.
 
-    Errors call o ``output``. ``launched`` is called with the request and its launch function, if a
-    GPU's kernel was launched for just this request.
+    Errors call o ``output``. ``ahead`` is what will follow. ``launched`` is called with the request
+    and its launch function, if a GPU's kernel was launched for just this request.
     """
     request = check_request(tensors, options, check_contents=check_contents, output=output)
     q = request.q
     if arch is None:
         arch = DEFAULT_EMULATED_ARCH if callable(config) else config.OLDEST_ARCH
     device = limits_of(q, check_flag("emulate", emulate), arch)
-    cfg = _choose(config, request, device) if callable(config) else config
-    semantics = _check_server(cfg, request.problem, device)
+    cfg = choose_for(config, request, device) if callable(config) else config
+    semantics = check_server(cfg, request.problem, device)
     on_gpu = q.device.kind == "cuda"
+    following = None if ahead is None else ahead.config_for(request, device)
     if not on_gpu and not emulate:
-        check_estimate(cfg, request)
+        check_estimate(cfg, request, following)
     chooser = config if callable(config) else None
-    kernel = None if request.is_empty else _kernel(cfg, semantics, request, device, chooser)
+    kernel = None if request.is_empty else kernel_for(cfg, semantics, request, device, chooser)
 
     allocate = partial(q.framework.allocate, q.source, poisoned=poisoned)
     o = request.o.source if request.o else allocate(q.shape)
@@ -305,7 +331,7 @@ def run_request(
     return ForwardResult(o, lse, row_max, ms, emulation)
 
 
-def _choose(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
+def choose_for(chooser: Chooser, request: Wish, device: DeviceSpec) -> KernelConfig:
     """The chooser's config for a request. Choosers get problems, without the tensors' layouts."""
     cfg = chooser(request.problem, device)
     if not cfg.family.needs_tma or request.suits_tma:
@@ -315,7 +341,7 @@ def _choose(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelCon
 
 
 @lru_cache(maxsize=1024)
-def _check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Semantics:
+def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Semantics:
     """The semantics that a config needs to serve a problem on a device."""
     semantics = check_fit(cfg, problem)
     check_device(cfg, device)
@@ -336,10 +362,10 @@ def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> Device
     return limits or driver.query_gpu(view.device.ordinal)
 
 
-def _kernel(
+def kernel_for(
     cfg: KernelConfig,
     semantics: Semantics,
-    request: Request,
+    request: Wish,
     device: DeviceSpec,
     chooser: Chooser | None,
 ) -> LoadedKernel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from flashsmith.families import Problem
@@ -53,20 +54,30 @@ class Request(NamedTuple):
 
     @property
     def suits_tma(self) -> bool:
-        """Whether TMA, which some families use, can copy all tensors: it takes no negative stride
-        and none of 0, which broadcast tensors have."""
-        views = (self.q, self.k, self.v, *([] if self.o is None else [self.o]))
-        return all(
-            stride > 0
-            for view in views
-            for size, stride in zip(view.shape, view.strides, strict=True)
-            if size > 1
-        )
+        """Whether TMA, which some families use, can copy all tensors."""
+        return suit_tma([self.q, self.k, self.v, *([] if self.o is None else [self.o])])
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a kernel must be one that always gives the same bits; all of this operation
+        do."""
+        return False
 
     @property
     def readable(self) -> tuple[TensorView, ...]:
         """Everything that the kernel reads."""
         return _readable((self.q, self.k, self.v), self.packing, self.sinks)
+
+
+def suit_tma(views: Sequence[TensorView]) -> bool:
+    """Whether TMA can copy all of some tensors: it takes no negative stride and none of 0, which
+    broadcast tensors have."""
+    return all(
+        stride > 0
+        for view in views
+        for size, stride in zip(view.shape, view.strides, strict=True)
+        if size > 1
+    )
 
 
 def check_request(

@@ -263,25 +263,35 @@ def _check_shape(
 def _check_memory(tensor: TensorSpec, view: TensorView) -> None:
     """Raises ArgumentError unless the last dimension is contiguous and rows are aligned."""
     check_memory(view)
+    if wrong := wrong_strides(tensor, view) or wrong_address(tensor, view):
+        raise ArgumentError(f"{view.name}: {wrong}")
+
+
+def wrong_strides(tensor: TensorSpec, view: TensorView) -> str | None:
+    """Why no kernel can read a tensor of these strides, and what to do; None where one can."""
     if 0 in view.shape:
-        return
+        return None
     *steps, last = view.strides or (1,)
     if last != 1 and view.shape[-1] > 1:
-        raise ArgumentError(
-            f"{view.name}: stride of the last dimension is {last}; must be 1 (make it contiguous)"
-        )
+        return f"stride of the last dimension is {last}; must be 1 (make it contiguous)"
     step = max(1, tensor.alignment // view.element_size)
     for axis, stride in enumerate(steps):
         if stride % step and view.shape[axis] > 1:
-            raise ArgumentError(
-                f"{view.name}: stride {stride} of dimension {axis} is not a multiple of {step} "
+            return (
+                f"stride {stride} of dimension {axis} is not a multiple of {step} "
                 f"elements ({tensor.alignment} bytes); make it contiguous"
             )
-    if view.address % max(tensor.alignment, view.element_size):
-        raise ArgumentError(
-            f"{view.name}: address {view.address:#x} is not a multiple of {tensor.alignment} "
+    return None
+
+
+def wrong_address(tensor: TensorSpec, view: TensorView) -> str | None:
+    """The same for its address."""
+    if 0 not in view.shape and view.address % max(tensor.alignment, view.element_size):
+        return (
+            f"address {view.address:#x} is not a multiple of {tensor.alignment} "
             "bytes; copy it into a tensor of its own"
         )
+    return None
 
 
 def _check_unwanted(unwanted: Collection[str], views: Mapping[str, TensorView]) -> None:

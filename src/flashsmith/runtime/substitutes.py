@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from flashsmith import env
 from flashsmith.builder import built_kernels, cache_stamp
@@ -21,7 +22,7 @@ from flashsmith.families import (
     is_legal,
 )
 from flashsmith.runtime.arguments import check_fit
-from flashsmith.runtime.forward_request import Request
+from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.libraries import Key, LoadedKernel, LoadedKernels
 
 _log = logging.getLogger("flashsmith")
@@ -31,8 +32,25 @@ MOST_CALLS = 1024
 
 # Picks the best of some configs for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
-# The wanted kernel of a call, the problem, and whether TMA can copy its tensors.
-_Call = tuple[Key, Problem, bool]
+# The wanted kernel of a call, the problem, whether TMA can copy its tensors, and whether only
+# repeatable kernels serve.
+_Call = tuple[Key, Problem, bool, bool]
+
+
+class Wish(Protocol):
+    """The properties of a call that decide which kernels can serve it."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def q(self) -> TensorView: ...
+
+    @property
+    def suits_tma(self) -> bool: ...
+
+    @property
+    def deterministic(self) -> bool: ...
 
 
 @dataclass
@@ -48,7 +66,7 @@ class Substitutes:
         self,
         loaded: LoadedKernels,
         wanted: Key,
-        request: Request,
+        request: Wish,
         device: DeviceSpec,
         pick: Pick,
         may_build: Callable[[], bool],
@@ -96,12 +114,12 @@ class Substitutes:
 substitutes = Substitutes()
 
 
-def _call(wanted: Key, request: Request) -> _Call:
-    return wanted, request.problem, request.suits_tma
+def _call(wanted: Key, request: Wish) -> _Call:
+    return wanted, request.problem, request.suits_tma, request.deterministic
 
 
 def _best_built(
-    loaded: LoadedKernels, request: Request, device: DeviceSpec, pick: Pick
+    loaded: LoadedKernels, request: Wish, device: DeviceSpec, pick: Pick
 ) -> LoadedKernel | None:
     serving = _serving(request, device)
     while serving:
@@ -113,12 +131,14 @@ def _best_built(
     return None
 
 
-def _serving(request: Request, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
+def _serving(request: Wish, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
     """The built configs that serve a request, with the semantics of their kernels: the exact ones
     if there is such a kernel, else those of the general-edge kernel."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
         if config.family.needs_tma and not request.suits_tma:
+            continue
+        if request.deterministic and not config.family.is_deterministic(config):
             continue
         try:
             required = check_fit(config, request.problem)

@@ -120,12 +120,20 @@ class Framework(ABC):
         """A host tensor's own memory, nothing copied; a GPU's tensor copied to the host."""
 
     @abstractmethod
+    def dense_copy(self, tensor: Any) -> Any:
+        """A row-major copy of a tensor, aligned for kernels."""
+
+    @abstractmethod
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
         """At least one byte for what is enqueued on ``stream`` next; during capture, part of the
         graph.
 
         Raises LaunchError, or the framework's own error, when there is not enough memory.
         """
+
+    def is_deterministic(self) -> bool:
+        """Whether the program asked the framework for results with the same bits in every run."""
+        return False
 
     def longest_steps(self, vectors: Sequence[Any]) -> list[int]:
         """The largest step up in each vector on one GPU, 0 where there is none. Waits for the GPU,
@@ -156,6 +164,8 @@ class RepeatableFramework(Framework):
     tensor_type: type
     # ``current_stream``, or a faster equivalent.
     stream_of: Callable[[int], int]
+    # Whether operations on tensors that require grad are to be followed.
+    grad_enabled: Callable[[], bool]
 
     @abstractmethod
     def like_allocator(self, *, dense: bool) -> Callable[[Any], Any]:

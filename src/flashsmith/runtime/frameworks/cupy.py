@@ -49,6 +49,10 @@ class CupyArrays(Framework):
         array: np.ndarray = tensor.get()
         return array
 
+    def dense_copy(self, tensor: Any) -> Any:
+        with tensor.device:
+            return self._cupy.array(tensor, order="C")
+
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
         cuda = self._cupy.cuda
         with cuda.Device(device.ordinal):

@@ -113,6 +113,9 @@ class DeviceArrays(Framework):
     def as_numpy(self, tensor: DeviceArray) -> np.ndarray:
         return tensor.to_host()
 
+    def dense_copy(self, tensor: Any) -> Any:
+        return DeviceArray.from_host(tensor.to_host(), tensor.ordinal)
+
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
         return stream_ordered_workspace(nbytes, device, stream)
 

@@ -86,6 +86,11 @@ class JaxArrays(Framework):
         memory = HostMemory(self.address(tensor), tensor.shape, itemsize, owner=tensor)
         return np.asarray(memory).view(tensor.dtype)
 
+    def dense_copy(self, tensor: Any) -> Any:
+        import jax.numpy
+
+        return jax.numpy.array(tensor, copy=True).block_until_ready()
+
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
         if device == HOST:
             return host_workspace(nbytes)

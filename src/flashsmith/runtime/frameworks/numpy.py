@@ -52,5 +52,8 @@ class NumpyArrays(Framework):
     def as_numpy(self, tensor: np.ndarray) -> np.ndarray:
         return tensor
 
+    def dense_copy(self, tensor: Any) -> Any:
+        return np.array(tensor, order="C")
+
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
         return host_workspace(nbytes)

@@ -37,7 +37,7 @@ class TorchTensors(RepeatableFramework):
 
         super().__init__({name: getattr(torch, name) for name in NUMPY_DTYPES})
         self._torch, self.tensor_type = torch, torch.Tensor
-        self._strided, self._grad_enabled = torch.strided, torch.is_grad_enabled
+        self._strided, self.grad_enabled = torch.strided, torch.is_grad_enabled
         self._devices: dict[Any, Device] = {}
         self._gpu = cache(partial(torch.device, "cuda"))
         # The raw handle takes a tenth of the time of a Stream object.
@@ -54,11 +54,10 @@ class TorchTensors(RepeatableFramework):
     def view(self, name: str, tensor: Any) -> TensorView:
         if tensor.layout is not self._strided:
             raise ArgumentError(f"{name}: layout {tensor.layout}; give a strided (dense) tensor")
-        if tensor.requires_grad and self._grad_enabled():
+        if tensor.requires_grad and self.grad_enabled():
             raise ArgumentError(
-                f"{name}: requires grad, and there is no backward pass here; call under "
-                "torch.no_grad(), detach it, or use flashsmith.sdpa(), which leaves gradients to "
-                "PyTorch"
+                f"{name}: requires grad, and what this call computes has no gradient; use "
+                "flashsmith.attention(), which has, call under torch.no_grad(), or detach it"
             )
         device = self._devices.get(tensor.device)
         if device is None:
@@ -102,6 +101,9 @@ class TorchTensors(RepeatableFramework):
         array: np.ndarray = host.numpy()
         return array
 
+    def dense_copy(self, tensor: Any) -> Any:
+        return tensor.clone(memory_format=self._torch.contiguous_format)
+
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
         if device == HOST:
             return host_workspace(nbytes)
@@ -114,6 +116,9 @@ class TorchTensors(RepeatableFramework):
             with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=ordinal)):
                 memory = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
         return _new_tuple(Workspace, (memory.data_ptr(), memory))
+
+    def is_deterministic(self) -> bool:
+        return bool(self._torch.are_deterministic_algorithms_enabled())
 
     def longest_steps(self, vectors: Sequence[Any]) -> list[int]:
         torch = self._torch

@@ -1,0 +1,127 @@
+"""backward(do, q, k, v, o, lse): the gradients of attention(), by a kernel that suits them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from flashsmith.chooser.choice import choose_config
+from flashsmith.errors import ArgumentError
+from flashsmith.families import KernelConfig
+from flashsmith.families.family import config_class_names
+from flashsmith.operations.backward import BACKWARD
+from flashsmith.printable import quoted
+from flashsmith.runtime import BackwardAhead, Chooser, Gradients, run_backward
+from flashsmith.runtime.forward_options import NO_WINDOW
+from flashsmith.runtime.frameworks import framework_of
+from flashsmith.runtime.tensors import Array
+
+
+def backward(
+    do: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array,
+    *,
+    dlse: Array | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    sinks: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    deterministic: bool | None = None,
+    needs: tuple[bool, bool, bool, bool] = (True, True, True, True),
+    grad_dtype: str | None = None,
+    config: KernelConfig | None = None,
+    emulate: bool = False,
+) -> Gradients:
+    """The gradients of ``attention(q, k, v, ...)``, which returned ``o`` and ``lse``.
+
+    For PyTorch, where attention() differentiates by itself, this is the building block of loops
+    over parts of the keys: o and lse may be those of all keys where k and v are some of them, and
+    the gradients are then those parts' own. Gradients are dense, of their input's shape and dtype;
+    rows that belong to no sequence, or lie behind max_seqlen, have gradients of 0.
+
+    Args:
+        do: the gradient of o, of its shape and dtype, with any strides: a copy is made where a
+            kernel cannot read them.
+        q, k, v, causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+            max_seqlen_k: as given to attention().
+        o, lse: what attention(..., return_lse=True) returned.
+        dlse: the gradient of lse, of its shape, fp32; None is 0.
+        deterministic: True asks for a kernel that gives dq the same bits in every run; dk, dv and
+            dsinks always have them. None is PyTorch's are_deterministic_algorithms_enabled() for
+            its tensors, and False for others.
+        needs: which of dq, dk, dv and dsinks are needed; others cost nothing.
+        grad_dtype: 'float32' for dq, dk and dv that are not rounded; None is their inputs' dtype.
+        config: the kernel to use, a FlashBackwardKernelConfig; None chooses one.
+        emulate: run host tensors in the emulator even when that is estimated above 60 s.
+
+    Returns:
+        Gradients(dq, dk, dv, dsinks), like q in framework and device; None for those that are not
+        needed, and for dsinks without sinks, which is (heads_q,) fp32.
+
+    Raises:
+        ArgumentError: an argument is unusable, or no kernel serves these tensors.
+        The other errors of ``flashsmith.forward``.
+    """
+    check_backward_config("config", config)
+    repeatable = resolve_deterministic(deterministic, q)
+    options = (
+        causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,
+        max_seqlen_q, max_seqlen_k, dlse, repeatable, needs, grad_dtype,
+    )  # fmt: skip
+    chosen = config or CHOOSERS[repeatable]
+    return run_backward(chosen, (do, q, k, v, o, lse), options, emulate)
+
+
+def backward_ahead(config: KernelConfig | None, deterministic: bool) -> BackwardAhead:
+    """The backward pass that is to follow a forward pass."""
+    return BackwardAhead(config or CHOOSERS[deterministic], deterministic)
+
+
+def check_backward_config(argument: str, config: KernelConfig | None) -> None:
+    """Raises ArgumentError unless ``config`` is one of the backward pass, or None."""
+    if config is None:
+        return
+    of_backward = isinstance(config, KernelConfig) and config.family.operation == BACKWARD.name
+    if not of_backward:
+        classes = " or a ".join(config_class_names(BACKWARD.name))
+        given = config if isinstance(config, KernelConfig) else type(config).__name__
+        raise ArgumentError(
+            f"{argument}: got {given}; give a {classes}, or None, and one is chosen"
+        )
+
+
+def resolve_deterministic(deterministic: Any, q: Any) -> bool:
+    """Whether gradients must be repeatable; None asks PyTorch where q is a tensor of its.
+
+    Raises ArgumentError unless it is True, False or None.
+    """
+    check_deterministic_flag(deterministic)
+    if deterministic is not None:
+        return bool(deterministic)
+    framework = framework_of(type(q))
+    return framework is not None and framework.is_deterministic()
+
+
+def check_deterministic_flag(deterministic: Any) -> None:
+    """Raises ArgumentError unless it is True, False or None."""
+    if not (deterministic is None or deterministic is True or deterministic is False):
+        raise ArgumentError(
+            f"deterministic={quoted(deterministic)}: allowed are True, False and None, which asks "
+            "PyTorch"
+        )
+
+
+# By whether gradients must be repeatable.
+CHOOSERS: dict[bool, Chooser] = {
+    False: choose_config,
+    True: partial(choose_config, deterministic=True),
+}

@@ -1,0 +1,90 @@
+// Tensor maps of the tensors that a plan's kernels copy by TMA. Plain C++20 without CUDA headers.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "host/forward_problem.h"
+#include "wgmma/config.cuh"
+
+namespace flashsmith {
+
+inline constexpr int64_t kStrideUnit = 16;
+inline constexpr int64_t kStrideLimit = int64_t{1} << 40;
+inline constexpr uint64_t kWrap = uint64_t{1} << 34;
+
+// A tensor that TMA copies, in boxes of `box_rows` rows of a head.
+struct CopiedTensor {
+    const char* name;
+    size_t index;  // in the operation's order
+    size_t argument_offset;
+    Strides strides;
+    int64_t rows, heads, total;  // rows of a sequence; packed: of all of them
+    int box_rows;
+    bool is_single_row = false;
+
+    bool is_empty(const ForwardProblem& p, bool packed) const {
+        return packed ? total == 0 : rows == 0 || p.batch == 0;
+    }
+};
+
+// TMA takes no stride of 0, and ignores the stride of a dimension of size 1.
+inline uint64_t stride_bytes(const CopiedTensor& tensor, const char* what, int64_t elements,
+                             int64_t size) {
+    const int64_t bytes = elements * kElementBytes;
+    if (size <= 1 || tensor.is_single_row) return kStrideUnit;
+    require(bytes > 0 && bytes % kStrideUnit == 0 && bytes < kStrideLimit,
+            std::string(tensor.name) + ": its " + what + " stride is " + std::to_string(elements) +
+                " elements; TMA takes positive multiples of 8 below 2^39: make it contiguous, or "
+                "take a config of the mma.sync family");
+    return bytes;
+}
+
+// A tensor without rows has no address and any strides, and its map is never looked at: it becomes
+// one of a single row where q is.
+inline CopiedTensor single_row(CopiedTensor tensor, size_t q) {
+    tensor.index = q;
+    tensor.rows = tensor.heads = tensor.total = 1;
+    tensor.is_single_row = true;
+    return tensor;
+}
+
+// Columns, rows, heads, batch; packed, columns, rows twice, heads, and a step that takes back the
+// rows that were counted twice: see box_of_rows() in wgmma/tma.cuh. kRowsOfMap times kWrap is
+// 2^64, which to an address is nothing. A map that began some rows before the tensor would do with
+// fewer dimensions, but TMA faults where no memory is, though no box touches it.
+inline TensorMapSpec tensor_map(int d_head, DType dtype, const ForwardProblem& p, bool packed,
+                                const CopiedTensor& tensor) {
+    const uint32_t columns = d_head % 64 == 0 ? 64 : 32;
+    const auto box_rows = static_cast<uint32_t>(tensor.box_rows);
+    const uint64_t d = p.d, rows = tensor.rows, heads = tensor.heads, batch = p.batch;
+    const uint64_t head = stride_bytes(tensor, "head", tensor.strides.head, tensor.heads);
+    TensorMapSpec map{
+        .argument_offset = tensor.argument_offset,
+        .place = in_tensor(tensor.index),
+        .name = tensor.name,
+        .element_type = static_cast<int>(dtype),
+        .sizes = {},
+        .strides_bytes = {},
+        .box = {},
+        .swizzle_bytes = static_cast<int>(columns) * kElementBytes,
+    };
+    if (packed) {
+        const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, tensor.total);
+        require(row < kWrap, std::string(tensor.name) + ": its row stride is " +
+                                 std::to_string(tensor.strides.seq) +
+                                 " elements; packed sequences take less than 2^33");
+        map.sizes = {d, kRowsOfMap, static_cast<uint64_t>(tensor.total) + 1, heads, kRowsOfMap + 1};
+        map.strides_bytes = {row, row, head, kWrap - row};
+        map.box = {columns, box_rows, 1, 1, 1};
+    } else {
+        const uint64_t row = stride_bytes(tensor, "row", tensor.strides.seq, tensor.rows);
+        map.sizes = {d, rows, heads, batch};
+        map.strides_bytes = {row, head,
+                             stride_bytes(tensor, "batch", tensor.strides.batch, p.batch)};
+        map.box = {columns, box_rows, 1, 1};
+    }
+    return map;
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,50 @@
+// The FlashAttention backward pass on wgmma and TMA (sm_90a): the kernels of a pass, in the order
+// they run.
+//
+//     prepare        statistics of the rows
+//     gaps           packed: zeros outside of sequences
+//     main           dk and dv, and what each block of keys adds to dq
+//     finish         dq, rounded from its sums
+//     sinks          dsinks
+#pragma once
+
+#include "backward/rows_kernels.cuh"
+#include "wgmma_backward/consumer.cuh"
+#include "wgmma_backward/finish_kernel.cuh"
+#include "wgmma_backward/producer.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+FS_DEVICE void init_backward_barriers(uint32_t smem) {
+    constexpr int kWarps = Kernel::n_warpgroups * kWarpsPerWarpgroup;
+    mbarrier_init(smem + Kernel::K_barrier, 1);
+    mbarrier_init(smem + Kernel::V_barrier, 1);
+    PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::CFG.q_stages, kWarps);
+    PipelineBarriers{smem + Kernel::do_barriers}.init(Kernel::CFG.do_stages, kWarps);
+    dSStages<Kernel>::init(smem);
+    mbarrier_init_fence();
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
+    hopper_backward_kernel(const __grid_constant__ HopperBackwardKernelArgs args) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const uint32_t smem = shared_address(shared_memory);
+    const KeyBlock<Kernel> keys(args.problem);
+    if (!keys.exists()) return;
+    if (thread_index() == 0) init_backward_barriers<Kernel>(smem);
+    __syncthreads();
+
+    // The shuffle shows the compiler that it is the same in all lanes of a warp.
+    const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
+    if (warpgroup == 0) {
+        set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();
+        if (thread_index() == 0) BackwardProducer<Kernel>(args, smem, keys).run();
+    } else {
+        set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
+        BackwardConsumer<Kernel>(args.problem, smem, keys, warpgroup - 1).run(keys.n_steps());
+    }
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,70 @@
+// The config that names a kernel of the wgmma_backward family, and what its main kernel is called
+// with. Plain C++20 without CUDA types: the host compiler, the kernels and the tests read this
+// file.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+#include "backward/args.cuh"
+#include "common/constants.cuh"
+
+namespace flashsmith {
+
+// In which order a warpgroup's products of a step come.
+enum class StepOrder : int {
+    dv_first = 0,         // S, then dv and dP, then dk and dq
+    late_dq = 1,          // likewise, but dq under the exponentials of the next step
+    scores_together = 2,  // S and dP, then dv, dk and dq
+};
+
+// Fields, order and meaning are those of the Python class. Later knobs go at the end and their zero
+// means 'as before'.
+struct HopperBackwardKernelConfig {
+    DType dtype;
+    int d_head;
+    int B_r;
+    int B_c;
+    int n_warpgroups;  // of consumers, 64 keys each; one more is the producer's
+    int q_stages;
+    int do_stages;
+    int ds_stages;
+    int producer_registers;
+    int consumer_registers;
+    StepOrder order;
+
+    constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
+
+    constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
+
+    // Bytes of K and V, of the stages of Q, do and dS.
+    constexpr int64_t tile_bytes() const {
+        const int64_t columns = 2 * int64_t{B_c} + int64_t{q_stages + do_stages} * B_r;
+        return (columns * d_head + int64_t{ds_stages} * B_r * B_c) * kElementBytes;
+    }
+    // Dynamic shared memory of one CTA: the tiles, the statistics of the rows in Q's and do's
+    // stages, and barriers.
+    static constexpr int kBarrierPage = 256;
+    constexpr int64_t smem_bytes() const {
+        return tile_bytes() + int64_t{q_stages + do_stages} * B_r * 4 + kBarrierPage;
+    }
+
+    // How the warpgroups share dQ = dS K, B_r x d_head: by its rows, or by its columns; where
+    // neither comes out even, they take turns. A part has 64 rows and so many columns.
+    constexpr bool shares_rows() const { return B_r == kWarpgroupRows * n_warpgroups; }
+    constexpr bool shares_columns() const {
+        return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (32 * n_warpgroups) == 0;
+    }
+    constexpr int dq_parts() const { return shares_rows() || shares_columns() ? n_warpgroups : 1; }
+    constexpr int dq_columns() const { return shares_columns() ? d_head / n_warpgroups : d_head; }
+};
+
+// Everything the main kernel needs: its only parameter, in constant memory.
+struct HopperBackwardKernelArgs {
+    TensorMap q, k, v, d_o;
+    BackwardKernelArgs problem;
+};
+
+using hopper_backward_kernel_fn = void (*)(const HopperBackwardKernelArgs);
+
+}  // namespace flashsmith

@@ -1,0 +1,450 @@
+// A consumer warpgroup: dk and dv of its 64 keys, and its part of every block's dq.
+//
+// Scores are computed transposed, keys by queries: P^T and dS^T, rounded, are then the operands of
+// dv += P^T do and dk += dS^T q as they lie in registers. Only dS goes through shared memory, for
+// dQ = dS K over all keys of the CTA, whose parts the warpgroups add to fp32 sums in global memory.
+#pragma once
+
+#include "common/softmax.cuh"
+#include "wgmma/pipeline.cuh"
+#include "wgmma/tma.cuh"
+#include "wgmma_backward/key_block.cuh"
+#include "wgmma_backward/store_gradient.cuh"
+
+namespace flashsmith {
+
+// Four 8x8 matrices of 16-bit elements, each transposed; lane l gives the address of row l % 8 of
+// what matrix l / 8 is in memory.
+FS_DEVICE void stmatrix_x4_transposed(uint32_t smem, const uint32_t (&d)[4]) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
+        "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
+        : "memory");
+}
+
+// The stages of dS: full when all warpgroups have stored their keys, empty when dQ is computed.
+template <class Kernel>
+struct dSStages {
+    static constexpr int kStages = Kernel::CFG.ds_stages;
+    // Warps that arrive at a full barrier, and at an empty one.
+    static constexpr int kWriters = Kernel::n_warpgroups * kWarpsPerWarpgroup;
+    static constexpr int kReaders = Kernel::dq_parts * kWarpsPerWarpgroup;
+
+    uint32_t smem;
+    PipelineState<kStages> written, read;
+
+    FS_DEVICE static void init(uint32_t smem) {
+        const PipelineBarriers barriers{smem + Kernel::dS_barriers};
+        for (int stage = 0; stage < kStages; ++stage) {
+            mbarrier_init(barriers.full(stage), kWriters);
+            mbarrier_init(barriers.empty(stage), kReaders);
+        }
+    }
+    FS_DEVICE PipelineBarriers barriers() const { return {smem + Kernel::dS_barriers}; }
+    FS_DEVICE uint32_t tile(int stage) const {
+        return smem + Kernel::dS_offset + stage * Kernel::dS_tile_bytes;
+    }
+
+    FS_DEVICE uint32_t acquire() const {
+        mbarrier_wait(barriers().empty(written.stage()), written.phase() ^ 1);
+        return tile(written.stage());
+    }
+    // What the warp has stored is to be seen by wgmma.
+    FS_DEVICE void commit(int lane) {
+        tma_store_fence();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(barriers().full(written.stage()));
+        written.advance();
+    }
+    FS_DEVICE uint32_t wait() const {
+        mbarrier_wait(barriers().full(read.stage()), read.phase());
+        return tile(read.stage());
+    }
+    FS_DEVICE void release(int lane) {
+        if (lane == 0) mbarrier_arrive(barriers().empty(read.stage()));
+        read.advance();
+    }
+};
+
+// The same number, of which the compiler knows nothing: what follows from it is computed anew in
+// every step, where the descriptors of all products would take more registers than there are.
+FS_DEVICE uint32_t anew(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+template <class Kernel>
+struct BackwardConsumer {
+    static_assert(Kernel::valid_config());
+    static constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    using value_t = typename Kernel::value_t;
+    using Panel = typename Kernel::Panel;
+    using Keys = KeyBlock<Kernel>;
+
+    // ---- state ----
+
+    const BackwardKernelArgs& args;
+    const uint32_t smem;
+    const int warpgroup, warp, lane;
+    const int first_key;  // of this warpgroup
+    const BlockRange blocks;
+    const Visibility<SEMANTICS> visibility;
+    int block;     // of queries
+    int turn;      // steps until this warpgroup computes dq, where they take turns
+    int dq_block;  // the one whose dq comes next, and where this lane's part of it belongs
+    float* dq_sums;
+
+    TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
+    TilePipeline<CFG.do_stages, Kernel::Q_tile_bytes> d_o;
+    dSStages<Kernel> stages;
+
+    typename Kernel::Scores S, dP;
+    typename Kernel::Rounded P, dS;
+    typename Kernel::Gradient dk, dv;
+    typename Kernel::dQ_t dq;
+
+    FS_DEVICE BackwardConsumer(const BackwardKernelArgs& args, uint32_t smem, const Keys& keys,
+                               int warpgroup)
+        : args(args),
+          smem(smem),
+          warpgroup(warpgroup),
+          warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
+          lane(lane_index()),
+          first_key(keys.first_key + warpgroup * kWarpgroupRows),
+          blocks(keys.blocks),
+          visibility(args, keys.q.count, keys.k.count),
+          block(keys.blocks.begin),
+          turn(warpgroup),
+          dq_block(keys.blocks.begin),
+          dq_sums(first_dq_sums(keys)),
+          Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
+          d_o(smem + Kernel::do_offset, smem + Kernel::do_barriers),
+          stages{smem} {}
+
+    // ---- the algorithm ----
+
+    FS_DEVICE void run(int n_steps) {
+        zero(dk);
+        zero(dv);
+        if (n_steps > 0) {
+            mbarrier_wait(smem + Kernel::K_barrier, 0);
+            if constexpr (CFG.order == StepOrder::scores_together)
+                steps_with_scores_together(n_steps);
+            else
+                steps_with_dv_first(n_steps);
+        }
+        const Keys keys(args);  // again, rather than keep it in registers throughout
+        store(args.dk, dk, args.scale,
+              keys.batch * args.dk_batch_stride + keys.head_k * args.dk_head_stride,
+              args.dk_seq_stride, keys);
+        store(args.dv, dv, 1.0f,
+              keys.batch * args.dv_batch_stride + keys.head_k * args.dv_head_stride,
+              args.dv_seq_stride, keys);
+    }
+
+    // S, P, then dv and dP, dS, then dk and dq. No product is in flight where the loop begins:
+    // ptxas would serialise them all.
+    FS_DEVICE void steps_with_dv_first(int n_steps) {
+        begin_S();
+        wgmma_wait<0>(S);
+        exponentiate();
+        mbarrier_wait(smem + Kernel::V_barrier, 0);
+        compute_dv_and_dP();
+#pragma unroll 1
+        while (--n_steps > 0) {
+            compute_dS();
+            start_gradient(dk, dS, Q.tile());
+            if constexpr (CFG.order == StepOrder::late_dq) {
+                advance_block();
+                Q.state.advance();
+                begin_S();
+                start_dq();
+                wgmma_wait<1>(S, dk, dS);
+                release_last_Q();
+                exponentiate();
+                finish_dq();
+            } else {
+                start_dq();
+                wgmma_wait<1>(dk, dS);
+                Q.consumer_release(warp, lane);
+                finish_dq();
+                advance_block();
+                begin_S();
+                wgmma_wait<0>(S);
+                exponentiate();
+            }
+            compute_dv_and_dP();
+        }
+        compute_dS();
+        start_gradient(dk, dS, Q.tile());
+        start_dq();
+        finish_dq();
+        wgmma_wait<0>(dk, dS);
+    }
+
+    // S and dP, P and dS, then dv, dk and dq: the least registers.
+    FS_DEVICE void steps_with_scores_together(int n_steps) {
+        mbarrier_wait(smem + Kernel::V_barrier, 0);
+#pragma unroll 1
+        for (; n_steps > 0; --n_steps) {
+            begin_S();
+            begin_dP();
+            wgmma_wait<1>(S);
+            exponentiate();
+            wgmma_wait<0>(dP);
+            differentiate();
+            store_dS();
+            start_gradient(dv, P, d_o.tile());
+            start_gradient(dk, dS, Q.tile());
+            if constexpr (!Kernel::takes_turns) start_dq();
+            constexpr int kBehind = Kernel::takes_turns ? 0 : 1;
+            wgmma_wait<kBehind + 1>(dv, P);
+            d_o.consumer_release(warp, lane);
+            wgmma_wait<kBehind>(dk, dS);
+            Q.consumer_release(warp, lane);
+            if constexpr (!Kernel::takes_turns) {
+                finish_dq();
+            } else {
+                if (turn == 0) {
+                    start_dq();
+                    finish_dq();
+                } else {
+                    stages.read.advance();
+                    advance_dq_sums();
+                }
+                turn = turn == 0 ? Kernel::n_warpgroups - 1 : turn - 1;
+            }
+            advance_block();
+        }
+    }
+
+    // The next block's S, once its queries are here.
+    FS_DEVICE void begin_S() {
+        Q.consumer_wait();
+        clear_unseeing();
+        start_scores(S, Kernel::K_offset, Q.tile());
+    }
+
+    // From P to dv, and dP. dv's product comes first: P's registers are free for dS once dP is
+    // here.
+    FS_DEVICE void compute_dv_and_dP() {
+        d_o.consumer_wait();
+        start_gradient(dv, P, d_o.tile());
+        start_scores(dP, Kernel::V_offset, d_o.tile());
+        wgmma_wait<0>(dP, dv, P);
+    }
+    FS_DEVICE void begin_dP() {
+        d_o.consumer_wait();
+        start_scores(dP, Kernel::V_offset, d_o.tile());
+    }
+
+    FS_DEVICE void compute_dS() {
+        differentiate();
+        d_o.consumer_release(warp, lane);
+        store_dS();
+    }
+
+    FS_DEVICE void advance_block() {
+        if (++block == blocks.end) block = blocks.begin;
+    }
+
+    // ---- products ----
+
+    // Of this warpgroup's keys, of K or V, with a tile of queries.
+    FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t tile) {
+        const uint64_t a =
+            Panel::descriptor(anew(smem) + offset + warpgroup * kWarpgroupRows * Panel::kRowBytes);
+        const uint64_t b = Panel::descriptor(anew(tile));
+        wgmma_fence(scores);
+#pragma unroll
+        for (int step = 0; step < Kernel::d_steps; ++step)
+            Kernel::ScoresGemm::run(scores, a + Panel::template column_step<Kernel::B_c>(step),
+                                    b + Panel::template column_step<Kernel::B_r>(step), step > 0);
+        wgmma_commit();
+    }
+
+    // gradient += P^T do, or dS^T q.
+    FS_DEVICE void start_gradient(typename Kernel::Gradient& gradient, typename Kernel::Rounded& a,
+                                  uint32_t tile) {
+        const uint64_t b = Panel::descriptor(anew(tile), Kernel::Q_panel_bytes);
+        wgmma_fence(gradient, a);
+#pragma unroll
+        for (int step = 0; step < Kernel::query_steps; ++step)
+            Kernel::GradientGemm::run(gradient, a[step], b + Panel::row_step(step), 1);
+        wgmma_commit();
+    }
+
+    // This warpgroup's part of dQ = dS K.
+    FS_DEVICE int part() const { return Kernel::takes_turns ? 0 : warpgroup; }
+    FS_DEVICE void start_dq() {
+        const int part = this->part();
+        using KeysPanel = typename Kernel::KeysPanel;
+        const uint32_t tile = stages.wait();
+        const int row = Kernel::shares_rows ? part * kWarpgroupRows : 0;
+        const int column = Kernel::shares_rows ? 0 : part * Kernel::dq_columns;
+        const uint64_t a = KeysPanel::descriptor(anew(tile) + row * KeysPanel::kRowBytes);
+        const uint64_t b = Panel::descriptor(anew(smem) + Kernel::K_offset +
+                                                 column / Panel::kColumns * Kernel::KV_panel_bytes +
+                                                 column % Panel::kColumns * kElementBytes,
+                                             Kernel::KV_panel_bytes);
+        wgmma_fence(dq);
+#pragma unroll
+        for (int step = 0; step < Kernel::key_steps; ++step)
+            Kernel::dQGemm::run(dq, a + KeysPanel::template column_step<Kernel::B_r>(step),
+                                b + Panel::row_step(step), step > 0);
+        wgmma_commit();
+    }
+    FS_DEVICE void finish_dq() {
+        wgmma_wait<0>(dq);
+        stages.release(lane);
+#pragma unroll
+        for (int n = 0; n < Kernel::dq_columns / 8; ++n)
+            add_global(dq_sums + n * kWarpgroupThreads * 4,
+                       float4{dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]});
+        advance_dq_sums();
+    }
+
+    // The sums of a block lie part by part as the accumulators do: a warp adds 512 neighbouring
+    // bytes.
+    FS_DEVICE float* first_dq_sums(const Keys& keys) const {
+        const int part = this->part();
+        constexpr int kPart = kWarpgroupRows * Kernel::dq_columns;
+        return args.dq_sums + keys.statistic(args, keys.first_step()) * Kernel::d_head +
+               part * kPart + (warp * kWarpSize + lane) * 4;
+    }
+    FS_DEVICE void advance_dq_sums() {
+        constexpr int kBlock = Kernel::B_r * Kernel::d_head;
+        dq_sums += kBlock;
+        if (++dq_block < blocks.end) return;
+        dq_block = blocks.begin;
+        dq_sums += args.statistics_head_stride * Kernel::d_head -
+                   (blocks.end - blocks.begin) * int64_t{kBlock};
+    }
+
+    // Q of the step before.
+    FS_DEVICE void release_last_Q() {
+        const int stage = (Q.state.stage() + CFG.q_stages - 1) % CFG.q_stages;
+        if (lane == 0) mbarrier_arrive(Q.barriers.empty(stage));
+    }
+
+    // ---- between the products ----
+
+    // The statistics of the two queries that a lane has in the n-th tile.
+    FS_DEVICE float2 statistics(int offset, int stage, int n) const {
+        return load_shared_float2(smem + offset + stage * Kernel::statistics_bytes +
+                                  (8 * n + lane % 4 * 2) * 4);
+    }
+
+    // With a softcap S is no P any more.
+    static constexpr bool kRoundsPEarly =
+        CFG.order != StepOrder::scores_together || SEMANTICS.softcap;
+
+    // S becomes P, with a softcap times 1 - tanh^2, the cap's own gradient; where a query does not
+    // see a key, P is 0.
+    FS_DEVICE void exponentiate() {
+        if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
+        typename Kernel::Scores p;
+#pragma unroll
+        for (int n = 0; n < Kernel::B_r / 8; ++n) {
+            const float2 lse_log2 = statistics(Kernel::lse_offset, Q.state.stage(), n);
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                p[0][n][e] = exp2_approx(
+                    fmaf(S[0][n][e], args.scale_log2, e % 2 == 0 ? -lse_log2.x : -lse_log2.y));
+        }
+        if constexpr (Kernel::masked)
+            if (blocks.needs_mask(block)) mask(p);
+        if constexpr (kRoundsPEarly) round(P, p);
+#pragma unroll
+        for (int n = 0; n < Kernel::B_r / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                S[0][n][e] = SEMANTICS.softcap ? p[0][n][e] * fmaf(-S[0][n][e], S[0][n][e], 1.0f)
+                                               : p[0][n][e];
+    }
+
+    // dP becomes dS = P (dP - D).
+    FS_DEVICE void differentiate() {
+#pragma unroll
+        for (int n = 0; n < Kernel::B_r / 8; ++n) {
+            const float2 D = statistics(Kernel::D_offset, d_o.state.stage(), n);
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                dP[0][n][e] = S[0][n][e] * (dP[0][n][e] - (e % 2 == 0 ? D.x : D.y));
+        }
+        // Out of sight dP may be anything, NaN too.
+        if constexpr (Kernel::masked)
+            if (blocks.needs_mask(block)) mask(dP);
+        if constexpr (!kRoundsPEarly) round(P, S);
+        round(dS, dP);
+    }
+
+    FS_DEVICE static void round(typename Kernel::Rounded& rounded,
+                                const typename Kernel::Scores& x) {
+#pragma unroll
+        for (int step = 0; step < Kernel::query_steps; ++step)
+            pack_fragment<value_t>(rounded[step], x[0][2 * step], x[0][2 * step + 1]);
+    }
+
+    // Elements of keys that a query does not see, or of queries that there are not, become 0.
+    FS_DEVICE void mask(typename Kernel::Scores& x) const {
+        const int key = first_key + warp * kWarpRows + lane / 4;
+        const int query = block * Kernel::B_r + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < Kernel::B_r / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                KeyRange seen = visibility.keys(query + 8 * n + i);
+                if (SEMANTICS.uneven && query + 8 * n + i >= visibility.seq_q) seen.last = -1;
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+                    if (!seen.contains(key + 8 * r)) x[0][n][2 * r + i] = 0.0f;
+            }
+    }
+
+    // This warpgroup's keys of dS, queries by keys, for all to read.
+    FS_DEVICE void store_dS() {
+        using KeysPanel = typename Kernel::KeysPanel;
+        const uint32_t panel = stages.acquire() + warpgroup * Kernel::dS_panel_bytes;
+        const int query = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+        const uint32_t place = panel + KeysPanel::offset(query, chunk);
+#pragma unroll
+        for (int step = 0; step < Kernel::query_steps; ++step)
+            stmatrix_x4_transposed(place + 16 * step * KeysPanel::kRowBytes, dS[step]);
+        stages.commit(lane);
+    }
+
+    // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.
+    FS_DEVICE void clear_unseeing() const {
+        if constexpr (SEMANTICS.mask == MaskKind::none) return;
+        const int rows = min(visibility.first_seeing_row() - block * Kernel::B_r, Kernel::B_r);
+        if (rows <= 0) return;
+        mbarrier_wait(d_o.full(), d_o.state.phase());
+        constexpr int kChunks = Kernel::d_head / 8;
+        const int first = warpgroup * kWarpgroupThreads + warp * kWarpSize + lane;
+        for (int i = first; i < rows * kChunks; i += Kernel::consumer_threads) {
+            const int row = i / kChunks, chunk = i % kChunks;
+            const uint32_t place = chunk / Panel::kChunks * Kernel::Q_panel_bytes +
+                                   Panel::offset(row, chunk % Panel::kChunks);
+            store_shared_16B(Q.tile() + place, uint4{0, 0, 0, 0});
+            store_shared_16B(d_o.tile() + place, uint4{0, 0, 0, 0});
+        }
+        tma_store_fence();
+        named_barrier_wait(1, Kernel::consumer_threads);
+    }
+
+    // ---- the end ----
+
+    FS_DEVICE void store(void* gradient, const typename Kernel::Gradient& acc, float scale,
+                         int64_t origin, int64_t seq_stride, const Keys& keys) const {
+        if (gradient == nullptr) return;
+        const int key = keys.first_key + warpgroup * kWarpgroupRows + warp * kWarpRows;
+        const int64_t element = origin + (keys.k.first + key) * seq_stride;
+        store_gradient<value_t>(static_cast<char*>(gradient) + element * (args.grads_fp32 ? 4 : 2),
+                                seq_stride, keys.k.count - key, args.d, args.grads_fp32, acc,
+                                scale);
+    }
+};
+
+}  // namespace flashsmith

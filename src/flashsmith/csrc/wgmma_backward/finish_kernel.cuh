@@ -1,0 +1,53 @@
+// The kernel that rounds dq out of its fp32 sums.
+#pragma once
+
+#include "wgmma_backward/key_block.cuh"
+#include "wgmma_backward/store_gradient.cuh"
+
+namespace flashsmith {
+
+// dq of one block of queries; the sums lie as the accumulators of the warpgroups that made them.
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
+    hopper_backward_finish_kernel(const BackwardKernelArgs args) {
+    constexpr HopperBackwardKernelConfig CFG = Kernel::CFG;
+    constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    constexpr int kTiles = Kernel::dq_columns / 8;
+    const int n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
+    const uint32_t sequence = block_index() / n_blocks;
+    const int first_row = block_index() % n_blocks * Kernel::B_r;
+    const int batch = sequence / args.heads_q, head = sequence % args.heads_q;
+    const SequenceRows q =
+        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
+    const SequenceRows k =
+        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
+    if (SEMANTICS.packed && first_row >= q.count) return;
+    const int part = thread_index() / kWarpgroupThreads, lane = lane_index();
+    const int warp = thread_index() / kWarpSize % kWarpsPerWarpgroup;
+    const int row =
+        first_row + (Kernel::shares_rows ? part * kWarpgroupRows : 0) + warp * kWarpRows;
+    const int column = Kernel::shares_rows ? 0 : part * Kernel::dq_columns;
+
+    const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first) + first_row;
+    const float* const sums = args.dq_sums + statistic * Kernel::d_head +
+                              part * kWarpgroupRows * Kernel::dq_columns +
+                              (warp * kWarpSize + lane) * 4;
+    const int unseeing = Visibility<SEMANTICS>(args, q.count, k.count).first_seeing_row() - row;
+    float dq[1][kTiles][4];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+        const uint4 x = load_global_16B(sums + n * kWarpgroupThreads * 4);
+        const uint32_t elements[4] = {x.x, x.y, x.z, x.w};
+        // 0 times NaN was added to rows that see no key, where some key holds NaN.
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            dq[0][n][e] = lane / 4 + e / 2 * 8 < unseeing ? 0.0f : __uint_as_float(elements[e]);
+    }
+    const int64_t element = batch * args.dq_batch_stride + head * args.dq_head_stride +
+                            (q.first + row) * args.dq_seq_stride + column;
+    store_gradient<typename Kernel::value_t>(
+        static_cast<char*>(args.dq) + element * (args.grads_fp32 ? 4 : 2), args.dq_seq_stride,
+        q.count - row, args.d - column, args.grads_fp32, dq, args.scale);
+}
+
+}  // namespace flashsmith

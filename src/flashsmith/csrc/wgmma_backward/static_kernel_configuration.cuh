@@ -1,0 +1,106 @@
+// A config of the wgmma_backward family and what it is to compute, turned into types and constants.
+#pragma once
+
+#include <type_traits>
+
+#include "common/wgmma.cuh"
+#include "wgmma_backward/config.cuh"
+
+#ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
+#error \
+    "define FLASHSMITH_MAX_SMEM_PER_BLOCK: the bytes of shared memory a CTA may have on the target"
+#endif
+
+namespace flashsmith {
+
+template <HopperBackwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
+struct StaticHopperBackwardKernelConfig {
+    static constexpr HopperBackwardKernelConfig CFG = CFG_;
+    static constexpr Semantics SEMANTICS = SEMANTICS_;
+    static constexpr bool masked = SEMANTICS.masked();
+
+    using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
+    static constexpr int d_head = CFG.d_head;
+    static constexpr int B_r = CFG.B_r;
+    static constexpr int B_c = CFG.B_c;
+    static constexpr int n_warpgroups = CFG.n_warpgroups;
+    static constexpr int consumer_threads = n_warpgroups * kWarpgroupThreads;
+    // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
+    static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;
+
+    // Tiles as panels of 64 columns, or of 32 where 64 do not divide the head; dS as panels of the
+    // 64 keys that a warpgroup has.
+    using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
+    using KeysPanel = flashsmith::Panel<64>;
+    static constexpr int n_panels = d_head / Panel::kColumns;
+    static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
+    static constexpr int KV_tile_bytes = n_panels * KV_panel_bytes;
+    static constexpr int Q_panel_bytes = B_r * Panel::kRowBytes;
+    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // of do too
+    static constexpr int dS_panel_bytes = B_r * KeysPanel::kRowBytes;
+    static constexpr int dS_tile_bytes = n_warpgroups * dS_panel_bytes;
+    static constexpr int statistics_bytes = B_r * 4;
+    static constexpr bool shares_rows = CFG.shares_rows();
+    static constexpr int dq_columns = CFG.dq_columns();
+    static constexpr int dq_parts = CFG.dq_parts();
+    static constexpr bool takes_turns = dq_parts < n_warpgroups;
+
+    // Products and their registers. Scores are transposed, 64 keys by B_r queries.
+    using ScoresGemm = Wgmma<value_t, B_r, false>;
+    using GradientGemm = Wgmma<value_t, d_head, true>;
+    using dQGemm = Wgmma<value_t, dq_columns, true>;
+    static constexpr int d_steps = d_head / 16;
+    static constexpr int query_steps = B_r / 16;
+    static constexpr int key_steps = B_c / 16;
+    using Scores = float[1][B_r / 8][4];
+    using Rounded = uint32_t[query_steps][4];
+    using Gradient = float[1][d_head / 8][4];
+    using dQ_t = float[1][dq_columns / 8][4];
+
+    // Shared memory, bytes from its start.
+    static constexpr int K_offset = 0;
+    static constexpr int V_offset = K_offset + KV_tile_bytes;
+    static constexpr int Q_offset = V_offset + KV_tile_bytes;
+    static constexpr int do_offset = Q_offset + CFG.q_stages * Q_tile_bytes;
+    static constexpr int dS_offset = do_offset + CFG.do_stages * Q_tile_bytes;
+    static constexpr int lse_offset = dS_offset + CFG.ds_stages * dS_tile_bytes;
+    static_assert(lse_offset == CFG.tile_bytes());
+    static constexpr int D_offset = lse_offset + CFG.q_stages * statistics_bytes;
+    static constexpr int barrier_offset = D_offset + CFG.do_stages * statistics_bytes;
+
+    // K's and V's barrier, then pairs (full, empty) for every stage.
+    static constexpr int K_barrier = barrier_offset;
+    static constexpr int V_barrier = K_barrier + 8;
+    static constexpr int Q_barriers = V_barrier + 8;
+    static constexpr int do_barriers = Q_barriers + 16 * CFG.q_stages;
+    static constexpr int dS_barriers = do_barriers + 16 * CFG.do_stages;
+    static_assert(dS_barriers + 16 * CFG.ds_stages <= CFG.smem_bytes());
+
+    // What the constants above and the kernel assume. `flashsmith explain` has all rules and their
+    // reasons.
+    static constexpr bool valid_config() {
+        static_assert(d_head % 32 == 0 && d_head <= 256,
+                      "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
+        static_assert(B_c == kWarpgroupRows * n_warpgroups, "B_c: a warpgroup has 64 keys");
+        static_assert(shares_rows || B_r == kWarpgroupRows,
+                      "B_r: a part of dQ has 64 rows, for each warpgroup or for all");
+        static_assert(!takes_turns || CFG.order == StepOrder::scores_together,
+                      "order: warpgroups that take turns have S and dP together");
+        static_assert(kStatisticsRows % B_r == 0, "B_r: statistics are of whole tiles");
+        static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
+                      "the tiles need more shared memory than a CTA may have");
+        static_assert(can_be_set(CFG.producer_registers) && can_be_set(CFG.consumer_registers),
+                      "registers: setmaxnreg takes multiples of 8 between 24 and 240");
+        static_assert(CFG.producer_registers + n_warpgroups * CFG.consumer_registers <=
+                          (n_warpgroups + 1) * registers_at_start,
+                      "registers: setmaxnreg waits for ever for more than there are");
+        return true;
+    }
+
+  private:
+    static constexpr bool can_be_set(int registers) {
+        return registers >= 24 && registers <= 240 && registers % 8 == 0;
+    }
+};
+
+}  // namespace flashsmith

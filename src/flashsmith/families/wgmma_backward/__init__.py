@@ -1,0 +1,116 @@
+"""The wgmma_backward family (sm_90a): gradients of attention by wgmma, fed by TMA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flashsmith.families.cpp import Cpp
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.legality import compiled_d_head
+from flashsmith.families.wgmma_backward import cost, describe, rules, search_space, sets
+from flashsmith.families.wgmma_backward.config import D_HEADS, HopperBackwardKernelConfig
+from flashsmith.operations.dtype import DType
+from flashsmith.operations.problem import Problem
+
+
+class WgmmaBackwardFamily(Family):
+    """Kernels of warpgroups that keep 64 keys each, of which one more copies queries by TMA."""
+
+    config_class = HopperBackwardKernelConfig
+    title = "wgmma backward"
+    operation = "backward"
+    rules = rules.RULES
+    settled_first = (
+        "dtype", "d_head", "n_warpgroups", "B_r", "B_c", "q_stages", "do_stages", "ds_stages",
+        "order", "consumer_registers", "producer_registers",
+    )  # fmt: skip
+    repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        # Of the producer's registers only fewer can help, and fewer than these it cannot do with.
+        "producer_registers": (24, 32, 40),
+    }
+    csrc = Path(__file__).parents[2] / "csrc" / "wgmma_backward"
+    cpp = Cpp(
+        config_header="wgmma_backward/config.cuh",
+        kernel_header="wgmma_backward/backward_kernel.cuh",
+        kernel="hopper_backward_kernel",
+        static_config="StaticHopperBackwardKernelConfig",
+        function="hopper_backward_kernel_fn",
+        plan_header="wgmma_backward/plan.h",
+        plan_function="plan_backward",
+    )
+    # wgmma is in the architecture's own instructions.
+    target_suffix = "a"
+    needs_tma = True
+    must_not_spill = True
+    space_key = "hopper-backward"
+    translation_seconds = 0.5
+    sets: ClassVar[Mapping[str, ConfigSet]] = {
+        "hopper-backward": ConfigSet(
+            "the wgmma kernels of the backward pass, for sm_90", sets.get_hopper_backward_configs
+        ),
+    }
+
+    def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
+        return {
+            "main": self.cpp.kernel,
+            "finish": "hopper_backward_finish_kernel",
+            "prepare": "backward_prepare_kernel",
+            "gaps": "backward_gaps_kernel",
+            "sinks": "backward_sinks_kernel",
+        }
+
+    def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
+        if device.arch != rules.HOPPER_ARCH:
+            return (
+                f"its instructions are of sm_{rules.HOPPER_ARCH}, and {device.name} is "
+                f"sm_{device.arch}"
+            )
+        d_head = compiled_d_head(problem.d)
+        if d_head not in D_HEADS:
+            served = " and ".join(map(str, D_HEADS))
+            return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"
+        return None
+
+    def candidates(
+        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+    ) -> Sequence[HopperBackwardKernelConfig]:
+        return sets.candidates(dtype, d_head, device)
+
+    def search_space(
+        self, dtype: DType, d_head: int, masked: bool
+    ) -> Sequence[HopperBackwardKernelConfig]:
+        return search_space.search_space(dtype, d_head)
+
+    def moved(self, cfg: HopperBackwardKernelConfig) -> Iterable[HopperBackwardKernelConfig]:
+        return search_space.moved(cfg)
+
+    def is_deterministic(self, cfg: HopperBackwardKernelConfig) -> bool:
+        return False
+
+    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+        d_heads = [d_head for d_head in D_HEADS if d <= d_head]
+        return sets.candidates(dtype, d_heads[0], self.roomiest_device) if d_heads else ()
+
+    def compile_cost(self, cfg: HopperBackwardKernelConfig) -> float:
+        return cost.COMPILE_COST
+
+    def dividing_tiles(self, cfg: HopperBackwardKernelConfig) -> dict[str, int]:
+        return {"B_r": cfg.B_r, "B_c": cfg.B_c}
+
+    def smem_map(self, cfg: HopperBackwardKernelConfig) -> Sequence[SmemRegion]:
+        return describe.smem_map(cfg)
+
+    def intensity(self, cfg: HopperBackwardKernelConfig) -> Intensity:
+        return describe.intensity(cfg)
+
+    def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
+        return describe.CONFLICT_KINDS
+
+    def registers_in_words(self, cfg: HopperBackwardKernelConfig, registers: int) -> str:
+        return describe.registers_in_words(cfg, registers)
+
+
+WGMMA_BACKWARD = register_family(WgmmaBackwardFamily())

@@ -1,0 +1,204 @@
+"""HopperBackwardKernelConfig: the knobs that name one kernel of the wgmma_backward family.
+
+The C++ struct of the same name (csrc/wgmma_backward/config.cuh) has the same fields in the same
+order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+from flashsmith.families.config import KernelConfig
+from flashsmith.families.knob import KnobGroup, knob
+from flashsmith.families.wgmma_backward import describe
+from flashsmith.operations.dtype import DType
+
+
+class StepOrder(IntEnum):
+    """In which order a warpgroup's products of a step come."""
+
+    DV_FIRST = 0
+    LATE_DQ = 1
+    SCORES_TOGETHER = 2
+
+
+WARPGROUP_THREADS = 128
+WARPGROUP_ROWS = 64
+# Bytes of barriers beside the tiles.
+BARRIER_PAGE = 256
+D_HEADS = (64, 128)
+REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
+# Registers of a thread beside its accumulators: addresses, statistics, loop state.
+REGISTERS_BESIDE_TILES = 24
+# dQ is shared by multiples of so many columns.
+DQ_COLUMNS = 32
+_FLOAT_BYTES = 4
+_WARPGROUPS = (1, 2, 3)
+_REGISTERS = range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT)
+
+
+@dataclass(frozen=True, order=True)
+class HopperBackwardKernelConfig(KernelConfig):
+    """One backward pass of the wgmma_backward family (sm_90a), ordered field by field.
+
+    A later knob goes at the end with a zero default that means today's behaviour.
+
+    Raises:
+        ArgumentError: a field has the wrong type or is out of range.
+    """
+
+    FAMILY: ClassVar[str] = "wgmma_backward"
+    OLDEST_ARCH: ClassVar[int] = 90
+    # '(FP16, 128, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq'
+    SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warpgroups")
+    LEADING_WORD: ClassVar[str] = "tma_backward"
+    GROUPS: ClassVar[tuple[KnobGroup, ...]] = (
+        KnobGroup(
+            "regs_{}_{}",
+            ("producer_registers", "consumer_registers"),
+            ("N", "N"),
+            "registers",
+            (24, 240),
+        ),
+    )
+
+    dtype: DType = knob(
+        "element type of the tensors",
+        values=tuple(DType),
+        effect=lambda cfg: "element type of q, k, v, o and the gradients; sums are fp32",
+        where="Wgmma",
+    )
+    d_head: int = knob(
+        "head dimension, elements",
+        values=D_HEADS,
+        effect=lambda cfg: (
+            f"S and dP take {cfg.d_head // 16} k16-steps each; dk and dv have {cfg.d_head} "
+            "registers a thread"
+        ),
+        where="StaticHopperBackwardKernelConfig",
+    )
+    B_r: int = knob(
+        "query rows of a loop step",
+        values=(64, 128),
+        effect=lambda cfg: f"a loop step takes {cfg.B_r} queries: S has {cfg.B_r // 2} registers",
+        where="BackwardConsumer::step",
+    )
+    B_c: int = knob(
+        "rows of K and V that a CTA keeps",
+        values=tuple(WARPGROUP_ROWS * count for count in _WARPGROUPS),
+        effect=lambda cfg: f"a CTA owns {cfg.B_c} keys",
+        where="KeyBlock",
+    )
+    n_warpgroups: int = knob(
+        "consumer warpgroups, 64 keys each; one more is the producer",
+        values=_WARPGROUPS,
+        effect=lambda cfg: (
+            f"{cfg.n_warpgroups} consumer warpgroups, 64 keys each; with the producer "
+            f"{cfg.n_threads} threads per CTA"
+        ),
+        where="BackwardConsumer",
+    )
+    q_stages: int = knob(
+        "Q tiles held at once",
+        values=(1, 2, 3, 4),
+        word="q_stages",
+        default=2,
+        always=True,
+        effect=lambda cfg: describe.ring("Q", cfg.q_stages),
+        where="BackwardProducer::load_queries",
+    )
+    do_stages: int = knob(
+        "do tiles held at once",
+        values=(1, 2, 3, 4),
+        word="do_stages",
+        default=2,
+        always=True,
+        effect=lambda cfg: describe.ring("do", cfg.do_stages),
+        where="BackwardProducer::load_queries",
+    )
+    ds_stages: int = knob(
+        "dS tiles held at once",
+        values=(1, 2, 3),
+        word="ds_stages",
+        default=2,
+        always=True,
+        effect=lambda cfg: (
+            "dS is stored once the last step's dQ is done"
+            if cfg.ds_stages == 1
+            else f"warpgroups may be {cfg.ds_stages - 1} steps apart in storing dS"
+        ),
+        where="dSStages",
+    )
+    producer_registers: int = knob(
+        "registers per producer thread",
+        values=tuple(_REGISTERS),
+        default=24,
+        effect=describe.registers,
+        where="hopper_backward_kernel",
+    )
+    consumer_registers: int = knob(
+        "registers per consumer thread",
+        values=tuple(_REGISTERS),
+        default=240,
+        effect=describe.registers,
+        where="hopper_backward_kernel",
+    )
+    order: StepOrder = knob(
+        "in which order the products of a step come",
+        values=tuple(StepOrder),
+        word="",
+        default=StepOrder.DV_FIRST,
+        effect=lambda cfg: describe.ORDERS[cfg.order.name],
+        where="BackwardConsumer::run",
+    )
+
+    # --- shapes and resources --------------------------------------------------------------------
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of a CTA."""
+        return WARPGROUP_THREADS * (self.n_warpgroups + 1)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether the warpgroups share dQ by its rows, not by its columns."""
+        return self.B_r == WARPGROUP_ROWS * self.n_warpgroups
+
+    @property
+    def shares_columns(self) -> bool:
+        """Whether they share it by its columns, 32 at a time; else they take turns."""
+        whole = self.d_head % (DQ_COLUMNS * self.n_warpgroups) == 0
+        return self.B_r == WARPGROUP_ROWS and self.n_warpgroups > 1 and whole
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether one warpgroup after the other computes a whole dQ."""
+        return not (self.shares_rows or self.shares_columns)
+
+    @property
+    def dq_columns(self) -> int:
+        """Columns of the 64 rows of dQ that a warpgroup computes."""
+        return self.d_head // self.n_warpgroups if self.shares_columns else self.d_head
+
+    @property
+    def accumulators(self) -> int:
+        """Registers a thread needs for dk and dv, S and dP, and P where it lives beside them."""
+        beside = 0 if self.order == StepOrder.SCORES_TOGETHER else self.B_r // 4
+        return self.d_head + self.B_r + beside
+
+    def tile_bytes(self, elem_size: int = 2) -> int:
+        """Bytes of K and V, of the stages of Q, do and dS."""
+        rows = 2 * self.B_c + (self.q_stages + self.do_stages) * self.B_r
+        return (rows * self.d_head + self.ds_stages * self.B_r * self.B_c) * elem_size
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Dynamic shared memory of a CTA, bytes: the tiles, row statistics, and barriers."""
+        statistics = (self.q_stages + self.do_stages) * self.B_r * _FLOAT_BYTES
+        return self.tile_bytes(elem_size) + statistics + BARRIER_PAGE
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """Whether kernels for whole tiles serve these sizes."""
+        whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
+        return whole and d == self.d_head and seq_k > 0

@@ -1,0 +1,74 @@
+"""Descriptions of a kernel of the wgmma_backward family, for `flashsmith explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+
+# TMA copies tiles, which is no warp's access.
+CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
+    "ldmatrix": (),
+    "copy st": (),
+    "O st": ("stmatrix",),
+    "O ld": (),
+}
+
+
+def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
+    """Where the tiles lie in a CTA's dynamic shared memory."""
+    tiles = [
+        ("K", 1, cfg.B_c),
+        ("V", 1, cfg.B_c),
+        ("Q", cfg.q_stages, cfg.B_r),
+        ("do", cfg.do_stages, cfg.B_r),
+    ]
+    return smem_regions(cfg, tiles, rest="dS, statistics, barriers")
+
+
+def intensity(cfg: Any) -> Intensity:
+    """FLOP per byte in the loop over queries; what happens once per CTA does not count.
+
+    A step does 10 B_r B_c d FLOP. It reads Q and do from global memory once per CTA; from shared
+    memory each warpgroup reads its keys of K and V, Q and do twice, and dS and K for its part of
+    dQ.
+    """
+    flop = 10 * cfg.B_r * cfg.B_c * cfg.d_head
+    element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
+    scores = 2 * (64 + cfg.B_r) * cfg.d_head
+    gradients = 2 * cfg.B_r * cfg.d_head
+    dq = cfg.B_c * (64 + cfg.dq_columns)
+    return Intensity(
+        shared=flop / (warpgroups * (scores + gradients + dq) * element),
+        global_memory=flop / (2 * cfg.B_r * cfg.d_head * element),
+    )
+
+
+def registers_in_words(cfg: Any, registers: int) -> str:
+    """The registers per thread at launch, and after setmaxnreg."""
+    return (
+        f"{registers} at launch, then {cfg.producer_registers} per producer and "
+        f"{cfg.consumer_registers} per consumer thread"
+    )
+
+
+# --- what a knob's value does --------------------------------------------------------------------
+
+ORDERS = {
+    "DV_FIRST": "S, then dv and dP, then dk and dq: each is waited for in its step",
+    "LATE_DQ": "a step's dq is computed in the next step, under its exponentials",
+    "SCORES_TOGETHER": "S and dP together, then dv, dk and dq: P takes no registers of its own",
+}
+
+
+def ring(tile: str, stages: int) -> str:
+    if stages == 1:
+        return f"one {tile} tile, copied once the last product on it has finished"
+    return f"a ring of {stages} {tile} tiles, copied ahead by TMA"
+
+
+def registers(cfg: Any) -> str:
+    return (
+        f"setmaxnreg leaves the producer {cfg.producer_registers} registers a thread, and "
+        f"gives consumers {cfg.consumer_registers}"
+    )

@@ -1,0 +1,109 @@
+"""Which configs of the wgmma_backward family kernels can be built for. One rule, one predicate, one
+reason."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from flashsmith.families.rule import Rule, supported
+from flashsmith.families.wgmma_backward.config import (
+    BARRIER_PAGE,
+    MAX_REGISTERS,
+    MIN_REGISTERS,
+    REGISTER_UNIT,
+    REGISTERS_BESIDE_TILES,
+    WARPGROUP_ROWS,
+    HopperBackwardKernelConfig,
+    StepOrder,
+)
+
+HOPPER_ARCH = 90
+# 65,536 registers over the 128 threads of a warpgroup.
+REGISTERS_TO_SHARE = 512
+
+_supported = partial(
+    supported,
+    HopperBackwardKernelConfig,
+    must_be="{}: the wgmma_backward family has kernels for these only",
+)
+
+
+def registers_each(n_warpgroups: int) -> int:
+    """Registers a thread starts with, in a CTA of these consumer warpgroups and the producer."""
+    return REGISTERS_TO_SHARE // (n_warpgroups + 1) // REGISTER_UNIT * REGISTER_UNIT
+
+
+def _register_count(knob: str) -> Rule:
+    return Rule(
+        f"{knob}_supported",
+        f"{knob} must be a multiple of {REGISTER_UNIT} from {MIN_REGISTERS} to {MAX_REGISTERS}: "
+        "setmaxnreg takes no other",
+        lambda cfg, device: (
+            MIN_REGISTERS <= getattr(cfg, knob) <= MAX_REGISTERS
+            and getattr(cfg, knob) % REGISTER_UNIT == 0
+        ),
+        (knob,),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "arch_is_hopper",
+        "the wgmma_backward family needs a GPU of compute capability 9.0: wgmma is sm_90a's alone",
+        lambda cfg, device: device.arch == HOPPER_ARCH,
+        (),
+        lambda cfg, device: f"{device.name} is sm_{device.arch}",
+    ),
+    *map(_supported, ("d_head", "B_r", "n_warpgroups", "q_stages", "do_stages", "ds_stages")),
+    Rule(
+        "B_c_is_warpgroups",
+        "B_c must be 64 n_warpgroups: a warpgroup has 64 keys",
+        lambda cfg, device: cfg.B_c == WARPGROUP_ROWS * cfg.n_warpgroups,
+        ("B_c", "n_warpgroups"),
+    ),
+    Rule(
+        "dq_has_64_rows",
+        "B_r must be 64, or 64 n_warpgroups: a part of dQ has 64 rows, for all warpgroups or for "
+        "each",
+        lambda cfg, device: cfg.shares_rows or cfg.B_r == WARPGROUP_ROWS,
+        ("B_r", "n_warpgroups"),
+    ),
+    Rule(
+        "turns_need_scores_together",
+        "order must be scores_together where warpgroups take turns to compute dQ: B_r 64 and "
+        "d_head no multiple of 32 n_warpgroups",
+        lambda cfg, device: cfg.order == StepOrder.SCORES_TOGETHER or not cfg.takes_turns,
+        ("order", "B_r", "d_head", "n_warpgroups"),
+    ),
+    _register_count("producer_registers"),
+    _register_count("consumer_registers"),
+    Rule(
+        "registers_within_file",
+        "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "
+        "start with, 512 / (n_warpgroups + 1) each, rounded down to a multiple of 8",
+        lambda cfg, device: (
+            cfg.producer_registers + cfg.n_warpgroups * cfg.consumer_registers
+            <= registers_each(cfg.n_warpgroups) * (cfg.n_warpgroups + 1)
+        ),
+        ("n_warpgroups", "producer_registers", "consumer_registers"),
+    ),
+    Rule(
+        "tiles_fit_registers",
+        "consumer_registers must hold a thread's share of dk and dv (d_head), of S and dP (B_r), "
+        f"of P unless scores_together (B_r / 4), and {REGISTERS_BESIDE_TILES} for everything else",
+        lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
+        ("d_head", "B_r", "order", "consumer_registers"),
+        lambda cfg, device: f"the tiles take {cfg.accumulators}",
+    ),
+    Rule(
+        "smem_within_limit",
+        "the tiles, 2 (d_head (2 B_c + (q_stages + do_stages) B_r) + ds_stages B_r B_c) bytes, 4 "
+        f"(q_stages + do_stages) B_r bytes of statistics and {BARRIER_PAGE} of barriers must fit "
+        "in the shared memory that the device gives one CTA",
+        lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
+        ("B_r", "B_c", "d_head", "q_stages", "do_stages", "ds_stages"),
+        lambda cfg, device: (
+            f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
+        ),
+    ),
+)

@@ -1,0 +1,38 @@
+"""What `flashsmith tune` searches of the wgmma_backward family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from flashsmith.families.device import device_spec
+from flashsmith.families.legality import is_legal
+from flashsmith.families.wgmma_backward.config import WARPGROUP_ROWS, HopperBackwardKernelConfig
+from flashsmith.families.wgmma_backward.sets import candidates
+from flashsmith.operations.dtype import DType
+
+# Knobs that a step of the search leaves alone: a problem says them, or another knob.
+_FIXED = ("dtype", "d_head", "B_c", "n_warpgroups")
+
+
+def search_space(dtype: DType, d_head: int) -> list[HopperBackwardKernelConfig]:
+    """What the search begins with: the candidates, and all one step from them."""
+    device = device_spec("H200")
+    first = candidates(dtype, d_head, device)
+    found = dict.fromkeys([*first, *(other for cfg in first for other in moved(cfg))])
+    return [cfg for cfg in found if is_legal(cfg, device)]
+
+
+def moved(cfg: HopperBackwardKernelConfig) -> Iterator[HopperBackwardKernelConfig]:
+    """The configs with another value of one knob, or of all that warpgroups divide."""
+    for knob in fields(cfg):
+        if knob.name not in _FIXED:
+            for value in knob.metadata["values"]:
+                yield replace(cfg, **{knob.name: value})
+    for count, consumer_registers in ((1, 240), (2, 240), (3, 160)):
+        yield replace(
+            cfg,
+            n_warpgroups=count,
+            B_c=WARPGROUP_ROWS * count,
+            consumer_registers=consumer_registers,
+        )

@@ -1,0 +1,118 @@
+"""The kernels of the wgmma_backward family in the emulator: right gradients, no finding, and the
+same bits of dk, dv and dsinks under every schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import shared_kernels
+
+from flashsmith.families import (
+    HopperBackwardKernelConfig,
+    Problem,
+    Semantics,
+    family_named,
+    parse_kernel_name_into_config,
+)
+from flashsmith.verify import Verdict, reference_of
+from flashsmith.verify import prove as prove_problem
+
+FAMILY = family_named("wgmma_backward")
+
+
+def config(text: str) -> HopperBackwardKernelConfig:
+    found = parse_kernel_name_into_config(text)
+    assert isinstance(found, HopperBackwardKernelConfig)
+    return found
+
+
+WIDE = config(
+    "(BF16, 128, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq"
+)
+# By rows and by turns, where WIDE shares dQ by columns.
+ROWS = config(
+    "(FP16, 64, 128, 128, 2): "
+    "tma_backward+q_stages_2+do_stages_2+ds_stages_1+regs_24_240+scores_together"
+)
+TURNS = config(
+    "(BF16, 64, 64, 192, 3): "
+    "tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160+scores_together"
+)
+ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
+BOTH = [WIDE, TURNS]
+PLAIN, CAUSAL = Semantics(), Semantics("causal", uneven=True)
+WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
+for semantics in (CAUSAL, WINDOW):
+    shared_kernels.want(BOTH, semantics)
+shared_kernels.want([*BOTH, ROWS, ALONE], PLAIN)
+
+
+def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
+    """The verdict on a problem; ``how`` are the reference's options or prove()'s."""
+    problem = Problem.parse(f"{text} d{cfg.d_head} {cfg.dtype.name.lower()} backward")
+    shared_kernels.load([cfg], problem.required_semantics(cfg))
+    passed = {
+        name: how.pop(name) for name in ("inputs", "seed", "schedule_seed", "checks") if name in how
+    }
+    options = reference_of(problem.computed).options(problem, **how)
+    return prove_problem(cfg, problem, options=options, **passed)
+
+
+@pytest.mark.parametrize("cfg", [*BOTH, ROWS, ALONE], ids=str)
+@pytest.mark.parametrize("schedule_seed", [None, 3])
+def test_whole_tiles(cfg: HopperBackwardKernelConfig, schedule_seed: int | None) -> None:
+    text = f"b1 s{2 * cfg.B_r}:{2 * cfg.B_c} h2:1"
+    verdict = prove(cfg, text, checks=True, schedule_seed=schedule_seed)
+    assert verdict.ok, str(verdict)
+
+
+UNEVEN = {
+    "longer keys": ("b1 s75:140 h2:1", {}),
+    "rows without keys": ("b2 s140:70 h1", {"dlse": True, "sinks": True}),
+    "one row": ("b1 s1:70 h2", {"dlse": True}),
+    "one key": ("b1 s70:1 h2", {"sinks": True}),
+    "merged statistics": ("b1 s100:75 h2", {"sinks": True, "dlse": True, "more_keys": 9}),
+    "fp32 gradients": ("b1 s75:140 h2:1", {"grad_dtype": "float32"}),
+}
+
+
+@pytest.mark.parametrize("cfg", BOTH, ids=str)
+@pytest.mark.parametrize("case", UNEVEN)
+def test_causal_and_uneven(cfg: HopperBackwardKernelConfig, case: str) -> None:
+    sizes, options = UNEVEN[case]
+    verdict = prove(cfg, f"{sizes} causal", checks=True, **options)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("cfg", BOTH, ids=str)
+@pytest.mark.parametrize("inputs", ["nonfinite", "neighbours", "far_scores"])
+def test_hard_inputs(cfg: HopperBackwardKernelConfig, inputs: str) -> None:
+    for text in ("b2 s100:75 h2:1 causal", "b1 s70:150 h2 causal"):
+        verdict = prove(cfg, text, inputs=inputs, checks=True)
+        assert verdict.ok, str(verdict)
+
+
+PACKED = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 140), "spare": 6}
+
+
+@pytest.mark.parametrize("cfg", BOTH, ids=str)
+@pytest.mark.parametrize(
+    ("inputs", "limits"), [("random", (13, 5)), ("random", (None, 4)), ("neighbours", (9, 9))]
+)
+def test_packed_windows_with_a_softcap(
+    cfg: HopperBackwardKernelConfig, inputs: str, limits: tuple[int | None, int | None]
+) -> None:
+    """Rows of no sequence hold NaN, and have gradients of 0."""
+    verdict = prove(
+        cfg,
+        "b4 s70:140 h2:1 window softcap packed",
+        inputs=inputs,
+        checks=True,
+        left=limits[0],
+        right=limits[1],
+        dlse=True,
+        sinks=True,
+        **PACKED,
+    )
+    assert verdict.ok, str(verdict)
