@@ -22,11 +22,27 @@ def visible(length_q: int, length_k: int, causal: bool, window: tuple[Any, Any])
     return seen
 
 
+class _Rounded(torch.autograd.Function):
+    """Rounding to a dtype: of the value, or of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Any, dtype: Any, of_gradient: bool) -> Any:
+        ctx.dtype = dtype if of_gradient else value.dtype
+        return value.clone() if of_gradient else value.to(dtype).to(value.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient.to(ctx.dtype).to(gradient.dtype), None, None
+
+
 def one_sequence(q: Any, k: Any, v: Any, seen: Any, softcap: float, scale: Any, sinks: Any) -> Any:
-    """(length, heads, d) tensors; float32 throughout."""
+    """(length, heads, d) tensors; in float32, but for the factors of matrix products: as in kernels
+    these have q's dtype, forward and backward."""
+    dtype = q.dtype
     group = q.shape[1] // k.shape[1]
     k, v = (tensor.float().repeat_interleave(group, dim=1) for tensor in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * (scale or q.shape[-1] ** -0.5)
+    scores = _Rounded.apply(scores, dtype, True)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~seen, -torch.inf)
@@ -34,7 +50,7 @@ def one_sequence(q: Any, k: Any, v: Any, seen: Any, softcap: float, scale: Any, 
         column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
         scores = torch.cat([scores, column], dim=-1)
     weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)[..., : k.shape[0]]
-    return torch.einsum("hqk,khd->qhd", weights, v)
+    return torch.einsum("hqk,khd->qhd", _Rounded.apply(weights, dtype, False), v)
 
 
 def attention(

@@ -38,6 +38,7 @@ def test_names_are_translated(asked: dict[str, Any]) -> None:
         "softcap": 30.0,
         "scale": 0.5,
         "return_lse": False,
+        "deterministic": None,
     }
 
 
@@ -52,6 +53,16 @@ def test_names_of_packed_sequences_are_translated(asked: dict[str, Any]) -> None
 def test_the_defaults_request_nothing(asked: dict[str, Any]) -> None:
     flash_attn_func("q", "k", "v", 0.0, None, False, (-1, -1), 0.0, None, True)
     assert asked["window"] == (None, None)
+
+
+def test_repeatable_gradients_are_asked_for_or_left_to_pytorchs_setting(
+    asked: dict[str, Any],
+) -> None:
+    for given, passed in ((True, True), (False, None)):
+        flash_attn_func("q", "k", "v", deterministic=given)
+        assert asked["deterministic"] is passed
+        flash_attn_varlen_func("q", "k", "v", 0, 0, 1, 1, deterministic=given)
+        assert asked["deterministic"] is passed
 
 
 def test_probabilities_are_the_lse_and_nothing(asked: dict[str, Any]) -> None:

@@ -62,8 +62,6 @@ def test_served(problem: SdpaProblem) -> None:
     [
         ({"has_mask": True}, "attn_mask: a mask tensor"),
         ({"dropout_p": 0.1}, "dropout_p: 0.1"),
-        ({"query": QUERY._replace(requires_grad=True)}, "query: requires grad"),
-        ({"value": QUERY._replace(requires_grad=True)}, "value: requires grad"),
         ({"key": QUERY._replace(kind="DTensor")}, "key: a DTensor"),
         ({"query": QUERY._replace(dtype="float32")}, "query: dtype float32"),
         ({"key": QUERY._replace(dtype="bfloat16")}, "key: dtype bfloat16, and query's is float16"),

@@ -54,6 +54,36 @@ def demo_minilm(
         raise typer.Exit(FAILED)
 
 
+@app.command("train")
+def demo_train(
+    steps: Annotated[
+        int | None, typer.Option(help="Of each training; by default 300, emulated 5.")
+    ] = None,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Use the emulator although there is a GPU.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a small transformer twice, with PyTorch's attention and with flashsmith's, and compare.
+
+    It learns associative recall: which value belongs to which key, from pairs listed before. In the
+    emulator a tiny one trains for a few steps. Exit status 1 when the losses differ or flashsmith
+    did not compute every layer, forward and backward.
+    """
+    with ProgressReporter() as reporter:
+        from flashsmith.integrations.recall import check_dependencies, train_twice
+        from flashsmith.integrations.recall_text import print_recall
+
+        check_dependencies()
+        report = train_twice(steps=steps, emulate=emulate, progress=reporter.build)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_recall(make_console(), report)
+    if not report.ok:
+        raise typer.Exit(FAILED)
+
+
 def _lines(file: Path) -> list[str]:
     """The lines of a text file that are not blank."""
     try:

@@ -25,14 +25,15 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """attention() for code written for FlashAttention; forward only.
+    """attention() for code written for FlashAttention; differentiable, the log-sum-exp too.
 
     Args:
         q: (batch, seq_q, heads, d); k, v: (batch, seq_k, heads_k, d).
         softmax_scale: None is 1/sqrt(d).
         causal, window_size: aligned to the bottom right; -1 is no limit.
         softcap: 0 is none.
-        deterministic: ignored: results are always bitwise repeatable.
+        deterministic: whether dq has to be bitwise repeatable; the output, dk and dv always are.
+            False leaves it to torch.use_deterministic_algorithms.
         return_attn_probs: return (out, lse, None); the probabilities are never stored.
         dropout_p, alibi_slopes: must be left at their defaults.
 
@@ -49,6 +50,7 @@ def flash_attn_func(
         softcap=softcap,
         scale=softmax_scale,
         return_lse=return_attn_probs,
+        deterministic=deterministic or None,
     )
     return (*results, None) if return_attn_probs else results
 
@@ -71,7 +73,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Array | None = None,
 ) -> Any:
-    """attention() on packed sequences for code written for FlashAttention; forward only.
+    """attention() on packed sequences for code written for FlashAttention; differentiable.
 
     Args:
         q: (total_q, heads, d); k, v: (total_k, heads_k, d).
@@ -96,6 +98,7 @@ def flash_attn_varlen_func(
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
         return_lse=return_attn_probs,
+        deterministic=deterministic or None,
     )
     return (*results, None) if return_attn_probs else results
 
@@ -103,7 +106,7 @@ def flash_attn_varlen_func(
 def _check_unsupported(dropout_p: float, **tensors: Any) -> None:
     if dropout_p != 0.0:
         raise ArgumentError(
-            f"dropout_p={quoted(dropout_p)}: must be 0; the kernels are for inference "
+            f"dropout_p={quoted(dropout_p)}: must be 0; the kernels drop no weights "
             "(flashsmith.sdpa() "
             "leaves dropout to PyTorch)"
         )

@@ -27,6 +27,8 @@ class Packing:
 
     def pack(self, padded: Any) -> Any:
         """(batch, length, ...) to (total, ...); one copy."""
+        if padded.requires_grad and torch.is_grad_enabled():
+            return _Pack.apply(padded, self)
         return padded[self.rows]
 
     def unpack(self, packed: Any, batch: int, length: int) -> Any:
@@ -34,6 +36,20 @@ class Packing:
         padded = packed.new_zeros((batch, length, *packed.shape[1:]))
         padded[self.rows] = packed
         return padded
+
+
+class _Pack(torch.autograd.Function):
+    """Packing.pack with gradients. PyTorch's own for an indexed tensor sort the rows, to add up
+    those that are there twice; none is here."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Any, packing: Packing) -> Any:
+        ctx.packing, ctx.shape = packing, padded.shape[:2]
+        return padded[packing.rows]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return ctx.packing.unpack(gradient, *ctx.shape), None
 
 
 # Every layer of a model gets the same mask object: its packing is computed once.

@@ -26,7 +26,7 @@ _TRANSFORM = Reason(
     "inside a transform of torch.func (vmap, grad, jvp, ...); the kernels take plain tensors",
 )
 _JIT = Reason("query", "traced by torch.jit.trace, which would not record a kernel of flashsmith")
-_FORWARD_AD = Reason("query", "forward-mode differentiation; the kernels compute no gradients")
+_FORWARD_AD = Reason("query", "forward-mode differentiation; the kernels compute no tangents")
 _SWITCHED_OFF = Reason(
     "sdpa_kernel",
     "PyTorch's flash attention is switched off, by this or by enable_flash_sdp, and flashsmith's "

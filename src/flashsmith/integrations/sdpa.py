@@ -36,11 +36,12 @@ def sdpa(
 ) -> Any:
     """torch.nn.functional.scaled_dot_product_attention, with its signature and meaning.
 
-    What flashsmith's kernels cannot compute (gradients, masks given as tensors, dropout, dtypes
-    other than fp16 and bf16, d above 256 or no multiple of 8, ...) PyTorch computes, and one
-    FallbackWarning per reason says so. So it does with host tensors, unless they are to run in the
-    emulator, on sm_100 and later, unless FLASHSMITH_UNTUNED is 1, inside torch.func's transforms
-    and torch.jit.trace, and where torch.nn.attention.sdpa_kernel leaves flash attention out.
+    Gradients are computed by flashsmith's kernels, too. What they cannot compute (masks given as
+    tensors, dropout, dtypes other than fp16 and bf16, d above 256 or no multiple of 8, ...) PyTorch
+    computes, and one FallbackWarning per reason says so. So it does with host tensors, unless they
+    are to run in the emulator, on sm_100 and later, unless FLASHSMITH_UNTUNED is 1, inside
+    torch.func's transforms and torch.jit.trace, and where torch.nn.attention.sdpa_kernel leaves
+    flash attention out.
 
     Args:
         query: (batch, heads, length_q, d), or without batch or both batch and heads.
@@ -107,14 +108,13 @@ def tensor_facts(tensor: Any, tracing: bool) -> Facts:
     dtype = dtype.removeprefix("torch.")
     if tensor.layout is not torch.strided:
         return Facts(shape, (), dtype, device, kind=f"tensor of layout {tensor.layout}")
-    needs_grad = tensor.requires_grad and torch.is_grad_enabled()
     if tracing:
-        return Facts(shape, tensor.stride(), dtype, device, needs_grad)
+        return Facts(shape, tensor.stride(), dtype, device)
     # Other kinds of tensors may have no memory of their own.
     plain = type(tensor) in _PLAIN_TYPES
     aligned = not plain or tensor.data_ptr() % ALIGNMENT_BYTES == 0
     kind = "Tensor" if plain else type(tensor).__name__
-    return Facts(shape, tensor.stride(), dtype, device, needs_grad, aligned, kind)
+    return Facts(shape, tensor.stride(), dtype, device, aligned, kind)
 
 
 @cache

@@ -25,7 +25,6 @@ class Facts(NamedTuple):
     strides: tuple[int, ...]
     dtype: str  # for example "float16"
     device: str  # for example "cuda:0"
-    requires_grad: bool = False  # and grad mode is on
     aligned: bool = True  # the address, to 16 bytes; not known while tracing
     kind: str = "Tensor"  # the type's name, or the layout where it is not strided
 
@@ -51,7 +50,7 @@ def why_not(problem: SdpaProblem) -> Reason | None:
     if problem.has_mask:
         return Reason("attn_mask", "a mask tensor; the kernels have causal and window masks only")
     if problem.dropout_p != 0.0:
-        return Reason("dropout_p", f"{problem.dropout_p}; the kernels are for inference")
+        return Reason("dropout_p", f"{problem.dropout_p}; the kernels drop no weights")
     return (
         _why_not_tensors(problem)
         or _why_not_shapes(problem)
@@ -83,8 +82,6 @@ def _named(problem: SdpaProblem) -> tuple[tuple[str, Facts], ...]:
 def _why_not_tensors(problem: SdpaProblem) -> Reason | None:
     query = problem.query
     for name, facts in _named(problem):
-        if facts.requires_grad:
-            return Reason(name, "requires grad; the kernels compute no gradients")
         if facts.kind != "Tensor":
             return Reason(name, f"a {facts.kind}; the kernels take plain dense tensors")
         if facts.dtype not in DTYPES:

@@ -104,7 +104,7 @@ class _Call(NamedTuple):
             "window": (limit, None if self.causal else limit),
             "softcap": self.softcap or 0.0,
             "scale": self.scale,
-            "sinks": None if self.sinks is None else self.sinks.detach().float().contiguous(),
+            "sinks": None if self.sinks is None else self.sinks.float().contiguous(),
             # Host tensors get here only to be emulated.
             "emulate": self.query.device.type == "cpu",
         }
