@@ -435,8 +435,8 @@ def test_a_cell_in_one_line() -> None:
     assert summary(PROBLEM, ROWS[:1]).endswith("nothing could be measured")
 
 
-def test_ours_of_a_backward_problem_is_the_kernel_that_is_chosen() -> None:
+def test_ours_of_a_backward_problem_is_attention_with_the_kernel_that_is_chosen() -> None:
     problem = Problem.parse("b2 s64 h2 d64 fp16 backward")
     (entry,) = BenchPlan((problem,), ours=True).entries(problem, A100)
-    assert (entry.name, entry.attention) == ("ours", False)
+    assert (entry.name, entry.attention) == ("ours", True)
     assert entry.config == choose_config(problem, A100)

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from stand_ins import HostMemory
 
+import flashsmith
 from flashsmith.benchmark import peers as peers_module
 from flashsmith.benchmark import workload as workload_module
-from flashsmith.benchmark.bench import BenchPlan
+from flashsmith.benchmark.bench import BenchPlan, Entry
+from flashsmith.benchmark.implementations import OURS
 from flashsmith.benchmark.peers import (
     BACKWARD_PEERS,
     PEERS,
@@ -23,7 +25,7 @@ from flashsmith.benchmark.peers import (
 )
 from flashsmith.benchmark.workload import BackwardWorkload, Workload, workload_of
 from flashsmith.errors import ArgumentError
-from flashsmith.families import Problem
+from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.verify import compute_references
 from flashsmith.verify.attention_semantics import NO_WINDOW
 from flashsmith.verify.proof_inputs import default_scale
@@ -34,6 +36,7 @@ UNEQUAL = Problem.parse("b2 s32:64 h2 d32 fp16 causal")
 WINDOW = Problem.parse("b2 s192:256 h4:2 d32 fp16 window")
 CAPPED = Problem.parse("b2 s64 h2 d32 fp16 causal softcap")
 PACKED = Problem.parse("b2 s64 h2 d32 fp16 causal packed")
+BACKWARD_CFG = parse_kernel_name_into_config("(FP16, 32, 64, 64, 4): backward+stages_2")
 
 
 def right_answer(w: Workload) -> np.ndarray:
@@ -242,6 +245,53 @@ def test_gradients_of_pytorchs_own_function(problem: Problem, monkeypatch) -> No
     again = implementation.output()
     assert all((again[name] == gradients[name]).all() for name in w.output)
     assert peer.version().endswith("torch.autograd.grad")
+
+
+@pytest.mark.torch
+def test_our_gradients_are_taken_as_the_peers_are(monkeypatch) -> None:
+    """Of attention() with its own choice, and with a named config for the gradients."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    configs = []
+
+    def attention(q: Any, k: Any, v: Any, *, causal: bool, backward_config: Any) -> Any:
+        configs.append(backward_config)
+        heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        o = scaled_dot_product_attention(*heads_first, is_causal=causal, enable_gqa=True)
+        return o.transpose(1, 2)
+
+    monkeypatch.setattr(workload_module, "attention", exact_attention)
+    monkeypatch.setattr(flashsmith, "attention", attention)
+    problem = replace(CAUSAL, operation="backward")
+    w = workload_of(problem, 0, TorchOnTheHost())
+    for entry in (Entry(OURS, BACKWARD_CFG, attention=True), Entry("named", BACKWARD_CFG)):
+        implementation = entry.implementation(w)
+        assert (implementation.name, implementation.note) == (entry.name, "torch.autograd.grad")
+        assert w.judge(implementation.output()).rel_l2 < 1e-3
+    assert configs == [None, BACKWARD_CFG]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.torch
+def test_a_gradient_that_nobody_wrote_shows(monkeypatch) -> None:
+    """Where PyTorch hands out memory that held the right one before."""
+    import torch
+
+    class Lazy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
+            return q + 0
+
+        @staticmethod
+        def backward(ctx: Any, do: Any) -> Any:
+            return tuple(torch.empty_like(do) for _ in range(3))
+
+    monkeypatch.setattr(workload_module, "attention", exact_attention)
+    monkeypatch.setattr(flashsmith, "attention", lambda q, k, v, **_: Lazy.apply(q, k, v))
+    w = workload_of(replace(FULL, operation="backward"), 0, TorchOnTheHost())
+    output = Entry(OURS, BACKWARD_CFG, attention=True).implementation(w).output()
+    assert all(bool(gradient.isnan().all()) for gradient in output.values())
 
 
 def test_a_backward_problem_has_the_peers_whose_names_are_asked_for() -> None:

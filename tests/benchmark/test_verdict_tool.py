@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import os
 import stat
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,10 +21,11 @@ from flashsmith.benchmark.measurement import Measurement, problem_columns
 from flashsmith.benchmark.measurement_files import write_rows
 from flashsmith.benchmark.problems import PROBLEM_SETS, named_problems
 from flashsmith.errors import ArgumentError
-from flashsmith.families import Problem
+from flashsmith.families import DType, Problem
 
 ROOT = Path(__file__).parents[2]
 KNOWN = "b16 s4096 h16 d128 fp16"  # FA3 / cuDNN 631 / 572 = 1.103, best / cuDNN 1.10
+GRADIENTS = "b16 s4096 h16 d128 bf16 backward causal"
 UNKNOWN = "b1 s4096 h32:8 d128 bf16 causal"
 
 
@@ -213,13 +217,44 @@ def test_a_cell_that_lacks_a_round_keeps_no_others_mean(tool: ModuleType, tmp_pa
 
 
 def test_the_public_cells_are_those_whose_best_is_known(tool: ModuleType) -> None:
-    assert set(tool.read_best(tool.BEST)) == set(named_problems("public"))
+    assert set(tool.read_best(tool.BEST)) == set(named_problems("public,backward"))
+
+
+def test_the_best_gradients_are_of_a_cells_two_dtypes(tool: ModuleType) -> None:
+    """The geometric mean of what either row of another day has for best over cuDNN."""
+    with tool.BEST[1].open() as file:
+        read = {Problem.parse(row["problem"]): row for row in csv.DictReader(file)}
+
+    def ratio(problem: Problem) -> float:
+        row = read[problem]
+        return max(int(row[name]) for name in ("fa3", "fa4", "cudnn")) / int(row["cudnn"])
+
+    for problem, row in read.items():
+        both = [ratio(replace(problem, dtype=dtype)) for dtype in DType]
+        assert float(row["best_over_cudnn"]) == pytest.approx(math.prod(both) ** 0.5, abs=6e-4)
+    mean = statistics.geometric_mean(float(row["best_over_cudnn"]) for row in read.values())
+    assert mean == pytest.approx(1.173, abs=1.5e-3)
+
+
+def test_gradients_stand_beside_the_best_of_another_day_whoever_is_there(
+    tool: ModuleType, tmp_path: Path
+) -> None:
+    rounds = [
+        rows(GRADIENTS, ours=ours, cudnn=500, flash_attn_3=560, flash_attn_4=550)
+        for ours in (600, 620, 610)
+    ]
+    found = cells(tool, tmp_path, *rounds)
+    assert found[0].over_other_day.median == pytest.approx(610 / (500 * 1.158))
+    said = tool.report(found, 3)
+    assert "ours / best, by another day's ratio: geometric mean 1.054 over 1 cells" in said
+    assert "TFLOP/s of 10 (backward) b h s_q s_k d, halved when causal" in said
 
 
 def test_the_verdicts_cells() -> None:
     sizes = {name: len(named_problems(name)) for name in PROBLEM_SETS}
     assert sizes["verdict"] == 136
     assert sizes["public"] == 28
+    assert sizes["backward"] == 24
     assert set(named_problems("public")) < set(named_problems("verdict"))
     assert named_problems("main,main") == named_problems("main")
     with pytest.raises(ArgumentError, match=r"cells='nonsense': nonsense: allowed are main, heads"):

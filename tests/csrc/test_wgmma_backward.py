@@ -28,7 +28,8 @@ def config(text: str) -> HopperBackwardKernelConfig:
 
 
 WIDE = config(
-    "(BF16, 128, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq"
+    "(BF16, 128, 64, 128, 2): "
+    "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq+early_exp"
 )
 # By rows and by turns, where WIDE shares dQ by columns.
 ROWS = config(
@@ -37,7 +38,7 @@ ROWS = config(
 )
 TURNS = config(
     "(BF16, 64, 64, 192, 3): "
-    "tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160+scores_together"
+    "tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160+scores_together+early_exp"
 )
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]

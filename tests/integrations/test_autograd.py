@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,26 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 pytestmark = pytest.mark.torch
 
 from exact_attention import exact_attention  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.utils.checkpoint import (  # noqa: E402
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import flashsmith  # noqa: E402
+from flashsmith.errors import (  # noqa: E402
+    ArgumentError,
+    EmulationTooLongError,
+    KernelNotBuiltError,
+)
 from flashsmith.families import DType, FlashForwardKernelConfig, Semantics  # noqa: E402
 from flashsmith.families import parse_kernel_name_into_config as parse  # noqa: E402
+from flashsmith.integrations import torch_ops  # noqa: E402
+from flashsmith.runtime import count_launches, emulation  # noqa: E402
+from flashsmith.runtime.backward_pass import BackwardOptions  # noqa: E402
 
 # What other tests have, too.
 CFG = FlashForwardKernelConfig(
@@ -100,3 +117,328 @@ def test_gradients(make: Any, backward_config: Any) -> None:
     assert_gradients(found, exact_gradients(make(), do, dlse), leaves)
     with torch.no_grad():
         assert torch.equal(o, flashsmith.attention(**call, config=CFG))
+
+
+# ---- which gradients, and of what ----
+
+
+def small(**options: Any) -> tuple[dict[str, Any], list[Any]]:
+    """A call of few rows by kernels that are built, on tensors that require grad, and these."""
+    call, leaves = grown(dense(12, 20))
+    return call | KERNELS | options, leaves
+
+
+def loss(call: dict[str, Any]) -> Any:
+    return flashsmith.attention(**call).float().square().sum()
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    call, leaves = small()
+    return list(torch.autograd.grad(loss(call), leaves))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[BackwardOptions]:
+    """The options of every backward pass."""
+    seen: list[BackwardOptions] = []
+    right = torch_ops.run_backward
+
+    def noting(config: Any, tensors: Any, options: Any, emulate: Any) -> Any:
+        seen.append(BackwardOptions(*options))
+        return right(config, tensors, options, emulate)
+
+    monkeypatch.setattr(torch_ops, "run_backward", noting)
+    return seen
+
+
+@pytest.mark.parametrize("names", ["q", "kv", "v"])
+def test_what_is_frozen_costs_nothing(
+    names: str, asked: list[BackwardOptions], expected: list[Any]
+) -> None:
+    call, leaves = small()
+    for name, leaf in zip("qkv", leaves, strict=True):
+        leaf.requires_grad_(name in names)
+    found = torch.autograd.grad(loss(call), [call[name] for name in names])
+    for name, gradient in zip(names, found, strict=True):
+        assert torch.equal(gradient, expected["qkv".index(name)])
+    assert asked[0].needs == (*(name in names for name in "qkv"), False)
+
+
+def test_through_the_log_sum_exp_alone(asked: list[BackwardOptions]) -> None:
+    call, leaves = small(return_lse=True, return_row_max=True)
+    _, lse, row_max = flashsmith.attention(**call)
+    assert not row_max.requires_grad
+    found = torch.autograd.grad(lse.sum(), leaves)
+    assert_gradients(
+        found,
+        exact_gradients(dense(12, 20), torch.zeros(1, 12, 2, 40), torch.ones_like(lse)),
+        leaves,
+    )
+    assert not found[2].any()
+    call, leaves = small(return_lse=True)
+    o, _ = flashsmith.attention(**call)
+    torch.autograd.grad(o.sum(), leaves)
+    assert [options.dlse is None for options in asked] == [False, True]
+
+
+def test_gradients_accumulate(expected: list[Any]) -> None:
+    call, leaves = small()
+    for _ in range(2):
+        loss(call).backward()
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        assert torch.equal(leaf.grad, 2 * gradient)
+
+
+@pytest.mark.parametrize("given", [None, False])
+def test_repeatable_as_asked_at_the_forward_call(
+    given: bool | None, asked: list[BackwardOptions]
+) -> None:
+    call, leaves = small(backward_config=REPEATABLE, deterministic=given)
+    torch.use_deterministic_algorithms(True)
+    try:
+        result = loss(call)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.autograd.grad(result, leaves)
+    assert asked[0].deterministic is (given is None)
+
+
+def test_a_free_kernel_is_refused_at_the_forward_call() -> None:
+    call, _ = small(deterministic=True)
+    with pytest.raises(ArgumentError, match=r"deterministic=True: .*dq_atomics adds up"):
+        flashsmith.attention(**call)
+
+
+def test_the_backward_kernel_is_found_at_the_forward_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    missing = parse("(FP16, 64, 32, 64, 4): backward")
+    call, _ = small(backward_config=missing)
+    with pytest.raises(KernelNotBuiltError, match=r"backward.*is not built"):
+        flashsmith.attention(**call)
+
+
+def test_emulation_of_both_directions_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def estimate(cfg: Any, problem: Any) -> float:
+        assert problem.operation == cfg.family.operation
+        return 40.0
+
+    monkeypatch.setattr(emulation, "estimate_seconds", estimate)
+    call, _ = small()
+    with torch.no_grad():
+        flashsmith.attention(**call)
+    with pytest.raises(EmulationTooLongError, match="80 s"):
+        flashsmith.attention(**call)
+
+
+def test_what_has_no_gradient() -> None:
+    call, _ = small()
+    with pytest.raises(ArgumentError, match="out: given, and q requires grad"):
+        flashsmith.attention(**call, out=torch.empty_like(call["q"]))
+    with pytest.raises(ArgumentError, match="q: requires grad"):
+        flashsmith.forward(CFG, call["q"], call["k"], call["v"], causal=True)
+    with pytest.raises(ArgumentError, match=r"backward_config: got .*FlashBackwardKernelConfig"):
+        flashsmith.attention(**call | {"backward_config": CFG})
+
+
+# ---- what PyTorch does with it ----
+
+
+def test_autocast(expected: list[Any]) -> None:
+    call, leaves = small()
+    wide, wide_leaves = grown({name: call[name].detach().float() for name in "qkv"})
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = torch.autograd.grad(loss(call), leaves)
+        widened = torch.autograd.grad(loss(call | wide), wide_leaves)
+    for ours, cast, gradient in zip(found, widened, expected, strict=True):
+        assert torch.equal(ours, gradient)
+        assert cast.dtype == torch.float32
+        assert torch.equal(cast, gradient.float())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant: bool, expected: list[Any]) -> None:
+    call, leaves = small()
+
+    def run(q: Any, k: Any, v: Any) -> Any:
+        return loss(call | {"q": q, "k": k, "v": v})
+
+    checkpoint(run, *leaves, use_reentrant=reentrant).backward()
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        assert torch.equal(leaf.grad, gradient)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_selective_checkpoints(saves: bool, expected: list[Any]) -> None:
+    forward = torch.ops.flashsmith.attention_with_statistics.default
+
+    def policy(context: Any, op: Any, *_: Any, **__: Any) -> Any:
+        kept = saves and op is forward
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    call, leaves = small()
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    with count_launches() as launches:
+        result = checkpoint(loss, call, use_reentrant=False, context_fn=contexts)
+        found = torch.autograd.grad(result, leaves)
+    # One of the forward pass, and the three of the backward pass.
+    assert launches.emulator == (4 if saves else 5)
+    for ours, gradient in zip(found, expected, strict=True):
+        assert torch.equal(ours, gradient)
+
+
+def test_flop_are_counted() -> None:
+    call, leaves = small()
+    with FlopCounterMode(display=False) as counter:
+        loss(call).backward()
+    assert all(leaf.grad is not None for leaf in leaves)
+    with FlopCounterMode(display=False) as inference, torch.no_grad():
+        flashsmith.attention(**packed() | {"config": CFG})
+    causal = 4 * 2 * 12 * 20 * 40 // 2
+    assert counter.get_total_flops() == causal + causal * 5 // 2
+    # Keys that the rows of each sequence see: 30 of 20, none of 9, 13 of 46, in windows.
+    seen = sum(
+        sum(-4 <= i + keys - rows - j <= 20 for i in range(rows) for j in range(keys))
+        for rows, keys in ((30, 20), (13, 46))
+    )
+    assert inference.get_total_flops() == 4 * 2 * 40 * seen
+
+
+def test_fake_tensors() -> None:
+    with FakeTensorMode():
+        call, leaves = grown(packed())
+        o, lse = flashsmith.attention(**call, return_lse=True)
+        assert (o.shape, lse.shape) == ((43, 2, 40), (2, 43))
+        found = torch.autograd.grad((o.sum(), lse.sum()), leaves)
+        assert [(it.shape, it.dtype) for it in found] == [(it.shape, it.dtype) for it in leaves]
+
+
+@pytest.mark.parametrize("make", [partial(dense, 12, 20), packed])
+def test_opcheck(make: Any) -> None:
+    call, tensors = grown(make())
+    tensors = tensors[:3]
+    packing = [call.get(name) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k")]
+    left, right = call.get("window", (None, None))
+    options = {
+        **{"causal": "causal" in call, "softcap": call.get("softcap", 0.0)},
+        **{"scale": call.get("scale"), "window_left": left, "window_right": right},
+    }
+    forward = {"config": str(CFG), "backward_config": str(FREE), "return_lse": True}
+    ops = torch.ops.flashsmith
+    torch.library.opcheck(
+        ops.attention_with_statistics.default, [*tensors, *packing], options | forward
+    )
+    torch.library.opcheck(
+        ops.attention.default, [*tensors, *packing], options | {"config": str(CFG)}
+    )
+    tensors, packing = (
+        [it if it is None else it.detach() for it in group] for group in (tensors, packing)
+    )
+    o, lse, _ = ops.attention_with_statistics(*tensors, *packing, **options | forward)
+    given = [torch.ones_like(o), *tensors, o, lse, torch.ones_like(lse), *packing]
+    for needs in ([True] * 4, [True, False, True, False]):
+        torch.library.opcheck(
+            ops.attention_backward.default,
+            given,
+            options | {"config": str(REPEATABLE), "needs": needs},
+        )
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled(backend: str, dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+
+    def step(q: Any, k: Any, v: Any) -> Any:
+        call = {"q": 2 * q, "k": k, "v": v, "causal": True, **KERNELS}
+        o, lse = flashsmith.attention(**call, return_lse=True)
+        return o.float().square().sum() + lse.sin().sum()
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend=backend)
+    for rows, keys in ((12, 20), (25, 7))[: 2 if dynamic else 1]:
+        _, leaves = grown(dense(rows, keys))
+        leaves[1].requires_grad_(False)
+        wanted = [leaves[0], leaves[2]]
+        found = torch.autograd.grad(compiled(*leaves), wanted)
+        for ours, gradient in zip(found, torch.autograd.grad(step(*leaves), wanted), strict=True):
+            torch.testing.assert_close(ours, gradient)
+
+
+def test_compiled_autograd(expected: list[Any]) -> None:
+    torch._dynamo.reset()
+    call, leaves = small()
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(lambda: loss(call).backward(), backend="aot_eager")()
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        assert torch.equal(leaf.grad, gradient)
+
+
+# ---- transforms of torch.func, and what is refused ----
+
+
+def by_attention(q: Any, k: Any, v: Any) -> Any:
+    return flashsmith.attention(q, k, v, causal=True, **KERNELS)
+
+
+def by_op(q: Any, k: Any, v: Any) -> Any:
+    texts = {name: str(config) for name, config in KERNELS.items()}
+    return torch.ops.flashsmith.attention_with_statistics(q, k, v, causal=True, **texts)[0]
+
+
+@pytest.mark.parametrize("attend", [by_attention, by_op])
+def test_grad_and_vjp(attend: Any, expected: list[Any]) -> None:
+    tensors = [leaf.detach() for leaf in small()[1]]
+
+    def total(*tensors: Any) -> Any:
+        return attend(*tensors).float().square().sum()
+
+    value, pull = torch.func.vjp(total, *tensors)
+    for found in (torch.func.grad(total, (0, 1, 2))(*tensors), pull(torch.ones_like(value))):
+        for ours, gradient in zip(found, expected, strict=True):
+            assert torch.equal(ours, gradient)
+
+
+def backward_op(q: Any, k: Any, v: Any) -> Any:
+    o, lse = torch.zeros(q.shape, dtype=q.dtype), torch.zeros(1, q.shape[2], q.shape[1])
+    return torch.ops.flashsmith.attention_backward(
+        q, q, k, v, o, lse, causal=True, needs=[True, False, False, False], config=str(FREE)
+    )[0]
+
+
+def vmapped(attend: Any, q: Any, k: Any, v: Any) -> Any:
+    return torch.vmap(lambda q: attend(q, k, v))(torch.stack([q, q]))
+
+
+def pushed(attend: Any, q: Any, k: Any, v: Any) -> Any:
+    return torch.func.jvp(lambda q: attend(q, k, v), (q,), (q,))
+
+
+def dual(attend: Any, q: Any, k: Any, v: Any) -> Any:
+    with forward_ad.dual_level():
+        return attend(forward_ad.make_dual(q, q), k, v)
+
+
+def twice(attend: Any, q: Any, k: Any, v: Any) -> Any:
+    q = q.clone().requires_grad_()
+    first = attend(q, k, v)
+    if attend is not backward_op:
+        (first,) = torch.autograd.grad(first.float().square().sum(), q, create_graph=True)
+    return torch.autograd.grad(first.sum(), q)
+
+
+def batched(attend: Any, q: Any, k: Any, v: Any) -> Any:
+    q = q.clone().requires_grad_()
+    o = attend(q, k, v)
+    return torch.autograd.grad(o, q, torch.stack([o, o]), is_grads_batched=True)
+
+
+@pytest.mark.parametrize("attend", [by_attention, by_op, backward_op])
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [(vmapped, "vmap"), (pushed, "jvp"), (dual, "jvp"), (twice, "second"), (batched, "vmap")],
+)
+def test_what_the_kernels_cannot_is_an_error(attend: Any, transform: Any, message: str) -> None:
+    if (attend, transform) == (backward_op, batched):
+        message = "second"
+    with pytest.raises(ArgumentError, match=message):
+        transform(attend, *(leaf.detach() for leaf in small()[1]))

@@ -228,13 +228,15 @@ def test_tracing_does_not_walk_the_loaded_modules() -> None:
 
 
 def test_eager_calls_bypass_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("flashsmith.integrations.torch_ops")
-
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the op was used")
 
-    monkeypatch.setattr(module, "attention_by_op", refuse)
-    monkeypatch.setattr(module, "differentiable_attention", refuse)
+    for module, name in (
+        ("traced_attention", "attention_by_op"),
+        ("torch_ops", "differentiable_attention"),
+    ):
+        used = importlib.import_module(f"flashsmith.integrations.{module}")
+        monkeypatch.setattr(used, name, refuse)
     with torch.profiler.profile() as profile:
         flashsmith.attention(*dense())
     assert not [event for event in profile.events() if event.name.startswith("flashsmith::")]

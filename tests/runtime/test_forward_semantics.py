@@ -334,7 +334,7 @@ def test_packed_sequences_are_estimated_by_what_they_hold(monkeypatch: pytest.Mo
     estimated: list[float] = []
     q, k, v = qkv
     request = check_request((q, k, v, None), ForwardOptions(**packing(lens, lens)))
-    emulation.check_estimate(CFG, request)
+    emulation.check_estimate(request, CFG)
     assert 4 * estimated[0] < emulation.estimate_seconds(CFG, request.problem)
 
 

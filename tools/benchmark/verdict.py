@@ -13,10 +13,11 @@ that holds the true median with at least 95% (by order statistics, so from six r
 the least and the most stand there, and nothing is claimed).
 
 FlashAttention 3 is not among the peers that pip can install. For it, and for FlashAttention 4
-where no round has it, its ratio to cuDNN of another day is used (--best). Such
-a ratio settles nothing finer than 3%. So a cell is 'ahead' when its interval lies above 1 beside
-the peers in turns and above 1.03 beside the ratio, 'behind' when one lies below 1 or below 0.97,
-else 'level'. Rows that were not measured in turns are shown and claim nothing.
+where no round has it, its ratio to cuDNN of another day is used (--best). Gradients (--cells
+backward) always stand beside the best of all by that ratio, the geometric mean of a cell's two
+dtypes. Such a ratio settles nothing finer than 3%. So a cell is 'ahead' when its interval lies
+above 1 beside the peers in turns and above 1.03 beside the ratio, 'behind' when one lies below
+1 or below 0.97, else 'level'. Rows that were not measured in turns are shown and claim nothing.
 
 Exit status 1 when a cell of ours is wrong, or was not measured in every round.
 """
@@ -28,18 +29,21 @@ import csv
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashsmith.benchmark.bench_table import flop_formula
 from flashsmith.benchmark.implementations import OURS
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.benchmark.report.comparison import describe
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import Problem
+from flashsmith.operations import BACKWARD
 
-BEST = Path(__file__).parents[2] / "benchmarks" / "h200" / "best-public.csv"
+_FOLDER = Path(__file__).parents[2] / "benchmarks" / "h200"
+BEST = (_FOLDER / "best-public.csv", _FOLDER / "best-public-backward.csv")
 FA2, CUDNN, FA3, FA4 = "fa2", "cudnn", "flash_attn_3", "flash_attn_4"
 NAMES = {OURS: "ours", CUDNN: "cuDNN", FA2: "FA2", FA3: "FA3", FA4: "FA4"}
 IN_TURNS = "interleaved"
@@ -161,7 +165,7 @@ class Cell:
         cudnn = _rate(rows, CUDNN)
         if self.other_day is None or cudnn is None:
             return None
-        if _rate(rows, FA4) is None:
+        if _rate(rows, FA4) is None or self.problem.operation == BACKWARD.name:
             return cudnn * self.other_day.best
         return None if _rate(rows, FA3) else cudnn * self.other_day.fa3
 
@@ -206,15 +210,15 @@ def read_round(path: Path) -> Round:
     return found
 
 
-def read_best(path: Path) -> dict[Problem, OtherDay]:
+def read_best(paths: Sequence[Path]) -> dict[Problem, OtherDay]:
     """The best public kernels over cuDNN, by problem."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return {
-            Problem.parse(row["problem"]): OtherDay(
-                float(row["fa3"]) / float(row["cudnn"]), float(row["best_over_cudnn"])
-            )
-            for row in csv.DictReader(file)
-        }
+    found = {}
+    for path in paths:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                fa3 = float(row["fa3"]) / float(row["cudnn"])
+                found[Problem.parse(row["problem"])] = OtherDay(fa3, float(row["best_over_cudnn"]))
+    return found
 
 
 def gaps(rounds: Mapping[str, Round]) -> list[str]:
@@ -268,13 +272,17 @@ def report(cells: Sequence[Cell], rounds: int) -> str:
     for group in (known, others):
         if group:
             parts += [_table(group), _summary("best", group)]
-    for name in (CUDNN, FA2, FA4):
-        shares = [(cell, share) for cell in cells if (share := cell.over(name))]
+    over: list[tuple[str, Callable[[Cell], Pooled | None]]] = [
+        (NAMES[name], lambda cell, name=name: cell.over(name)) for name in (CUDNN, FA2, FA4)
+    ]
+    over.append(("best, by another day's ratio", lambda cell: cell.over_other_day))
+    for name, share_of in over:
+        shares = [(cell, share) for cell in cells if (share := share_of(cell))]
         if shares:
             least, share = min(shares, key=lambda pair: pair[1].median)
             mean = statistics.geometric_mean(share.median for _, share in shares)
             parts.append(
-                f"ours / {NAMES[name]}: geometric mean {mean:.3f} over {len(shares)} cells, least "
+                f"ours / {name}: geometric mean {mean:.3f} over {len(shares)} cells, least "
                 f"{share} ({least.problem})."
             )
     return "\n\n".join(parts) + "\n"
@@ -285,7 +293,8 @@ def _environment(cells: Sequence[Cell], rounds: int) -> str:
     text = (
         f"{row.gpu}, driver {row.driver}, CUDA {row.cuda}, torch {row.torch}, flashsmith "
         f"{row.flashsmith} ({row.revision}); {row.protocol}, {rounds} round(s): the median, and in "
-        "brackets its 95% interval; TFLOP/s of 4 b h s_q s_k d, halved when causal."
+        f"brackets its 95% interval; TFLOP/s of {flop_formula([cell.row for cell in cells])}, "
+        "halved when causal."
     )
     if not all(cell.in_turns for cell in cells):
         text += " Contenders did not take turns: nothing is claimed."
@@ -356,7 +365,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("verdict.py", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("rounds", nargs="+", type=Path, metavar="ROWS", help="CSV, JSON or Parquet")
-    parser.add_argument("--best", type=Path, default=BEST, help=f"default: {BEST.name}")
+    names = " and ".join(path.name for path in BEST)
+    parser.add_argument("--best", type=Path, nargs="+", default=BEST, help=f"default: {names}")
     options = parser.parse_args(arguments)
     try:
         rounds = {str(path): read_round(path) for path in options.rounds}

@@ -14,18 +14,18 @@ from typing import Any
 from unittest import mock
 
 from flashsmith.families import device_spec
+from flashsmith.operations import operation
 from flashsmith.runtime import (
     driver,
     forget_cached_launches,
     forward_pass,
     frameworks,
     libraries,
+    operation_run,
 )
 from flashsmith.runtime.frameworks.base import HOST, Device, Workspace
 from flashsmith.runtime.frameworks.torch import TorchTensors
 
-# Of q, k, v, o, lse, row_max, sinks, cu_seqlens_q and cu_seqlens_k.
-N_ADDRESSES = 9
 H200 = device_spec("H200")
 
 
@@ -63,9 +63,11 @@ class PretendedGpu:
         return self.kernels[key]
 
     def _load(self, config: Any, semantics: Any) -> libraries.LoadedKernel:
+        n_addresses = len(operation(config.family.operation).tensors)
+
         def prepare(index: int, *arguments: Any) -> tuple[Callable[..., Any], int]:
             def note(stream: int, *addresses: int) -> None:
-                absent = (0,) * (N_ADDRESSES - len(addresses))
+                absent = (0,) * (n_addresses - len(addresses))
                 self.launches.append(
                     Launch(config, semantics, arguments, stream, (*addresses, *absent))
                 )
@@ -106,6 +108,7 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
         # Not its class's method: an attribute of the object itself would hide that, and a real GPU
         # would be given the host's addresses.
         (forward_pass, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
+        (operation_run, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
     }
     with ExitStack() as stack:
         for (where, name), pretence in replaced.items():

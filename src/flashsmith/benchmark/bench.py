@@ -18,6 +18,7 @@ from flashsmith.benchmark.implementations import (
     KernelImplementation,
     ProvableImplementation,
     attention_implementation,
+    gradient_implementation,
     kernel_implementation,
 )
 from flashsmith.benchmark.kernel_facts import BuiltKernels
@@ -25,7 +26,7 @@ from flashsmith.benchmark.measurement import Kind, Measurement, Part, Proof, Tim
 from flashsmith.benchmark.peers import Peer, peers_of
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.timing import INTERLEAVED, Clock, Protocol, measure, require_usable_gpu
-from flashsmith.benchmark.workload import AnyWorkload, workload_of
+from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload, workload_of
 from flashsmith.chooser import choose_config
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, get_kernel_configs
@@ -55,7 +56,8 @@ class Entry:
     """An implementation of flashsmith before there are tensors.
 
     ``config`` None: ``note`` gives the reason. ``attention``: whether attention() is called, which
-    chooses ``config``, and not the kernel; of gradients the chosen kernel is.
+    chooses ``config``, and not the kernel. Gradients are PyTorch's autograd's of attention(), where
+    it holds the tensors.
     """
 
     name: str
@@ -66,7 +68,11 @@ class Entry:
     def implementation(self, workload: AnyWorkload) -> KernelImplementation:
         """The implementation on a workload; there must be a config."""
         assert self.config is not None
-        if self.attention:
+        if isinstance(workload, BackwardWorkload):
+            if workload.has_autograd:
+                named = None if self.attention else self.config
+                return gradient_implementation(self.name, self.config, workload, named)
+        elif self.attention:
             return attention_implementation(self.config, workload)
         return replace(kernel_implementation(self.config, workload), name=self.name)
 
@@ -108,7 +114,7 @@ class BenchPlan:
             except FlashsmithError as error:
                 yield Entry(OURS, None, note=str(error))
             else:
-                yield Entry(OURS, chosen, attention=problem.operation == DEFAULT)
+                yield Entry(OURS, chosen, attention=True)
         yield from (Entry(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
 
     def peers_of(self, problem: Problem) -> tuple[Peer, ...]:

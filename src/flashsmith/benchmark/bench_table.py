@@ -13,6 +13,7 @@ from flashsmith.benchmark.implementations import OURS
 from flashsmith.benchmark.measurement import Measurement
 from flashsmith.benchmark.peers import BASELINE
 from flashsmith.benchmark.table import Cell, Column, print_table, print_text
+from flashsmith.operations import BACKWARD, DEFAULT
 
 _COLUMNS = (
     Column("problem"),
@@ -33,6 +34,7 @@ _COLUMNS = (
     Column("W", True),
     Column("kernel, version, or why not", prose=True),
 )
+_FLOP_FACTORS = {DEFAULT: "4", BACKWARD.name: "10 (backward)"}
 _STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "absent": "dim"}
 
 
@@ -62,8 +64,15 @@ def header(rows: Sequence[Measurement]) -> list[str]:
         ", ".join(parts),
         *_typical_options(rows),
         f"timed {row.protocol}; median, and interquartile range over it; TFLOP/s of "
-        "4 b h s_q s_k d, halved if causal, of what a window shows; errors against float64",
+        f"{flop_formula(rows)}, halved if causal, of what a window shows; errors against float64",
     ]
+
+
+def flop_formula(rows: Sequence[Measurement]) -> str:
+    """What TFLOP/s are counted of, without a mask: '4 b h s_q s_k d', or 10 for gradients."""
+    operations = {row.problem.operation for row in rows}
+    factors = [factor for name, factor in _FLOP_FACTORS.items() if name in operations]
+    return f"{' or '.join(factors) or _FLOP_FACTORS[DEFAULT]} b h s_q s_k d"
 
 
 def _typical_options(rows: Sequence[Measurement]) -> list[str]:

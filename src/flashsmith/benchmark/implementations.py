@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import flashsmith
 from flashsmith.benchmark.timing import Implementation
-from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload
+from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload, gradients_by_name
 from flashsmith.chooser import attention
 from flashsmith.families import KernelConfig
 
@@ -44,6 +46,16 @@ class KernelImplementation:
         return self.workload.output
 
 
+@dataclass(frozen=True)
+class GradientImplementation(KernelImplementation):
+    """Kernels of a backward pass as PyTorch's autograd calls them: it has the gradients made."""
+
+    def output(self) -> dict[str, Any]:
+        """The gradients by name, allocated as NaN."""
+        with _empty_memory_is_nan():
+            return gradients_by_name(self.call())
+
+
 def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> KernelImplementation:
     """The kernel that ``config`` names, all launches of a call."""
     note = "prepared call" if isinstance(workload, BackwardWorkload) else ""
@@ -59,3 +71,28 @@ def attention_implementation(config: KernelConfig, workload: Any) -> KernelImple
     w = workload
     call = partial(attention, w.q, w.k, w.v, out=w.o, **w.options)
     return KernelImplementation(OURS, config, w, call)
+
+
+def gradient_implementation(
+    name: str, config: KernelConfig, workload: BackwardWorkload, backward_config: Any = None
+) -> GradientImplementation:
+    """The gradients of `flashsmith.attention` on PyTorch's tensors, by the means that peers are
+    timed by; ``backward_config`` None: it chooses ``config``."""
+    forward = partial(flashsmith.attention, **workload.options, backward_config=backward_config)
+    call = workload.differentiated(forward)
+    return GradientImplementation(name, config, workload, call, "torch.autograd.grad")
+
+
+@contextmanager
+def _empty_memory_is_nan() -> Iterator[None]:
+    """Has PyTorch fill what it allocates: else a gradient that nobody wrote may be an earlier one's
+    memory, with its contents."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)

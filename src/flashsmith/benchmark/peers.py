@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flashsmith.benchmark.workload import BackwardWorkload, Workload
+from flashsmith.benchmark.workload import BackwardWorkload, Workload, gradients_by_name
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.operations import BACKWARD, DEFAULT
@@ -311,23 +311,12 @@ class GradientPeer:
         return f"{self.of.version()}, torch.autograd.grad"
 
     def prepare(self, workload: BackwardWorkload) -> PeerImplementation:
-        import torch
+        def forward(q: Any, k: Any, v: Any) -> Any:
+            of_leaves = copy.copy(workload)
+            of_leaves.q, of_leaves.k, of_leaves.v = q, k, v
+            return self.of.prepare(of_leaves).output()
 
-        forward = copy.copy(workload)
-        leaves = [tensor.detach().requires_grad_() for tensor in (forward.q, forward.k, forward.v)]
-        forward.q, forward.k, forward.v = leaves
-        with torch.enable_grad():
-            o = self.of.prepare(forward).output()
-        do = workload.do
-
-        def call() -> Any:
-            return torch.autograd.grad(o, leaves, do, retain_graph=True)
-
-        return PeerImplementation(self.name, call, _by_name)
-
-
-def _by_name(gradients: Any) -> dict[str, Any]:
-    return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+        return PeerImplementation(self.name, workload.differentiated(forward), gradients_by_name)
 
 
 # --- by name ---

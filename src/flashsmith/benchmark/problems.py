@@ -10,7 +10,7 @@ from itertools import chain, product
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem, Semantics
-from flashsmith.operations import DEFAULT
+from flashsmith.operations import BACKWARD, DEFAULT
 from flashsmith.printable import quoted
 from flashsmith.untrusted import whole_number
 
@@ -210,13 +210,19 @@ def _public() -> Iterator[Problem]:
         yield default_problem(d, seq, DType.FP16, causal=causal)
 
 
+def _backward() -> Iterator[Problem]:
+    for d, dtype, causal, seq in product((128, 64), DType, _MASKS, (1024, 4096, 16384)):
+        yield default_problem(d, seq, dtype, causal=causal, heads=(16, 16), operation=BACKWARD.name)
+
+
 def _verdict() -> Iterator[Problem]:
     return chain(_main(), _heads(), _grouped(), _packed(), _unseen())
 
 
 # main: d 128; heads: d 64, 96 and 256; grouped: four heads of q to one of k; packed; unseen:
 # batches and lengths that no default sweep tunes on; verdict: all of these; public: those for
-# which the best public kernel's figures are known (benchmarks/h200/best-public.csv).
+# which the best public kernel's figures are known (benchmarks/h200/best-public.csv); backward: the
+# gradients' of which they are (best-public-backward.csv).
 PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
     "main": _main,
     "heads": _heads,
@@ -225,6 +231,7 @@ PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
     "unseen": _unseen,
     "verdict": _verdict,
     "public": _public,
+    "backward": _backward,
 }
 
 

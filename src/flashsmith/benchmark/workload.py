@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -209,6 +209,21 @@ class BackwardWorkload(Workload):
         return prepare_operation(config, self.problem, tensors, options=options).run
 
     @property
+    def has_autograd(self) -> bool:
+        """Whether PyTorch holds the tensors."""
+        return hasattr(self.q, "requires_grad_")
+
+    def differentiated(self, forward: Callable[[Any, Any, Any], Any]) -> Callable[[], Any]:
+        """A call that has PyTorch compute the gradients of ``forward`` of q, k and v, as often as
+        wanted: the kernels alone, without what accumulating into .grad takes."""
+        import torch
+
+        leaves = [tensor.detach().requires_grad_() for tensor in (self.q, self.k, self.v)]
+        with torch.enable_grad():
+            o = forward(*leaves)
+        return partial(torch.autograd.grad, o, leaves, self.do, retain_graph=True)
+
+    @property
     def output(self) -> dict[str, Any]:
         """What a call writes: the gradients by name."""
         return self.gradients
@@ -288,6 +303,11 @@ class BackwardWorkload(Workload):
             first = number * seq if self.packed else 0
             parts.append(heads[list(self._heads_of(head_k)), first : first + seq])
         return np.stack(parts)
+
+
+def gradients_by_name(gradients: Sequence[Any]) -> dict[str, Any]:
+    """What autograd returns for q, k and v, as a BackwardWorkload's outputs."""
+    return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
 
 
 class OperationWorkload:

@@ -83,7 +83,7 @@ def backward(
 
 def backward_ahead(config: KernelConfig | None, deterministic: bool) -> BackwardAhead:
     """The backward pass that is to follow a forward pass."""
-    return BackwardAhead(config or CHOOSERS[deterministic], deterministic)
+    return _AHEAD[deterministic] if config is None else BackwardAhead(config, deterministic)
 
 
 def check_backward_config(argument: str, config: KernelConfig | None) -> None:
@@ -104,8 +104,8 @@ def resolve_deterministic(deterministic: Any, q: Any) -> bool:
 
     Raises ArgumentError unless it is True, False or None.
     """
-    check_deterministic_flag(deterministic)
     if deterministic is not None:
+        check_deterministic_flag(deterministic)
         return bool(deterministic)
     framework = framework_of(type(q))
     return framework is not None and framework.is_deterministic()
@@ -125,3 +125,4 @@ CHOOSERS: dict[bool, Chooser] = {
     False: choose_config,
     True: partial(choose_config, deterministic=True),
 }
+_AHEAD = {flag: BackwardAhead(chooser, flag) for flag, chooser in CHOOSERS.items()}

@@ -52,6 +52,16 @@ def check_emulate(emulate: Any) -> bool | None:
     )
 
 
+def under_autocast(*tensors: Any) -> tuple[Any, ...]:
+    """The tensors in the dtype that autocast, where enabled, gives to PyTorch's own attention."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    castable = (torch.float16, torch.bfloat16, torch.float32)
+    return tuple(tensor.to(dtype) if tensor.dtype in castable else tensor for tensor in tensors)
+
+
 def why_not_now(tracing: bool) -> Reason | None:
     """The reason why PyTorch's current state excludes the kernels, or None. Checked before any
     tensor is read: see ``transform``. ``tracing``: the result of is_tracing()."""

@@ -9,7 +9,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as pytorch_sdpa
 
 from flashsmith.integrations.fallbacks import note_fallback
-from flashsmith.integrations.pytorch_state import check_emulate, why_not_now, why_not_on
+from flashsmith.integrations.pytorch_state import (
+    check_emulate,
+    under_autocast,
+    why_not_now,
+    why_not_on,
+)
 from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_arguments, why_not
 from flashsmith.integrations.traceable import attention, is_tracing
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
@@ -63,7 +68,7 @@ def sdpa(
     """
     if emulate is not None:
         check_emulate(emulate)
-    query, key, value = _under_autocast(query, key, value)
+    query, key, value = under_autocast(query, key, value)
     tracing = is_tracing()
     reason = why_not_now(tracing)
     if reason is None:
@@ -89,16 +94,6 @@ def sdpa(
     return pytorch_sdpa(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-
-
-def _under_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors in the dtype that autocast would give them: PyTorch's function is on its list."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    castable = (torch.float16, torch.bfloat16, torch.float32)
-    return tuple(tensor.to(dtype) if tensor.dtype in castable else tensor for tensor in tensors)
 
 
 def tensor_facts(tensor: Any, tracing: bool) -> Facts:

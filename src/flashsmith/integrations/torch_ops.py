@@ -15,7 +15,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch._C._functorch import is_legacy_batchedtensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
 from flashsmith.chooser.attention import check_attention_config
 from flashsmith.chooser.backward import (
@@ -26,9 +30,9 @@ from flashsmith.chooser.backward import (
 )
 from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
-from flashsmith.families import KernelConfig, family_named, parse_kernel_name_into_config
+from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.runtime import run_backward, run_call
-from flashsmith.runtime.forward_options import NO_WINDOW, check_pair
+from flashsmith.runtime.forward_options import NO_WINDOW, check_flag, check_pair
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
 # PyTorch's autograd takes no tensors by name, so they come first.
@@ -55,6 +59,8 @@ _SCHEMAS = {
 }
 # The kernels use the tensors' strides, so a compiler must not change them.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+# A NamedTuple's own constructor takes twice as long.
+_new_tuple = tuple.__new__
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
@@ -84,7 +90,7 @@ class Asked(NamedTuple):
             "scale": self.scale,
             "max_seqlen_q": self.max_seqlen_q,
             "max_seqlen_k": self.max_seqlen_k,
-            "config": None if config is None else _text(config),
+            "config": None if config is None else str(config),
             "emulate": self.emulate,
         }
 
@@ -142,17 +148,18 @@ def _backward_directly(
         causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, dlse, repeatable, needs,
         None,
     )  # fmt: skip
-    # The forward pass was allowed to take as long as both do.
-    on_host = emulate or q.device.type == "cpu"
     chosen = config or CHOOSERS[repeatable]
-    return run_backward(chosen, (do, q, k, v, o, lse), options, on_host)
+    return run_backward(chosen, (do, q, k, v, o, lse), options, emulate)
 
 
 def _is_plain(*tensors: Any) -> bool:
     """Whether nothing but autograd looks at operations on the tensors."""
-    return not torch._C._len_torch_dispatch_stack() and all(
-        type(tensor).__torch_dispatch__ is _NO_DISPATCH for tensor in tensors
-    )
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    for tensor in tensors:  # noqa: SIM110 (half the time of all())
+        if type(tensor).__torch_dispatch__ is not _NO_DISPATCH:
+            return False
+    return True
 
 
 # --- autograd ------------------------------------------------------------------------------------
@@ -165,7 +172,7 @@ def _no_jvp(*_: Any) -> NoReturn:
     )
 
 
-def _no_vmap(*_: Any) -> NoReturn:
+def _no_vmap(*_: Any, **__: Any) -> NoReturn:
     raise ArgumentError(
         "q, k, v: inside torch.vmap (or jacrev, per-sample gradients); flashsmith's kernels take "
         "plain tensors: put the mapped dimension into the batch"
@@ -191,6 +198,7 @@ class FlashsmithAttention(torch.autograd.Function):
     ) -> tuple[Any, Any, Any]:
         if _is_plain(q, k, v):
             return _forward_directly(q, k, v, sinks, cu_q, cu_k, asked)
+        backward = asked.backward_config
         with torch._C._AutoDispatchBelowAutograd():
             results = torch.ops.flashsmith.attention_with_statistics.default(
                 *(q, k, v, sinks, cu_q, cu_k),
@@ -198,7 +206,7 @@ class FlashsmithAttention(torch.autograd.Function):
                 return_lse=True,
                 return_row_max=asked.return_row_max,
                 with_backward=True,
-                backward_config=_text_or_none(asked.backward_config),
+                backward_config=None if backward is None else str(backward),
                 deterministic=asked.deterministic,
             )
         return results if asked.return_row_max else (*results[:2], None)
@@ -264,7 +272,13 @@ def _gradients(
 ) -> tuple[Any, Any, Any, Any]:
     """dq, dk, dv and dsinks, None where not needed."""
     if _is_plain(do, q, k, v):
-        return _backward_directly(do, q, k, v, o, lse, dlse, sinks, *rest)
+        try:
+            return _backward_directly(do, q, k, v, o, lse, dlse, sinks, *rest)
+        except RuntimeError:
+            # torch.autograd.grad(is_grads_batched=True) has a vmap of its own.
+            if is_legacy_batchedtensor(do):
+                _no_vmap()
+            raise
     cu_q, cu_k, asked, needs = rest
     with torch._C._AutoDispatchBelowAutograd():
         found = torch.ops.flashsmith.attention_backward.default(
@@ -385,12 +399,19 @@ def _needs_autograd(*tensors: Any) -> bool:
     )
 
 
+def _apply_by_dispatcher(function: Any, *arguments: Any) -> Any:
+    """function.apply() within an op, where the dispatcher goes from one transform of torch.func to
+    the next: each sees a function of its own level."""
+    with enable_single_level_autograd_function():
+        return super(torch.autograd.Function, function).apply(*arguments)
+
+
 def _autograd(*tensors: Any, **keywords: Any) -> Any:
     if not _needs_autograd(*tensors):
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.flashsmith.attention.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (6 - len(tensors)))
-    o, _, _ = FlashsmithAttention.apply(*padded, _asked(**keywords))
+    o, _, _ = _apply_by_dispatcher(FlashsmithAttention, *padded, _asked(**keywords))
     return o
 
 
@@ -401,22 +422,19 @@ def _autograd_with_statistics(*tensors: Any, **keywords: Any) -> Any:
     padded = (*tensors, *[None] * (6 - len(tensors)))
     return_lse = keywords.pop("return_lse", False)
     keywords.pop("with_backward", None)
-    o, lse, row_max = FlashsmithAttention.apply(*padded, _asked(**keywords))
+    o, lse, row_max = _apply_by_dispatcher(FlashsmithAttention, *padded, _asked(**keywords))
     nothing = _nothing(tensors[0])
     return o, lse if return_lse else nothing, nothing if row_max is None else row_max
 
 
-def _autograd_backward(*tensors: Any, needs: Any, config: Any = None, **keywords: Any) -> Any:
+def _autograd_backward(*tensors: Any, **keywords: Any) -> Any:
     if not _needs_autograd(*tensors):
-        if config is not None:
-            keywords["config"] = config
         with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.flashsmith.attention_backward.default(
-                *tensors, needs=needs, **keywords
-            )
+            return torch.ops.flashsmith.attention_backward.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (10 - len(tensors)))
-    asked = _asked(backward_config=config, **keywords)
-    *found, dsinks = FlashsmithGradients.apply(*padded, asked, tuple(needs))
+    needs = tuple(keywords.pop("needs"))
+    asked = _asked(backward_config=keywords.pop("config", None), **keywords)
+    *found, dsinks = _apply_by_dispatcher(FlashsmithGradients, *padded, asked, needs)
     q = tensors[1]
     return (
         *(_nothing(q, q.dtype) if it is None else it for it in found),
@@ -443,20 +461,52 @@ for _name, _kernel, _fake_kernel, _autograd_kernel in (
     _library.impl(_name, _autograd_kernel, "Autograd")
 
 
-def _text(config: KernelConfig) -> str:
-    """The short form. Field by field, since PyTorch 2.11 makes a constant of no dataclass."""
-    family = config.FAMILY
-    return _short_form(family, *[getattr(config, name) for name in config.KNOBS])
+def _scores(
+    q: Any, k: Any, cu_q: Any, cu_k: Any, causal: bool, left: int | None, right: int | None
+) -> float:
+    """Scores of a head that are not masked, summed over sequences; half of all where causal.
+
+    Offsets without contents count as one sequence.
+    """
+    batch, lengths = 1, [(q.shape[0], k.shape[0])]
+    if cu_q is None:
+        batch, lengths = q.shape[0], [(q.shape[1], k.shape[1])]
+    elif not isinstance(cu_q, FakeTensor) and cu_q.device.type != "meta":
+        lengths = list(zip(cu_q.diff().tolist(), cu_k.diff().tolist(), strict=True))
+    total = 0.0
+    for rows, keys in lengths:
+        if left is None and right is None:
+            total += rows * keys / (2 if causal else 1)
+            continue
+        places = torch.arange(rows) + keys - rows
+        last = places + (0 if causal else keys if right is None else right)
+        first = places - (rows + keys if left is None else left)
+        total += (last.clamp(max=keys - 1) - first.clamp(min=0) + 1).clamp(min=0).sum().item()
+    return batch * total
 
 
-def _text_or_none(config: KernelConfig | None) -> str | None:
-    return None if config is None else _text(config)
+def _flop(
+    q: Any, k: Any, v: Any, sinks: Any = None, cu_q: Any = None, cu_k: Any = None, *_: Any,
+    causal: bool = False, window_left: int | None = None, window_right: int | None = None,
+    **__: Any,
+) -> int:  # fmt: skip
+    """FLOP of the two matrix products: 4 h d for every score."""
+    scores = _scores(q, k, cu_q, cu_k, causal, window_left, window_right)
+    return int(4 * q.shape[-2] * q.shape[-1] * scores)
 
 
-@torch.compiler.assume_constant_result
-def _short_form(family: str, *values: Any) -> str:
-    """Worked out by Python itself, not traced."""
-    return str(family_named(family).config_class(*values))
+def _flop_backward(
+    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any = None, *packing: Any,
+    **options: Any,
+) -> int:  # fmt: skip
+    """Of the five."""
+    return _flop(q, k, v, *packing, **options) * 5 // 2
+
+
+register_flop_formula(
+    [torch.ops.flashsmith.attention, torch.ops.flashsmith.attention_with_statistics], get_raw=True
+)(_flop)
+register_flop_formula(torch.ops.flashsmith.attention_backward, get_raw=True)(_flop_backward)
 
 
 def differentiable_attention(
@@ -464,28 +514,35 @@ def differentiable_attention(
     k: Any,
     v: Any,
     *,
+    causal: Any = False,
+    window: Any = NO_WINDOW,
+    softcap: Any = 0.0,
+    scale: Any = None,
     sinks: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
     out: Any = None,
-    return_lse: bool = False,
-    return_row_max: bool = False,
+    return_lse: Any = False,
+    return_row_max: Any = False,
     config: KernelConfig | None = None,
     backward_config: KernelConfig | None = None,
     deterministic: bool | None = None,
-    **options: Any,
+    emulate: Any = False,
 ) -> Any:
     """attention() with gradients, or to refuse what has none; takes and returns what it does."""
     if out is not None:
-        raise _no_out(q=q, k=k, v=v, sinks=sinks)
-    check_attention_config(config)
-    check_backward_config("backward_config", backward_config)
-    asked = Asked(
-        return_row_max=return_row_max,
-        config=config,
-        backward_config=backward_config,
-        deterministic=resolve_deterministic(deterministic, q),
-        **options,
+        raise no_out(q=q, k=k, v=v, sinks=sinks)
+    if config is not None or backward_config is not None:
+        check_attention_config(config)
+        check_backward_config("backward_config", backward_config)
+    asked = _new_tuple(
+        Asked,
+        (
+            *(causal, window, softcap, scale, max_seqlen_q, max_seqlen_k, return_row_max),
+            *(config, backward_config, resolve_deterministic(deterministic, q), emulate),
+        ),
     )
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
     if torch._C._are_functorch_transforms_active():
@@ -493,7 +550,7 @@ def differentiable_attention(
     else:
         # Function.apply itself spends more on binding arguments than a launch takes.
         o, lse, row_max = _apply(*tensors, asked)
-    if return_lse:
+    if check_flag("return_lse", return_lse):
         return (o, lse, row_max) if return_row_max else (o, lse)
     return (o, row_max) if return_row_max else o
 
@@ -501,62 +558,9 @@ def differentiable_attention(
 _apply = super(torch.autograd.Function, FlashsmithAttention).apply
 
 
-def _no_out(**tensors: Any) -> ArgumentError:
+def no_out(**tensors: Any) -> ArgumentError:
     growing = (name for name, it in tensors.items() if it is not None and it.requires_grad)
     return ArgumentError(
         f"out: given, and {next(growing, 'q')} requires grad: autograd makes its own outputs; "
         "leave it out, or call under torch.no_grad()"
     )
-
-
-def attention_by_op(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    window: tuple[int | None, int | None] = (None, None),
-    sinks: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    out: Any = None,
-    return_lse: bool = False,
-    return_row_max: bool = False,
-    config: KernelConfig | None = None,
-    backward_config: KernelConfig | None = None,
-    deterministic: bool | None = None,
-    **keywords: Any,
-) -> Any:
-    """attention() in terms of the ops, for tracers and dispatch modes; takes and returns what it
-    does.
-
-    Raises ArgumentError while tracing for a window that is no pair, and for an out with gradients;
-    other arguments are judged when the op runs.
-    """
-    tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
-    keywords["window_left"], keywords["window_right"] = check_pair(window)
-    keywords["config"] = None if config is None else _text(config)
-    differentiable = torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (sinks is not None and sinks.requires_grad)
-    )
-    if differentiable:
-        if out is not None:
-            raise _no_out(q=q, k=k, v=v, sinks=sinks)
-        keywords["with_backward"] = True
-        keywords["backward_config"] = None if backward_config is None else _text(backward_config)
-        keywords["deterministic"] = (
-            torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
-        )
-    if not (return_lse or return_row_max or differentiable):
-        output = torch.ops.flashsmith.attention(*tensors, **keywords)
-        return output if out is None else out.copy_(output)
-    output, lse, row_max = torch.ops.flashsmith.attention_with_statistics(
-        *tensors, return_lse=return_lse, return_row_max=return_row_max, **keywords
-    )
-    if out is not None:
-        output = out.copy_(output)
-    if return_lse:
-        return (output, lse, row_max) if return_row_max else (output, lse)
-    return (output, row_max) if return_row_max else output

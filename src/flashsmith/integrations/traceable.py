@@ -30,28 +30,32 @@ def _find_torch() -> Any:
 def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     if is_tracing():
         # Imported only while tracing, when torch is imported already.
-        from flashsmith.integrations.torch_ops import attention_by_op
+        from flashsmith.integrations.traced_attention import attention_by_op
 
         return attention_by_op(q, k, v, **keywords)
     torch = _torch
     if torch is not None and isinstance(q, torch.Tensor):
+        if q.dtype is torch.float32:
+            from flashsmith.integrations.pytorch_state import under_autocast
+
+            q, k, v = under_autocast(q, k, v)
         # A transform of torch.func and dual numbers are autograd's too, if only to be refused.
         if (
             torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0
-            or (torch.is_grad_enabled() and _requires_grad(q, k, v, **keywords))
+            or (torch.is_grad_enabled() and _requires_grad(q, k, v, keywords.get("sinks")))
         ):
             from flashsmith.integrations.torch_ops import differentiable_attention
 
             return differentiable_attention(q, k, v, **keywords)
         if torch._C._len_torch_dispatch_stack():
-            from flashsmith.integrations.torch_ops import attention_by_op
+            from flashsmith.integrations.traced_attention import attention_by_op
 
             return attention_by_op(q, k, v, **keywords)
     return chooser.attention(q, k, v, **keywords)
 
 
-def _requires_grad(q: Any, k: Any, v: Any, *, sinks: Any = None, **_: Any) -> bool:
+def _requires_grad(q: Any, k: Any, v: Any, sinks: Any) -> bool:
     try:
         return bool(
             q.requires_grad

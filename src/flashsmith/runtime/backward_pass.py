@@ -19,6 +19,7 @@ from flashsmith.runtime.cached_launches import (
     Signature,
     backward_signature,
 )
+from flashsmith.runtime.emulation import check_estimate
 from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions, check_flag
 from flashsmith.runtime.forward_pass import (
     DEFAULT_EMULATED_ARCH,
@@ -227,6 +228,9 @@ def _run_and_remember(
     cfg, is_own = _config_for(config, wish, device)
     check_deterministic(cfg, deterministic)
 
+    on_host = request.q.device.kind == "cpu"
+    if on_host and not emulate:
+        check_estimate(request, cfg)
     do, copies_do = _readable("do", tensors[0], wish, cfg)
     dlse, copies_dlse = _readable("dlse", asked.dlse, wish, cfg)
     windowed = request.mask.kind == "window"
@@ -251,7 +255,7 @@ def _run_and_remember(
         },
         wanted=["dsinks"] if needs[3] and asked.sinks is not None else [],
         unwanted=[name for name, need in zip(NAMES[:3], needs, strict=False) if not need],
-        emulate=emulate,
+        emulate=on_host,
     )
     outputs = prepared.run().outputs
     # A copy that only an address needed is not for calls with others.

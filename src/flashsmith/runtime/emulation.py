@@ -19,17 +19,16 @@ from flashsmith.runtime.launch_plan import Contents, Launch, LaunchPlan, TensorM
 LONGEST_UNASKED_SECONDS = 60.0
 
 
-def check_estimate(
-    cfg: KernelConfig, request: Request, following: KernelConfig | None = None
-) -> None:
-    """Raises EmulationTooLongError when emulating the request, with the backward pass of config
-    ``following`` if there is one, is estimated above 60 s."""
+def check_estimate(request: Request, cfg: KernelConfig, *following: KernelConfig) -> None:
+    """Raises EmulationTooLongError when emulating the request's kernel, and those of operations on
+    the same problem that follow it, is estimated above 60 s."""
     estimated = _as_one_sequence(request) if request.packing else request.problem
-    seconds = estimate_seconds(cfg, estimated)
-    if following is not None:
-        backward = replace(estimated, operation=following.family.operation)
-        seconds += estimate_seconds(following, backward)
-    check_seconds(cfg, request.problem, seconds)
+    seconds = sum(
+        estimate_seconds(one, replace(estimated, operation=one.family.operation))
+        for one in (cfg, *following)
+    )
+    problem = replace(request.problem, operation=cfg.family.operation)
+    check_seconds(cfg, problem, seconds)
 
 
 def check_seconds(cfg: KernelConfig, problem: Problem, seconds: float) -> None:

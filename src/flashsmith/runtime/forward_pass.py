@@ -303,7 +303,7 @@ def run_request(
     on_gpu = q.device.kind == "cuda"
     following = None if ahead is None else ahead.config_for(request, device)
     if not on_gpu and not emulate:
-        check_estimate(cfg, request, following)
+        check_estimate(request, cfg, *([] if following is None else [following]))
     chooser = config if callable(config) else None
     kernel = None if request.is_empty else kernel_for(cfg, semantics, request, device, chooser)
 

@@ -32,6 +32,7 @@ struct HopperBackwardKernelConfig {
     int producer_registers;
     int consumer_registers;
     StepOrder order;
+    bool early_exp;  // no exponential is put off until the product beside it is done
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 

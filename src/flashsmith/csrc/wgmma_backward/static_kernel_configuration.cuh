@@ -94,6 +94,8 @@ struct StaticHopperBackwardKernelConfig {
         static_assert(CFG.producer_registers + n_warpgroups * CFG.consumer_registers <=
                           (n_warpgroups + 1) * registers_at_start,
                       "registers: setmaxnreg waits for ever for more than there are");
+        static_assert(!CFG.early_exp || CFG.order != StepOrder::dv_first,
+                      "early_exp: with dv_first no product runs beside the exponentials");
         return true;
     }
 

@@ -154,6 +154,14 @@ class HopperBackwardKernelConfig(KernelConfig):
         where="BackwardConsumer::run",
     )
 
+    early_exp: bool = knob(
+        "no exponential waits for the product that runs beside it",
+        word="early_exp",
+        default=False,
+        effect=describe.early,
+        where="BackwardConsumer::end_basic_block",
+    )
+
     # --- shapes and resources --------------------------------------------------------------------
 
     @property

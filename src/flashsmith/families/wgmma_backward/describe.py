@@ -72,3 +72,11 @@ def registers(cfg: Any) -> str:
         f"setmaxnreg leaves the producer {cfg.producer_registers} registers a thread, and "
         f"gives consumers {cfg.consumer_registers}"
     )
+
+
+def early(cfg: Any) -> str:
+    if cfg.early_exp:
+        return "a step's exponentials end before the wait for the concurrent product"
+    if cfg.order.name == "DV_FIRST":
+        return "nothing: no product runs beside the exponentials"
+    return "the compiler may delay exponentials until the concurrent product has finished"

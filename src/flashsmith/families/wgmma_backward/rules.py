@@ -75,6 +75,13 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.order == StepOrder.SCORES_TOGETHER or not cfg.takes_turns,
         ("order", "B_r", "d_head", "n_warpgroups"),
     ),
+    Rule(
+        "early_exp_needs_a_product",
+        "early_exp needs order to be late_dq or scores_together: with dv_first no product runs "
+        "beside the exponentials",
+        lambda cfg, device: cfg.order != StepOrder.DV_FIRST or not cfg.early_exp,
+        ("early_exp", "order"),
+    ),
     _register_count("producer_registers"),
     _register_count("consumer_registers"),
     Rule(

@@ -1,0 +1,82 @@
+"""attention() in terms of its ops, for tracers and dispatch modes.
+
+A module of its own, since its decorator imports the whole of PyTorch's compiler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashsmith.families import KernelConfig, family_named
+from flashsmith.integrations.pytorch_state import under_autocast
+from flashsmith.integrations.torch_ops import no_out
+from flashsmith.runtime.forward_options import check_pair
+
+
+def _text(config: KernelConfig | None) -> str | None:
+    """The short form. Field by field, since PyTorch 2.11 makes a constant of no dataclass."""
+    if config is None:
+        return None
+    return _short_form(config.FAMILY, *[getattr(config, name) for name in config.KNOBS])
+
+
+@torch.compiler.assume_constant_result
+def _short_form(family: str, *values: Any) -> str:
+    """Worked out by Python itself, not traced."""
+    return str(family_named(family).config_class(*values))
+
+
+def attention_by_op(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    window: tuple[int | None, int | None] = (None, None),
+    sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    out: Any = None,
+    return_lse: bool = False,
+    return_row_max: bool = False,
+    config: KernelConfig | None = None,
+    backward_config: KernelConfig | None = None,
+    deterministic: bool | None = None,
+    **keywords: Any,
+) -> Any:
+    """attention() in terms of the ops, which it takes and returns as itself.
+
+    Raises ArgumentError while tracing for a window that is no pair, and for an out with gradients;
+    other arguments are judged when the op runs.
+    """
+    if q.dtype is torch.float32:
+        q, k, v = under_autocast(q, k, v)
+    tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
+    keywords["window_left"], keywords["window_right"] = check_pair(window)
+    keywords["config"] = _text(config)
+    differentiable = torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (sinks is not None and sinks.requires_grad)
+    )
+    if differentiable:
+        if out is not None:
+            raise no_out(q=q, k=k, v=v, sinks=sinks)
+        keywords["with_backward"] = True
+        keywords["backward_config"] = _text(backward_config)
+        keywords["deterministic"] = (
+            torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+        )
+    if not (return_lse or return_row_max or differentiable):
+        output = torch.ops.flashsmith.attention(*tensors, **keywords)
+        return output if out is None else out.copy_(output)
+    output, lse, row_max = torch.ops.flashsmith.attention_with_statistics(
+        *tensors, return_lse=return_lse, return_row_max=return_row_max, **keywords
+    )
+    if out is not None:
+        output = out.copy_(output)
+    if return_lse:
+        return (output, lse, row_max) if return_row_max else (output, lse)
+    return (output, row_max) if return_row_max else output
