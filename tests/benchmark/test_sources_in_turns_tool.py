@@ -62,19 +62,32 @@ def run(
 def test_every_pair_that_ranks_first_is_measured_in_rounds(tool: ModuleType, run: Any) -> None:
     status, rows = run("--rounds", "3")
     assert status == 0
-    pairs = tool.first_ranked(False)
+    pairs = tool.first_ranked(False, None)
     assert len({(pair.config, pair.semantics) for pair in pairs}) == len(pairs) > 40
     assert [row["problem"] for row in rows] == [str(p.problem) for p in pairs for _ in range(3)]
     assert rows[0]["base_csrc"] != rows[0]["csrc"]
 
 
 def test_softcapped_pairs_are_the_same_kernels(tool: ModuleType, run: Any) -> None:
-    capped = tool.first_ranked(True)
-    assert {pair.config for pair in capped} == {pair.config for pair in tool.first_ranked(False)}
+    capped = tool.first_ranked(True, None)
+    assert {pair.config for pair in capped} == {
+        pair.config for pair in tool.first_ranked(False, None)
+    }
     assert all(pair.semantics.softcap for pair in capped)
     _, rows = run("--softcap", "--only", "FP16", "--rounds", "1")
     assert rows
     assert all("softcap" in row["problem"] and "fp16" in row["problem"] for row in rows)
+
+
+def test_of_a_family_it_measures_what_would_serve_alone(tool: ModuleType, run: Any) -> None:
+    """Also where kernels of another family rank first, as wgmma's do throughout on an H200."""
+    problems = {pair.problem for pair in tool.first_ranked(False, None)}
+    pairs = tool.first_ranked(False, "mma_sync")
+    assert {pair.config.FAMILY for pair in pairs} == {"mma_sync"}
+    assert len({(pair.config, pair.semantics) for pair in pairs}) == len(pairs) > 20
+    assert {pair.problem.d for pair in pairs} == {problem.d for problem in problems}
+    _, rows = run("--family", "mma_sync", "--rounds", "1")
+    assert [row["problem"] for row in rows] == [str(pair.problem) for pair in pairs]
 
 
 def test_a_slow_pair_is_measured_longer(tool: ModuleType, run: Any) -> None:

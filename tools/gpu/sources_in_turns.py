@@ -3,6 +3,7 @@
 
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --softcap     # the same, capped
+    python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --family mma_sync
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --build-only  # needs no GPU
 
 A pair is a config and its semantics that rank first in an entry of the shipped table, on the first
@@ -36,11 +37,14 @@ from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.sources import package_sources, source_hash, tree_hash
 from flashsmith.builder.user_cache import cache_dir
+from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.families import (
+    FAMILIES,
     KernelConfig,
     Problem,
     Semantics,
+    device_spec,
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime import query_gpu
@@ -68,14 +72,18 @@ class Pair:
         return self.problem.required_semantics(self.config)
 
 
-def first_ranked(softcap: bool) -> list[Pair]:
-    """Every config with the semantics in which an entry of the shipped table ranks it first."""
+def first_ranked(softcap: bool, family: str | None) -> list[Pair]:
+    """Every config with the semantics in which an entry of the shipped table ranks it first, or
+    of a family what would serve the entries' problems on their GPU if there were no other."""
     found: dict[tuple[KernelConfig, Semantics], Pair] = {}
     for entry in WinnersTable.shipped():
         problem = entry.problem
         if softcap:
             problem = replace(problem, semantics=replace(problem.semantics, softcap=True))
-        pair = Pair(parse_kernel_name_into_config(entry.best.config), problem)
+        config = parse_kernel_name_into_config(entry.best.config)
+        if family is not None:
+            config = choose_config(problem, device_spec(entry.key.gpu), family)
+        pair = Pair(config, problem)
         found.setdefault((pair.config, pair.semantics), pair)
     return list(found.values())
 
@@ -171,6 +179,7 @@ def main() -> int:
     parser.add_argument("--new", type=Path, default=package_sources(), help="instead of ours")
     parser.add_argument("--only", default="", help="pairs whose problem or config match a regex")
     parser.add_argument("--softcap", action="store_true", help="the same kernels, capped")
+    parser.add_argument("--family", choices=FAMILIES, help="kernels of this family only")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--again", type=float, default=0.98, help="below: twenty rounds more")
     parser.add_argument("--least", type=float, default=0.0, help="allowed geometric mean")
@@ -182,7 +191,7 @@ def main() -> int:
             parser.error(f"--{name} {csrc}: holds no common/forward_args.cuh; give a folder csrc")
     pairs = [
         pair
-        for pair in first_ranked(options.softcap)
+        for pair in first_ranked(options.softcap, options.family)
         if re.search(options.only, f"{pair.problem} {pair.config}")
     ]
     if not pairs:

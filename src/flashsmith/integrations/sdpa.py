@@ -11,9 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention as pytorch_sdpa
 from flashsmith.integrations.fallbacks import note_fallback
 from flashsmith.integrations.pytorch_state import (
     check_emulate,
+    under_autocast,
     why_not_now,
     why_not_on,
-    under_autocast,
 )
 from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_arguments, why_not
 from flashsmith.integrations.traceable import attention, is_tracing

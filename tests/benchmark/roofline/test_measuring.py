@@ -118,4 +118,4 @@ def test_every_microbenchmark_is_right_on_this_gpu() -> None:
     unmeasured = {c.key for c in found.ceilings if c.rate is None}
     assert all(key.startswith(("matmul", "wgmma", "dram")) for key in unmeasured)
     if found.arch == 90:
-        assert found.rate("wgmma_n256_fp16") > found.rate("mma_registers_fp16")
+        assert not any(key.startswith("wgmma") for key in unmeasured)

@@ -151,7 +151,11 @@ struct ForwardBlock {
                                          const BlockRange& blocks) {
         if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
         if constexpr (Kernel::masked && kMask)
-            if (Kernel::trim_masks || blocks.needs_mask(block)) mask(S, block);
+            if (Kernel::trim_masks || blocks.needs_mask(block)) {
+                const Coordinates<Kernel> at(args);
+                const auto row = [&](int m, int r) { return at.first_row() + at.lane_row(m, r); };
+                visible.mask(S, at.lane, row, block * Kernel::B_c);
+            }
         softmax.template update<kFirst>(S, O);
     }
     FS_DEVICE static void pack_P(typename Kernel::P_t& P, const typename Kernel::S_accum_t& S) {
@@ -160,23 +164,6 @@ struct ForwardBlock {
 #pragma unroll
             for (int m = 0; m < N::m_tiles; ++m)
                 pack_fragment<value_t>(P.fragments[k][m], S[m][2 * k], S[m][2 * k + 1]);
-    }
-    // Scores of keys that a row may not see become -inf.
-    FS_DEVICE void mask(typename Kernel::S_accum_t& S, int block) const {
-        const Coordinates<Kernel> at(args);
-        const int first_column = block * Kernel::B_c + at.lane % 4 * 2;
-#pragma unroll
-        for (int m = 0; m < N::m_tiles; ++m)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const KeyRange keys = visible.keys(at.first_row() + at.lane_row(m, r));
-#pragma unroll
-                for (int n = 0; n < N::QK_n_tiles; ++n)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e)
-                        if (!keys.contains(first_column + 8 * n + e))
-                            S[m][n][2 * r + e] = -INFINITY;
-            }
     }
     // Whether a row of this warp sees a key of the block.
     FS_DEVICE bool sees(int block) const {
