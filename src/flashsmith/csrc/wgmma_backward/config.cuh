@@ -34,6 +34,8 @@ struct HopperBackwardKernelConfig {
     int consumer_registers;
     StepOrder order;
     bool early_exp;  // no exponential is put off until the product beside it is done
+    bool lagged_dq;  // a step computes dq of the step before: nobody waits for another's dS
+    bool pingpong;   // warpgroups issue their products in turns
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 

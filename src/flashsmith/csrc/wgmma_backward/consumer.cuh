@@ -66,6 +66,34 @@ struct dSStages {
     }
 };
 
+// Hardware barriers: 0 is __syncthreads', then one for rows that are cleared, and one that admits
+// each warpgroup to the tensor cores.
+constexpr int kRowsBarrier = 1, kFirstOrderBarrier = 2;
+
+// With `pingpong` the warpgroups issue their products in turns, in a ring: while one multiplies,
+// the others have exponentials and dS.
+template <class Kernel>
+struct ProductOrder {
+    static constexpr int kWarpgroups = Kernel::n_warpgroups;
+    int warpgroup;
+
+    // The last warpgroup admits the first one for the first time.
+    FS_DEVICE void init() const {
+        if constexpr (Kernel::CFG.pingpong)
+            if (warpgroup == kWarpgroups - 1)
+                named_barrier_arrive(kFirstOrderBarrier, 2 * kWarpgroupThreads);
+    }
+    FS_DEVICE void wait() const {
+        if constexpr (Kernel::CFG.pingpong)
+            named_barrier_wait(kFirstOrderBarrier + warpgroup, 2 * kWarpgroupThreads);
+    }
+    FS_DEVICE void arrive() const {
+        if constexpr (Kernel::CFG.pingpong)
+            named_barrier_arrive(kFirstOrderBarrier + (warpgroup + 1) % kWarpgroups,
+                                 2 * kWarpgroupThreads);
+    }
+};
+
 // The same number, of which the compiler knows nothing: what follows from it is computed anew in
 // every step, where the descriptors of all products would take more registers than there are.
 FS_DEVICE uint32_t anew(uint32_t x) {
@@ -98,6 +126,7 @@ struct BackwardConsumer {
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
     TilePipeline<CFG.do_stages, Kernel::Q_tile_bytes> d_o;
     dSStages<Kernel> stages;
+    const ProductOrder<Kernel> order;
 
     typename Kernel::Scores S, dP;
     typename Kernel::Rounded P, dS;
@@ -120,7 +149,8 @@ struct BackwardConsumer {
           dq_sums(first_dq_sums(keys)),
           Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
           d_o(smem + Kernel::do_offset, smem + Kernel::do_barriers),
-          stages{smem} {}
+          stages{smem},
+          order{warpgroup} {}
 
     // ---- the algorithm ----
 
@@ -128,6 +158,7 @@ struct BackwardConsumer {
         zero(dk);
         zero(dv);
         if (n_steps > 0) {
+            order.init();
             mbarrier_wait(smem + Kernel::K_barrier, 0);
             if constexpr (CFG.order == StepOrder::scores_together)
                 steps_with_scores_together(n_steps);
@@ -146,113 +177,160 @@ struct BackwardConsumer {
     // S, P, then dv and dP, dS, then dk and dq. No product is in flight where the loop begins:
     // ptxas would serialise them all.
     FS_DEVICE void steps_with_dv_first(int n_steps) {
+        await_queries();
         begin_S();
         wgmma_wait<0>(S);
         exponentiate();
         mbarrier_wait(smem + Kernel::V_barrier, 0);
         compute_dv_and_dP();
-#pragma unroll 1
-        while (--n_steps > 0) {
-            compute_dS();
-            if constexpr (CFG.order == StepOrder::scores_ahead) {
-                const uint32_t last_Q = Q.tile();
-                advance_block();
-                Q.state.advance();
-                begin_S();
-                start_gradient(dk, dS, last_Q);
-                start_dq();
-                wgmma_wait<2>(S);
-                exponentiate();
-                if constexpr (CFG.early_exp) end_basic_block();
-                wgmma_wait<1>(dk, dS);
-                release_last_Q();
-                finish_dq();
-            } else if constexpr (CFG.order == StepOrder::late_dq) {
-                start_gradient(dk, dS, Q.tile());
-                advance_block();
-                Q.state.advance();
-                begin_S();
-                start_dq();
-                wgmma_wait<1>(S, dk, dS);
-                release_last_Q();
-                exponentiate();
-                if constexpr (CFG.early_exp) end_basic_block();
-                finish_dq();
-            } else {
-                start_gradient(dk, dS, Q.tile());
-                start_dq();
-                wgmma_wait<1>(dk, dS);
-                Q.consumer_release(warp, lane);
-                finish_dq();
-                advance_block();
-                begin_S();
-                wgmma_wait<0>(S);
-                exponentiate();
-            }
-            compute_dv_and_dP();
+        const bool skips_dq = CFG.lagged_dq && n_steps > 1;
+        if (skips_dq) {
+            step_with_dv_first<false>();
+            --n_steps;
         }
+#pragma unroll 1
+        while (--n_steps > 0) step_with_dv_first<true>();
         compute_dS();
+        order.wait();
         start_gradient(dk, dS, Q.tile());
+        order.arrive();
+        if constexpr (CFG.lagged_dq) {
+            wgmma_wait<0>(dk, dS);
+            if (skips_dq) {
+                start_dq();
+                finish_dq();
+            }
+        }
         start_dq();
         finish_dq();
         wgmma_wait<0>(dk, dS);
     }
 
+    // From dP to the next step's dP.
+    template <bool kWithdQ>
+    FS_DEVICE void step_with_dv_first() {
+        compute_dS();
+        if constexpr (CFG.order == StepOrder::dv_first) {
+            order.wait();
+            start_gradient(dk, dS, Q.tile());
+            order.arrive();
+            if constexpr (kWithdQ) start_dq();
+            wgmma_wait<kWithdQ ? 1 : 0>(dk, dS);
+            Q.consumer_release(warp, lane);
+            if constexpr (kWithdQ) finish_dq();
+            advance_block();
+            await_queries();
+            begin_S();
+            wgmma_wait<0>(S);
+            exponentiate();
+        } else {
+            const uint32_t last_Q = Q.tile();
+            advance_block();
+            Q.state.advance();
+            await_queries();
+            order.wait();
+            if constexpr (CFG.order == StepOrder::scores_ahead) {
+                begin_S();
+                start_gradient(dk, dS, last_Q);
+                order.arrive();
+                if constexpr (kWithdQ) start_dq();
+                wgmma_wait<kWithdQ ? 2 : 1>(S);
+                exponentiate();
+                if constexpr (CFG.early_exp) end_basic_block();
+                wgmma_wait<kWithdQ ? 1 : 0>(dk, dS);
+                release_last_Q();
+            } else {
+                start_gradient(dk, dS, last_Q);
+                begin_S();
+                order.arrive();
+                if constexpr (kWithdQ) start_dq();
+                wgmma_wait<kWithdQ ? 1 : 0>(S, dk, dS);
+                release_last_Q();
+                exponentiate();
+                if constexpr (CFG.early_exp) end_basic_block();
+            }
+            if constexpr (kWithdQ) finish_dq();
+        }
+        compute_dv_and_dP();
+    }
+
     // S and dP, P and dS, then dv, dk and dq: the least registers.
     FS_DEVICE void steps_with_scores_together(int n_steps) {
         mbarrier_wait(smem + Kernel::V_barrier, 0);
+        if constexpr (CFG.lagged_dq) {
+            step_with_scores_together<false>();
+            --n_steps;
+        }
 #pragma unroll 1
-        for (; n_steps > 0; --n_steps) {
-            begin_S();
-            begin_dP();
-            wgmma_wait<1>(S);
-            exponentiate();
-            if constexpr (CFG.early_exp) end_basic_block();
-            wgmma_wait<0>(dP);
-            differentiate();
-            store_dS();
-            start_gradient(dv, P, d_o.tile());
-            start_gradient(dk, dS, Q.tile());
-            if constexpr (!Kernel::takes_turns) start_dq();
-            constexpr int kBehind = Kernel::takes_turns ? 0 : 1;
-            wgmma_wait<kBehind + 1>(dv, P);
-            d_o.consumer_release(warp, lane);
-            wgmma_wait<kBehind>(dk, dS);
-            Q.consumer_release(warp, lane);
-            if constexpr (!Kernel::takes_turns) {
-                finish_dq();
+        for (; n_steps > 0; --n_steps) step_with_scores_together<true>();
+        if constexpr (CFG.lagged_dq) {
+            if constexpr (Kernel::takes_turns) {
+                take_turn();
             } else {
-                if (turn == 0) {
-                    start_dq();
-                    finish_dq();
-                } else {
-                    stages.read.advance();
-                    advance_dq_sums();
-                }
-                turn = turn == 0 ? Kernel::n_warpgroups - 1 : turn - 1;
+                start_dq();
+                finish_dq();
             }
-            advance_block();
         }
     }
 
-    // The next block's S, once its queries are here.
-    FS_DEVICE void begin_S() {
+    template <bool kWithdQ>
+    FS_DEVICE void step_with_scores_together() {
+        constexpr bool kBeside = kWithdQ && !Kernel::takes_turns;
+        await_queries();
+        d_o.consumer_wait();
+        order.wait();
+        begin_S();
+        begin_dP();
+        order.arrive();
+        wgmma_wait<1>(S);
+        exponentiate();
+        if constexpr (CFG.early_exp) end_basic_block();
+        wgmma_wait<0>(dP);
+        differentiate();
+        store_dS();
+        order.wait();
+        start_gradient(dv, P, d_o.tile());
+        start_gradient(dk, dS, Q.tile());
+        order.arrive();
+        if constexpr (kBeside) start_dq();
+        wgmma_wait<kBeside ? 2 : 1>(dv, P);
+        d_o.consumer_release(warp, lane);
+        wgmma_wait<kBeside ? 1 : 0>(dk, dS);
+        Q.consumer_release(warp, lane);
+        if constexpr (kBeside) finish_dq();
+        if constexpr (kWithdQ && Kernel::takes_turns) take_turn();
+        advance_block();
+    }
+
+    // All of the next dq, if it is this warpgroup's turn.
+    FS_DEVICE void take_turn() {
+        if (turn == 0) {
+            start_dq();
+            finish_dq();
+        } else {
+            stages.read.advance();
+            advance_dq_sums();
+        }
+        turn = turn == 0 ? Kernel::n_warpgroups - 1 : turn - 1;
+    }
+
+    // Until the next block's queries are here.
+    FS_DEVICE void await_queries() {
         Q.consumer_wait();
         clear_unseeing();
-        start_scores(S, Kernel::K_offset, Q.tile());
     }
+    FS_DEVICE void begin_S() { start_scores(S, Kernel::K_offset, Q.tile()); }
+    FS_DEVICE void begin_dP() { start_scores(dP, Kernel::V_offset, d_o.tile()); }
 
     // From P to dv, and dP. dv's product comes first: P's registers are free for dS once dP is
     // here.
     FS_DEVICE void compute_dv_and_dP() {
         d_o.consumer_wait();
+        order.wait();
         start_gradient(dv, P, d_o.tile());
-        start_scores(dP, Kernel::V_offset, d_o.tile());
+        begin_dP();
+        order.arrive();
         wgmma_wait<0>(dP, dv, P);
-    }
-    FS_DEVICE void begin_dP() {
-        d_o.consumer_wait();
-        start_scores(dP, Kernel::V_offset, d_o.tile());
     }
 
     FS_DEVICE void compute_dS() {
@@ -455,7 +533,7 @@ struct BackwardConsumer {
             store_shared_16B(d_o.tile() + place, uint4{0, 0, 0, 0});
         }
         tma_store_fence();
-        named_barrier_wait(1, Kernel::consumer_threads);
+        named_barrier_wait(kRowsBarrier, Kernel::consumer_threads);
     }
 
     // ---- the end ----

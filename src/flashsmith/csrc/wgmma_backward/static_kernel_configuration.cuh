@@ -96,6 +96,12 @@ struct StaticHopperBackwardKernelConfig {
                       "registers: setmaxnreg waits for ever for more than there are");
         static_assert(!CFG.early_exp || CFG.order != StepOrder::dv_first,
                       "early_exp: with dv_first no product runs beside the exponentials");
+        static_assert(!CFG.lagged_dq || CFG.ds_stages > 1,
+                      "lagged_dq: dS is stored before the last step's is read");
+        static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
+        static_assert(CFG.order == StepOrder::dv_first ||
+                          CFG.order == StepOrder::scores_together || CFG.q_stages > 1,
+                      "q_stages: the next step's S comes before dk of this one is done");
         return true;
     }
 

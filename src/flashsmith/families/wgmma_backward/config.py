@@ -162,6 +162,28 @@ class HopperBackwardKernelConfig(KernelConfig):
         effect=describe.early,
         where="BackwardConsumer::end_basic_block",
     )
+    lagged_dq: bool = knob(
+        "a step computes dq of the step before it",
+        word="lagged_dq",
+        default=False,
+        effect=lambda cfg: (
+            "a step computes the dq of the last one, whose dS all warpgroups have long stored"
+            if cfg.lagged_dq
+            else "a step's dq waits until all warpgroups have stored the step's dS"
+        ),
+        where="BackwardConsumer::start_dq",
+    )
+    pingpong: bool = knob(
+        "warpgroups issue their products in turns",
+        word="pingpong",
+        default=False,
+        effect=lambda cfg: (
+            "warpgroups issue products in turns: one multiplies while others have exponentials"
+            if cfg.pingpong
+            else "warpgroups issue products whenever they have come to them"
+        ),
+        where="ProductOrder",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
