@@ -115,14 +115,15 @@ struct BackwardConsumer {
     const BackwardKernelArgs& args;
     const uint32_t smem;
     const int warpgroup, warp, lane;
-    const int first_key;  // of this warpgroup
-    const BlockRange blocks;
-    const Visibility<SEMANTICS> visibility;
+    int first_key;  // of this warpgroup
+    BlockRange blocks;
+    Visibility<SEMANTICS> visibility;
     int block;     // of queries
     int turn;      // steps until this warpgroup computes dq, where they take turns
     int dq_block;  // the one whose dq comes next, and where this lane's part of it belongs
     float* dq_sums;
 
+    TilePipeline<1, Kernel::KV_tile_bytes> K, V;
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
     TilePipeline<CFG.do_stages, Kernel::Q_tile_bytes> d_o;
     dSStages<Kernel> stages;
@@ -133,20 +134,15 @@ struct BackwardConsumer {
     typename Kernel::Gradient dk, dv;
     typename Kernel::dQ_t dq;
 
-    FS_DEVICE BackwardConsumer(const BackwardKernelArgs& args, uint32_t smem, const Keys& keys,
-                               int warpgroup)
+    FS_DEVICE BackwardConsumer(const BackwardKernelArgs& args, uint32_t smem, int warpgroup)
         : args(args),
           smem(smem),
           warpgroup(warpgroup),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
           lane(lane_index()),
-          first_key(keys.first_key + warpgroup * kWarpgroupRows),
-          blocks(keys.blocks),
-          visibility(args, keys.q.count, keys.k.count),
-          block(keys.blocks.begin),
-          turn(warpgroup),
-          dq_block(keys.blocks.begin),
-          dq_sums(first_dq_sums(keys)),
+          visibility(args, 0, 0),
+          K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
+          V(smem + Kernel::V_offset, smem + Kernel::V_barriers),
           Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
           d_o(smem + Kernel::do_offset, smem + Kernel::do_barriers),
           stages{smem},
@@ -154,18 +150,47 @@ struct BackwardConsumer {
 
     // ---- the algorithm ----
 
-    FS_DEVICE void run(int n_steps) {
+    FS_DEVICE void run() {
+        order.init();
+        if constexpr (!CFG.persistent) {
+            compute(block_index());
+            store_gradients(block_index());
+        } else {
+            for (K.consumer_wait(); number() != kNoKeyBlock; K.consumer_wait()) {
+                compute(number());
+                const uint32_t done = number();  // again, rather than keep it in a register
+                __syncwarp();
+                K.consumer_release(warp, lane);
+                store_gradients(done);
+            }
+        }
+    }
+    FS_DEVICE uint32_t number() const {
+        return __shfl_sync(0xffffffffu, load_shared_16B(smem + Kernel::number_offset).x, 0);
+    }
+
+    // dk and dv of a block of keys.
+    FS_DEVICE void compute(uint32_t number) {
+        const Keys keys(args, number);
+        const int n_steps = keys.n_steps();
+        first_key = keys.first_key + warpgroup * kWarpgroupRows;
+        blocks = keys.blocks;
+        visibility = Visibility<SEMANTICS>(args, keys.q.count, keys.k.count);
+        block = dq_block = blocks.begin;
+        turn = warpgroup;
+        dq_sums = first_dq_sums(keys);
         zero(dk);
         zero(dv);
-        if (n_steps > 0) {
-            order.init();
-            mbarrier_wait(smem + Kernel::K_barrier, 0);
-            if constexpr (CFG.order == StepOrder::scores_together)
-                steps_with_scores_together(n_steps);
-            else
-                steps_with_dv_first(n_steps);
-        }
-        const Keys keys(args);  // again, rather than keep it in registers throughout
+        if (n_steps == 0) return;
+        if constexpr (!CFG.persistent) K.consumer_wait();
+        if constexpr (CFG.order == StepOrder::scores_together)
+            steps_with_scores_together(n_steps);
+        else
+            steps_with_dv_first(n_steps);
+    }
+
+    FS_DEVICE void store_gradients(uint32_t number) const {
+        const Keys keys(args, number);
         store(args.dk, dk, args.scale,
               keys.batch * args.dk_batch_stride + keys.head_k * args.dk_head_stride,
               args.dk_seq_stride, keys);
@@ -181,7 +206,7 @@ struct BackwardConsumer {
         begin_S();
         wgmma_wait<0>(S);
         exponentiate();
-        mbarrier_wait(smem + Kernel::V_barrier, 0);
+        V.consumer_wait();
         compute_dv_and_dP();
         const bool skips_dq = CFG.lagged_dq && n_steps > 1;
         if (skips_dq) {
@@ -190,6 +215,7 @@ struct BackwardConsumer {
         }
 #pragma unroll 1
         while (--n_steps > 0) step_with_dv_first<true>();
+        V.consumer_release(warp, lane);
         compute_dS();
         order.wait();
         start_gradient(dk, dS, Q.tile());
@@ -204,6 +230,7 @@ struct BackwardConsumer {
         start_dq();
         finish_dq();
         wgmma_wait<0>(dk, dS);
+        Q.consumer_release(warp, lane);
     }
 
     // From dP to the next step's dP.
@@ -256,13 +283,14 @@ struct BackwardConsumer {
 
     // S and dP, P and dS, then dv, dk and dq: the least registers.
     FS_DEVICE void steps_with_scores_together(int n_steps) {
-        mbarrier_wait(smem + Kernel::V_barrier, 0);
+        V.consumer_wait();
         if constexpr (CFG.lagged_dq) {
             step_with_scores_together<false>();
             --n_steps;
         }
 #pragma unroll 1
         for (; n_steps > 0; --n_steps) step_with_scores_together<true>();
+        V.consumer_release(warp, lane);
         if constexpr (CFG.lagged_dq) {
             if constexpr (Kernel::takes_turns) {
                 take_turn();

@@ -68,13 +68,14 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int D_offset = lse_offset + CFG.q_stages * statistics_bytes;
     static constexpr int barrier_offset = D_offset + CFG.do_stages * statistics_bytes;
 
-    // K's and V's barrier, then pairs (full, empty) for every stage.
-    static constexpr int K_barrier = barrier_offset;
-    static constexpr int V_barrier = K_barrier + 8;
-    static constexpr int Q_barriers = V_barrier + 8;
+    // Pairs (full, empty) for K, V, and every stage; then the number of the block of keys.
+    static constexpr int K_barriers = barrier_offset;
+    static constexpr int V_barriers = K_barriers + 16;
+    static constexpr int Q_barriers = V_barriers + 16;
     static constexpr int do_barriers = Q_barriers + 16 * CFG.q_stages;
     static constexpr int dS_barriers = do_barriers + 16 * CFG.do_stages;
-    static_assert(dS_barriers + 16 * CFG.ds_stages <= CFG.smem_bytes());
+    static constexpr int number_offset = dS_barriers + 16 * CFG.ds_stages;
+    static_assert(number_offset + 16 <= CFG.smem_bytes());
 
     // What the constants above and the kernel assume. `flashsmith explain` has all rules and their
     // reasons.

@@ -184,6 +184,17 @@ class HopperBackwardKernelConfig(KernelConfig):
         ),
         where="ProductOrder",
     )
+    persistent: bool = knob(
+        "a CTA for each SM takes one block of keys after the other",
+        word="persistent",
+        default=False,
+        effect=lambda cfg: (
+            "a CTA for each SM: the next block's first tiles arrive while dk and dv are stored"
+            if cfg.persistent
+            else "a CTA for each block of keys"
+        ),
+        where="BackwardProducer::run",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
