@@ -59,31 +59,43 @@ struct BackwardProducer {
     FS_DEVICE uint32_t load(uint32_t number) {
         const KeyBlock<Kernel> keys(args.problem, number);
         if (CFG.persistent && !keys.exists()) return request();
-        const int n_steps = keys.n_steps();
+        int n_steps = keys.n_steps();
         uint32_t next = 0;
-        auto step = keys.first_step();
-        for (int i = 0; i < n_steps; ++i) {
-            if (i == n_steps - 1) next = request();
-            load_queries(Q, &args.q, keys, step, Kernel::lse_offset, args.problem.lse_log2);
-            if (i == 0) {
-                if constexpr (CFG.persistent) send_number(number);
-                load_keys(K, &args.k, keys);
-            }
-            load_queries(d_o, &args.d_o, keys, step, Kernel::D_offset, args.problem.D);
-            if (i == 0) load_keys(V, &args.v, keys);
-            keys.advance(step);
-        }
         if (CFG.persistent && n_steps == 0) {
             next = request();
             send_number(number);
             mbarrier_arrive(K.full());
             K.state.advance();
         }
+        if (n_steps == 0) return next;
+        auto step = keys.first_step();
+        if (n_steps == 1) next = request();
+        load_Q(keys, step);
+        if constexpr (CFG.persistent) send_number(number);
+        load_keys(K, &args.k, keys);
+        load_do(keys, step);
+        load_keys(V, &args.v, keys);
+#pragma unroll 1
+        while (--n_steps > 0) {
+            keys.advance(step);
+            if (n_steps == 1) next = request();
+            load_Q(keys, step);
+            load_do(keys, step);
+        }
         return next;
     }
 
     FS_DEVICE uint32_t request() const {
         return CFG.persistent ? atomicAdd(args.key_block_counter, 1) : 0;
+    }
+
+    template <class Step>
+    FS_DEVICE void load_Q(const KeyBlock<Kernel>& keys, const Step& step) {
+        load_queries(Q, &args.q, keys, step, Kernel::lse_offset, args.problem.lse_log2);
+    }
+    template <class Step>
+    FS_DEVICE void load_do(const KeyBlock<Kernel>& keys, const Step& step) {
+        load_queries(d_o, &args.d_o, keys, step, Kernel::D_offset, args.problem.D);
     }
 
     // K's full barrier shows it to the consumers, who read it before they release K.
