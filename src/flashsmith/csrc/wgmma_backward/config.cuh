@@ -37,6 +37,7 @@ struct HopperBackwardKernelConfig {
     bool lagged_dq;  // a step computes dq of the step before: nobody waits for another's dS
     bool pingpong;   // warpgroups issue their products in turns
     bool persistent;  // a CTA for each SM takes one block of keys after the other
+    bool whole_dq;    // 64 queries' dQ is one warpgroup's: they take turns, and K is read once
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 
@@ -58,7 +59,8 @@ struct HopperBackwardKernelConfig {
     // neither comes out even, they take turns. A part has 64 rows and so many columns.
     constexpr bool shares_rows() const { return B_r == kWarpgroupRows * n_warpgroups; }
     constexpr bool shares_columns() const {
-        return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (32 * n_warpgroups) == 0;
+        return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (32 * n_warpgroups) == 0 &&
+               !whole_dq;
     }
     constexpr int dq_parts() const { return shares_rows() || shares_columns() ? n_warpgroups : 1; }
     constexpr int dq_columns() const { return shares_columns() ? d_head / n_warpgroups : d_head; }

@@ -99,6 +99,7 @@ struct StaticHopperBackwardKernelConfig {
                       "early_exp: with dv_first no product runs beside the exponentials");
         static_assert(!CFG.lagged_dq || CFG.ds_stages > 1,
                       "lagged_dq: dS is stored before the last step's is read");
+        static_assert(!CFG.whole_dq || takes_turns, "whole_dq: dQ is not shared by its columns");
         static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
         static_assert(CFG.order == StepOrder::dv_first ||
                           CFG.order == StepOrder::scores_together || CFG.q_stages > 1,

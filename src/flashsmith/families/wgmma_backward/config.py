@@ -195,6 +195,17 @@ class HopperBackwardKernelConfig(KernelConfig):
         ),
         where="BackwardProducer::run",
     )
+    whole_dq: bool = knob(
+        "one warpgroup after the other computes the whole dQ of a step",
+        word="whole_dq",
+        default=False,
+        effect=lambda cfg: (
+            "the warpgroups take turns to compute a step's dQ"
+            if cfg.takes_turns
+            else f"each warpgroup computes {cfg.dq_columns} columns of 64 rows of a step's dQ"
+        ),
+        where="BackwardConsumer::take_turn",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -212,7 +223,7 @@ class HopperBackwardKernelConfig(KernelConfig):
     def shares_columns(self) -> bool:
         """Whether they share it by its columns, 32 at a time; else they take turns."""
         whole = self.d_head % (DQ_COLUMNS * self.n_warpgroups) == 0
-        return self.B_r == WARPGROUP_ROWS and self.n_warpgroups > 1 and whole
+        return self.B_r == WARPGROUP_ROWS and self.n_warpgroups > 1 and whole and not self.whole_dq
 
     @property
     def takes_turns(self) -> bool:

@@ -3,6 +3,7 @@ reason."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from flashsmith.families.rule import Rule, supported
@@ -73,7 +74,7 @@ RULES: tuple[Rule, ...] = (
         "order must be scores_together where warpgroups take turns to compute dQ: B_r 64 and "
         "d_head no multiple of 32 n_warpgroups",
         lambda cfg, device: cfg.order == StepOrder.SCORES_TOGETHER or not cfg.takes_turns,
-        ("order", "B_r", "d_head", "n_warpgroups"),
+        ("order", "B_r", "d_head", "n_warpgroups", "whole_dq"),
     ),
     Rule(
         "early_exp_needs_a_product",
@@ -103,6 +104,13 @@ RULES: tuple[Rule, ...] = (
         "pingpong needs 2 or 3 consumer warpgroups, which take turns",
         lambda cfg, device: cfg.n_warpgroups > 1 or not cfg.pingpong,
         ("n_warpgroups", "pingpong"),
+    ),
+    Rule(
+        "whole_dq_has_64_rows",
+        "whole_dq needs B_r 64 and 2 or 3 consumer warpgroups that could share dQ otherwise: "
+        "d_head a multiple of 32 n_warpgroups",
+        lambda cfg, device: not cfg.whole_dq or replace(cfg, whole_dq=False).shares_columns,
+        ("whole_dq", "B_r", "n_warpgroups", "d_head"),
     ),
     _register_count("producer_registers"),
     _register_count("consumer_registers"),
