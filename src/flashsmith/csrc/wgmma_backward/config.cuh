@@ -33,9 +33,9 @@ struct HopperBackwardKernelConfig {
     int producer_registers;
     int consumer_registers;
     StepOrder order;
-    bool early_exp;  // no exponential is put off until the product beside it is done
-    bool lagged_dq;  // a step computes dq of the step before: nobody waits for another's dS
-    bool pingpong;   // warpgroups issue their products in turns
+    bool early_exp;   // no exponential is put off until the product beside it is done
+    bool lagged_dq;   // a step computes dq of the step before: nobody waits for another's dS
+    bool pingpong;    // warpgroups issue their products in turns
     bool persistent;  // a CTA for each SM takes one block of keys after the other
     bool whole_dq;    // 64 queries' dQ is one warpgroup's: they take turns, and K is read once
 

@@ -120,7 +120,7 @@ struct BackwardConsumer {
     Visibility<SEMANTICS> visibility;
     int block;     // of queries
     int turn;      // steps until this warpgroup computes dq, where they take turns
-    int dq_block;  // the one whose dq comes next, and where this lane's part of it belongs
+    int dq_block;  // that of the last dq, and where this lane's part of it belongs
     float* dq_sums;
 
     TilePipeline<1, Kernel::KV_tile_bytes> K, V;
@@ -176,11 +176,13 @@ struct BackwardConsumer {
         first_key = keys.first_key + warpgroup * kWarpgroupRows;
         blocks = keys.blocks;
         visibility = Visibility<SEMANTICS>(args, keys.q.count, keys.k.count);
-        block = dq_block = blocks.begin;
+        block = blocks.begin;
+        dq_block = blocks.begin - 1;
         turn = warpgroup;
         dq_sums = first_dq_sums(keys);
         zero(dk);
         zero(dv);
+        zero(dq);
         if (n_steps == 0) return;
         if constexpr (!CFG.persistent) K.consumer_wait();
         if constexpr (CFG.order == StepOrder::scores_together)
@@ -220,15 +222,18 @@ struct BackwardConsumer {
         order.wait();
         start_gradient(dk, dS, Q.tile());
         order.arrive();
+        stages.commit(lane);
         if constexpr (CFG.lagged_dq) {
             wgmma_wait<0>(dk, dS);
             if (skips_dq) {
                 start_dq();
                 finish_dq();
+                add_dq();
             }
         }
         start_dq();
         finish_dq();
+        add_dq();
         wgmma_wait<0>(dk, dS);
         Q.consumer_release(warp, lane);
     }
@@ -241,6 +246,7 @@ struct BackwardConsumer {
             order.wait();
             start_gradient(dk, dS, Q.tile());
             order.arrive();
+            stages.commit(lane);
             if constexpr (kWithdQ) start_dq();
             wgmma_wait<kWithdQ ? 1 : 0>(dk, dS);
             Q.consumer_release(warp, lane);
@@ -260,6 +266,7 @@ struct BackwardConsumer {
                 begin_S();
                 start_gradient(dk, dS, last_Q);
                 order.arrive();
+                stages.commit(lane);
                 if constexpr (kWithdQ) start_dq();
                 wgmma_wait<kWithdQ ? 2 : 1>(S);
                 exponentiate();
@@ -270,6 +277,7 @@ struct BackwardConsumer {
                 start_gradient(dk, dS, last_Q);
                 begin_S();
                 order.arrive();
+                stages.commit(lane);
                 if constexpr (kWithdQ) start_dq();
                 wgmma_wait<kWithdQ ? 1 : 0>(S, dk, dS);
                 release_last_Q();
@@ -291,12 +299,14 @@ struct BackwardConsumer {
 #pragma unroll 1
         for (; n_steps > 0; --n_steps) step_with_scores_together<true>();
         V.consumer_release(warp, lane);
+        if constexpr (!Kernel::takes_turns) add_dq();
         if constexpr (CFG.lagged_dq) {
             if constexpr (Kernel::takes_turns) {
                 take_turn();
             } else {
                 start_dq();
                 finish_dq();
+                add_dq();
             }
         }
     }
@@ -308,18 +318,25 @@ struct BackwardConsumer {
         d_o.consumer_wait();
         order.wait();
         begin_S();
+        if constexpr (!Kernel::takes_turns) add_dq();
         begin_dP();
         order.arrive();
+        RowPairs lse, D;
+        if constexpr (kLoadsRowsEarly) load_rows(lse, Kernel::lse_offset, Q.state.stage());
         wgmma_wait<1>(S);
-        exponentiate();
+        if constexpr (!kLoadsRowsEarly) load_rows(lse, Kernel::lse_offset, Q.state.stage());
+        exponentiate(lse);
         if constexpr (CFG.early_exp) end_basic_block();
+        if constexpr (kLoadsRowsEarly) load_rows(D, Kernel::D_offset, d_o.state.stage());
         wgmma_wait<0>(dP);
-        differentiate();
+        if constexpr (!kLoadsRowsEarly) load_rows(D, Kernel::D_offset, d_o.state.stage());
+        differentiate(D);
         store_dS();
         order.wait();
         start_gradient(dv, P, d_o.tile());
         start_gradient(dk, dS, Q.tile());
         order.arrive();
+        stages.commit(lane);
         if constexpr (kBeside) start_dq();
         wgmma_wait<kBeside ? 2 : 1>(dv, P);
         d_o.consumer_release(warp, lane);
@@ -335,6 +352,7 @@ struct BackwardConsumer {
         if (turn == 0) {
             start_dq();
             finish_dq();
+            add_dq();
         } else {
             stages.read.advance();
             advance_dq_sums();
@@ -356,13 +374,16 @@ struct BackwardConsumer {
         d_o.consumer_wait();
         order.wait();
         start_gradient(dv, P, d_o.tile());
+        add_dq();
         begin_dP();
         order.arrive();
         wgmma_wait<0>(dP, dv, P);
     }
 
     FS_DEVICE void compute_dS() {
-        differentiate();
+        RowPairs D;
+        load_rows(D, Kernel::D_offset, d_o.state.stage());
+        differentiate(D);
         d_o.consumer_release(warp, lane);
         store_dS();
     }
@@ -420,19 +441,25 @@ struct BackwardConsumer {
     FS_DEVICE void finish_dq() {
         wgmma_wait<0>(dq);
         stages.release(lane);
+        advance_dq_sums();
+    }
+    // Adds the last dq to its sums, if there was one, while another product runs. Without a branch
+    // ptxas would move these instructions among the products, and serialise those.
+    FS_DEVICE void add_dq() {
+        if (dq_block < blocks.begin) return;
 #pragma unroll
         for (int n = 0; n < Kernel::dq_columns / 8; ++n)
             add_global(dq_sums + n * kWarpgroupThreads * 4,
                        float4{dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]});
-        advance_dq_sums();
     }
 
     // The sums of a block lie part by part as the accumulators do: a warp adds 512 neighbouring
-    // bytes.
+    // bytes. They are one block ahead.
     FS_DEVICE float* first_dq_sums(const Keys& keys) const {
         const int part = this->part();
         constexpr int kPart = kWarpgroupRows * Kernel::dq_columns;
-        return args.dq_sums + keys.statistic(args, keys.first_step()) * Kernel::d_head +
+        return args.dq_sums +
+               (keys.statistic(args, keys.first_step()) - Kernel::B_r) * Kernel::d_head +
                part * kPart + (warp * kWarpSize + lane) * 4;
     }
     FS_DEVICE void advance_dq_sums() {
@@ -452,10 +479,16 @@ struct BackwardConsumer {
 
     // ---- between the products ----
 
-    // The statistics of the two queries that a lane has in the n-th tile.
-    FS_DEVICE float2 statistics(int offset, int stage, int n) const {
-        return load_shared_float2(smem + offset + stage * Kernel::statistics_bytes +
-                                  (8 * n + lane % 4 * 2) * 4);
+    // The statistics of the two queries that a lane has in each tile of scores. Where registers
+    // are left, they are loaded under the product that is waited for.
+    using RowPairs = float2[Kernel::B_r / 8];
+    static constexpr bool kLoadsRowsEarly =
+        Kernel::d_head + Kernel::B_r + Kernel::B_r / 4 + 24 <= CFG.consumer_registers;
+    FS_DEVICE void load_rows(RowPairs& pairs, int offset, int stage) const {
+#pragma unroll
+        for (int n = 0; n < Kernel::B_r / 8; ++n)
+            pairs[n] = load_shared_float2(smem + offset + stage * Kernel::statistics_bytes +
+                                          (8 * n + lane % 4 * 2) * 4);
     }
 
     // With a softcap S is no P any more.
@@ -465,15 +498,19 @@ struct BackwardConsumer {
     // S becomes P, with a softcap times 1 - tanh^2, the cap's own gradient; where a query does not
     // see a key, P is 0.
     FS_DEVICE void exponentiate() {
+        RowPairs lse;
+        load_rows(lse, Kernel::lse_offset, Q.state.stage());
+        exponentiate(lse);
+    }
+    FS_DEVICE void exponentiate(const RowPairs& lse) {
         if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
         typename Kernel::Scores p;
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n) {
-            const float2 lse_log2 = statistics(Kernel::lse_offset, Q.state.stage(), n);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 p[0][n][e] = exp2_approx(
-                    fmaf(S[0][n][e], args.scale_log2, e % 2 == 0 ? -lse_log2.x : -lse_log2.y));
+                    fmaf(S[0][n][e], args.scale_log2, e % 2 == 0 ? -lse[n].x : -lse[n].y));
         }
         if constexpr (Kernel::masked)
             if (blocks.needs_mask(block)) mask(p);
@@ -495,13 +532,12 @@ struct BackwardConsumer {
     }
 
     // dP becomes dS = P (dP - D).
-    FS_DEVICE void differentiate() {
+    FS_DEVICE void differentiate(const RowPairs& D) {
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n) {
-            const float2 D = statistics(Kernel::D_offset, d_o.state.stage(), n);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                dP[0][n][e] = S[0][n][e] * (dP[0][n][e] - (e % 2 == 0 ? D.x : D.y));
+                dP[0][n][e] = S[0][n][e] * (dP[0][n][e] - (e % 2 == 0 ? D[n].x : D[n].y));
         }
         // Out of sight dP may be anything, NaN too.
         if constexpr (Kernel::masked)
@@ -533,7 +569,8 @@ struct BackwardConsumer {
             }
     }
 
-    // This warpgroup's keys of dS, queries by keys, for all to read.
+    // This warpgroup's keys of dS, queries by keys, for all to read once committed: the fence takes
+    // its time, and the next products need not wait for it.
     FS_DEVICE void store_dS() {
         using KeysPanel = typename Kernel::KeysPanel;
         const uint32_t panel = stages.acquire() + warpgroup * Kernel::dS_panel_bytes;
@@ -542,7 +579,6 @@ struct BackwardConsumer {
 #pragma unroll
         for (int step = 0; step < Kernel::query_steps; ++step)
             stmatrix_x4_transposed(place + 16 * step * KeysPanel::kRowBytes, dS[step]);
-        stages.commit(lane);
     }
 
     // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.

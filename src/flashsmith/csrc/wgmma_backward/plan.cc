@@ -89,8 +89,7 @@ Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbe
         const int64_t blocks = heads_k * blocks_of(p.seq_k, config.B_c);
         require(blocks <= INT_MAX, "batch x heads x blocks must stay within 2^31 - 1");
         main_args.n_key_blocks = static_cast<uint32_t>(blocks);
-        add(main_kernel,
-            config.persistent ? std::min<int64_t>(blocks, device.sm_count) : blocks,
+        add(main_kernel, config.persistent ? std::min<int64_t>(blocks, device.sm_count) : blocks,
             static_cast<uint32_t>(config.n_threads()));
         Launch& launch = plan.launches.back();
         launch.smem_bytes = static_cast<int>(config.smem_bytes());
@@ -101,8 +100,7 @@ Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbe
         if (config.persistent) {
             launch.addresses.push_back(
                 {offsetof(Args, key_block_counter), in_workspace(plan.workspaces.size())});
-            plan.workspaces.push_back(
-                {"key_block_counter", sizeof(uint32_t), Contents::kept_zero});
+            plan.workspaces.push_back({"key_block_counter", sizeof(uint32_t), Contents::kept_zero});
         }
         launch.tensor_maps = tensor_maps(config, p, args);
     }

@@ -101,8 +101,8 @@ struct StaticHopperBackwardKernelConfig {
                       "lagged_dq: dS is stored before the last step's is read");
         static_assert(!CFG.whole_dq || takes_turns, "whole_dq: dQ is not shared by its columns");
         static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
-        static_assert(CFG.order == StepOrder::dv_first ||
-                          CFG.order == StepOrder::scores_together || CFG.q_stages > 1,
+        static_assert(CFG.order == StepOrder::dv_first || CFG.order == StepOrder::scores_together ||
+                          CFG.q_stages > 1,
                       "q_stages: the next step's S comes before dk of this one is done");
         return true;
     }
