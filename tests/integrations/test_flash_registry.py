@@ -114,7 +114,8 @@ def test_host_tensors_are_left_to_pytorch_unless_asked_for(
     assert q.grad.any()
 
 
-@pytest.mark.parametrize("is_causal", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("is_causal", [True, False])
 def test_packed_sequences(is_causal: bool, activated: None) -> None:
     """PyTorch has no kernel for these on the host."""
     starts = torch.tensor([0, 7, 7, 20], dtype=torch.int32)
@@ -156,39 +157,68 @@ def test_packed_sequences(is_causal: bool, activated: None) -> None:
         )
 
 
-def test_the_operator_of_gpus_answers_as_pytorchs() -> None:
-    """On host tensors, since none else are here: shapes and layouts of what comes back."""
+def described(results: Any) -> list[Any]:
+    return [
+        (tuple(one.shape), one.stride(), one.dtype) if isinstance(one, torch.Tensor) else one
+        for one in results
+    ]
+
+
+# Packed in memory by rows, by heads, and as parts of one tensor.
+LAYOUTS = {
+    "rows": lambda: [drawn(2, 20, 2, 64, seed=seed).transpose(1, 2) for seed in range(3)],
+    "heads": lambda: [drawn(2, 2, 20, 64, seed=seed) for seed in range(3)],
+    "fused": lambda: list(drawn(2, 20, 3, 2, 64).permute(2, 0, 3, 1, 4)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_are_what_pytorchs_fake_kernels_say(layout: str) -> None:
+    """Compiled code trusts them. On host tensors those of GPUs, too, since no others are here."""
     kernels = flash_registry._Activated(emulate=True)
-    q, k, v = (drawn(2, 20, 2, 64, seed=seed).transpose(1, 2) for seed in range(3))
-    output, lse, starts_q, starts_k, longest_q, longest_k, *state = kernels._sdpa(
-        q, k, v, 0.0, True
+    tensors = LAYOUTS[layout]()
+    fake = [
+        torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
+        for one in tensors
+    ]
+    dense = (0.0, True)
+    theirs = torch.ops.aten
+    state = (torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64))
+    on_gpus = kernels._sdpa(*tensors, *dense)
+    expected = theirs._scaled_dot_product_flash_attention(*fake, *dense)
+    assert described(on_gpus) == described(expected)
+    o, lse = on_gpus[:2]
+    rest = (None, None, 20, 20, *dense, *state)
+    gradients = kernels._sdpa_backward(torch.ones_like(o), *tensors, o, lse, *rest)
+    expected = theirs._scaled_dot_product_flash_attention_backward(
+        *(expected[0], *fake, *expected[:2], None, None, 20, 20, *dense, *expected[6:8])
     )
-    assert (output.shape, output.stride()) == (q.shape, q.stride())
-    assert (lse.shape, lse.dtype) == ((2, 2, 20), torch.float32)
-    assert (starts_q, starts_k, longest_q, longest_k) == (None, None, 20, 20)
-    shapes = [(tuple(one.shape), one.dtype) for one in state]
-    assert shapes == [((2,), torch.uint64), ((), torch.uint64), ((0,), torch.float16)]
-    tensors = (
-        torch.ones_like(output),
-        q,
-        k,
-        v,
-        output,
-        lse,
-        None,
-        None,
-        20,
-        20,
-        0.0,
-        True,
-        *state[:2],
+    assert described(gradients) == described(expected)
+
+    on_the_host = kernels._sdpa_on_the_host(*tensors, *dense)
+    expected = theirs._scaled_dot_product_flash_attention_for_cpu(*fake, *dense)
+    assert described(on_the_host) == described(expected)
+    gradients = kernels._sdpa_on_the_host_backward(
+        torch.ones_like(o), *tensors, *on_the_host, *dense
     )
-    dq, dk, dv = kernels._sdpa_backward(*tensors)
-    assert dq.shape == dk.shape == dv.shape == q.shape
-    q, k, v = (tensor.float().requires_grad_() for tensor in (q, k, v))
-    exactly(q, k, v, is_causal=True).sum().backward()
-    for ours, exact in zip((dq, dk, dv), (q.grad, k.grad, v.grad), strict=True):
-        torch.testing.assert_close(ours.float(), exact, atol=4e-3, rtol=4e-3)
+    expected = theirs._scaled_dot_product_flash_attention_for_cpu_backward(
+        expected[0], *fake, *expected, *dense
+    )
+    assert described(gradients) == described(expected)
+    leaves = [one.float().requires_grad_() for one in tensors]
+    exactly(*leaves, is_causal=True).sum().backward()
+    for ours, leaf in zip(gradients, leaves, strict=True):
+        torch.testing.assert_close(ours.float(), leaf.grad, atol=4e-3, rtol=4e-3)
+
+    rows, fake_rows = ([one.transpose(1, 2) for one in some] for some in (tensors, fake))
+    arguments = (None, None, 20, 20, *dense, False)
+    ours = kernels._forward(*rows, *arguments)
+    expected = theirs._flash_attention_forward(*fake_rows, *arguments)
+    assert described(ours) == described(expected)
+    rest = (None, None, 20, 20, *dense, *state)
+    gradients = kernels._backward(torch.ones_like(ours[0]), *rows, *ours[:2], *rest)
+    expected = [torch.empty_like(one) for one in fake_rows]
+    assert described(gradients) == described(expected)
     kernels.remove()
 
 
