@@ -114,6 +114,21 @@ def test_gradients_of_one_tensor_alone() -> None:
         assert not flashsmith.sdpa(q, k, v, is_causal=True, emulate=True).requires_grad
 
 
+def test_the_gradient_of_torch_func() -> None:
+    q, k, v = (drawn(2, 4, 20, 64, seed=seed) for seed in range(3))
+
+    def loss(q: Any) -> Any:
+        o = flashsmith.sdpa(q, k, v, is_causal=True, strict=True, emulate=True)
+        return o.float().square().sum()
+
+    with count_launches() as launches:
+        gradient = torch.func.grad(loss)(q)
+    assert launches.total >= 3
+    q.requires_grad_()
+    loss(q).backward()
+    assert torch.equal(gradient, q.grad)
+
+
 def test_autocast_gives_gradients_of_the_weights_dtype() -> None:
     q, k, v = (drawn(2, 4, 20, 64, seed=seed).float().requires_grad_() for seed in range(3))
     with torch.autocast("cpu", dtype=torch.float16):
@@ -195,8 +210,14 @@ def judge_model(models: Any, model: Any, dtype: Any, lengths: list[int]) -> dict
         ours = parameter_gradients(model, loss)
     assert launches.emulator >= 3 * model.config.num_hidden_layers
     assert ours.keys() == exact.keys()
-    columns = ([gradients[name] for name in exact] for gradients in (ours, exact, rounded))
-    assert_within_twice(*columns, names=list(exact))
+    # Few numbers, each a sum of all rows' errors: too few for a rule that compares errors.
+    sinks = [name for name in exact if name.endswith("sinks")]
+    for name in sinks:
+        error = (ours[name] - exact[name]).norm()
+        assert error <= 4 * torch.finfo(dtype).eps * exact[name].norm()
+    names = [name for name in exact if name not in sinks]
+    columns = ([gradients[name] for name in names] for gradients in (ours, exact, rounded))
+    assert_within_twice(*columns, names=names)
     return dict(ours)
 
 
