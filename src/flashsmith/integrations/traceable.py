@@ -63,7 +63,16 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
             from flashsmith.integrations.traced_attention import attention_by_op
 
             return attention_by_op(q, k, v, **keywords)
+    elif "jax" in sys.modules and _is_traced_by_jax(q, k, v, keywords.get("sinks")):
+        from flashsmith.integrations import jax_gradients
+
+        return jax_gradients.differentiable_attention(q, k, v, **keywords)
     return chooser.attention(q, k, v, **keywords)
+
+
+def _is_traced_by_jax(*tensors: Any) -> bool:
+    tracer = sys.modules["jax"].core.Tracer
+    return any(isinstance(tensor, tracer) for tensor in tensors)
 
 
 def _requires_grad(q: Any, k: Any, v: Any, sinks: Any) -> bool:
