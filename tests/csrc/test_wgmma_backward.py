@@ -40,13 +40,17 @@ TURNS = config(
     "(BF16, 64, 64, 192, 3): "
     "tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160+scores_together+early_exp"
 )
+AHEAD = config(
+    "(FP16, 64, 64, 128, 2): "
+    "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+scores_ahead+early_exp"
+)
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
 PLAIN, CAUSAL = Semantics(), Semantics("causal", uneven=True)
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (CAUSAL, WINDOW):
     shared_kernels.want(BOTH, semantics)
-shared_kernels.want([*BOTH, ROWS, ALONE], PLAIN)
+shared_kernels.want([*BOTH, ROWS, AHEAD, ALONE], PLAIN)
 
 
 def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
@@ -60,7 +64,7 @@ def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
     return prove_problem(cfg, problem, options=options, **passed)
 
 
-@pytest.mark.parametrize("cfg", [*BOTH, ROWS, ALONE], ids=str)
+@pytest.mark.parametrize("cfg", [*BOTH, ROWS, AHEAD, ALONE], ids=str)
 @pytest.mark.parametrize("schedule_seed", [None, 3])
 def test_whole_tiles(cfg: HopperBackwardKernelConfig, schedule_seed: int | None) -> None:
     text = f"b1 s{2 * cfg.B_r}:{2 * cfg.B_c} h2:1"

@@ -42,7 +42,8 @@ def batch() -> Any:
 
 
 def loss_of(model: Any, x: Any) -> Any:
-    return model(x).square().mean()
+    # The mean over lines alone: do is in fp16.
+    return model(x).square().sum() / len(x)
 
 
 def train(rank: int, kind: str, folder: str) -> None:
@@ -82,4 +83,4 @@ def test_two_ranks(kind: str, tmp_path: Path) -> None:
     for rank in range(RANKS):
         gradients = torch.load(tmp_path / f"{rank}.pt")
         for ours, weight in zip(gradients, alone.parameters(), strict=True):
-            torch.testing.assert_close(ours, weight.grad, rtol=1e-3, atol=1e-6)
+            assert (ours - weight.grad).norm() <= 1e-3 * weight.grad.norm()

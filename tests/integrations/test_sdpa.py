@@ -263,7 +263,10 @@ def test_transforms_of_torch_func_are_left_to_pytorch(
             return function
         return torch.compile(function, fullgraph=True, backend="eager")
 
-    for transform, function in ((torch.vmap, causal), (torch.func.grad, loss)):
+    cases = [(torch.vmap, causal), (lambda function: torch.vmap(torch.func.grad(function)), loss)]
+    if compiled:
+        cases.append((torch.func.grad, loss))
+    for transform, function in cases:
         forget_warnings()
         with pytest.warns(FallbackWarning, match=r"query: inside a transform of torch\.func"):
             ours = wrapped(transform(partial(function, emulate=True)))(q)

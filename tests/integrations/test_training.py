@@ -114,6 +114,21 @@ def test_gradients_of_one_tensor_alone() -> None:
         assert not flashsmith.sdpa(q, k, v, is_causal=True, emulate=True).requires_grad
 
 
+def test_the_gradient_of_torch_func() -> None:
+    q, k, v = (drawn(2, 4, 20, 64, seed=seed) for seed in range(3))
+
+    def loss(q: Any) -> Any:
+        o = flashsmith.sdpa(q, k, v, is_causal=True, strict=True, emulate=True)
+        return o.float().square().sum()
+
+    with count_launches() as launches:
+        gradient = torch.func.grad(loss)(q)
+    assert launches.total >= 3
+    q.requires_grad_()
+    loss(q).backward()
+    assert torch.equal(gradient, q.grad)
+
+
 def test_autocast_gives_gradients_of_the_weights_dtype() -> None:
     q, k, v = (drawn(2, 4, 20, 64, seed=seed).float().requires_grad_() for seed in range(3))
     with torch.autocast("cpu", dtype=torch.float16):
@@ -180,11 +195,14 @@ def models() -> Any:
 def judge_model(models: Any, model: Any, dtype: Any, lengths: list[int]) -> dict[str, Any]:
     """Our gradients of all parameters in ``dtype``, after the rule's judgement against eager
     attention."""
-    mask = models.padding(lengths, "left")
+    mask, tokens = (
+        models.padding(lengths, "left").to(model.device),
+        models.tokens().to(model.device),
+    )
 
     def loss(model: Any) -> Any:
-        logits = model(input_ids=models.tokens(), attention_mask=mask, use_cache=False)[0]
-        labels = models.tokens().masked_fill(mask == 0, -100)
+        logits = model(input_ids=tokens, attention_mask=mask, use_cache=False)[0]
+        labels = tokens.masked_fill(mask == 0, -100)
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
     exact = parameter_gradients(model, loss)
@@ -193,10 +211,16 @@ def judge_model(models: Any, model: Any, dtype: Any, lengths: list[int]) -> dict
     model.config._attn_implementation = "flashsmith"
     with count_launches() as launches:
         ours = parameter_gradients(model, loss)
-    assert launches.emulator >= 3 * model.config.num_hidden_layers
+    assert launches.total >= 3 * model.config.num_hidden_layers
     assert ours.keys() == exact.keys()
-    columns = ([gradients[name] for name in exact] for gradients in (ours, exact, rounded))
-    assert_within_twice(*columns, names=list(exact))
+    # Few numbers, each a sum of all rows' errors: too few for a rule that compares errors.
+    sinks = [name for name in exact if name.endswith("sinks")]
+    for name in sinks:
+        error = (ours[name] - exact[name]).norm()
+        assert error <= 4 * torch.finfo(dtype).eps * exact[name].norm()
+    names = [name for name in exact if name not in sinks]
+    columns = ([gradients[name] for name in names] for gradients in (ours, exact, rounded))
+    assert_within_twice(*columns, names=names)
     return dict(ours)
 
 
@@ -214,6 +238,30 @@ def test_padded_batches(name: str, dtype: Any, models: Any) -> None:
     gradients = judge_model(models, models.tiny(name), dtype, [models.LENGTH, 5, 8])
     if name == "gpt_oss":
         assert gradients["model.layers.1.self_attn.sinks"].all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_padded_batches_on_a_gpu(name: str, models: Any) -> None:
+    judge_model(models, models.tiny(name).cuda(), torch.bfloat16, [models.LENGTH, 5, 8])
+
+
+@pytest.mark.full
+def test_a_compiled_model(models: Any) -> None:
+    model = models.tiny("llama", _attn_implementation="flashsmith").half()
+    compiled = torch.compile(model, backend="aot_eager")
+    mask = models.padding([models.LENGTH, 5, 8], "left")
+
+    def loss(model: Any) -> Any:
+        logits = model(input_ids=models.tokens(), attention_mask=mask, use_cache=False)[0]
+        return logits[mask.bool()].float().square().sum()
+
+    expected = parameter_gradients(model, loss)
+    with count_launches() as launches:
+        loss(compiled).backward()
+    assert launches.emulator >= 6
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.grad, 2 * expected[name], atol=1e-2, rtol=1e-2)
 
 
 class Adapted(torch.nn.Module):

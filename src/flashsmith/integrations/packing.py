@@ -43,9 +43,13 @@ class _Pack(torch.autograd.Function):
     those that are there twice; none is here."""
 
     @staticmethod
-    def forward(ctx: Any, padded: Any, packing: Packing) -> Any:
-        ctx.packing, ctx.shape = packing, padded.shape[:2]
+    def forward(padded: Any, packing: Packing) -> Any:
         return padded[packing.rows]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        padded, ctx.packing = inputs
+        ctx.shape = padded.shape[:2]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:

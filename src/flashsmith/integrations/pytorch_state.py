@@ -23,7 +23,8 @@ FIRST_UNTUNED_ARCH = 100
 
 _TRANSFORM = Reason(
     "query",
-    "inside a transform of torch.func (vmap, grad, jvp, ...); the kernels take plain tensors",
+    "inside a transform of torch.func (vmap, jvp, a second grad, ...); the kernels take plain "
+    "tensors, and grad alone",
 )
 _JIT = Reason("query", "traced by torch.jit.trace, which would not record a kernel of flashsmith")
 _FORWARD_AD = Reason("query", "forward-mode differentiation; the kernels compute no tangents")
@@ -73,13 +74,26 @@ def why_not_now(tracing: bool) -> Reason | None:
 
 def transform(tracing: bool) -> Reason | None:
     """The reason if PyTorch is in a mode in which tensors lack memory or plain sizes."""
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() and (tracing or not _is_one_grad()):
         return _TRANSFORM
     if tracing:
         return None
     if torch._C._is_tracing():
         return _JIT
     return _FORWARD_AD if forward_ad._current_level >= 0 else None
+
+
+def _is_one_grad() -> bool:
+    """Whether torch.func.grad, or vjp, is the only transform at work."""
+    levels = torch._C._functorch.get_interpreter_stack()
+    return [level.key() for level in levels] == [torch._C._functorch.TransformType.Grad]
+
+
+def without_transforms(tensor: Any) -> Any:
+    """The tensor that torch.func's transforms have wrapped, if they have."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def why_not_on(device: Any, emulate: bool | None) -> Reason | None:

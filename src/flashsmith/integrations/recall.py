@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -160,7 +160,7 @@ def train_twice(
 
     On the first GPU; without one, or with ``emulate``, a tiny model on the host, where flashsmith's
     attention runs in the emulator. Attention is in bf16, the rest of the model in float32. Kernels
-    of the forward pass are built before, with ``progress`` called for each event.
+    are built before, with ``progress`` called for each event.
 
     Args:
         steps: of each training; None is 300 on a GPU and 5 in the emulator.
@@ -179,10 +179,11 @@ def train_twice(
     on_gpu = gpu_count() > 0 and not emulate
     sizes = ON_A_GPU if on_gpu else EMULATED
     if steps is not None:
-        sizes = Recall(**{**asdict(sizes), "steps": steps})
+        sizes = replace(sizes, steps=steps)
     device = "cuda:0" if on_gpu else "cpu"
     spec = query_gpu(0) if on_gpu else device_spec(DEFAULT_EMULATED_ARCH)
-    build_for(sizes.problem, device=spec, progress=progress)
+    for operation in ("forward", "backward"):
+        build_for(replace(sizes.problem, operation=operation), device=spec, progress=progress)
     pytorch, _ = train(sizes, _pytorchs_attention, device)
     with count_launches() as launches:
         ours = partial(flashsmith.attention, causal=True, emulate=not on_gpu)

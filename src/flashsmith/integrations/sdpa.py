@@ -14,6 +14,7 @@ from flashsmith.integrations.pytorch_state import (
     under_autocast,
     why_not_now,
     why_not_on,
+    without_transforms,
 )
 from flashsmith.integrations.sdpa_problem import Facts, SdpaProblem, mask_arguments, why_not
 from flashsmith.integrations.traceable import attention, is_tracing
@@ -22,7 +23,7 @@ from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 # Warned of while tracing, not when the traced code runs.
 _note_fallback_when_traced = torch.compiler.assume_constant_result(note_fallback)
 # A model has few distinct problems. Not used while tracing: tracers reject lru_cache.
-_known_why_not = lru_cache(maxsize=1024)(why_not)
+known_why_not = lru_cache(maxsize=1024)(why_not)
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -45,8 +46,8 @@ def sdpa(
     tensors, dropout, dtypes other than fp16 and bf16, d above 256 or no multiple of 8, ...) PyTorch
     computes, and one FallbackWarning per reason says so. So it does with host tensors, unless they
     are to run in the emulator, on sm_100 and later, unless FLASHSMITH_UNTUNED is 1, inside
-    torch.func's transforms and torch.jit.trace, and where torch.nn.attention.sdpa_kernel leaves
-    flash attention out.
+    torch.jit.trace and torch.func's transforms other than one grad or vjp, and where
+    torch.nn.attention.sdpa_kernel leaves flash attention out.
 
     Args:
         query: (batch, heads, length_q, d), or without batch or both batch and heads.
@@ -82,7 +83,7 @@ def sdpa(
             scale,
             enable_gqa,
         )
-        reason = (why_not if tracing else _known_why_not)(problem)
+        reason = (why_not if tracing else known_why_not)(problem)
     if reason is None:
         reason = why_not_on(query.device, emulate)
     if reason is None:
@@ -106,6 +107,8 @@ def tensor_facts(tensor: Any, tracing: bool) -> Facts:
     if tracing:
         return Facts(shape, tensor.stride(), dtype, device)
     # Other kinds of tensors may have no memory of their own.
+    if torch._C._are_functorch_transforms_active():
+        tensor = without_transforms(tensor)
     plain = type(tensor) in _PLAIN_TYPES
     aligned = not plain or tensor.data_ptr() % ALIGNMENT_BYTES == 0
     kind = "Tensor" if plain else type(tensor).__name__

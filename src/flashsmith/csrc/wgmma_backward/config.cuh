@@ -16,6 +16,7 @@ enum class StepOrder : int {
     dv_first = 0,         // S, then dv and dP, then dk and dq
     late_dq = 1,          // likewise, but dq under the exponentials of the next step
     scores_together = 2,  // S and dP, then dv, dk and dq
+    scores_ahead = 3,     // as late_dq, but the next step's S before dk too
 };
 
 // Fields, order and meaning are those of the Python class. Later knobs go at the end and their zero

@@ -154,8 +154,21 @@ struct BackwardConsumer {
 #pragma unroll 1
         while (--n_steps > 0) {
             compute_dS();
-            start_gradient(dk, dS, Q.tile());
-            if constexpr (CFG.order == StepOrder::late_dq) {
+            if constexpr (CFG.order == StepOrder::scores_ahead) {
+                const uint32_t last_Q = Q.tile();
+                advance_block();
+                Q.state.advance();
+                begin_S();
+                start_gradient(dk, dS, last_Q);
+                start_dq();
+                wgmma_wait<2>(S);
+                exponentiate();
+                if constexpr (CFG.early_exp) end_basic_block();
+                wgmma_wait<1>(dk, dS);
+                release_last_Q();
+                finish_dq();
+            } else if constexpr (CFG.order == StepOrder::late_dq) {
+                start_gradient(dk, dS, Q.tile());
                 advance_block();
                 Q.state.advance();
                 begin_S();
@@ -166,6 +179,7 @@ struct BackwardConsumer {
                 if constexpr (CFG.early_exp) end_basic_block();
                 finish_dq();
             } else {
+                start_gradient(dk, dS, Q.tile());
                 start_dq();
                 wgmma_wait<1>(dk, dS);
                 Q.consumer_release(warp, lane);

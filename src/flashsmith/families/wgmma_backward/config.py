@@ -22,6 +22,7 @@ class StepOrder(IntEnum):
     DV_FIRST = 0
     LATE_DQ = 1
     SCORES_TOGETHER = 2
+    SCORES_AHEAD = 3
 
 
 WARPGROUP_THREADS = 128
@@ -192,9 +193,12 @@ class HopperBackwardKernelConfig(KernelConfig):
 
     @property
     def accumulators(self) -> int:
-        """Registers a thread needs for dk and dv, S and dP, and P where it lives beside them."""
-        beside = 0 if self.order == StepOrder.SCORES_TOGETHER else self.B_r // 4
-        return self.d_head + self.B_r + beside
+        """Registers a thread needs for dk and dv, S and dP, and P and dS where they live beside
+        them."""
+        beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
+        if self.order == StepOrder.SCORES_AHEAD and self.early_exp:
+            beside = 2
+        return self.d_head + self.B_r + beside * self.B_r // 4
 
     def tile_bytes(self, elem_size: int = 2) -> int:
         """Bytes of K and V, of the stages of Q, do and dS."""

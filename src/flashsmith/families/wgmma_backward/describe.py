@@ -58,6 +58,7 @@ ORDERS = {
     "DV_FIRST": "S, then dv and dP, then dk and dq: each is waited for in its step",
     "LATE_DQ": "a step's dq is computed in the next step, under its exponentials",
     "SCORES_TOGETHER": "S and dP together, then dv, dk and dq: P takes no registers of its own",
+    "SCORES_AHEAD": "the next step's S comes before dk and dq, which run under its exponentials",
 }
 
 

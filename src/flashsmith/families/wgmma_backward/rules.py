@@ -77,8 +77,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "early_exp_needs_a_product",
-        "early_exp needs order to be late_dq or scores_together: with dv_first no product runs "
-        "beside the exponentials",
+        "early_exp needs another order than dv_first, with which no product runs beside the "
+        "exponentials",
         lambda cfg, device: cfg.order != StepOrder.DV_FIRST or not cfg.early_exp,
         ("early_exp", "order"),
     ),
@@ -97,9 +97,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "tiles_fit_registers",
         "consumer_registers must hold a thread's share of dk and dv (d_head), of S and dP (B_r), "
-        f"of P unless scores_together (B_r / 4), and {REGISTERS_BESIDE_TILES} for everything else",
+        "of P unless scores_together (B_r / 4), with scores_ahead and early_exp of dS besides, "
+        f"and {REGISTERS_BESIDE_TILES} for everything else",
         lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
-        ("d_head", "B_r", "order", "consumer_registers"),
+        ("d_head", "B_r", "order", "early_exp", "consumer_registers"),
         lambda cfg, device: f"the tiles take {cfg.accumulators}",
     ),
     Rule(

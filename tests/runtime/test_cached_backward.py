@@ -1,0 +1,226 @@
+"""A backward pass like one before skips the checks and launches what a checked one launches; one
+that must be refused is refused all the same. No GPU: host tensors pass for one's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from flashsmith import backward
+from flashsmith.errors import ArgumentError
+from flashsmith.families import parse_kernel_name_into_config
+from flashsmith.runtime import backward_pass, cached_launches
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+
+from cached_calls import half, offsets, qkv  # noqa: E402
+from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
+
+import flashsmith  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CFG = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): backward")
+ORDER = (
+    *("do", "q", "k", "v", "o", "lse", "dq", "dk", "dv", "dsinks"),
+    *("dlse", "sinks", "cu_seqlens_q", "cu_seqlens_k"),
+)
+
+
+@pytest.fixture
+def gpu() -> Iterator[PretendedGpu]:
+    with pretended_gpu() as pretended:
+        yield pretended
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """After calling it, a call that goes through the checks fails."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the call was checked")
+
+    return lambda: monkeypatch.setattr(backward_pass, "check_request", refuse)
+
+
+def dense(**options: Any) -> dict[str, Any]:
+    q, k, v = qkv(heads_k=2)
+    lse = torch.zeros(2, 4, 64)
+    return {"do": half(*q.shape), "q": q, "k": k, "v": v, "o": half(*q.shape), "lse": lse} | options
+
+
+def packed(**options: Any) -> dict[str, Any]:
+    call = dense()
+    rows = {name: call[name].flatten(0, 1) for name in ("do", "q", "k", "v", "o")}
+    return {
+        **rows,
+        **{"lse": torch.zeros(4, 128)},
+        **{"cu_seqlens_q": offsets(100, 28), "cu_seqlens_k": offsets(28, 100)},
+        **{"max_seqlen_q": 100, "max_seqlen_k": 100},
+        **options,
+    }
+
+
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "dense": dense,
+    "causal": lambda: dense(causal=True),
+    "window, capped and scaled": lambda: dense(window=(5, None), softcap=20.0, scale=0.5),
+    "sinks": lambda: dense(sinks=torch.zeros(4)),
+    "sinks and dlse": lambda: dense(sinks=torch.zeros(4), dlse=torch.zeros(2, 4, 64)),
+    "dq alone": lambda: dense(needs=(True, False, False, False)),
+    "without dq": lambda: dense(needs=(False, True, True, True)),
+    "repeatable": lambda: dense(deterministic=True),
+    "fp32 gradients": lambda: dense(grad_dtype="float32"),
+    "a config": lambda: dense(config=CFG),
+    "heads outside": lambda: dense(q=half(2, 4, 64, 64).transpose(1, 2)),
+    "broadcast keys": lambda: dense(k=half(2, 64, 1, 64).expand(-1, -1, 2, -1)),
+    "rows of do apart": lambda: dense(do=half(2, 64, 4, 128)[..., :64]),
+    "packed": packed,
+    "packed, everything": lambda: packed(
+        causal=True, sinks=torch.zeros(4), dlse=torch.zeros(4, 128)
+    ),
+}
+COPIED: dict[str, Callable[[], dict[str, Any]]] = {
+    "one number": lambda: dense(
+        do=half(1).expand(2, 64, 4, 64), dlse=torch.zeros(1).expand(2, 4, 64)
+    ),
+    "columns outside": lambda: dense(do=half(64, 2, 64, 4).permute(1, 2, 3, 0)),
+}
+
+
+def places(call: dict[str, Any], gradients: Any) -> tuple[int, ...]:
+    """The addresses that a launch must be given."""
+    tensors = call | gradients._asdict()
+    found = (tensors.get(name) for name in ORDER)
+    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in found)
+
+
+def facts(gradients: Any) -> list[Any]:
+    return [None if t is None else (t.shape, t.stride(), t.dtype) for t in gradients]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_like_one_before_launches_the_same_elsewhere(
+    name: str, gpu: PretendedGpu, unchecked: Callable[[], None]
+) -> None:
+    first, second = CALLS[name](), CALLS[name]()
+    checked = backward(**first)
+    unchecked()
+    gradients = backward(**second)
+    assert facts(gradients) == facts(checked)
+    launches = gpu.launches
+    assert [launch.addresses for launch in launches] == [
+        places(first, checked),
+        places(second, gradients),
+    ]
+    assert launches[0].prepared is launches[1].prepared
+    for tensor in gradients:
+        assert tensor is None or tensor.is_contiguous()
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_what_a_kernel_cannot_read_is_copied_every_time(
+    name: str, gpu: PretendedGpu, unchecked: Callable[[], None]
+) -> None:
+    call = COPIED[name]()
+    backward(**call)
+    unchecked()
+    backward(**COPIED[name]())
+    for launch in gpu.launches:
+        assert launch.addresses[0] not in (0, call["do"].data_ptr())
+    # The kernel was planned for the copy's strides.
+    numbers = gpu.launches[0].prepared[5:]
+    assert numbers[8:11] == (64 * 4 * 64, 4 * 64, 64)
+
+
+def test_different_calls_have_different_signatures(gpu: PretendedGpu) -> None:
+    for make in (*CALLS.values(), *COPIED.values()):
+        backward(**make())
+    prepared = [launch.prepared for launch in gpu.launches]
+    assert len(cached_launches.cached) == len(CALLS) + len(COPIED)
+    gpu.launches.clear()
+    for make in (*CALLS.values(), *COPIED.values()):
+        backward(**make())
+    assert [launch.prepared for launch in gpu.launches] == prepared
+
+
+def test_a_copy_for_an_address_is_not_for_others(gpu: PretendedGpu) -> None:
+    """do lies at an odd address in one call, at a good one in the next."""
+    memory = half(2 * 64 * 4 * 64 + 8)
+    odd, good = (memory[i:][: 2 * 64 * 4 * 64].view(2, 64, 4, 64) for i in (1, 8))
+    for _ in range(2):
+        backward(**dense(do=odd))
+        assert gpu.launches[-1].addresses[0] != odd.data_ptr()
+        backward(**dense(do=good))
+        assert gpu.launches[-1].addresses[0] == good.data_ptr()
+    assert len(cached_launches.cached) == 1
+
+
+MISTAKES: dict[str, dict[str, Any]] = {
+    **{f"{name} that grows": {name: "grown"} for name in (*ORDER[:6], "sinks", "dlse")},
+    **{f"an odd {name}": {name: "odd"} for name in ("q", "k", "v", "o")},
+    **{f"no {name}": {name: None} for name in ORDER[:6]},
+    "a need that is a number": {"needs": (1, True, True, True)},
+    "causal that is a number": {"causal": 0},
+    "another grad_dtype": {"grad_dtype": "float16"},
+    "deterministic that is a number": {"deterministic": 0},
+    "a longer lse": {"lse": torch.zeros(2, 4, 65)},
+    "lse of 16 bits": {"lse": half(2, 4, 64)},
+    "dlse of 16 bits": {"dlse": half(2, 4, 64)},
+    "fewer heads of do": {"do": half(2, 64, 2, 64)},
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_after_a_valid_call_is_still_one(name: str, gpu: PretendedGpu) -> None:
+    """With the error of a fresh process."""
+
+    def spoiled() -> dict[str, Any]:
+        call = dense(causal=False, sinks=torch.zeros(4), dlse=torch.zeros(2, 4, 64))
+        for argument, value in MISTAKES[name].items():
+            if isinstance(value, str) and value == "grown":
+                call[argument].requires_grad_()
+            elif isinstance(value, str) and value == "odd":
+                shape = call[argument].shape
+                call[argument] = half(shape.numel() + 1)[1:].view(shape)
+            else:
+                call[argument] = value
+        return call
+
+    with pytest.raises(ArgumentError) as fresh:
+        backward(**spoiled())
+    for _ in range(2):
+        backward(**dense(causal=False, sinks=torch.zeros(4), dlse=torch.zeros(2, 4, 64)))
+    with pytest.raises(ArgumentError) as later:
+        backward(**spoiled())
+    assert _without_addresses(str(later.value)) == _without_addresses(str(fresh.value))
+    assert len(gpu.launches) == 2
+
+
+def _without_addresses(message: str) -> str:
+    return " ".join(word for word in message.split() if not word.startswith("0x"))
+
+
+def test_attention_and_its_gradients_are_not_checked_again(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaves = [tensor.requires_grad_() for tensor in qkv()]
+
+    def step() -> Any:
+        o, lse = flashsmith.attention(*leaves, causal=True, return_lse=True)
+        return torch.autograd.grad((o.sum(), lse.sum()), leaves)
+
+    step()
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the call was checked")
+
+    for module in (backward_pass, flashsmith.runtime.forward_pass):
+        monkeypatch.setattr(module, "check_request", refuse)
+    step()
+    first, first_back, second, second_back = gpu.launches
+    assert first.prepared is second.prepared
+    assert first_back.prepared is second_back.prepared
+    assert [len(launch.addresses) for launch in gpu.launches] == [9, 14, 9, 14]
