@@ -268,18 +268,18 @@ class FlashsmithGradients(torch.autograd.Function):
 
 
 def _gradients(
-    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, sinks: Any, *rest: Any
-) -> tuple[Any, Any, Any, Any]:
+    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, sinks: Any, cu_q: Any, cu_k: Any,
+    asked: Asked, needs: tuple[bool, bool, bool, bool],
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """dq, dk, dv and dsinks, None where not needed."""
     if _is_plain(do, q, k, v):
         try:
-            return _backward_directly(do, q, k, v, o, lse, dlse, sinks, *rest)
+            return _backward_directly(do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needs)
         except RuntimeError:
             # torch.autograd.grad(is_grads_batched=True) has a vmap of its own.
             if is_legacy_batchedtensor(do):
                 _no_vmap()
             raise
-    cu_q, cu_k, asked, needs = rest
     with torch._C._AutoDispatchBelowAutograd():
         found = torch.ops.flashsmith.attention_backward.default(
             *(do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k),
@@ -537,13 +537,14 @@ def differentiable_attention(
     if config is not None or backward_config is not None:
         check_attention_config(config)
         check_backward_config("backward_config", backward_config)
-    asked = _new_tuple(
-        Asked,
-        (
-            *(causal, window, softcap, scale, max_seqlen_q, max_seqlen_k, return_row_max),
-            *(config, backward_config, resolve_deterministic(deterministic, q), emulate),
-        ),
-    )
+    if deterministic is None:
+        repeatable = torch.are_deterministic_algorithms_enabled()
+    else:
+        repeatable = resolve_deterministic(deterministic, q)
+    asked = _new_tuple(Asked, (
+        causal, window, softcap, scale, max_seqlen_q, max_seqlen_k, return_row_max,
+        config, backward_config, repeatable, emulate,
+    ))  # fmt: skip
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
     if torch._C._are_functorch_transforms_active():
         o, lse, row_max = FlashsmithAttention.apply(*tensors, asked)

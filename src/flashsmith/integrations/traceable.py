@@ -26,6 +26,19 @@ def _find_torch() -> Any:
     return _torch
 
 
+# Imported by the first call with gradients. An import statement in every call would cost as much as
+# a tensor's allocation.
+_with_gradients: Any = None
+
+
+def _find_with_gradients() -> Any:
+    global _with_gradients
+    from flashsmith.integrations.torch_ops import differentiable_attention
+
+    _with_gradients = differentiable_attention
+    return _with_gradients
+
+
 @functools.wraps(chooser.attention)
 def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     if is_tracing():
@@ -45,14 +58,21 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
             or torch.autograd.forward_ad._current_level >= 0
             or (torch.is_grad_enabled() and _requires_grad(q, k, v, keywords.get("sinks")))
         ):
-            from flashsmith.integrations.torch_ops import differentiable_attention
-
-            return differentiable_attention(q, k, v, **keywords)
+            return (_with_gradients or _find_with_gradients())(q, k, v, **keywords)
         if torch._C._len_torch_dispatch_stack():
             from flashsmith.integrations.traced_attention import attention_by_op
 
             return attention_by_op(q, k, v, **keywords)
+    elif "jax" in sys.modules and _is_traced_by_jax(q, k, v, keywords.get("sinks")):
+        from flashsmith.integrations import jax_gradients
+
+        return jax_gradients.differentiable_attention(q, k, v, **keywords)
     return chooser.attention(q, k, v, **keywords)
+
+
+def _is_traced_by_jax(*tensors: Any) -> bool:
+    tracer = sys.modules["jax"].core.Tracer
+    return any(isinstance(tensor, tracer) for tensor in tensors)
 
 
 def _requires_grad(q: Any, k: Any, v: Any, sinks: Any) -> bool:
