@@ -364,6 +364,30 @@ def test_compiled(backend: str, dynamic: bool | None) -> None:
             torch.testing.assert_close(ours, gradient)
 
 
+def test_backward_compiled() -> None:
+    """flashsmith.backward() within a graph, fp32 gradients and those that are not needed too."""
+    torch._dynamo.reset()
+    q, k, v = (leaf.detach() for leaf in small()[1])
+    o, lse = flashsmith.attention(q, k, v, causal=True, config=CFG, return_lse=True)
+
+    def step(do: Any, q: Any) -> Any:
+        needs, how = (True, False, True, True), {"causal": True, "config": REPEATABLE}
+        return flashsmith.backward(
+            2 * do, q, k, v, o, lse, needs=needs, grad_dtype="float32", **how
+        )
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    found, expected = compiled(o, q), step(o, q)
+    assert found.dk is expected.dk is found.dsinks is None
+    for ours, theirs in ((found.dq, expected.dq), (found.dv, expected.dv)):
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, theirs)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert step(o, q).dq.dtype == torch.float32
+    with pytest.raises(ArgumentError, match="vmap"):
+        torch.vmap(step, (0, None))(torch.stack([o, o]), q)
+
+
 def test_compiled_autograd(expected: list[Any]) -> None:
     torch._dynamo.reset()
     call, leaves = small()
