@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import shared_kernels
 
@@ -31,7 +32,9 @@ from flashsmith.families import DType, FlashForwardKernelConfig, Semantics  # no
 from flashsmith.families import parse_kernel_name_into_config as parse  # noqa: E402
 from flashsmith.integrations import torch_ops  # noqa: E402
 from flashsmith.runtime import count_launches, emulation  # noqa: E402
-from flashsmith.runtime.backward_pass import BackwardOptions  # noqa: E402
+from flashsmith.runtime.backward_pass import BackwardAhead, BackwardOptions  # noqa: E402
+from flashsmith.runtime.forward_options import ForwardOptions  # noqa: E402
+from flashsmith.runtime.forward_request import check_request  # noqa: E402
 
 # What other tests have, too.
 CFG = FlashForwardKernelConfig(
@@ -216,6 +219,20 @@ def test_the_backward_kernel_is_found_at_the_forward_call(monkeypatch: pytest.Mo
     call, _ = small(backward_config=missing)
     with pytest.raises(KernelNotBuiltError, match=r"backward.*is not built"):
         flashsmith.attention(**call)
+
+
+def test_each_direction_is_emulated_as_its_config_wants() -> None:
+    """A forward kernel of another architecture does not choose the backward pass's."""
+    q = np.zeros((1, 12, 2, 40), np.float16)
+    request = check_request((q, q, q, None), ForwardOptions(causal=True))
+    seen: list[Any] = []
+
+    def choose(problem: Any, device: Any, *_: Any) -> Any:
+        seen.append((problem.operation, device.arch))
+        return FREE
+
+    BackwardAhead(choose, False).config_for(request, flashsmith.device_spec(90))
+    assert seen == [("backward", 80)]
 
 
 def test_emulation_of_both_directions_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ def test_a_row_for_every_kind_of_call(
     assert all(name in run.stderr for name in names) == (status == 1)
 
 
+@pytest.mark.full
 def test_training_beside_pytorch(tmp_path: Path) -> None:
     out = tmp_path / "times.json"
     run = subprocess.run(
