@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from flashsmith.families.backward_work import helpers_ms
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
 from flashsmith.families.legality import compiled_d_head
+from flashsmith.families.tile_work import TileWork
 from flashsmith.families.wgmma_backward import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma_backward.config import D_HEADS, HopperBackwardKernelConfig
 from flashsmith.operations.dtype import DType
@@ -94,8 +96,18 @@ class WgmmaBackwardFamily(Family):
         d_heads = [d_head for d_head in D_HEADS if d <= d_head]
         return sets.candidates(dtype, d_heads[0], self.roomiest_device) if d_heads else ()
 
+    has_cost_model = True
+
     def compile_cost(self, cfg: HopperBackwardKernelConfig) -> float:
         return cost.COMPILE_COST
+
+    def tile_work(
+        self, cfg: Any, device: DeviceSpec, registers: int | None, spill: int | None
+    ) -> TileWork:
+        return cost.tile_work(cfg, device)
+
+    def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
+        return helpers_ms(problem, device, sums_dq=True)
 
     def dividing_tiles(self, cfg: HopperBackwardKernelConfig) -> dict[str, int]:
         return {"B_r": cfg.B_r, "B_c": cfg.B_c}
