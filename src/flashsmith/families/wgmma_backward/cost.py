@@ -54,8 +54,8 @@ def _step_cycles(
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
     products = 10 * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
-    # A warpgroup reads K, V, and Q and do twice, with split roles half of that; dQ reads dS and K by
-    # 64 rows. Q and do come, and dS, P between the roles and the sums of dQ go, through shared
+    # A warpgroup reads K, V, and Q and do twice, with split roles half of that; dQ reads dS and K
+    # by 64 rows. Q and do come, and dS, P between the roles and the sums of dQ go, through shared
     # memory, too.
     read = 2 * (WARPGROUP_ROWS + cfg.B_r) * cfg.d_head + 2 * cfg.B_r * cfg.d_head
     read *= cfg.key_groups
