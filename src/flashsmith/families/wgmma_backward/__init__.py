@@ -19,15 +19,15 @@ from flashsmith.operations.problem import Problem
 
 
 class WgmmaBackwardFamily(Family):
-    """Kernels of warpgroups that keep 64 keys each, of which one more copies queries by TMA."""
+    """Kernels of warpgroups with 64 keys each, or the same 64; one more copies queries by TMA."""
 
     config_class = HopperBackwardKernelConfig
     title = "wgmma backward"
     operation = "backward"
     rules = rules.RULES
     settled_first = (
-        "dtype", "d_head", "n_warpgroups", "B_r", "B_c", "q_stages", "do_stages", "ds_stages",
-        "order", "consumer_registers", "producer_registers",
+        "dtype", "d_head", "split_roles", "n_warpgroups", "B_r", "B_c", "q_stages", "do_stages",
+        "ds_stages", "order", "consumer_registers", "producer_registers",
     )  # fmt: skip
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         # Of the producer's registers only fewer can help, and fewer than these it cannot do with.
@@ -72,7 +72,7 @@ class WgmmaBackwardFamily(Family):
             )
         d_head = compiled_d_head(problem.d)
         if d_head not in D_HEADS:
-            served = " and ".join(map(str, D_HEADS))
+            served = ", ".join(map(str, D_HEADS))
             return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"
         return None
 

@@ -54,14 +54,15 @@ def _step_cycles(
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
     products = 10 * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
-    # A warpgroup reads K, V, and Q and do twice; dQ reads dS and K by 64 rows. Q and do come, and
-    # dS and the sums of dQ go, through shared memory, too.
+    # A warpgroup reads K, V, and Q and do twice, with split roles half of that; dQ reads dS and K
+    # by 64 rows. Q and do come, and dS, P between the roles and the sums of dQ go, through shared
+    # memory, too.
     read = 2 * (WARPGROUP_ROWS + cfg.B_r) * cfg.d_head + 2 * cfg.B_r * cfg.d_head
-    read *= warpgroups
+    read *= cfg.key_groups
     read += cfg.B_r * cfg.B_c * cfg.d_head // cfg.dq_columns
     read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.d_head
-    written = 2 * cfg.B_r * cfg.d_head + cfg.B_r * cfg.B_c
+    written = 2 * cfg.B_r * cfg.d_head + (1 + 2 * cfg.split_roles) * cfg.B_r * cfg.B_c
     sums = cfg.B_r * cfg.d_head * _FLOAT_BYTES
     smem = ((read + written) * element + 2 * sums) / SMEM_BYTES
-    chain = (products + exp2) / warpgroups + _CHAIN_LATENCY
+    chain = products / warpgroups + exp2 / cfg.key_groups + _CHAIN_LATENCY
     return _OVERHEAD * joined([products, smem, exp2, sums / reduced_per_clock(device), chain])
