@@ -44,7 +44,8 @@ def made() -> tuple[Layer, Any]:
 
 
 def gradients(layer: Any, x: Any) -> list[Any]:
-    layer(x).float().square().mean().backward()
+    # The mean over sequences alone, as ranks take theirs: larger than any rounding.
+    (layer(x).float().square().sum() / len(x)).backward()
     return [parameter.grad for parameter in layer.parameters()]
 
 
@@ -73,4 +74,4 @@ def test_two_ranks(wrap: Callable[[Layer], Any], tmp_path: Path) -> None:
     mp.spawn(one_rank, (wrap, str(tmp_path)), nprocs=RANKS)
     found = torch.load(tmp_path / "gradients.pt")
     for ours, whole in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, whole, atol=2e-3, rtol=2e-2)
+        assert (ours - whole).norm() <= 1e-2 * whole.norm()

@@ -1,5 +1,8 @@
-"""The public attention(): eager calls go straight to the kernels, traced calls become a custom op
-of PyTorch that a compiler can put into a graph, and calls with gradients an autograd function."""
+"""The public attention() and backward().
+
+Eager calls go straight to the kernels, traced calls become custom ops of PyTorch that a compiler
+can put into a graph, and attention() with gradients an autograd function.
+"""
 
 from __future__ import annotations
 
@@ -85,3 +88,24 @@ def _requires_grad(q: Any, k: Any, v: Any, sinks: Any) -> bool:
         )
     except AttributeError:
         return False  # no tensor where one should be: the checks raise the error
+
+
+@functools.wraps(chooser.backward)
+def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Any:
+    if is_tracing() or _is_looked_at(q):
+        from flashsmith.integrations.traced_attention import backward_by_op
+
+        return backward_by_op(do, q, k, v, o, lse, **keywords)
+    return chooser.backward(do, q, k, v, o, lse, **keywords)
+
+
+def _is_looked_at(q: Any) -> bool:
+    """Whether a dispatch mode or a transform of torch.func looks at operations on the tensor."""
+    torch = _torch
+    return (
+        torch is not None
+        and isinstance(q, torch.Tensor)
+        and bool(
+            torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()
+        )
+    )

@@ -27,7 +27,7 @@ template <class Kernel>
 struct dSStages {
     static constexpr int kStages = Kernel::CFG.ds_stages;
     // Warps that arrive at a full barrier, and at an empty one.
-    static constexpr int kWriters = Kernel::n_warpgroups * kWarpsPerWarpgroup;
+    static constexpr int kWriters = Kernel::key_groups * kWarpsPerWarpgroup;
     static constexpr int kReaders = Kernel::dq_parts * kWarpsPerWarpgroup;
 
     uint32_t smem;
@@ -111,7 +111,7 @@ struct BackwardConsumer {
           warpgroup(warpgroup),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
           lane(lane_index()),
-          first_key(keys.first_key + warpgroup * kWarpgroupRows),
+          first_key(keys.first_key + first_row()),
           blocks(keys.blocks),
           visibility(args, keys.q.count, keys.k.count),
           block(keys.blocks.begin),
@@ -121,6 +121,9 @@ struct BackwardConsumer {
           Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
           d_o(smem + Kernel::do_offset, smem + Kernel::do_barriers),
           stages{smem} {}
+
+    // This warpgroup's first key, of the CTA's.
+    FS_DEVICE int first_row() const { return CFG.split_roles ? 0 : warpgroup * kWarpgroupRows; }
 
     // ---- the algorithm ----
 
@@ -269,14 +272,14 @@ struct BackwardConsumer {
 
     // Of this warpgroup's keys, of K or V, with a tile of queries.
     FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t tile) {
-        const uint64_t a =
-            Panel::descriptor(anew(smem) + offset + warpgroup * kWarpgroupRows * Panel::kRowBytes);
+        const uint64_t a = Panel::descriptor(anew(smem) + offset + first_row() * Panel::kRowBytes);
         const uint64_t b = Panel::descriptor(anew(tile));
         wgmma_fence(scores);
 #pragma unroll
         for (int step = 0; step < Kernel::d_steps; ++step)
-            Kernel::ScoresGemm::run(scores, a + Panel::template column_step<Kernel::B_c>(step),
-                                    b + Panel::template column_step<Kernel::B_r>(step), step > 0);
+            Kernel::ScoresGemm::run(
+                scores, a + Panel::template column_step<Kernel::B_c>(Kernel::keys_step(step)),
+                b + Panel::template column_step<Kernel::B_r>(step), step > 0);
         wgmma_commit();
     }
 
@@ -298,18 +301,26 @@ struct BackwardConsumer {
         using KeysPanel = typename Kernel::KeysPanel;
         const uint32_t tile = stages.wait();
         const int row = Kernel::shares_rows ? part * kWarpgroupRows : 0;
-        const int column = Kernel::shares_rows ? 0 : part * Kernel::dq_columns;
         const uint64_t a = KeysPanel::descriptor(anew(tile) + row * KeysPanel::kRowBytes);
-        const uint64_t b = Panel::descriptor(anew(smem) + Kernel::K_offset +
-                                                 column / Panel::kColumns * Kernel::KV_panel_bytes +
-                                                 column % Panel::kColumns * kElementBytes,
-                                             Kernel::KV_panel_bytes);
+        const uint64_t b = dq_columns_of_K(part);
         wgmma_fence(dq);
 #pragma unroll
         for (int step = 0; step < Kernel::key_steps; ++step)
             Kernel::dQGemm::run(dq, a + KeysPanel::template column_step<Kernel::B_r>(step),
                                 b + Panel::row_step(step), step > 0);
         wgmma_commit();
+    }
+    // K's columns of a part.
+    FS_DEVICE uint64_t dq_columns_of_K(int part) const {
+        const uint32_t K = anew(smem) + Kernel::K_offset;
+        constexpr int kPanel = Kernel::KV_panel_bytes;
+        if constexpr (Kernel::halves_a_panel)
+            return Panel::descriptor(K + part * kPanel,
+                                     part == 0 ? 2 * kPanel : kPanel + Panel::kRowBytes / 2);
+        const int column = Kernel::shares_rows ? 0 : part * Kernel::dq_columns;
+        return Panel::descriptor(
+            K + column / Panel::kColumns * kPanel + column % Panel::kColumns * kElementBytes,
+            kPanel);
     }
     FS_DEVICE void finish_dq() {
         wgmma_wait<0>(dq);
@@ -430,7 +441,8 @@ struct BackwardConsumer {
     // This warpgroup's keys of dS, queries by keys, for all to read.
     FS_DEVICE void store_dS() {
         using KeysPanel = typename Kernel::KeysPanel;
-        const uint32_t panel = stages.acquire() + warpgroup * Kernel::dS_panel_bytes;
+        const uint32_t panel =
+            stages.acquire() + first_row() / kWarpgroupRows * Kernel::dS_panel_bytes;
         const int query = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
         const uint32_t place = panel + KeysPanel::offset(query, chunk);
 #pragma unroll
@@ -463,7 +475,7 @@ struct BackwardConsumer {
     FS_DEVICE void store(void* gradient, const typename Kernel::Gradient& acc, float scale,
                          int64_t origin, int64_t seq_stride, const Keys& keys) const {
         if (gradient == nullptr) return;
-        const int key = keys.first_key + warpgroup * kWarpgroupRows + warp * kWarpRows;
+        const int key = keys.first_key + first_row() + warp * kWarpRows;
         const int64_t element = origin + (keys.k.first + key) * seq_stride;
         store_gradient<value_t>(static_cast<char*>(gradient) + element * (args.grads_fp32 ? 4 : 2),
                                 seq_stride, keys.k.count - key, args.d, args.grads_fp32, acc,

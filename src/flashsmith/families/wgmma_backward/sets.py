@@ -15,15 +15,21 @@ from flashsmith.families.wgmma_backward.config import (
 )
 from flashsmith.operations.dtype import DType
 
-# (B_r, n_warpgroups, ds_stages, order) by d_head, in order of preference.
+# (B_r, n_warpgroups, ds_stages, order) by d_head, in order of preference; heads wider than 128 have
+# split roles.
 _TILES: dict[int, tuple[tuple[int, int, int, StepOrder], ...]] = {
     64: (
         (64, 2, 2, StepOrder.LATE_DQ),
         (128, 2, 2, StepOrder.SCORES_TOGETHER),
         (64, 3, 2, StepOrder.SCORES_TOGETHER),
     ),
+    96: ((64, 2, 2, StepOrder.LATE_DQ), (64, 2, 1, StepOrder.DV_FIRST)),
     128: ((64, 2, 2, StepOrder.LATE_DQ), (64, 2, 1, StepOrder.DV_FIRST)),
+    192: ((64, 2, 1, StepOrder.DV_FIRST),),
+    256: ((64, 2, 1, StepOrder.DV_FIRST),),
 }
+# The widest head of which a warpgroup keeps both dk and dv.
+_WIDEST_WHOLE = 128
 # Registers of a producer and a consumer thread, by consumer warpgroups.
 _REGISTERS = {2: (24, 240), 3: (32, 160)}
 
@@ -43,12 +49,13 @@ def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperBack
             dtype,
             d_head,
             B_r,
-            WARPGROUP_ROWS * warpgroups,
+            WARPGROUP_ROWS * (warpgroups if d_head <= _WIDEST_WHOLE else 1),
             warpgroups,
             ds_stages=ds_stages,
             producer_registers=_REGISTERS[warpgroups][0],
             consumer_registers=_REGISTERS[warpgroups][1],
             order=order,
+            split_roles=d_head > _WIDEST_WHOLE,
         )
         for B_r, warpgroups, ds_stages, order in _TILES.get(d_head, ())
     )
