@@ -40,7 +40,7 @@ _HOME = {
     "get_kernel_configs": "flashsmith.families",
     "parse_kernel_name_into_config": "flashsmith.families",
     "attention": "flashsmith.integrations.traceable",
-    "backward": "flashsmith.chooser.backward",
+    "backward": "flashsmith.integrations.traceable",
     "choose": "flashsmith.chooser.choice",
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",

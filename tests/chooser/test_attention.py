@@ -99,7 +99,8 @@ def test_what_is_said_twice_is_said_alike() -> None:
     ours, theirs = (inspect.signature(f).parameters for f in (attention, forward))
     options = [p for p in theirs.values() if p.kind is p.KEYWORD_ONLY]
     assert [p for p in ours.values() if p.kind is p.KEYWORD_ONLY and p.name in theirs] == options
-    assert [name for name in ours if name not in theirs] == ["out", "config"]
+    added = [name for name in ours if name not in theirs]
+    assert added == ["out", "config", "backward_config", "deterministic"]
     assert [name for name in theirs if name not in ours] == ["cfg", "o"]
     names = [p.name for p in options if p.name != "emulate"]
     assert names == list(ForwardOptions._fields)

@@ -282,15 +282,11 @@ def test_what_does_not_fit_on_the_device_is_passed_over() -> None:
 # --- which family ---------------------------------------------------------------------------------
 
 
-def test_without_a_table_hopper_takes_the_wgmma_family_where_it_has_kernels() -> None:
-    for d, family in ((32, "mma_sync"), (64, "wgmma"), (120, "wgmma"), (192, "wgmma")):
+def test_without_a_table_hopper_takes_the_wgmma_family() -> None:
+    for d in (32, 64, 120, 192):
         answer = choose(problem(4096, 4096, d), H200, table=EMPTY)
-        assert answer.family == family
-        (other,) = answer.passed_over
-        assert other != family
-    assert "kernels of d_head 64, 96, 128, 192, 256, and d = 32 runs on 32" in str(
-        choose(problem(4096, 4096, 32), H200, table=EMPTY)
-    )
+        assert answer.family == "wgmma"
+        assert set(answer.passed_over) == {"mma_sync"}
     answer = choose(problem(4096, 4096), A100, table=EMPTY)
     assert answer.passed_over == {
         "wgmma": "does not serve this: its instructions are of sm_90, and A100 is sm_80"

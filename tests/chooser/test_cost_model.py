@@ -16,6 +16,7 @@ import pytest
 
 from flashsmith.chooser.candidates import candidates
 from flashsmith.chooser.cost_model import estimate
+from flashsmith.chooser.cost_model import schedule as schedule_module
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     WGMMA,
@@ -216,6 +217,74 @@ def test_wgmma_kernels_run_on_hopper_only() -> None:
     guess = estimate(cfg, Problem.parse("s64 d128 fp16"), device_spec("A100"))
     assert (guess.ms, guess.resident) == (math.inf, 0)
     assert WGMMA.candidates(DType.FP16, 128, device_spec("B200"), masked=False) == ()
+
+
+# --- the backward pass ---------------------------------------------------------------------------
+
+
+def backward_timings(name: str) -> list[tuple[Any, Problem, float]]:
+    """Config, problem and milliseconds of a family's first run."""
+    return [
+        (
+            parse_kernel_name_into_config(row["config"]),
+            Problem.parse(row["problem"]),
+            float(row["ms"]),
+        )
+        for row in csv.DictReader((ROWS / f"{name}-backward.csv").open())
+        if row["config"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "usual", "most"), [("mma-sync", 212, 0.085, 0.23), ("wgmma", 124, 0.045, 0.1)]
+)
+def test_times_of_gradients_are_near_the_measured(
+    name: str, count: int, usual: float, most: float
+) -> None:
+    rows = backward_timings(name)
+    errors = [math.log(estimate(cfg, problem, H200).ms / ms) for cfg, problem, ms in rows]
+    assert len(errors) == count
+    assert np.sqrt(np.mean(np.square(errors))) < usual
+    assert max(map(abs, errors)) < most
+
+
+@pytest.mark.parametrize("name", ["mma-sync", "wgmma"])
+def test_the_best_on_paper_gives_gradients_nearly_as_fast_as_the_best(name: str) -> None:
+    rows = backward_timings(name)
+    for problem in dict.fromkeys(row[1] for row in rows):
+        ms = {cfg: took for cfg, p, took in rows if p == problem}
+        picked = min(ms, key=lambda cfg: estimate(cfg, problem, H200).ms)
+        assert ms[picked] < 1.03 * min(ms.values()), problem
+
+
+KEYS = parse_kernel_name_into_config("(FP16, 128, 64, 128, 8): backward+columns_2+dq_atomics")
+
+
+@pytest.mark.parametrize("sizes", ["s4096", "s1000:3000", "s3000:1000", "s128:4096", "s4096:100"])
+def test_steps_of_a_causal_block_of_keys(sizes: str) -> None:
+    """By a count of what each block of keys is seen by, in whole steps."""
+    p = Problem.parse(f"b1 {sizes} h1 d128 fp16 causal backward")
+    work = KEYS.family.tile_work(KEYS, H200, None, None)
+    blocks, beyond = -(-p.seq_k // work.rows), p.seq_k - p.seq_q
+    # The first query that sees a key of the block.
+    begins = (max(0, block * work.rows - beyond) for block in range(blocks))
+    counted = sum(-(-max(0, p.seq_q - begin) // work.keys) for begin in begins)
+    steps = schedule_module._causal_steps_of_keys(work, p, blocks, -(-p.seq_q // work.keys))
+    assert steps == pytest.approx(counted, rel=0.05, abs=2)
+
+
+def test_gradients_of_masked_grouped_and_repeatable_problems() -> None:
+    text = "b16 s8192 h16 d128 fp16 backward"
+    full, causal, window = (ms(KEYS, f"{text} {mask}") for mask in ("", "causal", "window"))
+    assert 0.48 < causal / full < 0.58
+    assert 1 / 8 < window / full < 1 / 4
+    assert ms(KEYS, text.replace("h16", "h16:4")) == pytest.approx(full, rel=0.1)
+    # 7 products in place of 5, but no sums in memory.
+    repeatable = replace(KEYS, dq=0)
+    assert 1.1 < ms(repeatable, text) / full < 1.5
+    # D and LSE are of every row, however short the rest.
+    assert ms(KEYS, "b1 s64 h1 d128 fp16 backward") > 0.01
+    assert ms(KEYS, "b0 s64 h1 d128 fp16 backward") == 0
 
 
 # --- waves ---------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ PROBLEMS = [Problem.parse(TUNED), Problem.parse("b2 s300:900 h8:2 d128 bf16 caus
 def _nothing_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No shipped table, and no kernel: what is tested ends where one would be looked for."""
     monkeypatch.setattr(storage, "SHIPPED_FOLDER", tmp_path / "nothing")
-    monkeypatch.setattr(forward_pass, "_kernel", lambda *arguments: object())
+    monkeypatch.setattr(forward_pass, "kernel_for", lambda *arguments: object())
     monkeypatch.setattr(forward_pass, "_emulate", lambda *arguments: None)
     # Made anew for every call otherwise, which takes ten times as long as the call.
     monkeypatch.setattr("typer.testing._get_command", lambda _: COMMAND)

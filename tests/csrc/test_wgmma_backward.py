@@ -3,12 +3,14 @@ same bits of dk, dv and dsinks under every schedule."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import shared_kernels
 
 from flashsmith.families import (
+    DType,
     HopperBackwardKernelConfig,
     Problem,
     Semantics,
@@ -28,8 +30,8 @@ def config(text: str) -> HopperBackwardKernelConfig:
 
 
 WIDE = config(
-    "(BF16, 128, 64, 128, 2): "
-    "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq+early_exp"
+    "(BF16, 128, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_40_232"
+    "+scores_together+lagged_dq+pingpong+persistent"
 )
 # By rows and by turns, where WIDE shares dQ by columns.
 ROWS = config(
@@ -37,20 +39,35 @@ ROWS = config(
     "tma_backward+q_stages_2+do_stages_2+ds_stages_1+regs_24_240+scores_together"
 )
 TURNS = config(
-    "(BF16, 64, 64, 192, 3): "
-    "tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160+scores_together+early_exp"
+    "(BF16, 64, 64, 192, 3): tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160"
+    "+scores_together+early_exp+lagged_dq+persistent"
 )
 AHEAD = config(
-    "(FP16, 64, 64, 128, 2): "
-    "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+scores_ahead+early_exp"
+    "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
+    "+scores_ahead+early_exp+lagged_dq+pingpong"
 )
+# Each of two warpgroups has one and a half of three panels of dQ's columns.
+HALVES = config(
+    "(BF16, 96, 64, 128, 2): "
+    "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq+early_exp"
+)
+SPLIT = config(
+    "(BF16, 256, 64, 64, 2): "
+    "tma_backward+q_stages_2+do_stages_2+ds_stages_1+regs_24_240+split_roles"
+)
+SPLIT_HALVES = replace(SPLIT, dtype=DType.FP16, d_head=192)
+# dQ shared by rows.
+SPLIT_ROWS = replace(SPLIT, d_head=64, B_r=128)
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
+SPLITS = [SPLIT, SPLIT_HALVES, SPLIT_ROWS]
+WHOLE = [*BOTH, ROWS, AHEAD, HALVES, SPLIT_HALVES, ALONE]
 PLAIN, CAUSAL = Semantics(), Semantics("causal", uneven=True)
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (CAUSAL, WINDOW):
     shared_kernels.want(BOTH, semantics)
-shared_kernels.want([*BOTH, ROWS, AHEAD, ALONE], PLAIN)
+shared_kernels.want(WHOLE, PLAIN)
+shared_kernels.want([SPLIT_ROWS], CAUSAL)
 
 
 def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
@@ -61,10 +78,15 @@ def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
         name: how.pop(name) for name in ("inputs", "seed", "schedule_seed", "checks") if name in how
     }
     options = reference_of(problem.computed).options(problem, **how)
-    return prove_problem(cfg, problem, options=options, **passed)
+    # Two SMs, so that persistent CTAs have several blocks of keys.
+    return prove_problem(cfg, problem, options=options, sm_count=2, **passed)
 
 
-@pytest.mark.parametrize("cfg", [*BOTH, ROWS, AHEAD, ALONE], ids=str)
+def full(cfg: HopperBackwardKernelConfig, *rest: Any) -> Any:
+    return pytest.param(cfg, *rest, marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize("cfg", [*WHOLE, full(SPLIT), full(SPLIT_ROWS)], ids=str)
 @pytest.mark.parametrize("schedule_seed", [None, 3])
 def test_whole_tiles(cfg: HopperBackwardKernelConfig, schedule_seed: int | None) -> None:
     text = f"b1 s{2 * cfg.B_r}:{2 * cfg.B_c} h2:1"
@@ -82,15 +104,22 @@ UNEVEN = {
 }
 
 
-@pytest.mark.parametrize("cfg", BOTH, ids=str)
-@pytest.mark.parametrize("case", UNEVEN)
+@pytest.mark.parametrize(
+    ("cfg", "case"),
+    [
+        *((cfg, case) for cfg in BOTH for case in UNEVEN),
+        (SPLIT_ROWS, "rows without keys"),
+        *(full(cfg, case) for cfg in (HALVES, *SPLITS) for case in UNEVEN),
+    ],
+    ids=str,
+)
 def test_causal_and_uneven(cfg: HopperBackwardKernelConfig, case: str) -> None:
     sizes, options = UNEVEN[case]
     verdict = prove(cfg, f"{sizes} causal", checks=True, **options)
     assert verdict.ok, str(verdict)
 
 
-@pytest.mark.parametrize("cfg", BOTH, ids=str)
+@pytest.mark.parametrize("cfg", [*BOTH, *map(full, SPLITS)], ids=str)
 @pytest.mark.parametrize("inputs", ["nonfinite", "neighbours", "far_scores"])
 def test_hard_inputs(cfg: HopperBackwardKernelConfig, inputs: str) -> None:
     for text in ("b2 s100:75 h2:1 causal", "b1 s70:150 h2 causal"):
@@ -101,7 +130,7 @@ def test_hard_inputs(cfg: HopperBackwardKernelConfig, inputs: str) -> None:
 PACKED = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 140), "spare": 6}
 
 
-@pytest.mark.parametrize("cfg", BOTH, ids=str)
+@pytest.mark.parametrize("cfg", [*BOTH, *map(full, SPLITS)], ids=str)
 @pytest.mark.parametrize(
     ("inputs", "limits"), [("random", (13, 5)), ("random", (None, 4)), ("neighbours", (9, 9))]
 )

@@ -163,6 +163,14 @@ _PRODUCT = ("wgmma.mma_async",)
 _SUMS = ("red.global.add", "atom.global.add.v", "cp.reduce.async.bulk.global")
 
 
+#: For sums in global memory, of any kernels.
+SUM_OPERATORS = (
+    Operator("drop sum", _SUMS, drop),
+    Operator("sum elsewhere", _SUMS, bump(0, 16)),
+    Operator("sum twice", _SUMS, _twice),
+)
+
+
 def hopper_operators() -> tuple[Operator, ...]:
     """Every operator for what synchronises and what feeds the tensor cores."""
     return (
@@ -193,10 +201,8 @@ def hopper_operators() -> tuple[Operator, ...]:
         Operator("store the next row", _STORES, _coordinate(1)),
         Operator("store from elsewhere", _STORES, bump(1, _BOX_STEP)),
         Operator("wait for reads", ("cp.async.bulk.wait_group",), _reads_only),
-        Operator("drop sum", _SUMS, drop),
-        Operator("sum elsewhere", _SUMS, bump(0, 16)),
+        *SUM_OPERATORS,
         Operator("sum from elsewhere", ("cp.reduce.async.bulk.global",), bump(1, _BOX_STEP)),
-        Operator("sum twice", _SUMS, _twice),
         Operator("drop product", _PRODUCT, drop),
         Operator("A of the next step", _PRODUCT, _descriptor(1, "add.s64", 2)),
         Operator("B of the next step", _PRODUCT, _descriptor(2, "add.s64", 2)),

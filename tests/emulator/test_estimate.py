@@ -42,3 +42,12 @@ def test_a_wgmma_kernel_is_translated_longer() -> None:
 
 def test_wider_heads_take_longer() -> None:
     assert seconds(1, 512, 512, 2, d=64) < seconds(1, 512, 512, 2, d=128)
+
+
+def test_a_backward_pass_takes_longer_than_its_forward_pass() -> None:
+    backward = parse_kernel_name_into_config("(FP16, 128, 64, 64, 8): backward+columns_2")
+    for seq in (1024, 4096):
+        problem = Problem(1, seq, seq, 16, 16, 128, CONFIG.dtype)
+        forward = estimate_seconds(CONFIG, problem)
+        seconds = estimate_seconds(backward, replace(problem, operation="backward"))
+        assert forward < seconds < 4 * forward

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import shared_kernels
 
@@ -31,7 +32,9 @@ from flashsmith.families import DType, FlashForwardKernelConfig, Semantics  # no
 from flashsmith.families import parse_kernel_name_into_config as parse  # noqa: E402
 from flashsmith.integrations import torch_ops  # noqa: E402
 from flashsmith.runtime import count_launches, emulation  # noqa: E402
-from flashsmith.runtime.backward_pass import BackwardOptions  # noqa: E402
+from flashsmith.runtime.backward_pass import BackwardAhead, BackwardOptions  # noqa: E402
+from flashsmith.runtime.forward_options import ForwardOptions  # noqa: E402
+from flashsmith.runtime.forward_request import check_request  # noqa: E402
 
 # What other tests have, too.
 CFG = FlashForwardKernelConfig(
@@ -218,6 +221,20 @@ def test_the_backward_kernel_is_found_at_the_forward_call(monkeypatch: pytest.Mo
         flashsmith.attention(**call)
 
 
+def test_each_direction_is_emulated_as_its_config_wants() -> None:
+    """A forward kernel of another architecture does not choose the backward pass's."""
+    q = np.zeros((1, 12, 2, 40), np.float16)
+    request = check_request((q, q, q, None), ForwardOptions(causal=True))
+    seen: list[Any] = []
+
+    def choose(problem: Any, device: Any, *_: Any) -> Any:
+        seen.append((problem.operation, device.arch))
+        return FREE
+
+    BackwardAhead(choose, False).config_for(request, flashsmith.device_spec(90))
+    assert seen == [("backward", 80)]
+
+
 def test_emulation_of_both_directions_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     def estimate(cfg: Any, problem: Any) -> float:
         assert problem.operation == cfg.family.operation
@@ -362,6 +379,30 @@ def test_compiled(backend: str, dynamic: bool | None) -> None:
         found = torch.autograd.grad(compiled(*leaves), wanted)
         for ours, gradient in zip(found, torch.autograd.grad(step(*leaves), wanted), strict=True):
             torch.testing.assert_close(ours, gradient)
+
+
+def test_backward_compiled() -> None:
+    """flashsmith.backward() within a graph, fp32 gradients and those that are not needed too."""
+    torch._dynamo.reset()
+    q, k, v = (leaf.detach() for leaf in small()[1])
+    o, lse = flashsmith.attention(q, k, v, causal=True, config=CFG, return_lse=True)
+
+    def step(do: Any, q: Any) -> Any:
+        needs, how = (True, False, True, True), {"causal": True, "config": REPEATABLE}
+        return flashsmith.backward(
+            2 * do, q, k, v, o, lse, needs=needs, grad_dtype="float32", **how
+        )
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    found, expected = compiled(o, q), step(o, q)
+    assert found.dk is expected.dk is found.dsinks is None
+    for ours, theirs in ((found.dq, expected.dq), (found.dv, expected.dv)):
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, theirs)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert step(o, q).dq.dtype == torch.float32
+    with pytest.raises(ArgumentError, match="vmap"):
+        torch.vmap(step, (0, None))(torch.stack([o, o]), q)
 
 
 def test_compiled_autograd(expected: list[Any]) -> None:

@@ -44,6 +44,12 @@ def drawn(*shape: int, seed: int = 0) -> Any:
     return torch.randn(shape, generator=generator).half()
 
 
+def exactly(*tensors: Any, **arguments: Any) -> Any:
+    """PyTorch's result in float32, by an implementation that no registry has a part in."""
+    with registry.sdpa_kernel(registry.SDPBackend.MATH):
+        return scaled_dot_product_attention(*(tensor.float() for tensor in tensors), **arguments)
+
+
 def mixed(x: Any, layer: Any) -> Any:
     """A decoder's layer of torch.nn.MultiheadAttention."""
     mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
@@ -86,12 +92,12 @@ def test_what_the_kernels_cannot_compute_is_left_to_pytorch(activated: None) -> 
     ):
         with count_launches() as launches, pytest.warns(FallbackWarning, match=reason):
             output = scaled_dot_product_attention(q, q, q, **arguments)
-        exact = scaled_dot_product_attention(*[q.float()] * 3, **arguments)
+        exact = exactly(q, q, q, **arguments)
         torch.testing.assert_close(output.float(), exact, atol=2e-3, rtol=2e-3)
         assert launches.total == 0
     with pytest.warns(FallbackWarning, match="is_causal: with lengths of query and key that"):
         output = scaled_dot_product_attention(q, short, short, is_causal=True)
-    exact = scaled_dot_product_attention(q.float(), *[short.float()] * 2, is_causal=True)
+    exact = exactly(q, short, short, is_causal=True)
     torch.testing.assert_close(output.float(), exact, atol=2e-3, rtol=2e-3)
 
 
@@ -108,7 +114,8 @@ def test_host_tensors_are_left_to_pytorch_unless_asked_for(
     assert q.grad.any()
 
 
-@pytest.mark.parametrize("is_causal", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("is_causal", [True, False])
 def test_packed_sequences(is_causal: bool, activated: None) -> None:
     """PyTorch has no kernel for these on the host."""
     starts = torch.tensor([0, 7, 7, 20], dtype=torch.int32)
@@ -121,11 +128,11 @@ def test_packed_sequences(is_causal: bool, activated: None) -> None:
         )  # fmt: skip
         return o
 
-    def exactly(q: Any, k: Any, v: Any) -> Any:
+    def one_by_one(q: Any, k: Any, v: Any) -> Any:
         pieces = []
         for first, last in ((0, 7), (7, 20)):
             one = (tensor[first:last].transpose(0, 1) for tensor in (q, k, v))
-            pieces.append(scaled_dot_product_attention(*one, is_causal=is_causal).transpose(0, 1))
+            pieces.append(exactly(*one, is_causal=is_causal).transpose(0, 1))
         return torch.cat(pieces)
 
     def rounded(q: Any, k: Any, v: Any) -> Any:
@@ -136,7 +143,7 @@ def test_packed_sequences(is_causal: bool, activated: None) -> None:
     found = []
     for function, dtype in (
         (ours, torch.float16),
-        (exactly, torch.float32),
+        (one_by_one, torch.float32),
         (rounded, torch.float16),
     ):
         leaves = [drawn(20, 2, 64, seed=seed).to(dtype).requires_grad_() for seed in range(3)]
@@ -150,39 +157,68 @@ def test_packed_sequences(is_causal: bool, activated: None) -> None:
         )
 
 
-def test_the_operator_of_gpus_answers_as_pytorchs() -> None:
-    """On host tensors, since none else are here: shapes and layouts of what comes back."""
+def described(results: Any) -> list[Any]:
+    return [
+        (tuple(one.shape), one.stride(), one.dtype) if isinstance(one, torch.Tensor) else one
+        for one in results
+    ]
+
+
+# Packed in memory by rows, by heads, and as parts of one tensor.
+LAYOUTS = {
+    "rows": lambda: [drawn(2, 20, 2, 64, seed=seed).transpose(1, 2) for seed in range(3)],
+    "heads": lambda: [drawn(2, 2, 20, 64, seed=seed) for seed in range(3)],
+    "fused": lambda: list(drawn(2, 20, 3, 2, 64).permute(2, 0, 3, 1, 4)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_are_what_pytorchs_fake_kernels_say(layout: str) -> None:
+    """Compiled code trusts them. On host tensors those of GPUs, too, since no others are here."""
     kernels = flash_registry._Activated(emulate=True)
-    q, k, v = (drawn(2, 20, 2, 64, seed=seed).transpose(1, 2) for seed in range(3))
-    output, lse, starts_q, starts_k, longest_q, longest_k, *state = kernels._sdpa(
-        q, k, v, 0.0, True
+    tensors = LAYOUTS[layout]()
+    fake = [
+        torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
+        for one in tensors
+    ]
+    dense = (0.0, True)
+    theirs = torch.ops.aten
+    state = (torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64))
+    on_gpus = kernels._sdpa(*tensors, *dense)
+    expected = theirs._scaled_dot_product_flash_attention(*fake, *dense)
+    assert described(on_gpus) == described(expected)
+    o, lse = on_gpus[:2]
+    rest = (None, None, 20, 20, *dense, *state)
+    gradients = kernels._sdpa_backward(torch.ones_like(o), *tensors, o, lse, *rest)
+    expected = theirs._scaled_dot_product_flash_attention_backward(
+        *(expected[0], *fake, *expected[:2], None, None, 20, 20, *dense, *expected[6:8])
     )
-    assert (output.shape, output.stride()) == (q.shape, q.stride())
-    assert (lse.shape, lse.dtype) == ((2, 2, 20), torch.float32)
-    assert (starts_q, starts_k, longest_q, longest_k) == (None, None, 20, 20)
-    shapes = [(tuple(one.shape), one.dtype) for one in state]
-    assert shapes == [((2,), torch.uint64), ((), torch.uint64), ((0,), torch.float16)]
-    tensors = (
-        torch.ones_like(output),
-        q,
-        k,
-        v,
-        output,
-        lse,
-        None,
-        None,
-        20,
-        20,
-        0.0,
-        True,
-        *state[:2],
+    assert described(gradients) == described(expected)
+
+    on_the_host = kernels._sdpa_on_the_host(*tensors, *dense)
+    expected = theirs._scaled_dot_product_flash_attention_for_cpu(*fake, *dense)
+    assert described(on_the_host) == described(expected)
+    gradients = kernels._sdpa_on_the_host_backward(
+        torch.ones_like(o), *tensors, *on_the_host, *dense
     )
-    dq, dk, dv = kernels._sdpa_backward(*tensors)
-    assert dq.shape == dk.shape == dv.shape == q.shape
-    q, k, v = (tensor.float().requires_grad_() for tensor in (q, k, v))
-    scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
-    for ours, exact in zip((dq, dk, dv), (q.grad, k.grad, v.grad), strict=True):
-        torch.testing.assert_close(ours.float(), exact, atol=4e-3, rtol=4e-3)
+    expected = theirs._scaled_dot_product_flash_attention_for_cpu_backward(
+        expected[0], *fake, *expected, *dense
+    )
+    assert described(gradients) == described(expected)
+    leaves = [one.float().requires_grad_() for one in tensors]
+    exactly(*leaves, is_causal=True).sum().backward()
+    for ours, leaf in zip(gradients, leaves, strict=True):
+        torch.testing.assert_close(ours.float(), leaf.grad, atol=4e-3, rtol=4e-3)
+
+    rows, fake_rows = ([one.transpose(1, 2) for one in some] for some in (tensors, fake))
+    arguments = (None, None, 20, 20, *dense, False)
+    ours = kernels._forward(*rows, *arguments)
+    expected = theirs._flash_attention_forward(*fake_rows, *arguments)
+    assert described(ours) == described(expected)
+    rest = (None, None, 20, 20, *dense, *state)
+    gradients = kernels._backward(torch.ones_like(ours[0]), *rows, *ours[:2], *rest)
+    expected = [torch.empty_like(one) for one in fake_rows]
+    assert described(gradients) == described(expected)
     kernels.remove()
 
 

@@ -67,6 +67,19 @@ def test_a_batch_of_nothing() -> None:
     assert packing.longest == 0
 
 
+def test_gradients_go_back_to_the_rows_they_came_from() -> None:
+    from flashsmith.integrations.packing import packing_of
+
+    packing = packing_of(mask(LEFT))
+    rows = torch.randn(*mask(LEFT).shape, 2, dtype=torch.float64, requires_grad=True)
+    real = mask(LEFT)[..., None]
+    (packing.pack(rows) ** 3).sum().backward()
+    assert torch.equal(rows.grad, torch.where(real, 3 * rows**2, 0))
+    # There and back, and its own derivative.
+    assert torch.autograd.gradcheck(lambda x: packing.unpack(packing.pack(x), *x.shape[:2]), rows)
+    assert torch.autograd.gradgradcheck(lambda x: packing.pack(x) ** 3, rows)
+
+
 def test_a_mask_is_packed_once_and_not_kept_alive() -> None:
     from flashsmith.integrations import packing
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import shared_kernels
 from typer.testing import CliRunner
 
+from flashsmith.chooser import choose
 from flashsmith.errors import ArgumentError, DependencyError
 from flashsmith.integrations import recall
 from flashsmith.integrations.recall import EMULATED, ON_A_GPU, RecallReport, Training, train_twice
+
+for _operation in ("forward", "backward"):
+    _problem = replace(EMULATED.problem, operation=_operation)
+    _config = choose(_problem, 80).config
+    shared_kernels.want([_config], _problem.required_semantics(_config))
 
 
 @pytest.fixture
@@ -22,8 +30,12 @@ def needs_torch() -> None:
 
 @pytest.mark.torch
 @pytest.mark.usefixtures("needs_torch")
-def test_a_tiny_model_in_the_emulator() -> None:
+def test_a_tiny_model_in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    # The kernels of other tests' library serve.
+    monkeypatch.setattr(recall, "build_for", lambda problem, **_: built.append(problem.operation))
     report = train_twice(emulate=True)
+    assert built == ["forward", "backward"]
     assert report.backend == "emulator"
     assert report.ok
     assert report.launches >= report.least_launches
@@ -40,11 +52,15 @@ def test_a_missing_gradient_is_seen(missing: int) -> None:
         kept = [t.detach() if i == missing else t for i, t in enumerate(tensors)]
         return recall._pytorchs_attention(*kept)
 
-    right, wrong = (
-        recall.train(EMULATED, function)[0] for function in (recall._pytorchs_attention, attention)
-    )
-    sizes = replace(REPORT, sizes=EMULATED, pytorch=right, flashsmith=wrong)
-    assert not replace(sizes, backend="emulator").ok
+    wrong, _ = recall.train(EMULATED, attention)
+    report = replace(REPORT, sizes=EMULATED, backend="emulator")
+    assert replace(report, pytorch=right(), flashsmith=right()).ok
+    assert not replace(report, pytorch=right(), flashsmith=wrong).ok
+
+
+@functools.cache
+def right() -> Training:
+    return recall.train(EMULATED, recall._pytorchs_attention)[0]
 
 
 @pytest.mark.torch

@@ -19,6 +19,7 @@ from cached_calls import half, offsets, qkv  # noqa: E402
 from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
 
 import flashsmith  # noqa: E402
+from flashsmith.runtime.frameworks.torch import TorchTensors  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -224,3 +225,26 @@ def test_attention_and_its_gradients_are_not_checked_again(
     assert first.prepared is second.prepared
     assert first_back.prepared is second_back.prepared
     assert [len(launch.addresses) for launch in gpu.launches] == [9, 14, 9, 14]
+
+
+def test_lengths_are_read_from_the_device_once(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For both directions: each reading waits for the device."""
+    call = packed(causal=True)
+    leaves = [call[name].requires_grad_() for name in "qkv"]
+    given = {name: call[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    read: list[int] = []
+    right = TorchTensors.longest_steps
+
+    def noting(self: Any, vectors: Any) -> list[int]:
+        read.append(len(vectors))
+        return right(self, vectors)
+
+    monkeypatch.setattr(TorchTensors, "longest_steps", noting)
+    for limit, count in ((None, 2), (100, 1)):
+        o = flashsmith.attention(*leaves, causal=True, max_seqlen_k=limit, **given)
+        torch.autograd.grad(o.sum(), leaves)
+        assert read == [count]
+        read.clear()
+    assert len(gpu.launches) == 4

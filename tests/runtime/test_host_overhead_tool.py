@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +49,21 @@ def test_a_row_for_every_kind_of_call(
         )
         assert 0 < float(row["bare"]) < float(row["median"]) < float(row["first"])
     assert all(name in run.stderr for name in names) == (status == 1)
+
+
+@pytest.mark.full
+def test_training_beside_pytorch(tmp_path: Path) -> None:
+    out = tmp_path / "times.json"
+    run = subprocess.run(
+        [
+            *(sys.executable, str(TOOL.with_name("training_overhead.py")), str(out), "--pretend"),
+            *("--turns", "1", "--limit-ratio", "1e-9"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1, run.stderr
+    found = json.loads(out.read_text())
+    assert json.loads(run.stdout) == found
+    assert found["ratio"] == pytest.approx(found["both"] / found["cuDNN both"], abs=0.001)
+    assert 0 < found["forward, no gradients"] < found["both"]

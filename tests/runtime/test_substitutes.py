@@ -23,6 +23,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.runtime import forward_pass, libraries, substitutes
+from flashsmith.runtime.backward_pass import BackwardRequest
 from flashsmith.runtime.forward_options import ForwardOptions
 from flashsmith.runtime.forward_request import Request, check_request
 from flashsmith.runtime.libraries import LoadedKernels
@@ -113,6 +114,23 @@ def test_uneven_serves_plain_and_the_very_semantics_come_first(take: Any) -> Non
     assert take(both, WGMMA, request_of(512)) == (MMA_SYNC, PLAIN)
     with pytest.raises(KernelNotBuiltError):
         take(Loaded((MMA_SYNC, PLAIN)), WGMMA, request_of(257), UNEVEN)
+
+
+def test_a_free_kernel_is_no_substitute_for_a_repeatable_one(take: Any) -> None:
+    free, repeatable, missing = (
+        parse_kernel_name_into_config(f"(FP16, 128, {tile}, 64, 8): backward+columns_2{dq}")
+        for tile, dq in ((64, "+dq_atomics"), (64, ""), (32, ""))
+    )
+    request = request_of()
+    problem = replace(request.problem, operation="backward")
+    asked, not_asked = (
+        BackwardRequest(problem, request.q, request.k, True, deterministic)
+        for deterministic in (True, False)
+    )
+    assert take(Loaded((free, PLAIN)), missing, not_asked) == (free, PLAIN)
+    with pytest.raises(KernelNotBuiltError):
+        take(Loaded((free, PLAIN)), missing, asked)
+    assert take(Loaded((free, PLAIN), (repeatable, PLAIN)), missing, asked)[0] == repeatable
 
 
 @pytest.mark.parametrize(

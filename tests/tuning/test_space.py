@@ -15,6 +15,7 @@ from flashsmith.families import (
     Problem,
     Semantics,
     device_spec,
+    family_named,
     get_autotuning_kernel_configs,
     get_kernel_progression_configs,
     is_legal,
@@ -50,11 +51,12 @@ def test_each_key_searches_its_families() -> None:
     assert families(None, device_spec("A100")) == {"mma_sync"}
 
 
-def test_what_the_wgmma_family_has_no_kernels_for() -> None:
-    short = replace(PROBLEM, d=32)
-    with pytest.raises(SelectionError, match=r"no kernels of d_head 32.*take space='space'"):
-        search_space(short, DEVICE, "hopper")
-    assert {cfg.FAMILY for cfg in search_space(short, DEVICE, "both")} == {"mma_sync"}
+def test_what_a_family_has_no_kernels_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    wgmma = type(family_named("wgmma"))
+    monkeypatch.setattr(wgmma, "search_space", lambda *args: ())
+    with pytest.raises(SelectionError, match=r"no kernels of d_head 128.*take space='space'"):
+        search_space(PROBLEM, DEVICE, "hopper")
+    assert {cfg.FAMILY for cfg in search_space(PROBLEM, DEVICE, "both")} == {"mma_sync"}
 
 
 def test_only_masked_problems_try_the_longest_tiles_first() -> None:

@@ -13,6 +13,7 @@ from tiny_backward import tiny_cases
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Problem
+from flashsmith.verify import gradients
 from flashsmith.verify.backward_grid import BackwardCase
 from flashsmith.verify.backward_reference import BackwardInputs, draw_backward_inputs
 from flashsmith.verify.gradient_tolerance import ExpectedGradients, compare_gradients
@@ -143,6 +144,34 @@ def test_one_visible_key_needs_no_relative_rule() -> None:
     assert np.abs(expected.exact["dq"]).max() < 1e-12
     assert found.ok
     assert not _wrong(case, "dq", (0, 0, 0, 0), 1e-3).ok
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"lengths": (239, 1), "d": 256, "heads": "mqa"},
+        {"lengths": (239, 1), "d": 128, "softcap": 30.0, "inputs": "large_do"},
+        {"lengths": (3, 64), "d": 256, "heads": "mha", "mask": "causal", "inputs": "large_scores"},
+    ],
+)
+def test_what_tensor_cores_cut_off_is_honest(
+    fixed: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where dP and D cancel it is all that is left, and of large scores it moves P to the next
+    number of 16 bits. With sums that round, correct kernels were 1.1 to 2.8 times off the bound."""
+    case = one(scale=0.3, dlse=False, sinks=False, fp32_gradients=True, **fixed)
+    drawn, expected = drawn_and_expected(case)
+
+    def summed(products: int) -> ExpectedGradients:
+        monkeypatch.setattr(gradients, "TENSOR_CORE_PRODUCTS", products)
+        return compute_gradients(
+            drawn.tensors, drawn.attention, drawn.sequences, drawn.exact_o, drawn.exact_lse,
+            unrounded=True,
+        )  # fmt: skip
+
+    kernel = summed(16).rounded
+    assert compare_gradients(case.dtype, kernel, expected).ok
+    assert not compare_gradients(case.dtype, kernel, summed(case.d)).ok
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e-7])

@@ -140,8 +140,8 @@ def test_every_wgmma_schedule_is_legal_and_they_show_every_knob() -> None:
     for config in configs:
         check_legal(config)
     shown = {
-        "d_head": {64, 96, 128, 192, 256},
-        "n_warpgroups": {1, 2, 3},
+        "d_head": {32, 64, 96, 128, 192, 256},
+        "n_warpgroups": {1, 2, 3, 4},
         "q_buffers": {1, 2},
         "overlap": {False, True},
         "pingpong": set(PingPong),

@@ -327,6 +327,37 @@ def progression() -> str:
     return table(["kernel", "registers", "`ldmatrix` conflict factor", "ms", "TFLOP/s"], lines)
 
 
+# An alternative that takes at most this much longer is as fast.
+LEVEL = 0.995
+
+
+def spills() -> str:
+    """By head dimension and semantics: choices that spill, and the best others without spills."""
+    ratios: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    spilled: dict[tuple[str, str], set[int]] = {}
+    for row in read("spills.csv.gz"):
+        words = [word for word in row["semantics"].split("+") if word != "uneven"]
+        d = re.search(r" d(\d+) ", row["problem"])
+        group = (d[1] if d else "", " ".join(words))
+        of_choice = ratios.setdefault((*group, row["problem"]), {})
+        of_choice.setdefault(row["other"], []).append(float(row["ratio"]))
+        spilled.setdefault(group, set()).add(int(row["spill"]))
+    lines = []
+    for group in sorted(spilled, key=lambda group: (int(group[0]), len(group[1]))):
+        best = [
+            max(statistics.median(found) for found in others.values())
+            for key, others in ratios.items()
+            if key[:2] == group
+        ]
+        stored = " or ".join(map(str, sorted(spilled[group])))
+        taken = sum(ratio >= LEVEL for ratio in best)
+        lines.append(
+            [*group, str(len(best)), stored, f"{min(best):.3f} to {max(best):.3f}", str(taken)]
+        )
+    head = ["d", "semantics", "choices", "bytes a thread", "time over the best other's"]
+    return table([*head, "replaced"], lines)
+
+
 # --- correctness ---------------------------------------------------------------------------------
 
 PROOFS = {
@@ -367,6 +398,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "profiled": profiled,
     "host": host,
     "progression": progression,
+    "spills": spills,
     "proofs": proofs,
     "every-point": every_point,
     "configs": configs,

@@ -105,7 +105,8 @@ def is_backward(family: str) -> bool:
 
 
 def handful(family: str = FIRST_FAMILY) -> list[Any]:
-    """Few small cases that between them show every semantics and every single value."""
+    """Few small cases that between them show every semantics and every single value, the smallest
+    first: a sanitizer's time may end before they do."""
     covering = covering_backward_cases if is_backward(family) else covering_cases
     small = [case for case in covering(family) if max(case.lengths) <= SMALL]
     missing = set().union(*map(single_values, small))
@@ -114,7 +115,7 @@ def handful(family: str = FIRST_FAMILY) -> list[Any]:
         best = max(small, key=lambda case: len(single_values(case) & missing))
         chosen.append(best)
         missing -= single_values(best)
-    return chosen
+    return sorted(chosen, key=lambda case: case.lengths[0] * case.lengths[1])
 
 
 def single_values(case: Any) -> set[tuple[str, Any]]:
@@ -200,8 +201,9 @@ class Run:
 
     def run(self, cases: list[Any], workers: int) -> None:
         groups = [list(group) for _, group in groupby(cases, same_inputs)]
-        # The longest first, so that no thread starts one when the others are done.
-        groups.sort(key=lambda group: -group[0].lengths[0] * group[0].lengths[1])
+        if workers > 1:
+            # The longest first, so that no thread starts one when the others are done.
+            groups.sort(key=lambda group: -group[0].lengths[0] * group[0].lengths[1])
         with ThreadPoolExecutor(workers) as pool:
             pending: list[Future[list[Row]]] = [pool.submit(self.prove_group, g) for g in groups]
             try:

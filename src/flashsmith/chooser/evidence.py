@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from flashsmith.chooser.candidates import by_preference, candidates
 from flashsmith.chooser.cost_model import estimate
+from flashsmith.chooser.spills import known_spill
 from flashsmith.chooser.winners import Entry, Found, Ranked, WinnersTable, gpu_name
 from flashsmith.chooser.winners.key import same_gpu
 from flashsmith.chooser.winners.validation import device_of
@@ -106,8 +107,31 @@ def gather(
             if asked.includes(config)
         ]
         if usable:
-            return _repeatable_first(_measured(found, usable, problem, device, notes, asked))
-    return _repeatable_first(_estimated(problem, device, table, notes, asked))
+            evidence = _measured(found, usable, problem, device, notes, asked)
+            break
+    else:
+        evidence = _estimated(problem, device, table, notes, asked)
+    return _repeatable_first(_without_spills(evidence, problem, device, asked))
+
+
+def _without_spills(
+    evidence: Evidence, problem: Problem, device: DeviceSpec, asked: Asked
+) -> Evidence:
+    """The same with another choice where this one's kernel is known to spill, and the other to be
+    as fast. What was measured for the problem's own class stands: there it did not spill."""
+    chosen, *others = evidence.expected
+    known = known_spill(chosen.config, problem, device)
+    if evidence.kind in ("table", "nearest") or known is None or known.instead is None:
+        return evidence
+    if not asked.includes(known.instead) or not is_legal(known.instead, device):
+        return evidence
+    first = Expected(known.instead, chosen.ms / known.ratio)
+    rest = [chosen, *(one for one in others if one.config != known.instead)]
+    why = (
+        f"{evidence.why}; {chosen.config} spills {known.size} bytes here, and took "
+        f"{known.ratio:.3f} times as long in turns"
+    )
+    return replace(evidence, expected=(first, *sorted(rest, key=lambda one: one.ms)), why=why)
 
 
 def _repeatable_first(evidence: Evidence) -> Evidence:

@@ -10,6 +10,7 @@ from flashsmith.builder import find_library
 from flashsmith.chooser.candidates import candidates
 from flashsmith.chooser.cost_model import Estimate, estimate
 from flashsmith.chooser.evidence import Expected
+from flashsmith.chooser.spills import known_spill
 from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families
 from flashsmith.operations import DEFAULT
 
@@ -51,10 +52,11 @@ def _about_d(config: Any, problem: Problem) -> Iterator[str]:
 
 
 def _about_spills(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
-    """Only the compiler knows: of a kernel that is not built yet there is nothing to say."""
+    """Only the compiler knows: of a kernel that is not built yet, what is known of shipped ones."""
     semantics = problem.required_semantics(config)
     library = find_library(config, arch=device.arch, semantics=semantics)
-    spilled = 0 if library is None else library.entry(config).spill_bytes
+    known = known_spill(config, problem, device)
+    spilled = library.entry(config).spill_bytes if library else known.size if known else 0
     if spilled:
         yield (
             f"the kernel spills registers: {spilled} bytes a thread are stored to local memory and "

@@ -6,6 +6,7 @@ import json
 from functools import cache
 from pathlib import Path
 
+from flashsmith.chooser.spills import replacements
 from flashsmith.chooser.winners.storage import SHIPPED_FOLDER
 from flashsmith.families import (
     KernelConfig,
@@ -20,9 +21,11 @@ Kernel = tuple[KernelConfig, Semantics]
 
 @cache
 def shipped_kernels(tables: Path = SHIPPED_FOLDER) -> frozenset[Kernel]:
-    """The configs that are shipped, with what they are compiled for: what their families ship, and
-    for each problem of a shipped table those that it ranks."""
+    """The configs that are shipped, with what they are compiled for: what their families ship, for
+    each problem of a shipped table those that it ranks, and those in the place of ones that spill.
+    """
     named: set[Kernel] = {kernel for family in families() for kernel in family.shipped()}
+    named.update(replacements())
     for path in sorted(tables.glob("*.json")):
         for entry in json.loads(path.read_text())["entries"]:
             problem = Problem.parse(entry["problem"])

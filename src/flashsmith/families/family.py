@@ -243,6 +243,14 @@ class Family:
         """
         raise ArgumentError(f"cfg: no cost model for the family {self.name!r}")
 
+    def further_work(self, cfg: Any, device: DeviceSpec) -> Sequence[TileWork]:
+        """The same of other launches of a call that have such a loop."""
+        return ()
+
+    def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
+        """Milliseconds of a call's launches that have no such loop."""
+        return 0.0
+
     # --- descriptions ----------------------------------------------------------------------------
 
     def dividing_tiles(self, cfg: Any) -> dict[str, int]:

@@ -11,13 +11,15 @@ from flashsmith.families.device import DeviceSpec
 class Rates(NamedTuple):
     """Per SM and clock, and the clock under load in GHz.
 
-    mma: FLOP of mma.sync with fp32 accumulators. l2: bytes read from L2 while all SMs read. wgmma
-    and wgmma_clock: FLOP of wgmma, and the clock that its power leaves; 0 where there is none.
+    mma: FLOP of mma.sync with fp32 accumulators. l2 and dram: bytes read from L2 and from memory
+    while all SMs read. wgmma and wgmma_clock: FLOP of wgmma, and the clock that its power leaves; 0
+    where there is none.
     """
 
     mma: float
     l2: float
     clock: float
+    dram: float
     wgmma: float = 0.0
     wgmma_clock: float = 0.0
 
@@ -30,12 +32,12 @@ QUARTERS = 4
 
 # sm_90 is measured on an H200 (docs/results.md names the figures); the others are data sheets'.
 _OF_ARCH = {
-    80: Rates(2048, 40, 1.35),
-    86: Rates(1024, 32, 1.6),
-    89: Rates(1024, 32, 1.8),
-    90: Rates(2716, 38, 1.75, wgmma=4096, wgmma_clock=1.5),
-    100: Rates(2048, 38, 1.8),
-    120: Rates(512, 32, 2.3),
+    80: Rates(2048, 40, 1.35, 13),
+    86: Rates(1024, 32, 1.6, 5),
+    89: Rates(1024, 32, 1.8, 3.4),
+    90: Rates(2716, 38, 1.75, 19.6, wgmma=4096, wgmma_clock=1.5),
+    100: Rates(2048, 38, 1.8, 30),
+    120: Rates(512, 32, 2.3, 4.6),
 }
 # Consumer cards accumulate in fp32 at half the rate.
 _CONSUMER_MMA = 512.0
@@ -54,7 +56,9 @@ def rates_of(device: DeviceSpec) -> Rates:
 class TileWork(NamedTuple):
     """One kernel's tile on one GPU.
 
-    A CTA computes ``rows`` rows of Q in steps of ``keys`` keys; an SM holds ``resident`` CTAs.
+    A CTA computes ``rows`` rows of Q in steps of ``keys`` keys; with ``of_keys`` it has ``rows``
+    rows of K, and steps over ``keys`` queries of every head of q that shares theirs. An SM holds
+    ``resident`` CTAs.
     ``step_cycles[n]`` are the cycles in which each of n CTAs on an SM does one step, for n from 0
     to resident; ``cta_cycles`` those of a CTA apart from its steps. ``clock`` is the SM's under
     this work, GHz.
@@ -72,3 +76,4 @@ class TileWork(NamedTuple):
     clock: float
     masked_rows: int = 0
     longest_first: bool = False
+    of_keys: bool = False

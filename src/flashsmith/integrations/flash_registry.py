@@ -22,8 +22,8 @@ import flashsmith
 from flashsmith.errors import ArgumentError, DependencyError
 from flashsmith.integrations.fallbacks import Reason, note_fallback
 from flashsmith.integrations.pytorch_state import check_emulate, why_not_on
-from flashsmith.integrations.sdpa import tensor_facts
-from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not
+from flashsmith.integrations.sdpa import known_why_not, tensor_facts
+from flashsmith.integrations.sdpa_problem import SdpaProblem
 
 NAME = "flashsmith"
 _CALLER = f"the flash implementation {NAME!r}"
@@ -62,6 +62,7 @@ class _LeftToPyTorch(Exception):
 class _Activated:
     """Our kernels in the place of PyTorch's for its operators of flash attention, until remove().
 
+    What they return is laid out in memory as PyTorch's fake kernels say: compiled code trusts them.
     Tensors of the scaled_dot_product operators are (batch, heads, length, d), those of the others
     (batch, length, heads, d), or packed (total, heads, d).
     """
@@ -105,7 +106,7 @@ class _Activated:
     ) -> tuple[Any, ...]:
         if return_debug_mask:
             raise _LeftToPyTorch(Reason("return_debug_mask", "the kernels store no probabilities"))
-        output, lse = self._sdpa_on_the_host(query, key, value, dropout_p, is_causal, scale=scale)
+        output, lse = self._heads_first(query, key, value, dropout_p, is_causal, scale=scale)
         return output, lse, None, None, query.shape[2], key.shape[2], *_no_dropout(query)
 
     def _sdpa_backward(
@@ -128,7 +129,8 @@ class _Activated:
         scale: float | None = None,
     ) -> tuple[Any, ...]:
         tensors = grad_out, query, key, value, out, logsumexp
-        return self._sdpa_on_the_host_backward(*tensors, dropout_p, is_causal, scale=scale)
+        gradients = self._sdpa_on_the_host_backward(*tensors, dropout_p, is_causal, scale=scale)
+        return _laid_out_like((query, key, value), gradients)
 
     def _sdpa_on_the_host(
         self,
@@ -141,8 +143,21 @@ class _Activated:
         attn_mask: Any = None,
         scale: float | None = None,
     ) -> tuple[Any, Any]:
+        arguments = dropout_p, is_causal, attn_mask, scale
+        output, lse = self._heads_first(query, key, value, *arguments)
+        return output, lse.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def _heads_first(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        dropout_p: float,
+        is_causal: bool,
+        attn_mask: Any = None,
+        scale: float | None = None,
+    ) -> tuple[Any, Any]:
         self._check(query, key, value, dropout_p, scale, is_causal, attn_mask)
-        # As PyTorch's fake kernel says: the output is laid out like the query.
         output = torch.empty_like(query)
         q, k, v, out = _swapped(query, key, value, output)
         _, lse = self._attention(q, k, v, causal=is_causal, scale=scale, out=out)
@@ -195,7 +210,7 @@ class _Activated:
         output, lse = self._attention(
             query, key, value, causal=is_causal, window=window, scale=scale, **packing
         )
-        return output, lse, *_no_dropout(query)
+        return *_laid_out_like((query,), (output,)), lse, *_no_dropout(query)
 
     def _backward(
         self,
@@ -222,7 +237,10 @@ class _Activated:
         tensors = grad_out, query, key, value, out, logsumexp
         packing = _packing(cum_seq_q, cum_seq_k, max_q, max_k)
         window = _limit(window_size_left), _limit(window_size_right)
-        return self._gradients(*tensors, causal=is_causal, window=window, scale=scale, **packing)
+        gradients = self._gradients(
+            *tensors, causal=is_causal, window=window, scale=scale, **packing
+        )
+        return _laid_out_like((query, key, value), gradients)
 
     def _check(
         self,
@@ -246,7 +264,7 @@ class _Activated:
             scale,
             enable_gqa=True,
         )
-        reason = why_not(problem)
+        reason = known_why_not(problem)
         if reason is None and is_causal and query.shape[-2] != key.shape[-2]:
             # PyTorch's implementations align such masks to different corners.
             reason = Reason("is_causal", "with lengths of query and key that differ")
@@ -271,7 +289,7 @@ class _Activated:
     def _gradients(self, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Any:
         with torch.no_grad():
             gradients = flashsmith.backward(
-                do, q, k, v, o, lse, emulate=q.device.type == "cpu", **keywords
+                do, q, k, v, o, lse.contiguous(), emulate=q.device.type == "cpu", **keywords
             )
         return gradients.dq, gradients.dk, gradients.dv
 
@@ -298,6 +316,15 @@ def _with_fallback(operator: str, device: str, ours: Callable[..., Any]) -> Call
 
 def _swapped(*tensors: Any) -> tuple[Any, ...]:
     return tuple(tensor.transpose(1, 2) for tensor in tensors)
+
+
+def _laid_out_like(tensors: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Ours, with the strides of what torch.empty_like makes of the tensors."""
+    found = []
+    for tensor, one in zip(tensors, ours, strict=True):
+        strides = torch.empty_like(tensor, device="meta").stride()
+        found.append(one if one.stride() == strides else torch.empty_like(tensor).copy_(one))
+    return tuple(found)
 
 
 def _packing(starts_q: Any, starts_k: Any, longest_q: int, longest_k: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 # Warned of while tracing, not when the traced code runs.
 _note_fallback_when_traced = torch.compiler.assume_constant_result(note_fallback)
 # A model has few distinct problems. Not used while tracing: tracers reject lru_cache.
-_known_why_not = lru_cache(maxsize=1024)(why_not)
+known_why_not = lru_cache(maxsize=1024)(why_not)
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -83,7 +83,7 @@ def sdpa(
             scale,
             enable_gqa,
         )
-        reason = (why_not if tracing else _known_why_not)(problem)
+        reason = (why_not if tracing else known_why_not)(problem)
     if reason is None:
         reason = why_not_on(query.device, emulate)
     if reason is None:

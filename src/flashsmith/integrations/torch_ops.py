@@ -33,6 +33,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.runtime import run_backward, run_call
 from flashsmith.runtime.forward_options import NO_WINDOW, check_flag, check_pair
+from flashsmith.runtime.frameworks import framework_of
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
 # PyTorch's autograd takes no tensors by name, so they come first.
@@ -53,7 +54,8 @@ _SCHEMAS = {
     ),
     "attention_backward": (
         f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse=None, "
-        f"{_PACKING}, *, {_SHARED}, bool deterministic=False, bool[4] needs) "
+        f"{_PACKING}, *, {_SHARED}, bool deterministic=False, bool[4] needs, "
+        "bool fp32_gradients=False) "
         "-> (Tensor, Tensor, Tensor, Tensor)"
     ),
 }
@@ -142,11 +144,12 @@ def _backward_directly(
     cu_k: Any,
     asked: Asked,
     needs: tuple[bool, bool, bool, bool],
+    fp32_gradients: bool = False,
 ) -> tuple[Any, Any, Any, Any]:
     causal, window, softcap, scale, max_q, max_k, _, _, config, repeatable, emulate = asked
     options = (
         causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, dlse, repeatable, needs,
-        None,
+        "float32" if fp32_gradients else None,
     )  # fmt: skip
     chosen = config or CHOOSERS[repeatable]
     return run_backward(chosen, (do, q, k, v, o, lse), options, emulate)
@@ -259,8 +262,11 @@ class FlashsmithGradients(torch.autograd.Function):
         cu_k: Any,
         asked: Asked,
         needs: tuple[bool, bool, bool, bool],
+        fp32_gradients: bool = False,
     ) -> tuple[Any, Any, Any, Any]:
-        return _gradients(do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needs)
+        return _gradients(
+            do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needs, fp32_gradients
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -268,24 +274,27 @@ class FlashsmithGradients(torch.autograd.Function):
 
 
 def _gradients(
-    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, sinks: Any, *rest: Any
-) -> tuple[Any, Any, Any, Any]:
+    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, sinks: Any, cu_q: Any, cu_k: Any,
+    asked: Asked, needs: tuple[bool, bool, bool, bool], fp32_gradients: bool = False,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """dq, dk, dv and dsinks, None where not needed."""
     if _is_plain(do, q, k, v):
         try:
-            return _backward_directly(do, q, k, v, o, lse, dlse, sinks, *rest)
+            return _backward_directly(
+                do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needs, fp32_gradients
+            )
         except RuntimeError:
             # torch.autograd.grad(is_grads_batched=True) has a vmap of its own.
             if is_legacy_batchedtensor(do):
                 _no_vmap()
             raise
-    cu_q, cu_k, asked, needs = rest
     with torch._C._AutoDispatchBelowAutograd():
         found = torch.ops.flashsmith.attention_backward.default(
             *(do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k),
             **asked.of_op(asked.backward_config),
             deterministic=asked.deterministic,
             needs=needs,
+            fp32_gradients=fp32_gradients,
         )
     dq, dk, dv, dsinks = (it if need else None for it, need in zip(found, needs, strict=True))
     return dq, dk, dv, dsinks
@@ -350,15 +359,17 @@ def _run_backward(
     cu_k: Any = None,
     *,
     needs: Any,
+    fp32_gradients: bool = False,
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
     asked = _asked(backward_config=config, **keywords)
     needed = tuple(needs)
-    arguments = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needed
+    arguments = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needed, fp32_gradients
     dq, dk, dv, dsinks = _backward_directly(*arguments)
+    dtype = torch.float32 if fp32_gradients else q.dtype
     return (
-        *(_nothing(q, q.dtype) if it is None else it for it in (dq, dk, dv)),
+        *(_nothing(q, dtype) if it is None else it for it in (dq, dk, dv)),
         _nothing(q) if dsinks is None else dsinks,
     )
 
@@ -379,10 +390,11 @@ def _fake_with_statistics(
 
 def _fake_backward(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any = None, sinks: Any = None,
-    *_: Any, needs: Any, **__: Any,
+    *_: Any, needs: Any, fp32_gradients: bool = False, **__: Any,
 ) -> Any:  # fmt: skip
+    dtype = torch.float32 if fp32_gradients else q.dtype
     made = [
-        tensor.new_empty(tensor.shape if need else (0,))
+        tensor.new_empty(tensor.shape if need else (0,), dtype=dtype)
         for tensor, need in zip((q, k, v), needs, strict=False)
     ]
     has_sinks = needs[3] and sinks is not None
@@ -432,12 +444,15 @@ def _autograd_backward(*tensors: Any, **keywords: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.flashsmith.attention_backward.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (10 - len(tensors)))
-    needs = tuple(keywords.pop("needs"))
+    needs, fp32_gradients = tuple(keywords.pop("needs")), keywords.pop("fp32_gradients", False)
     asked = _asked(backward_config=keywords.pop("config", None), **keywords)
-    *found, dsinks = _apply_by_dispatcher(FlashsmithGradients, *padded, asked, needs)
+    *found, dsinks = _apply_by_dispatcher(
+        FlashsmithGradients, *padded, asked, needs, fp32_gradients
+    )
     q = tensors[1]
+    dtype = torch.float32 if fp32_gradients else q.dtype
     return (
-        *(_nothing(q, q.dtype) if it is None else it for it in found),
+        *(_nothing(q, dtype) if it is None else it for it in found),
         _nothing(q) if dsinks is None else dsinks,
     )
 
@@ -537,13 +552,18 @@ def differentiable_attention(
     if config is not None or backward_config is not None:
         check_attention_config(config)
         check_backward_config("backward_config", backward_config)
-    asked = _new_tuple(
-        Asked,
-        (
-            *(causal, window, softcap, scale, max_seqlen_q, max_seqlen_k, return_row_max),
-            *(config, backward_config, resolve_deterministic(deterministic, q), emulate),
-        ),
-    )
+    if cu_seqlens_q is not None and (max_seqlen_q is None or max_seqlen_k is None):
+        max_seqlen_q, max_seqlen_k = _longest(
+            (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+        )
+    if deterministic is None:
+        repeatable = torch.are_deterministic_algorithms_enabled()
+    else:
+        repeatable = resolve_deterministic(deterministic, q)
+    asked = _new_tuple(Asked, (
+        causal, window, softcap, scale, max_seqlen_q, max_seqlen_k, return_row_max,
+        config, backward_config, repeatable, emulate,
+    ))  # fmt: skip
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
     if torch._C._are_functorch_transforms_active():
         o, lse, row_max = FlashsmithAttention.apply(*tensors, asked)
@@ -553,6 +573,23 @@ def differentiable_attention(
     if check_flag("return_lse", return_lse):
         return (o, lse, row_max) if return_row_max else (o, lse)
     return (o, row_max) if return_row_max else o
+
+
+def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
+    """The limits, those that are missing read from a GPU: once for both directions, since it is
+    waited for. As they are where the checks have something to say, or nothing needs to wait."""
+    framework = framework_of(torch.Tensor)
+    assert framework is not None
+    for offset in offsets:
+        is_vector = type(offset) is torch.Tensor and offset.dtype is torch.int32
+        if not is_vector or offset.dim() != 1 or not _is_plain(offset):
+            return limits
+    device = framework.view("cu_seqlens_q", offsets[0]).device
+    if device.kind == "cpu" or framework.is_capturing(device.ordinal):
+        return limits
+    missing = [it for it, limit in zip(offsets, limits, strict=True) if limit is None]
+    found = iter(framework.longest_steps(missing))
+    return tuple(next(found) if limit is None else limit for limit in limits)
 
 
 _apply = super(torch.autograd.Function, FlashsmithAttention).apply

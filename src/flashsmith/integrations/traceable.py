@@ -1,5 +1,8 @@
-"""The public attention(): eager calls go straight to the kernels, traced calls become a custom op
-of PyTorch that a compiler can put into a graph, and calls with gradients an autograd function."""
+"""The public attention() and backward().
+
+Eager calls go straight to the kernels, traced calls become custom ops of PyTorch that a compiler
+can put into a graph, and attention() with gradients an autograd function.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,19 @@ def _find_torch() -> Any:
     return _torch
 
 
+# Imported by the first call with gradients. An import statement in every call would cost as much as
+# a tensor's allocation.
+_with_gradients: Any = None
+
+
+def _find_with_gradients() -> Any:
+    global _with_gradients
+    from flashsmith.integrations.torch_ops import differentiable_attention
+
+    _with_gradients = differentiable_attention
+    return _with_gradients
+
+
 @functools.wraps(chooser.attention)
 def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     if is_tracing():
@@ -45,14 +61,21 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
             or torch.autograd.forward_ad._current_level >= 0
             or (torch.is_grad_enabled() and _requires_grad(q, k, v, keywords.get("sinks")))
         ):
-            from flashsmith.integrations.torch_ops import differentiable_attention
-
-            return differentiable_attention(q, k, v, **keywords)
+            return (_with_gradients or _find_with_gradients())(q, k, v, **keywords)
         if torch._C._len_torch_dispatch_stack():
             from flashsmith.integrations.traced_attention import attention_by_op
 
             return attention_by_op(q, k, v, **keywords)
+    elif "jax" in sys.modules and _is_traced_by_jax(q, k, v, keywords.get("sinks")):
+        from flashsmith.integrations import jax_gradients
+
+        return jax_gradients.differentiable_attention(q, k, v, **keywords)
     return chooser.attention(q, k, v, **keywords)
+
+
+def _is_traced_by_jax(*tensors: Any) -> bool:
+    tracer = sys.modules["jax"].core.Tracer
+    return any(isinstance(tensor, tracer) for tensor in tensors)
 
 
 def _requires_grad(q: Any, k: Any, v: Any, sinks: Any) -> bool:
@@ -65,3 +88,24 @@ def _requires_grad(q: Any, k: Any, v: Any, sinks: Any) -> bool:
         )
     except AttributeError:
         return False  # no tensor where one should be: the checks raise the error
+
+
+@functools.wraps(chooser.backward)
+def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Any:
+    if is_tracing() or _is_looked_at(q):
+        from flashsmith.integrations.traced_attention import backward_by_op
+
+        return backward_by_op(do, q, k, v, o, lse, **keywords)
+    return chooser.backward(do, q, k, v, o, lse, **keywords)
+
+
+def _is_looked_at(q: Any) -> bool:
+    """Whether a dispatch mode or a transform of torch.func looks at operations on the tensor."""
+    torch = _torch
+    return (
+        torch is not None
+        and isinstance(q, torch.Tensor)
+        and bool(
+            torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()
+        )
+    )

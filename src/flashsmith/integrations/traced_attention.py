@@ -1,4 +1,4 @@
-"""attention() in terms of its ops, for tracers and dispatch modes.
+"""attention() and backward() in terms of their ops, for tracers and dispatch modes.
 
 A module of its own, since its decorator imports the whole of PyTorch's compiler.
 """
@@ -12,6 +12,9 @@ import torch
 from flashsmith.families import KernelConfig, family_named
 from flashsmith.integrations.pytorch_state import under_autocast
 from flashsmith.integrations.torch_ops import no_out
+from flashsmith.operations.backward import check_grad_dtype
+from flashsmith.runtime import Gradients
+from flashsmith.runtime.backward_pass import check_needs
 from flashsmith.runtime.forward_options import check_pair
 
 
@@ -80,3 +83,45 @@ def attention_by_op(
     if return_lse:
         return (output, lse, row_max) if return_row_max else (output, lse)
     return (output, row_max) if return_row_max else output
+
+
+def backward_by_op(
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    *,
+    dlse: Any = None,
+    window: tuple[int | None, int | None] = (None, None),
+    sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    deterministic: bool | None = None,
+    needs: Any = (True,) * 4,
+    grad_dtype: str | None = None,
+    config: KernelConfig | None = None,
+    **keywords: Any,
+) -> Gradients:
+    """backward() in terms of its op, which it takes and returns as itself.
+
+    Raises ArgumentError while tracing for what an op cannot hold: a window that is no pair, needs
+    that are not four, another grad_dtype; other arguments are judged when the op runs.
+    """
+    left, right = check_pair(window)
+    needed = check_needs(needs)
+    found = torch.ops.flashsmith.attention_backward(
+        *(do, q, k, v, o, lse, dlse, sinks, cu_seqlens_q, cu_seqlens_k),
+        window_left=left,
+        window_right=right,
+        deterministic=(
+            torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
+        ),
+        needs=needed,
+        fp32_gradients=check_grad_dtype(grad_dtype) is not None,
+        config=_text(config),
+        **keywords,
+    )
+    wanted = (*needed[:3], needed[3] and sinks is not None)
+    return Gradients(*(it if want else None for it, want in zip(found, wanted, strict=True)))

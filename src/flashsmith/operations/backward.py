@@ -46,11 +46,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     Raises ArgumentError for an unknown grad_dtype, and as forward's for a window.
     """
     p, strides, options = call.problem, call.strides, call.options
-    if options["grad_dtype"] not in (None, "float32"):
-        raise ArgumentError(
-            f"grad_dtype={quoted(options['grad_dtype'])}: give 'float32', or None for the dtype of "
-            "the inputs"
-        )
+    grad_dtype = check_grad_dtype(options["grad_dtype"])
     return (
         *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
         *(call.sizes.get(name, 0) for name in ("total_q", "total_k")),
@@ -58,7 +54,18 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         *(step for name in _STATISTICS for step in _batch_head(strides.get(name, _ABSENT))),
         *(p.d**-0.5 if options["scale"] is None else options["scale"], options["softcap"]),
         *mask_limits(p, options["left"], options["right"]),
-        int(options["grad_dtype"] == "float32"),
+        int(grad_dtype is not None),
+    )
+
+
+def check_grad_dtype(grad_dtype: object) -> str | None:
+    """Raises ArgumentError unless it is 'float32', or None for the dtype of the inputs."""
+    if grad_dtype is None:
+        return None
+    if isinstance(grad_dtype, str) and grad_dtype == "float32":
+        return grad_dtype
+    raise ArgumentError(
+        f"grad_dtype={quoted(grad_dtype)}: give 'float32', or None for the dtype of the inputs"
     )
 
 

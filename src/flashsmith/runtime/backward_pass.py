@@ -101,6 +101,8 @@ class BackwardAhead(NamedTuple):
 
         Raises what choosing, finding and building it raises.
         """
+        if request.q.device.kind == "cpu":
+            device = _limits(self.config, request.q, emulate=False)
         problem = _backward(request.problem)
         wish = BackwardRequest(problem, request.q, request.k, request.suits_tma, self.deterministic)
         cfg, _ = _config_for(self.config, wish, device)
@@ -219,8 +221,7 @@ def _run_and_remember(
     deterministic = check_flag("deterministic", asked.deterministic)
     forward = ForwardOptions(*asked[:_OF_FORWARD])
     request = check_request((*tensors[1:4], None), forward)
-    arch = config.OLDEST_ARCH if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH
-    device = limits_of(request.q, check_flag("emulate", emulate), arch)
+    device = _limits(config, request.q, check_flag("emulate", emulate))
 
     problem, o = _backward(request.problem), view_tensor("o", tensors[4])
     suits_tma = request.suits_tma and suit_tma([o])
@@ -283,6 +284,12 @@ def check_deterministic(cfg: KernelConfig, deterministic: bool) -> None:
             f"deterministic=True: {cfg} adds up in an order that timing decides; choose another "
             "config, or give none"
         )
+
+
+def _limits(config: KernelConfig | Chooser, q: TensorView, emulate: bool) -> DeviceSpec:
+    """Those of the tensors' GPU, or of the emulated one that ``config`` runs on."""
+    arch = config.OLDEST_ARCH if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH
+    return limits_of(q, emulate, arch)
 
 
 def _backward(problem: Problem) -> Problem:

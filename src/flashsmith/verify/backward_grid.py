@@ -10,7 +10,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations, product
 from typing import Any
 
@@ -145,10 +145,7 @@ class BackwardCase:
 
         Raises ArgumentError where the family has none.
         """
-        family = family_named(self.family)
-        found = family.proof_configs(self.dtype, self.d)
-        if self.deterministic:
-            found = [cfg for cfg in found if family.is_deterministic(cfg)]
+        found = _proof_configs(self.family, self.dtype, self.d, self.deterministic)
         if not found:
             words = "deterministic " * self.deterministic
             raise ArgumentError(
@@ -171,6 +168,24 @@ class BackwardCase:
         }  # fmt: skip
 
 
+def _proof_configs(family: str, dtype: DType, d: int, deterministic: bool) -> list[KernelConfig]:
+    its = family_named(family)
+    found = its.proof_configs(dtype, d)
+    return [cfg for cfg in found if its.is_deterministic(cfg) or not deterministic]
+
+
+@cache
+def _has_deterministic(family: str, dtype: DType, d: int) -> bool:
+    return not family or bool(_proof_configs(family, dtype, d, True))
+
+
+@cache
+def _served_d(family: str) -> tuple[int, ...]:
+    """The head dimensions that a family's kernels are proven for; all for no family."""
+    served = [d for d in D if not family or _proof_configs(family, DType.FP16, d, False)]
+    return tuple(served)
+
+
 def _window(mask: str, seq_k: int, draw: random.Random) -> Window | None:
     left, right = draw.randrange(seq_k + 1), draw.randrange(seq_k + 1)
     windows = {
@@ -181,13 +196,15 @@ def _window(mask: str, seq_k: int, draw: random.Random) -> Window | None:
 
 
 def backward_grid(family: str = "") -> Iterator[BackwardCase]:
-    """Every problem of the grid, 6,264, for the kernels of a family; each family has its own."""
-    for dtype, d, batch in product(DType, D, BATCHES):
+    """Every problem of the grid, 6,264 of all D, for the kernels of a family; each has its own, of
+    the d that it serves, deterministic ones where some of its kernels are."""
+    served = _served_d(family)
+    for dtype, d, batch in product(DType, served, BATCHES):
         for lengths in LENGTHS if batch == "dense" else PACKED_LENGTHS:
             for mask, softcap in product(MASKS, SOFTCAPS):
                 yield _filled(BackwardCase(dtype, d, lengths, mask, softcap, batch, family=family))
     for dtype, d, batch, kind in product(
-        DType, D, ("dense", "random lengths", "zero lengths"), BackwardReference.kinds[1:]
+        DType, served, ("dense", "random lengths", "zero lengths"), BackwardReference.kinds[1:]
     ):
         draw = random.Random(f"{dtype.name} {d} {batch} {kind}")
         lengths = draw.choice(QUICK_LENGTHS if batch == "dense" else PACKED_LENGTHS)
@@ -207,6 +224,8 @@ def _possible(case: BackwardCase, draw: random.Random) -> BackwardCase:
         drawn["spare"] = drawn["cut"] = 0
     if not drawn["sinks"] and drawn["unneeded"] == ("dsinks",):
         drawn["unneeded"] = ()
+    if not _has_deterministic(case.family, case.dtype, case.d):
+        drawn["deterministic"] = False
     return replace(case, **drawn)
 
 
@@ -242,8 +261,9 @@ def covering_backward_cases(family: str = "") -> list[BackwardCase]:
 
 def random_case(draw: random.Random, family: str = "") -> BackwardCase:
     """A case of the emulator's part: one of the largest, packed or of a large d, takes it long."""
-    values = {name: draw.choice(choices) for name, choices in _FACTORS.items()}
+    served = _served_d(family)
+    values = {name: draw.choice(choices) for name, choices in (_FACTORS | {"d": served}).items()}
     if values["batch"] != "dense":
         values["lengths"] = draw.choice(_QUICK_PACKED_LENGTHS)
-        values["d"] = draw.choice(D[:5])
+        values["d"] = draw.choice(served[:5])
     return _possible(BackwardCase(**values, few_heads=True, family=family), draw)

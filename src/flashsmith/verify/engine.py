@@ -21,6 +21,8 @@ SCORE_BYTES = 64 << 20
 SCORE_BYTES_ON_GPU = 256 << 20
 # Below this number of scores NumPy takes less time than the import of PyTorch.
 SCORES_WORTH_A_GPU = 1 << 24
+# Of a float64: all but the 29 digits that fp32 lacks.
+_BITS_OF_FP32 = -1 << 29
 # PyTorch's current GPU.
 GPU = "cuda"
 
@@ -56,6 +58,11 @@ class NumpyEngine:
     def cast(self, array: np.ndarray, dtype: Any) -> np.ndarray:
         """The array in ``dtype``: its name, or another array's dtype."""
         return np.ascontiguousarray(array, dtype)
+
+    def truncate(self, array: np.ndarray) -> None:
+        """Rounds float64 numbers towards zero to the digits of fp32, in place."""
+        bits = array.view(np.int64)
+        bits &= _BITS_OF_FP32
 
     def full_like(self, array: np.ndarray, value: float) -> np.ndarray:
         """An array of the same shape and dtype that holds ``value`` throughout."""
@@ -95,6 +102,9 @@ class TorchEngine:
 
     def cast(self, array: Any, dtype: Any) -> Any:
         return array.to(getattr(self.xp, dtype) if isinstance(dtype, str) else dtype)
+
+    def truncate(self, array: Any) -> None:
+        array.view(self.xp.int64).bitwise_and_(_BITS_OF_FP32)
 
     def full_like(self, array: Any, value: float) -> Any:
         return self.xp.full_like(array, value)

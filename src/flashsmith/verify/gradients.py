@@ -17,6 +17,8 @@ from flashsmith.verify.gradient_tolerance import ExpectedGradients
 # another.
 NEARLY_TOO_LARGE = 0.99
 LOG2_E = math.log2(math.e)
+# Products that a tensor core adds to a sum at once: 8 on sm_80, 16 on sm_90.
+TENSOR_CORE_PRODUCTS = 8
 # Arrays of a block's scores that live at the same time.
 _ARRAYS_OF_SCORES = 8
 
@@ -61,6 +63,8 @@ def compute_gradients(
     The exact ones are float64, of ``exact_o`` and ``exact_lse``, which may be of more keys than k
     holds. The rounded ones are of the o and lse among the inputs, which a kernel reads: P and dS
     rounded to the dtype, sums and D in fp32, the result rounded once, or not where ``unrounded``.
+    Scores and dP are summed as tensor cores do, which cut off what fp32 cannot hold of each sum of
+    8 products; scores are brought to base 2 by constants rounded to fp32.
 
     A row that sees no key, or whose lse is -inf, contributes nothing to dq, dk and dv, whatever do
     and q hold there. Where o is 0, do does not count in D. An lse of -inf reads as +inf.
@@ -214,15 +218,12 @@ class _Sequence:
         q, do = (xp.where(alive, x[:, :, rows], 0.0) for x in (self.q, self.do))
         k, v = self.k[:, :, keys], self.v[:, :, keys]
 
-        # In base 2, as kernels compute it: rounding a large score or LSE once more matters in fp32.
-        scores, capped = q @ xp.swapaxes(k, -1, -2), None
+        scores, capped = self._product(q, k), None
         if cap:
-            capped = xp.tanh(scores * (scale / cap))
-            scores = capped * (cap * LOG2_E)
-        else:
-            scores = scores * (scale * LOG2_E)
-        weights = xp.where(seen, xp.exp2(scores - self.lse[:, :, rows] * LOG2_E), 0.0)
-        d_scores = weights * (do @ xp.swapaxes(v, -1, -2) - self._row_sums(rows, do))
+            scores = capped = xp.tanh(scores * (scale / cap))
+        exponents = self._exponents(scores, cap or scale, self.lse[:, :, rows])
+        weights = xp.where(seen, xp.exp2(exponents), 0.0)
+        d_scores = weights * (self._product(do, v) - self._row_sums(rows, do))
         if capped is not None:
             d_scores = d_scores * (1.0 - capped * capped)
         d_scores = xp.where(seen, d_scores, 0.0)
@@ -253,6 +254,32 @@ class _Sequence:
         self.dq[:, :, rows] = dq
         self.dk[:, keys] += dk
         self.dv[:, keys] += dv
+
+    def _product(self, a: Any, b: Any) -> Any:
+        """a b^T; in fp32 as tensor cores sum it. Where dP and D cancel, as for a row that sees one
+        key, their errors are all that is left."""
+        xp, cast = self.engine.xp, self.engine.cast
+        b = xp.swapaxes(b, -1, -2)
+        if self.precision == "float64":
+            return a @ b
+        a, b = cast(a, "float64"), cast(b, "float64")
+        sums = a[..., :TENSOR_CORE_PRODUCTS] @ b[..., :TENSOR_CORE_PRODUCTS, :]
+        self.engine.truncate(sums)
+        for first in range(TENSOR_CORE_PRODUCTS, a.shape[-1], TENSOR_CORE_PRODUCTS):
+            some = slice(first, first + TENSOR_CORE_PRODUCTS)
+            sums += a[..., some] @ b[..., some, :]
+            self.engine.truncate(sums)
+        return cast(sums, self.precision)
+
+    def _exponents(self, scores: Any, factor: float, lse: Any) -> Any:
+        """Of P in base 2. Kernels multiply a score by factor log2(e) and subtract log2(e) lse, both
+        rounded to fp32, in one fma: for scores of thousands that is most of P's error."""
+        if self.precision == "float64":
+            return (scores * factor - lse) * LOG2_E
+        cast, log2_e = self.engine.cast, np.float32(LOG2_E)
+        lse_log2 = cast(lse * float(log2_e), "float64")
+        exponents = cast(scores, "float64") * float(np.float32(factor) * log2_e) - lse_log2
+        return cast(exponents, self.precision)
 
     def _row_sums(self, rows: slice, do: Any) -> Any:
         """D: rowsum(do o) - dlse, where o is not 0."""

@@ -24,7 +24,8 @@ SMALLEST_STEP = {DType.FP16: 2.0**-24, DType.BF16: 2.0**-133}
 # The norm of an all but zero reference is taken as if its elements were this large.
 L2_FLOOR = 1e-6
 # Training computes P as exp(score - LSE): an error of the LSE is a relative one of a row of P. This
-# is a quarter of fp16's unit roundoff; the polynomial for exp2 is off by up to 1.02e-4.
+# is a quarter of fp16's unit roundoff; the polynomial for exp2 is off by up to 1.02e-4. The
+# relative part is what sums of tensor cores cost, up to 8.7e-4 at scores of 990 and d 256.
 LSE_ABSOLUTE = 2.0**-13
 LSE_RELATIVE = 1e-6
 # With fewer outputs than this the maximum error is mostly chance.

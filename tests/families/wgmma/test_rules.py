@@ -28,7 +28,7 @@ TWO, THREE = "regs_24_240", "regs_32_160"
 
 # Each line: a config, and all the rules it breaks on an H200.
 BROKEN = [
-    (f"(FP16, 32, 128, 128, 2wg): tma+{TWO}", {"d_head_supported"}),
+    (f"(FP16, 48, 128, 128, 2wg): tma+{TWO}", {"d_head_supported"}),
     (f"(FP16, 112, 128, 128, 2wg): tma+{TWO}", {"d_head_supported"}),
     ("(FP16, 64, 320, 32, 5wg): tma+regs_24_80", {"n_warpgroups_supported"}),
     (f"(FP16, 128, 192, 128, 2wg): tma+{TWO}", {"B_r_is_warpgroups"}),

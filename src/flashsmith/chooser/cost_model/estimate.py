@@ -10,8 +10,8 @@ from flashsmith.families.tile_work import TileWork
 
 
 class Estimate(NamedTuple):
-    """ms: the expected time; ctas: of the problem; resident: CTAs that an SM holds; waves: ctas
-    over what all SMs hold at a time; rows: of one CTA's tile."""
+    """ms: the expected time of all launches; of the main one, ctas: of the problem; resident: CTAs
+    that an SM holds; waves: ctas over what all SMs hold at a time; rows: of one CTA's tile."""
 
     ms: float
     ctas: int
@@ -38,8 +38,13 @@ def estimate(
         ArgumentError: no model of the config's family.
     """
     work: TileWork = cfg.family.tile_work(cfg, device, registers, spill_bytes)
-    if work.resident == 0:
+    further = cfg.family.further_work(cfg, device)
+    if not all(one.resident for one in (work, *further)):
         return Estimate(float("inf"), 0, 0, float("inf"), work.rows)
     whole = schedule(work, problem, device.sm_count)
     ms = whole.cycles / work.clock / 1e6
+    for one in further:
+        ms += schedule(one, problem, device.sm_count).cycles / one.clock / 1e6
+    if ms:
+        ms += cfg.family.helpers_ms(cfg, problem, device)
     return Estimate(ms, whole.ctas, work.resident, whole.waves, work.rows)

@@ -29,6 +29,8 @@ class Schedule(NamedTuple):
 
 def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
     """The problem's CTAs on ``sm_count`` SMs; no CTA takes no time."""
+    if work.of_keys:
+        return _schedule_of_keys(work, problem, sm_count)
     blocks = -(-problem.seq_q // work.rows)
     ctas = problem.batch * problem.heads_q * blocks
     if ctas == 0:
@@ -44,6 +46,34 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
             longest = min(longest, _steps_of_window(work, problem.window[0]))
         cycles = _even_cycles(work, longest, ctas, sm_count)
     return Schedule(ctas, ctas / (sm_count * work.resident), cycles)
+
+
+def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> Schedule:
+    """The same for CTAs that keep keys, and step over the queries of a group of heads."""
+    blocks = -(-problem.seq_k // work.rows)
+    ctas = problem.batch * problem.heads_k * blocks
+    if ctas == 0 or problem.seq_q == 0:
+        return Schedule(0, 0.0, 0.0)
+    group = problem.heads_q // problem.heads_k
+    longest = -(-problem.seq_q // work.keys)
+    if problem.semantics.mask == "causal":
+        mean = _causal_steps_of_keys(work, problem, blocks, longest) / blocks
+        args = group * mean, group * longest, ctas, blocks
+        cycles = _uneven_cycles(work, *args, sm_count)
+    else:
+        if problem.window is not None:
+            longest = min(longest, _steps_of_window(work, problem.window[0]))
+        cycles = _even_cycles(work, group * longest, ctas, sm_count)
+    return Schedule(ctas, ctas / (sm_count * work.resident), cycles)
+
+
+def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest: int) -> float:
+    """Steps of all blocks of keys of one head. The last is seen by as many queries as it has keys,
+    each before by so many more, until it is all of them; on average they round up half a step."""
+    growing = min(blocks, problem.seq_q // work.rows)
+    seeing = work.rows * growing * (growing + 1) / 2
+    rounded_up = growing * (work.keys - gcd(work.rows, work.keys)) / 2
+    return (seeing + rounded_up) / work.keys + (blocks - growing) * longest
 
 
 def _steps_of_window(work: TileWork, left: int) -> int:

@@ -12,6 +12,7 @@
 #include "wgmma_backward/consumer.cuh"
 #include "wgmma_backward/finish_kernel.cuh"
 #include "wgmma_backward/producer.cuh"
+#include "wgmma_backward/split_consumer.cuh"
 
 namespace flashsmith {
 
@@ -23,6 +24,7 @@ FS_DEVICE void init_backward_barriers(uint32_t smem) {
     PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::CFG.q_stages, kWarps);
     PipelineBarriers{smem + Kernel::do_barriers}.init(Kernel::CFG.do_stages, kWarps);
     dSStages<Kernel>::init(smem);
+    if (Kernel::CFG.split_roles) mbarrier_init(smem + Kernel::P_barrier, kWarpsPerWarpgroup);
     mbarrier_init_fence();
 }
 
@@ -43,7 +45,9 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
         if (thread_index() == 0) BackwardProducer<Kernel>(args, smem).run();
     } else {
         set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
-        BackwardConsumer<Kernel>(args.problem, smem, warpgroup - 1).run();
+        using Consumer = std::conditional_t<Kernel::CFG.split_roles, SplitBackwardConsumer<Kernel>,
+                                            BackwardConsumer<Kernel>>;
+        Consumer(args.problem, smem, warpgroup - 1).run();
     }
 }
 

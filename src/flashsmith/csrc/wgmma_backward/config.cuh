@@ -26,27 +26,31 @@ struct HopperBackwardKernelConfig {
     int d_head;
     int B_r;
     int B_c;
-    int n_warpgroups;  // of consumers, 64 keys each; one more is the producer's
+    int n_warpgroups;  // of consumers, 64 keys each or all the same; one more is the producer's
     int q_stages;
     int do_stages;
     int ds_stages;
     int producer_registers;
     int consumer_registers;
     StepOrder order;
-    bool early_exp;   // no exponential is put off until the product beside it is done
-    bool lagged_dq;   // a step computes dq of the step before: nobody waits for another's dS
-    bool pingpong;    // warpgroups issue their products in turns
-    bool persistent;  // a CTA for each SM takes one block of keys after the other
-    bool whole_dq;    // 64 queries' dQ is one warpgroup's: they take turns, and K is read once
+    bool early_exp;    // no exponential is put off until the product beside it is done
+    bool split_roles;  // two warpgroups have the same keys, one dv and the other dk
+    bool lagged_dq;    // a step computes dq of the step before: nobody waits for another's dS
+    bool pingpong;     // warpgroups issue their products in turns
+    bool persistent;   // a CTA for each SM takes one block of keys after the other
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
 
-    // Bytes of K and V, of the stages of Q, do and dS.
+    // Warpgroups' worth of keys, 64 each.
+    constexpr int key_groups() const { return split_roles ? 1 : n_warpgroups; }
+
+    // Bytes of K and V, of the stages of Q, do and dS, and of P where it passes between warpgroups.
     constexpr int64_t tile_bytes() const {
         const int64_t columns = 2 * int64_t{B_c} + int64_t{q_stages + do_stages} * B_r;
-        return (columns * d_head + int64_t{ds_stages} * B_r * B_c) * kElementBytes;
+        const int64_t scores = (int64_t{ds_stages} + split_roles) * B_r * B_c;
+        return (columns * d_head + scores) * kElementBytes;
     }
     // Dynamic shared memory of one CTA: the tiles, the statistics of the rows in Q's and do's
     // stages, and barriers.
@@ -59,8 +63,7 @@ struct HopperBackwardKernelConfig {
     // neither comes out even, they take turns. A part has 64 rows and so many columns.
     constexpr bool shares_rows() const { return B_r == kWarpgroupRows * n_warpgroups; }
     constexpr bool shares_columns() const {
-        return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (32 * n_warpgroups) == 0 &&
-               !whole_dq;
+        return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (16 * n_warpgroups) == 0;
     }
     constexpr int dq_parts() const { return shares_rows() || shares_columns() ? n_warpgroups : 1; }
     constexpr int dq_columns() const { return shares_columns() ? d_head / n_warpgroups : d_head; }

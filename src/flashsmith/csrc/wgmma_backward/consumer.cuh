@@ -27,7 +27,7 @@ template <class Kernel>
 struct dSStages {
     static constexpr int kStages = Kernel::CFG.ds_stages;
     // Warps that arrive at a full barrier, and at an empty one.
-    static constexpr int kWriters = Kernel::n_warpgroups * kWarpsPerWarpgroup;
+    static constexpr int kWriters = Kernel::key_groups * kWarpsPerWarpgroup;
     static constexpr int kReaders = Kernel::dq_parts * kWarpsPerWarpgroup;
 
     uint32_t smem;
@@ -148,6 +148,9 @@ struct BackwardConsumer {
           stages{smem},
           order{warpgroup} {}
 
+    // This warpgroup's first key, of the CTA's.
+    FS_DEVICE int first_row() const { return CFG.split_roles ? 0 : warpgroup * kWarpgroupRows; }
+
     // ---- the algorithm ----
 
     FS_DEVICE void run() {
@@ -169,17 +172,22 @@ struct BackwardConsumer {
         return __shfl_sync(0xffffffffu, load_shared_16B(smem + Kernel::number_offset).x, 0);
     }
 
-    // dk and dv of a block of keys.
-    FS_DEVICE void compute(uint32_t number) {
+    // Its first step; how many there are.
+    FS_DEVICE int begin(uint32_t number) {
         const Keys keys(args, number);
-        const int n_steps = keys.n_steps();
-        first_key = keys.first_key + warpgroup * kWarpgroupRows;
+        first_key = keys.first_key + first_row();
         blocks = keys.blocks;
         visibility = Visibility<SEMANTICS>(args, keys.q.count, keys.k.count);
         block = blocks.begin;
         dq_block = blocks.begin - 1;
         turn = warpgroup;
         dq_sums = first_dq_sums(keys);
+        return keys.n_steps();
+    }
+
+    // dk and dv of a block of keys.
+    FS_DEVICE void compute(uint32_t number) {
+        const int n_steps = begin(number);
         zero(dk);
         zero(dv);
         zero(dq);
@@ -217,7 +225,7 @@ struct BackwardConsumer {
         }
 #pragma unroll 1
         while (--n_steps > 0) step_with_dv_first<true>();
-        V.consumer_release(warp, lane);
+        if constexpr (CFG.persistent) V.consumer_release(warp, lane);
         compute_dS();
         order.wait();
         start_gradient(dk, dS, Q.tile());
@@ -235,7 +243,7 @@ struct BackwardConsumer {
         finish_dq();
         add_dq();
         wgmma_wait<0>(dk, dS);
-        Q.consumer_release(warp, lane);
+        if constexpr (CFG.persistent) Q.consumer_release(warp, lane);
     }
 
     // From dP to the next step's dP.
@@ -298,7 +306,7 @@ struct BackwardConsumer {
         }
 #pragma unroll 1
         for (; n_steps > 0; --n_steps) step_with_scores_together<true>();
-        V.consumer_release(warp, lane);
+        if constexpr (CFG.persistent) V.consumer_release(warp, lane);
         if constexpr (!Kernel::takes_turns) add_dq();
         if constexpr (CFG.lagged_dq) {
             if constexpr (Kernel::takes_turns) {
@@ -396,14 +404,14 @@ struct BackwardConsumer {
 
     // Of this warpgroup's keys, of K or V, with a tile of queries.
     FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t tile) {
-        const uint64_t a =
-            Panel::descriptor(anew(smem) + offset + warpgroup * kWarpgroupRows * Panel::kRowBytes);
+        const uint64_t a = Panel::descriptor(anew(smem) + offset + first_row() * Panel::kRowBytes);
         const uint64_t b = Panel::descriptor(anew(tile));
         wgmma_fence(scores);
 #pragma unroll
         for (int step = 0; step < Kernel::d_steps; ++step)
-            Kernel::ScoresGemm::run(scores, a + Panel::template column_step<Kernel::B_c>(step),
-                                    b + Panel::template column_step<Kernel::B_r>(step), step > 0);
+            Kernel::ScoresGemm::run(
+                scores, a + Panel::template column_step<Kernel::B_c>(Kernel::keys_step(step)),
+                b + Panel::template column_step<Kernel::B_r>(step), step > 0);
         wgmma_commit();
     }
 
@@ -425,18 +433,26 @@ struct BackwardConsumer {
         using KeysPanel = typename Kernel::KeysPanel;
         const uint32_t tile = stages.wait();
         const int row = Kernel::shares_rows ? part * kWarpgroupRows : 0;
-        const int column = Kernel::shares_rows ? 0 : part * Kernel::dq_columns;
         const uint64_t a = KeysPanel::descriptor(anew(tile) + row * KeysPanel::kRowBytes);
-        const uint64_t b = Panel::descriptor(anew(smem) + Kernel::K_offset +
-                                                 column / Panel::kColumns * Kernel::KV_panel_bytes +
-                                                 column % Panel::kColumns * kElementBytes,
-                                             Kernel::KV_panel_bytes);
+        const uint64_t b = dq_columns_of_K(part);
         wgmma_fence(dq);
 #pragma unroll
         for (int step = 0; step < Kernel::key_steps; ++step)
             Kernel::dQGemm::run(dq, a + KeysPanel::template column_step<Kernel::B_r>(step),
                                 b + Panel::row_step(step), step > 0);
         wgmma_commit();
+    }
+    // K's columns of a part.
+    FS_DEVICE uint64_t dq_columns_of_K(int part) const {
+        const uint32_t K = anew(smem) + Kernel::K_offset;
+        constexpr int kPanel = Kernel::KV_panel_bytes;
+        if constexpr (Kernel::halves_a_panel)
+            return Panel::descriptor(K + part * kPanel,
+                                     part == 0 ? 2 * kPanel : kPanel + Panel::kRowBytes / 2);
+        const int column = Kernel::shares_rows ? 0 : part * Kernel::dq_columns;
+        return Panel::descriptor(
+            K + column / Panel::kColumns * kPanel + column % Panel::kColumns * kElementBytes,
+            kPanel);
     }
     FS_DEVICE void finish_dq() {
         wgmma_wait<0>(dq);
@@ -573,7 +589,8 @@ struct BackwardConsumer {
     // its time, and the next products need not wait for it.
     FS_DEVICE void store_dS() {
         using KeysPanel = typename Kernel::KeysPanel;
-        const uint32_t panel = stages.acquire() + warpgroup * Kernel::dS_panel_bytes;
+        const uint32_t panel =
+            stages.acquire() + first_row() / kWarpgroupRows * Kernel::dS_panel_bytes;
         const int query = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
         const uint32_t place = panel + KeysPanel::offset(query, chunk);
 #pragma unroll
@@ -605,7 +622,7 @@ struct BackwardConsumer {
     FS_DEVICE void store(void* gradient, const typename Kernel::Gradient& acc, float scale,
                          int64_t origin, int64_t seq_stride, const Keys& keys) const {
         if (gradient == nullptr) return;
-        const int key = keys.first_key + warpgroup * kWarpgroupRows + warp * kWarpRows;
+        const int key = keys.first_key + first_row() + warp * kWarpRows;
         const int64_t element = origin + (keys.k.first + key) * seq_stride;
         store_gradient<value_t>(static_cast<char*>(gradient) + element * (args.grads_fp32 ? 4 : 2),
                                 seq_stride, keys.k.count - key, args.d, args.grads_fp32, acc,

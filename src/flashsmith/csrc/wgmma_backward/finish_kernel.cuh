@@ -36,7 +36,12 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
     float dq[1][kTiles][4];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-        const uint4 x = load_global_16B(sums + n * kWarpgroupThreads * 4);
+        // The second of two parts begins with its whole panel, which is behind the half one.
+        constexpr int kPanel = Kernel::Panel::kColumns / 8;
+        const int tile = Kernel::halves_a_panel && part == 1
+                             ? (n < kPanel / 2 ? n + kPanel : n - kPanel / 2)
+                             : n;
+        const uint4 x = load_global_16B(sums + tile * kWarpgroupThreads * 4);
         const uint32_t elements[4] = {x.x, x.y, x.z, x.w};
         // 0 times NaN was added to rows that see no key, where some key holds NaN.
 #pragma unroll

@@ -108,11 +108,10 @@ struct BackwardProducer {
     FS_DEVICE void load_keys(Pipeline& pipeline, const TensorMap* map,
                              const KeyBlock<Kernel>& keys) {
         pipeline.producer_acquire();
-        load_panels<Kernel::KV_panel_bytes>(
-            pipeline.tile(), map,
-            box_of_rows<kPacked>(keys.first_key, keys.k.first, keys.k.count, keys.head_k,
-                                 keys.batch),
-            pipeline.full());
+        load_panels<true>(pipeline.tile(), map,
+                          box_of_rows<kPacked>(keys.first_key, keys.k.first, keys.k.count,
+                                               keys.head_k, keys.batch),
+                          pipeline.full());
         pipeline.state.advance();
     }
 
@@ -123,23 +122,24 @@ struct BackwardProducer {
         pipeline.producer_wait();
         const uint32_t full = pipeline.full();
         mbarrier_arrive_expect(full, Kernel::Q_tile_bytes + Kernel::statistics_bytes);
-        load_panels<Kernel::Q_panel_bytes>(
-            pipeline.tile(), map,
-            box_of_rows<kPacked>(step.block * Kernel::B_r, keys.q.first, keys.q.count, step.head,
-                                 keys.batch),
-            full);
+        load_panels<false>(pipeline.tile(), map,
+                           box_of_rows<kPacked>(step.block * Kernel::B_r, keys.q.first,
+                                                keys.q.count, step.head, keys.batch),
+                           full);
         bulk_load(smem + statistics_offset + pipeline.state.stage() * Kernel::statistics_bytes,
                   statistics + keys.statistic(args.problem, step), Kernel::statistics_bytes, full);
         pipeline.state.advance();
     }
 
-    template <int kPanelBytes>
+    template <bool kOfKeys>
     FS_DEVICE void load_panels(uint32_t tile, const TensorMap* map, TmaBox<kPacked> box,
                                uint32_t full) {
 #pragma unroll
         for (int p = 0; p < Kernel::n_panels; ++p) {
             box.column = p * Kernel::Panel::kColumns;
-            tma_load(tile + p * kPanelBytes, map, box, full);
+            tma_load(tile + (kOfKeys ? Kernel::place_of_panel(p) * Kernel::KV_panel_bytes
+                                     : p * Kernel::Q_panel_bytes),
+                     map, box, full);
         }
     }
 };

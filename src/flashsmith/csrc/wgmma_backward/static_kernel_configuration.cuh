@@ -24,6 +24,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
+    static constexpr int key_groups = CFG.key_groups();
     static constexpr int consumer_threads = n_warpgroups * kWarpgroupThreads;
     // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
     static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;
@@ -38,12 +39,25 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int Q_panel_bytes = B_r * Panel::kRowBytes;
     static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // of do too
     static constexpr int dS_panel_bytes = B_r * KeysPanel::kRowBytes;
-    static constexpr int dS_tile_bytes = n_warpgroups * dS_panel_bytes;
+    static constexpr int dS_tile_bytes = key_groups * dS_panel_bytes;
     static constexpr int statistics_bytes = B_r * 4;
     static constexpr bool shares_rows = CFG.shares_rows();
     static constexpr int dq_columns = CFG.dq_columns();
     static constexpr int dq_parts = CFG.dq_parts();
     static constexpr bool takes_turns = dq_parts < n_warpgroups;
+
+    // Where two warpgroups share dQ by columns of three panels, each has a panel and half of the
+    // middle one. A product finds a panel, then half of the next one at a fixed distance: so K's
+    // middle panel lies behind the other two, and V's alike.
+    static constexpr bool halves_a_panel = CFG.shares_columns() && n_panels == 3 && dq_parts == 2;
+    FS_DEVICE static constexpr int place_of_panel(int panel) {
+        return halves_a_panel && panel > 0 ? n_panels - panel : panel;
+    }
+    // The k-th step of 16 columns of K or V, as its panels lie.
+    FS_DEVICE static constexpr int keys_step(int k) {
+        constexpr int kSteps = Panel::kStepsPerPanel;
+        return place_of_panel(k / kSteps) * kSteps + k % kSteps;
+    }
 
     // Products and their registers. Scores are transposed, 64 keys by B_r queries.
     using ScoresGemm = Wgmma<value_t, B_r, false>;
@@ -63,15 +77,19 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int Q_offset = V_offset + KV_tile_bytes;
     static constexpr int do_offset = Q_offset + CFG.q_stages * Q_tile_bytes;
     static constexpr int dS_offset = do_offset + CFG.do_stages * Q_tile_bytes;
-    static constexpr int lse_offset = dS_offset + CFG.ds_stages * dS_tile_bytes;
+    static constexpr int P_offset = dS_offset + CFG.ds_stages * dS_tile_bytes;
+    static constexpr int P_bytes = CFG.split_roles ? B_r * B_c * kElementBytes : 0;
+    static constexpr int lse_offset = P_offset + P_bytes;
     static_assert(lse_offset == CFG.tile_bytes());
     static constexpr int D_offset = lse_offset + CFG.q_stages * statistics_bytes;
     static constexpr int barrier_offset = D_offset + CFG.do_stages * statistics_bytes;
 
-    // Pairs (full, empty) for K, V, and every stage; then the number of the block of keys.
+    // Pairs (full, empty) for K and V, P's barrier, pairs for every stage; then the number of the
+    // block of keys.
     static constexpr int K_barriers = barrier_offset;
     static constexpr int V_barriers = K_barriers + 16;
-    static constexpr int Q_barriers = V_barriers + 16;
+    static constexpr int P_barrier = V_barriers + 16;
+    static constexpr int Q_barriers = P_barrier + 16;
     static constexpr int do_barriers = Q_barriers + 16 * CFG.q_stages;
     static constexpr int dS_barriers = do_barriers + 16 * CFG.do_stages;
     static constexpr int number_offset = dS_barriers + 16 * CFG.ds_stages;
@@ -82,9 +100,14 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
-        static_assert(B_c == kWarpgroupRows * n_warpgroups, "B_c: a warpgroup has 64 keys");
+        static_assert(B_c == kWarpgroupRows * key_groups, "B_c: a warpgroup has 64 keys");
+        static_assert(!CFG.split_roles || (n_warpgroups == 2 && CFG.order == StepOrder::dv_first),
+                      "split_roles: one warpgroup for dv and one for dk, in their own order");
         static_assert(shares_rows || B_r == kWarpgroupRows,
                       "B_r: a part of dQ has 64 rows, for each warpgroup or for all");
+        static_assert(halves_a_panel || dq_columns % Panel::kColumns == 0 ||
+                          Panel::kColumns % dq_columns == 0,
+                      "d_head: a part of dQ's columns is panels, or divides one");
         static_assert(!takes_turns || CFG.order == StepOrder::scores_together,
                       "order: warpgroups that take turns have S and dP together");
         static_assert(kStatisticsRows % B_r == 0, "B_r: statistics are of whole tiles");
@@ -99,7 +122,8 @@ struct StaticHopperBackwardKernelConfig {
                       "early_exp: with dv_first no product runs beside the exponentials");
         static_assert(!CFG.lagged_dq || CFG.ds_stages > 1,
                       "lagged_dq: dS is stored before the last step's is read");
-        static_assert(!CFG.whole_dq || takes_turns, "whole_dq: dQ is not shared by its columns");
+        static_assert(!CFG.split_roles || !(CFG.lagged_dq || CFG.pingpong || CFG.persistent),
+                      "split_roles: its warpgroups have a step of their own");
         static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
         static_assert(CFG.order == StepOrder::dv_first || CFG.order == StepOrder::scores_together ||
                           CFG.q_stages > 1,

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from flashsmith.families.backward_work import helpers_ms
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
 from flashsmith.families.mma_sync_backward import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
+from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.dtype import DType
+from flashsmith.operations.problem import Problem
 
 
 class MmaSyncBackwardFamily(Family):
@@ -70,11 +73,26 @@ class MmaSyncBackwardFamily(Family):
         d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
         return sets.candidates(dtype, min(d_heads), self.roomiest_device)
 
+    has_cost_model = True
+
     def compile_cost(self, cfg: FlashBackwardKernelConfig) -> float:
         return cost.compile_cost(cfg)
 
+    def tile_work(
+        self, cfg: Any, device: DeviceSpec, registers: int | None, spill: int | None
+    ) -> TileWork:
+        return cost.tile_work(cfg, device, registers)
+
+    def further_work(
+        self, cfg: FlashBackwardKernelConfig, device: DeviceSpec
+    ) -> Sequence[TileWork]:
+        return () if cfg.dq == DqMode.ATOMICS else (cost.queries_work(cfg, device),)
+
+    def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
+        return helpers_ms(problem, device, cfg.dq == DqMode.ATOMICS)
+
     def dividing_tiles(self, cfg: FlashBackwardKernelConfig) -> dict[str, int]:
-        return {"B_r": cfg.B_r, "B_c": cfg.B_c}
+        return {"B_r": cfg.B_r, "B_c": cfg.B_c, "16 n_warps": cfg.dq_rows}
 
     def smem_map(self, cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
         return describe.smem_map(cfg)

@@ -1,8 +1,182 @@
-"""What compiling a config of the mma_sync_backward family costs."""
+"""The mma_sync_backward family's cost model: the time of one step of a CTA's loop on an SM, in the
+kernel that keeps keys and in the one that computes dq alone.
+
+As in the mma_sync family's, the busiest part of the SM bounds the throughput of all resident warps,
+and one warp's own chain of products its latency. Sums of dq in memory are one more part.
+
+The constants without a data sheet behind them are fitted to 212 timings of an H200, of d 64 and 128
+at 4096, full and causal (benchmarks/h200/mma-sync-backward.csv). Other head dimensions follow by
+arithmetic only.
+"""
 
 from __future__ import annotations
 
-from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
+from functools import lru_cache
+
+from flashsmith.families.backward_work import joined, reduced_per_clock
+from flashsmith.families.config import RESERVED_SMEM_PER_CTA, THREADS_PER_WARP
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.mma_sync_backward.config import (
+    MMA_ROWS,
+    DqMode,
+    FlashBackwardKernelConfig,
+)
+from flashsmith.families.mma_sync_backward.rules import shares_dq
+from flashsmith.families.tile_work import EXP2, QUARTERS, SMEM_BYTES, Rates, TileWork, rates_of
+
+_WARP = THREADS_PER_WARP
+_MMA_FLOP = 4096  # of one m16n8k16
+_FLOAT_BYTES = 4
+
+# Instructions: per score of a lane, per product with its fragments, per sum of a lane, per step.
+_PER_SCORE, _PER_PRODUCT, _PER_SUM, _PER_STEP = 9.0, 1.6, 25.0, 180.0
+# The share of a warp's own dependency chain that the hardware does not overlap.
+_ALONE = 0.83
+# Barriers, of each exchange between warps too, and copies that were waited for.
+_BARRIER, _LATENCY = 100.0, 620.0
+# Launch, the first copies, the epilogue.
+_CTA_CYCLES = 6000.0
+# Registers of a thread beside its accumulators.
+_BESIDE, _MOST_REGISTERS = 50, 255
+
+
+def tile_work(
+    cfg: FlashBackwardKernelConfig, device: DeviceSpec, registers: int | None
+) -> TileWork:
+    """The work of the kernel that keeps keys; ``registers`` as built, None: estimated."""
+    return _keys_work(cfg, device, registers)
+
+
+@lru_cache(maxsize=4096)
+def _keys_work(
+    cfg: FlashBackwardKernelConfig, device: DeviceSpec, registers: int | None
+) -> TileWork:
+    needed = cfg.accumulators + 2 * cfg.scores + _BESIDE
+    resident = _resident(cfg, device, cfg.keys_smem_bytes(), registers or needed)
+    rates, element = rates_of(device), cfg.dtype.element_size
+    scores, columns = cfg.B_r * cfg.B_c, cfg.column_warps
+    atomics = cfg.dq == DqMode.ATOMICS
+    products = (5 if atomics else 4) * scores * cfg.d_head * 2 / _MMA_FLOP
+    queries = cfg.B_r // columns
+    # A warp's: K, V, Q and do for the scores; do and Q by columns; P and dS where they are shared.
+    read = 2 * (cfg.keys_per_warp + queries) * cfg.d_head
+    read += 2 * cfg.B_r * cfg.d_head // columns
+    if columns > 1:
+        read += 2 * cfg.keys_per_warp * cfg.B_r
+    read *= cfg.n_warps
+    exchanged = (columns > 1) + (columns > 1 or atomics)
+    if atomics:
+        # dS and K, by the way to share dQ that reads least.
+        read += cfg.B_c * min(
+            cfg.B_r * (cfg.n_warps // rows) + cfg.d_head * rows
+            for rows in (1, 2, 4)
+            if shares_dq(cfg, rows)
+        )
+    streamed = 2 * cfg.B_r * cfg.d_head
+    return _work(
+        cfg,
+        device,
+        rows=cfg.B_c,
+        keys=cfg.B_r,
+        resident=resident,
+        of_keys=True,
+        products=products,
+        scores=scores,
+        smem=(read + streamed + exchanged * scores) * element,
+        sums=cfg.B_r * cfg.d_head if atomics else 0,
+        streamed=streamed * element,
+        barriers=1 + exchanged,
+        rates=rates,
+    )
+
+
+@lru_cache(maxsize=4096)
+def queries_work(cfg: FlashBackwardKernelConfig, device: DeviceSpec) -> TileWork:
+    """The work of the kernel that computes dq alone: each warp has 16 queries."""
+    needed = cfg.d_head // 2 + cfg.B_r + _BESIDE
+    resident = _resident(cfg, device, cfg.queries_smem_bytes(), needed)
+    element, scores = cfg.dtype.element_size, cfg.dq_rows * cfg.B_r
+    read = cfg.n_warps * (3 * cfg.B_r + 2 * MMA_ROWS) * cfg.d_head
+    streamed = 2 * cfg.B_r * cfg.d_head
+    return _work(
+        cfg,
+        device,
+        rows=cfg.dq_rows,
+        keys=cfg.B_r,
+        resident=resident,
+        of_keys=False,
+        products=3 * scores * cfg.d_head * 2 / _MMA_FLOP,
+        scores=scores,
+        smem=(read + streamed) * element,
+        sums=0,
+        streamed=streamed * element,
+        barriers=1,
+        rates=rates_of(device),
+    )
+
+
+def _work(
+    cfg: FlashBackwardKernelConfig,
+    device: DeviceSpec,
+    *,
+    rows: int,
+    keys: int,
+    resident: int,
+    of_keys: bool,
+    products: float,
+    scores: int,
+    smem: float,
+    sums: int,
+    streamed: int,
+    barriers: int,
+    rates: Rates,
+) -> TileWork:
+    """A step's work from its counts: mma, scores, bytes of shared memory, fp32 sums, and bytes from
+    L2."""
+    mma, shared = products * _MMA_FLOP / rates.mma, smem / SMEM_BYTES
+    lanes = scores / _WARP
+    exp2 = scores / EXP2
+    issue = (
+        lanes * _PER_SCORE + products * _PER_PRODUCT + sums / _WARP * _PER_SUM
+    ) / QUARTERS + _PER_STEP * cfg.n_warps / QUARTERS
+    bounds = (
+        mma,
+        shared,
+        exp2,
+        issue,
+        sums * _FLOAT_BYTES / reduced_per_clock(device),
+        streamed / rates.l2,
+    )
+    # Of the warps that share a quarter of the SM one is alone with its chain.
+    chain = QUARTERS / cfg.n_warps * (mma + shared + exp2 + issue) * _ALONE
+    waits = barriers * _BARRIER + (_LATENCY if cfg.stages == 1 else 0.0)
+    steps = (joined([*(n * bound for bound in bounds), chain + waits]) for n in range(resident + 1))
+    return TileWork(
+        rows=rows,
+        keys=keys,
+        resident=resident,
+        cta_cycles=_CTA_CYCLES,
+        step_cycles=tuple(steps),
+        clock=rates.clock,
+        of_keys=of_keys,
+    )
+
+
+def _resident(
+    cfg: FlashBackwardKernelConfig, device: DeviceSpec, smem_bytes: int, registers: int
+) -> int:
+    """CTAs that one SM holds of a kernel with so much shared memory; 0: not even one."""
+    limits = cfg.cta_limits(
+        device.max_smem_per_sm,
+        min(registers, _MOST_REGISTERS),
+        max_threads=device.max_threads_per_sm,
+        max_ctas=device.max_ctas_per_sm,
+    )
+    limits["shared memory"] = device.max_smem_per_sm // (smem_bytes + RESERVED_SMEM_PER_CTA)
+    return min(limits.values())
+
+
+# --- compilation ---------------------------------------------------------------------------------
 
 # Everything but the products, of five kernels, in products.
 _FIXED_COST = 600.0

@@ -24,7 +24,7 @@ _supported = partial(
 )
 
 
-def _shares_dq(cfg: FlashBackwardKernelConfig, row_warps: int) -> bool:
+def shares_dq(cfg: FlashBackwardKernelConfig, row_warps: int) -> bool:
     """Whether row_warps warps can share the rows of dQ = dS K and the others its columns."""
     if row_warps > cfg.n_warps or cfg.n_warps % row_warps:
         return False
@@ -77,7 +77,7 @@ RULES: tuple[Rule, ...] = (
         "with dq_atomics, the warps must be able to share dQ, B_r x d_head, 16 rows and 16 columns "
         "at a time",
         lambda cfg, device: (
-            cfg.dq != DqMode.ATOMICS or any(_shares_dq(cfg, rows) for rows in (1, 2, 4))
+            cfg.dq != DqMode.ATOMICS or any(shares_dq(cfg, rows) for rows in (1, 2, 4))
         ),
         ("dq", "B_r", "d_head", "n_warps"),
     ),

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
-from flashsmith.families.legality import compiled_d_head
 from flashsmith.families.tile_work import TileWork
 from flashsmith.families.wgmma import cost, describe, rules, search_space, sets
-from flashsmith.families.wgmma.config import D_HEADS, DEFAULT_SECTION_MIB, HopperForwardKernelConfig
+from flashsmith.families.wgmma.config import DEFAULT_SECTION_MIB, HopperForwardKernelConfig
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.semantics import Semantics
@@ -67,10 +66,6 @@ class WgmmaFamily(Family):
                 f"its instructions are of sm_{rules.HOPPER_ARCH}, and {device.name} is "
                 f"sm_{device.arch}"
             )
-        d_head = compiled_d_head(problem.d)
-        if d_head not in D_HEADS:
-            served = ", ".join(map(str, D_HEADS))
-            return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"
         return None
 
     def shipped(self) -> Sequence[tuple[HopperForwardKernelConfig, Semantics]]:

@@ -46,7 +46,7 @@ class TileOrder(IntEnum):
 
 
 # A wgmma has 64 rows, and its B a multiple of 16 keys.
-D_HEADS = (64, 96, 128, 192, 256)
+D_HEADS = (32, 64, 96, 128, 192, 256)
 MAX_WARPGROUPS = 4
 MAX_KV_STAGES = 8
 B_C_STEP, MIN_B_C, MAX_B_C = 16, 32, 256

@@ -77,7 +77,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     _supported(
         "d_head",
-        "64, 96, 128, 192 or 256: the wgmma family has kernels for these only",
+        "32, 64, 96, 128, 192 or 256: the wgmma family has kernels for these only",
     ),
     _supported(
         "n_warpgroups",

@@ -47,6 +47,18 @@ REGISTERS = {
 # or three CTAs on an SM at short heads. The longest key tiles are limited by registers (three
 # warpgroups) or shared memory (d_head 192, 256, several CTAs).
 SHAPES: dict[int, tuple[Shape, ...]] = {
+    32: (
+        Shape(4, 128),
+        Shape(4, 96),
+        Shape(4, 64, overlap=True),
+        Shape(3, 128),
+        Shape(3, 192),
+        Shape(3, 128, overlap=True),
+        Shape(2, 96, ctas_per_sm=2),
+        Shape(2, 80, overlap=True, ctas_per_sm=2),
+        Shape(1, 192, overlap=True, ctas_per_sm=2),
+        Shape(1, 96, overlap=True, ctas_per_sm=3),
+    ),
     64: (
         Shape(3, 128),
         Shape(3, 128, overlap=True),

@@ -29,6 +29,10 @@ def get_hopper_configs(
         cfg
         for dtype in dtypes
         for cfg in (
+            # Short rows of O leave registers for long key tiles.
+            _four_warpgroups(dtype, 32, 128, by_head),
+            _four_warpgroups(dtype, 32, 128, longest_first),
+            _three_warpgroups(dtype, 32, 192, longest_first, stale_max=True),
             # Up to some thousand keys four warpgroups hide the most of each other's waits; beyond
             # that longer tiles win, with a product under the softmax or without a maximum in it.
             _four_warpgroups(dtype, 64, 96, by_head),
@@ -146,10 +150,19 @@ def _two_warpgroups(
 # --- what the grid of proofs runs ----------------------------------------------------------------
 
 # Kernels that return the row maxima rescale always, with the exact maximum: half of the grid's
-# problems request them. Together they cover 1 to 3 warpgroups, every ping-pong, schedule and tile
+# problems request them. Together they cover 1 to 4 warpgroups, every ping-pong, schedule and tile
 # order, one and two Q buffers, separate_O and direct_O, overlap, 1 to 4 stages, stale maxima, and
 # key tiles from 32 to the longest that fits.
 _PROOF_CONFIGS = {
+    32: (
+        "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+        "+longest_first+rescale_8+stale_max",
+        "128, 96, 2wg): tma+stages_3+q_buffers_1+regs_24_240+overlap+pingpong_exp"
+        "+static_persistent+separate_O",
+        "64, 32, 1wg): tma+stages_1+q_buffers_2+regs_24_240+longest_first+direct_O",
+        "256, 64, 4wg): tma+stages_4+q_buffers_1+regs_32_112+overlap+pingpong_gemm+dynamic"
+        "+rescale_4",
+    ),
     64: (
         "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
         "+longest_first+rescale_8+stale_max",

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from flashsmith.families.backward_work import helpers_ms
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
 from flashsmith.families.legality import compiled_d_head
+from flashsmith.families.tile_work import TileWork
 from flashsmith.families.wgmma_backward import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma_backward.config import D_HEADS, HopperBackwardKernelConfig
 from flashsmith.operations.dtype import DType
@@ -17,15 +19,15 @@ from flashsmith.operations.problem import Problem
 
 
 class WgmmaBackwardFamily(Family):
-    """Kernels of warpgroups that keep 64 keys each, of which one more copies queries by TMA."""
+    """Kernels of warpgroups with 64 keys each, or the same 64; one more copies queries by TMA."""
 
     config_class = HopperBackwardKernelConfig
     title = "wgmma backward"
     operation = "backward"
     rules = rules.RULES
     settled_first = (
-        "dtype", "d_head", "n_warpgroups", "B_r", "B_c", "q_stages", "do_stages", "ds_stages",
-        "order", "consumer_registers", "producer_registers",
+        "dtype", "d_head", "split_roles", "n_warpgroups", "B_r", "B_c", "q_stages", "do_stages",
+        "ds_stages", "order", "consumer_registers", "producer_registers",
     )  # fmt: skip
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         # Of the producer's registers only fewer can help, and fewer than these it cannot do with.
@@ -70,14 +72,14 @@ class WgmmaBackwardFamily(Family):
             )
         d_head = compiled_d_head(problem.d)
         if d_head not in D_HEADS:
-            served = " and ".join(map(str, D_HEADS))
+            served = ", ".join(map(str, D_HEADS))
             return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"
         return None
 
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
     ) -> Sequence[HopperBackwardKernelConfig]:
-        return sets.candidates(dtype, d_head, device)
+        return sets.candidates(dtype, d_head, device, masked)
 
     def search_space(
         self, dtype: DType, d_head: int, masked: bool
@@ -94,8 +96,18 @@ class WgmmaBackwardFamily(Family):
         d_heads = [d_head for d_head in D_HEADS if d <= d_head]
         return sets.candidates(dtype, d_heads[0], self.roomiest_device) if d_heads else ()
 
+    has_cost_model = True
+
     def compile_cost(self, cfg: HopperBackwardKernelConfig) -> float:
         return cost.COMPILE_COST
+
+    def tile_work(
+        self, cfg: Any, device: DeviceSpec, registers: int | None, spill: int | None
+    ) -> TileWork:
+        return cost.tile_work(cfg, device)
+
+    def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
+        return helpers_ms(problem, device, sums_dq=True)
 
     def dividing_tiles(self, cfg: HopperBackwardKernelConfig) -> dict[str, int]:
         return {"B_r": cfg.B_r, "B_c": cfg.B_c}

@@ -29,12 +29,12 @@ WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
 # Bytes of barriers beside the tiles.
 BARRIER_PAGE = 256
-D_HEADS = (64, 128)
+D_HEADS = (64, 96, 128, 192, 256)
 REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
 # Registers of a thread beside its accumulators: addresses, statistics, loop state.
 REGISTERS_BESIDE_TILES = 24
 # dQ is shared by multiples of so many columns.
-DQ_COLUMNS = 32
+DQ_COLUMNS = 16
 _FLOAT_BYTES = 4
 _WARPGROUPS = (1, 2, 3)
 _REGISTERS = range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT)
@@ -93,7 +93,7 @@ class HopperBackwardKernelConfig(KernelConfig):
         where="KeyBlock",
     )
     n_warpgroups: int = knob(
-        "consumer warpgroups, 64 keys each; one more is the producer",
+        "consumer warpgroups, 64 keys each or all the same; one more is the producer",
         values=_WARPGROUPS,
         effect=lambda cfg: (
             f"{cfg.n_warpgroups} consumer warpgroups, 64 keys each; with the producer "
@@ -162,6 +162,13 @@ class HopperBackwardKernelConfig(KernelConfig):
         effect=describe.early,
         where="BackwardConsumer::end_basic_block",
     )
+    split_roles: bool = knob(
+        "two warpgroups have the same 64 keys: one computes P and dv, the other dS and dk",
+        word="split_roles",
+        default=False,
+        effect=describe.roles,
+        where="SplitBackwardConsumer",
+    )
     lagged_dq: bool = knob(
         "a step computes dq of the step before it",
         word="lagged_dq",
@@ -195,17 +202,6 @@ class HopperBackwardKernelConfig(KernelConfig):
         ),
         where="BackwardProducer::run",
     )
-    whole_dq: bool = knob(
-        "one warpgroup after the other computes the whole dQ of a step",
-        word="whole_dq",
-        default=False,
-        effect=lambda cfg: (
-            "the warpgroups take turns to compute a step's dQ"
-            if cfg.takes_turns
-            else f"each warpgroup computes {cfg.dq_columns} columns of 64 rows of a step's dQ"
-        ),
-        where="BackwardConsumer::take_turn",
-    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -215,15 +211,20 @@ class HopperBackwardKernelConfig(KernelConfig):
         return WARPGROUP_THREADS * (self.n_warpgroups + 1)
 
     @property
+    def key_groups(self) -> int:
+        """Groups of 64 keys that a CTA has."""
+        return 1 if self.split_roles else self.n_warpgroups
+
+    @property
     def shares_rows(self) -> bool:
         """Whether the warpgroups share dQ by its rows, not by its columns."""
         return self.B_r == WARPGROUP_ROWS * self.n_warpgroups
 
     @property
     def shares_columns(self) -> bool:
-        """Whether they share it by its columns, 32 at a time; else they take turns."""
+        """Whether they share it by its columns, 16 at a time; else they take turns."""
         whole = self.d_head % (DQ_COLUMNS * self.n_warpgroups) == 0
-        return self.B_r == WARPGROUP_ROWS and self.n_warpgroups > 1 and whole and not self.whole_dq
+        return self.B_r == WARPGROUP_ROWS and self.n_warpgroups > 1 and whole
 
     @property
     def takes_turns(self) -> bool:
@@ -238,16 +239,20 @@ class HopperBackwardKernelConfig(KernelConfig):
     @property
     def accumulators(self) -> int:
         """Registers a thread needs for dk and dv, S and dP, and P and dS where they live beside
-        them."""
+        them; with split roles for one of each kind, or for dQ and the operand before it."""
+        if self.split_roles:
+            beside = self.B_r // 4
+            return self.d_head // 2 + beside + max(self.B_r, self.dq_columns // 2)
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
         if self.order == StepOrder.SCORES_AHEAD and self.early_exp:
             beside = 2
         return self.d_head + self.B_r + beside * self.B_r // 4
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of K and V, of the stages of Q, do and dS."""
+        """Bytes of K and V, of the stages of Q, do and dS, and of P with split roles."""
         rows = 2 * self.B_c + (self.q_stages + self.do_stages) * self.B_r
-        return (rows * self.d_head + self.ds_stages * self.B_r * self.B_c) * elem_size
+        scores = (self.ds_stages + self.split_roles) * self.B_r * self.B_c
+        return (rows * self.d_head + scores) * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of a CTA, bytes: the tiles, row statistics, and barriers."""

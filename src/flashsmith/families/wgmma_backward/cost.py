@@ -1,5 +1,68 @@
-"""What compiling a config of the wgmma_backward family costs."""
+"""The wgmma_backward family's cost model: the time of one step of a CTA's loop on an SM, which
+holds one CTA.
+
+Of the knobs it knows the tile alone: among configs of one tile the preferred one is chosen. A
+step's five products keep the tensor cores busy, their operands shared memory, and the sums of dq
+the way to L2; a warpgroup's own products, exponentials and waits follow one another.
+
+The constants below are fitted to timings of an H200, benchmarks/h200/wgmma-backward.csv.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from flashsmith.families.backward_work import joined, reduced_per_clock
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.legality import is_legal
+from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
+from flashsmith.families.wgmma_backward.config import WARPGROUP_ROWS, HopperBackwardKernelConfig
 
 # Relative compile time of a config: five kernels, in whose loops an instruction is a warpgroup's
 # product.
 COMPILE_COST = 1500.0
+
+_FLOAT_BYTES = 4
+# K, V and the first queries of a CTA, dk and dv at its end.
+_CTA_CYCLES = 4300.0
+# Barriers, and the waits for products that no work of the same warpgroup hides.
+_CHAIN_LATENCY = 920.0
+_OVERHEAD = 1.1
+
+
+@lru_cache(maxsize=4096)
+def tile_work(cfg: HopperBackwardKernelConfig, device: DeviceSpec) -> TileWork:
+    """The kernel's tile on ``device``. The registers are the config's own, and it does not spill:
+    the compiler's figures are not looked at."""
+    rates, resident = rates_of(device), int(is_legal(cfg, device))
+    step = _step_cycles(cfg, rates.wgmma, device) if resident else 0.0
+    return TileWork(
+        rows=cfg.B_c,
+        keys=cfg.B_r,
+        resident=resident,
+        cta_cycles=_CTA_CYCLES,
+        step_cycles=(0.0, step)[: resident + 1],
+        clock=rates.wgmma_clock,
+        of_keys=True,
+    )
+
+
+def _step_cycles(
+    cfg: HopperBackwardKernelConfig, flop_per_cycle: float, device: DeviceSpec
+) -> float:
+    """SM cycles of one step of the loop."""
+    element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
+    products = 10 * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
+    exp2 = cfg.B_r * cfg.B_c / EXP2
+    # A warpgroup reads K, V, and Q and do twice, with split roles half of that; dQ reads dS and K
+    # by 64 rows. Q and do come, and dS, P between the roles and the sums of dQ go, through shared
+    # memory, too.
+    read = 2 * (WARPGROUP_ROWS + cfg.B_r) * cfg.d_head + 2 * cfg.B_r * cfg.d_head
+    read *= cfg.key_groups
+    read += cfg.B_r * cfg.B_c * cfg.d_head // cfg.dq_columns
+    read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.d_head
+    written = 2 * cfg.B_r * cfg.d_head + (1 + 2 * cfg.split_roles) * cfg.B_r * cfg.B_c
+    sums = cfg.B_r * cfg.d_head * _FLOAT_BYTES
+    smem = ((read + written) * element + 2 * sums) / SMEM_BYTES
+    chain = products / warpgroups + exp2 / cfg.key_groups + _CHAIN_LATENCY
+    return _OVERHEAD * joined([products, smem, exp2, sums / reduced_per_clock(device), chain])

@@ -23,7 +23,8 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
         ("Q", cfg.q_stages, cfg.B_r),
         ("do", cfg.do_stages, cfg.B_r),
     ]
-    return smem_regions(cfg, tiles, rest="dS, statistics, barriers")
+    scores = "dS, P" if cfg.split_roles else "dS"
+    return smem_regions(cfg, tiles, rest=f"{scores}, statistics, barriers")
 
 
 def intensity(cfg: Any) -> Intensity:
@@ -31,12 +32,13 @@ def intensity(cfg: Any) -> Intensity:
 
     A step does 10 B_r B_c d FLOP. It reads Q and do from global memory once per CTA; from shared
     memory each warpgroup reads its keys of K and V, Q and do twice, and dS and K for its part of
-    dQ.
+    dQ; with split roles one of K and V, and Q and do once.
     """
     flop = 10 * cfg.B_r * cfg.B_c * cfg.d_head
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
-    scores = 2 * (64 + cfg.B_r) * cfg.d_head
-    gradients = 2 * cfg.B_r * cfg.d_head
+    products = 1 if cfg.split_roles else 2
+    scores = products * (64 + cfg.B_r) * cfg.d_head
+    gradients = products * cfg.B_r * cfg.d_head
     dq = cfg.B_c * (64 + cfg.dq_columns)
     return Intensity(
         shared=flop / (warpgroups * (scores + gradients + dq) * element),
@@ -81,3 +83,9 @@ def early(cfg: Any) -> str:
     if cfg.order.name == "DV_FIRST":
         return "nothing: no product runs beside the exponentials"
     return "the compiler may delay exponentials until the concurrent product has finished"
+
+
+def roles(cfg: Any) -> str:
+    if cfg.split_roles:
+        return "the first warpgroup passes P on in 16 bits to the second, which computes dS from it"
+    return "a warpgroup computes dk and dv of its own keys"

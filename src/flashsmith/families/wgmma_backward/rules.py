@@ -3,7 +3,6 @@ reason."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from flashsmith.families.rule import Rule, supported
@@ -58,9 +57,19 @@ RULES: tuple[Rule, ...] = (
     *map(_supported, ("d_head", "B_r", "n_warpgroups", "q_stages", "do_stages", "ds_stages")),
     Rule(
         "B_c_is_warpgroups",
-        "B_c must be 64 n_warpgroups: a warpgroup has 64 keys",
-        lambda cfg, device: cfg.B_c == WARPGROUP_ROWS * cfg.n_warpgroups,
-        ("B_c", "n_warpgroups"),
+        "B_c must be 64 n_warpgroups, with split_roles 64: a warpgroup has 64 keys",
+        lambda cfg, device: cfg.B_c == WARPGROUP_ROWS * cfg.key_groups,
+        ("B_c", "n_warpgroups", "split_roles"),
+    ),
+    Rule(
+        "roles_are_two",
+        "split_roles needs n_warpgroups 2, order dv_first and ds_stages 1: one warpgroup has dv, "
+        "the other dk, in an order of their own that needs one dS",
+        lambda cfg, device: (
+            not cfg.split_roles
+            or (cfg.n_warpgroups == 2 and cfg.order == StepOrder.DV_FIRST and cfg.ds_stages == 1)
+        ),
+        ("n_warpgroups", "order", "ds_stages", "split_roles"),
     ),
     Rule(
         "dq_has_64_rows",
@@ -72,9 +81,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "turns_need_scores_together",
         "order must be scores_together where warpgroups take turns to compute dQ: B_r 64 and "
-        "d_head no multiple of 32 n_warpgroups",
+        "d_head no multiple of 16 n_warpgroups",
         lambda cfg, device: cfg.order == StepOrder.SCORES_TOGETHER or not cfg.takes_turns,
-        ("order", "B_r", "d_head", "n_warpgroups", "whole_dq"),
+        ("order", "B_r", "d_head", "n_warpgroups"),
     ),
     Rule(
         "early_exp_needs_a_product",
@@ -106,11 +115,13 @@ RULES: tuple[Rule, ...] = (
         ("n_warpgroups", "pingpong"),
     ),
     Rule(
-        "whole_dq_has_64_rows",
-        "whole_dq needs B_r 64 and 2 or 3 consumer warpgroups that could share dQ otherwise: "
-        "d_head a multiple of 32 n_warpgroups",
-        lambda cfg, device: not cfg.whole_dq or replace(cfg, whole_dq=False).shares_columns,
-        ("whole_dq", "B_r", "n_warpgroups", "d_head"),
+        "split_roles_have_their_own_step",
+        "split_roles must come without lagged_dq, pingpong and persistent: its "
+        "warpgroups wait for each other in every step",
+        lambda cfg, device: (
+            not cfg.split_roles or not (cfg.lagged_dq or cfg.pingpong or cfg.persistent)
+        ),
+        ("split_roles", "lagged_dq", "pingpong", "persistent"),
     ),
     _register_count("producer_registers"),
     _register_count("consumer_registers"),
@@ -127,19 +138,21 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "tiles_fit_registers",
         "consumer_registers must hold a thread's share of dk and dv (d_head), of S and dP (B_r), "
-        "of P unless scores_together (B_r / 4), with scores_ahead and early_exp of dS besides, "
+        "of P unless scores_together (B_r / 4), with scores_ahead and early_exp of dS besides "
+        "(split_roles: d_head / 2, B_r / 4, and B_r or, if more, half of its columns of dQ), "
         f"and {REGISTERS_BESIDE_TILES} for everything else",
         lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
-        ("d_head", "B_r", "order", "early_exp", "consumer_registers"),
+        ("d_head", "B_r", "order", "early_exp", "split_roles", "consumer_registers"),
         lambda cfg, device: f"the tiles take {cfg.accumulators}",
     ),
     Rule(
         "smem_within_limit",
-        "the tiles, 2 (d_head (2 B_c + (q_stages + do_stages) B_r) + ds_stages B_r B_c) bytes, 4 "
-        f"(q_stages + do_stages) B_r bytes of statistics and {BARRIER_PAGE} of barriers must fit "
+        "the tiles, 2 (d_head (2 B_c + (q_stages + do_stages) B_r) + ds_stages B_r B_c) bytes, "
+        "2 B_r B_c more with split_roles, 4 (q_stages + do_stages) B_r bytes of statistics and "
+        f"{BARRIER_PAGE} of barriers must fit "
         "in the shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("B_r", "B_c", "d_head", "q_stages", "do_stages", "ds_stages"),
+        ("B_r", "B_c", "d_head", "q_stages", "do_stages", "ds_stages", "split_roles"),
         lambda cfg, device: (
             f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
         ),

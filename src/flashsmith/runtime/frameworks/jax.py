@@ -43,8 +43,8 @@ class JaxArrays(Framework):
             return None
         return (
             f"is a tracer of a JAX transformation ({kind.__qualname__}), which has no values; "
-            "flashsmith's calls cannot be traced: make them outside of jax.jit, jax.grad and "
-            "jax.vmap, on arrays"
+            "flashsmith's calls cannot be traced: make them outside of jax.jit and jax.vmap, on "
+            "arrays; only attention() can be differentiated, once, by jax.grad or jax.vjp"
         )
 
     def view(self, name: str, tensor: Any) -> TensorView:

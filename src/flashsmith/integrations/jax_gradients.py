@@ -1,0 +1,84 @@
+"""attention() under jax.grad and jax.vjp: a custom_vjp whose both directions are our kernels.
+
+Outside of jax.jit, whose tracers have no values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+
+from flashsmith.chooser.attention import check_attention_config
+from flashsmith.chooser.backward import (
+    CHOOSERS,
+    backward_ahead,
+    check_backward_config,
+    resolve_deterministic,
+)
+from flashsmith.chooser.choice import choose_config
+from flashsmith.errors import ArgumentError
+from flashsmith.runtime import run_backward, run_call
+from flashsmith.runtime.forward_options import NO_WINDOW, check_flag
+
+
+def differentiable_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: Any = False,
+    window: Any = NO_WINDOW,
+    softcap: Any = 0.0,
+    scale: Any = None,
+    sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    out: Any = None,
+    return_lse: Any = False,
+    return_row_max: Any = False,
+    config: Any = None,
+    backward_config: Any = None,
+    deterministic: Any = None,
+    emulate: Any = False,
+) -> Any:
+    """attention() of arrays that a transformation of JAX traces; takes and returns what it does."""
+    if out is not None:
+        raise ArgumentError("out: given, and JAX's arrays are immutable; leave it out")
+    check_attention_config(config)
+    check_backward_config("backward_config", backward_config)
+    repeatable = resolve_deterministic(deterministic, q)
+    limits = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+
+    def run(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        options = causal, window, softcap, scale, sinks, *limits, True, return_row_max
+        ahead = backward_ahead(backward_config, repeatable)
+        chosen = config or choose_config
+        return run_call(chosen, (q, k, v, None), options, emulate, "out", ahead)
+
+    def forward(*inputs: Any) -> Any:
+        q, k, v, sinks = (None if it is None else it.value for it in inputs)
+        needs = tuple(it is not None and it.perturbed for it in inputs)
+        results = run(q, k, v, sinks)
+        return results, (q, k, v, sinks, *results[:2], needs)
+
+    def backward(kept: Any, cotangents: Any) -> Any:
+        q, k, v, sinks, o, lse, needs = kept
+        do, dlse = (None if isinstance(it, SymbolicZero) else it for it in cotangents[:2])
+        if do is None and dlse is None:
+            return (None,) * 4
+        if do is None:
+            do = jax.numpy.zeros_like(o)
+        options = causal, window, softcap, scale, sinks, *limits, dlse, repeatable, needs, None
+        chosen = backward_config or CHOOSERS[repeatable]
+        return tuple(run_backward(chosen, (do, q, k, v, o, lse), options, emulate))
+
+    attend = jax.custom_vjp(run)
+    attend.defvjp(forward, backward, symbolic_zeros=True)
+    o, lse, *row_max = attend(q, k, v, sinks)
+    if check_flag("return_lse", return_lse):
+        return (o, lse, *row_max)
+    return (o, *row_max) if row_max else o

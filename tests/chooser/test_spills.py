@@ -1,0 +1,120 @@
+"""Choices that spill give way to kernels that were measured to be as fast without spilling."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import statistics
+from pathlib import Path
+
+import pytest
+
+from flashsmith.chooser import choose
+from flashsmith.chooser import spills as spills_module
+from flashsmith.chooser.choice import choose_config
+from flashsmith.chooser.evidence import gather
+from flashsmith.chooser.shipped_kernels import shipped_kernels
+from flashsmith.chooser.winners import Ranked, WinnersTable
+from flashsmith.families import (
+    Problem,
+    Semantics,
+    check_legal,
+    device_spec,
+    parse_kernel_name_into_config,
+)
+
+ROWS = Path(__file__).parents[2] / "benchmarks" / "h200" / "spills.csv.gz"
+H200 = device_spec("H200")
+# An alternative that takes at most this much longer is as fast.
+LEVEL = 0.995
+SHIPPED = WinnersTable.shipped()
+
+
+def measured() -> dict[tuple[str, str, str], dict[str, float]]:
+    """By problem, semantics and shipped config, each other config's ratio of times."""
+    found: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    with gzip.open(ROWS, "rt", newline="") as file:
+        for row in csv.DictReader(file):
+            key = row["problem"], row["semantics"], row["shipped"]
+            found.setdefault(key, {}).setdefault(row["other"], []).append(float(row["ratio"]))
+    return {
+        key: {other: statistics.median(ratios) for other, ratios in others.items()}
+        for key, others in found.items()
+    }
+
+
+MEASURED = measured()
+REPLACED = {key: found for key, found in MEASURED.items() if max(found.values()) >= LEVEL}
+STAYING = MEASURED.keys() - REPLACED.keys()
+
+
+@pytest.fixture(autouse=True)
+def _no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No kernel is built: what is said of spills is what is known without one."""
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path))
+
+
+def test_what_is_known_is_what_was_measured() -> None:
+    known = spills_module._known()
+    for (_, semantics, config), others in MEASURED.items():
+        spill = known[90, semantics, config]
+        best = max(others, key=lambda other: others[other])
+        if others[best] >= LEVEL:
+            assert str(spill.instead) == best
+            assert spill.ratio == pytest.approx(others[best], abs=1e-4)
+        else:
+            assert spill.instead is None
+    replacing = [key for key, spill in known.items() if spill.instead is not None]
+    assert len(replacing) == len(REPLACED)
+    assert all(spill.size > 0 for spill in known.values())
+
+
+@pytest.mark.parametrize("key", REPLACED, ids=lambda key: key[0])
+def test_a_kernel_without_spills_takes_the_place(key: tuple[str, str, str]) -> None:
+    problem, _, shipped = key
+    answer = choose(problem, H200, table=SHIPPED)
+    known = spills_module._known()[90, key[1], shipped]
+    assert answer.config == known.instead
+    check_legal(answer.config, H200)
+    assert f"{shipped} spills {known.size} bytes here" in answer.why
+    assert not any("spills registers" in note for note in answer.notes)
+    behind = next(one for one in answer.runners_up if str(one.config) == shipped)
+    assert behind.ms == pytest.approx(known.ratio * answer.ms)
+
+
+@pytest.mark.parametrize("key", sorted(STAYING), ids=lambda key: key[0])
+def test_what_stays_says_that_it_spills(key: tuple[str, str, str]) -> None:
+    problem, semantics, shipped = key
+    answer = choose(problem, H200, table=SHIPPED)
+    assert str(answer.config) == shipped
+    size = spills_module._known()[90, semantics, shipped].size
+    assert any(f"spills registers: {size} bytes" in note for note in answer.notes)
+
+
+def test_no_two_kernels_take_each_others_place() -> None:
+    known = spills_module._known()
+    for (arch, semantics, _), spill in known.items():
+        assert (arch, semantics, str(spill.instead)) not in known
+
+
+def test_what_was_measured_for_the_class_itself_stands() -> None:
+    text, _, shipped = next(iter(REPLACED))
+    problem = Problem.parse(text)
+    table = WinnersTable(list(SHIPPED))
+    assert str(choose(problem, H200, table=table).config) != shipped
+    table.add(problem, H200, [Ranked("wgmma", shipped, 1.0, problem.attn_flop() / 1e9)])
+    assert str(choose(problem, H200, table=table).config) == shipped
+
+
+def test_of_a_family_that_is_asked_for_only() -> None:
+    problem = Problem.parse(next(iter(REPLACED))[0])
+    evidence = gather(problem, H200, SHIPPED, "mma_sync")
+    assert evidence.expected[0].config.FAMILY == "mma_sync"
+    assert choose_config(problem, H200, "wgmma").FAMILY == "wgmma"
+
+
+def test_what_takes_the_place_ships_and_may_not_spill() -> None:
+    kernels = shipped_kernels()
+    for key, others in REPLACED.items():
+        best = parse_kernel_name_into_config(max(others, key=lambda other: others[other]))
+        assert (best, Semantics.parse(key[1])) in kernels

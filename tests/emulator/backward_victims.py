@@ -1,0 +1,199 @@
+"""Runs broken variants of the backward pass's kernels and says who noticed: of their PTX, of their
+sources, and of their plans."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import shared_kernels
+from backward_cases import Asked, Spoiled
+from hopper_mutant_runs import Noticed
+from mutants import Mutant, Operator, mutants_by
+
+from flashsmith.builder.generate import generate_kernel_instantiations
+from flashsmith.builder.library_spec import kernel_flags
+from flashsmith.builder.ptx_module import split_ptx
+from flashsmith.builder.sources import package_sources
+from flashsmith.builder.toolchain import find_toolchain
+from flashsmith.emulator.checks import all_checks
+from flashsmith.emulator.ptx import parse
+from flashsmith.errors import EmulatorError
+from flashsmith.families import KernelConfig, Semantics, device_spec
+from flashsmith.runtime.launch_plan import LaunchPlan
+from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
+
+ChangedPlan = Callable[[LaunchPlan], LaunchPlan]
+
+
+@dataclass(frozen=True)
+class BackwardVictim:
+    """A config, and problems in which all code of its kernels runs: mutants are run on one after
+    the other, until one shows them."""
+
+    config: KernelConfig
+    semantics: Semantics
+    asked: tuple[Asked, ...]
+    #: For a planned device of so many SMs; None: the usual one.
+    sm_count: int | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.config, self.semantics))
+
+    @property
+    def arch(self) -> int:
+        return self.config.OLDEST_ARCH
+
+    @cached_property
+    def kernel(self) -> LoadedKernel:
+        """The kernels as they are."""
+        shared_kernels.load([self.config], self.semantics)
+        return loaded_kernels.get(self.config, self.arch, self.semantics)
+
+    @cached_property
+    def roles(self) -> dict[str, str]:
+        """Entries of the kernels by their roles; the main one's is 'main'."""
+        entry = self.kernel.entry
+        return {"main": entry.ptx_entry, **{one.role: one.ptx_entry for one in entry.beside}}
+
+    def mutants(self, operators: Sequence[Operator], role: str) -> list[Mutant]:
+        """Those of one kernel, in text order."""
+        entry = self.roles[role]
+        return list(mutants_by(operators, self.kernel.modules[entry], entry))
+
+    def sample(
+        self, operators: Sequence[Operator], role: str, every: Collection[str], most: int
+    ) -> list[Mutant]:
+        """All of the operators ``every``, and of each other one as many as ``most``, spread out."""
+        groups: dict[str, list[Mutant]] = defaultdict(list)
+        for mutant in self.mutants(operators, role):
+            groups[mutant.operator].append(mutant)
+        chosen = []
+        for operator, group in groups.items():
+            count = len(group) if operator in every else min(most, len(group))
+            chosen += [group[i * len(group) // count] for i in range(count)]
+        return chosen
+
+    def said(self, role: str, mutant: Mutant) -> str:
+        """The lines of our sources that a mutated instruction comes of, innermost first, each
+        between its neighbours."""
+        entry = self.roles[role]
+        lines = []
+        location = _locations(self.kernel.modules[entry], entry)[mutant.ptx_line]
+        while location is not None:
+            name, _, line = str(location).partition(":")
+            if name.endswith("cuh") and (package_sources() / name).is_file():
+                source = _source(name)[max(0, int(line) - 2) : int(line) + 1]
+                lines += [text.strip() for text in source]
+            location = location.inlined_at
+        return "\n".join(lines)
+
+    def plan(self) -> LaunchPlan:
+        """The plan of the first problem."""
+        seen: list[LaunchPlan] = []
+
+        def note(plan: LaunchPlan) -> LaunchPlan:
+            seen.append(plan)
+            return plan
+
+        replace(self, asked=self.asked[:1]).run(plan=note)
+        return seen[0]
+
+    def run_mutant(self, role: str, mutant: Mutant) -> Noticed:
+        entry = self.roles[role]
+        return self.run({entry: mutant.apply(self.kernel.modules[entry])})
+
+    def run(
+        self, modules: Mapping[str, str] | None = None, plan: ChangedPlan | None = None
+    ) -> Noticed:
+        """Proofs with other PTX, or with a changed plan, under all checks."""
+        changed = replace(self.kernel)
+        changed.__dict__["modules"] = {**self.kernel.modules, **(modules or {})}
+        if plan is not None:
+            changed.__dict__["plan"] = lambda call: plan(self.kernel.plan(call))
+        key = self.config, self.arch, self.semantics
+        with patch.dict(loaded_kernels.kernels, {key: changed}):
+            for asked in self.asked:
+                noticed = self._run(asked)
+                if noticed.caught:
+                    break
+        return noticed
+
+    def _run(self, asked: Asked) -> Noticed:
+        device, observers = device_spec(self.arch), all_checks()
+        try:
+            reasons = asked.reasons(
+                self.config,
+                observers,
+                spoiled=_case(self, self.asked.index(asked)),
+                arch=replace(device, sm_count=self.sm_count or device.sm_count),
+            )
+        except EmulatorError as stopped:
+            return Noticed(frozenset(), str(stopped), False)
+        kinds = frozenset(f.kind for observer in observers for f in observer.findings)
+        return Noticed(kinds, "", bool(reasons))
+
+
+@cache
+def _locations(ptx: str, entry: str) -> dict[int, Any]:
+    """Places in the sources, by PTX line."""
+    return {i.ptx_line: i.location for b in parse(ptx).entry(entry).blocks for i in b.instructions}
+
+
+@cache
+def _source(name: str) -> list[str]:
+    return (package_sources() / name).read_text().splitlines()
+
+
+@cache
+def _case(victim: BackwardVictim, index: int) -> Spoiled:
+    asked = victim.asked[index]
+    assert asked.problem(victim.config).required_semantics(victim.config) == victim.semantics
+    return asked.case(victim.config)
+
+
+@dataclass(frozen=True)
+class SourcePatch:
+    """An arithmetic mistake: ``old`` stands once in a file below csrc, and becomes ``new``."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def patched_modules(victim: BackwardVictim, mistake: SourcePatch) -> dict[str, str]:
+    """The PTX of the victim's kernels, by entry, out of sources with a mistake."""
+    tools = find_toolchain()
+    with tempfile.TemporaryDirectory() as folder:
+        csrc = Path(shutil.copytree(package_sources(), Path(folder) / "csrc"))
+        file = csrc / mistake.file
+        text = file.read_text()
+        if text.count(mistake.old) != 1:
+            raise AssertionError(
+                f"{mistake}: {mistake.file} has {text.count(mistake.old)} times {mistake.old!r}"
+            )
+        file.write_text(text.replace(mistake.old, mistake.new))
+        ptx = Path(folder) / "kernels.ptx"
+        generated = generate_kernel_instantiations(
+            [victim.config], Path(folder) / "sources", semantics=victim.semantics
+        )
+        shard = generated.shards[0]
+        flags = kernel_flags(victim.config.FAMILY, victim.arch)
+        command = [str(tools.nvcc), f"-ccbin={tools.gxx}", *flags, f"-I{csrc}", "-ptx", str(shard)]
+        done = subprocess.run(
+            [*command, "-o", str(ptx)], capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, f"{mistake}: {done.stderr}"
+        return split_ptx(ptx.read_text(), [csrc, shard.parent])

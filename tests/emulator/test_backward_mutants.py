@@ -1,0 +1,370 @@
+"""Mutants of the backward pass: of its kernels' PTX, of their sources, and of their plans. All must
+be caught, but for those that provably change nothing.
+
+The default run takes wrong plans and a few mutants of what synchronises; ``-m full`` takes all that
+are sampled: every mutant of what synchronises, some of each other operator, every mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import shared_kernels
+from _pytest.mark import ParameterSet
+from backward_cases import Asked
+from backward_mistakes import MISTAKES, wrong_plans
+from backward_victims import BackwardVictim, patched_modules
+from mutants import Mutant, Operator, operators
+from mutants_hopper import SUM_OPERATORS, hopper_operators
+
+from flashsmith.families import Semantics
+from flashsmith.families import parse_kernel_name_into_config as config
+
+_STATISTICS = {"dlse": True, "sinks": True}
+_LENGTHS = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 90), "spare": 6}
+_NARROW = {"left": 9, "right": 9} | _LENGTHS
+_WIDE = {"left": 70, "right": 40, "lens_q": (200, 7), "lens_k": (160, 7), "softcap": 200.0}
+_CUT = "b2 s192:150 h1 d64 window softcap packed"
+_PACKED = "b4 s70:90 h4:2 d64 window softcap packed"
+_LONG = "b1 s1750:1750 h1 d8 window softcap packed"
+_LONGEST = {"left": 9, "right": 9, "lens_q": (1750,), "lens_k": (1750,)}
+
+
+VICTIMS = {
+    "atomics": BackwardVictim(
+        config("(FP16, 64, 32, 64, 4): backward+columns_2+stages_2+dq_atomics"),
+        Semantics("causal", uneven=True),
+        (
+            Asked("b2 s50:70 h4:2 d64 causal", options=_STATISTICS),
+            Asked("b2 s100:40 h2:1 d40 causal", "nonfinite", _STATISTICS),
+            Asked("b1 s70:150 h1 d64 causal", "far_scores"),
+            Asked("b1 s70:150 h1 d64 causal", "lost_keys"),
+            Asked("b1 s100:40 h1 d64 causal", spoiled="unseeing queries"),
+            Asked("b1 s100:40 h1 d64 causal", spoiled="last key"),
+            Asked("b1 s70:70 h1 d64 causal", spoiled="last value"),
+            Asked("b1 s70:70 h1 d64 causal", options={"scale": 2.0}, spoiled="low scores"),
+            Asked("b1 s100:40 h1 d64 causal", options=_STATISTICS, spoiled="no sink"),
+            Asked("b1 s770:770 h1 d8 causal", options=_STATISTICS, spoiled="no do"),
+            Asked("b1 s70:100 h1 d64 causal", options={"grad_dtype": "float32"}),
+        ),
+    ),
+    "unmasked": BackwardVictim(
+        config("(FP16, 64, 32, 64, 4): backward+columns_2+stages_2+dq_atomics"),
+        Semantics(uneven=True),
+        (
+            Asked("b2 s50:70 h2:1 d64", options=_STATISTICS),
+            Asked("b1 s70:70 h1 d64", options={"scale": 2.0}, spoiled="low scores"),
+        ),
+    ),
+    "wgmma": BackwardVictim(
+        config(
+            "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_1+regs_24_240"
+            "+late_dq"
+        ),
+        Semantics("causal", uneven=True),
+        (
+            Asked("b1 s130:140 h2:1 d64 causal", options=_STATISTICS),
+            Asked("b1 s40:50 h4:2 d64 causal", options=_STATISTICS),
+            Asked("b1 s100:40 h2:1 d64 causal", spoiled="unseeing queries"),
+            Asked("b1 s230:40 h2:1 d64 causal", options=_STATISTICS),
+            Asked("b1 s100:40 h1 d64 causal", spoiled="last key"),
+            Asked("b1 s70:70 h1 d64 causal", spoiled="last value"),
+            Asked("b1 s70:100 h1 d64 causal", options={"grad_dtype": "float32"}),
+            *(Asked("b1 s200:200 h2:1 d64 causal", schedule_seed=seed) for seed in range(4)),
+        ),
+    ),
+    "two kernels": BackwardVictim(
+        config("(BF16, 64, 32, 32, 4): backward+columns_2"),
+        Semantics("window", softcap=True, packed=True, uneven=True),
+        (
+            Asked(_PACKED, options=_STATISTICS | _NARROW),
+            Asked(_CUT, options=_WIDE),
+            Asked(_CUT, options={"scale": 2.0} | _WIDE, spoiled="low scores"),
+            Asked(_PACKED, "nonfinite", _STATISTICS | _NARROW),
+            Asked(_PACKED, "neighbours", _NARROW),
+            Asked(_PACKED, options=_NARROW, spoiled="unseeing queries"),
+            Asked(_PACKED, options=_NARROW, spoiled="last key"),
+            Asked(_PACKED, options=_NARROW, spoiled="last value"),
+            Asked(_LONG, options=_STATISTICS | _LONGEST, spoiled="no do"),
+            Asked(_PACKED, options={"grad_dtype": "float32"} | _NARROW),
+        ),
+    ),
+}
+
+BOTH = ("atomics", "two kernels")
+for _name in BOTH:
+    shared_kernels.want([VICTIMS[_name].config], VICTIMS[_name].semantics)
+
+OPERATORS = (*operators(128), *SUM_OPERATORS)
+# Which products add to what was there is a matter of their number in a loop: MISTAKES has those
+# that are wrong. The leading offset leads to a second panel of columns, which d 64 does not have.
+_ELSEWHERE = ("always accumulate", "never accumulate", "B's leading offset")
+HOPPER_OPERATORS = tuple(known for known in hopper_operators() if known.name not in _ELSEWHERE)
+SYNCHRONISING = frozenset(
+    ("drop barrier", "drop wait", "weaken wait", "drop commit", "shuffle nothing")
+) | frozenset(("drop fence", "drop arrival", "do not wait"))
+#: Of each other operator.
+SAMPLED = {"atomics": 3, "two kernels": 3, "wgmma": 1}
+#: Kernels of each victim, and into how many tests their mutants are cut.
+PARTS = {
+    "atomics": {"main": 3, "finish": 1, "prepare": 1, "sinks": 1},
+    "two kernels": {"main": 3, "queries": 3, "prepare": 1, "gaps": 1, "sinks": 1},
+    "wgmma": {"main": 5, "finish": 1},
+}
+MISTAKES_A_TEST = 8
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """Mutants that compute the same in every execution: of operators, at a line of our sources."""
+
+    operators: tuple[str, ...]
+    victims: tuple[str, ...]
+    role: str
+    source: str
+    proof: str
+    #: Of the operator's mutants in the kernel only that of a number, in text order.
+    place: int | None = None
+
+    def names(self, name: str, victim: BackwardVictim, role: str, mutant: Mutant) -> bool:
+        if mutant.operator not in self.operators or name not in self.victims or role != self.role:
+            return False
+        if self.place is not None:
+            mutants = victim.mutants(operators_of(name, role), role)
+            if (
+                mutant.id
+                != [one.id for one in mutants if one.operator == mutant.operator][self.place]
+            ):
+                return False
+        return self.source in victim.said(role, mutant)
+
+
+_CLEARED_IN_VAIN = (
+    "A row that the kernel takes for one of a gap is written again by the kernels behind it. And "
+    "none of a gap is taken for a sequence's: a sequence claims as many rows as the longest has at "
+    "most, from its own first, from row 0 or from a later one's first; the next gap lies behind."
+)
+EQUIVALENT = (
+    Equivalent(
+        ("drop wait", "weaken wait"),
+        BOTH,
+        "main",
+        "cp_async_wait<0>();\n__syncthreads();  // K's and V's places are free",
+        "Behind the last step nothing is under way: what was committed last is an empty group.",
+    ),
+    Equivalent(
+        ("drop barrier",),
+        ("two kernels",),
+        "main",
+        "__syncthreads();  // K's and V's places are free",
+        "With one stage the last step ended with a barrier, and no thread has read a tile since.",
+    ),
+    Equivalent(
+        ("drop shared store", "store shared next chunk"),
+        BOTH,
+        "main",
+        "store_shared_16B(Q_tile(at.stage) + place, uint4{0, 0, 0, 0});",
+        "Of a loop that the compiler unrolls four times: a thread clears two chunks of a tile at "
+        "most, and the copies for more never run. Of those that run mutants are caught.",
+    ),
+    Equivalent(
+        ("drop global load", "load global next chunk"),
+        ("two kernels",),
+        "gaps",
+        "const int begin = min(max(cu_seqlens[batch], 0), total);",
+        _CLEARED_IN_VAIN,
+    ),
+    Equivalent(
+        ("drop global load", "load global next chunk"),
+        ("two kernels",),
+        "gaps",
+        "const int end = min(max(cu_seqlens[batch + 1], begin), total);",
+        _CLEARED_IN_VAIN,
+    ),
+    Equivalent(
+        ("drop fence",),
+        ("wgmma",),
+        "main",
+        "wgmma_fence(scores);",
+        "All but the first, which is missed, come behind another product's fence, dP's behind dv's "
+        "and the next S's behind dk's, and in between no thread touches a register of theirs.",
+    ),
+    Equivalent(
+        ("drop fence",),
+        ("wgmma",),
+        "main",
+        "wgmma_fence(dq);",
+        "It comes behind the fence of S or dk, and dq was read before that.",
+    ),
+    Equivalent(
+        ("drop commit",),
+        ("wgmma",),
+        "main",
+        "Kernel::GradientGemm::run(gradient, a[step], b + Panel::row_step(step), 1);\n"
+        "wgmma_commit();",
+        "The product joins the next one's group, and every wait for either is a wait for both.",
+    ),
+    Equivalent(
+        ("drop wait", "weaken wait"),
+        ("wgmma",),
+        "main",
+        "add_dq();\nwgmma_wait<0>(dk, dS);",
+        "Behind the last step dq's sums have waited for all products.",
+    ),
+    Equivalent(
+        ("do not wait",),
+        ("wgmma",),
+        "main",
+        "while (!mbarrier_try_wait(barrier, parity)) {",
+        "The producer's wait for a place of do. It has waited for the place of Q of the same step, "
+        "with as many stages, and every warp releases do of a step before that step's Q.",
+        place=-1,
+    ),
+    Equivalent(
+        ("drop arrival",),
+        ("wgmma",),
+        "main",
+        "FS_DEVICE void consumer_release(int warp, int lane) {",
+        "Behind the last step: nobody waits for this place of do any more.",
+        place=-3,
+    ),
+    Equivalent(
+        ("drop arrival",),
+        ("wgmma",),
+        "main",
+        "FS_DEVICE void release(int lane) {",
+        "Behind the last step: nobody waits for this place of dS any more.",
+        place=-1,
+    ),
+    Equivalent(
+        ("another barrier",),
+        ("wgmma",),
+        "main",
+        "__syncthreads();",
+        "All threads meet at the other number, which only consumers use, later.",
+    ),
+    Equivalent(
+        ("another barrier",),
+        ("wgmma",),
+        "main",
+        "named_barrier_wait(kRowsBarrier, Kernel::consumer_threads);",
+        "All consumers meet at the other number, and nobody else uses it.",
+    ),
+)
+#: Mistakes that change nothing, and why.
+HARMLESS = {
+    "a sequence's last row is in a gap": "gaps runs first: what it clears in vain is written again "
+    "by the kernels behind it, which write every row of every sequence.",
+}
+
+
+def uncaught(name: str, role: str, chosen: Iterable[Mutant]) -> set[str]:
+    """What need not be noticed."""
+    return {
+        mutant.id
+        for mutant in chosen
+        if any(known.names(name, VICTIMS[name], role, mutant) for known in EQUIVALENT)
+    }
+
+
+def survivors(name: str, role: str, chosen: Iterable[Mutant]) -> set[str]:
+    victim = VICTIMS[name]
+    return {mutant.id for mutant in chosen if not victim.run_mutant(role, mutant).caught}
+
+
+def operators_of(name: str, role: str) -> tuple[Operator, ...]:
+    return HOPPER_OPERATORS if (name, role) == ("wgmma", "main") else OPERATORS
+
+
+def sample(name: str, role: str) -> list[Mutant]:
+    table = operators_of(name, role)
+    return VICTIMS[name].sample(table, role, SYNCHRONISING, SAMPLED[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", VICTIMS)
+def test_the_kernels_themselves_are_right(name: str) -> None:
+    """Their every problem: else all mutants were caught."""
+    assert not VICTIMS[name].run().caught
+
+
+PLANS = ["dq_sums not zeroed", "without finish", "finish first", "queries first", "half of D"]
+
+
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [*((name, False) for name in BOTH)]
+    + [pytest.param(name, True, marks=pytest.mark.full) for name in (*BOTH, "wgmma")],
+)
+def test_wrong_plans_are_caught(name: str, every: bool) -> None:
+    victim = VICTIMS[name]
+    changed = dict(wrong_plans(victim, victim.plan()))
+    assert len(changed) >= 13
+    chosen = changed if every else [change for change in PLANS if change in changed]
+    assert not {change for change in chosen if not victim.run(plan=changed[change]).caught}
+
+
+def test_what_synchronises_is_missed() -> None:
+    chosen = [
+        mutant
+        for mutant in sample("atomics", "main")
+        if mutant.operator in ("drop barrier", "drop wait")
+    ]
+    assert len(chosen) >= 6
+    assert survivors("atomics", "main", chosen) == uncaught("atomics", "main", chosen)
+
+
+def parts() -> Iterator[ParameterSet]:
+    for name, roles in PARTS.items():
+        for role, count in roles.items():
+            for part in range(count):
+                yield pytest.param(name, role, part, id=f"{name} {role} {part + 1} of {count}")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "role", "part"), list(parts()))
+def test_mutants_are_caught(name: str, role: str, part: int) -> None:
+    chosen = sample(name, role)[part :: PARTS[name][role]]
+    assert chosen
+    assert survivors(name, role, chosen) <= uncaught(name, role, chosen)
+
+
+@pytest.mark.full
+def test_there_are_enough() -> None:
+    sampled = [
+        mutant for name, roles in PARTS.items() for role in roles for mutant in sample(name, role)
+    ]
+    assert len(sampled) >= 300
+    assert {mutant.operator for mutant in sampled} >= {operator.name for operator in OPERATORS}
+    assert sum(map(len, MISTAKES.values())) >= 60
+
+
+@pytest.mark.full
+def test_exceptions_name_mutants() -> None:
+    """A change of the kernels' source has not made them void."""
+    for known in EQUIVALENT:
+        for name in known.victims:
+            mutants = VICTIMS[name].mutants(operators_of(name, known.role), known.role)
+            assert any(known.names(name, VICTIMS[name], known.role, mutant) for mutant in mutants)
+    assert set(HARMLESS) <= {str(mistake) for group in MISTAKES.values() for mistake in group}
+
+
+def mistakes() -> Iterator[ParameterSet]:
+    for name, group in MISTAKES.items():
+        for first in range(0, len(group), MISTAKES_A_TEST):
+            chosen = slice(first, first + MISTAKES_A_TEST)
+            yield pytest.param(name, chosen, id=f"{name} {first}-")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "chosen"), list(mistakes()))
+def test_mistakes_are_caught(name: str, chosen: slice) -> None:
+    victim = VICTIMS[name]
+    alive = {
+        str(mistake)
+        for mistake in MISTAKES[name][chosen]
+        if not victim.run(patched_modules(victim, mistake)).caught
+    }
+    assert alive <= set(HARMLESS)

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""How long a forward pass and its autograd.grad keep the host, beside PyTorch's attention by cuDNN;
+microseconds, in a JSON object that is printed and written.
+
+    python tools/gpu/training_overhead.py times.json --limit-ratio 1.2
+    python tools/gpu/training_overhead.py times.json --pretend    # no GPU: launches do nothing
+
+Contenders take turns in short bursts, and the GPU is waited for between them, so that none waits
+for room in the queue. With --limit-ratio the exit status is 1 if ours takes more times as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pretended_gpu import pretended_gpu
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import flashsmith
+
+# The first calls of a burst find the GPU idle, and caches cold.
+BURST, COLD = 12, 2
+WARM_UP = 5
+BATCH, SEQ, HEADS, D = 1, 128, 2, 128
+
+
+def contenders(device: str) -> dict[str, Callable[[], Any]]:
+    """A small problem, whose kernels are done before the next call's are launched."""
+    q, k, v, do = (
+        torch.randn(BATCH, SEQ, HEADS, D, device=device, dtype=torch.bfloat16) for _ in range(4)
+    )
+    o, lse = flashsmith.attention(q, k, v, causal=True, return_lse=True)
+    leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    theirs = [leaf.detach().transpose(1, 2).contiguous().requires_grad_() for leaf in leaves]
+    their_do = do.transpose(1, 2).contiguous()
+    ours = partial(flashsmith.attention, causal=True)
+    sdpa = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
+    return {
+        "forward, no gradients": partial(ours, q, k, v),
+        "forward": partial(ours, *leaves),
+        "backward()": partial(flashsmith.backward, do, q, k, v, o, lse, causal=True),
+        "both": lambda: torch.autograd.grad(ours(*leaves), leaves, do),
+        "both, repeatable": lambda: torch.autograd.grad(
+            ours(*leaves, deterministic=True), leaves, do
+        ),
+        "cuDNN forward": lambda: sdpa(*theirs),
+        "cuDNN both": lambda: torch.autograd.grad(sdpa(*theirs), theirs, their_do),
+    }
+
+
+def measure(runs: dict[str, Callable[[], Any]], turns: int, wait: Callable[[], None]) -> Any:
+    """Median microseconds of each, and the ratio of ours to cuDNN's."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(-WARM_UP, turns):
+        for name, run in runs.items():
+            for call in range(BURST):
+                start = time.perf_counter_ns()
+                run()
+                spent = (time.perf_counter_ns() - start) / 1000
+                if turn >= 0 and call >= COLD:
+                    times[name].append(spent)
+            wait()
+    medians = {name: round(statistics.median(spent), 2) for name, spent in times.items()}
+    return medians | {"ratio": round(medians["both"] / medians["cuDNN both"], 3)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, help="the JSON file to write")
+    parser.add_argument("--pretend", action="store_true", help="on the host; launches do nothing")
+    parser.add_argument("--turns", type=int, default=60, help="timed bursts of each")
+    parser.add_argument("--limit-ratio", type=float, default=float("inf"), help="fail above it")
+    options = parser.parse_args()
+    if options.pretend:
+        with pretended_gpu() as pretended:
+            import tvm_ffi
+
+            pretended.launcher = tvm_ffi.get_global_func("testing.nop")
+            found = measure(contenders("cpu"), options.turns, lambda: None)
+        found |= {"gpu": "pretended", "peer": "PyTorch on the host"}
+    else:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            found = measure(contenders("cuda"), options.turns, torch.cuda.synchronize)
+        found |= {"gpu": torch.cuda.get_device_name(), "peer": "cuDNN"}
+    found["torch"] = torch.__version__
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+    return int(found["ratio"] > options.limit_ratio)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
