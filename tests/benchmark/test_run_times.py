@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,3 +112,48 @@ def test_a_gpu_that_is_gone_ends_the_run_and_names_who_it_was(stage: Stage) -> N
     with pytest.raises(LaunchError) as raised:
         stage.run(CFG, OTHER)
     assert str(raised.value).startswith(f"{OTHER} left the GPU unusable")
+
+
+def test_a_backward_kernel_is_timed_on_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its prepared call, and only where they are right."""
+    from flashsmith.benchmark import workload
+    from flashsmith.benchmark.timing import Protocol
+    from flashsmith.verify import reference_of
+
+    clock = PretendedClock()
+    right, wrong = (parse(f"(FP16, 64, 64, {B_c}, 4): backward") for B_c in (64, 128))
+
+    def attention(q: Any, k: Any, v: Any, *, return_lse: bool, causal: bool) -> Any:
+        from flashsmith.verify import compute_references
+
+        found = compute_references(q, k, v, q.shape[-1] ** -0.5, causal=causal)
+        return found.o.astype(q.dtype), found.lse.astype("float32")
+
+    def prepare(cfg: Any, problem: Problem, tensors: dict[str, Any], *, options: Any) -> Any:
+        names = ("do", "q", "k", "v", "o", "lse")
+        inputs = {name: tensors[name] for name in names}
+        reference = reference_of(problem.computed)
+        expected = reference.expected(problem, inputs, reference.options(problem)).rounded
+
+        def run() -> None:
+            clock.work(str(cfg), 3.0)
+            for name, gradient in expected.items():
+                tensors[name][:] = gradient + (cfg == wrong)
+
+        return SimpleNamespace(run=run)
+
+    monkeypatch.setattr(workload, "attention", attention)
+    monkeypatch.setattr(workload, "prepare_operation", prepare)
+    monkeypatch.setattr(run_module, "INTERLEAVED", Protocol(runs=3, measure_ms=0, warmup_ms=0))
+    problem_of = {cfg: TIMED.problem(cfg) for cfg in (right, wrong)}
+    assert {str(problem) for problem in problem_of.values()} == {"b2 s64 h3 d64 fp16 backward"}
+    found = time_kernels(
+        problem_of,
+        0,
+        clock=clock,
+        make_workload=lambda problem, seed: workload.workload_of(problem, seed, HostMemory()),
+    )
+    timed = found[right]
+    assert isinstance(timed, Times)
+    assert timed.tflops == pytest.approx(10 * 2 * 3 * 64 * 64 * 64 / 3e-3 / 1e12)
+    assert found[wrong][0].startswith("the timed launch: ")

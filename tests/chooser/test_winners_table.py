@@ -13,7 +13,12 @@ from winner_samples import BIG, H200, MIDDLE, SMALL, TUNED, WGMMA, add, ranked, 
 
 from flashsmith.chooser.winners import Ranked, WinnersTable
 from flashsmith.errors import ArgumentError, TableError
-from flashsmith.families import Problem, device_spec, get_kernel_configs
+from flashsmith.families import (
+    Problem,
+    device_spec,
+    get_kernel_configs,
+    parse_kernel_name_into_config,
+)
 
 # --- adding --------------------------------------------------------------------------------------
 
@@ -34,6 +39,25 @@ def test_of_a_long_ranking_the_best_of_every_shape_is_kept() -> None:
     times = {text: 5.0 + rank for rank, text in enumerate([*large, *small])}
     entry = add(table, TUNED, times)
     assert [one.config for one in entry.ranked] == [*large[:8], small[0]]
+
+
+def test_of_a_long_ranking_the_best_deterministic_kernels_are_kept() -> None:
+    """However many others are faster; of each tile shape one."""
+    configs = [cfg for cfg in get_kernel_configs("backward") if cfg.d_head == 128]
+    text = "(FP16, 128, 64, 128, 8): backward+columns_2"
+    free = [f"{text}+stages_{n}+dq_atomics" for n in (1, 2)]
+    free += [str(cfg) for cfg in configs if "atomics" in str(cfg)]
+    others = [
+        replace(parse_kernel_name_into_config(one), B_r=rows) for one in free for rows in (32, 64)
+    ]
+    fast = list(dict.fromkeys(map(str, others)))
+    slow = [f"{text}+stages_2", text, "(FP16, 128, 64, 64, 4): backward"]
+    assert len(fast) > 8
+    times = {name: 5.0 + rank for rank, name in enumerate([*fast, *slow])}
+    entry = add(WinnersTable(), f"{TUNED} backward", times)
+    kept = [one.config for one in entry.ranked]
+    assert kept[:8] == fast[:8]
+    assert [name for name in slow if name in kept] == [slow[0], slow[2]]
 
 
 def test_two_problems_of_a_bucket_stand_side_by_side() -> None:

@@ -13,7 +13,7 @@ from sweep_fakes import CONFIGS, DEVICE, PROBLEM, World, fake_runner
 
 from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.timing import Samples
-from flashsmith.families import Problem
+from flashsmith.families import Problem, family_named
 from flashsmith.tuning.problems import reference_problem
 from flashsmith.tuning.race import Halving, Race, RaceState, Rung, Task, follow
 from flashsmith.tuning.ranking import ranking_rows
@@ -341,3 +341,27 @@ def test_work_grows_to_its_whole() -> None:
     assert shares == sorted(shares)
     assert shares[0] == 0.0
     assert shares[-1] == 1.0
+
+
+def test_deterministic_kernels_race_among_themselves_too() -> None:
+    """Twice as slow as the others, the best of them is in the final, of the same precision."""
+    problem = Problem.parse("b16 s4096 h16 d128 fp16 backward")
+    family = family_named("mma_sync_backward")
+    configs = family.search_space(problem.dtype, 128, False)
+    driven = Driven(0, problem)
+    builds = tuple(Build.of(problem, cfg) for cfg in configs)
+    driven.race = Race(problem, builds, HALVING)
+    repeatable = [b.name for b in builds if family.is_deterministic(b.config)]
+    free = [b.name for b in builds if b.name not in repeatable]
+    assert min(len(free), len(repeatable)) > 6
+    ms = {name: 1.0 + place / 100 for place, name in enumerate(free)}
+    ms |= {name: 2.0 + place / 60 for place, name in enumerate(repeatable)}
+    driven.drive(ms, set(builds))
+    state = driven.state
+    assert state.decided
+    assert [trial.name for trial in state.finalists] == [*free[:3], *repeatable[:3]]
+    ranked = [trial.name for trial in state.ranked]
+    assert ranked[:3] == free[:3]
+    stages = {trial.name: trial.stage for trial in state.ranked}
+    assert [stages[name] for name in repeatable[:3]] == [FINAL] * 3
+    assert stages[repeatable[-1]] == rung_stage(0)

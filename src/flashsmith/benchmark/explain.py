@@ -8,6 +8,7 @@ from typing import Any
 
 from flashsmith.benchmark.kernel_facts import KernelFacts, Occupancy, occupancy, static_mix
 from flashsmith.benchmark.progress import ProgressReporter
+from flashsmith.benchmark.tasks import whole_tiles
 from flashsmith.builder import KernelEntry, KernelLibrary, library_for
 from flashsmith.emulator import BankConflicts
 from flashsmith.families import (
@@ -131,10 +132,10 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     conflicts = BankConflicts()
     # Two K/V steps: the peeled first one, if there is one, and the loop's. Whole tiles, because the
     # kernel of others is another than the one whose registers are shown.
-    rows, step = cfg.family.loop_tiles(cfg) or (_ROWS, _ROWS // 2)
-    problem = Problem(
-        1, rows, 2 * step, 1, 1, cfg.d_head, cfg.dtype, operation=cfg.family.operation
-    )
+    rows, step = cfg.family.loop_tiles(cfg) or (0, 0)
+    seq_q, seq_k = (rows, 2 * step) if rows else (whole_tiles(_ROWS, cfg),) * 2
+    operation = cfg.family.operation
+    problem = Problem(1, seq_q, seq_k, 1, 1, cfg.d_head, cfg.dtype, operation=operation)
     verdict = prove(cfg, problem, arch=device.arch, observers=[conflicts])
     return Explanation(
         **{name: getattr(known, name) for name in _BEFORE},
@@ -150,7 +151,7 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     return () if is_legal(cfg, device) else tuple(nearest_legal(cfg, device))
 
 
-# Of a kernel without a loop over keys.
+# Of a kernel without a loop over keys, at least.
 _ROWS = 128
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity")
 

@@ -68,7 +68,8 @@ class Halving:
     Then at most `finalists` kernels that are within the last rung's margin are timed
     interleaved, for `final_ms` each and at least `final_least` launches. A long problem is only
     tried with what is within `entry_margin` of the best on its reference problem, or among the
-    first 1/eta there. `leaders`: of how many the neighbours are tried.
+    first 1/eta there. `leaders`: of how many the neighbours are tried. Where some kernels are not
+    deterministic, those that are race among themselves, too: the table is to have the best of both.
 
     The margins are several times the spread of so few launches, so that noise cannot throw out the
     best.
@@ -347,13 +348,24 @@ def follow(
             if active.pop(name, None) is not None:
                 dropped[name] = status, reason
 
-    def keep(times: Mapping[str, float], margin: float, where: str) -> None:
+    def keep(
+        times: Mapping[str, float], margin: float, where: str, trials: Mapping[str, Trial]
+    ) -> None:
         best = min(times.values(), default=0.0)
-        for name in times.keys() - halving.survivors(times, margin):
+        kept = {
+            name
+            for group in (times, _of_deterministic(times, trials))
+            for name in halving.survivors(group, margin)
+        }
+        for name in times.keys() - kept:
             drop([name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
 
     def state(**facts: Any) -> RaceState:
-        finalists = halving.final_of(_times(active.values(), rung_stage(max(0, rung - 1))))
+        timed = _times(active.values(), rung_stage(max(0, rung - 1)))
+        groups = timed, _of_deterministic(timed, active)
+        finalists = list(
+            dict.fromkeys(name for group in groups for name in halving.final_of(group))
+        )
         ran = problem, frozenset(finalists)
         final = known.finals.get(ran)
         return RaceState(
@@ -375,7 +387,12 @@ def follow(
         drop(list(active), "not reached", reason)
     if reference is not None:
         if reference.first_rung_complete or reference.closed or early:
-            keep(reference.first_times, halving.entry_margin, f"on {reference.problem}")
+            keep(
+                reference.first_times,
+                halving.entry_margin,
+                f"on {reference.problem}",
+                reference.joined,
+            )
         elif not closed:
             return state(waiting=True)
     order = _times(reference.joined.values(), rung_stage(0)) if early and reference else {}
@@ -389,7 +406,7 @@ def follow(
             if pending:
                 pending.sort(key=lambda t: (t.proof is None, order.get(t.name, math.inf)))
                 return state(pending=tuple(pending))
-            keep(_times(active.values(), stage), rule.margin, f"of {stage}")
+            keep(_times(active.values(), stage), rule.margin, f"of {stage}", joined)
             first_rung_complete = True
         rung = len(halving.rungs)
         times = _times(active.values(), stage)
@@ -401,6 +418,16 @@ def follow(
         joined |= joining
         active |= {name: trial for name, trial in joining.items() if trial.active}
     return state(searched=True)
+
+
+def _of_deterministic(times: Mapping[str, float], trials: Mapping[str, Trial]) -> dict[str, float]:
+    """The times of kernels that give the same bits in every run."""
+    configs = {name: trials[name].build.config for name in times}
+    return {
+        name: ms
+        for name, ms in times.items()
+        if configs[name].family.is_deterministic(configs[name])
+    }
 
 
 def _times(trials: Iterable[Trial], stage: str) -> dict[str, float]:

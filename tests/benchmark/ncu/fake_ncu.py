@@ -127,10 +127,11 @@ def profile(arguments: list[str]) -> int:
     verdicts = ["row 0 is wrong" if use["config"] in PLAN["wrong"] else "" for use in done]
     Path(job["verdicts"]).write_text(json.dumps(verdicts))
     kernels = [
-        PLAN["renamed"].get(use["config"]) or mangled(use["config"])
+        kernel
         for use in done
         if use["config"] not in PLAN["wrong"]
         for _ in range(job["runs"])
+        for kernel in PLAN["renamed"].get(use["config"]) or [mangled(use["config"])]
     ]
     text = page(metrics, [*PLAN["other_kernels"], *kernels])
     log.write_text(head + text[: len(text) - PLAN["cut_off"]] + PLAN["tail"])

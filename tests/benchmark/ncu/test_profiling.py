@@ -121,6 +121,49 @@ def test_one_process_a_length(fake) -> None:
     assert len(fake.profiles) == 2
 
 
+STAGED = parse("(FP16, 128, 64, 64, 4): backward+stages_2")
+_ROLES = ("prepare", "main", "queries")
+LEAN = parse("(FP16, 128, 64, 64, 4): backward")
+
+
+def backward_kernel(what: str, stages: int) -> str:
+    return (
+        f"_ZN10flashsmith{len(what)}{what}INS_26StaticBackwardKernelConfigIXtlNS_"
+        "25FlashBackwardKernelConfigELNS_5DTypeE5ELi128ELi64ELi64ELi4ELi1E"
+        f"Li{stages}ELNS_6DqModeE0EEEXtlNS_9SemanticsEEEEEEEvNS_18BackwardKernelArgsE"
+    )
+
+
+def backward_kernels(stages: int) -> list[str]:
+    names = ("backward_prepare_kernel", "flash_backward_kernel", "backward_queries_kernel")
+    return [backward_kernel(name, stages) for name in names]
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_all_launches_of_a_call_are_a_row(fake, runs: int) -> None:
+    """Times and traffic are added, shares are means; the note has each launch's time."""
+    problem = replace(LONG, operation="backward")
+    fake.plan(renamed={str(STAGED): backward_kernels(2), str(LEAN): backward_kernels(1)})
+    found = profile(fake, [STAGED, LEAN], [problem], runs=runs)
+    assert [row.config for row in found] == [str(STAGED), str(LEAN)]
+    for number, row in enumerate(found):
+        # Each launch takes 1% longer; the call in the middle is the median.
+        first = 3 * (number * runs + runs // 2)
+        us = [812.345 * 1.01 ** (first + place) for place in range(3)]
+        assert row.duration_us == pytest.approx(sum(us), rel=1e-4)
+        assert row.tflops == pytest.approx(problem.attn_flop() / sum(us) / 1e6, rel=1e-4)
+        assert (row.tensor_pct, row.registers) == (pytest.approx(61.25), 168)
+        assert (row.wavefronts, row.dram_write_bytes) == (3_750_000, 99_000_000)
+        words = (f"{role} {t:.0f} us" for role, t in zip(_ROLES, us, strict=True))
+        assert row.note == ", ".join(words)
+
+
+def test_a_call_of_another_config_than_expected_is_refused(fake) -> None:
+    fake.plan(renamed={str(STAGED): backward_kernels(1)})
+    with pytest.raises(ProfilerError, match=r"profiled .*: backward where .* was launched"):
+        profile(fake, [STAGED], [replace(LONG, operation="backward")])
+
+
 def test_several_problems_of_a_length_share_its_process(fake) -> None:
     causal, bf16 = (Problem.parse(f"b16 s1024 h16 d128 {w}") for w in ("fp16 causal", "bf16"))
     rows = profile(fake, [BEST, BF16], [SHORT, causal, bf16])
@@ -313,20 +356,20 @@ def test_demangled_names_are_understood_as_well(fake) -> None:
         "(bool)1, (bool)1, (bool)1, (int)0, (int)2, (int)2, (bool)0, (bool)1}, flashsmith::"
         "Semantics{}>>(flashsmith::ForwardKernelArgs)"
     )
-    fake.plan(renamed={str(BEST): name})
+    fake.plan(renamed={str(BEST): [name]})
     (row,) = profile(fake, [BEST], [SHORT])
     assert row.duration_us == pytest.approx(812.345)
 
 
 def test_a_name_that_is_not_understood_is_named(fake) -> None:
-    fake.plan(renamed={str(BEST): "flash_forward_kernel"})
+    fake.plan(renamed={str(BEST): ["flash_forward_kernel"]})
     rows, words = rows_before(fake, BEST)
     assert rows == []
     assert "kernels there: flash_forward_kernel" in words
 
 
 def test_a_launch_of_another_kernel_than_expected_is_refused(fake) -> None:
-    fake.plan(renamed={str(BEST): mangled(str(PLAIN))})
+    fake.plan(renamed={str(BEST): [mangled(str(PLAIN))]})
     _, words = rows_before(fake, BEST)
     assert f"profiled {PLAIN} where {BEST} was launched" in words
 

@@ -20,10 +20,11 @@ class Counter:
     scale: float = 1.0
 
 
+_DURATION = "gpu__time_duration.sum"
 _SUSTAINED = "avg.pct_of_peak_sustained_active"
 
 COUNTERS = (
-    Counter("duration_us", ("gpu__time_duration.sum",), 1e-3),
+    Counter("duration_us", (_DURATION,), 1e-3),
     Counter("sm_clock_mhz", ("sm__cycles_elapsed.avg.per_second",), 1e-6),
     Counter(
         "tensor_pct",
@@ -134,11 +135,41 @@ _IDENTITY = "ID"
 
 @dataclass(frozen=True)
 class ProfiledLaunch:
-    """One launch: its kernel's name as the profiler prints it, and its metrics in base units
-    (nanoseconds, bytes, hertz, per cent)."""
+    """One launch, or all of a call: the (main) kernel's name as the profiler prints it, and its
+    metrics in base units (nanoseconds, bytes, hertz, per cent). parts: of a call with several, how
+    long each took, in words."""
 
     kernel: str
     metrics: dict[str, float]
+    parts: str = ""
+
+
+def merged(launches: Mapping[str, ProfiledLaunch]) -> ProfiledLaunch:
+    """The launches of a call, by what they do, as one: sums are added up, of registers the most
+    count, and shares, rates and waits are means by duration."""
+    first, *others = launches.values()
+    if not others:
+        return first
+    parts = list(launches.values())
+    weights = [launch.metrics.get(_DURATION, 1.0) for launch in parts]
+    metrics: dict[str, float] = {}
+    for name in dict.fromkeys(name for launch in parts for name in launch.metrics):
+        pairs = zip(parts, weights, strict=True)
+        known = [(one.metrics[name], weight) for one, weight in pairs if name in one.metrics]
+        if name.endswith(".sum") or name.startswith("memory_l1_"):
+            metrics[name] = sum(value for value, _ in known)
+        elif name.startswith("launch__"):
+            metrics[name] = max(value for value, _ in known)
+        else:
+            total = sum(weight for _, weight in known)
+            metrics[name] = sum(value * weight for value, weight in known) / total
+    said = (
+        f"{role} {launch.metrics[_DURATION] / 1e3:.0f} us"
+        for role, launch in launches.items()
+        if _DURATION in launch.metrics
+    )
+    main = launches.get("main", first)
+    return ProfiledLaunch(main.kernel, metrics, ", ".join(said))
 
 
 class CutOff(ValueError):

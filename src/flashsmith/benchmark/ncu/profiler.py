@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from flashsmith.benchmark.ncu.counters import (
     CutOff,
     ProfiledLaunch,
     Selection,
+    merged,
     parse_listing,
     parse_raw_page,
     unknown_metrics,
@@ -32,6 +34,8 @@ _PROFILED = "flashsmith.benchmark.ncu.profiled_process"
 # An unknown metric ends a run before it has begun; every column has a few names at most.
 _MOST_ATTEMPTS = 12
 _WORDS = 4000
+# Of a config's kernels the one whose name spells it.
+_MAIN = "main"
 # Generous, and still an end: a kernel's proof, and its launches replayed for every few counters.
 _SECONDS_TO_BEGIN = 300.0
 _SECONDS_A_USE = 60.0
@@ -204,18 +208,15 @@ def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:
         why = why or f"it ended with exit status {ended.code}"
     path = Path(job.verdicts)
     verdicts = json.loads(path.read_text()) if path.exists() else []
-    ours = iter([(cfg, launch) for launch in launches if (cfg := _config_of(launch.kernel))])
+    waiting = deque(launches)
     profiled: list[ProfiledUse] = []
     for use, wrong in zip(job.uses, verdicts, strict=False):
         own = []
         for _ in range(0 if wrong else job.runs):
-            found = next(ours, None)
-            if found is None:
+            call = _next_call(waiting, use, ended)
+            if not call:
                 break
-            cfg, launch = found
-            if str(cfg) != use.config:
-                raise _failure(f"profiled {cfg} where {use.config} was launched", ended)
-            own.append(launch)
+            own.append(merged(call))
         if not wrong and len(own) < job.runs:
             names = ", ".join(sorted({launch.kernel for launch in launches})) or "none"
             why = why or f"it has no launch of {use.config} on its page; kernels there: {names}"
@@ -224,6 +225,31 @@ def _assigned(ended: _Ended, job: Job) -> tuple[list[ProfiledUse], str]:
     if len(profiled) < len(job.uses):
         why = why or "the process under it stopped before the end"
     return profiled, str(_failure(why, ended)) if why else ""
+
+
+def _next_call(
+    waiting: deque[ProfiledLaunch], use: Use, ended: _Ended
+) -> dict[str, ProfiledLaunch]:
+    """The launches of a use's next call, by what they do, taken from those that wait: a kernel that
+    has run in it already begins another. Those of others' kernels are passed over.
+
+    Raises ProfilerError where another config of ours was launched.
+    """
+    cfg = parse_kernel_name_into_config(use.config)
+    templates = cfg.family.kernel_templates(cfg)
+    call: dict[str, ProfiledLaunch] = {}
+    while waiting:
+        kernel = waiting[0].kernel
+        role = next((role for role, name in templates.items() if name in kernel), "")
+        spelled = None if role and role != _MAIN else _config_of(kernel)
+        if role in call or (call and not role and spelled):
+            break
+        if spelled not in (None, cfg):
+            raise _failure(f"profiled {spelled} where {cfg} was launched", ended)
+        launch = waiting.popleft()
+        if role and (role != _MAIN or spelled):
+            call[role] = launch
+    return call
 
 
 def _config_of(kernel: str) -> KernelConfig | None:

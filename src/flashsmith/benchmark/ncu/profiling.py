@@ -133,11 +133,13 @@ class _Rows:
             values["emulated_wavefronts_ideal"] = emulated.ideal
         stalls = selection.stalls(launch.metrics)
         absent = selection.absent_columns()
+        notes = [launch.parts] if launch.parts else []
+        notes += [f"no counter here for {', '.join(absent)}"] if absent else []
         return self.row(
             problem,
             cfg,
             "pass",
-            note=f"no counter here for {', '.join(absent)}" if absent else "",
+            note="; ".join(notes),
             stalls=", ".join(f"{reason} {cycles:.2f}" for reason, cycles in stalls),
             **values,
         )

@@ -25,9 +25,10 @@ from flashsmith.printable import quoted
 class ProfileRow(Measurement):
     """A measurement that the profiler took: one kernel on one problem, with what was counted.
 
-    verdict: of its output, before it was profiled; 'error' when it cannot run here. note: why, and
-    which columns this GPU has no counter for. duration_us and what follows are the profiler's, of
-    the launch with the median duration, with cold caches and the clocks as they were:
+    verdict: of its output, before it was profiled; 'error' when it cannot run here. note: why, how
+    long each launch of a call with several took, and which columns this GPU has no counter for.
+    duration_us and what follows are the profiler's, of the call with the median duration, with cold
+    caches and the clocks as they were; of several launches sums, or means by duration:
     tensor_pct, mufu_pct, issue_pct: of what these could do while the SMs were active.
     occupancy_pct, max_occupancy_pct: resident warps, reached and possible. wavefronts: of shared
     memory, wavefronts_ideal: without bank conflicts; emulated_wavefronts(_ideal): what the

@@ -139,10 +139,12 @@ def by_time(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def worth_keeping(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """The best KEPT of a ranking (fastest first), and the best of every tile shape.
+    """The best KEPT of a ranking (fastest first), and the best of every tile shape; of kernels that
+    are not deterministic and of those that are, each.
 
     A shape that loses here wins where there are more or fewer CTAs for the SMs: a lookup for
-    another size compares them again, and must find them.
+    another size compares them again, and must find them. One for a deterministic kernel must find
+    those, too.
     """
     kept = list(ranked[:KEPT])
     shapes = {_shape(one) for one in kept}
@@ -155,12 +157,20 @@ def worth_keeping(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def _shape(one: Ranked) -> tuple[object, ...]:
-    """Family, rows of a tile and threads; a config that no longer parses has a shape of its own."""
+    """Family, rows of a tile (of queries and keys, where a CTA's are not of queries), threads, and
+    whether it is deterministic; a config that no longer parses has a shape of its own."""
     try:
         config = parse_kernel_name_into_config(one.config)
     except FlashsmithError:
         return (one.family, one.config)
-    return (one.family, getattr(config, "B_r", None), config.n_threads)
+    rows = getattr(config, "B_r", None), getattr(config, "B_c", None)
+    has_loop_over_keys = config.family.loop_tiles(config) is not None
+    return (
+        one.family,
+        rows[0] if has_loop_over_keys else rows,
+        config.n_threads,
+        config.family.is_deterministic(config),
+    )
 
 
 # --- JSON ----------------------------------------------------------------------------------------
