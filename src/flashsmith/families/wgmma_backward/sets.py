@@ -10,6 +10,7 @@ from flashsmith.families.legality import is_legal
 from flashsmith.families.wgmma_backward.config import (
     D_HEADS,
     WARPGROUP_ROWS,
+    WIDEST_WHOLE,
     HopperBackwardKernelConfig,
     StepOrder,
 )
@@ -25,11 +26,9 @@ _TILES: dict[int, tuple[tuple[int, int, int, StepOrder], ...]] = {
     ),
     96: ((64, 2, 2, StepOrder.LATE_DQ), (64, 2, 1, StepOrder.DV_FIRST)),
     128: ((64, 2, 2, StepOrder.LATE_DQ), (64, 2, 1, StepOrder.DV_FIRST)),
-    192: ((64, 2, 1, StepOrder.DV_FIRST),),
-    256: ((64, 2, 1, StepOrder.DV_FIRST),),
+    192: ((64, 2, 2, StepOrder.DV_FIRST),),
+    256: ((64, 2, 2, StepOrder.DV_FIRST),),
 }
-# The widest head of which a warpgroup keeps both dk and dv.
-_WIDEST_WHOLE = 128
 # Registers of a producer and a consumer thread, by consumer warpgroups.
 _REGISTERS = {2: (24, 240), 3: (32, 160)}
 
@@ -49,13 +48,13 @@ def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperBack
             dtype,
             d_head,
             B_r,
-            WARPGROUP_ROWS * (warpgroups if d_head <= _WIDEST_WHOLE else 1),
+            WARPGROUP_ROWS * (warpgroups if d_head <= WIDEST_WHOLE else 1),
             warpgroups,
             ds_stages=ds_stages,
             producer_registers=_REGISTERS[warpgroups][0],
             consumer_registers=_REGISTERS[warpgroups][1],
             order=order,
-            split_roles=d_head > _WIDEST_WHOLE,
+            split_roles=d_head > WIDEST_WHOLE,
         )
         for B_r, warpgroups, ds_stages, order in _TILES.get(d_head, ())
     )
