@@ -90,7 +90,7 @@ def compute_gradients(
                 its_exact = exact.result(name)
                 part(found.exact[name])[:] = its_exact
                 results = [one.result(name) for one in orders]
-                result = _further_off(*results, its_exact)
+                result = _further_off(results[0], results[1], its_exact)
                 part(found.rounded[name])[:] = result.astype(found.rounded[name].dtype)
                 part(found.idle[name])[:] = exact.idle(name)
                 largest = NEARLY_TOO_LARGE * _largest(found.rounded[name].dtype)
