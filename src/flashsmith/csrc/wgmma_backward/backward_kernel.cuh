@@ -24,7 +24,7 @@ FS_DEVICE void init_backward_barriers(uint32_t smem) {
     PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::CFG.q_stages, kWarps);
     PipelineBarriers{smem + Kernel::do_barriers}.init(Kernel::CFG.do_stages, kWarps);
     dSStages<Kernel>::init(smem);
-    if (Kernel::CFG.split_roles) mbarrier_init(smem + Kernel::P_barrier, kWarpsPerWarpgroup);
+    if constexpr (Kernel::CFG.split_roles) SplitBackwardConsumer<Kernel>::init(smem);
     mbarrier_init_fence();
 }
 

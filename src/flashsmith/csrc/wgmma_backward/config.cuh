@@ -49,8 +49,8 @@ struct HopperBackwardKernelConfig {
     // Bytes of K and V, of the stages of Q, do and dS, and of P where it passes between warpgroups.
     constexpr int64_t tile_bytes() const {
         const int64_t columns = 2 * int64_t{B_c} + int64_t{q_stages + do_stages} * B_r;
-        const int64_t scores = (int64_t{ds_stages} + split_roles) * B_r * B_c;
-        return (columns * d_head + scores) * kElementBytes;
+        const int64_t P_bytes = split_roles ? int64_t{B_r} * B_c * 4 : 0;
+        return (columns * d_head + int64_t{ds_stages} * B_r * B_c) * kElementBytes + P_bytes;
     }
     // Dynamic shared memory of one CTA: the tiles, the statistics of the rows in Q's and do's
     // stages, and barriers.

@@ -11,6 +11,7 @@ from flashsmith.families.legality import is_legal
 from flashsmith.families.wgmma_backward.config import (
     D_HEADS,
     WARPGROUP_ROWS,
+    WIDEST_WHOLE,
     HopperBackwardKernelConfig,
     StepOrder,
 )
@@ -41,11 +42,9 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
         _Tile(64, 2, 2, _TOGETHER, pingpong=True, persistent=True),
         _Tile(64, 2, 3, _AHEAD, pingpong=True),
     ),
-    192: (_Tile(64, 2, 1, StepOrder.DV_FIRST),),
-    256: (_Tile(64, 2, 1, StepOrder.DV_FIRST),),
+    192: (_Tile(64, 2, 2, StepOrder.DV_FIRST),),
+    256: (_Tile(64, 2, 2, StepOrder.DV_FIRST),),
 }
-# The widest head of which a warpgroup keeps both dk and dv.
-_WIDEST_WHOLE = 128
 
 
 def _registers(tile: _Tile) -> tuple[int, int]:
@@ -67,7 +66,7 @@ def candidates(
     dtype: DType, d_head: int, device: DeviceSpec, masked: bool = False
 ) -> list[HopperBackwardKernelConfig]:
     """Kernels for d_head that are legal on a device, in order of preference."""
-    is_whole = d_head <= _WIDEST_WHOLE
+    is_whole = d_head <= WIDEST_WHOLE
     tiles = _TILES.get(d_head, ())
     made = (
         HopperBackwardKernelConfig(
