@@ -59,7 +59,10 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         if (
             torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0
-            or (torch.is_grad_enabled() and _requires_grad(q, k, v, keywords.get("sinks")))
+            or (
+                torch.is_grad_enabled()
+                and (q.requires_grad or _requires_grad(q, k, v, keywords.get("sinks")))
+            )
         ):
             return (_with_gradients or _find_with_gradients())(q, k, v, **keywords)
         if torch._C._len_torch_dispatch_stack():

@@ -191,12 +191,16 @@ class CachedBackward:
 
 
 def run_backward(
-    config: KernelConfig | Chooser, tensors: Tensors, options: Options, emulate: bool
+    config: KernelConfig | Chooser,
+    tensors: Tensors,
+    options: Options,
+    emulate: bool,
+    follow: Callable[[Any], None] | None = None,
 ) -> Gradients:
     """The gradients for do, q, k, v, o and lse by ``config``'s kernel; ``config`` may be a Chooser.
 
     ``options`` are in the order of BackwardOptions. Calls that differ only in addresses are checked
-    in full once.
+    in full once; ``follow`` is called with the cached call of others.
     """
     calls = cached_launches.cached
     signature, call = cached_launches.find(
@@ -205,6 +209,8 @@ def run_backward(
     if call is not None:
         gradients = call.run(tensors, options)
         if gradients is not None:
+            if follow is not None:
+                follow(call)
             return Gradients(*gradients)
     return _run_and_remember(config, tensors, BackwardOptions(*options), emulate, calls, signature)
 
