@@ -440,3 +440,7 @@ def test_ours_of_a_backward_problem_is_attention_with_the_kernel_that_is_chosen(
     (entry,) = BenchPlan((problem,), ours=True).entries(problem, A100)
     assert (entry.name, entry.attention) == ("ours", True)
     assert entry.config == choose_config(problem, A100)
+    # Both directions are built before anything is measured.
+    forward = replace(problem, operation="forward")
+    uses = list(BenchPlan((problem,), ours=True).uses(A100))
+    assert uses == [(entry.config, problem), (choose_config(forward, A100), forward)]

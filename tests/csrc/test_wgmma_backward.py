@@ -30,8 +30,8 @@ def config(text: str) -> HopperBackwardKernelConfig:
 
 
 WIDE = config(
-    "(BF16, 128, 64, 128, 2): "
-    "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq+early_exp"
+    "(BF16, 128, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_40_232"
+    "+scores_together+lagged_dq+pingpong+persistent"
 )
 # By rows and by turns, where WIDE shares dQ by columns.
 ROWS = config(
@@ -39,12 +39,12 @@ ROWS = config(
     "tma_backward+q_stages_2+do_stages_2+ds_stages_1+regs_24_240+scores_together"
 )
 TURNS = config(
-    "(BF16, 64, 64, 192, 3): "
-    "tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160+scores_together+early_exp"
+    "(BF16, 64, 64, 192, 3): tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160"
+    "+scores_together+early_exp+lagged_dq+persistent"
 )
 AHEAD = config(
-    "(FP16, 64, 64, 128, 2): "
-    "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+scores_ahead+early_exp"
+    "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
+    "+scores_ahead+early_exp+lagged_dq+pingpong"
 )
 # Each of two warpgroups has one and a half of three panels of dQ's columns.
 HALVES = config(
@@ -53,21 +53,19 @@ HALVES = config(
 )
 SPLIT = config(
     "(BF16, 256, 64, 64, 2): "
-    "tma_backward+q_stages_2+do_stages_2+ds_stages_1+regs_24_240+split_roles"
+    "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+split_roles"
 )
 SPLIT_HALVES = replace(SPLIT, dtype=DType.FP16, d_head=192)
-# dQ shared by rows.
-SPLIT_ROWS = replace(SPLIT, d_head=64, B_r=128)
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
-SPLITS = [SPLIT, SPLIT_HALVES, SPLIT_ROWS]
+SPLITS = [SPLIT, SPLIT_HALVES]
 WHOLE = [*BOTH, ROWS, AHEAD, HALVES, SPLIT_HALVES, ALONE]
 PLAIN, CAUSAL = Semantics(), Semantics("causal", uneven=True)
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (CAUSAL, WINDOW):
     shared_kernels.want(BOTH, semantics)
 shared_kernels.want(WHOLE, PLAIN)
-shared_kernels.want([SPLIT_ROWS], CAUSAL)
+shared_kernels.want([SPLIT_HALVES], CAUSAL)
 
 
 def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
@@ -78,14 +76,15 @@ def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
         name: how.pop(name) for name in ("inputs", "seed", "schedule_seed", "checks") if name in how
     }
     options = reference_of(problem.computed).options(problem, **how)
-    return prove_problem(cfg, problem, options=options, **passed)
+    # Two SMs, so that persistent CTAs have several blocks of keys.
+    return prove_problem(cfg, problem, options=options, sm_count=2, **passed)
 
 
 def full(cfg: HopperBackwardKernelConfig, *rest: Any) -> Any:
     return pytest.param(cfg, *rest, marks=pytest.mark.full)
 
 
-@pytest.mark.parametrize("cfg", [*WHOLE, full(SPLIT), full(SPLIT_ROWS)], ids=str)
+@pytest.mark.parametrize("cfg", [*WHOLE, full(SPLIT)], ids=str)
 @pytest.mark.parametrize("schedule_seed", [None, 3])
 def test_whole_tiles(cfg: HopperBackwardKernelConfig, schedule_seed: int | None) -> None:
     text = f"b1 s{2 * cfg.B_r}:{2 * cfg.B_c} h2:1"
@@ -107,7 +106,7 @@ UNEVEN = {
     ("cfg", "case"),
     [
         *((cfg, case) for cfg in BOTH for case in UNEVEN),
-        (SPLIT_ROWS, "rows without keys"),
+        (SPLIT_HALVES, "rows without keys"),
         *(full(cfg, case) for cfg in (HALVES, *SPLITS) for case in UNEVEN),
     ],
     ids=str,

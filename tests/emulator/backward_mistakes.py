@@ -12,6 +12,8 @@ from flashsmith.runtime.launch_plan import Contents, LaunchPlan
 _KEYS = "mma_sync_backward/keys_kernel.cuh"
 _QUERIES = "mma_sync_backward/queries_kernel.cuh"
 _FINISH = "mma_sync_backward/finish_kernel.cuh"
+_CONSUMER, _BLOCK = "wgmma_backward/consumer.cuh", "wgmma_backward/key_block.cuh"
+_PRODUCER = "wgmma_backward/producer.cuh"
 _ROWS, _SEEN = "backward/rows_kernels.cuh", "backward/visibility.cuh"
 _PLACES = "backward/rows.cuh"
 
@@ -178,6 +180,56 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "clear(args.dk, 1,"),
         SourcePatch("every row is in some sequence", _ROWS, "if (any_lane(found)) return;",
                     "return;"),
+    ),
+    "wgmma": (
+        SourcePatch("dropped D", _CONSUMER, "(dP[0][n][e] - (e % 2 == 0 ? D[n].x : D[n].y))",
+                    "dP[0][n][e]"),
+        SourcePatch("D of the neighbour", _CONSUMER, "? D[n].x : D[n].y", "? D[n].y : D[n].x"),
+        SourcePatch("lse of the neighbour", _CONSUMER, "? -lse[n].x : -lse[n].y",
+                    "? -lse[n].y : -lse[n].x"),
+        SourcePatch("D of Q's stage", _CONSUMER,
+                    "(D, Kernel::D_offset, d_o.state.stage())",
+                    "(D, Kernel::D_offset, d_o.state.stage() ^ 1)"),
+        SourcePatch("dropped mask of dS", _CONSUMER,
+                    "if (blocks.needs_mask(block)) mask(dP);", ";"),
+        SourcePatch("dropped mask of P", _CONSUMER, "if (blocks.needs_mask(block)) mask(p);", ";"),
+        SourcePatch("no zeros in rows that see nothing", _CONSUMER,
+                    "if (rows <= 0) return;\n        mbarrier_wait",
+                    "return;\n        mbarrier_wait"),
+        SourcePatch("scale twice in dk", _CONSUMER, "store(args.dk, dk, args.scale,",
+                    "store(args.dk, dk, args.scale * args.scale,"),
+        SourcePatch("scale in dv", _CONSUMER, "store(args.dv, dv, 1.0f,",
+                    "store(args.dv, dv, args.scale,"),
+        SourcePatch("scores add to those before", _CONSUMER,
+                    "b + Panel::template column_step<Kernel::B_r>(step), step > 0);",
+                    "b + Panel::template column_step<Kernel::B_r>(step), 1);"),
+        SourcePatch("dq adds to the one before", _CONSUMER,
+                    "b + Panel::row_step(step), step > 0);", "b + Panel::row_step(step), 1);"),
+        SourcePatch("dk and dv of the last step", _CONSUMER, "b + Panel::row_step(step), 1);",
+                    "b + Panel::row_step(step), step > 0);"),
+        SourcePatch("sums of dq stay in one block", _CONSUMER, "dq_sums += kBlock;", ";"),
+        SourcePatch("sums of dq stay in one head", _CONSUMER,
+                    "dq_sums += args.statistics_head_stride * Kernel::d_head -", "dq_sums += 0 -"),
+        SourcePatch("the first warpgroup's columns of dq", _CONSUMER,
+                    "Kernel::shares_rows ? 0 : part * Kernel::dq_columns;", "0;"),
+        SourcePatch("dS is not fenced", _CONSUMER,
+                    "tma_store_fence();\n        __syncwarp();", "__syncwarp();"),
+        SourcePatch("dS without a wait for the warp", _CONSUMER,
+                    "tma_store_fence();\n        __syncwarp();", "tma_store_fence();"),
+        SourcePatch("one head of a group", _BLOCK, "n_heads = args.heads_q / args.heads_k;",
+                    "n_heads = 1;"),
+        SourcePatch("wrong group of heads", _BLOCK, "first_head = head_k * n_heads;",
+                    "first_head = head_k;"),
+        SourcePatch("statistics of the first head", _BLOCK,
+                    "(args, batch, step.head, q.first)", "(args, batch, 0, q.first)"),
+        SourcePatch("lse in D's place", _PRODUCER, "Kernel::D_offset, args.problem.D);",
+                    "Kernel::D_offset, args.problem.lse_log2);"),
+        SourcePatch("V of K's rows", _PRODUCER,
+                    "load_keys(V, &args.v,", "load_keys(V, &args.k,"),
+        SourcePatch("no scale in finish", "wgmma_backward/finish_kernel.cuh",
+                    "args.grads_fp32, dq, args.scale);", "args.grads_fp32, dq, 1.0f);"),
+        SourcePatch("sums of rows that see nothing", "wgmma_backward/finish_kernel.cuh",
+                    "< unseeing ? 0.0f", "< 0 ? 0.0f"),
     ),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -70,7 +70,7 @@ class BackwardVictim:
         return list(mutants_by(operators, self.kernel.modules[entry], entry))
 
     def sample(
-        self, operators: Sequence[Operator], role: str, every: Sequence[str], most: int
+        self, operators: Sequence[Operator], role: str, every: Collection[str], most: int
     ) -> list[Mutant]:
         """All of the operators ``every``, and of each other one as many as ``most``, spread out."""
         groups: dict[str, list[Mutant]] = defaultdict(list)
@@ -83,15 +83,15 @@ class BackwardVictim:
         return chosen
 
     def said(self, role: str, mutant: Mutant) -> str:
-        """The lines of our sources that a mutated instruction comes of, innermost first, each with
-        the line behind it."""
+        """The lines of our sources that a mutated instruction comes of, innermost first, each
+        between its neighbours."""
         entry = self.roles[role]
         lines = []
         location = _locations(self.kernel.modules[entry], entry)[mutant.ptx_line]
         while location is not None:
             name, _, line = str(location).partition(":")
             if name.endswith("cuh") and (package_sources() / name).is_file():
-                source = _source(name)[int(line) - 1 : int(line) + 1]
+                source = _source(name)[max(0, int(line) - 2) : int(line) + 1]
                 lines += [text.strip() for text in source]
             location = location.inlined_at
         return "\n".join(lines)

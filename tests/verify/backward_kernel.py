@@ -30,7 +30,8 @@ MUTANTS = {
     "the last key left out": "", "no mask": "mask",
     "lse rounded to 16 bits": "", "lse off by 1e-3": "", "lse of base e": "",
     "P of the row's maximum": "", "P rounded towards 0": "", "dS rounded towards 0": "",
-    "P in 8 bits": "", "dq summed in 16 bits": "tiles", "dP without v's last column": "",
+    "P in 8 bits": "", "dS of the rounded P": "", "dq summed in 16 bits": "tiles",
+    "dP without v's last column": "",
     "dq without the last keys": "tiles", "dk without the first rows": "tiles",
     "dv of the next row's do": "", "do of rows without keys": "dead",
     "rows behind sequences unwritten": "outside", "rows behind sequences kept": "outside",
@@ -263,7 +264,8 @@ class _Head:
         if mutant == "dP without v's last column":
             v = np.where(np.arange(v.shape[1]) == v.shape[1] - 1, 0, v)
         dp = do[block] @ v.T
-        ds = np.where(seen, p * (dp - d_row[block, None]) * factor, 0).astype(np.float32)
+        its_p = self._rounded(p) if mutant == "dS of the rounded P" else p
+        ds = np.where(seen, its_p * (dp - d_row[block, None]) * factor, 0).astype(np.float32)
         if mutant == "P in 8 bits":
             return self._rounded(np.round(p * 256) / 256), self._rounded(ds)
         return (

@@ -24,7 +24,8 @@ from flashsmith.verify.tolerance import Comparison
 # little more than round once more.
 PROBLEMS = 24
 SUBTLE = {
-    "dq summed in 16 bits": 1, "P rounded towards 0": 2, "dS rounded towards 0": 3,
+    "dq summed in 16 bits": 1, "dS of the rounded P": 1,
+    "P rounded towards 0": 2, "dS rounded towards 0": 3,
     "the group's sum in 16 bits": 4, "lse off by 1e-3": 6, "do of rows without keys": 4,
 }  # fmt: skip
 MOST = 8

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from flashsmith.benchmark.implementations import (
     gradient_implementation,
     kernel_implementation,
 )
-from flashsmith.benchmark.kernel_facts import BuiltKernels
+from flashsmith.benchmark.kernel_facts import BuiltKernels, Use
 from flashsmith.benchmark.measurement import Kind, Measurement, Part, Proof, Times, now
 from flashsmith.benchmark.peers import Peer, peers_of
 from flashsmith.benchmark.progress import ProgressReporter
@@ -117,6 +118,18 @@ class BenchPlan:
                 yield Entry(OURS, chosen, attention=True)
         yield from (Entry(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
 
+    def uses(self, device: DeviceSpec) -> Iterator[Use]:
+        """The kernels to build, and on what problems: of gradients those of the forward pass, too,
+        whose outputs they are of."""
+        for problem in self.problems:
+            for entry in self.entries(problem, device):
+                if entry.config is not None:
+                    yield entry.config, problem
+            if problem.operation == BACKWARD.name:
+                forward = replace(problem, operation=DEFAULT)
+                with suppress(FlashsmithError):  # what is wrong is said of that problem
+                    yield choose_config(forward, device), forward
+
     def peers_of(self, problem: Problem) -> tuple[Peer, ...]:
         """Those of ``peers`` that a problem is for, as ``peers.peers_of`` says."""
         return peers_of(problem, self.peers)
@@ -166,13 +179,7 @@ def run_bench(
     plan.check()
     environment, telemetry = environment or Environment.collect(), telemetry or Telemetry()
     bench = Bench(plan, device, BuiltKernels(device), environment, clock, telemetry, make_workload)
-    uses = [
-        (entry.config, problem)
-        for problem in plan.problems
-        for entry in plan.entries(problem, device)
-        if entry.config is not None
-    ]
-    bench.kernels.build(uses, reporter.build)
+    bench.kernels.build(plan.uses(device), reporter.build)
     if telemetry.absence:
         reporter.say(telemetry.absence)
     rows: list[Measurement] = []

@@ -63,8 +63,10 @@ def compute_gradients(
     The exact ones are float64, of ``exact_o`` and ``exact_lse``, which may be of more keys than k
     holds. The rounded ones are of the o and lse among the inputs, which a kernel reads: P and dS
     rounded to the dtype, sums and D in fp32, the result rounded once, or not where ``unrounded``.
-    Scores and dP are summed as tensor cores do, which cut off what fp32 cannot hold of each sum of
-    8 products; scores are brought to base 2 by constants rounded to fp32.
+    Scores are brought to base 2 by constants rounded to fp32. Scores and dP are summed twice: as
+    tensor cores do, which cut off what fp32 cannot hold of each sum of 8 products, and rounded in
+    another order. Of each element the one counts that is further off, since of few rows the error
+    of one order may be small by chance.
 
     A row that sees no key, or whose lse is -inf, contributes nothing to dq, dk and dv, whatever do
     and q hold there. Where o is 0, do does not count in D. An lse of -inf reads as +inf.
@@ -78,23 +80,35 @@ def compute_gradients(
             if rows.q.stop == rows.q.start:
                 continue
             exact = _Sequence(engine, attention, rows, precise, "float64")
-            rounded = _Sequence(engine, attention, rows, inputs, "float32")
-            exact.run()
-            rounded.run()
+            orders = [
+                _Sequence(engine, attention, rows, inputs, "float32", products)
+                for products in (TENSOR_CORE_PRODUCTS, None)
+            ]
+            for one in (exact, *orders):
+                one.run()
             for name, part in (("dq", rows.of_queries), ("dk", rows.of_keys), ("dv", rows.of_keys)):
-                part(found.exact[name])[:] = exact.result(name)
-                result = rounded.result(name)
+                its_exact = exact.result(name)
+                part(found.exact[name])[:] = its_exact
+                results = [one.result(name) for one in orders]
+                result = _further_off(results[0], results[1], its_exact)
                 part(found.rounded[name])[:] = result.astype(found.rounded[name].dtype)
                 part(found.idle[name])[:] = exact.idle(name)
-                part(found.tainted[name])[:] = rounded.tainted(name) | (
-                    np.abs(result) > NEARLY_TOO_LARGE * _largest(found.rounded[name].dtype)
-                )
+                largest = NEARLY_TOO_LARGE * _largest(found.rounded[name].dtype)
+                for one, one_result in zip(orders, results, strict=True):
+                    part(found.tainted[name])[:] |= one.tainted(name)
+                    part(found.tainted[name])[:] |= np.abs(one_result) > largest
             if "sinks" in inputs:
                 of_sinks, size = exact.of_sinks()
                 found.exact["dsinks"][:] += of_sinks
                 found.sinks_size[:] += size
-                found.rounded["dsinks"][:] += rounded.of_sinks()[0]
+                found.rounded["dsinks"][:] += orders[0].of_sinks()[0]
     return found
+
+
+def _further_off(one: np.ndarray, other: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Of each element the one that is further from exact, or not finite."""
+    further = np.abs(other - exact) > np.abs(one - exact)
+    return np.where(further | ~np.isfinite(other), other, one)
 
 
 def _largest(dtype: np.dtype) -> float:
@@ -115,8 +129,11 @@ class _Sequence:
         rows: Rows,
         inputs: Mapping[str, np.ndarray],
         precision: str,
+        products: int | None = None,
     ) -> None:
+        """``products``: how many at once tensor cores add to a sum; None for sums that round."""
         self.engine, self.attention, self.precision = engine, attention, precision
+        self.products = products
         self.dtype = inputs["q"].dtype
         k = rows.of_keys(inputs["k"])
         self.seq_q, self.heads_q, d = rows.of_queries(inputs["q"]).shape
@@ -256,17 +273,17 @@ class _Sequence:
         self.dv[:, keys] += dv
 
     def _product(self, a: Any, b: Any) -> Any:
-        """a b^T; in fp32 as tensor cores sum it. Where dP and D cancel, as for a row that sees one
-        key, their errors are all that is left."""
-        xp, cast = self.engine.xp, self.engine.cast
+        """a b^T. Where dP and D cancel, as for a row that sees one key, the errors of its sums are
+        all that is left."""
+        xp, cast, products = self.engine.xp, self.engine.cast, self.products
         b = xp.swapaxes(b, -1, -2)
-        if self.precision == "float64":
+        if products is None:
             return a @ b
         a, b = cast(a, "float64"), cast(b, "float64")
-        sums = a[..., :TENSOR_CORE_PRODUCTS] @ b[..., :TENSOR_CORE_PRODUCTS, :]
+        sums = a[..., :products] @ b[..., :products, :]
         self.engine.truncate(sums)
-        for first in range(TENSOR_CORE_PRODUCTS, a.shape[-1], TENSOR_CORE_PRODUCTS):
-            some = slice(first, first + TENSOR_CORE_PRODUCTS)
+        for first in range(products, a.shape[-1], products):
+            some = slice(first, first + products)
             sums += a[..., some] @ b[..., some, :]
             self.engine.truncate(sums)
         return cast(sums, self.precision)

@@ -10,6 +10,17 @@ namespace flashsmith {
 
 constexpr int kRowsKernelThreads = 256;
 
+template <typename value_t>
+FS_DEVICE float2 unpacked(uint32_t pair);
+template <>
+FS_DEVICE float2 unpacked<__half>(uint32_t pair) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+template <>
+FS_DEVICE float2 unpacked<__nv_bfloat16>(uint32_t pair) {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
 // sum + do o of two elements. Rows that see no key have o = 0, and do may be anything there.
 template <typename value_t>
 FS_DEVICE float dot(uint32_t d_o, uint32_t o, float sum) {

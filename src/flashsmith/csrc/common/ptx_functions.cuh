@@ -220,16 +220,4 @@ FS_DEVICE uint32_t pack_16bit<__nv_bfloat16>(float low, float high) {
     return d;
 }
 
-// Back again.
-template <typename value_t>
-FS_DEVICE float2 unpacked(uint32_t pair);
-template <>
-FS_DEVICE float2 unpacked<__half>(uint32_t pair) {
-    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
-}
-template <>
-FS_DEVICE float2 unpacked<__nv_bfloat16>(uint32_t pair) {
-    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-}
-
 }  // namespace flashsmith

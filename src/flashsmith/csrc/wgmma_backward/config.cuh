@@ -35,6 +35,9 @@ struct HopperBackwardKernelConfig {
     StepOrder order;
     bool early_exp;    // no exponential is put off until the product beside it is done
     bool split_roles;  // two warpgroups have the same keys, one dv and the other dk
+    bool lagged_dq;    // a step computes dq of the step before: nobody waits for another's dS
+    bool pingpong;     // warpgroups issue their products in turns
+    bool persistent;   // a CTA for each SM takes one block of keys after the other
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 
@@ -46,8 +49,8 @@ struct HopperBackwardKernelConfig {
     // Bytes of K and V, of the stages of Q, do and dS, and of P where it passes between warpgroups.
     constexpr int64_t tile_bytes() const {
         const int64_t columns = 2 * int64_t{B_c} + int64_t{q_stages + do_stages} * B_r;
-        const int64_t scores = (int64_t{ds_stages} + split_roles) * B_r * B_c;
-        return (columns * d_head + scores) * kElementBytes;
+        const int64_t P_bytes = split_roles ? int64_t{B_r} * B_c * 4 : 0;
+        return (columns * d_head + int64_t{ds_stages} * B_r * B_c) * kElementBytes + P_bytes;
     }
     // Dynamic shared memory of one CTA: the tiles, the statistics of the rows in Q's and do's
     // stages, and barriers.
@@ -70,6 +73,8 @@ struct HopperBackwardKernelConfig {
 struct HopperBackwardKernelArgs {
     TensorMap q, k, v, d_o;
     BackwardKernelArgs problem;
+    uint32_t* key_block_counter;  // persistent: 0 before and after
+    uint32_t n_key_blocks;        // of all heads, packed: with those that there are not
 };
 
 using hopper_backward_kernel_fn = void (*)(const HopperBackwardKernelArgs);

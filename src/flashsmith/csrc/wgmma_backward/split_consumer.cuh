@@ -1,9 +1,9 @@
 // Consumer warpgroups that share 64 keys of a wide head, for which one has too few registers: the
 // first keeps dv, the second dk.
 //
-// The first computes S and P, which it passes on in 16 bits, lane by lane; the second dP and dS.
-// dQ = dS K is computed by both, half of its columns each. One buffer of P is enough, and one of
-// dS: a step's P is stored when dQ of the step before is done, which waited for dS and so for P.
+// The first computes S and P, which it passes on in fp32, lane by lane; the second dP and dS. (dS
+// from P in 16 bits would be rounded twice.) dQ = dS K is computed by both, half of its columns
+// each.
 #pragma once
 
 #include "wgmma_backward/consumer.cuh"
@@ -14,121 +14,185 @@ template <class Kernel>
 struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
     using Base = BackwardConsumer<Kernel>;
     using value_t = typename Kernel::value_t;
-    using Base::advance_block, Base::args, Base::d_o, Base::dk, Base::dP, Base::dS, Base::dv,
-        Base::lane, Base::P, Base::Q, Base::S, Base::smem, Base::warp;
-
-    int P_phase = 0;
+    using Base::advance_block, Base::args, Base::d_o, Base::dP, Base::dS, Base::lane, Base::P,
+        Base::Q, Base::S, Base::smem, Base::warp, Base::warpgroup;
 
     using Base::Base;
 
+    FS_DEVICE static void init(uint32_t smem) {
+        const PipelineBarriers barriers{smem + Kernel::P_barriers};
+        mbarrier_init(barriers.full(0), kWarpsPerWarpgroup);
+        mbarrier_init(barriers.empty(0), kWarpsPerWarpgroup);
+    }
+    FS_DEVICE PipelineBarriers P_barriers() const { return {smem + Kernel::P_barriers}; }
+
+    // One accumulator for dv or dk: of two the compiler would keep both where the roles end.
+    FS_DEVICE typename Kernel::Gradient& gradient() { return this->dk; }
+
     // ---- the algorithm ----
 
-    FS_DEVICE void run(int n_steps) {
-        if (this->warpgroup == 0)
-            run_dv(n_steps);
+    FS_DEVICE void run() {
+        const int n_steps = this->begin(block_index());
+        zero(gradient());
+        if (n_steps > 0) {
+            this->K.consumer_wait();
+            if (warpgroup == 0) {
+                compute<true>(n_steps);
+            } else {
+                this->V.consumer_wait();
+                compute<false>(n_steps);
+            }
+        }
+        // Again, rather than keep it in registers.
+        const typename Base::Keys keys(args, block_index());
+        if (warpgroup == 0)
+            this->store(args.dv, gradient(), 1.0f,
+                        keys.batch * args.dv_batch_stride + keys.head_k * args.dv_head_stride,
+                        args.dv_seq_stride, keys);
         else
-            run_dk(n_steps);
+            this->store(args.dk, gradient(), args.scale,
+                        keys.batch * args.dk_batch_stride + keys.head_k * args.dk_head_stride,
+                        args.dk_seq_stride, keys);
     }
 
-    // No product is in flight where a loop begins, see BackwardConsumer.
-    FS_DEVICE void run_dv(int n_steps) {
-        zero(dv);
-        if (n_steps > 0) {
-            mbarrier_wait(smem + Kernel::K_barrier, 0);
-            compute_S();
+    // Both roles keep to the same order. Sums of dq in global memory take as long as all products
+    // of a step: each half of a warpgroup's columns leaves under another product. dq is that of the
+    // step before, so that nobody waits for dS. No product is in flight where the loop begins, see
+    // BackwardConsumer.
+    template <bool kOfV>
+    FS_DEVICE void compute(int n_steps) {
+        step<kOfV, false>();
 #pragma unroll 1
-            while (true) {
-                this->exponentiate();
-                Q.consumer_release(warp, lane);
-                pass_P();
-                d_o.consumer_wait();
-                this->start_gradient(dv, P, d_o.tile());
-                this->start_dq();
-                wgmma_wait<1>(dv, P);
-                d_o.consumer_release(warp, lane);
-                this->finish_dq();
-                if (--n_steps == 0) break;
-                advance_block();
-                compute_S();
-            }
+        while (--n_steps > 0) {
+            advance_block();
+            step<kOfV, true>();
         }
-        const typename Base::Keys keys(args);  // again, rather than keep it in registers
-        this->store(args.dv, dv, 1.0f,
-                    keys.batch * args.dv_batch_stride + keys.head_k * args.dv_head_stride,
-                    args.dv_seq_stride, keys);
+        start_dq<0>();
+        finish_dq<0, 0>();
+        start_dq<1>();
+        finish_dq<1, 0>();
     }
 
-    FS_DEVICE void run_dk(int n_steps) {
-        zero(dk);
-        if (n_steps > 0) {
-            mbarrier_wait(smem + Kernel::V_barrier, 0);
-            mbarrier_wait(smem + Kernel::K_barrier, 0);
-            compute_dP();
-#pragma unroll 1
-            while (true) {
-                take_P();
-                this->compute_dS();
-                this->start_gradient(dk, dS, Q.tile());
-                this->start_dq();
-                wgmma_wait<1>(dk, dS);
-                Q.consumer_release(warp, lane);
-                this->finish_dq();
-                if (--n_steps == 0) break;
-                advance_block();
-                compute_dP();
-            }
+    template <bool kOfV, bool kWithdQ>
+    FS_DEVICE void step() {
+        if constexpr (kWithdQ) start_dq<0>();
+        this->await_queries();
+        if constexpr (kOfV) {
+            this->begin_S();
+        } else {
+            d_o.consumer_wait();
+            this->begin_dP();
         }
-        const typename Base::Keys keys(args);
-        this->store(args.dk, dk, args.scale,
-                    keys.batch * args.dk_batch_stride + keys.head_k * args.dk_head_stride,
-                    args.dk_seq_stride, keys);
+        if constexpr (kWithdQ) finish_dq<0, 1>();
+        if constexpr (kOfV) {
+            wgmma_wait<0>(S);
+            this->exponentiate();
+            Q.consumer_release(warp, lane);
+            pass_P();
+            d_o.consumer_wait();
+            add_product<kWithdQ>(P, d_o);
+        } else {
+            wgmma_wait<0>(dP);
+            take_P();
+            this->compute_dS();
+            this->stages.commit(lane);
+            add_product<kWithdQ>(dS, Q);
+        }
     }
 
-    FS_DEVICE void compute_S() {
-        this->begin_S();
-        wgmma_wait<0>(S);
+    // dv += P^T do, or dk += dS^T q.
+    template <bool kWithdQ, class Pipeline>
+    FS_DEVICE void add_product(typename Kernel::Rounded& a, Pipeline& tiles) {
+        if constexpr (kWithdQ) start_dq<1>();
+        this->start_gradient(gradient(), a, tiles.tile());
+        if constexpr (kWithdQ) finish_dq<1, 1>();
+        wgmma_wait<0>(gradient(), a);
+        tiles.consumer_release(warp, lane);
     }
-    // Q is waited for here: rows that see no key are cleared in it too.
-    FS_DEVICE void compute_dP() {
-        Q.consumer_wait();
-        this->clear_unseeing();
-        this->begin_dP();
-        wgmma_wait<0>(dP);
+
+    // ---- dQ ----
+
+    // A warpgroup's columns: a panel, then what is behind it, where sums lie in this order.
+    static constexpr int kColumns[2] = {Kernel::Panel::kColumns,
+                                        Kernel::dq_columns - Kernel::Panel::kColumns};
+    float dq_0[1][kColumns[0] / 8][4], dq_1[1][kColumns[1] / 8][4];
+
+    template <int kHalf>
+    FS_DEVICE auto& half() {
+        if constexpr (kHalf == 0)
+            return dq_0;
+        else
+            return dq_1;
+    }
+
+    template <int kHalf>
+    FS_DEVICE void start_dq() {
+        using Panel = typename Kernel::Panel;
+        using KeysPanel = typename Kernel::KeysPanel;
+        constexpr int kPanels = Kernel::dq_columns / kColumns[0];
+        if constexpr (kHalf == 0) this->advance_dq_sums();
+        const uint32_t tile =
+            kHalf == 0 ? this->stages.wait() : this->stages.tile(this->stages.read.stage());
+        uint32_t keys = anew(smem) + Kernel::K_offset;
+        if constexpr (Kernel::halves_a_panel && kHalf == 1)
+            keys += 2 * Kernel::KV_panel_bytes + warpgroup * Panel::kRowBytes / 2;
+        else
+            keys += (warpgroup * kPanels + kHalf) * Kernel::KV_panel_bytes;
+        const uint64_t a = KeysPanel::descriptor(anew(tile)), b = Panel::descriptor(keys);
+        wgmma_fence(half<kHalf>());
+#pragma unroll
+        for (int k = 0; k < Kernel::key_steps; ++k)
+            Wgmma<value_t, kColumns[kHalf], true>::run(
+                half<kHalf>(), a + KeysPanel::template column_step<Kernel::B_r>(k),
+                b + Panel::row_step(k), k > 0);
+        wgmma_commit();
+    }
+    // With so many products behind it in flight.
+    template <int kHalf, int kBehind>
+    FS_DEVICE void finish_dq() {
+        wgmma_wait<kBehind>(half<kHalf>());
+        if constexpr (kHalf == 1) this->stages.release(lane);
+        float* const sums = this->dq_sums + kHalf * kColumns[0] / 8 * kWarpgroupThreads * 4;
+#pragma unroll
+        for (int n = 0; n < kColumns[kHalf] / 8; ++n) {
+            const auto& x = half<kHalf>()[0][n];
+            add_global(sums + n * kWarpgroupThreads * 4, float4{x[0], x[1], x[2], x[3]});
+        }
     }
 
     // ---- P from one warpgroup to the other ----
 
-    FS_DEVICE uint32_t place_of_P() const {
-        return smem + Kernel::P_offset + (warp * kWarpSize + lane) * 16;
+    FS_DEVICE uint32_t place_of_P(int n) const {
+        return smem + Kernel::P_offset + (n * kWarpgroupThreads + warp * kWarpSize + lane) * 16;
+    }
+    // Whether an odd number of steps is done, which do's pipeline counts: ptxas has no register
+    // left.
+    FS_DEVICE uint32_t P_phase() const {
+        return (d_o.state.phase() * Base::CFG.do_stages + d_o.state.stage()) % 2;
     }
     // What S holds now: with a softcap that is not P, see exponentiate().
     FS_DEVICE void pass_P() {
+        mbarrier_wait(P_barriers().empty(0), P_phase() ^ 1);
 #pragma unroll
-        for (int step = 0; step < Kernel::query_steps; ++step) {
-            uint32_t capped[4];
-            if constexpr (Base::SEMANTICS.softcap)
-                pack_fragment<value_t>(capped, S[0][2 * step], S[0][2 * step + 1]);
-            const auto& x = Base::SEMANTICS.softcap ? capped : P[step];
-            store_shared_16B(place_of_P() + step * kWarpgroupThreads * 16,
-                             uint4{x[0], x[1], x[2], x[3]});
-        }
+        for (int n = 0; n < Kernel::B_r / 8; ++n)
+            store_shared_16B(place_of_P(n),
+                             uint4{__float_as_uint(S[0][n][0]), __float_as_uint(S[0][n][1]),
+                                   __float_as_uint(S[0][n][2]), __float_as_uint(S[0][n][3])});
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(smem + Kernel::P_barrier);
+        if (lane == 0) mbarrier_arrive(P_barriers().full(0));
     }
     FS_DEVICE void take_P() {
-        mbarrier_wait(smem + Kernel::P_barrier, P_phase);
-        P_phase ^= 1;
+        mbarrier_wait(P_barriers().full(0), P_phase());
 #pragma unroll
-        for (int step = 0; step < Kernel::query_steps; ++step) {
-            const uint4 x = load_shared_16B(place_of_P() + step * kWarpgroupThreads * 16);
-            const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 p = unpacked<value_t>(pairs[i]);
-                S[0][2 * step + i / 2][i % 2 * 2] = p.x;
-                S[0][2 * step + i / 2][i % 2 * 2 + 1] = p.y;
-            }
+        for (int n = 0; n < Kernel::B_r / 8; ++n) {
+            const uint4 x = load_shared_16B(place_of_P(n));
+            S[0][n][0] = __uint_as_float(x.x);
+            S[0][n][1] = __uint_as_float(x.y);
+            S[0][n][2] = __uint_as_float(x.z);
+            S[0][n][3] = __uint_as_float(x.w);
         }
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(P_barriers().empty(0));
     }
 };
 

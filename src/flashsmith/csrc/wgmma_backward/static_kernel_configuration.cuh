@@ -78,20 +78,21 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int do_offset = Q_offset + CFG.q_stages * Q_tile_bytes;
     static constexpr int dS_offset = do_offset + CFG.do_stages * Q_tile_bytes;
     static constexpr int P_offset = dS_offset + CFG.ds_stages * dS_tile_bytes;
-    static constexpr int P_bytes = CFG.split_roles ? B_r * B_c * kElementBytes : 0;
+    static constexpr int P_bytes = CFG.split_roles ? B_r * B_c * 4 : 0;
     static constexpr int lse_offset = P_offset + P_bytes;
     static_assert(lse_offset == CFG.tile_bytes());
     static constexpr int D_offset = lse_offset + CFG.q_stages * statistics_bytes;
     static constexpr int barrier_offset = D_offset + CFG.do_stages * statistics_bytes;
 
-    // K's, V's and P's barrier, then pairs (full, empty) for every stage.
-    static constexpr int K_barrier = barrier_offset;
-    static constexpr int V_barrier = K_barrier + 8;
-    static constexpr int P_barrier = V_barrier + 8;
-    static constexpr int Q_barriers = P_barrier + 8;
+    // Pairs (full, empty) for K, V, P and every stage; then the number of the block of keys.
+    static constexpr int K_barriers = barrier_offset;
+    static constexpr int V_barriers = K_barriers + 16;
+    static constexpr int P_barriers = V_barriers + 16;
+    static constexpr int Q_barriers = P_barriers + 16;
     static constexpr int do_barriers = Q_barriers + 16 * CFG.q_stages;
     static constexpr int dS_barriers = do_barriers + 16 * CFG.do_stages;
-    static_assert(dS_barriers + 16 * CFG.ds_stages <= CFG.smem_bytes());
+    static constexpr int number_offset = dS_barriers + 16 * CFG.ds_stages;
+    static_assert(number_offset + 16 <= CFG.smem_bytes());
 
     // What the constants above and the kernel assume. `flashsmith explain` has all rules and their
     // reasons.
@@ -99,8 +100,10 @@ struct StaticHopperBackwardKernelConfig {
         static_assert(d_head % 32 == 0 && d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
         static_assert(B_c == kWarpgroupRows * key_groups, "B_c: a warpgroup has 64 keys");
-        static_assert(!CFG.split_roles || (n_warpgroups == 2 && CFG.order == StepOrder::dv_first),
-                      "split_roles: one warpgroup for dv and one for dk, in their own order");
+        static_assert(
+            !CFG.split_roles || (d_head > 128 && B_r == kWarpgroupRows && n_warpgroups == 2 &&
+                                 CFG.ds_stages > 1 && CFG.order == StepOrder::dv_first),
+            "split_roles: for wide heads, one warpgroup for dv and one for dk");
         static_assert(shares_rows || B_r == kWarpgroupRows,
                       "B_r: a part of dQ has 64 rows, for each warpgroup or for all");
         static_assert(halves_a_panel || dq_columns % Panel::kColumns == 0 ||
@@ -118,6 +121,14 @@ struct StaticHopperBackwardKernelConfig {
                       "registers: setmaxnreg waits for ever for more than there are");
         static_assert(!CFG.early_exp || CFG.order != StepOrder::dv_first,
                       "early_exp: with dv_first no product runs beside the exponentials");
+        static_assert(!CFG.lagged_dq || CFG.ds_stages > 1,
+                      "lagged_dq: dS is stored before the last step's is read");
+        static_assert(!CFG.split_roles || !(CFG.lagged_dq || CFG.pingpong || CFG.persistent),
+                      "split_roles: its warpgroups have a step of their own");
+        static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
+        static_assert(CFG.order == StepOrder::dv_first || CFG.order == StepOrder::scores_together ||
+                          CFG.q_stages > 1,
+                      "q_stages: the next step's S comes before dk of this one is done");
         return true;
     }
 

@@ -30,6 +30,8 @@ WARPGROUP_ROWS = 64
 # Bytes of barriers beside the tiles.
 BARRIER_PAGE = 256
 D_HEADS = (64, 96, 128, 192, 256)
+# The widest head of which a warpgroup has registers for both dk and dv.
+WIDEST_WHOLE = 128
 REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
 # Registers of a thread beside its accumulators: addresses, statistics, loop state.
 REGISTERS_BESIDE_TILES = 24
@@ -169,6 +171,39 @@ class HopperBackwardKernelConfig(KernelConfig):
         effect=describe.roles,
         where="SplitBackwardConsumer",
     )
+    lagged_dq: bool = knob(
+        "a step computes dq of the step before it",
+        word="lagged_dq",
+        default=False,
+        effect=lambda cfg: (
+            "a step computes the dq of the last one, whose dS all warpgroups have long stored"
+            if cfg.lagged_dq
+            else "a step's dq waits until all warpgroups have stored the step's dS"
+        ),
+        where="BackwardConsumer::start_dq",
+    )
+    pingpong: bool = knob(
+        "warpgroups issue their products in turns",
+        word="pingpong",
+        default=False,
+        effect=lambda cfg: (
+            "warpgroups issue products in turns: one multiplies while others have exponentials"
+            if cfg.pingpong
+            else "warpgroups issue products whenever they have come to them"
+        ),
+        where="ProductOrder",
+    )
+    persistent: bool = knob(
+        "a CTA for each SM takes one block of keys after the other",
+        word="persistent",
+        default=False,
+        effect=lambda cfg: (
+            "a CTA for each SM: the next block's first tiles arrive while dk and dv are stored"
+            if cfg.persistent
+            else "a CTA for each block of keys"
+        ),
+        where="BackwardProducer::run",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -206,10 +241,9 @@ class HopperBackwardKernelConfig(KernelConfig):
     @property
     def accumulators(self) -> int:
         """Registers a thread needs for dk and dv, S and dP, and P and dS where they live beside
-        them; with split roles for one of each kind, or for dQ and the operand before it."""
+        them; with split roles half of dk and dv."""
         if self.split_roles:
-            beside = self.B_r // 4
-            return self.d_head // 2 + beside + max(self.B_r, self.dq_columns // 2)
+            return self.d_head // 2 + self.B_r + self.B_r // 4
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
         if self.order == StepOrder.SCORES_AHEAD and self.early_exp:
             beside = 2
@@ -218,8 +252,8 @@ class HopperBackwardKernelConfig(KernelConfig):
     def tile_bytes(self, elem_size: int = 2) -> int:
         """Bytes of K and V, of the stages of Q, do and dS, and of P with split roles."""
         rows = 2 * self.B_c + (self.q_stages + self.do_stages) * self.B_r
-        scores = (self.ds_stages + self.split_roles) * self.B_r * self.B_c
-        return (rows * self.d_head + scores) * elem_size
+        P_bytes = self.split_roles * self.B_r * self.B_c * _FLOAT_BYTES
+        return (rows * self.d_head + self.ds_stages * self.B_r * self.B_c) * elem_size + P_bytes
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of a CTA, bytes: the tiles, row statistics, and barriers."""

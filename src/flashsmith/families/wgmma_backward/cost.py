@@ -61,7 +61,7 @@ def _step_cycles(
     read *= cfg.key_groups
     read += cfg.B_r * cfg.B_c * cfg.d_head // cfg.dq_columns
     read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.d_head
-    written = 2 * cfg.B_r * cfg.d_head + (1 + 2 * cfg.split_roles) * cfg.B_r * cfg.B_c
+    written = 2 * cfg.B_r * cfg.d_head + (1 + 4 * cfg.split_roles) * cfg.B_r * cfg.B_c
     sums = cfg.B_r * cfg.d_head * _FLOAT_BYTES
     smem = ((read + written) * element + 2 * sums) / SMEM_BYTES
     chain = products / warpgroups + exp2 / cfg.key_groups + _CHAIN_LATENCY

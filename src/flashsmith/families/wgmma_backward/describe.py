@@ -87,5 +87,5 @@ def early(cfg: Any) -> str:
 
 def roles(cfg: Any) -> str:
     if cfg.split_roles:
-        return "the first warpgroup passes P on in 16 bits to the second, which computes dS from it"
+        return "the first warpgroup passes P on to the second, which computes dS from it"
     return "a warpgroup computes dk and dv of its own keys"

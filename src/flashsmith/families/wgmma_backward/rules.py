@@ -13,6 +13,7 @@ from flashsmith.families.wgmma_backward.config import (
     REGISTER_UNIT,
     REGISTERS_BESIDE_TILES,
     WARPGROUP_ROWS,
+    WIDEST_WHOLE,
     HopperBackwardKernelConfig,
     StepOrder,
 )
@@ -63,13 +64,19 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "roles_are_two",
-        "split_roles needs n_warpgroups 2, order dv_first and ds_stages 1: one warpgroup has dv, "
-        "the other dk, in an order of their own that needs one dS",
+        "split_roles is for d_head above 128, with B_r 64, n_warpgroups 2, order dv_first and "
+        "ds_stages above 1: one warpgroup has dv, the other dk, in an order of their own",
         lambda cfg, device: (
             not cfg.split_roles
-            or (cfg.n_warpgroups == 2 and cfg.order == StepOrder.DV_FIRST and cfg.ds_stages == 1)
+            or (
+                cfg.d_head > WIDEST_WHOLE
+                and cfg.B_r == WARPGROUP_ROWS
+                and cfg.n_warpgroups == 2
+                and cfg.order == StepOrder.DV_FIRST
+                and cfg.ds_stages > 1
+            )
         ),
-        ("n_warpgroups", "order", "ds_stages", "split_roles"),
+        ("d_head", "B_r", "n_warpgroups", "order", "ds_stages", "split_roles"),
     ),
     Rule(
         "dq_has_64_rows",
@@ -92,6 +99,37 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.order != StepOrder.DV_FIRST or not cfg.early_exp,
         ("early_exp", "order"),
     ),
+    Rule(
+        "scores_early_need_two_Q",
+        "q_stages must be at least 2 with late_dq and scores_ahead, which begin the next step's S "
+        "before this step's Q is free",
+        lambda cfg, device: (
+            cfg.order in (StepOrder.DV_FIRST, StepOrder.SCORES_TOGETHER) or cfg.q_stages > 1
+        ),
+        ("q_stages", "order"),
+    ),
+    Rule(
+        "lagged_dq_needs_two_dS",
+        "ds_stages must be at least 2 with lagged_dq, which reads the last step's dS after this "
+        "step's is stored",
+        lambda cfg, device: cfg.ds_stages > 1 or not cfg.lagged_dq,
+        ("ds_stages", "lagged_dq"),
+    ),
+    Rule(
+        "pingpong_needs_two_warpgroups",
+        "pingpong needs 2 or 3 consumer warpgroups, which take turns",
+        lambda cfg, device: cfg.n_warpgroups > 1 or not cfg.pingpong,
+        ("n_warpgroups", "pingpong"),
+    ),
+    Rule(
+        "split_roles_have_their_own_step",
+        "split_roles must come without lagged_dq, pingpong and persistent: its "
+        "warpgroups wait for each other in every step",
+        lambda cfg, device: (
+            not cfg.split_roles or not (cfg.lagged_dq or cfg.pingpong or cfg.persistent)
+        ),
+        ("split_roles", "lagged_dq", "pingpong", "persistent"),
+    ),
     _register_count("producer_registers"),
     _register_count("consumer_registers"),
     Rule(
@@ -108,7 +146,7 @@ RULES: tuple[Rule, ...] = (
         "tiles_fit_registers",
         "consumer_registers must hold a thread's share of dk and dv (d_head), of S and dP (B_r), "
         "of P unless scores_together (B_r / 4), with scores_ahead and early_exp of dS besides "
-        "(split_roles: d_head / 2, B_r / 4, and B_r or, if more, half of its columns of dQ), "
+        "(split_roles: of dk or dv, S and dP, and P: d_head / 2 + B_r + B_r / 4), "
         f"and {REGISTERS_BESIDE_TILES} for everything else",
         lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
         ("d_head", "B_r", "order", "early_exp", "split_roles", "consumer_registers"),
@@ -117,7 +155,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "smem_within_limit",
         "the tiles, 2 (d_head (2 B_c + (q_stages + do_stages) B_r) + ds_stages B_r B_c) bytes, "
-        "2 B_r B_c more with split_roles, 4 (q_stages + do_stages) B_r bytes of statistics and "
+        "4 B_r B_c more with split_roles, 4 (q_stages + do_stages) B_r bytes of statistics and "
         f"{BARRIER_PAGE} of barriers must fit "
         "in the shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
