@@ -30,8 +30,8 @@ def config(text: str) -> HopperBackwardKernelConfig:
 
 
 WIDE = config(
-    "(BF16, 128, 64, 128, 2): "
-    "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq+early_exp"
+    "(BF16, 128, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_40_232"
+    "+scores_together+lagged_dq+pingpong+persistent"
 )
 # By rows and by turns, where WIDE shares dQ by columns.
 ROWS = config(
@@ -39,12 +39,12 @@ ROWS = config(
     "tma_backward+q_stages_2+do_stages_2+ds_stages_1+regs_24_240+scores_together"
 )
 TURNS = config(
-    "(BF16, 64, 64, 192, 3): "
-    "tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160+scores_together+early_exp"
+    "(BF16, 64, 64, 192, 3): tma_backward+q_stages_3+do_stages_2+ds_stages_2+regs_32_160"
+    "+scores_together+early_exp+lagged_dq+persistent"
 )
 AHEAD = config(
-    "(FP16, 64, 64, 128, 2): "
-    "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+scores_ahead+early_exp"
+    "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
+    "+scores_ahead+early_exp+lagged_dq+pingpong"
 )
 # Each of two warpgroups has one and a half of three panels of dQ's columns.
 HALVES = config(
@@ -76,7 +76,8 @@ def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
         name: how.pop(name) for name in ("inputs", "seed", "schedule_seed", "checks") if name in how
     }
     options = reference_of(problem.computed).options(problem, **how)
-    return prove_problem(cfg, problem, options=options, **passed)
+    # Two SMs, so that persistent CTAs have several blocks of keys.
+    return prove_problem(cfg, problem, options=options, sm_count=2, **passed)
 
 
 def full(cfg: HopperBackwardKernelConfig, *rest: Any) -> Any:

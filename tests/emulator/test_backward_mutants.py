@@ -210,7 +210,7 @@ EQUIVALENT = (
         ("drop wait", "weaken wait"),
         ("wgmma",),
         "main",
-        "finish_dq();\nwgmma_wait<0>(dk, dS);",
+        "add_dq();\nwgmma_wait<0>(dk, dS);",
         "Behind the last step dq's sums have waited for all products.",
     ),
     Equivalent(
@@ -249,7 +249,7 @@ EQUIVALENT = (
         ("another barrier",),
         ("wgmma",),
         "main",
-        "named_barrier_wait(1, Kernel::consumer_threads);",
+        "named_barrier_wait(kRowsBarrier, Kernel::consumer_threads);",
         "All consumers meet at the other number, and nobody else uses it.",
     ),
 )

@@ -19,8 +19,8 @@ namespace flashsmith {
 template <class Kernel>
 FS_DEVICE void init_backward_barriers(uint32_t smem) {
     constexpr int kWarps = Kernel::n_warpgroups * kWarpsPerWarpgroup;
-    mbarrier_init(smem + Kernel::K_barrier, 1);
-    mbarrier_init(smem + Kernel::V_barrier, 1);
+    PipelineBarriers{smem + Kernel::K_barriers}.init(1, kWarps);
+    PipelineBarriers{smem + Kernel::V_barriers}.init(1, kWarps);
     PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::CFG.q_stages, kWarps);
     PipelineBarriers{smem + Kernel::do_barriers}.init(Kernel::CFG.do_stages, kWarps);
     dSStages<Kernel>::init(smem);
@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     hopper_backward_kernel(const __grid_constant__ HopperBackwardKernelArgs args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t smem = shared_address(shared_memory);
-    const KeyBlock<Kernel> keys(args.problem);
-    if (!keys.exists()) return;
+    if constexpr (!Kernel::CFG.persistent)
+        if (!KeyBlock<Kernel>(args.problem, block_index()).exists()) return;
     if (thread_index() == 0) init_backward_barriers<Kernel>(smem);
     __syncthreads();
 
@@ -42,12 +42,12 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
     if (warpgroup == 0) {
         set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();
-        if (thread_index() == 0) BackwardProducer<Kernel>(args, smem, keys).run();
+        if (thread_index() == 0) BackwardProducer<Kernel>(args, smem).run();
     } else {
         set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
         using Consumer = std::conditional_t<Kernel::CFG.split_roles, SplitBackwardConsumer<Kernel>,
                                             BackwardConsumer<Kernel>>;
-        Consumer(args.problem, smem, keys, warpgroup - 1).run(keys.n_steps());
+        Consumer(args.problem, smem, warpgroup - 1).run();
     }
 }
 

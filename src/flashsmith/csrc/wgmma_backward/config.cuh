@@ -35,6 +35,9 @@ struct HopperBackwardKernelConfig {
     StepOrder order;
     bool early_exp;    // no exponential is put off until the product beside it is done
     bool split_roles;  // two warpgroups have the same keys, one dv and the other dk
+    bool lagged_dq;    // a step computes dq of the step before: nobody waits for another's dS
+    bool pingpong;     // warpgroups issue their products in turns
+    bool persistent;   // a CTA for each SM takes one block of keys after the other
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 
@@ -70,6 +73,8 @@ struct HopperBackwardKernelConfig {
 struct HopperBackwardKernelArgs {
     TensorMap q, k, v, d_o;
     BackwardKernelArgs problem;
+    uint32_t* key_block_counter;  // persistent: 0 before and after
+    uint32_t n_key_blocks;        // of all heads, packed: with those that there are not
 };
 
 using hopper_backward_kernel_fn = void (*)(const HopperBackwardKernelArgs);

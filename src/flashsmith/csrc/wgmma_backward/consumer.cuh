@@ -66,6 +66,34 @@ struct dSStages {
     }
 };
 
+// Hardware barriers: 0 is __syncthreads', then one for rows that are cleared, and one that admits
+// each warpgroup to the tensor cores.
+constexpr int kRowsBarrier = 1, kFirstOrderBarrier = 2;
+
+// With `pingpong` the warpgroups issue their products in turns, in a ring: while one multiplies,
+// the others have exponentials and dS.
+template <class Kernel>
+struct ProductOrder {
+    static constexpr int kWarpgroups = Kernel::n_warpgroups;
+    int warpgroup;
+
+    // The last warpgroup admits the first one for the first time.
+    FS_DEVICE void init() const {
+        if constexpr (Kernel::CFG.pingpong)
+            if (warpgroup == kWarpgroups - 1)
+                named_barrier_arrive(kFirstOrderBarrier, 2 * kWarpgroupThreads);
+    }
+    FS_DEVICE void wait() const {
+        if constexpr (Kernel::CFG.pingpong)
+            named_barrier_wait(kFirstOrderBarrier + warpgroup, 2 * kWarpgroupThreads);
+    }
+    FS_DEVICE void arrive() const {
+        if constexpr (Kernel::CFG.pingpong)
+            named_barrier_arrive(kFirstOrderBarrier + (warpgroup + 1) % kWarpgroups,
+                                 2 * kWarpgroupThreads);
+    }
+};
+
 // The same number, of which the compiler knows nothing: what follows from it is computed anew in
 // every step, where the descriptors of all products would take more registers than there are.
 FS_DEVICE uint32_t anew(uint32_t x) {
@@ -87,57 +115,92 @@ struct BackwardConsumer {
     const BackwardKernelArgs& args;
     const uint32_t smem;
     const int warpgroup, warp, lane;
-    const int first_key;  // of this warpgroup
-    const BlockRange blocks;
-    const Visibility<SEMANTICS> visibility;
+    int first_key;  // of this warpgroup
+    BlockRange blocks;
+    Visibility<SEMANTICS> visibility;
     int block;     // of queries
     int turn;      // steps until this warpgroup computes dq, where they take turns
-    int dq_block;  // the one whose dq comes next, and where this lane's part of it belongs
+    int dq_block;  // that of the last dq, and where this lane's part of it belongs
     float* dq_sums;
 
+    TilePipeline<1, Kernel::KV_tile_bytes> K, V;
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
     TilePipeline<CFG.do_stages, Kernel::Q_tile_bytes> d_o;
     dSStages<Kernel> stages;
+    const ProductOrder<Kernel> order;
 
     typename Kernel::Scores S, dP;
     typename Kernel::Rounded P, dS;
     typename Kernel::Gradient dk, dv;
     typename Kernel::dQ_t dq;
 
-    FS_DEVICE BackwardConsumer(const BackwardKernelArgs& args, uint32_t smem, const Keys& keys,
-                               int warpgroup)
+    FS_DEVICE BackwardConsumer(const BackwardKernelArgs& args, uint32_t smem, int warpgroup)
         : args(args),
           smem(smem),
           warpgroup(warpgroup),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
           lane(lane_index()),
-          first_key(keys.first_key + first_row()),
-          blocks(keys.blocks),
-          visibility(args, keys.q.count, keys.k.count),
-          block(keys.blocks.begin),
-          turn(warpgroup),
-          dq_block(keys.blocks.begin),
-          dq_sums(first_dq_sums(keys)),
+          visibility(args, 0, 0),
+          K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
+          V(smem + Kernel::V_offset, smem + Kernel::V_barriers),
           Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
           d_o(smem + Kernel::do_offset, smem + Kernel::do_barriers),
-          stages{smem} {}
+          stages{smem},
+          order{warpgroup} {}
 
     // This warpgroup's first key, of the CTA's.
     FS_DEVICE int first_row() const { return CFG.split_roles ? 0 : warpgroup * kWarpgroupRows; }
 
     // ---- the algorithm ----
 
-    FS_DEVICE void run(int n_steps) {
+    FS_DEVICE void run() {
+        order.init();
+        if constexpr (!CFG.persistent) {
+            compute(block_index());
+            store_gradients(block_index());
+        } else {
+            for (K.consumer_wait(); number() != kNoKeyBlock; K.consumer_wait()) {
+                compute(number());
+                const uint32_t done = number();  // again, rather than keep it in a register
+                __syncwarp();
+                K.consumer_release(warp, lane);
+                store_gradients(done);
+            }
+        }
+    }
+    FS_DEVICE uint32_t number() const {
+        return __shfl_sync(0xffffffffu, load_shared_16B(smem + Kernel::number_offset).x, 0);
+    }
+
+    // Its first step; how many there are.
+    FS_DEVICE int begin(uint32_t number) {
+        const Keys keys(args, number);
+        first_key = keys.first_key + first_row();
+        blocks = keys.blocks;
+        visibility = Visibility<SEMANTICS>(args, keys.q.count, keys.k.count);
+        block = blocks.begin;
+        dq_block = blocks.begin - 1;
+        turn = warpgroup;
+        dq_sums = first_dq_sums(keys);
+        return keys.n_steps();
+    }
+
+    // dk and dv of a block of keys.
+    FS_DEVICE void compute(uint32_t number) {
+        const int n_steps = begin(number);
         zero(dk);
         zero(dv);
-        if (n_steps > 0) {
-            mbarrier_wait(smem + Kernel::K_barrier, 0);
-            if constexpr (CFG.order == StepOrder::scores_together)
-                steps_with_scores_together(n_steps);
-            else
-                steps_with_dv_first(n_steps);
-        }
-        const Keys keys(args);  // again, rather than keep it in registers throughout
+        zero(dq);
+        if (n_steps == 0) return;
+        if constexpr (!CFG.persistent) K.consumer_wait();
+        if constexpr (CFG.order == StepOrder::scores_together)
+            steps_with_scores_together(n_steps);
+        else
+            steps_with_dv_first(n_steps);
+    }
+
+    FS_DEVICE void store_gradients(uint32_t number) const {
+        const Keys keys(args, number);
         store(args.dk, dk, args.scale,
               keys.batch * args.dk_batch_stride + keys.head_k * args.dk_head_stride,
               args.dk_seq_stride, keys);
@@ -149,117 +212,186 @@ struct BackwardConsumer {
     // S, P, then dv and dP, dS, then dk and dq. No product is in flight where the loop begins:
     // ptxas would serialise them all.
     FS_DEVICE void steps_with_dv_first(int n_steps) {
+        await_queries();
         begin_S();
         wgmma_wait<0>(S);
         exponentiate();
-        mbarrier_wait(smem + Kernel::V_barrier, 0);
+        V.consumer_wait();
         compute_dv_and_dP();
-#pragma unroll 1
-        while (--n_steps > 0) {
-            compute_dS();
-            if constexpr (CFG.order == StepOrder::scores_ahead) {
-                const uint32_t last_Q = Q.tile();
-                advance_block();
-                Q.state.advance();
-                begin_S();
-                start_gradient(dk, dS, last_Q);
-                start_dq();
-                wgmma_wait<2>(S);
-                exponentiate();
-                if constexpr (CFG.early_exp) end_basic_block();
-                wgmma_wait<1>(dk, dS);
-                release_last_Q();
-                finish_dq();
-            } else if constexpr (CFG.order == StepOrder::late_dq) {
-                start_gradient(dk, dS, Q.tile());
-                advance_block();
-                Q.state.advance();
-                begin_S();
-                start_dq();
-                wgmma_wait<1>(S, dk, dS);
-                release_last_Q();
-                exponentiate();
-                if constexpr (CFG.early_exp) end_basic_block();
-                finish_dq();
-            } else {
-                start_gradient(dk, dS, Q.tile());
-                start_dq();
-                wgmma_wait<1>(dk, dS);
-                Q.consumer_release(warp, lane);
-                finish_dq();
-                advance_block();
-                begin_S();
-                wgmma_wait<0>(S);
-                exponentiate();
-            }
-            compute_dv_and_dP();
+        const bool skips_dq = CFG.lagged_dq && n_steps > 1;
+        if (skips_dq) {
+            step_with_dv_first<false>();
+            --n_steps;
         }
+#pragma unroll 1
+        while (--n_steps > 0) step_with_dv_first<true>();
+        if constexpr (CFG.persistent) V.consumer_release(warp, lane);
         compute_dS();
+        order.wait();
         start_gradient(dk, dS, Q.tile());
+        order.arrive();
+        stages.commit(lane);
+        if constexpr (CFG.lagged_dq) {
+            wgmma_wait<0>(dk, dS);
+            if (skips_dq) {
+                start_dq();
+                finish_dq();
+                add_dq();
+            }
+        }
         start_dq();
         finish_dq();
+        add_dq();
         wgmma_wait<0>(dk, dS);
+        if constexpr (CFG.persistent) Q.consumer_release(warp, lane);
+    }
+
+    // From dP to the next step's dP.
+    template <bool kWithdQ>
+    FS_DEVICE void step_with_dv_first() {
+        compute_dS();
+        if constexpr (CFG.order == StepOrder::dv_first) {
+            order.wait();
+            start_gradient(dk, dS, Q.tile());
+            order.arrive();
+            stages.commit(lane);
+            if constexpr (kWithdQ) start_dq();
+            wgmma_wait<kWithdQ ? 1 : 0>(dk, dS);
+            Q.consumer_release(warp, lane);
+            if constexpr (kWithdQ) finish_dq();
+            advance_block();
+            await_queries();
+            begin_S();
+            wgmma_wait<0>(S);
+            exponentiate();
+        } else {
+            const uint32_t last_Q = Q.tile();
+            advance_block();
+            Q.state.advance();
+            await_queries();
+            order.wait();
+            if constexpr (CFG.order == StepOrder::scores_ahead) {
+                begin_S();
+                start_gradient(dk, dS, last_Q);
+                order.arrive();
+                stages.commit(lane);
+                if constexpr (kWithdQ) start_dq();
+                wgmma_wait<kWithdQ ? 2 : 1>(S);
+                exponentiate();
+                if constexpr (CFG.early_exp) end_basic_block();
+                wgmma_wait<kWithdQ ? 1 : 0>(dk, dS);
+                release_last_Q();
+            } else {
+                start_gradient(dk, dS, last_Q);
+                begin_S();
+                order.arrive();
+                stages.commit(lane);
+                if constexpr (kWithdQ) start_dq();
+                wgmma_wait<kWithdQ ? 1 : 0>(S, dk, dS);
+                release_last_Q();
+                exponentiate();
+                if constexpr (CFG.early_exp) end_basic_block();
+            }
+            if constexpr (kWithdQ) finish_dq();
+        }
+        compute_dv_and_dP();
     }
 
     // S and dP, P and dS, then dv, dk and dq: the least registers.
     FS_DEVICE void steps_with_scores_together(int n_steps) {
-        mbarrier_wait(smem + Kernel::V_barrier, 0);
+        V.consumer_wait();
+        if constexpr (CFG.lagged_dq) {
+            step_with_scores_together<false>();
+            --n_steps;
+        }
 #pragma unroll 1
-        for (; n_steps > 0; --n_steps) {
-            begin_S();
-            begin_dP();
-            wgmma_wait<1>(S);
-            exponentiate();
-            if constexpr (CFG.early_exp) end_basic_block();
-            wgmma_wait<0>(dP);
-            differentiate();
-            store_dS();
-            start_gradient(dv, P, d_o.tile());
-            start_gradient(dk, dS, Q.tile());
-            if constexpr (!Kernel::takes_turns) start_dq();
-            constexpr int kBehind = Kernel::takes_turns ? 0 : 1;
-            wgmma_wait<kBehind + 1>(dv, P);
-            d_o.consumer_release(warp, lane);
-            wgmma_wait<kBehind>(dk, dS);
-            Q.consumer_release(warp, lane);
-            if constexpr (!Kernel::takes_turns) {
-                finish_dq();
+        for (; n_steps > 0; --n_steps) step_with_scores_together<true>();
+        if constexpr (CFG.persistent) V.consumer_release(warp, lane);
+        if constexpr (!Kernel::takes_turns) add_dq();
+        if constexpr (CFG.lagged_dq) {
+            if constexpr (Kernel::takes_turns) {
+                take_turn();
             } else {
-                if (turn == 0) {
-                    start_dq();
-                    finish_dq();
-                } else {
-                    stages.read.advance();
-                    advance_dq_sums();
-                }
-                turn = turn == 0 ? Kernel::n_warpgroups - 1 : turn - 1;
+                start_dq();
+                finish_dq();
+                add_dq();
             }
-            advance_block();
         }
     }
 
-    // The next block's S, once its queries are here.
-    FS_DEVICE void begin_S() {
+    template <bool kWithdQ>
+    FS_DEVICE void step_with_scores_together() {
+        constexpr bool kBeside = kWithdQ && !Kernel::takes_turns;
+        await_queries();
+        d_o.consumer_wait();
+        order.wait();
+        begin_S();
+        if constexpr (!Kernel::takes_turns) add_dq();
+        begin_dP();
+        order.arrive();
+        RowPairs lse, D;
+        if constexpr (kLoadsRowsEarly) load_rows(lse, Kernel::lse_offset, Q.state.stage());
+        wgmma_wait<1>(S);
+        if constexpr (!kLoadsRowsEarly) load_rows(lse, Kernel::lse_offset, Q.state.stage());
+        exponentiate(lse);
+        if constexpr (CFG.early_exp) end_basic_block();
+        if constexpr (kLoadsRowsEarly) load_rows(D, Kernel::D_offset, d_o.state.stage());
+        wgmma_wait<0>(dP);
+        if constexpr (!kLoadsRowsEarly) load_rows(D, Kernel::D_offset, d_o.state.stage());
+        differentiate(D);
+        store_dS();
+        order.wait();
+        start_gradient(dv, P, d_o.tile());
+        start_gradient(dk, dS, Q.tile());
+        order.arrive();
+        stages.commit(lane);
+        if constexpr (kBeside) start_dq();
+        wgmma_wait<kBeside ? 2 : 1>(dv, P);
+        d_o.consumer_release(warp, lane);
+        wgmma_wait<kBeside ? 1 : 0>(dk, dS);
+        Q.consumer_release(warp, lane);
+        if constexpr (kBeside) finish_dq();
+        if constexpr (kWithdQ && Kernel::takes_turns) take_turn();
+        advance_block();
+    }
+
+    // All of the next dq, if it is this warpgroup's turn.
+    FS_DEVICE void take_turn() {
+        if (turn == 0) {
+            start_dq();
+            finish_dq();
+            add_dq();
+        } else {
+            stages.read.advance();
+            advance_dq_sums();
+        }
+        turn = turn == 0 ? Kernel::n_warpgroups - 1 : turn - 1;
+    }
+
+    // Until the next block's queries are here.
+    FS_DEVICE void await_queries() {
         Q.consumer_wait();
         clear_unseeing();
-        start_scores(S, Kernel::K_offset, Q.tile());
     }
+    FS_DEVICE void begin_S() { start_scores(S, Kernel::K_offset, Q.tile()); }
+    FS_DEVICE void begin_dP() { start_scores(dP, Kernel::V_offset, d_o.tile()); }
 
     // From P to dv, and dP. dv's product comes first: P's registers are free for dS once dP is
     // here.
     FS_DEVICE void compute_dv_and_dP() {
         d_o.consumer_wait();
+        order.wait();
         start_gradient(dv, P, d_o.tile());
-        start_scores(dP, Kernel::V_offset, d_o.tile());
+        add_dq();
+        begin_dP();
+        order.arrive();
         wgmma_wait<0>(dP, dv, P);
-    }
-    FS_DEVICE void begin_dP() {
-        d_o.consumer_wait();
-        start_scores(dP, Kernel::V_offset, d_o.tile());
     }
 
     FS_DEVICE void compute_dS() {
-        differentiate();
+        RowPairs D;
+        load_rows(D, Kernel::D_offset, d_o.state.stage());
+        differentiate(D);
         d_o.consumer_release(warp, lane);
         store_dS();
     }
@@ -325,19 +457,25 @@ struct BackwardConsumer {
     FS_DEVICE void finish_dq() {
         wgmma_wait<0>(dq);
         stages.release(lane);
+        advance_dq_sums();
+    }
+    // Adds the last dq to its sums, if there was one, while another product runs. Without a branch
+    // ptxas would move these instructions among the products, and serialise those.
+    FS_DEVICE void add_dq() {
+        if (dq_block < blocks.begin) return;
 #pragma unroll
         for (int n = 0; n < Kernel::dq_columns / 8; ++n)
             add_global(dq_sums + n * kWarpgroupThreads * 4,
                        float4{dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]});
-        advance_dq_sums();
     }
 
     // The sums of a block lie part by part as the accumulators do: a warp adds 512 neighbouring
-    // bytes.
+    // bytes. They are one block ahead.
     FS_DEVICE float* first_dq_sums(const Keys& keys) const {
         const int part = this->part();
         constexpr int kPart = kWarpgroupRows * Kernel::dq_columns;
-        return args.dq_sums + keys.statistic(args, keys.first_step()) * Kernel::d_head +
+        return args.dq_sums +
+               (keys.statistic(args, keys.first_step()) - Kernel::B_r) * Kernel::d_head +
                part * kPart + (warp * kWarpSize + lane) * 4;
     }
     FS_DEVICE void advance_dq_sums() {
@@ -357,10 +495,16 @@ struct BackwardConsumer {
 
     // ---- between the products ----
 
-    // The statistics of the two queries that a lane has in the n-th tile.
-    FS_DEVICE float2 statistics(int offset, int stage, int n) const {
-        return load_shared_float2(smem + offset + stage * Kernel::statistics_bytes +
-                                  (8 * n + lane % 4 * 2) * 4);
+    // The statistics of the two queries that a lane has in each tile of scores. Where registers
+    // are left, they are loaded under the product that is waited for.
+    using RowPairs = float2[Kernel::B_r / 8];
+    static constexpr bool kLoadsRowsEarly =
+        Kernel::d_head + Kernel::B_r + Kernel::B_r / 4 + 24 <= CFG.consumer_registers;
+    FS_DEVICE void load_rows(RowPairs& pairs, int offset, int stage) const {
+#pragma unroll
+        for (int n = 0; n < Kernel::B_r / 8; ++n)
+            pairs[n] = load_shared_float2(smem + offset + stage * Kernel::statistics_bytes +
+                                          (8 * n + lane % 4 * 2) * 4);
     }
 
     // With a softcap S is no P any more.
@@ -370,15 +514,19 @@ struct BackwardConsumer {
     // S becomes P, with a softcap times 1 - tanh^2, the cap's own gradient; where a query does not
     // see a key, P is 0.
     FS_DEVICE void exponentiate() {
+        RowPairs lse;
+        load_rows(lse, Kernel::lse_offset, Q.state.stage());
+        exponentiate(lse);
+    }
+    FS_DEVICE void exponentiate(const RowPairs& lse) {
         if constexpr (SEMANTICS.softcap) tanh_scaled(S, args.softcap_scale_2log2e);
         typename Kernel::Scores p;
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n) {
-            const float2 lse_log2 = statistics(Kernel::lse_offset, Q.state.stage(), n);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 p[0][n][e] = exp2_approx(
-                    fmaf(S[0][n][e], args.scale_log2, e % 2 == 0 ? -lse_log2.x : -lse_log2.y));
+                    fmaf(S[0][n][e], args.scale_log2, e % 2 == 0 ? -lse[n].x : -lse[n].y));
         }
         if constexpr (Kernel::masked)
             if (blocks.needs_mask(block)) mask(p);
@@ -400,13 +548,12 @@ struct BackwardConsumer {
     }
 
     // dP becomes dS = P (dP - D).
-    FS_DEVICE void differentiate() {
+    FS_DEVICE void differentiate(const RowPairs& D) {
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n) {
-            const float2 D = statistics(Kernel::D_offset, d_o.state.stage(), n);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                dP[0][n][e] = S[0][n][e] * (dP[0][n][e] - (e % 2 == 0 ? D.x : D.y));
+                dP[0][n][e] = S[0][n][e] * (dP[0][n][e] - (e % 2 == 0 ? D[n].x : D[n].y));
         }
         // Out of sight dP may be anything, NaN too.
         if constexpr (Kernel::masked)
@@ -438,7 +585,8 @@ struct BackwardConsumer {
             }
     }
 
-    // This warpgroup's keys of dS, queries by keys, for all to read.
+    // This warpgroup's keys of dS, queries by keys, for all to read once committed: the fence takes
+    // its time, and the next products need not wait for it.
     FS_DEVICE void store_dS() {
         using KeysPanel = typename Kernel::KeysPanel;
         const uint32_t panel =
@@ -448,7 +596,6 @@ struct BackwardConsumer {
 #pragma unroll
         for (int step = 0; step < Kernel::query_steps; ++step)
             stmatrix_x4_transposed(place + 16 * step * KeysPanel::kRowBytes, dS[step]);
-        stages.commit(lane);
     }
 
     // Rows that see no key have no part in anything, whatever they hold: 0 times NaN were NaN.
@@ -467,7 +614,7 @@ struct BackwardConsumer {
             store_shared_16B(d_o.tile() + place, uint4{0, 0, 0, 0});
         }
         tma_store_fence();
-        named_barrier_wait(1, Kernel::consumer_threads);
+        named_barrier_wait(kRowsBarrier, Kernel::consumer_threads);
     }
 
     // ---- the end ----

@@ -8,6 +8,9 @@
 
 namespace flashsmith {
 
+// In place of a block's number: there is none any more.
+constexpr uint32_t kNoKeyBlock = 0xffffffffu;
+
 template <class Kernel>
 struct KeyBlock {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
@@ -19,10 +22,10 @@ struct KeyBlock {
 
     // The blocks of a head are neighbours: their parts of dq meet in L2. Under a causal mask the
     // first block of keys is seen by the most queries.
-    FS_DEVICE explicit KeyBlock(const BackwardKernelArgs& args) {
-        const int n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
-        const uint32_t sequence = block_index() / n_blocks;
-        first_key = block_index() % n_blocks * Kernel::B_c;
+    FS_DEVICE KeyBlock(const BackwardKernelArgs& args, uint32_t number) {
+        const uint32_t n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
+        const uint32_t sequence = number / n_blocks;
+        first_key = (number - sequence * n_blocks) * Kernel::B_c;
         batch = sequence / args.heads_k;
         head_k = sequence % args.heads_k;
         q = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);

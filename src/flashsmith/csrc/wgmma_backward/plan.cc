@@ -1,5 +1,6 @@
 #include "wgmma_backward/plan.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstddef>
 
@@ -85,7 +86,10 @@ Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbe
         Args main_args;
         std::memset(&main_args, 0, sizeof main_args);  // padding too: equal plans have equal bytes
         main_args.problem = args;
-        add(main_kernel, heads_k * blocks_of(p.seq_k, config.B_c),
+        const int64_t blocks = heads_k * blocks_of(p.seq_k, config.B_c);
+        require(blocks <= INT_MAX, "batch x heads x blocks must stay within 2^31 - 1");
+        main_args.n_key_blocks = static_cast<uint32_t>(blocks);
+        add(main_kernel, config.persistent ? std::min<int64_t>(blocks, device.sm_count) : blocks,
             static_cast<uint32_t>(config.n_threads()));
         Launch& launch = plan.launches.back();
         launch.smem_bytes = static_cast<int>(config.smem_bytes());
@@ -93,6 +97,11 @@ Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbe
         launch.argument_bytes = {argument, argument + sizeof main_args};
         for (AddressPatch& patch : launch.addresses)
             patch.argument_offset += offsetof(Args, problem);
+        if (config.persistent) {
+            launch.addresses.push_back(
+                {offsetof(Args, key_block_counter), in_workspace(plan.workspaces.size())});
+            plan.workspaces.push_back({"key_block_counter", sizeof(uint32_t), Contents::kept_zero});
+        }
         launch.tensor_maps = tensor_maps(config, p, args);
     }
     if (tensors[dq] != 0)

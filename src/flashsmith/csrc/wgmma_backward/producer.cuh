@@ -24,42 +24,100 @@ struct BackwardProducer {
 
     const HopperBackwardKernelArgs& args;
     const uint32_t smem;
-    const KeyBlock<Kernel>& keys;
+    TilePipeline<1, Kernel::KV_tile_bytes> K, V;
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
     TilePipeline<CFG.do_stages, Kernel::Q_tile_bytes> d_o;
 
-    FS_DEVICE BackwardProducer(const HopperBackwardKernelArgs& args, uint32_t smem,
-                               const KeyBlock<Kernel>& keys)
+    FS_DEVICE BackwardProducer(const HopperBackwardKernelArgs& args, uint32_t smem)
         : args(args),
           smem(smem),
-          keys(keys),
+          K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
+          V(smem + Kernel::V_offset, smem + Kernel::V_barriers),
           Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
           d_o(smem + Kernel::do_offset, smem + Kernel::do_barriers) {}
 
     FS_DEVICE void run() {
-        const int n_steps = keys.n_steps();
-        if (n_steps == 0) return;
-        load_keys(Kernel::K_offset, &args.k, smem + Kernel::K_barrier);
-        auto step = keys.first_step();
-        for (int i = 0; i < n_steps; ++i) {
-            load_queries(Q, &args.q, step, Kernel::lse_offset, args.problem.lse_log2);
-            if (i == 0) load_keys(Kernel::V_offset, &args.v, smem + Kernel::V_barrier);
-            load_queries(d_o, &args.d_o, step, Kernel::D_offset, args.problem.D);
-            keys.advance(step);
+        uint32_t number = block_index();
+        if constexpr (!CFG.persistent) {
+            load(number);
+        } else {
+            while (number < args.n_key_blocks) {
+                const uint32_t given = load(number);
+                // Every CTA requests blocks until there is none, so n_key_blocks are requested in
+                // all; the last request leaves the counter as it was found.
+                if (given == args.n_key_blocks - 1) atomicExch(args.key_block_counter, 0);
+                number = gridDim.x + given;
+            }
+            send_number(kNoKeyBlock);
+            mbarrier_arrive(K.full());
         }
     }
 
   private:
-    FS_DEVICE void load_keys(int offset, const TensorMap* map, uint32_t barrier) {
-        mbarrier_arrive_expect(barrier, Kernel::KV_tile_bytes);
-        load_panels<true>(smem + offset, map,
+    // All that one block of keys needs. Persistent: requests the next block, which takes its time,
+    // but not so early that a CTA has two where others have none; what the counter gave.
+    FS_DEVICE uint32_t load(uint32_t number) {
+        const KeyBlock<Kernel> keys(args.problem, number);
+        if (CFG.persistent && !keys.exists()) return request();
+        int n_steps = keys.n_steps();
+        uint32_t next = 0;
+        if (CFG.persistent && n_steps == 0) {
+            next = request();
+            send_number(number);
+            mbarrier_arrive(K.full());
+            K.state.advance();
+        }
+        if (n_steps == 0) return next;
+        auto step = keys.first_step();
+        if (n_steps == 1) next = request();
+        load_Q(keys, step);
+        if constexpr (CFG.persistent) send_number(number);
+        load_keys(K, &args.k, keys);
+        load_do(keys, step);
+        load_keys(V, &args.v, keys);
+#pragma unroll 1
+        while (--n_steps > 0) {
+            keys.advance(step);
+            if (n_steps == 1) next = request();
+            load_Q(keys, step);
+            load_do(keys, step);
+        }
+        return next;
+    }
+
+    FS_DEVICE uint32_t request() const {
+        return CFG.persistent ? atomicAdd(args.key_block_counter, 1) : 0;
+    }
+
+    template <class Step>
+    FS_DEVICE void load_Q(const KeyBlock<Kernel>& keys, const Step& step) {
+        load_queries(Q, &args.q, keys, step, Kernel::lse_offset, args.problem.lse_log2);
+    }
+    template <class Step>
+    FS_DEVICE void load_do(const KeyBlock<Kernel>& keys, const Step& step) {
+        load_queries(d_o, &args.d_o, keys, step, Kernel::D_offset, args.problem.D);
+    }
+
+    // K's full barrier shows it to the consumers, who read it before they release K.
+    FS_DEVICE void send_number(uint32_t number) {
+        K.producer_wait();
+        store_shared_16B(smem + Kernel::number_offset, {number, 0, 0, 0});
+    }
+
+    template <class Pipeline>
+    FS_DEVICE void load_keys(Pipeline& pipeline, const TensorMap* map,
+                             const KeyBlock<Kernel>& keys) {
+        pipeline.producer_acquire();
+        load_panels<true>(pipeline.tile(), map,
                           box_of_rows<kPacked>(keys.first_key, keys.k.first, keys.k.count,
                                                keys.head_k, keys.batch),
-                          barrier);
+                          pipeline.full());
+        pipeline.state.advance();
     }
 
     template <class Pipeline, class Step>
-    FS_DEVICE void load_queries(Pipeline& pipeline, const TensorMap* map, const Step& step,
+    FS_DEVICE void load_queries(Pipeline& pipeline, const TensorMap* map,
+                                const KeyBlock<Kernel>& keys, const Step& step,
                                 int statistics_offset, const float* statistics) {
         pipeline.producer_wait();
         const uint32_t full = pipeline.full();

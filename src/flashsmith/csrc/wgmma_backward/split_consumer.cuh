@@ -31,18 +31,20 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
 
     // ---- the algorithm ----
 
-    FS_DEVICE void run(int n_steps) {
+    FS_DEVICE void run() {
+        const int n_steps = this->begin(block_index());
         zero(gradient());
         if (n_steps > 0) {
-            mbarrier_wait(smem + Kernel::K_barrier, 0);
+            this->K.consumer_wait();
             if (warpgroup == 0) {
                 compute<true>(n_steps);
             } else {
-                mbarrier_wait(smem + Kernel::V_barrier, 0);
+                this->V.consumer_wait();
                 compute<false>(n_steps);
             }
         }
-        const typename Base::Keys keys(args);  // again, rather than keep it in registers
+        // Again, rather than keep it in registers.
+        const typename Base::Keys keys(args, block_index());
         if (warpgroup == 0)
             this->store(args.dv, gradient(), 1.0f,
                         keys.batch * args.dv_batch_stride + keys.head_k * args.dv_head_stride,
@@ -74,12 +76,13 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
     template <bool kOfV, bool kWithdQ>
     FS_DEVICE void step() {
         if constexpr (kWithdQ) start_dq<0>();
-        Q.consumer_wait();
-        this->clear_unseeing();
-        if constexpr (kOfV)
-            this->start_scores(S, Kernel::K_offset, Q.tile());
-        else
+        this->await_queries();
+        if constexpr (kOfV) {
+            this->begin_S();
+        } else {
+            d_o.consumer_wait();
             this->begin_dP();
+        }
         if constexpr (kWithdQ) finish_dq<0, 1>();
         if constexpr (kOfV) {
             wgmma_wait<0>(S);
@@ -87,20 +90,21 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
             Q.consumer_release(warp, lane);
             pass_P();
             d_o.consumer_wait();
-            add_product<kWithdQ>(P, d_o);
+            add_product<kOfV, kWithdQ>(P, d_o);
         } else {
             wgmma_wait<0>(dP);
             take_P();
             this->compute_dS();
-            add_product<kWithdQ>(dS, Q);
+            add_product<kOfV, kWithdQ>(dS, Q);
         }
     }
 
     // dv += P^T do, or dk += dS^T q.
-    template <bool kWithdQ, class Pipeline>
+    template <bool kOfV, bool kWithdQ, class Pipeline>
     FS_DEVICE void add_product(typename Kernel::Rounded& a, Pipeline& tiles) {
         if constexpr (kWithdQ) start_dq<1>();
         this->start_gradient(gradient(), a, tiles.tile());
+        if constexpr (!kOfV) this->stages.commit(lane);
         if constexpr (kWithdQ) finish_dq<1, 1>();
         wgmma_wait<0>(gradient(), a);
         tiles.consumer_release(warp, lane);
@@ -126,6 +130,7 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
         using Panel = typename Kernel::Panel;
         using KeysPanel = typename Kernel::KeysPanel;
         constexpr int kPanels = Kernel::dq_columns / kColumns[0];
+        if constexpr (kHalf == 0) this->advance_dq_sums();
         const uint32_t tile =
             kHalf == 0 ? this->stages.wait() : this->stages.tile(this->stages.read.stage());
         uint32_t keys = anew(smem) + Kernel::K_offset;
@@ -153,7 +158,6 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
             const auto& x = half<kHalf>()[0][n];
             add_global(sums + n * kWarpgroupThreads * 4, float4{x[0], x[1], x[2], x[3]});
         }
-        if constexpr (kHalf == 1) this->advance_dq_sums();
     }
 
     // ---- P from one warpgroup to the other ----

@@ -84,14 +84,15 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int D_offset = lse_offset + CFG.q_stages * statistics_bytes;
     static constexpr int barrier_offset = D_offset + CFG.do_stages * statistics_bytes;
 
-    // K's and V's barrier, then pairs (full, empty) for P and every stage.
-    static constexpr int K_barrier = barrier_offset;
-    static constexpr int V_barrier = K_barrier + 8;
-    static constexpr int P_barriers = V_barrier + 8;
+    // Pairs (full, empty) for K, V, P and every stage; then the number of the block of keys.
+    static constexpr int K_barriers = barrier_offset;
+    static constexpr int V_barriers = K_barriers + 16;
+    static constexpr int P_barriers = V_barriers + 16;
     static constexpr int Q_barriers = P_barriers + 16;
     static constexpr int do_barriers = Q_barriers + 16 * CFG.q_stages;
     static constexpr int dS_barriers = do_barriers + 16 * CFG.do_stages;
-    static_assert(dS_barriers + 16 * CFG.ds_stages <= CFG.smem_bytes());
+    static constexpr int number_offset = dS_barriers + 16 * CFG.ds_stages;
+    static_assert(number_offset + 16 <= CFG.smem_bytes());
 
     // What the constants above and the kernel assume. `flashsmith explain` has all rules and their
     // reasons.
@@ -120,6 +121,14 @@ struct StaticHopperBackwardKernelConfig {
                       "registers: setmaxnreg waits for ever for more than there are");
         static_assert(!CFG.early_exp || CFG.order != StepOrder::dv_first,
                       "early_exp: with dv_first no product runs beside the exponentials");
+        static_assert(!CFG.lagged_dq || CFG.ds_stages > 1,
+                      "lagged_dq: dS is stored before the last step's is read");
+        static_assert(!CFG.split_roles || !(CFG.lagged_dq || CFG.pingpong || CFG.persistent),
+                      "split_roles: its warpgroups have a step of their own");
+        static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
+        static_assert(CFG.order == StepOrder::dv_first || CFG.order == StepOrder::scores_together ||
+                          CFG.q_stages > 1,
+                      "q_stages: the next step's S comes before dk of this one is done");
         return true;
     }
 

@@ -79,7 +79,7 @@ class WgmmaBackwardFamily(Family):
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
     ) -> Sequence[HopperBackwardKernelConfig]:
-        return sets.candidates(dtype, d_head, device)
+        return sets.candidates(dtype, d_head, device, masked)
 
     def search_space(
         self, dtype: DType, d_head: int, masked: bool

@@ -171,6 +171,39 @@ class HopperBackwardKernelConfig(KernelConfig):
         effect=describe.roles,
         where="SplitBackwardConsumer",
     )
+    lagged_dq: bool = knob(
+        "a step computes dq of the step before it",
+        word="lagged_dq",
+        default=False,
+        effect=lambda cfg: (
+            "a step computes the dq of the last one, whose dS all warpgroups have long stored"
+            if cfg.lagged_dq
+            else "a step's dq waits until all warpgroups have stored the step's dS"
+        ),
+        where="BackwardConsumer::start_dq",
+    )
+    pingpong: bool = knob(
+        "warpgroups issue their products in turns",
+        word="pingpong",
+        default=False,
+        effect=lambda cfg: (
+            "warpgroups issue products in turns: one multiplies while others have exponentials"
+            if cfg.pingpong
+            else "warpgroups issue products whenever they have come to them"
+        ),
+        where="ProductOrder",
+    )
+    persistent: bool = knob(
+        "a CTA for each SM takes one block of keys after the other",
+        word="persistent",
+        default=False,
+        effect=lambda cfg: (
+            "a CTA for each SM: the next block's first tiles arrive while dk and dv are stored"
+            if cfg.persistent
+            else "a CTA for each block of keys"
+        ),
+        where="BackwardProducer::run",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 

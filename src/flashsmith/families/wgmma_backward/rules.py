@@ -99,6 +99,37 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.order != StepOrder.DV_FIRST or not cfg.early_exp,
         ("early_exp", "order"),
     ),
+    Rule(
+        "scores_early_need_two_Q",
+        "q_stages must be at least 2 with late_dq and scores_ahead, which begin the next step's S "
+        "before this step's Q is free",
+        lambda cfg, device: (
+            cfg.order in (StepOrder.DV_FIRST, StepOrder.SCORES_TOGETHER) or cfg.q_stages > 1
+        ),
+        ("q_stages", "order"),
+    ),
+    Rule(
+        "lagged_dq_needs_two_dS",
+        "ds_stages must be at least 2 with lagged_dq, which reads the last step's dS after this "
+        "step's is stored",
+        lambda cfg, device: cfg.ds_stages > 1 or not cfg.lagged_dq,
+        ("ds_stages", "lagged_dq"),
+    ),
+    Rule(
+        "pingpong_needs_two_warpgroups",
+        "pingpong needs 2 or 3 consumer warpgroups, which take turns",
+        lambda cfg, device: cfg.n_warpgroups > 1 or not cfg.pingpong,
+        ("n_warpgroups", "pingpong"),
+    ),
+    Rule(
+        "split_roles_have_their_own_step",
+        "split_roles must come without lagged_dq, pingpong and persistent: its "
+        "warpgroups wait for each other in every step",
+        lambda cfg, device: (
+            not cfg.split_roles or not (cfg.lagged_dq or cfg.pingpong or cfg.persistent)
+        ),
+        ("split_roles", "lagged_dq", "pingpong", "persistent"),
+    ),
     _register_count("producer_registers"),
     _register_count("consumer_registers"),
     Rule(

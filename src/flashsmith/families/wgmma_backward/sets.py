@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import NamedTuple
 
 from flashsmith.families.device import DeviceSpec, device_spec
 from flashsmith.families.legality import is_legal
@@ -16,21 +17,41 @@ from flashsmith.families.wgmma_backward.config import (
 )
 from flashsmith.operations.dtype import DType
 
-# (B_r, n_warpgroups, ds_stages, order) by d_head, in order of preference; heads wider than 128 have
-# split roles.
-_TILES: dict[int, tuple[tuple[int, int, int, StepOrder], ...]] = {
+
+class _Tile(NamedTuple):
+    B_r: int
+    n_warpgroups: int
+    ds_stages: int
+    order: StepOrder
+    pingpong: bool = False
+    persistent: bool = False
+
+
+_TOGETHER, _AHEAD = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD
+# By d_head, in order of preference, which is the other way round under a mask. Up to 128 dq lags;
+# wider heads have split roles.
+_TILES: dict[int, tuple[_Tile, ...]] = {
     64: (
-        (64, 2, 2, StepOrder.LATE_DQ),
-        (128, 2, 2, StepOrder.SCORES_TOGETHER),
-        (64, 3, 2, StepOrder.SCORES_TOGETHER),
+        _Tile(128, 2, 2, _TOGETHER),
+        _Tile(64, 3, 2, _TOGETHER, persistent=True),
+        _Tile(128, 2, 2, _TOGETHER, persistent=True),
     ),
-    96: ((64, 2, 2, StepOrder.LATE_DQ), (64, 2, 1, StepOrder.DV_FIRST)),
-    128: ((64, 2, 2, StepOrder.LATE_DQ), (64, 2, 1, StepOrder.DV_FIRST)),
-    192: ((64, 2, 2, StepOrder.DV_FIRST),),
-    256: ((64, 2, 2, StepOrder.DV_FIRST),),
+    96: (_Tile(64, 2, 2, _TOGETHER, pingpong=True), _Tile(64, 2, 3, _AHEAD, pingpong=True)),
+    128: (
+        _Tile(64, 2, 2, _TOGETHER, pingpong=True),
+        _Tile(64, 2, 2, _TOGETHER, pingpong=True, persistent=True),
+        _Tile(64, 2, 3, _AHEAD, pingpong=True),
+    ),
+    192: (_Tile(64, 2, 2, StepOrder.DV_FIRST),),
+    256: (_Tile(64, 2, 2, StepOrder.DV_FIRST),),
 }
-# Registers of a producer and a consumer thread, by consumer warpgroups.
-_REGISTERS = {2: (24, 240), 3: (32, 160)}
+
+
+def _registers(tile: _Tile) -> tuple[int, int]:
+    """Of a producer and a consumer thread: a persistent CTA's producer takes more."""
+    if tile.n_warpgroups == 3:
+        return 32, 160
+    return (40, 232) if tile.persistent else (24, 240)
 
 
 def get_hopper_backward_configs(
@@ -41,21 +62,28 @@ def get_hopper_backward_configs(
     return [cfg for dtype, d in product(dtypes, D_HEADS) for cfg in candidates(dtype, d, device)]
 
 
-def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[HopperBackwardKernelConfig]:
+def candidates(
+    dtype: DType, d_head: int, device: DeviceSpec, masked: bool = False
+) -> list[HopperBackwardKernelConfig]:
     """Kernels for d_head that are legal on a device, in order of preference."""
+    is_whole = d_head <= WIDEST_WHOLE
+    tiles = _TILES.get(d_head, ())
     made = (
         HopperBackwardKernelConfig(
             dtype,
             d_head,
-            B_r,
-            WARPGROUP_ROWS * (warpgroups if d_head <= WIDEST_WHOLE else 1),
-            warpgroups,
-            ds_stages=ds_stages,
-            producer_registers=_REGISTERS[warpgroups][0],
-            consumer_registers=_REGISTERS[warpgroups][1],
-            order=order,
-            split_roles=d_head > WIDEST_WHOLE,
+            tile.B_r,
+            WARPGROUP_ROWS * (tile.n_warpgroups if is_whole else 1),
+            tile.n_warpgroups,
+            ds_stages=tile.ds_stages,
+            producer_registers=_registers(tile)[0],
+            consumer_registers=_registers(tile)[1],
+            order=tile.order,
+            split_roles=not is_whole,
+            lagged_dq=is_whole,
+            pingpong=tile.pingpong,
+            persistent=tile.persistent,
         )
-        for B_r, warpgroups, ds_stages, order in _TILES.get(d_head, ())
+        for tile in (reversed(tiles) if masked else tiles)
     )
     return [cfg for cfg in made if is_legal(cfg, device)]
