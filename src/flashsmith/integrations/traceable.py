@@ -103,12 +103,15 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
 
 
 def _is_looked_at(q: Any) -> bool:
-    """Whether a dispatch mode or a transform of torch.func looks at operations on the tensor."""
+    """Whether a dispatch mode, a transform of torch.func or forward-mode differentiation looks at
+    operations on the tensor."""
     torch = _torch
     return (
         torch is not None
         and isinstance(q, torch.Tensor)
         and bool(
-            torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()
+            torch._C._len_torch_dispatch_stack()
+            or torch._C._are_functorch_transforms_active()
+            or torch.autograd.forward_ad._current_level >= 0
         )
     )
