@@ -164,6 +164,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "needs": ({}, {"needs": (True, True)}, "needs=.*: give four"),
     "a need": ({}, {"needs": (1, True, True, True)}, "needs=1: allowed are"),
     "grad_dtype": ({}, {"grad_dtype": "float16"}, "grad_dtype='float16': give 'float32'"),
+    "no grad_dtype": ({}, {"grad_dtype": "float64"}, "grad_dtype='float64': give 'float32'"),
     "deterministic": ({}, {"deterministic": 1}, "deterministic=1: allowed are"),
     "the forward's config": ({}, {"config": CFG}, "config: got .*FlashBackwardKernelConfig"),
     "no config": ({}, {"config": "fast"}, "config: got str; give a FlashBackwardKernelConfig"),
@@ -177,3 +178,19 @@ def test_what_is_refused(case: str, call: dict[str, Any]) -> None:
     tensors, options, message = WRONG[case]
     with pytest.raises(ArgumentError, match=f"^{message}"):
         backward(call | tensors, **options)
+
+
+def test_a_config_that_is_not_repeatable_is_refused_before_it_is_built(
+    call: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHSMITH_JIT", "0")
+    missing = parse("(FP16, 64, 32, 64, 4): backward+dq_atomics")
+    with pytest.raises(ArgumentError, match=r"^deterministic=True: .*dq_atomics adds up"):
+        backward(call, config=missing, deterministic=True)
+
+
+def test_a_d_beyond_every_kernel() -> None:
+    wide = np.zeros((1, 8, 1, 264), np.float16)
+    call = dict.fromkeys(NAMES, wide) | {"lse": np.zeros((1, 1, 8), np.float32)}
+    with pytest.raises(ArgumentError, match=r"d=264: backward has kernels of d_head 32, .*, 256"):
+        backward(call, config=None)

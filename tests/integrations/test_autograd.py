@@ -256,6 +256,15 @@ def test_what_has_no_gradient() -> None:
         flashsmith.forward(CFG, call["q"], call["k"], call["v"], causal=True)
     with pytest.raises(ArgumentError, match=r"backward_config: got .*FlashBackwardKernelConfig"):
         flashsmith.attention(**call | {"backward_config": CFG})
+    with pytest.raises(ArgumentError, match=r"^config: got .*FlashForwardKernelConfig"):
+        flashsmith.attention(**call | {"config": REPEATABLE})
+
+
+@pytest.mark.parametrize("k", [None, np.zeros((1, 12, 2, 40), np.float16)])
+def test_beside_a_tensor_with_gradients_is_none(k: Any) -> None:
+    call, _ = small()
+    with pytest.raises(ArgumentError, match=r"^k: "):
+        flashsmith.attention(**call | {"k": k})
 
 
 # ---- what PyTorch does with it ----
@@ -439,6 +448,11 @@ def test_grad_and_vjp(attend: Any, expected: list[Any]) -> None:
             assert torch.equal(ours, gradient)
 
 
+def by_backward(q: Any, k: Any, v: Any) -> Any:
+    o, lse = torch.zeros(q.shape, dtype=q.dtype), torch.zeros(1, q.shape[2], q.shape[1])
+    return flashsmith.backward(q, q, k, v, o, lse, causal=True, config=FREE).dq
+
+
 def backward_op(q: Any, k: Any, v: Any) -> Any:
     o, lse = torch.zeros(q.shape, dtype=q.dtype), torch.zeros(1, q.shape[2], q.shape[1])
     return torch.ops.flashsmith.attention_backward(
@@ -462,7 +476,7 @@ def dual(attend: Any, q: Any, k: Any, v: Any) -> Any:
 def twice(attend: Any, q: Any, k: Any, v: Any) -> Any:
     q = q.clone().requires_grad_()
     first = attend(q, k, v)
-    if attend is not backward_op:
+    if attend not in (backward_op, by_backward):
         (first,) = torch.autograd.grad(first.float().square().sum(), q, create_graph=True)
     return torch.autograd.grad(first.sum(), q)
 
@@ -473,13 +487,15 @@ def batched(attend: Any, q: Any, k: Any, v: Any) -> Any:
     return torch.autograd.grad(o, q, torch.stack([o, o]), is_grads_batched=True)
 
 
-@pytest.mark.parametrize("attend", [by_attention, by_op, backward_op])
+@pytest.mark.parametrize("attend", [by_attention, by_op, by_backward, backward_op])
 @pytest.mark.parametrize(
     ("transform", "message"),
     [(vmapped, "vmap"), (pushed, "jvp"), (dual, "jvp"), (twice, "second"), (batched, "vmap")],
 )
 def test_what_the_kernels_cannot_is_an_error(attend: Any, transform: Any, message: str) -> None:
-    if (attend, transform) == (backward_op, batched):
+    if attend is backward_op and transform is batched:
         message = "second"
+    if attend is by_backward and transform in (batched, twice):
+        message = "requires grad"
     with pytest.raises(ArgumentError, match=message):
         transform(attend, *(leaf.detach() for leaf in small()[1]))

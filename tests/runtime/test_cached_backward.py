@@ -4,6 +4,7 @@ that must be refused is refused all the same. No GPU: host tensors pass for one'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from flashsmith import backward
 from flashsmith.errors import ArgumentError
 from flashsmith.families import parse_kernel_name_into_config
-from flashsmith.runtime import backward_pass, cached_launches
+from flashsmith.runtime import backward_pass, cached_launches, forget_cached_launches
+from flashsmith.runtime.cached_launches import backward_signature
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
@@ -225,6 +227,53 @@ def test_attention_and_its_gradients_are_not_checked_again(
     assert first.prepared is second.prepared
     assert first_back.prepared is second_back.prepared
     assert [len(launch.addresses) for launch in gpu.launches] == [9, 14, 9, 14]
+
+
+def test_gradients_that_follow_a_cached_forward_pass_are_found_with_it(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the backward pass's own signature, from the second step like one before."""
+    q, k, v = [tensor.requires_grad_() for tensor in qkv()]
+    found: list[Any] = []
+    right = cached_launches.find
+
+    def noting(signature_of: Any, *arguments: Any) -> Any:
+        found.append(signature_of)
+        return right(signature_of, *arguments)
+
+    monkeypatch.setattr(cached_launches, "find", noting)
+
+    def looked_up(
+        leaves: tuple[Any, ...] = (q, k, v), do: Any = None, swap: Any = None, **hooks: Any
+    ) -> int:
+        with torch.autograd.graph.saved_tensors_hooks(*hooks["hooks"]) if hooks else nullcontext():
+            o = flashsmith.attention(q, k, v, causal=True)
+        found.clear()
+        if swap is not None:
+            swap()
+        gradients = torch.autograd.grad(o, leaves, half(*o.shape) if do is None else do)
+        assert [tuple(it.shape) for it in gradients] == [tuple(it.shape) for it in leaves]
+        assert set(found) <= {backward_signature}
+        return len(found)
+
+    assert [looked_up() for _ in range(4)] == [1, 1, 0, 0]
+    # What differs is found by its signature, and remembered.
+    k.requires_grad_(False)
+    assert [looked_up((q, v)) for _ in range(3)] == [1, 1, 0]
+    k.requires_grad_()
+    strided = half(*q.transpose(1, 2).shape).transpose(1, 2)
+    assert [looked_up(do=strided) for _ in range(3)] == [1, 1, 0]
+    # Nothing that the forward pass had may be taken for granted.
+
+    def with_other_strides(saved: Any) -> Any:
+        return saved.transpose(1, 2).contiguous().transpose(1, 2) if saved.dim() == 4 else saved
+
+    hooks = (lambda it: it, with_other_strides)
+    assert [looked_up(hooks=hooks) for _ in range(2)] == [1, 1]
+    assert looked_up(swap=forget_cached_launches) == 1
+    launched = len(gpu.launches)
+    looked_up()
+    assert len(gpu.launches) == launched + 2
 
 
 def test_lengths_are_read_from_the_device_once(

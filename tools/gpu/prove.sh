@@ -4,12 +4,13 @@
 #
 #   tools/gpu/prove.sh OUT [part...]     parts: tests sets sanitizer figures (default: these four)
 #   tools/gpu/prove.sh OUT hopper sanitizer-wgmma    of the wgmma kernels, on a GPU of 9.0
+#   tools/gpu/prove.sh OUT backward sanitizer-backward    of both families of gradients, likewise
 #
 # Parts of `tests`, for where a visit ends early: tests-emulator tests-semantics tests-verify
 # tests-rest. TOOLS: some of the sanitizer's four tools.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-out=${1:?"usage: tools/gpu/prove.sh OUT [tests|sets|sanitizer|figures|hopper|sanitizer-wgmma]..."}
+out=${1:?"usage: tools/gpu/prove.sh OUT [tests|sets|sanitizer|figures|hopper|sanitizer-wgmma|backward|sanitizer-backward]..."}
 shift
 parts=${*:-tests sets sanitizer figures}
 # The suite in parts that each end within minutes on 16 cores (WORKERS: 15 unless said otherwise);
@@ -46,9 +47,10 @@ suite() { # part, path or option of pytest...
 }
 
 sanitized() { # tool, what, script of this folder, argument...
-    local tool=$1 name=sanitizer-$1-$2 script=tools/gpu/$3
+    local tool=$1 name=sanitizer-$1-$2 script=tools/gpu/$3 kernels=forward_kernel
+    [[ $2 = *_backward ]] && kernels=backward
     local under=(compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9
-        --kernel-name kernel_substring=forward_kernel)
+        --kernel-name "kernel_substring=$kernels")
     shift 3
     [ "$tool" = none ] && under=()
     step "$name" "${under[@]}" python3 tools/gpu/without_torch.py "$script" "$@"
@@ -83,6 +85,21 @@ for part in $parts; do
                 --family wgmma --handful --workers 1
         done
         ;;
+    sanitizer-backward)
+        for family in mma_sync_backward wgmma_backward; do
+            for tool in none $tools; do
+                sanitized "$tool" "$family" prove_grid.py "$out/sanitizer-$tool-$family.csv" \
+                    --family "$family" --handful --workers 1
+            done
+        done
+        ;;
+    backward)
+        for family in mma_sync_backward wgmma_backward; do
+            step "grid-$family" timeout 1800 python3 tools/gpu/prove_grid.py \
+                "$out/grid-$family.csv" --family "$family" --seconds 1500
+            tail -n 1 "$out/grid-$family.log"
+        done
+        ;;
     hopper)
         # A kernel that hangs is ended here, and named by the log's last line.
         step hopper-sets timeout 600 python3 tools/gpu/prove_sets.py "$out/hopper-sets.csv" \
@@ -97,7 +114,8 @@ for part in $parts; do
         done
         ;;
     *)
-        echo "unknown part '$part': tests, sets, sanitizer, figures, hopper or sanitizer-wgmma" >&2
+        echo "unknown part '$part': tests, sets, sanitizer, figures, hopper, sanitizer-wgmma," \
+            "backward or sanitizer-backward" >&2
         exit 2
         ;;
     esac

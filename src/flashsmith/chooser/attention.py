@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashsmith.chooser.backward import check_backward_config, check_deterministic_flag
+from flashsmith.chooser.backward import (
+    check_backward_config,
+    check_config_for,
+    check_deterministic_flag,
+)
 from flashsmith.chooser.choice import choose_config
-from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig
-from flashsmith.families.family import config_class_names
 from flashsmith.operations import DEFAULT
 from flashsmith.runtime import run_call
 from flashsmith.runtime.forward_options import NO_WINDOW
@@ -95,9 +97,5 @@ def attention(
 
 
 def check_attention_config(config: KernelConfig | None) -> None:
-    """Raises ArgumentError unless ``config`` is a config, or None."""
-    if config is not None and not isinstance(config, KernelConfig):
-        raise ArgumentError(
-            f"config: got {type(config).__name__}; give a "
-            f"{' or a '.join(config_class_names(DEFAULT))}, or None, and one is chosen"
-        )
+    """Raises ArgumentError unless ``config`` is one of the forward pass, or None."""
+    check_config_for(DEFAULT, "config", config)

@@ -88,15 +88,21 @@ def backward_ahead(config: KernelConfig | None, deterministic: bool) -> Backward
 
 def check_backward_config(argument: str, config: KernelConfig | None) -> None:
     """Raises ArgumentError unless ``config`` is one of the backward pass, or None."""
+    check_config_for(BACKWARD.name, argument, config)
+
+
+def check_config_for(operation: str, argument: str, config: Any) -> None:
+    """Raises ArgumentError unless ``config`` is one of the operation, or None."""
     if config is None:
         return
-    of_backward = isinstance(config, KernelConfig) and config.family.operation == BACKWARD.name
-    if not of_backward:
-        classes = " or a ".join(config_class_names(BACKWARD.name))
-        given = config if isinstance(config, KernelConfig) else type(config).__name__
-        raise ArgumentError(
-            f"{argument}: got {given}; give a {classes}, or None, and one is chosen"
-        )
+    is_config = isinstance(config, KernelConfig)
+    # A config of no registered family is for the checks of a call.
+    if is_config and (not hasattr(config, "family") or config.family.operation == operation):
+        return
+    raise ArgumentError(
+        f"{argument}: got {config if is_config else type(config).__name__}; give a "
+        f"{' or a '.join(config_class_names(operation))}, or None, and one is chosen"
+    )
 
 
 def resolve_deterministic(deterministic: Any, q: Any) -> bool:

@@ -37,6 +37,7 @@ from flashsmith.families import (
     is_legal,
     parse_kernel_name_into_config,
 )
+from flashsmith.operations import DEFAULT
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
@@ -312,7 +313,8 @@ def _estimated(
     if not expected:
         raise ArgumentError(f"device: {_why_nothing_fits(serving, problem, device, d_head)}")
     known = any(entry.key.arch == device.arch for entry in table)
-    lacking = f"no measured kernels of d_head {d_head}" if known else "no table"
+    kernels = "kernels" if problem.operation == DEFAULT else f"{problem.operation} kernels"
+    lacking = f"no measured {kernels} of d_head {d_head}" if known else "no table"
     fallback = f"{lacking} for {gpu_name(device.name)}: chosen by the cost model"
     why = f"the best of {len(expected)} on paper; nothing was measured"
     ordered, slower = _by_preference(expected, GAIN_OVER_PREFERRED)

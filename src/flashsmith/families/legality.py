@@ -54,7 +54,8 @@ def d_head_for(problem: Problem) -> int:
     if found is None:
         allowed = ", ".join(map(str, d_heads)) or "none: no family of kernels computes it"
         raise ArgumentError(
-            f"d={problem.d}: the d_heads of {problem.operation} are {allowed}; take one of these"
+            f"d={problem.d}: {problem.operation} has kernels of d_head {allowed}, and a smaller d "
+            "runs on the next larger one"
         )
     return found
 

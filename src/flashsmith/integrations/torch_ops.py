@@ -11,10 +11,12 @@ functions call the kernels directly: an op takes the host some microseconds more
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch._C._dynamo.guards import TensorGuards
 from torch._C._functorch import is_legacy_batchedtensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._subclasses.fake_tensor import FakeTensor
@@ -32,7 +34,9 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.runtime import run_backward, run_call
+from flashsmith.runtime.cached_launches import CachedLaunch
 from flashsmith.runtime.forward_options import NO_WINDOW, check_flag, check_pair
+from flashsmith.runtime.forward_pass import run_followed
 from flashsmith.runtime.frameworks import framework_of
 
 # attention()'s own arguments, where a schema can hold them: a pair becomes two, a config its text.
@@ -64,6 +68,8 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 # A NamedTuple's own constructor takes twice as long.
 _new_tuple = tuple.__new__
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
 
 
 class Asked(NamedTuple):
@@ -118,16 +124,27 @@ def _asked(
 # --- the kernels, called directly ----------------------------------------------------------------
 
 
+class Pass:
+    """What is asked for, and the cached launch that was the forward pass, if one was."""
+
+    __slots__ = ("asked", "launch")
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.launch: CachedLaunch | None = None
+
+
 def _forward_directly(
-    q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, asked: Asked
+    q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: Pass
 ) -> tuple[Any, Any, Any]:
     """The output, its log-sum-exp, and the row maximum or None; the backward pass is prepared."""
     causal, window, softcap, scale, max_q, max_k, row_max, config, after, repeatable, emulate = (
-        asked
+        this.asked
     )
     options = (causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, True, row_max)
     ahead = backward_ahead(after, repeatable)
-    results = run_call(config or choose_config, (q, k, v, None), options, emulate, "out", ahead)
+    chosen = config or choose_config
+    results, this.launch = run_followed(chosen, (q, k, v, None), options, emulate, "out", ahead)
     return results if row_max else (*results, None)
 
 
@@ -145,22 +162,36 @@ def _backward_directly(
     asked: Asked,
     needs: tuple[bool, bool, bool, bool],
     fp32_gradients: bool = False,
+    launch: CachedLaunch | None = None,
 ) -> tuple[Any, Any, Any, Any]:
+    """dq, dk, dv and dsinks, None where not needed; ``launch`` was the forward pass."""
     causal, window, softcap, scale, max_q, max_k, _, _, config, repeatable, emulate = asked
     options = (
         causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, dlse, repeatable, needs,
         "float32" if fp32_gradients else None,
     )  # fmt: skip
     chosen = config or CHOOSERS[repeatable]
-    return run_backward(chosen, (do, q, k, v, o, lse), options, emulate)
+    tensors = do, q, k, v, o, lse
+    if launch is None or not (dlse is None and sinks is None and cu_q is None):
+        return run_backward(chosen, tensors, options, emulate)
+    follow = partial(launch.follow, needs, tensors, _layout_check)
+    return run_backward(chosen, tensors, options, emulate, follow)
+
+
+def _layout_check(tensors: tuple[Any, ...]) -> Callable[..., bool]:
+    """By what torch.compile looks at tensors with: one call of C++. False for tensors of which two
+    are the same."""
+    guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    check: Callable[..., bool] = guards.check
+    return check
 
 
 def _is_plain(*tensors: Any) -> bool:
     """Whether nothing but autograd looks at operations on the tensors."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+    if _dispatch_modes() or _transforms():
         return False
-    for tensor in tensors:  # noqa: SIM110 (half the time of all())
-        if type(tensor).__torch_dispatch__ is not _NO_DISPATCH:
+    for tensor in tensors:  # half the time of all()
+        if getattr(type(tensor), "__torch_dispatch__", _NO_DISPATCH) is not _NO_DISPATCH:
             return False
     return True
 
@@ -190,17 +221,18 @@ def _no_second(*_: Any) -> NoReturn:
 
 
 class FlashsmithAttention(torch.autograd.Function):
-    """q, k, v, sinks, the offsets of packed sequences and an Asked to the output, its log-sum-exp
+    """q, k, v, sinks, the offsets of packed sequences and a Pass to the output, its log-sum-exp
     and the row maximum, which is not differentiable; None if it was not asked for."""
 
     jvp, vmap = staticmethod(_no_jvp), staticmethod(_no_vmap)
 
     @staticmethod
     def forward(
-        q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, asked: Asked
+        q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: Pass
     ) -> tuple[Any, Any, Any]:
         if _is_plain(q, k, v):
-            return _forward_directly(q, k, v, sinks, cu_q, cu_k, asked)
+            return _forward_directly(q, k, v, sinks, cu_q, cu_k, this)
+        asked = this.asked
         backward = asked.backward_config
         with torch._C._AutoDispatchBelowAutograd():
             results = torch.ops.flashsmith.attention_with_statistics.default(
@@ -216,7 +248,7 @@ class FlashsmithAttention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        q, k, v, sinks, cu_q, cu_k, ctx.asked = inputs
+        q, k, v, sinks, cu_q, cu_k, ctx.this = inputs
         o, lse, row_max = output
         ctx.set_materialize_grads(False)
         if row_max is not None:
@@ -230,15 +262,18 @@ class FlashsmithAttention(torch.autograd.Function):
         q, k, v, o, lse, sinks, cu_q, cu_k = ctx.saved_tensors
         if do is None:
             do = torch.zeros_like(o)
-        arguments = (
-            *(do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, ctx.asked),
-            ctx.needs_input_grad[:4],
-        )
+        this, needs = ctx.this, ctx.needs_input_grad[:4]
+        tensors = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k
         # Their own derivative must be an error, and not 0.
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-            gradients = FlashsmithGradients.apply(*arguments)
+        if torch.is_grad_enabled() or _transforms():
+            gradients = FlashsmithGradients.apply(*tensors, this.asked, needs)
         else:
-            gradients = _gradients(*arguments)
+            launch, gradients = this.launch, None
+            has_vectors = not (dlse is None and sinks is None and cu_q is None)
+            if not (launch is None or has_vectors or _dispatch_modes()):
+                gradients = launch.run_following(needs, tensors[:6])
+            if gradients is None:
+                gradients = _gradients(*tensors, this.asked, needs, False, launch)
         return (*gradients, None, None, None)
 
 
@@ -276,12 +311,13 @@ class FlashsmithGradients(torch.autograd.Function):
 def _gradients(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, sinks: Any, cu_q: Any, cu_k: Any,
     asked: Asked, needs: tuple[bool, bool, bool, bool], fp32_gradients: bool = False,
+    launch: CachedLaunch | None = None,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """dq, dk, dv and dsinks, None where not needed."""
+    """dq, dk, dv and dsinks, None where not needed; ``launch`` was the forward pass."""
     if _is_plain(do, q, k, v):
         try:
             return _backward_directly(
-                do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needs, fp32_gradients
+                do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needs, fp32_gradients, launch
             )
         except RuntimeError:
             # torch.autograd.grad(is_grads_batched=True) has a vmap of its own.
@@ -423,7 +459,7 @@ def _autograd(*tensors: Any, **keywords: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.flashsmith.attention.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (6 - len(tensors)))
-    o, _, _ = _apply_by_dispatcher(FlashsmithAttention, *padded, _asked(**keywords))
+    o, _, _ = _apply_by_dispatcher(FlashsmithAttention, *padded, Pass(_asked(**keywords)))
     return o
 
 
@@ -434,7 +470,7 @@ def _autograd_with_statistics(*tensors: Any, **keywords: Any) -> Any:
     padded = (*tensors, *[None] * (6 - len(tensors)))
     return_lse = keywords.pop("return_lse", False)
     keywords.pop("with_backward", None)
-    o, lse, row_max = _apply_by_dispatcher(FlashsmithAttention, *padded, _asked(**keywords))
+    o, lse, row_max = _apply_by_dispatcher(FlashsmithAttention, *padded, Pass(_asked(**keywords)))
     nothing = _nothing(tensors[0])
     return o, lse if return_lse else nothing, nothing if row_max is None else row_max
 
@@ -560,16 +596,16 @@ def differentiable_attention(
         repeatable = torch.are_deterministic_algorithms_enabled()
     else:
         repeatable = resolve_deterministic(deterministic, q)
-    asked = _new_tuple(Asked, (
+    this = Pass(_new_tuple(Asked, (
         causal, window, softcap, scale, max_seqlen_q, max_seqlen_k, return_row_max,
         config, backward_config, repeatable, emulate,
-    ))  # fmt: skip
+    )))  # fmt: skip
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
     if torch._C._are_functorch_transforms_active():
-        o, lse, row_max = FlashsmithAttention.apply(*tensors, asked)
+        o, lse, row_max = FlashsmithAttention.apply(*tensors, this)
     else:
         # Function.apply itself spends more on binding arguments than a launch takes.
-        o, lse, row_max = _apply(*tensors, asked)
+        o, lse, row_max = _apply(*tensors, this)
     if check_flag("return_lse", return_lse):
         return (o, lse, row_max) if return_row_max else (o, lse)
     return (o, row_max) if return_row_max else o

@@ -59,7 +59,10 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         if (
             torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0
-            or (torch.is_grad_enabled() and _requires_grad(q, k, v, keywords.get("sinks")))
+            or (
+                torch.is_grad_enabled()
+                and (q.requires_grad or _requires_grad(q, k, v, keywords.get("sinks")))
+            )
         ):
             return (_with_gradients or _find_with_gradients())(q, k, v, **keywords)
         if torch._C._len_torch_dispatch_stack():
@@ -100,12 +103,15 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
 
 
 def _is_looked_at(q: Any) -> bool:
-    """Whether a dispatch mode or a transform of torch.func looks at operations on the tensor."""
+    """Whether a dispatch mode, a transform of torch.func or forward-mode differentiation looks at
+    operations on the tensor."""
     torch = _torch
     return (
         torch is not None
         and isinstance(q, torch.Tensor)
         and bool(
-            torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()
+            torch._C._len_torch_dispatch_stack()
+            or torch._C._are_functorch_transforms_active()
+            or torch.autograd.forward_ad._current_level >= 0
         )
     )

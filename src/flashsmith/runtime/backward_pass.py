@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
-from flashsmith.operations.backward import BACKWARD
+from flashsmith.operations.backward import BACKWARD, check_grad_dtype
 from flashsmith.printable import quoted
 from flashsmith.runtime import cached_launches
 from flashsmith.runtime.cached_launches import (
@@ -105,9 +105,7 @@ class BackwardAhead(NamedTuple):
             device = _limits(self.config, request.q, emulate=False)
         problem = _backward(request.problem)
         wish = BackwardRequest(problem, request.q, request.k, request.suits_tma, self.deterministic)
-        cfg, _ = _config_for(self.config, wish, device)
-        check_deterministic(cfg, self.deterministic)
-        return cfg
+        return _config_for(self.config, wish, device)[0]
 
 
 class CachedBackward:
@@ -191,12 +189,16 @@ class CachedBackward:
 
 
 def run_backward(
-    config: KernelConfig | Chooser, tensors: Tensors, options: Options, emulate: bool
+    config: KernelConfig | Chooser,
+    tensors: Tensors,
+    options: Options,
+    emulate: bool,
+    follow: Callable[[Any], None] | None = None,
 ) -> Gradients:
     """The gradients for do, q, k, v, o and lse by ``config``'s kernel; ``config`` may be a Chooser.
 
     ``options`` are in the order of BackwardOptions. Calls that differ only in addresses are checked
-    in full once.
+    in full once; ``follow`` is called with the cached call of others.
     """
     calls = cached_launches.cached
     signature, call = cached_launches.find(
@@ -205,6 +207,8 @@ def run_backward(
     if call is not None:
         gradients = call.run(tensors, options)
         if gradients is not None:
+            if follow is not None:
+                follow(call)
             return Gradients(*gradients)
     return _run_and_remember(config, tensors, BackwardOptions(*options), emulate, calls, signature)
 
@@ -219,6 +223,7 @@ def _run_and_remember(
 ) -> Gradients:
     needs = check_needs(asked.needs)
     deterministic = check_flag("deterministic", asked.deterministic)
+    grad_dtype = check_grad_dtype(asked.grad_dtype)
     forward = ForwardOptions(*asked[:_OF_FORWARD])
     request = check_request((*tensors[1:4], None), forward)
     device = _limits(config, request.q, check_flag("emulate", emulate))
@@ -227,7 +232,6 @@ def _run_and_remember(
     suits_tma = request.suits_tma and suit_tma([o])
     wish = BackwardRequest(problem, request.q, request.k, suits_tma, deterministic)
     cfg, is_own = _config_for(config, wish, device)
-    check_deterministic(cfg, deterministic)
 
     on_host = request.q.device.kind == "cpu"
     if on_host and not emulate:
@@ -251,7 +255,7 @@ def _run_and_remember(
             "softcap": request.softcap,
             "left": request.mask.left if windowed else None,
             "right": request.mask.right if windowed else None,
-            "grad_dtype": asked.grad_dtype,
+            "grad_dtype": grad_dtype,
             "deterministic": deterministic,
         },
         wanted=["dsinks"] if needs[3] and asked.sinks is not None else [],
@@ -304,6 +308,7 @@ def _config_for(
     chooser = None if isinstance(config, KernelConfig) else config
     cfg = config if isinstance(config, KernelConfig) else choose_for(config, wish, device)
     semantics = check_server(cfg, wish.problem, device)
+    check_deterministic(cfg, wish.deterministic)
     if wish.is_empty:
         return cfg, True
     kernel = kernel_for(cfg, semantics, wish, device, chooser)

@@ -22,6 +22,8 @@ from flashsmith.runtime.tensors import byte_range
 
 # The oldest are dropped first.
 MOST_CALLS = 1024
+# Of one forward pass: layouts of gradients hardly differ between calls that are otherwise alike.
+MOST_FOLLOWING = 8
 
 Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
 Options = tuple[Any, ...]  # in the order of ForwardOptions, or of BackwardOptions
@@ -56,6 +58,37 @@ class CachedLaunch:
             offsets = (None, None) if packing is None else packing[:2]
             inputs = (q, request.k, request.v, sinks, *offsets)
             self._overlaps = [_overlap(request.o, view) for view in inputs]
+        self._generation = generation
+        # Backward passes that came after.
+        self._following: dict[Any, Any] = {}
+
+    def follow(self, needs: Any, tensors: tuple[Any, ...], layout_check: Any, call: Any) -> None:
+        """Has run_following run ``call``, a cached backward pass after this, on such tensors.
+
+        ``layout_check`` makes a function of them that says whether as many others have their types,
+        dtypes, devices, shapes and strides.
+        """
+        key = needs, tensors[0].stride()
+        if key not in self._following and len(self._following) < MOST_FOLLOWING:
+            self._following[key] = layout_check(tensors), call
+
+    def run_following(self, needs: Any, tensors: tuple[Any, ...]) -> Any:
+        """What a backward pass that ``follow`` was given returns for do, q, k, v, o and lse; None,
+        without launching, where there is none for them, or launches were forgotten since.
+
+        The options and the BackwardAhead are those of this call, which has neither sinks nor packed
+        sequences; there is no dlse.
+        """
+        try:
+            key = needs, tensors[0].stride()
+        except Exception:
+            return None  # no plain tensor: the checks raise the error
+        found = self._following.get(key)
+        if found is None or self._generation is not generation:
+            return None
+        has_layout, call = found
+        # A hook on saved tensors may give others back than it got, and .data may be set.
+        return call.run(tensors, ()) if has_layout(*tensors) else None
 
     def run(self, tensors: Tensors, options: Options) -> Any:
         """Launches on these tensors; returns the outputs, or None, without launching, when the
@@ -121,6 +154,9 @@ def _overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
 CachedCalls = dict[Signature, Any]
 # Replaced, not emptied, when calls are forgotten: a running call adds itself to the old dict.
 cached: CachedCalls = {}
+# Another object whenever calls are forgotten: a forward pass from before may have its backward pass
+# after.
+generation = object()
 _lock = threading.Lock()
 # Tensor types of a RepeatableFramework that have been seen, with its ``grad_enabled``.
 _grad_enabled: dict[type, Callable[[], bool]] = {}
@@ -132,8 +168,8 @@ def forget_cached_launches() -> None:
     Called when the choice may change, as by a new table of winners. Safe to call at any time, from
     any thread.
     """
-    global cached
-    cached = {}
+    global cached, generation
+    cached, generation = {}, object()
 
 
 def _forget_in_child() -> None:

@@ -245,6 +245,27 @@ def run_call(
     ).outputs
 
 
+def run_followed(
+    config: KernelConfig | Chooser,
+    tensors: Tensors,
+    options: Options,
+    emulate: bool,
+    output: str,
+    ahead: Ahead,
+) -> tuple[Any, CachedLaunch | None]:
+    """``run_call``, and its cached launch where it repeated one, for what follows."""
+    calls = cached_launches.cached
+    chosen = config, ahead
+    signature, call = cached_launches.find(call_signature, calls, chosen, tensors, options, emulate)
+    if call is not None:
+        outputs = call.run(tensors, options)
+        if outputs is not None:
+            return outputs, call
+    asked = ForwardOptions(*options)
+    result = _run_and_remember(config, tensors, asked, emulate, output, ahead, calls, signature)
+    return result.outputs, None
+
+
 def _run_and_remember(
     config: KernelConfig | Chooser,
     tensors: Tensors,

@@ -90,21 +90,21 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
             Q.consumer_release(warp, lane);
             pass_P();
             d_o.consumer_wait();
-            add_product<kWithdQ>(P, d_o);
+            add_product<kOfV, kWithdQ>(P, d_o);
         } else {
             wgmma_wait<0>(dP);
             take_P();
             this->compute_dS();
-            this->stages.commit(lane);
-            add_product<kWithdQ>(dS, Q);
+            add_product<kOfV, kWithdQ>(dS, Q);
         }
     }
 
     // dv += P^T do, or dk += dS^T q.
-    template <bool kWithdQ, class Pipeline>
+    template <bool kOfV, bool kWithdQ, class Pipeline>
     FS_DEVICE void add_product(typename Kernel::Rounded& a, Pipeline& tiles) {
         if constexpr (kWithdQ) start_dq<1>();
         this->start_gradient(gradient(), a, tiles.tile());
+        if constexpr (!kOfV) this->stages.commit(lane);
         if constexpr (kWithdQ) finish_dq<1, 1>();
         wgmma_wait<0>(gradient(), a);
         tiles.consumer_release(warp, lane);

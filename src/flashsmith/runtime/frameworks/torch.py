@@ -56,8 +56,9 @@ class TorchTensors(RepeatableFramework):
             raise ArgumentError(f"{name}: layout {tensor.layout}; give a strided (dense) tensor")
         if tensor.requires_grad and self.grad_enabled():
             raise ArgumentError(
-                f"{name}: requires grad, and what this call computes has no gradient; use "
-                "flashsmith.attention(), which has, call under torch.no_grad(), or detach it"
+                f"{name}: requires grad, and gets no gradient from this call; "
+                "flashsmith.attention() gives some to q, k, v and sinks; else call under "
+                "torch.no_grad(), or detach it"
             )
         device = self._devices.get(tensor.device)
         if device is None:
