@@ -153,7 +153,7 @@ class HopperBackwardKernelConfig(KernelConfig):
         values=tuple(StepOrder),
         word="",
         default=StepOrder.DV_FIRST,
-        effect=lambda cfg: describe.ORDERS[cfg.order.name],
+        effect=describe.order,
         where="BackwardConsumer::run",
     )
 

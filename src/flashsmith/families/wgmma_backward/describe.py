@@ -64,6 +64,12 @@ ORDERS = {
 }
 
 
+def order(cfg: Any) -> str:
+    if cfg.split_roles:
+        return "S or dP, then dv or dk; a half of the last step's dq beside each"
+    return ORDERS[cfg.order.name]
+
+
 def ring(tile: str, stages: int) -> str:
     if stages == 1:
         return f"one {tile} tile, copied once the last product on it has finished"
