@@ -392,6 +392,7 @@ struct BackwardConsumer {
         RowPairs D;
         load_rows(D, Kernel::D_offset, d_o.state.stage());
         differentiate(D);
+        __syncwarp();  // all lanes have read their rows' statistics
         d_o.consumer_release(warp, lane);
         store_dS();
     }
