@@ -92,6 +92,19 @@ def test_whole_tiles(cfg: HopperBackwardKernelConfig, schedule_seed: int | None)
     assert verdict.ok, str(verdict)
 
 
+# With one stage of do the producer overwrites D as soon as the last warp has let go of it: a lane
+# released it once while others still read.
+ONE_STAGE = config(
+    "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_1+ds_stages_1+regs_24_240"
+)
+
+
+@pytest.mark.full
+def test_statistics_are_read_before_their_stage_is_released() -> None:
+    verdict = prove(ONE_STAGE, "b1 s256:256 h2:1", checks=True)
+    assert verdict.ok, str(verdict)
+
+
 UNEVEN = {
     "longer keys": ("b1 s75:140 h2:1", {}),
     "rows without keys": ("b2 s140:70 h1", {"dlse": True, "sinks": True}),

@@ -30,7 +30,8 @@ FS_DEVICE float dot(uint32_t d_o, uint32_t o, float sum) {
 }
 
 // D and log2(e) lse of kStatisticsRows rows of one head, one CTA. Behind the last row they are such
-// that nothing comes of a row: P is exp2(-inf) and dS is 0 - 0 times that.
+// that nothing comes of a row: P is exp2(-inf) and dS is 0 - 0 times that. The sums of dq are
+// cleared with them (clears_dq_sums), unless the host does that.
 template <class Kernel>
 __global__ void __launch_bounds__(kRowsKernelThreads)
     backward_prepare_kernel(const BackwardKernelArgs args) {
@@ -38,8 +39,10 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     constexpr int kLanes = Kernel::d_head <= 64 ? 8 : Kernel::d_head <= 128 ? 16 : 32;
     const int n_blocks = (args.seq_q + kStatisticsRows - 1) / kStatisticsRows;
-    const uint32_t sequence = block_index() / n_blocks;
-    const int block = block_index() % n_blocks;
+    // What the next kernel begins with comes last, and is in L2 then.
+    const uint32_t number = gridDim.x - 1 - block_index();
+    const uint32_t sequence = number / n_blocks;
+    const int block = number % n_blocks;
     const int batch = sequence / args.heads_q, head = sequence % args.heads_q;
     const SequenceRows q =
         sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
@@ -49,6 +52,10 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     const int end = (block + 1) * kStatisticsRows;
     for (int row = block * kStatisticsRows + thread_index() / kLanes; row < end;
          row += kRowsKernelThreads / kLanes) {
+        if constexpr (Kernel::clears_dq_sums)
+            for (int column = chunk * 4; column < Kernel::d_head; column += kLanes * 4)
+                store_global_16B(args.dq_sums + (statistic + row) * Kernel::d_head + column,
+                                 uint4{0, 0, 0, 0});
         float sum = 0.0f;
         if (row < q.count && chunk < args.d / kChunkElements) {
             const uint4 x = load_global_16B(

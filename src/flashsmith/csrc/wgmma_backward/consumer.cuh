@@ -392,6 +392,7 @@ struct BackwardConsumer {
         RowPairs D;
         load_rows(D, Kernel::D_offset, d_o.state.stage());
         differentiate(D);
+        __syncwarp();  // all lanes have read their rows' statistics
         d_o.consumer_release(warp, lane);
         store_dS();
     }
@@ -573,6 +574,27 @@ struct BackwardConsumer {
     FS_DEVICE void mask(typename Kernel::Scores& x) const {
         const int key = first_key + warp * kWarpRows + lane / 4;
         const int query = block * Kernel::B_r + lane % 4 * 2;
+        if constexpr (SEMANTICS.mask != MaskKind::window) {
+            // One comparison for an element, or two, with what follows from its place in the tile.
+            constexpr int kFar = 1 << 30;
+            int ahead[2];  // of the key in row r: how far the first query's last key is
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                ahead[r] = SEMANTICS.mask == MaskKind::causal
+                               ? query + visibility.seq_k - visibility.seq_q - key - 8 * r
+                               : kFar;
+                if (SEMANTICS.uneven && key + 8 * r >= visibility.seq_k) ahead[r] = -kFar;
+            }
+            const int left = visibility.seq_q - query;
+#pragma unroll
+            for (int n = 0; n < Kernel::B_r / 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int i = 8 * n + e % 2;
+                    if (ahead[e / 2] < -i || (SEMANTICS.uneven && left <= i)) x[0][n][e] = 0.0f;
+                }
+            return;
+        }
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n)
 #pragma unroll

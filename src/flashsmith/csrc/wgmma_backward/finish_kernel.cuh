@@ -14,8 +14,10 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     constexpr int kTiles = Kernel::dq_columns / 8;
     const int n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
-    const uint32_t sequence = block_index() / n_blocks;
-    const int first_row = block_index() % n_blocks * Kernel::B_r;
+    // The last blocks' sums are the likeliest to be in L2 still.
+    const uint32_t number = gridDim.x - 1 - block_index();
+    const uint32_t sequence = number / n_blocks;
+    const int first_row = number % n_blocks * Kernel::B_r;
     const int batch = sequence / args.heads_q, head = sequence % args.heads_q;
     const SequenceRows q =
         sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);

@@ -59,7 +59,7 @@ Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbe
     plan.workspaces = {
         {"lse_log2", bytes, Contents::undefined},
         {"D", bytes, Contents::undefined},
-        {"dq_sums", bytes * static_cast<size_t>(config.d_head), Contents::zeroed},
+        {"dq_sums", bytes * static_cast<size_t>(config.d_head), Contents::undefined},
     };
 
     const auto add = [&](Kernel kernel, int64_t blocks, uint32_t threads) {

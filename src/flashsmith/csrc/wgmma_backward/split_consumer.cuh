@@ -87,6 +87,7 @@ struct SplitBackwardConsumer : BackwardConsumer<Kernel> {
         if constexpr (kOfV) {
             wgmma_wait<0>(S);
             this->exponentiate();
+            __syncwarp();  // all lanes have read their rows' statistics
             Q.consumer_release(warp, lane);
             pass_P();
             d_o.consumer_wait();

@@ -25,6 +25,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
     static constexpr int key_groups = CFG.key_groups();
+    static constexpr bool clears_dq_sums = true;  // in prepare
     static constexpr int consumer_threads = n_warpgroups * kWarpgroupThreads;
     // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
     static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;
