@@ -25,7 +25,8 @@ Kernels = Annotated[
         "-k",
         metavar="KEY",
         help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
-        "'B_r,B_c', a set of yours, or short forms separated by ';'. Without it: the environment variable KERNELS.",
+        "'B_r,B_c', a set of yours, or short forms separated by ';'. Without it: the "
+        "environment variable KERNELS.",
     ),
 ]
 Arch = Annotated[
