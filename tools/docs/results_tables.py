@@ -247,6 +247,26 @@ def hand_written() -> str:
     return table(["d 128", *next(iter(found.values()))], lines)
 
 
+# --- the backward pass ---------------------------------------------------------------------------
+
+
+def backward_profile() -> str:
+    """The profiler's figures of single launches of the main kernels."""
+    lines = [
+        [
+            f"`{plain_config(row['config'])}`",
+            *(f"{float(row[unit]):.0f}%" for unit in ("tensor_pct", "issue_pct", "shared_pct")),
+            f"{float(row['l2_pct']):.0f}%",
+            f"{float(row['l2_hit_pct']):.0f}%",
+            f"{float(row['sm_clock_mhz']) / 1000:.2f} GHz",
+            row["stalls"].replace("_", " "),
+        ]
+        for row in read("ncu-backward.csv")
+    ]
+    head = ["kernel", "tensor pipe", "issue slots", "shared memory", "L2", "L2 hits", "SM clock"]
+    return table([*head, "stalls, cycles per issue"], lines)
+
+
 # --- what limits the kernels, the host, the progression ------------------------------------------
 
 
@@ -393,6 +413,7 @@ def proofs() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "public": public,
+    "backward-profile": backward_profile,
     "hand-written": hand_written,
     "profile": profile,
     "profiled": profiled,

@@ -241,13 +241,15 @@ class HopperBackwardKernelConfig(KernelConfig):
     @property
     def accumulators(self) -> int:
         """Registers a thread needs for dk and dv, S and dP, and P and dS where they live beside
-        them; with split roles half of dk and dv."""
+        them; with split roles half of dk and dv. In a persistent CTA the compiler keeps dq, too,
+        unless S and dP come together."""
         if self.split_roles:
             return self.d_head // 2 + self.B_r + self.B_r // 4
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
         if self.order == StepOrder.SCORES_AHEAD and self.early_exp:
             beside = 2
-        return self.d_head + self.B_r + beside * self.B_r // 4
+        kept_dq = self.dq_columns // 2 if self.persistent and beside else 0
+        return self.d_head + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:
         """Bytes of K and V, of the stages of Q, do and dS, and of P with split roles."""

@@ -123,8 +123,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "split_roles_have_their_own_step",
-        "split_roles must come without lagged_dq, pingpong and persistent: its "
-        "warpgroups wait for each other in every step",
+        "split_roles must come without lagged_dq, pingpong and persistent: its step has an order "
+        "of its own",
         lambda cfg, device: (
             not cfg.split_roles or not (cfg.lagged_dq or cfg.pingpong or cfg.persistent)
         ),
@@ -145,11 +145,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "tiles_fit_registers",
         "consumer_registers must hold a thread's share of dk and dv (d_head), of S and dP (B_r), "
-        "of P unless scores_together (B_r / 4), with scores_ahead and early_exp of dS besides "
+        "of P unless scores_together (B_r / 4; persistent: and of dQ, half of its columns), with "
+        "scores_ahead and early_exp of dS besides "
         "(split_roles: of dk or dv, S and dP, and P: d_head / 2 + B_r + B_r / 4), "
         f"and {REGISTERS_BESIDE_TILES} for everything else",
         lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
-        ("d_head", "B_r", "order", "early_exp", "split_roles", "consumer_registers"),
+        ("d_head", "B_r", "order", "early_exp", "split_roles", "persistent", "consumer_registers"),
         lambda cfg, device: f"the tiles take {cfg.accumulators}",
     ),
     Rule(
