@@ -19,6 +19,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +29,9 @@ ROWS = ROOT / "benchmarks" / "h200"
 LETTERS = {"128": "A", "64": "B", "96": "C", "256": "D"}
 # Kernels of the profile that no measured problem chose: of an earlier version.
 PROFILED_BEFORE = 7
+BEST_BACKWARD = "best-public-backward.csv"
+# Of a training run, until its times are steady.
+STEPS_BEFORE = 10
 
 Row = dict[str, str]
 Points = dict[tuple[str, ...], dict[str, Row]]
@@ -201,9 +205,7 @@ def public() -> str:
     runs = [measured(f"verdict-public-{run}.csv") for run in range(3)]
     lines = []
     for key, rows in runs[0].items():
-        d, dtype, semantics, batch, seq, heads, _ = key
-        problem = f"b{batch} s{seq} h{heads} d{d} {dtype}"
-        problem += "" if semantics == "plain" else f" {semantics}"
+        d, dtype, _, batch, seq, heads, _ = key
         shares = [ratio(run[key], "cudnn") or 0.0 for run in runs]
         lines.append(
             [
@@ -215,7 +217,7 @@ def public() -> str:
                     for name in ("ours", "cudnn", "fa2")
                 ),
                 spread(shares),
-                spread([share / best[problem] for share in shares]),
+                spread([share / best[problem_of(key)] for share in shares]),
                 config_names().get(plain_config(rows["ours"]["config"]), "-"),
             ]
         )
@@ -250,6 +252,176 @@ def hand_written() -> str:
 # --- the backward pass ---------------------------------------------------------------------------
 
 
+# Three runs of the cells 'backward', each of which began with another contender.
+CELLS = tuple(f"verdict-backward-{run}.csv" for run in range(3))
+WIDE, SWEEP = "backward-wide.csv", "tune-ranking-backward.csv.gz"
+# Launches of one implementation spread by more where other work was on the GPU.
+UNDISTURBED = 0.1
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A problem of the backward pass over the runs: medians of TFLOP/s and ratios."""
+
+    rates: dict[str, float]
+    over_cudnn: list[float]
+    over_fa2: list[float]
+    over_best: list[float]
+    config: str
+
+
+@cache
+def cells() -> dict[Key, Cell]:
+    """The 24 cells, in the order of the first run."""
+    best = {row["problem"]: float(row["best_over_cudnn"]) for row in read(BEST_BACKWARD)}
+    runs = [measured(name) for name in CELLS]
+    found = {}
+    for key in dict.fromkeys(key for run in runs for key in run):
+        timed = [run[key] for run in runs if rate(run.get(key, {}), "ours")]
+        rates = {
+            name: statistics.median(rate(rows, name) or 0.0 for rows in timed)
+            for name in ("ours", "cudnn", "fa2")
+        }
+        over = {
+            name: [share for rows in timed if (share := ratio(rows, name))]
+            for name in ("cudnn", "fa2")
+        }
+        over_best = [share / best[problem_of(key)] for share in over["cudnn"]]
+        config = plain_config(timed[0]["ours"]["config"])
+        found[key] = Cell(rates, over["cudnn"], over["fa2"], over_best, config)
+    return found
+
+
+def problem_of(key: Key) -> str:
+    """A problem's text; that of a backward pass has that word before its mask."""
+    d, dtype, semantics, batch, seq, heads, _ = key
+    words = [word for word in semantics.split("+") if word != "plain"]
+    return " ".join([f"b{batch} s{seq} h{heads} d{d} {dtype}", *words])
+
+
+@cache
+def wide_points() -> Points:
+    """Problems without a cell, of those during which nothing else was on the GPU."""
+    return {
+        key: rows
+        for key, rows in measured(WIDE).items()
+        if all(float(row["spread"] or 0.0) <= UNDISTURBED for row in rows.values())
+    }
+
+
+@cache
+def backward_names() -> dict[str, str]:
+    """K1, K2, ... by config without its dtype, in the order of the tables."""
+    wide = [plain_config(rows["ours"]["config"]) for rows in wide_points().values()]
+    chosen = dict.fromkeys([cell.config for cell in cells().values()] + wide)
+    return {config: f"K{number}" for number, config in enumerate(chosen, 1)}
+
+
+def mean_least(ratios: Sequence[float]) -> str:
+    """The geometric mean and the least; '-' of none."""
+    return f"{statistics.geometric_mean(ratios):.2f}, {min(ratios):.2f}" if ratios else "-"
+
+
+def group_of(key: Key) -> str:
+    """A cell's head dimension and mask."""
+    return f"d {key[0]}, {'causal' if 'causal' in key[2] else 'full'}"
+
+
+def grouped(keys: Iterable[Key]) -> dict[str, list[Key]]:
+    """Keys by head dimension and mask, then all."""
+    groups: dict[str, list[Key]] = {}
+    every = list(keys)
+    for key in every:
+        groups.setdefault(group_of(key), []).append(key)
+    return {**groups, "all": every}
+
+
+def backward() -> str:
+    """Groups of the 24 cells: mean and least ratios of their medians."""
+    lines = []
+    for name, keys in grouped(cells()).items():
+        group = [cells()[key] for key in keys]
+        rates = [cell.rates["ours"] for cell in group]
+        of_group = [
+            mean_least([statistics.median(getattr(cell, field)) for cell in group])
+            for field in ("over_cudnn", "over_fa2", "over_best")
+        ]
+        lines.append([name, str(len(group)), f"{min(rates):.0f} to {max(rates):.0f}", *of_group])
+    head = ["", "cells", "TFLOP/s", "over cuDNN: mean, least", "over FA2: mean, least"]
+    return table([*head, "over the best: mean, least"], lines)
+
+
+def backward_cells() -> str:
+    """Every cell: medians of the runs, in brackets least and most."""
+    lines = [
+        [
+            f"d {key[0]}, {key[1]}, {kind(key)}",
+            key[3],
+            key[4],
+            *(f"{cell.rates[name]:.0f}" for name in ("ours", "cudnn", "fa2")),
+            spread(cell.over_cudnn),
+            spread(cell.over_best),
+            backward_names()[cell.config],
+        ]
+        for key, cell in cells().items()
+    ]
+    head = ["problem", "batch", "seq", "flashsmith", "cuDNN", "FA2", "over cuDNN", "over the best"]
+    return table([*head, "kernel"], lines)
+
+
+def mask_and_heads(key: Key) -> str:
+    """What a problem's keys are seen by, and its heads."""
+    words = [word for word in key[2].split("+") if word not in ("plain", "backward", "uneven")]
+    heads = f"{key[5]} heads" if key[5] == key[6] else f"heads {key[5]}:{key[6]}"
+    return ", ".join([*(words or ["full"]), heads])
+
+
+def backward_wide() -> str:
+    """What has no cell: other head dimensions, grouped heads, packed batches, windows."""
+    lines = [
+        [
+            f"d {key[0]}, {key[1]}, {mask_and_heads(key)}",
+            key[3],
+            key[4],
+            *(shown(rate(rows, name), ".0f") for name in ("ours", "cudnn", "fa2")),
+            *(shown(ratio(rows, name)) for name in ("cudnn", "fa2")),
+            backward_names()[plain_config(rows["ours"]["config"])],
+        ]
+        for key, rows in wide_points().items()
+    ]
+    head = ["problem", "batch", "seq", "flashsmith", "cuDNN", "FA2", "over cuDNN", "over FA2"]
+    return table([*head, "kernel"], lines)
+
+
+def backward_repeatable() -> str:
+    """The best kernel that gives the same bits in every run over the best of all, by the sweep."""
+    repeatable: dict[Key, float] = {}
+    every: dict[Key, float] = {}
+    for key, rows in measured(SWEEP).items():
+        for row in rows.values():
+            if row["verdict"] == "pass" and row["protocol"] == "final":
+                found = float(row["tflops"])
+                every[key] = max(found, every.get(key, 0.0))
+                if row["family"] == "mma_sync_backward" and "+dq_atomics" not in row["config"]:
+                    repeatable[key] = max(found, repeatable.get(key, 0.0))
+    lines = []
+    for name, keys in grouped(repeatable).items():
+        rates = [repeatable[key] for key in keys]
+        shares = [repeatable[key] / every[key] for key in keys]
+        spanned = f"{min(rates):.0f} to {max(rates):.0f}"
+        lines.append([name, str(len(keys)), spanned, mean_least(shares)])
+    return table(["", "problems", "TFLOP/s", "over the fastest of all: mean, least"], lines)
+
+
+def backward_kernels() -> str:
+    """The configs behind K1, K2, ..."""
+    return table(
+        ["", "config, without its dtype"],
+        ([name, config] for config, name in backward_names().items()),
+    )
+
+
 def backward_profile() -> str:
     """The profiler's figures of single launches of the main kernels."""
     lines = [
@@ -265,6 +437,37 @@ def backward_profile() -> str:
     ]
     head = ["kernel", "tensor pipe", "issue slots", "shared memory", "L2", "L2 hits", "SM clock"]
     return table([*head, "stalls, cycles per issue"], lines)
+
+
+def backward_host() -> str:
+    """Microseconds that calls with gradients keep the host, beside cuDNN's."""
+    times = json.loads((ROWS / "backward-host.json").read_text(encoding="utf-8"))
+    lines = [
+        [call, f"{times[ours]:.0f}", f"{times[theirs]:.0f}" if theirs else "-"]
+        for call, ours, theirs in (
+            ("forward that keeps what gradients need", "forward", "cuDNN forward"),
+            ("`flashsmith.backward()`", "backward()", ""),
+            ("forward and `autograd.grad`", "both", "cuDNN both"),
+            ("the same, `deterministic=True`", "both, repeatable", ""),
+        )
+    ]
+    return table(["call", "flashsmith, µs", "PyTorch's cuDNN, µs"], lines)
+
+
+def training() -> str:
+    """A training step by three implementations: medians behind ten steps, and losses."""
+    steps = json.loads((ROWS / "training-step.json").read_text(encoding="utf-8"))
+    theirs = steps["cudnn"]
+    lines = []
+    for name, said in (("flashsmith", "flashsmith"), ("cudnn", "cuDNN"), ("fa2", "FA2")):
+        ms, losses = steps[name]["ms"][STEPS_BEFORE:], steps[name]["losses"]
+        pairs = zip(theirs["ms"][STEPS_BEFORE:], ms, strict=True)
+        ratio_of_times = statistics.median(other / mine for other, mine in pairs)
+        apart = max(abs(a - b) for a, b in zip(losses, theirs["losses"], strict=True))
+        times = f"{statistics.median(ms):.1f}", f"{ratio_of_times:.3f}"
+        lines.append([said, *times, f"{apart:.1e}" if name != "cudnn" else "-"])
+    head = ["attention", "ms", "cuDNN's time over it", "largest difference of the losses"]
+    return table(head, lines)
 
 
 # --- what limits the kernels, the host, the progression ------------------------------------------
@@ -413,7 +616,14 @@ def proofs() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "public": public,
+    "backward": backward,
+    "backward-cells": backward_cells,
+    "backward-wide": backward_wide,
+    "backward-repeatable": backward_repeatable,
+    "backward-kernels": backward_kernels,
     "backward-profile": backward_profile,
+    "backward-host": backward_host,
+    "training": training,
     "hand-written": hand_written,
     "profile": profile,
     "profiled": profiled,
