@@ -431,7 +431,7 @@ def backward_profile() -> str:
             f"{float(row['l2_pct']):.0f}%",
             f"{float(row['l2_hit_pct']):.0f}%",
             f"{float(row['sm_clock_mhz']) / 1000:.2f} GHz",
-            row["stalls"].replace("_", " "),
+            row["stall_reasons"].replace("_", " "),
         ]
         for row in read("ncu-backward.csv")
     ]
