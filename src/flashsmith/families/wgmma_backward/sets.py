@@ -32,15 +32,15 @@ _TOGETHER, _AHEAD = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD
 # wider heads have split roles.
 _TILES: dict[int, tuple[_Tile, ...]] = {
     64: (
-        _Tile(128, 2, 2, _TOGETHER),
         _Tile(64, 3, 2, _TOGETHER, persistent=True),
+        _Tile(128, 2, 2, _TOGETHER),
         _Tile(128, 2, 2, _TOGETHER, persistent=True),
     ),
     96: (_Tile(64, 2, 2, _TOGETHER, pingpong=True), _Tile(64, 2, 3, _AHEAD, pingpong=True)),
     128: (
+        _Tile(64, 2, 3, _AHEAD, pingpong=True),
         _Tile(64, 2, 2, _TOGETHER, pingpong=True),
         _Tile(64, 2, 2, _TOGETHER, pingpong=True, persistent=True),
-        _Tile(64, 2, 3, _AHEAD, pingpong=True),
     ),
     192: (_Tile(64, 2, 2, StepOrder.DV_FIRST),),
     256: (_Tile(64, 2, 2, StepOrder.DV_FIRST),),
