@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from flashsmith.families import (
         DeviceSpec,
         DType,
+        FlashBackwardKernelConfig,
         FlashForwardKernelConfig,
+        HopperBackwardKernelConfig,
         HopperForwardKernelConfig,
         Problem,
         Semantics,
@@ -27,12 +29,15 @@ if TYPE_CHECKING:
     )
     from flashsmith.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
     from flashsmith.integrations.sdpa import sdpa
-    from flashsmith.runtime import forward, forward_timed, plan_forward
+    from flashsmith.runtime import Gradients, forward, forward_timed, plan_forward
 
 _HOME = {
     "DType": "flashsmith.families",
     "DeviceSpec": "flashsmith.families",
+    "FlashBackwardKernelConfig": "flashsmith.families",
     "FlashForwardKernelConfig": "flashsmith.families",
+    "Gradients": "flashsmith.runtime",
+    "HopperBackwardKernelConfig": "flashsmith.families",
     "HopperForwardKernelConfig": "flashsmith.families",
     "Problem": "flashsmith.families",
     "Semantics": "flashsmith.families",
@@ -53,7 +58,10 @@ _HOME = {
 __all__ = [
     "DType",
     "DeviceSpec",
+    "FlashBackwardKernelConfig",
     "FlashForwardKernelConfig",
+    "Gradients",
+    "HopperBackwardKernelConfig",
     "HopperForwardKernelConfig",
     "Problem",
     "Semantics",

@@ -22,13 +22,22 @@ WIDTH = 88
 
 # The page's order: what most people call first.
 GROUPS = {
-    "Attention": ("attention", "backward", "sdpa", "flash_attn_func", "flash_attn_varlen_func"),
+    "Attention": (
+        "attention",
+        "backward",
+        "Gradients",
+        "sdpa",
+        "flash_attn_func",
+        "flash_attn_varlen_func",
+    ),
     "One kernel": ("forward", "forward_timed", "plan_forward"),
     "Configs": (
         "parse_kernel_name_into_config",
         "get_kernel_configs",
         "FlashForwardKernelConfig",
         "HopperForwardKernelConfig",
+        "FlashBackwardKernelConfig",
+        "HopperBackwardKernelConfig",
         "DType",
         "Semantics",
     ),
