@@ -24,7 +24,7 @@ forward_pass = importlib.import_module("flashsmith.runtime.forward_pass")
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Where a call would have run; nothing is built, and nothing runs."""
     reached: list[str] = []
-    monkeypatch.setattr(forward_pass, "_kernel", lambda *arguments: object())
+    monkeypatch.setattr(forward_pass, "kernel_for", lambda *arguments: object())
     monkeypatch.setattr(forward_pass, "_emulate", lambda *arguments: reached.append("emulator"))
     monkeypatch.setattr(
         forward_pass, "run_on_gpu", lambda *arguments, **options: reached.append("gpu")

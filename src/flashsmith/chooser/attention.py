@@ -86,7 +86,8 @@ def attention(
         ArgumentError: an argument is unusable, or no kernel serves these tensors.
         The other errors of ``flashsmith.forward``.
     """
-    check_attention_config(config)
+    if config is not None:  # a function call less for most
+        check_attention_config(config)
     check_backward_config("backward_config", backward_config)
     check_deterministic_flag(deterministic)
     options = (
