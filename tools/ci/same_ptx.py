@@ -146,12 +146,16 @@ def canonical(ptx: str) -> tuple[str, ...]:
 
 def shipped_jobs() -> list[Job]:
     """What the shipped tables rank first."""
-    found: dict[tuple[str, str], set[KernelConfig]] = {}
+    found: dict[tuple[str, str, str], set[KernelConfig]] = {}
     for entry in WinnersTable.shipped():
         config = parse_kernel_name_into_config(entry.best.config)
         semantics = entry.problem.required_semantics(config)
-        found.setdefault((f"sm_{entry.key.arch}", str(semantics)), set()).add(config)
-    return [Job(*where, tuple(map(str, sorted(configs)))) for where, configs in found.items()]
+        where = f"sm_{entry.key.arch}", str(semantics), config.FAMILY
+        found.setdefault(where, set()).add(config)
+    return [
+        Job(arch, semantics, tuple(map(str, sorted(configs))))
+        for (arch, semantics, _), configs in found.items()
+    ]
 
 
 def set_job(name: str, arch: str, semantics: str) -> Job:
