@@ -64,6 +64,7 @@ def test_every_pair_that_ranks_first_is_measured_in_rounds(tool: ModuleType, run
     assert status == 0
     pairs = tool.first_ranked(False, None)
     assert len({(pair.config, pair.semantics) for pair in pairs}) == len(pairs) > 40
+    assert {pair.problem.operation for pair in pairs} == {"forward"}, "what it can launch"
     assert [row["problem"] for row in rows] == [str(p.problem) for p in pairs for _ in range(3)]
     assert rows[0]["base_csrc"] != rows[0]["csrc"]
 

@@ -6,9 +6,9 @@
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --family mma_sync
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --build-only  # needs no GPU
 
-A pair is a config and its semantics that rank first in an entry of the shipped table, on the first
-problem where they do. Libraries are kept in the cache; any there of the same sources will do, so
-that one machine may build and another time. Each round is a measurement of its own (base and new
+A pair is a config and its semantics that rank first in a forward entry of the shipped table, on the
+first problem where they do. Libraries are kept in the cache; any there of the same sources will do,
+so that one machine may build and another time. Each round is a measurement of its own (base and new
 launched in turns, L2 flushed); outputs of both are checked in the same run. A pair below --again
 gets twenty rounds more, and its pooled figure counts. A CSV row a round; at the end registers and
 spills that changed, each pair's ratio (base's time over new's: above 1 is faster now) with the
@@ -47,6 +47,7 @@ from flashsmith.families import (
     device_spec,
     parse_kernel_name_into_config,
 )
+from flashsmith.operations import FORWARD
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.forward_call import forward_call
 from flashsmith.runtime.forward_options import ForwardOptions
@@ -73,11 +74,13 @@ class Pair:
 
 
 def first_ranked(softcap: bool, family: str | None) -> list[Pair]:
-    """Every config with the semantics in which an entry of the shipped table ranks it first, or
-    of a family what would serve the entries' problems on their GPU if there were no other."""
+    """Every config with the semantics in which a forward entry of the shipped table ranks it first,
+    or of a family what would serve the entries' problems on their GPU if there were no other."""
     found: dict[tuple[KernelConfig, Semantics], Pair] = {}
     for entry in WinnersTable.shipped():
         problem = entry.problem
+        if problem.operation != FORWARD.name:
+            continue
         if softcap:
             problem = replace(problem, semantics=replace(problem.semantics, softcap=True))
         config = parse_kernel_name_into_config(entry.best.config)
@@ -179,7 +182,8 @@ def main() -> int:
     parser.add_argument("--new", type=Path, default=package_sources(), help="instead of ours")
     parser.add_argument("--only", default="", help="pairs whose problem or config match a regex")
     parser.add_argument("--softcap", action="store_true", help="the same kernels, capped")
-    parser.add_argument("--family", choices=FAMILIES, help="kernels of this family only")
+    forward = [name for name, one in FAMILIES.items() if one.operation == FORWARD.name]
+    parser.add_argument("--family", choices=forward, help="kernels of this family only")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--again", type=float, default=0.98, help="below: twenty rounds more")
     parser.add_argument("--least", type=float, default=0.0, help="allowed geometric mean")
