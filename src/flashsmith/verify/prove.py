@@ -10,7 +10,7 @@ from flashsmith.emulator import EmulationResult, Finding, Observer
 from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
-from flashsmith.operations import BACKWARD, DEFAULT, FORWARD, Operation
+from flashsmith.operations import BACKWARD, DEFAULT, FORWARD, MERGE, Operation
 from flashsmith.operations.operation import load_attribute
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import check_serves
@@ -19,6 +19,7 @@ from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Wi
 from flashsmith.verify.backward_reference import BackwardReference
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import ForwardReference, check_lens, semantics_of
+from flashsmith.verify.merge_reference import MergeReference
 from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.proof_inputs import check_seed
 from flashsmith.verify.tolerance import Comparison
@@ -32,6 +33,7 @@ _NOT_SAID = (None, False, 0.0, NO_WINDOW)
 _REFERENCES: dict[str, OperationReference] = {
     FORWARD.name: ForwardReference(),
     BACKWARD.name: BackwardReference(),
+    MERGE.name: MergeReference(),
 }
 
 
