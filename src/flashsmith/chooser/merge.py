@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem, Semantics, d_head_for, families
+from flashsmith.families.legality import D_STEP
 from flashsmith.operations.merge import MERGE, MOST_PARTS, part_names
 from flashsmith.printable import quoted
+from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.operation_run import run_operation
 from flashsmith.runtime.tensors import DTYPES, Array, view_tensor
 
@@ -51,32 +54,80 @@ def merge_attention(
         ArgumentError: an argument is unusable; nothing was launched.
         The other errors of ``flashsmith.forward``.
     """
+    check_config_for(MERGE.name, "config", config)
     outs, lses = _listed("outs", outs), _listed("lses", lses)
     if len(outs) != len(lses) or not outs:
         raise ArgumentError(
             f"lses: {len(lses)} for {len(outs)} outs; give at least one part, and an LSE for each"
         )
-    check_config_for(MERGE.name, "config", config)
     first = view_tensor("outs[0]", outs[0], _DTYPES)
-    parts_dtype, result = _dtypes(first.dtype, dtype)
-    problem = _problem(first.shape, config, parts_dtype, result)
+    given, wanted = first.dtype, first.dtype if dtype is None else dtype
+    problem = _problem(first, wanted, None if config is None else config.dtype)
     if config is None:
         (family, *_) = families(MERGE.name)
         (config, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
-    while True:
-        # More than a launch takes: the first are merged into one, which is then the first.
-        last = len(outs) <= MOST_PARTS
-        tensors = {} if sinks is None or not last else {"sinks": sinks}
-        for part, (out, lse) in enumerate(zip(outs[:MOST_PARTS], lses, strict=False)):
-            tensors.update(zip(part_names(part), (out, lse), strict=True))
-        dtypes = {"parts_dtype": parts_dtype, "dtype": result if last else _FP32}
-        found = run_operation(
-            config,
-            problem,
-            tensors,
-            options={name: _FP32 if it == _FP32 else None for name, it in dtypes.items()},
-            emulate=emulate,
-        ).outputs
-        if last:
-            return found["o"], found["lse"]
-        outs, lses = [found["o"], *outs[MOST_PARTS:]], [found["lse"], *lses[MOST_PARTS:]]
+    named = dict(zip(("first_dtype", "parts_dtype", "dtype"), (given, given, wanted), strict=True))
+    # More than a launch takes: the first ones become one, which is then the first.
+    while len(outs) > MOST_PARTS:
+        named["dtype"] = _FP32
+        o, lse = _merged(
+            config, problem, outs[:MOST_PARTS], lses[:MOST_PARTS], None, named, emulate
+        )
+        outs, lses = [o, *outs[MOST_PARTS:]], [lse, *lses[MOST_PARTS:]]
+        named |= {"first_dtype": _FP32, "dtype": wanted}
+    return _merged(config, problem, outs, lses, sinks, named, emulate)
+
+
+def _listed(name: str, parts: Sequence[Array]) -> list[Array]:
+    if isinstance(parts, (list, tuple)):
+        return list(parts)
+    raise ArgumentError(f"{name}: got {type(parts).__name__}; give a list or tuple of parts")
+
+
+def _problem(first: TensorView, wanted: str, dtype: DType | None) -> Problem:
+    """The problem of parts like the first, for an output of ``wanted``; ``dtype`` is of kernels
+    for fp32 alone."""
+    if wanted not in _DTYPES:
+        raise ArgumentError(
+            f"dtype={quoted(wanted)}: allowed are {', '.join(_DTYPES)}, and None for that of outs"
+        )
+    shorter = {first.dtype, wanted} - {_FP32}
+    if len(shorter) > 1:
+        raise ArgumentError(
+            f"dtype={quoted(wanted)}: outs are {first.dtype}; give that, float32 or None"
+        )
+    if len(first.shape) not in (3, 4):
+        raise ArgumentError(
+            f"outs[0]: rank {len(first.shape)} (shape {first.shape}); must be 4, (batch, seq_q, "
+            "n_heads, d_head), or 3 of packed sequences"
+        )
+    packed = len(first.shape) == 3
+    *batch, rows, heads, d = first.shape
+    if not heads or not d or d % D_STEP:
+        raise ArgumentError(
+            f"outs[0]: shape {first.shape}; heads must be 1 or more, and d_head a multiple of "
+            f"{D_STEP}: pad parts as q, k and v were padded"
+        )
+    found = DTYPES[shorter.pop()] if shorter else dtype or DType.FP16
+    semantics = Semantics(packed=packed, uneven=packed)
+    return Problem(batch[0] if batch else 1, rows, 1, heads, heads, d, found, semantics, MERGE.name)
+
+
+def _merged(
+    config: KernelConfig,
+    problem: Problem,
+    outs: Sequence[Array],
+    lses: Sequence[Array],
+    sinks: Array | None,
+    dtypes: Mapping[str, str],
+    emulate: bool,
+) -> tuple[Any, Any]:
+    """One launch for at most MOST_PARTS parts, the names of whose dtypes are given."""
+    tensors = {} if sinks is None else {"sinks": sinks}
+    for part, pair in enumerate(zip(outs, lses, strict=True)):
+        tensors.update(zip(part_names(part), pair, strict=True))
+    options = {name: _FP32 if it == _FP32 else None for name, it in dtypes.items()}
+    found = run_operation(
+        config, replace(problem, seq_k=len(outs)), tensors, options=options, emulate=emulate
+    )
+    return found.outputs["o"], found.outputs["lse"]

@@ -1,6 +1,7 @@
 """What is computed: operations, and problems of them. Standard library only."""
 
 from flashsmith.operations.backward import BACKWARD
+from flashsmith.operations.decode import DECODE
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.forward import FORWARD
 from flashsmith.operations.merge import MERGE
@@ -18,6 +19,7 @@ from flashsmith.operations.sizes import Sizes
 
 __all__ = [
     "BACKWARD",
+    "DECODE",
     "DEFAULT",
     "FORWARD",
     "MERGE",

@@ -37,9 +37,9 @@ def _flop(sizes: Sizes) -> int:
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """Rows of a sequence (packed: of all), batch, heads and d; how many parts; whether they are
-    fp32, and whether o is, 0 or 1; strides (batch, row, head) of o and each part, and (batch, head)
-    of lse and each part's.
+    """Rows of a sequence (packed: of all), batch, heads and d; how many parts; whether the first
+    of them, the others, and o are fp32, 0 or 1; strides (batch, row, head) of o and each part, and
+    (batch, head) of lse and each part's.
 
     Raises ArgumentError where a part has an output and no LSE, or one before it is missing.
     """
@@ -55,7 +55,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     outs, lses = (["o", *(a for a, _ in names)], ["lse", *(b for _, b in names)])
     return (
         *(batch, rows, p.heads_q, p.d, n_parts),
-        *(int(_is_fp32(options, name)) for name in ("parts_dtype", "dtype")),
+        *(int(_is_fp32(options, name)) for name in ("first_dtype", "parts_dtype", "dtype")),
         *(step for name in outs for step in batch_seq_head(strides.get(name, _ABSENT))),
         *(step for name in lses for step in _batch_head(strides.get(name, _ABSENT))),
     )
@@ -78,13 +78,15 @@ def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
 def _part(part: int) -> tuple[TensorSpec, TensorSpec]:
     output, lse = part_names(part)
     presence: Presence = "optional" if part else "required"
+    dtype = "parts_dtype" if part else "first_dtype"
     return (
-        TensorSpec(output, Q, "", "in", presence, PACKED_Q, dtype_option="parts_dtype"),
+        TensorSpec(output, Q, "", "in", presence, PACKED_Q, dtype_option=dtype),
         TensorSpec(lse, ROWS, "float32", "in", presence, PACKED_ROWS, alignment=4),
     )
 
 
-# seq_k is the number of parts. Both options are None (the problem's dtype) or 'float32'.
+# seq_k is the number of parts. The options are None (the problem's dtype) or 'float32': of the
+# first part, which may be others merged before; of the other parts; of o.
 MERGE = Operation(
     name="merge",
     tensors=(
@@ -97,5 +99,5 @@ MERGE = Operation(
     numbers=_numbers,
     flop=_flop,
     semantics=frozenset({"packed", "uneven"}),
-    options={"parts_dtype": None, "dtype": None},
+    options={"first_dtype": None, "parts_dtype": None, "dtype": None},
 )

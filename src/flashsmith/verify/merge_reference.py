@@ -47,7 +47,11 @@ class MergeReference(OperationReference):
         return drawn
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {"parts_dtype": "float32", **super().call_options(problem, options)}
+        return {
+            "first_dtype": "float32",
+            "parts_dtype": "float32",
+            **super().call_options(problem, options),
+        }
 
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]

@@ -43,7 +43,7 @@ struct RowMergeKernelArgs {
     int32_t rows;  // of all heads and sequences
     int32_t seq, heads, d;
     int32_t n_parts;
-    int32_t parts_fp32, o_fp32;  // whether, else of the config's dtype
+    int32_t first_fp32, others_fp32, o_fp32;  // parts and output; else of the config's dtype
 };
 
 using row_merge_kernel_fn = void (*)(const RowMergeKernelArgs);

@@ -1,5 +1,5 @@
-// Merges the outputs and LSEs of parts of the keys. Each thread has four columns of one row, so that
-// rows are read and written 16 bytes of fp32 at a time.
+// Merges the outputs and LSEs of parts of the keys. Each thread has four columns of one row, so
+// that rows are read and written 16 bytes of fp32 at a time.
 #pragma once
 
 #include <type_traits>
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
         if (i >= args.n_parts) continue;
         lses[i] = args.lses[i][statistic(args.lses_strides[i])];
         const int64_t at = element(args.outs_strides[i]);
-        if (args.parts_fp32) {
+        if (i == 0 ? args.first_fp32 : args.others_fp32) {
             const auto x =
                 *reinterpret_cast<const float4*>(static_cast<const float*>(args.outs[i]) + at);
             parts[i][0] = x.x, parts[i][1] = x.y, parts[i][2] = x.z, parts[i][3] = x.w;
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(Kernel::kThreads)
     if (column == 0) args.lse[statistic(args.lse_strides)] = lse;
     const int64_t at = element(args.o_strides);
     if (args.o_fp32)
-        *reinterpret_cast<float4*>(static_cast<float*>(args.o) + at) = {
-            merged.o[0], merged.o[1], merged.o[2], merged.o[3]};
+        *reinterpret_cast<float4*>(static_cast<float*>(args.o) + at) = {merged.o[0], merged.o[1],
+                                                                        merged.o[2], merged.o[3]};
     else
         store_global_8B(static_cast<value_t*>(args.o) + at,
                         {pack_16bit<value_t>(merged.o[0], merged.o[1]),

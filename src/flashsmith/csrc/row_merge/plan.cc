@@ -11,7 +11,9 @@ constexpr int kColumnUnit = 8;
 
 // The operation's tensors, in its order: the first part, the outputs, the other parts, the sinks.
 constexpr size_t kO = 2, kLse = 3, kSinks = 2 * kMostParts + 2;
-constexpr size_t out_of(size_t part) { return part == 0 ? 0 : 2 * part + 2; }
+constexpr size_t out_of(size_t part) {
+    return part == 0 ? 0 : 2 * part + 2;
+}
 
 MergedTensor read_tensor(NumberReader& numbers) {
     // Braces are evaluated from left to right.
@@ -24,11 +26,12 @@ MergedStatistic read_statistic(NumberReader& numbers) {
 }  // namespace
 
 Plan plan_row_merge(const RowMergeKernelConfig& config, NumberReader& numbers, Tensors,
-                     const DeviceSpec&, const Semantics&) {
+                    const DeviceSpec&, const Semantics&) {
     RowMergeKernelArgs args{};
     const int64_t batch = numbers.integer(), seq = numbers.integer(), heads = numbers.integer(),
                   d = numbers.integer(), n_parts = numbers.integer();
-    args.parts_fp32 = static_cast<int32_t>(numbers.integer());
+    args.first_fp32 = static_cast<int32_t>(numbers.integer());
+    args.others_fp32 = static_cast<int32_t>(numbers.integer());
     args.o_fp32 = static_cast<int32_t>(numbers.integer());
     args.o_strides = read_tensor(numbers);
     for (MergedTensor& strides : args.outs_strides) strides = read_tensor(numbers);

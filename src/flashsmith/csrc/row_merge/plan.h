@@ -9,6 +9,6 @@ namespace flashsmith {
 // One launch, of an empty grid where there are no rows. Throws std::invalid_argument for what the
 // kernel cannot compute.
 Plan plan_row_merge(const RowMergeKernelConfig& config, NumberReader& numbers, Tensors tensors,
-                     const DeviceSpec& device, const Semantics& semantics);
+                    const DeviceSpec& device, const Semantics& semantics);
 
 }  // namespace flashsmith
