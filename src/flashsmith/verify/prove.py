@@ -10,7 +10,7 @@ from flashsmith.emulator import EmulationResult, Finding, Observer
 from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
-from flashsmith.operations import BACKWARD, DECODE, DEFAULT, FORWARD, Operation
+from flashsmith.operations import BACKWARD, DECODE, DEFAULT, FORWARD, MERGE, Operation
 from flashsmith.operations.operation import load_attribute
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import check_serves
@@ -20,6 +20,7 @@ from flashsmith.verify.backward_reference import BackwardReference
 from flashsmith.verify.decode_reference import DecodeReference
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import ForwardReference, check_lens, semantics_of
+from flashsmith.verify.merge_reference import MergeReference
 from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.proof_inputs import check_seed
 from flashsmith.verify.tolerance import Comparison
@@ -34,6 +35,7 @@ _REFERENCES: dict[str, OperationReference] = {
     FORWARD.name: ForwardReference(),
     BACKWARD.name: BackwardReference(),
     DECODE.name: DecodeReference(),
+    MERGE.name: MergeReference(),
 }
 
 
