@@ -41,6 +41,8 @@ from flashsmith.families.mma_sync.sets import (
 )
 from flashsmith.families.mma_sync_backward import MMA_SYNC_BACKWARD
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
+from flashsmith.families.mma_sync_decode import MMA_SYNC_DECODE
+from flashsmith.families.mma_sync_decode.config import MmaDecodeKernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.nearest import check_legal, nearest_legal
 from flashsmith.families.rule import BrokenRule, Rule
@@ -72,6 +74,7 @@ __all__ = [
     "KNOWN_DEVICES",
     "MMA_SYNC",
     "MMA_SYNC_BACKWARD",
+    "MMA_SYNC_DECODE",
     "RULES",
     "SUPPORTED_D_HEADS",
     "WGMMA",
@@ -86,6 +89,7 @@ __all__ = [
     "HopperBackwardKernelConfig",
     "HopperForwardKernelConfig",
     "KernelConfig",
+    "MmaDecodeKernelConfig",
     "PingPong",
     "Problem",
     "Rule",
