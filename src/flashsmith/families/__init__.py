@@ -45,6 +45,8 @@ from flashsmith.families.mma_sync_decode import MMA_SYNC_DECODE
 from flashsmith.families.mma_sync_decode.config import MmaDecodeKernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.nearest import check_legal, nearest_legal
+from flashsmith.families.row_merge import ROW_MERGE
+from flashsmith.families.row_merge.config import RowMergeKernelConfig
 from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.families.wgmma import WGMMA
 from flashsmith.families.wgmma.config import (
@@ -75,6 +77,7 @@ __all__ = [
     "MMA_SYNC",
     "MMA_SYNC_BACKWARD",
     "MMA_SYNC_DECODE",
+    "ROW_MERGE",
     "RULES",
     "SUPPORTED_D_HEADS",
     "WGMMA",
@@ -92,6 +95,7 @@ __all__ = [
     "MmaDecodeKernelConfig",
     "PingPong",
     "Problem",
+    "RowMergeKernelConfig",
     "Rule",
     "Schedule",
     "Semantics",

@@ -4,6 +4,7 @@ from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.forward import FORWARD
+from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import Call, Operation, TensorSpec
 from flashsmith.operations.problem import Problem, parse_kind
 from flashsmith.operations.registry import (
@@ -21,6 +22,7 @@ __all__ = [
     "DECODE",
     "DEFAULT",
     "FORWARD",
+    "MERGE",
     "OPERATIONS",
     "Call",
     "DType",

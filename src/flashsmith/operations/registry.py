@@ -10,6 +10,7 @@ from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.forward import FORWARD
+from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import SEMANTIC_WORDS, Operation
 from flashsmith.operations.semantics import MASKS
 from flashsmith.operations.sizes import PAGE, SIZE
@@ -20,7 +21,7 @@ DEFAULT = FORWARD.name
 # Words that have another meaning in a problem's text.
 _TAKEN = {*MASKS, *SEMANTIC_WORDS, "plain", *(dtype.name.lower() for dtype in DType)}
 
-OPERATIONS: dict[str, Operation] = {it.name: it for it in (FORWARD, BACKWARD, DECODE)}
+OPERATIONS: dict[str, Operation] = {it.name: it for it in (FORWARD, BACKWARD, DECODE, MERGE)}
 # Functions that register the operations of installed packages; called once a name is unknown.
 _finders: list[Callable[[], object]] = []
 

@@ -56,11 +56,12 @@ struct StaticDecodeKernelConfig {
     // their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256, "d_head: panels of 32 or 64 columns");
-        static_assert(B_r == 16 || B_r == 32 || B_r == 64, "B_r: 16, 32 or 64");
+        static_assert(B_r == 16 || B_r == 32, "B_r: 16 or 32");
         static_assert((B_c & (B_c - 1)) == 0, "B_c: a power of two");
         static_assert(warp_keys == 16 || warp_keys == 32, "B_c: 16 or 32 keys a warp");
         static_assert(stages >= 2, "stages: one is read while another is copied");
-        static_assert(B_r * d_head <= 16 * 256, "a thread has too many sums");
+        static_assert(B_r * (d_head + warp_keys) <= 32 * (warp_keys == 16 ? 144 : 128),
+                      "a thread has too many sums and scores");
         static_assert(B_r * sums_row_bytes <= ring_bytes, "a warp's sums take its stages' place");
         static_assert(CFG.min_keys % B_c == 0, "min_keys: whole stages");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,

@@ -51,7 +51,7 @@ class MmaDecodeKernelConfig(KernelConfig):
     )
     B_r: int = knob(
         "rows of a CTA's tile: the query heads of one K/V head, query after query",
-        values=(16, 32, 64),
+        values=(16, 32),
         effect=lambda cfg: f"each key is read once for {cfg.B_r} rows of its K/V head",
         where="DecodePart",
     )
@@ -113,6 +113,11 @@ class MmaDecodeKernelConfig(KernelConfig):
     def accumulators(self) -> int:
         """fp32 elements of o that a lane sums."""
         return self.B_r * self.d_head // THREADS_PER_WARP
+
+    @property
+    def scores(self) -> int:
+        """fp32 scores that a lane computes in a step."""
+        return self.B_r * self.keys_per_warp // THREADS_PER_WARP
 
     @property
     def stage_bytes(self) -> int:

@@ -8,8 +8,9 @@ from functools import partial
 from flashsmith.families.mma_sync_decode.config import MMA_ROWS, MmaDecodeKernelConfig
 from flashsmith.families.rule import Rule, supported
 
-# fp32 accumulators of a thread, beside fragments and addresses in 255 registers: more spill.
-MAX_ACCUMULATORS = 128
+# fp32 sums and scores of a thread, by the keys of a warp: beside fragments and addresses in 255
+# registers more spill.
+MAX_ELEMENTS = {16: 144, 32: 128}
 # Floats between rows of a warp's sums in shared memory, beyond those of a row.
 _PADDING = 8
 _FLOAT_BYTES = 4
@@ -34,10 +35,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "rows_fit_registers",
-        f"B_r d_head / 32, a thread's sums, must be at most {MAX_ACCUMULATORS}: it has 255 "
-        "registers",
-        lambda cfg, device: cfg.accumulators <= MAX_ACCUMULATORS,
-        ("B_r", "d_head"),
+        "B_r (d_head + B_c / n_warps) / 32, a thread's sums and scores, must be at most 144, with 32 "
+        "keys a warp 128: it has 255 registers",
+        lambda cfg, device: (
+            cfg.accumulators + cfg.scores <= MAX_ELEMENTS.get(cfg.keys_per_warp, 0)
+        ),
+        ("B_r", "B_c", "n_warps", "d_head"),
     ),
     Rule(
         "sums_fit_stages",
