@@ -91,6 +91,7 @@ class PreparedOperation(NamedTuple):
             writable={name: arrays[name] for name in self.outputs},
             observers=observers,
             schedule_seed=schedule_seed,
+            sm_count=self.call.device.sm_count,
         )
         return OperationResult(self.outputs, None, emulation)
 
