@@ -42,7 +42,7 @@ from flashsmith.families.mma_sync.sets import (
 from flashsmith.families.mma_sync_backward import MMA_SYNC_BACKWARD
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.families.mma_sync_decode import MMA_SYNC_DECODE
-from flashsmith.families.mma_sync_decode.config import MmaDecodeKernelConfig
+from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.nearest import check_legal, nearest_legal
 from flashsmith.families.row_merge import ROW_MERGE
@@ -88,11 +88,11 @@ __all__ = [
     "DqMode",
     "Family",
     "FlashBackwardKernelConfig",
+    "FlashDecodeKernelConfig",
     "FlashForwardKernelConfig",
     "HopperBackwardKernelConfig",
     "HopperForwardKernelConfig",
     "KernelConfig",
-    "MmaDecodeKernelConfig",
     "PingPong",
     "Problem",
     "RowMergeKernelConfig",

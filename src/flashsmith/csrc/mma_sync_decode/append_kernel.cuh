@@ -95,15 +95,16 @@ struct Append {
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(kAppendThreads) decode_append_kernel(const DecodeKernelArgs args) {
+__global__ void __launch_bounds__(kAppendThreads)
+    decode_append_kernel(const DecodeKernelArgs args) {
     const int of_query = 2 * args.heads_k + (args.cos == nullptr ? 0 : args.heads_q);
-    const int row_blocks = (of_query * args.seq_q + kAppendThreads / kWarpSize - 1) /
-                           (kAppendThreads / kWarpSize);
+    const int row_blocks =
+        (of_query * args.seq_q + kAppendThreads / kWarpSize - 1) / (kAppendThreads / kWarpSize);
     const int batch = block_index() / row_blocks;
-    const int index = block_index() % row_blocks * (kAppendThreads / kWarpSize) +
-                      thread_index() / kWarpSize;
-    const SequenceRows q = sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_q, batch,
-                                                                   args.seq_q, args.total_q);
+    const int index =
+        block_index() % row_blocks * (kAppendThreads / kWarpSize) + thread_index() / kWarpSize;
+    const SequenceRows q =
+        sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
     const int query = index / of_query;
     if (query >= q.count) return;
     Append<Kernel>{args, lane_index()}.run(batch, query, static_cast<int>(q.first),

@@ -12,7 +12,7 @@ namespace flashsmith {
 
 // Fields, order and meaning are those of the Python class. Later knobs go at the end and their zero
 // means 'as before'.
-struct MmaDecodeKernelConfig {
+struct FlashDecodeKernelConfig {
     DType dtype;
     int d_head;
     int B_r;
@@ -22,7 +22,7 @@ struct MmaDecodeKernelConfig {
     int min_keys;
     int parts_per_sm;
 
-    constexpr auto operator<=>(const MmaDecodeKernelConfig&) const = default;
+    constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
     constexpr int element_bytes() const { return 2; }
     constexpr int n_threads() const { return 32 * n_warps; }
@@ -97,10 +97,10 @@ struct DecodeKernelArgs {
     int32_t interleaved, rotary_fp32;
     int32_t window_left, window_right;
 
-    int32_t most_parts;  // of a sequence
-    int32_t min_units;   // blocks of B_c keys that a part has at least
-    int32_t most_slots;  // parts of all row tiles of a K/V head that have memory for sums
-    int32_t slot_rows;   // rows that each of them has
+    int32_t most_parts;   // of a sequence
+    int32_t min_units;    // blocks of B_c keys that a part has at least
+    int32_t most_slots;   // parts of all row tiles of a K/V head that have memory for sums
+    int32_t slot_rows;    // rows that each of them has
     int32_t merged_rows;  // rows of a K/V head that may have several parts
     Divisor by_parts, by_group, by_page, by_heads_k, by_merged_rows;
 
@@ -108,7 +108,7 @@ struct DecodeKernelArgs {
     // half of one undefined where it needs the other alone.
     float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
                        // softcap * log2(e)
-    int32_t heads_per_group;  // query heads of a K/V head
+    int32_t heads_per_group;     // query heads of a K/V head
     float softcap_scale_2log2e;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
 };
 

@@ -22,8 +22,8 @@ struct RowMerge {
     FS_DEVICE void run() const {
         const int warp = thread_index() / kWarpSize, lane = lane_index();
         const int tile = row / Kernel::B_r, tile_row = row % Kernel::B_r;
-        const int64_t first = first_state(args, batch, head_k) +
-                              int64_t{tile} * s.parts * args.slot_rows;
+        const int64_t first =
+            first_state(args, batch, head_k) + int64_t{tile} * s.parts * args.slot_rows;
         const float* const statistics = args.part_statistics + 2 * (first + tile_row * s.parts);
         const float* const sums = args.part_o + (first + tile_row) * Kernel::d_head;
         const int64_t part_stride = int64_t{args.slot_rows} * Kernel::d_head;
@@ -56,7 +56,7 @@ struct RowMerge {
         }
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) {
-            float(&mine)[5] = shared[warp][c][lane];
+            float (&mine)[5] = shared[warp][c][lane];
 #pragma unroll
             for (int e = 0; e < 4; ++e) mine[e] = states[c].o[e];
             mine[4] = states[c].sum;

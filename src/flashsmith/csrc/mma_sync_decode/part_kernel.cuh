@@ -129,12 +129,11 @@ struct DecodePart {
             const int row = i / kChunks, chunk = i % kChunks;
             const int query = query_of_row(row);
             const int head = head_q + first_row + row - query * args.heads_per_group;
-            const char* source =
-                static_cast<const char*>(args.q) +
-                (item.batch * args.q_strides.batch +
-                 int64_t{item.sequence.first_query + query} * args.q_strides.row +
-                 head * args.q_strides.head + chunk * kChunkElements) *
-                    kElementBytes;
+            const char* source = static_cast<const char*>(args.q) +
+                                 (item.batch * args.q_strides.batch +
+                                  int64_t{item.sequence.first_query + query} * args.q_strides.row +
+                                  head * args.q_strides.head + chunk * kChunkElements) *
+                                     kElementBytes;
             const bool present =
                 row < rows && (!SEMANTICS.uneven || chunk * kChunkElements < args.d);
             const uint32_t offset =
@@ -324,9 +323,9 @@ struct DecodePart {
         const int64_t first = first_state(args, item.batch, item.head_k) +
                               int64_t{item.tile} * s.parts * args.slot_rows;
         const int64_t place = first + int64_t{item.part} * args.slot_rows + row;
-        store_global_16B(args.part_o + place * Kernel::d_head + column,
-                         {as_uint(state.o[0]), as_uint(state.o[1]), as_uint(state.o[2]),
-                          as_uint(state.o[3])});
+        store_global_16B(
+            args.part_o + place * Kernel::d_head + column,
+            {as_uint(state.o[0]), as_uint(state.o[1]), as_uint(state.o[2]), as_uint(state.o[3])});
         if (column == 0)
             store_global_8B(args.part_statistics + 2 * (first + row * s.parts + item.part),
                             {as_uint(state.maximum), as_uint(state.sum)});

@@ -79,8 +79,8 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
     args.rotary_fp32 = static_cast<int32_t>(numbers.integer());
     const bool free_split = numbers.integer() != 0;
     numbers.end();
-    require(blocks >= 0 && blocks <= INT_MAX && slots >= 0 && slots <= INT_MAX &&
-                positions >= 0 && positions <= INT_MAX,
+    require(blocks >= 0 && blocks <= INT_MAX && slots >= 0 && slots <= INT_MAX && positions >= 0 &&
+                positions <= INT_MAX,
             "k_cache: blocks, slots and positions must be between 0 and 2^31 - 1");
     require(p.seq_k == 0 || blocks > 0, "k_cache: there is no page; give at least one");
     require(tensors[cos_table] == 0 || positions > 0,
@@ -93,7 +93,7 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
 
 // Parts of a sequence at most. Invariant: from the device and the K/V heads alone. Free: as many as
 // fill the device once with all sequences, or, where that would leave much of it idle, a few times.
-int64_t most_parts(const MmaDecodeKernelConfig& config, const DecodeProblem& problem,
+int64_t most_parts(const FlashDecodeKernelConfig& config, const DecodeProblem& problem,
                    const DeviceSpec& device) {
     const int64_t at_once = int64_t{device.sm_count} * config.parts_per_sm;
     const int64_t invariant = std::max<int64_t>(1, at_once / problem.forward.heads_k);
@@ -136,7 +136,7 @@ std::vector<AddressPatch> addresses_of(Tensors tensors, bool has_states) {
 
 }  // namespace
 
-Plan plan_decode(const MmaDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
+Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
                  const DeviceSpec& device, const Semantics& semantics) {
     DecodeKernelArgs args;
     std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
@@ -220,19 +220,18 @@ Plan plan_decode(const MmaDecodeKernelConfig& config, NumberReader& numbers, Ten
     // CTAs that the device holds at once, each of which takes part after part.
     const int64_t items = heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity));
     require(items <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
-    const int64_t resident = ctas_that_fit(config.smem_bytes(), config.n_threads(),
-                                           device.max_smem_per_sm, 0) *
-                             int64_t{device.sm_count};
+    const int64_t resident =
+        ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0) *
+        int64_t{device.sm_count};
     add(tensors[page_table] != 0 ? paged : dense, std::min(items, resident), config.n_threads(),
         config.smem_bytes());
-    if (has_states && args.merged_rows > 0)
-        add(merge, heads * args.merged_rows, kMergeThreads, 0);
+    if (has_states && args.merged_rows > 0) add(merge, heads * args.merged_rows, kMergeThreads, 0);
 
     for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table})
         plan.presence.push_back({tensor, tensors[tensor] != 0,
                                  "page_table, k, v, cos, sin: this launch was planned for others"});
-    plan.presence.push_back({cu_seqlens_q, semantics.packed,
-                             "packed: this library's kernels are for the other kind"});
+    plan.presence.push_back(
+        {cu_seqlens_q, semantics.packed, "packed: this library's kernels are for the other kind"});
     return plan;
 }
 

@@ -8,7 +8,7 @@ namespace flashsmith {
 
 // Up to three launches: to append, to compute states of parts, to merge them. Throws
 // std::invalid_argument.
-Plan plan_decode(const MmaDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
+Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
                  const DeviceSpec& device, const Semantics& semantics);
 
 }  // namespace flashsmith

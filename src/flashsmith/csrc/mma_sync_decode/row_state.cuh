@@ -65,11 +65,11 @@ FS_DEVICE void store_row(const DecodeKernelArgs& args, const RowState& row, int 
                          int first_query, int query, int head, int column) {
     const RowEnd end(row, args.sinks == nullptr ? nullptr : args.sinks + head);
     if (column < args.d) {
-        char* const target = static_cast<char*>(args.o) +
-                             (batch * args.o_strides.batch +
-                              int64_t{first_query + query} * args.o_strides.row +
-                              head * args.o_strides.head + column) *
-                                 kElementBytes;
+        char* const target =
+            static_cast<char*>(args.o) +
+            (batch * args.o_strides.batch + int64_t{first_query + query} * args.o_strides.row +
+             head * args.o_strides.head + column) *
+                kElementBytes;
         store_global_8B(target,
                         {pack_16bit<value_t>(row.o[0] * end.factor, row.o[1] * end.factor),
                          pack_16bit<value_t>(row.o[2] * end.factor, row.o[3] * end.factor)});

@@ -71,8 +71,7 @@ struct DecodeItems {
     uint32_t end;         // of this lane's sequence, counted from `before`
     DecodeSequence own;   // this lane's
 
-    FS_DEVICE explicit DecodeItems(const DecodeKernelArgs& args)
-        : args(args), lane(lane_index()) {
+    FS_DEVICE explicit DecodeItems(const DecodeKernelArgs& args) : args(args), lane(lane_index()) {
         look();
     }
 

@@ -15,9 +15,9 @@
 
 namespace flashsmith {
 
-template <MmaDecodeKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
+template <FlashDecodeKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticDecodeKernelConfig {
-    static constexpr MmaDecodeKernelConfig CFG = CFG_;
+    static constexpr FlashDecodeKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;

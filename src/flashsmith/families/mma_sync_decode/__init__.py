@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flashsmith.families.cpp import Cpp
-from flashsmith.families.device import DeviceSpec
+from flashsmith.families.device import DeviceSpec, device_spec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
 from flashsmith.families.mma_sync_decode import cost, describe, rules, search_space, sets
-from flashsmith.families.mma_sync_decode.config import MmaDecodeKernelConfig
+from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
+from flashsmith.families.tile_work import CallWork
 from flashsmith.operations.dtype import DType
+from flashsmith.operations.problem import Problem
 
 
 class MmaSyncDecodeFamily(Family):
     """Kernels whose CTAs read a part of a sequence's keys, and a kernel that merges the parts."""
 
-    config_class = MmaDecodeKernelConfig
+    config_class = FlashDecodeKernelConfig
     title = "mma.sync decode"
     operation = "decode"
     rules = rules.RULES
@@ -49,28 +51,33 @@ class MmaSyncDecodeFamily(Family):
 
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
-    ) -> Sequence[MmaDecodeKernelConfig]:
+    ) -> Sequence[FlashDecodeKernelConfig]:
         return sets.candidates(dtype, d_head, device)
 
     def search_space(
         self, dtype: DType, d_head: int, masked: bool
-    ) -> Sequence[MmaDecodeKernelConfig]:
+    ) -> Sequence[FlashDecodeKernelConfig]:
         return search_space.search_space(dtype, d_head)
 
-    def moved(self, cfg: MmaDecodeKernelConfig) -> Iterable[MmaDecodeKernelConfig]:
+    def moved(self, cfg: FlashDecodeKernelConfig) -> Iterable[FlashDecodeKernelConfig]:
         return search_space.moved(cfg)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
-        return sets.candidates(dtype, min(d_heads), self.roomiest_device)
+        return sets.candidates(dtype, min(d_heads), device_spec(self.oldest_arch))
 
-    def compile_cost(self, cfg: MmaDecodeKernelConfig) -> float:
+    has_cost_model = True
+
+    def compile_cost(self, cfg: FlashDecodeKernelConfig) -> float:
         return cost.compile_cost(cfg)
 
-    def smem_map(self, cfg: MmaDecodeKernelConfig) -> Sequence[SmemRegion]:
+    def call_work(self, cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork:
+        return cost.call_work(cfg, problem, device)
+
+    def smem_map(self, cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
         return describe.smem_map(cfg)
 
-    def intensity(self, cfg: MmaDecodeKernelConfig) -> Intensity:
+    def intensity(self, cfg: FlashDecodeKernelConfig) -> Intensity:
         return describe.intensity(cfg)
 
     def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""MmaDecodeKernelConfig: the knobs that name one kernel of the mma_sync_decode family.
+"""FlashDecodeKernelConfig: the knobs that name one kernel of the mma_sync_decode family.
 
 The C++ struct of the same name (csrc/mma_sync_decode/config.cuh) has the same fields in the same
 order.
@@ -18,7 +18,7 @@ _STATISTICS_BYTES = 8  # of a row in a warp: its maximum and its sum
 
 
 @dataclass(frozen=True, order=True)
-class MmaDecodeKernelConfig(KernelConfig):
+class FlashDecodeKernelConfig(KernelConfig):
     """Attention over a cache by the mma_sync_decode family (sm_80 and later), ordered field by
     field.
 

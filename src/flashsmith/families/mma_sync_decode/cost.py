@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from flashsmith.families.config import RESERVED_SMEM_PER_CTA, THREADS_PER_WARP
 from flashsmith.families.device import DeviceSpec
-from flashsmith.families.mma_sync_decode.config import MMA_ROWS, MmaDecodeKernelConfig
-from flashsmith.families.tile_work import QUARTERS, rates_of
+from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
+from flashsmith.families.tile_work import QUARTERS, CallWork, rates_of
 from flashsmith.operations.problem import Problem
 
 # Cycles from a load to its data with all SMs reading, of a launch within a graph, and of a CTA's
@@ -22,7 +22,7 @@ _FLOAT_BYTES = 4
 _MOST_REGISTERS = 255
 
 
-def resident(cfg: MmaDecodeKernelConfig, device: DeviceSpec) -> int:
+def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
     """CTAs that one SM holds; 0: not even one."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
@@ -34,7 +34,7 @@ def resident(cfg: MmaDecodeKernelConfig, device: DeviceSpec) -> int:
     return min(limits.values())
 
 
-def parts_of(cfg: MmaDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> tuple[int, int]:
+def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> tuple[int, int]:
     """Parts of each sequence in the invariant split, and the keys of a part."""
     keys = problem.seq_k
     if problem.window is not None:
@@ -47,18 +47,18 @@ def parts_of(cfg: MmaDecodeKernelConfig, problem: Problem, device: DeviceSpec) -
     return max(1, -(-keys // chunk)), min(chunk, max(keys, 1))
 
 
-def call_ms(cfg: MmaDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> float:
-    """Milliseconds of a call's launches on this problem; infinite where no CTA fits."""
+def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
+    """The work of a call's launches; infinitely long where no CTA fits."""
     ctas = resident(cfg, device)
     if not ctas:
-        return float("inf")
+        return CallWork(float("inf"), 0, 0, cfg.B_r)
     rates = rates_of(device)
     parts, keys = parts_of(cfg, problem, device)
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     tiles = -(-rows // cfg.B_r)
     items = problem.batch * problem.heads_k * tiles * parts
     if not items:
-        return 0.0
+        return CallWork(0.0, 0, ctas, cfg.B_r)
     per_item = keys * 2 * cfg.d_head * cfg.dtype.element_size
     # Tiles of the same keys find them in L2.
     dram = items / tiles * per_item / (rates.dram * device.sm_count)
@@ -78,7 +78,7 @@ def call_ms(cfg: MmaDecodeKernelConfig, problem: Problem, device: DeviceSpec) ->
         merged = problem.batch * problem.heads_q * problem.seq_q * parts
         states = 2 * merged * (cfg.d_head + 2) * _FLOAT_BYTES / (rates.l2 * device.sm_count)
         states += _LAUNCH + 2 * _LATENCY
-    return (cycles + states + _LAUNCH) / rates.clock / 1e6
+    return CallWork((cycles + states + _LAUNCH) / rates.clock / 1e6, items, ctas, cfg.B_r)
 
 
 # --- compilation ---------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def call_ms(cfg: MmaDecodeKernelConfig, problem: Problem, device: DeviceSpec) ->
 _FIXED_COST = 700.0
 
 
-def compile_cost(cfg: MmaDecodeKernelConfig) -> float:
+def compile_cost(cfg: FlashDecodeKernelConfig) -> float:
     """Relative compile time of one config (no unit): the m16n8k16 products of one step of a warp,
     whose bodies are unrolled, in the dense and in the paged kernel."""
     return _FIXED_COST + 2 * 2 * cfg.B_r * cfg.keys_per_warp * cfg.d_head / (MMA_ROWS * 8 * 16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
-from flashsmith.families.mma_sync_decode.config import MmaDecodeKernelConfig
+from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 
 # The emulator's kinds of access, by what the kernels use them for.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
@@ -16,7 +16,7 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def smem_map(cfg: MmaDecodeKernelConfig) -> Sequence[SmemRegion]:
+def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
     """Where the tiles lie: each warp's stages one after another, which its sums take in the end."""
     warps = [
         (f"{tile} of warp {warp + 1}, stage {stage + 1}", 1, cfg.keys_per_warp)
@@ -27,7 +27,7 @@ def smem_map(cfg: MmaDecodeKernelConfig) -> Sequence[SmemRegion]:
     return smem_regions(cfg, [("Q", 1, cfg.B_r), *warps], "row statistics")
 
 
-def intensity(cfg: MmaDecodeKernelConfig) -> Intensity:
+def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
     """FLOP per byte in the loop over keys of a tile whose rows all exist.
 
     A key costs 4 B_r d FLOP and is read once from global and once from shared memory; queries that

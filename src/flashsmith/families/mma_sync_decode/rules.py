@@ -1,11 +1,11 @@
-"""Which configs of the mma_sync_decode family kernels can be built for. One rule, one predicate, one
-reason."""
+"""Which configs of the mma_sync_decode family kernels can be built for. One rule, one predicate,
+one reason."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from flashsmith.families.mma_sync_decode.config import MMA_ROWS, MmaDecodeKernelConfig
+from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
 from flashsmith.families.rule import Rule, supported
 
 # fp32 sums and scores of a thread, by the keys of a warp: beside fragments and addresses in 255
@@ -17,7 +17,7 @@ _FLOAT_BYTES = 4
 
 _supported = partial(
     supported,
-    MmaDecodeKernelConfig,
+    FlashDecodeKernelConfig,
     must_be="{}: the mma_sync_decode family has kernels for these only",
 )
 
@@ -35,11 +35,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "rows_fit_registers",
-        "B_r (d_head + B_c / n_warps) / 32, a thread's sums and scores, must be at most 144, with 32 "
-        "keys a warp 128: it has 255 registers",
-        lambda cfg, device: (
-            cfg.accumulators + cfg.scores <= MAX_ELEMENTS.get(cfg.keys_per_warp, 0)
-        ),
+        "B_r (d_head + B_c / n_warps) / 32, a thread's sums and scores, must be at most 144, with "
+        "32 keys a warp 128: it has 255 registers",
+        lambda cfg, device: cfg.accumulators + cfg.scores <= MAX_ELEMENTS.get(cfg.keys_per_warp, 0),
         ("B_r", "B_c", "n_warps", "d_head"),
     ),
     Rule(

@@ -8,7 +8,7 @@ from itertools import product
 
 from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.families.legality import is_legal
-from flashsmith.families.mma_sync_decode.config import MmaDecodeKernelConfig
+from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.operations.dtype import DType
 
 # What the search begins with: 16 rows hold a group of up to 16 query heads of one query.
@@ -25,17 +25,17 @@ _FIXED = ("dtype", "d_head")
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 
 
-def search_space(dtype: DType, d_head: int) -> list[MmaDecodeKernelConfig]:
+def search_space(dtype: DType, d_head: int) -> list[FlashDecodeKernelConfig]:
     """The product of the knobs worth trying first, as far as it is legal on the known device with
     the most shared memory."""
     configs = (
-        MmaDecodeKernelConfig(dtype, d_head, **dict(zip(_KNOBS, values, strict=True)))  # type: ignore[arg-type]
+        FlashDecodeKernelConfig(dtype, d_head, **dict(zip(_KNOBS, values, strict=True)))
         for values in product(*_KNOBS.values())
     )
     return [cfg for cfg in configs if is_legal(cfg, _ROOMIEST)]
 
 
-def moved(cfg: MmaDecodeKernelConfig) -> Iterator[MmaDecodeKernelConfig]:
+def moved(cfg: FlashDecodeKernelConfig) -> Iterator[FlashDecodeKernelConfig]:
     """The configs with another value of one knob, or of keys and warps together."""
     for knob in fields(cfg):
         if knob.name not in _FIXED:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
 from flashsmith.families.legality import is_legal
-from flashsmith.families.mma_sync_decode.config import MmaDecodeKernelConfig
+from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.operations.dtype import DType
 
 # (B_r, B_c, n_warps, stages) by d_head, in order of preference; the last of each fits 101,376 bytes
@@ -24,15 +24,15 @@ MIN_KEYS, PARTS_PER_SM = 128, 2
 
 def get_decode_configs(
     dtypes: Sequence[DType] = tuple(DType), device: DeviceSpec = DEFAULT_DEVICE
-) -> list[MmaDecodeKernelConfig]:
+) -> list[FlashDecodeKernelConfig]:
     """The set 'decode': a few kernels per dtype and d_head."""
     return [cfg for dtype in dtypes for d in _TILES for cfg in candidates(dtype, d, device)]
 
 
-def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[MmaDecodeKernelConfig]:
+def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashDecodeKernelConfig]:
     """Kernels for d_head that are legal on a device, in order of preference."""
     made = (
-        MmaDecodeKernelConfig(dtype, d_head, B_r, B_c, warps, stages, MIN_KEYS, PARTS_PER_SM)
+        FlashDecodeKernelConfig(dtype, d_head, B_r, B_c, warps, stages, MIN_KEYS, PARTS_PER_SM)
         for B_r, B_c, warps, stages in _TILES.get(d_head, ())
     )
     return [cfg for cfg in made if is_legal(cfg, device)]
