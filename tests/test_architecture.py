@@ -209,6 +209,7 @@ def test_words_are_no_folders(code: str) -> None:
 CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     "common": set(),
     "host": {"common"},
+    "row_merge": {"common", "host"},
     "mma_sync": {"common", "host"},
     "backward": {"common", "host"},
     "mma_sync_backward": {"common", "host", "mma_sync", "backward"},

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flashsmith.chooser.attention import attention
     from flashsmith.chooser.backward import backward
     from flashsmith.chooser.choice import choose
+    from flashsmith.chooser.merge import merge_attention
     from flashsmith.families import (
         DeviceSpec,
         DType,
@@ -51,6 +52,7 @@ _HOME = {
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
     "forward": "flashsmith.runtime",
+    "merge_attention": "flashsmith.chooser.merge",
     "forward_timed": "flashsmith.runtime",
     "plan_forward": "flashsmith.runtime",
     "sdpa": "flashsmith.integrations.sdpa",
@@ -76,6 +78,7 @@ __all__ = [
     "forward",
     "forward_timed",
     "get_kernel_configs",
+    "merge_attention",
     "parse_kernel_name_into_config",
     "plan_forward",
     "sdpa",

@@ -43,6 +43,8 @@ from flashsmith.families.mma_sync_backward import MMA_SYNC_BACKWARD
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.nearest import check_legal, nearest_legal
+from flashsmith.families.row_merge import ROW_MERGE
+from flashsmith.families.row_merge.config import RowMergeKernelConfig
 from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.families.wgmma import WGMMA
 from flashsmith.families.wgmma.config import (
@@ -72,6 +74,7 @@ __all__ = [
     "KNOWN_DEVICES",
     "MMA_SYNC",
     "MMA_SYNC_BACKWARD",
+    "ROW_MERGE",
     "RULES",
     "SUPPORTED_D_HEADS",
     "WGMMA",
@@ -88,6 +91,7 @@ __all__ = [
     "KernelConfig",
     "PingPong",
     "Problem",
+    "RowMergeKernelConfig",
     "Rule",
     "Schedule",
     "Semantics",

@@ -438,4 +438,5 @@ def _emulate(
         writable={name: as_numpy(array) for name, array in named if array is not None},
         observers=observers,
         schedule_seed=schedule_seed,
+        sm_count=call.device.sm_count,
     )
