@@ -11,10 +11,10 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakTensorKeyDictionary
 
-import flashsmith
 from flashsmith.chooser.attention import check_attention_config
 from flashsmith.chooser.backward import check_backward_config, resolve_deterministic
 from flashsmith.errors import ArgumentError
+from flashsmith.integrations import traceable
 from flashsmith.integrations.pytorch_state import under_autocast
 from flashsmith.operations.forward import UNLIMITED
 from flashsmith.parallel.group import Group
@@ -122,7 +122,7 @@ def _alone(q: Any, k: Any, v: Any, call: Call, asked: Asked) -> Any:
     """A group of one rank holds whole sequences."""
     keywords = asked._asdict()
     del keywords["schedule"]
-    return flashsmith.attention(q, k, v, **keywords)
+    return traceable.attention(q, k, v, **keywords)
 
 
 # --- checks --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-import flashsmith
+from flashsmith.integrations import traceable
 from flashsmith.parallel.group import Group, Transfer, used_until_now
 from flashsmith.parallel.layout import CAUSAL, Layout, Limits, Piece, Span, batches, joined, pieces
 
@@ -199,7 +199,7 @@ def shard_of(whole: Any, layout: Layout, rank: int, dim: int) -> Any:
 def _forward(call: Call, part: KernelCall, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     """attention() on a part: o, lse and row_max, None where nobody asked."""
     dim = call.dim
-    found = flashsmith.attention(
+    found = traceable.attention(
         part.q.take(q, dim),
         part.k.take(k, dim),
         part.k.take(v, dim),
@@ -236,7 +236,7 @@ def _backward(
     do, q, o = (part.q.take(tensor, dim) for tensor in of[:3])
     lse = part.q.take(of.lse, -1).contiguous()
     dlse = None if of.dlse is None else part.q.take(of.dlse, -1).contiguous()
-    return flashsmith.backward(
+    return traceable.backward(
         do,
         q,
         part.k.take(k, dim),
@@ -281,7 +281,7 @@ def _dsinks(call: Call, of: _Differentiated, kv: Any, sinks: Any) -> Any:
                 [0, count], dtype=torch.int32, device=sinks.device
             )
             keywords[f"max_seqlen_{side}"] = count
-    found = flashsmith.backward(
+    found = traceable.backward(
         of.do,
         of.q,
         nothing[0],
@@ -452,7 +452,7 @@ def _ulysses_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
     else:
         (q,) = _to_heads(call, call.q_layout, q)
         k, v = _to_heads(call, call.k_layout, k, v)
-    o, lse, *row_max = flashsmith.attention(
+    o, lse, *row_max = traceable.attention(
         q,
         k,
         v,
@@ -476,7 +476,7 @@ def _ulysses_backward(
     if dlse is not None:
         dlse = _as_statistics(_to_heads(call, call.q_layout, _as_tensor(dlse))[0])
     own = _own_heads(call, sinks)
-    dq, dk, dv, dsinks = flashsmith.backward(
+    dq, dk, dv, dsinks = traceable.backward(
         do,
         q,
         k,
