@@ -213,6 +213,7 @@ CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     "mma_sync": {"common", "host"},
     "backward": {"common", "host"},
     "mma_sync_backward": {"common", "host", "mma_sync", "backward"},
+    "mma_sync_decode": {"common", "host", "mma_sync", "mma_sync_backward"},
     "wgmma": {"common", "host"},
     "wgmma_backward": {"common", "host", "wgmma", "backward"},
     "roofline": {"common"},
