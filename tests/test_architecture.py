@@ -208,9 +208,11 @@ def test_words_are_no_folders(code: str) -> None:
 CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     "common": set(),
     "host": {"common"},
+    "row_merge": {"common", "host"},
     "mma_sync": {"common", "host"},
     "backward": {"common", "host"},
     "mma_sync_backward": {"common", "host", "mma_sync", "backward"},
+    "mma_sync_decode": {"common", "host", "mma_sync", "mma_sync_backward"},
     "wgmma": {"common", "host"},
     "wgmma_backward": {"common", "host", "wgmma", "backward"},
     "roofline": {"common"},

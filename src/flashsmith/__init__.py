@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from flashsmith.chooser.attention import attention
     from flashsmith.chooser.backward import backward
     from flashsmith.chooser.choice import choose
+    from flashsmith.chooser.merge import merge_attention
     from flashsmith.families import (
         DeviceSpec,
         DType,
         FlashBackwardKernelConfig,
+        FlashDecodeKernelConfig,
         FlashForwardKernelConfig,
         HopperBackwardKernelConfig,
         HopperForwardKernelConfig,
@@ -35,6 +37,7 @@ _HOME = {
     "DType": "flashsmith.families",
     "DeviceSpec": "flashsmith.families",
     "FlashBackwardKernelConfig": "flashsmith.families",
+    "FlashDecodeKernelConfig": "flashsmith.families",
     "FlashForwardKernelConfig": "flashsmith.families",
     "Gradients": "flashsmith.runtime",
     "HopperBackwardKernelConfig": "flashsmith.families",
@@ -50,6 +53,7 @@ _HOME = {
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
     "forward": "flashsmith.runtime",
+    "merge_attention": "flashsmith.chooser.merge",
     "forward_timed": "flashsmith.runtime",
     "plan_forward": "flashsmith.runtime",
     "sdpa": "flashsmith.integrations.sdpa",
@@ -59,6 +63,7 @@ __all__ = [
     "DType",
     "DeviceSpec",
     "FlashBackwardKernelConfig",
+    "FlashDecodeKernelConfig",
     "FlashForwardKernelConfig",
     "Gradients",
     "HopperBackwardKernelConfig",
@@ -75,6 +80,7 @@ __all__ = [
     "forward",
     "forward_timed",
     "get_kernel_configs",
+    "merge_attention",
     "parse_kernel_name_into_config",
     "plan_forward",
     "sdpa",

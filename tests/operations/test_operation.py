@@ -62,7 +62,7 @@ def test_another_operation_is_a_word_of_a_problems_text() -> None:
     assert Problem.parse(str(problem)) == problem
     assert Problem.parse("paged_copy+causal b2 s64:128 h8:2 d64 fp16") == problem
     assert problem.kind == "paged_copy+causal"
-    assert parse_kind(problem.kind) == ("paged_copy", Semantics("causal"))
+    assert parse_kind(problem.kind) == ("paged_copy", Semantics("causal"), 0)
     assert problem.attn_flop() == 128
     assert problem != replace(problem, operation="forward")
 
@@ -86,10 +86,10 @@ def test_an_unknown_name_looks_for_installed_operations_once_more() -> None:
     ("act", "message"),
     [
         (lambda: operation("foward"), "operation='foward': no such operation is registered; did "
-         "you mean 'forward'? known are backward, forward"),
+         "you mean 'forward'? known are backward, decode"),
         (lambda: operation(3), "operation=3: no such operation"),
-        (lambda: replace(PROBLEM, operation="decode"), "operation='decode': no such operation"),
-        (lambda: Problem.parse("s64 d64 fp16 decode"), "unknown word 'decode'"),
+        (lambda: replace(PROBLEM, operation="encode"), "operation='encode': no such operation"),
+        (lambda: Problem.parse("s64 d64 fp16 encode"), "unknown word 'encode'"),
         (lambda: Problem.parse("s64 d64 fp16 page_copy"), "did you mean 'paged_copy'?"),
         (lambda: Problem.parse("s64 d64 fp16 paged_copy forward"),
          "problem='s64 d64 fp16 paged_copy forward': operation='paged_copy+forward': give one"),

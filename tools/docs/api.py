@@ -25,6 +25,7 @@ GROUPS = {
     "Attention": (
         "attention",
         "backward",
+        "merge_attention",
         "Gradients",
         "sdpa",
         "flash_attn_func",
@@ -38,6 +39,7 @@ GROUPS = {
         "HopperForwardKernelConfig",
         "FlashBackwardKernelConfig",
         "HopperBackwardKernelConfig",
+        "FlashDecodeKernelConfig",
         "DType",
         "Semantics",
     ),

@@ -41,8 +41,12 @@ from flashsmith.families.mma_sync.sets import (
 )
 from flashsmith.families.mma_sync_backward import MMA_SYNC_BACKWARD
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
+from flashsmith.families.mma_sync_decode import MMA_SYNC_DECODE
+from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.nearest import check_legal, nearest_legal
+from flashsmith.families.row_merge import ROW_MERGE
+from flashsmith.families.row_merge.config import RowMergeKernelConfig
 from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.families.wgmma import WGMMA
 from flashsmith.families.wgmma.config import (
@@ -72,6 +76,8 @@ __all__ = [
     "KNOWN_DEVICES",
     "MMA_SYNC",
     "MMA_SYNC_BACKWARD",
+    "MMA_SYNC_DECODE",
+    "ROW_MERGE",
     "RULES",
     "SUPPORTED_D_HEADS",
     "WGMMA",
@@ -82,12 +88,14 @@ __all__ = [
     "DqMode",
     "Family",
     "FlashBackwardKernelConfig",
+    "FlashDecodeKernelConfig",
     "FlashForwardKernelConfig",
     "HopperBackwardKernelConfig",
     "HopperForwardKernelConfig",
     "KernelConfig",
     "PingPong",
     "Problem",
+    "RowMergeKernelConfig",
     "Rule",
     "Schedule",
     "Semantics",

@@ -1,8 +1,10 @@
 """What is computed: operations, and problems of them. Standard library only."""
 
 from flashsmith.operations.backward import BACKWARD
+from flashsmith.operations.decode import DECODE
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.forward import FORWARD
+from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import Call, Operation, TensorSpec
 from flashsmith.operations.problem import Problem, parse_kind
 from flashsmith.operations.registry import (
@@ -17,8 +19,10 @@ from flashsmith.operations.sizes import Sizes
 
 __all__ = [
     "BACKWARD",
+    "DECODE",
     "DEFAULT",
     "FORWARD",
+    "MERGE",
     "OPERATIONS",
     "Call",
     "DType",

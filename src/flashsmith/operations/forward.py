@@ -22,12 +22,12 @@ def attn_flop(sizes: Sizes) -> int:
     """
     scores = sizes.seq_q * sizes.seq_k
     if sizes.window is not None:
-        scores = _scores_in_window(sizes.seq_q, sizes.seq_k, sizes.window[0])
+        scores = scores_in_window(sizes.seq_q, sizes.seq_k, sizes.window[0])
     flop = 4 * sizes.batch * sizes.heads_q * scores * sizes.d
     return flop // 2 if sizes.semantics.mask == "causal" else flop
 
 
-def _scores_in_window(seq_q: int, seq_k: int, left: int) -> int:
+def scores_in_window(seq_q: int, seq_k: int, left: int) -> int:
     """Keys that all queries of a head see together, each its own and `left` before it."""
     first = max(0, seq_k - seq_q)  # the first query's own key, or that of the first with one
     queries = seq_k - first

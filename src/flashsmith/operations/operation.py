@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
@@ -18,10 +18,12 @@ from flashsmith.printable import quoted
 SEMANTIC_WORDS = (*(mask for mask in MASKS if mask != "none"), "softcap", "packed", "uneven")
 # Bytes of an element, by NumPy's name of the type.
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
+# Dimensions that problems have sizes of.
+_SIZES = ("batch", "seq_q", "seq_k", "heads_q", "heads_k", "d")
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
 Role = Literal["in", "out", "inout"]
-Presence = Literal["required", "usual", "optional", "packed"]
+Presence = Literal["required", "usual", "optional", "packed", "paged"]
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,14 @@ class TensorSpec:
         dtype: the element type by NumPy's name ('float32', 'int32'); '' is the problem's.
         role: whether a kernel reads it, writes it, or both.
         presence: 'required', 'usual' (an output that a call may say it does not want), 'optional'
-            (the caller may leave it out), or 'packed' (required of packed problems, which no others
-            have).
+            (the caller may leave it out), or 'packed' or 'paged' (required of such problems, which
+            no others have).
         packed: the dimensions where sequences are packed; () is the same as dims.
         may_share: names of tensors that may lie where this one is written.
         alignment: its address and every stride but the last must be multiples of so many bytes.
         dtype_option: the name of an option that is its element type where it is not None.
+        written_with: of an 'inout' one, the name of an optional input without which a call only
+            reads it.
 
     Raises:
         ArgumentError: the role or the presence is none of these.
@@ -55,6 +59,7 @@ class TensorSpec:
     may_share: tuple[str, ...] = ()
     alignment: int = 16
     dtype_option: str = ""
+    written_with: str = ""
 
     def __post_init__(self) -> None:
         for what, allowed in (("role", get_args(Role)), ("presence", get_args(Presence))):
@@ -75,8 +80,18 @@ class TensorSpec:
     def is_required(self, problem: Sizes) -> bool:
         """Whether every call of `problem` has it that does not say otherwise."""
         return self.presence in ("required", "usual") or (
-            self.presence == "packed" and problem.semantics.packed
+            self.presence in ("packed", "paged") and self.is_of_kind(problem)
         )
+
+    def is_of_kind(self, problem: Sizes) -> bool:
+        """Whether calls of `problem` may have it: others than packed or paged ones have no such."""
+        if self.presence == "paged":
+            return problem.page > 0
+        return self.presence != "packed" or problem.semantics.packed
+
+    def is_written(self, given: Collection[str]) -> bool:
+        """Whether a call with these tensors, by name, writes it."""
+        return self.role != "in" and (not self.written_with or self.written_with in given)
 
 
 class Call(NamedTuple):
@@ -95,6 +110,16 @@ class Call(NamedTuple):
 Numbers = Callable[[Call], tuple[int | float, ...]]
 
 
+def packed_rows(problem: Sizes) -> dict[str, int]:
+    """Rows of q and of k of packed sequences that are all as long as the longest."""
+    if not problem.semantics.packed:
+        return {}
+    return {
+        "total_q": problem.batch * problem.seq_q,
+        "total_k": problem.batch * problem.seq_k,
+    }
+
+
 @dataclass(frozen=True)
 class Operation:
     """What a kernel of any family computes. Registered once, by its name.
@@ -110,6 +135,9 @@ class Operation:
         semantics: the words of Semantics that may differ from the plain case.
         options: a call's options beside its tensors, by name, with their default values.
         peers: 'module:attribute' of a sequence of the benchmark's peers; '' is the package's own.
+        traffic: bytes of a problem that a kernel must read and write; None is those of all tensors
+            that every call has.
+        sizes: in measurements, of the dimensions with names of their own, such as 'total_q'.
 
     Raises:
         ArgumentError: a name is invalid or used twice, a dtype or a word of semantics is unknown,
@@ -124,6 +152,8 @@ class Operation:
     semantics: frozenset[str] = frozenset({"uneven"})
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     peers: str = ""
+    traffic: Callable[[Sizes], int] | None = None
+    sizes: Callable[[Sizes], dict[str, int]] = packed_rows
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -174,15 +204,23 @@ class Operation:
     def shape(self, tensor: TensorSpec, problem: Sizes) -> tuple[int, ...]:
         """The shape of a problem's tensor; packed, of sequences that are all as long as the
         longest. Raises ArgumentError where a dimension's size depends on the caller's tensor."""
-        return shape_of(tensor, problem, packed_rows(problem))
+        return shape_of(tensor, problem, self.sizes(problem))
 
     def bytes(self, problem: Sizes) -> int:
-        """Bytes of all tensors that every call of `problem` has, once each."""
+        """Bytes that a kernel must read and write, by the operation's own count or, without one,
+        of all tensors that every call of `problem` has, once each."""
+        if self.traffic is not None:
+            return self.traffic(problem)
         return sum(
             math.prod(self.shape(tensor, problem)) * ELEMENT_BYTES[tensor.dtype_of(problem)]
             for tensor in self.tensors
             if tensor.is_required(problem)
         )
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether problems of it may have pages."""
+        return any(tensor.presence == "paged" for tensor in self.tensors)
 
     def check_semantics(self, semantics: Semantics) -> None:
         """Raises ArgumentError for semantics that the operation does not support."""
@@ -193,16 +231,6 @@ class Operation:
                 f"semantics={quoted(str(semantics))}: {self.name} supports no "
                 f"{' and no '.join(unknown)}; leave it out (known: {known})"
             )
-
-
-def packed_rows(problem: Sizes) -> dict[str, int]:
-    """Rows of q and of k of packed sequences that are all as long as the longest."""
-    if not problem.semantics.packed:
-        return {}
-    return {
-        "total_q": problem.batch * problem.seq_q,
-        "total_k": problem.batch * problem.seq_k,
-    }
 
 
 def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -226,7 +254,7 @@ def size_of(dim: str | int, problem: Sizes, sizes: Mapping[str, int]) -> int | N
     if isinstance(dim, int):
         return dim
     name, _, more = dim.partition("+")
-    found = sizes.get(name, getattr(problem, name, None))
+    found = sizes.get(name, getattr(problem, name) if name in _SIZES else None)
     return found + int(more or 0) if isinstance(found, int) else None
 
 

@@ -13,12 +13,12 @@ from flashsmith.operations.dtype import DType
 from flashsmith.operations.operation import Operation
 from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation, operation
 from flashsmith.operations.semantics import MASKS, Semantics
-from flashsmith.operations.sizes import SIZE
+from flashsmith.operations.sizes import PAGE, SIZE
 from flashsmith.printable import quoted
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
 
 # The smallest value of every size. A batch may be empty, and so may sequences.
-_SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1}
+_SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1, "page": 0}
 # A window and a cap as models have them.
 TYPICAL_WINDOW = 1024
 TYPICAL_SOFTCAP = 30.0
@@ -41,12 +41,13 @@ class Problem:
 
     Of attention, q and o are (batch, seq_q, heads_q, d), k and v (batch, seq_k, heads_k, d).
     Packed, batch is the number of sequences, and seq_q and seq_k are the lengths of the longest.
-    ``operation`` is the name of a registered Operation; texts leave 'forward' out.
+    ``operation`` is the name of a registered Operation; texts leave 'forward' out. ``page`` is how
+    many keys a page of the cache has, 0 where it is dense.
 
     Raises:
         ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
         heads_q is no multiple of heads_k, there is no such operation, or it does not support the
-        semantics.
+        semantics, or pages.
     """
 
     batch: int
@@ -58,6 +59,7 @@ class Problem:
     dtype: DType
     semantics: Semantics = field(default_factory=Semantics)
     operation: str = "forward"
+    page: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -73,6 +75,8 @@ class Problem:
                 f"heads_q={self.heads_q}: must be a multiple of heads_k={self.heads_k}"
             )
         self.computed.check_semantics(self.semantics)
+        if self.page and not self.computed.has_pages:
+            raise ArgumentError(f"page={self.page}: {self.operation} has no pages; leave it out")
 
     @property
     def computed(self) -> Operation:
@@ -112,13 +116,13 @@ class Problem:
         seq = _pair("s", self.seq_q, self.seq_k)
         heads = _pair("h", self.heads_q, self.heads_k)
         sizes = f"b{self.batch} {seq} {heads} d{self.d} {self.dtype.name.lower()}"
-        return " ".join([sizes, *_words(self.operation, self.semantics)])
+        return " ".join([sizes, *_words(self.operation, self.semantics, self.page)])
 
     @property
     def kind(self) -> str:
-        """The operation and the semantics, without sizes: 'causal+packed+uneven', 'first_row',
-        'plain'."""
-        return "+".join(_words(self.operation, self.semantics)) or _PLAIN
+        """The operation, the semantics and the page, without sizes: 'causal+packed+uneven',
+        'first_row', 'decode+page16', 'plain'."""
+        return "+".join(_words(self.operation, self.semantics, self.page)) or _PLAIN
 
     @classmethod
     def parse(cls, text: str) -> Problem:
@@ -166,19 +170,24 @@ class Problem:
         (batch, _), (seq_q, seq_k) = found.get("b", (1, 1)), found["s"]
         (heads_q, heads_k), (d, _) = found.get("h", (1, 1)), found["d"]
         try:
-            computed, semantics = parse_kind("+".join(kind))
+            computed, semantics, page = parse_kind("+".join(kind))
         except ArgumentError as error:
             raise ArgumentError(f"problem={quoted(text)}: {error}") from None
-        return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, semantics, computed)
+        return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, semantics, computed, page)
 
 
-def parse_kind(text: str) -> tuple[str, Semantics]:
-    """The operation's name and the semantics that Problem.kind wrote.
+def parse_kind(text: str) -> tuple[str, Semantics, int]:
+    """The operation's name, the semantics and the page that Problem.kind wrote.
 
     Raises:
-        ArgumentError: a word is unknown, or there are two operations or masks.
+        ArgumentError: a word is unknown, or there are two operations, masks or pages.
     """
     words = [word.strip() for word in text.split("+")]
+    pages = [word for word in words if PAGE.fullmatch(word)]
+    page = whole_number(pages[0].removeprefix("page")) if pages else 0
+    if len(pages) > 1 or page is None or bool(pages) != bool(page):
+        raise ArgumentError(f"page={quoted('+'.join(pages))}: give one whole number, at least 1")
+    words = [word for word in words if word not in pages]
     names = [word for word in words if word not in _SEMANTIC_WORDS and known_operation(word)]
     if len(names) > 1:
         raise ArgumentError(f"operation={quoted('+'.join(names))}: give one")
@@ -192,15 +201,18 @@ def parse_kind(text: str) -> tuple[str, Semantics]:
             f"{', '.join((*_SEMANTIC_WORDS, *OPERATIONS))}. Install or import the package that "
             "registers it"
         )
-    return names[0] if names else DEFAULT, Semantics.parse(semantics or _PLAIN)
+    return names[0] if names else DEFAULT, Semantics.parse(semantics or _PLAIN), page
 
 
-def _words(computed: str, semantics: Semantics) -> list[str]:
-    return [computed] * (computed != DEFAULT) + semantics.words()
+def _words(computed: str, semantics: Semantics, page: int) -> list[str]:
+    operations, pages = [computed] * (computed != DEFAULT), [f"page{page}"] * (page > 0)
+    return operations + semantics.words() + pages
 
 
 def _is_of_kind(word: str) -> bool:
-    return word in _SEMANTIC_WORDS or known_operation(word) is not None
+    if word in _SEMANTIC_WORDS or PAGE.fullmatch(word):
+        return True
+    return known_operation(word) is not None
 
 
 def _unknown(word: str) -> str:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.backward import BACKWARD
+from flashsmith.operations.decode import DECODE
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.forward import FORWARD
+from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import SEMANTIC_WORDS, Operation
 from flashsmith.operations.semantics import MASKS
-from flashsmith.operations.sizes import SIZE
+from flashsmith.operations.sizes import PAGE, SIZE
 from flashsmith.printable import quoted
 
 # The operation of every Problem that names none; texts leave it out.
@@ -19,7 +21,7 @@ DEFAULT = FORWARD.name
 # Words that have another meaning in a problem's text.
 _TAKEN = {*MASKS, *SEMANTIC_WORDS, "plain", *(dtype.name.lower() for dtype in DType)}
 
-OPERATIONS: dict[str, Operation] = {it.name: it for it in (FORWARD, BACKWARD)}
+OPERATIONS: dict[str, Operation] = {it.name: it for it in (FORWARD, BACKWARD, DECODE, MERGE)}
 # Functions that register the operations of installed packages; called once a name is unknown.
 _finders: list[Callable[[], object]] = []
 
@@ -29,7 +31,7 @@ def register_operation(operation: Operation) -> Operation:
 
     Raises:
         ArgumentError: it is no Operation, or its name is taken by another one, by a word of
-        problems, or reads like a size (b2).
+        problems, or reads like a size (b2, page16).
     """
     if not isinstance(operation, Operation):
         raise ArgumentError(f"operation={quoted(operation)}: give a flashsmith Operation")
@@ -42,7 +44,7 @@ def register_operation(operation: Operation) -> Operation:
             f"operation={quoted(operation.name)}: the name is taken by {owner}; choose one that "
             f"is none of {', '.join(sorted({*OPERATIONS, *_TAKEN}))}"
         )
-    if SIZE.fullmatch(operation.name):
+    if SIZE.fullmatch(operation.name) or PAGE.fullmatch(operation.name):
         raise ArgumentError(
             f"operation={quoted(operation.name)}: reads as a size in a problem's text; choose "
             "another name"

@@ -10,6 +10,8 @@ from flashsmith.operations.semantics import Semantics
 
 # A word of a problem's text that says sizes: b2, d64, s128 or s128:512, h16 or h32:8.
 SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
+# A word that says how many keys a page of a cache has.
+PAGE = re.compile(r"page(\d+)", re.ASCII)
 
 
 class Sizes(Protocol):
@@ -38,6 +40,9 @@ class Sizes(Protocol):
 
     @property
     def semantics(self) -> Semantics: ...
+
+    @property
+    def page(self) -> int: ...
 
     @property
     def window(self) -> tuple[int, int] | None:

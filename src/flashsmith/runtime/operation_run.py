@@ -17,15 +17,19 @@ from flashsmith.runtime.arguments import check_config, check_device, check_serve
 from flashsmith.runtime.emulation import check_seconds, run_in_emulator
 from flashsmith.runtime.forward_call import library_arguments
 from flashsmith.runtime.forward_options import check_flag
-from flashsmith.runtime.forward_pass import Launch, limits_of, run_on_gpu
+from flashsmith.runtime.forward_pass import limits_of, run_on_gpu
 from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
+from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
 from flashsmith.runtime.tensors import (
     check_beside,
     check_memory,
     check_output_distinct,
     view_tensor,
 )
+
+# What a problem without it lacks, and the word of those that have it.
+_PACKED = "packed sequences", "packed"
+_PAGED = "pages", "page16"
 
 
 class OperationCall(NamedTuple):
@@ -66,7 +70,7 @@ class PreparedOperation(NamedTuple):
     views: dict[str, TensorView]
     outputs: dict[str, Any]
     kernel: LoadedKernel | None
-    launch: Launch | None
+    launch: PreparedLaunch | None
     timed: bool
 
     def run(
@@ -87,6 +91,7 @@ class PreparedOperation(NamedTuple):
             writable={name: arrays[name] for name in self.outputs},
             observers=observers,
             schedule_seed=schedule_seed,
+            sm_count=self.call.device.sm_count,
         )
         return OperationResult(self.outputs, None, emulation)
 
@@ -158,7 +163,7 @@ def prepare_operation(
         check_seconds(cfg, problem, estimate_seconds(cfg, problem))
 
     outputs: dict[str, Any] = {}
-    for tensor in operation.outputs:
+    for tensor in _written(operation, views):
         if tensor.name in views:
             outputs[tensor.name] = views[tensor.name].source
         elif tensor.name in wanted or (tensor.is_required(problem) and tensor.name not in unwanted):
@@ -220,10 +225,11 @@ def _check_tensors(
             if tensor.role != "out" and tensor.is_required(problem):
                 raise ArgumentError(f"{tensor.name}: missing; {operation} reads it, give a tensor")
             continue
-        if tensor.presence == "packed" and not problem.semantics.packed:
+        if not tensor.is_of_kind(problem):
+            what, word = _PAGED if tensor.presence == "paged" else _PACKED
             raise ArgumentError(
-                f"{tensor.name}: given, and '{problem}' has no packed sequences; leave it out, or "
-                "add the word packed to the problem"
+                f"{tensor.name}: given, and '{problem}' has no {what}; leave it out, or add the "
+                f"word {word} to the problem"
             )
         view = view_tensor(tensor.name, given, (tensor.dtype_of(problem, options),))
         for other in views.values():
@@ -234,10 +240,15 @@ def _check_tensors(
         views[tensor.name] = view
     if not views:
         raise ArgumentError(f"tensors: none; {operation} takes {', '.join(names)}")
-    for tensor in operation.outputs:
+    for tensor in _written(operation, views):
         if tensor.name in views:
             _check_output(tensor, views)
     return views, sizes
+
+
+def _written(operation: Operation, given: Collection[str]) -> list[TensorSpec]:
+    """The outputs that a call with these tensors, by name, writes."""
+    return [tensor for tensor in operation.outputs if tensor.is_written(given)]
 
 
 def _check_shape(

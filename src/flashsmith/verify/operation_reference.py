@@ -13,7 +13,6 @@ import numpy as np
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem
 from flashsmith.operations import Operation
-from flashsmith.operations.operation import packed_rows, shape_of
 from flashsmith.printable import quoted
 from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
@@ -72,7 +71,7 @@ class OperationReference(ABC):
                     f"{tensor.name}: nothing is known of what its numbers mean; the reference of "
                     f"{problem.operation} must draw them"
                 )
-            shape = shape_of(tensor, problem, packed_rows(problem))
+            shape = problem.computed.shape(tensor, problem)
             drawn[tensor.name] = rng.standard_normal(shape, dtype=np.float32).astype(dtype)
         return drawn
 
@@ -150,4 +149,4 @@ class OperationReference(ABC):
 
 def outputs_of(operation: Operation, problem: Problem) -> int:
     """Elements of the first output, which a proof counts."""
-    return math.prod(shape_of(operation.outputs[0], problem, packed_rows(problem)))
+    return math.prod(operation.shape(operation.outputs[0], problem))

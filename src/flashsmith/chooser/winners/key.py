@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, TypeGuard
 
+from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, DType, Problem, Semantics, d_head_for
 from flashsmith.operations import parse_kind
 from flashsmith.printable import quoted
@@ -104,9 +105,10 @@ def bucket(size: int) -> int:
 
 
 def kind_class(problem: Problem) -> str:
-    """What a problem computes but for uneven, which follows from lengths: 'causal+packed', 'plain',
-    'first_row'."""
-    words = [word for word in problem.kind.split("+") if word != "uneven"]
+    """What a problem computes but for uneven, which follows from lengths, and for its page, which
+    kernels do not depend on: 'causal+packed', 'plain', 'first_row'."""
+    kind = replace(problem, page=0).kind
+    words = [word for word in kind.split("+") if word != "uneven"]
     return "+".join(words) or "plain"
 
 
@@ -116,7 +118,12 @@ def parse_class(text: str) -> tuple[str, Semantics]:
 
     Raises ArgumentError when a word is unknown.
     """
-    return parse_kind(text + "+uneven" if "packed" in text.split("+") else text)
+    computed, semantics, page = parse_kind(
+        text + "+uneven" if "packed" in text.split("+") else text
+    )
+    if page:
+        raise ArgumentError(f"semantics={quoted(text)}: kernels are not for one page size")
+    return computed, semantics
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,133 @@
+"""merge_attention(outs, lses): attention over parts of the keys becomes attention over all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flashsmith.chooser.backward import check_config_for
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, KernelConfig, Problem, Semantics, d_head_for, families
+from flashsmith.families.legality import D_STEP
+from flashsmith.operations.merge import MERGE, MOST_PARTS, part_names
+from flashsmith.printable import quoted
+from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.operation_run import run_operation
+from flashsmith.runtime.tensors import DTYPES, Array, view_tensor
+
+_FP32 = "float32"
+_DTYPES = (_FP32, *DTYPES)
+
+
+def merge_attention(
+    outs: Sequence[Array],
+    lses: Sequence[Array],
+    sinks: Array | None = None,
+    *,
+    dtype: str | None = None,
+    config: KernelConfig | None = None,
+    emulate: bool = False,
+) -> tuple[Any, Any]:
+    """Attention over all keys, from the outputs and LSEs of parts of them.
+
+    Parts are added up in their order, in fp32, and rounded once: the same parts give the same bits
+    in every run. A row without a key in any part (every LSE -inf) gives 0 and -inf, or its head's
+    sink; NaN in a part is NaN in the result, as in one kernel over all keys. There are no
+    gradients: ``flashsmith.backward`` computes each part's from the merged output and LSE.
+
+    Args:
+        outs: the parts' outputs, (batch, seq_q, heads_q, d) or packed (total_q, heads_q, d), of one
+            dtype: fp32, as ``attention(..., partial=True)`` returns them, fp16 or bf16. PyTorch
+            tensors or NumPy, CuPy or JAX arrays, with any strides that attention() takes.
+        lses: the parts' natural log-sum-exps, fp32, (batch, heads_q, seq_q) or (heads_q, total_q).
+        sinks: (heads_q,) fp32, a logit a head that joins its rows once; None where there are none,
+            or they are in a part already.
+        dtype: of the output: 'float16', 'bfloat16' or 'float32'; None is that of ``outs``.
+        config: the kernel to use; None chooses one.
+        emulate: run host tensors in the emulator even when that is estimated above 60 s.
+
+    Returns:
+        (o, lse), like the first part in framework and device; the LSE with the sinks.
+
+    Raises:
+        ArgumentError: an argument is unusable; nothing was launched.
+        The other errors of ``flashsmith.forward``.
+    """
+    check_config_for(MERGE.name, "config", config)
+    outs, lses = _listed("outs", outs), _listed("lses", lses)
+    if len(outs) != len(lses) or not outs:
+        raise ArgumentError(
+            f"lses: {len(lses)} for {len(outs)} outs; give at least one part, and an LSE for each"
+        )
+    first = view_tensor("outs[0]", outs[0], _DTYPES)
+    given, wanted = first.dtype, first.dtype if dtype is None else dtype
+    problem = _problem(first, wanted, None if config is None else config.dtype)
+    if config is None:
+        (family, *_) = families(MERGE.name)
+        (config, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
+    named = dict(zip(("first_dtype", "parts_dtype", "dtype"), (given, given, wanted), strict=True))
+    # More than a launch takes: the first ones become one, which is then the first.
+    while len(outs) > MOST_PARTS:
+        named["dtype"] = _FP32
+        o, lse = _merged(
+            config, problem, outs[:MOST_PARTS], lses[:MOST_PARTS], None, named, emulate
+        )
+        outs, lses = [o, *outs[MOST_PARTS:]], [lse, *lses[MOST_PARTS:]]
+        named |= {"first_dtype": _FP32, "dtype": wanted}
+    return _merged(config, problem, outs, lses, sinks, named, emulate)
+
+
+def _listed(name: str, parts: Sequence[Array]) -> list[Array]:
+    if isinstance(parts, (list, tuple)):
+        return list(parts)
+    raise ArgumentError(f"{name}: got {type(parts).__name__}; give a list or tuple of parts")
+
+
+def _problem(first: TensorView, wanted: str, dtype: DType | None) -> Problem:
+    """The problem of parts like the first, for an output of ``wanted``; ``dtype`` is of kernels
+    for fp32 alone."""
+    if wanted not in _DTYPES:
+        raise ArgumentError(
+            f"dtype={quoted(wanted)}: allowed are {', '.join(_DTYPES)}, and None for that of outs"
+        )
+    shorter = {first.dtype, wanted} - {_FP32}
+    if len(shorter) > 1:
+        raise ArgumentError(
+            f"dtype={quoted(wanted)}: outs are {first.dtype}; give that, float32 or None"
+        )
+    if len(first.shape) not in (3, 4):
+        raise ArgumentError(
+            f"outs[0]: rank {len(first.shape)} (shape {first.shape}); must be 4, (batch, seq_q, "
+            "n_heads, d_head), or 3 of packed sequences"
+        )
+    packed = len(first.shape) == 3
+    *batch, rows, heads, d = first.shape
+    if not heads or not d or d % D_STEP:
+        raise ArgumentError(
+            f"outs[0]: shape {first.shape}; heads must be 1 or more, and d_head a multiple of "
+            f"{D_STEP}: pad parts as q, k and v were padded"
+        )
+    found = DTYPES[shorter.pop()] if shorter else dtype or DType.FP16
+    semantics = Semantics(packed=packed, uneven=packed)
+    return Problem(batch[0] if batch else 1, rows, 1, heads, heads, d, found, semantics, MERGE.name)
+
+
+def _merged(
+    config: KernelConfig,
+    problem: Problem,
+    outs: Sequence[Array],
+    lses: Sequence[Array],
+    sinks: Array | None,
+    dtypes: Mapping[str, str],
+    emulate: bool,
+) -> tuple[Any, Any]:
+    """One launch for at most MOST_PARTS parts, the names of whose dtypes are given."""
+    tensors = {} if sinks is None else {"sinks": sinks}
+    for part, pair in enumerate(zip(outs, lses, strict=True)):
+        tensors.update(zip(part_names(part), pair, strict=True))
+    options = {name: _FP32 if it == _FP32 else None for name, it in dtypes.items()}
+    found = run_operation(
+        config, replace(problem, seq_k=len(outs)), tensors, options=options, emulate=emulate
+    )
+    return found.outputs["o"], found.outputs["lse"]

@@ -1,0 +1,51 @@
+// The config that names a kernel of the row_merge family, and what such a kernel is called with.
+// Plain C++20 without CUDA types: the host compiler and the kernels both read this file.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+#include "common/constants.cuh"
+#include "common/types.cuh"
+
+namespace flashsmith {
+
+// Parts that one launch merges; the operation has tensors for as many.
+constexpr int kMostParts = 8;
+
+// Fields, order and meaning are those of the Python class.
+struct RowMergeKernelConfig {
+    DType dtype;
+    int d_head;
+    int n_warps;
+
+    constexpr auto operator<=>(const RowMergeKernelConfig&) const = default;
+
+    constexpr int n_threads() const { return kWarpSize * n_warps; }
+};
+
+// Elements; the last dimension of every output, and of every LSE, is contiguous.
+struct MergedTensor {
+    int64_t batch_stride, seq_stride, head_stride;
+};
+struct MergedStatistic {
+    int64_t batch_stride, head_stride;
+};
+
+struct RowMergeKernelArgs {
+    void* o;
+    float* lse;
+    const float* sinks;  // (heads): may be null
+    const void* outs[kMostParts];
+    const float* lses[kMostParts];
+    MergedTensor o_strides, outs_strides[kMostParts];
+    MergedStatistic lse_strides, lses_strides[kMostParts];
+    int32_t rows;  // of all heads and sequences
+    int32_t seq, heads, d;
+    int32_t n_parts;
+    int32_t first_fp32, others_fp32, o_fp32;  // parts and output; else of the config's dtype
+};
+
+using row_merge_kernel_fn = void (*)(const RowMergeKernelArgs);
+
+}  // namespace flashsmith

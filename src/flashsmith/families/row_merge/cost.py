@@ -1,0 +1,8 @@
+"""Costs of the row_merge family."""
+
+from __future__ import annotations
+
+# Relative compile time of any config; 1,000 are about 1.4 s.
+COMPILE_COST = 300.0
+# Seconds that the emulator takes on one core to translate a kernel.
+TRANSLATION_SECONDS = 0.05

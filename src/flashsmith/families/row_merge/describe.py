@@ -1,0 +1,8 @@
+"""Descriptions of the row_merge family for reports."""
+
+from __future__ import annotations
+
+
+def registers_in_words(registers: int) -> str:
+    """The registers per thread, in words."""
+    return f"{registers} of 255, most of them parts on their way"

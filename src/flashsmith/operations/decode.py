@@ -1,0 +1,201 @@
+"""The operation `decode`: attention over a KV cache, to which a call may append first.
+
+The lengths and the page table of a cache are read on the device. Causal and window are aligned to
+the bottom right: query j of n sees keys up to L - n + j, with L the sequence's length after
+appending. A row without keys gives 0 and an LSE of -inf.
+"""
+
+from __future__ import annotations
+
+from flashsmith.errors import ArgumentError
+from flashsmith.operations.forward import (
+    PACKED_Q,
+    PACKED_ROWS,
+    ROWS,
+    Q,
+    batch_seq_head,
+    mask_limits,
+    scores_in_window,
+)
+from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec, packed_rows
+from flashsmith.operations.sizes import Sizes
+from flashsmith.printable import quoted
+
+# A cache is (batch, capacity, heads_k, d), or paged (pages, page, heads_k, d).
+_CACHE = ("blocks", "slots", "heads_k", "d")
+_NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k", "d"), ("total_q", "heads_k", "d")
+_ROTARY = ("positions", "rotary_half")
+# Strides of a tensor that a call does not have: their numbers are 0.
+_ABSENT = (0,)
+SPLITS = ("invariant", "free")
+_INT_BYTES = 4
+
+
+def keys_read(sizes: Sizes) -> int:
+    """Keys of a sequence of seq_k keys that some query sees."""
+    if sizes.window is None:
+        return sizes.seq_k
+    return min(sizes.seq_k, sizes.window[0] + sizes.seq_q)
+
+
+def decode_flop(sizes: Sizes) -> int:
+    """FLOP of the two matrix products: 4 b h_q d for every key that a query sees."""
+    scores = sizes.seq_q * sizes.seq_k
+    if sizes.semantics.mask != "none":
+        left = sizes.seq_k if sizes.window is None else sizes.window[0]
+        scores = scores_in_window(sizes.seq_q, sizes.seq_k, left)
+    return 4 * sizes.batch * sizes.heads_q * scores * sizes.d
+
+
+def decode_bytes(sizes: Sizes) -> int:
+    """Bytes of q, o, the lengths, the keys and values that some query sees, and their pages'
+    numbers; whatever the cache's capacity is."""
+    keys = keys_read(sizes)
+    rows = 2 * sizes.seq_q * sizes.heads_q + 2 * keys * sizes.heads_k
+    pages = -(-keys // sizes.page) if sizes.page else 0
+    per_sequence = rows * sizes.d * sizes.dtype.element_size + (1 + pages) * _INT_BYTES
+    return sizes.batch * per_sequence
+
+
+def _measured(sizes: Sizes) -> dict[str, int]:
+    """A cache that the keys just fit into, and rotary embedding of the whole head."""
+    pages = -(-sizes.seq_k // sizes.page) if sizes.page else 0
+    return {
+        **packed_rows(sizes),
+        "blocks": sizes.batch * pages if sizes.page else sizes.batch,
+        "slots": sizes.page or sizes.seq_k,
+        "most_pages": pages,
+        "positions": sizes.seq_k,
+        "rotary_half": sizes.d // 2,
+    }
+
+
+def _numbers(call: Call) -> tuple[int | float, ...]:
+    """batch, seq_q (packed, the longest), the capacity of a sequence in keys, heads_q, heads_k, d,
+    total_q; blocks, slots, most_pages, positions, rotary_half; strides (batch, row, head) of q,
+    (block, slot, head) of k_cache and v_cache, (batch, row, head) of o, k and v; the row strides of
+    page_table, cos and sin; strides (batch, head) of lse; scale (None: 1/sqrt(d)), softcap, the
+    window's limits; and 0 or 1: whether rotary pairs are neighbours, whether cos and sin are fp32,
+    whether the split is free. Sizes and strides of a tensor that is not there are 0.
+
+    Raises ArgumentError for tensors that do not belong together, for an unknown split or dtype, and
+    as forward's for a window.
+    """
+    p, strides, sizes, options = call.problem, call.strides, call.sizes, call.options
+    check_together(call)
+    slots, most_pages = sizes["slots"], sizes.get("most_pages", 0)
+    return (
+        *(p.batch, p.seq_q, most_pages * slots if p.page else slots),
+        *(p.heads_q, p.heads_k, p.d, sizes.get("total_q", 0)),
+        *(sizes["blocks"], slots, most_pages),
+        *(sizes.get(name, 0) for name in ("positions", "rotary_half")),
+        *(
+            step
+            for name in ("q", "k_cache", "v_cache", "o", "k", "v")
+            for step in batch_seq_head(strides.get(name, _ABSENT))
+        ),
+        *(strides.get(name, _ABSENT)[0] for name in ("page_table", "cos", "sin")),
+        *_batch_head(strides.get("lse", _ABSENT)),
+        *(p.d**-0.5 if options["scale"] is None else options["scale"], options["softcap"]),
+        *mask_limits(p, options["left"], options["right"]),
+        int(options["rotary_interleaved"]),
+        int(check_rotary_dtype(options["rotary_dtype"]) is not None),
+        SPLITS.index(check_split(options["split"])),
+    )
+
+
+def check_together(call: Call) -> None:
+    """Raises ArgumentError unless a call's tensors fit each other where their dimensions alone do
+    not say it."""
+    p, given, sizes = call.problem, call.strides, call.sizes
+    if p.page and sizes["slots"] != p.page:
+        raise ArgumentError(
+            f"k_cache: {sizes['slots']} slots in a page; '{p}' has pages of {p.page}, give such"
+        )
+    if not p.page and sizes["blocks"] != p.batch:
+        raise ArgumentError(
+            f"k_cache: {sizes['blocks']} sequences; q has {p.batch}: give as many, or a page_table"
+        )
+    for one, other, why in (
+        ("k", "v", "both are appended"),
+        ("v", "k", "both are appended"),
+        ("cos", "sin", "a rotation needs both"),
+        ("sin", "cos", "a rotation needs both"),
+        ("cos", "k", "the rotation is of k and of the queries at its positions"),
+    ):
+        if one in given and other not in given:
+            raise ArgumentError(f"{other}: missing, and {one} is given; {why}: give both or none")
+    if 2 * sizes.get("rotary_half", 0) > p.d:
+        raise ArgumentError(
+            f"cos: {sizes['rotary_half']} pairs of a row, more than d={p.d} has; give d / 2 at most"
+        )
+
+
+def check_split(split: object) -> str:
+    """Raises ArgumentError unless it is 'invariant' or 'free'."""
+    if isinstance(split, str) and split in SPLITS:
+        return split
+    raise ArgumentError(
+        f"split={quoted(split)}: give 'invariant' (a sequence has the same bits in any batch) or "
+        "'free' (keys may be split by the batch, too)"
+    )
+
+
+def check_rotary_dtype(dtype: object) -> str | None:
+    """Raises ArgumentError unless it is 'float32', or None for the dtype of q."""
+    if dtype is None or (isinstance(dtype, str) and dtype == "float32"):
+        return dtype
+    raise ArgumentError(f"rotary_dtype={quoted(dtype)}: give 'float32', or None for q's dtype")
+
+
+def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a (batch, heads, seq) tensor but the last; packed, the batch's is 0."""
+    return (0,) * (3 - len(strides)) + strides[:-1]
+
+
+def _cache(name: str, other: str) -> TensorSpec:
+    return TensorSpec(name, _CACHE, role="inout", may_share=(other,), written_with="k")
+
+
+def _rotary(name: str) -> TensorSpec:
+    return TensorSpec(name, _ROTARY, presence="optional", alignment=2, dtype_option="rotary_dtype")
+
+
+DECODE = Operation(
+    name="decode",
+    tensors=(
+        TensorSpec("q", Q, packed=PACKED_Q),
+        # In one tensor, k and v may interleave.
+        _cache("k_cache", "v_cache"),
+        _cache("v_cache", "k_cache"),
+        # Before appending.
+        TensorSpec("cache_lens", ("batch",), "int32", alignment=4),
+        TensorSpec("o", Q, role="out", packed=PACKED_Q),
+        TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),
+        # -1 where unused.
+        TensorSpec("page_table", ("batch", "most_pages"), "int32", presence="paged", alignment=4),
+        TensorSpec("k", _NEW, presence="optional", packed=_PACKED_NEW),
+        TensorSpec("v", _NEW, presence="optional", packed=_PACKED_NEW),
+        _rotary("cos"),
+        _rotary("sin"),
+        TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
+        TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
+    ),
+    numbers=_numbers,
+    flop=decode_flop,
+    traffic=decode_bytes,
+    sizes=_measured,
+    semantics=frozenset(SEMANTIC_WORDS),
+    # rotary_interleaved: pairs are elements 2i and 2i + 1, not i and i + rotary_half.
+    # rotary_dtype: of cos and sin, None (the problem's) or 'float32'. split: whether the keys of a
+    # sequence are split by its own length alone ('invariant') or by the batch, too ('free').
+    options={
+        "scale": None,
+        "softcap": 0.0,
+        "left": None,
+        "right": None,
+        "rotary_interleaved": False,
+        "rotary_dtype": None,
+        "split": "invariant",
+    },
+)
