@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flashsmith.shipped import register_shipped_kernels
 
 if TYPE_CHECKING:
+    from flashsmith import parallel as parallel
     from flashsmith.chooser.attention import attention
     from flashsmith.chooser.backward import backward
     from flashsmith.chooser.choice import choose
@@ -97,6 +98,8 @@ register_shipped_kernels(_shipped_kernels)
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = import_module("importlib.metadata").version("flashsmith")
+    elif name == "parallel":
+        value = import_module("flashsmith.parallel")
     elif name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     else:
