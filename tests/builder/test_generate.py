@@ -88,7 +88,7 @@ def run_with_stubs(folder, configs, sources, checks) -> int:
 def test_the_library_has_every_config_with_its_kernel_and_plan(sources, tmp_path):
     checks = [
         f"library.configs.size() == {len(CONFIGS)}",
-        "library.n_tensors == 9 && library.n_required == 4",
+        "library.n_tensors == 11 && library.n_required == 4",
     ]
     for i, cfg in enumerate(sorted(CONFIGS)):
         numbers = ", ".join(str(int(value)) for value in cfg.to_ints())

@@ -51,15 +51,16 @@ const KernelLibrary& kernel_library() {{
              }}}},
         }},
         .semantics = {{}},
-        .n_tensors = 9,
+        .n_tensors = 11,
         .n_required = 4,
     }};
     return library;
 }}
 }}
-extern "C" void pretended_semantics(int mask, bool softcap, bool packed, bool uneven) {{
+extern "C" void pretended_semantics(int mask, bool softcap, bool packed, bool uneven,
+                                    bool partial) {{
     const auto kind = static_cast<flashsmith::MaskKind>(mask);
-    flashsmith::the_semantics = {{kind, softcap, packed, uneven}};
+    flashsmith::the_semantics = {{kind, softcap, packed, uneven, partial}};
 }}
 """
 
