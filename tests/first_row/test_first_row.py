@@ -56,7 +56,8 @@ from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.journal import Journal
 from flashsmith.tuning.space import search_space
-from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import PROVE, Build, Record, is_right
 from flashsmith.tuning.tune import plan_races, tune
 from flashsmith.verify import prove
@@ -377,7 +378,7 @@ def test_a_sweep_is_gone_on_with_until_its_sources_change(
 
     assert records() == (0, 0)
     journal = Journal(tmp_path / "journal.jsonl", "here")
-    journal.add([Record(PROVE, problem, (build,), proof=Proof("pass"))])
+    journal.part("here").add([Record(PROVE, problem, (build,), proof=Proof("pass"))])
     journal.close()
     assert records() == (1, 0)
     header = csrc / "config.cuh"

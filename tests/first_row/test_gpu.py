@@ -15,7 +15,8 @@ from flashsmith.families import Problem, get_kernel_configs
 from flashsmith.runtime import query_gpu
 from flashsmith.tuning.gpu_runner import gpu_runner
 from flashsmith.tuning.race import DEFAULT_HALVING
-from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.tune import plan_races, tune
 from flashsmith.verify import prove
 

@@ -170,10 +170,10 @@ class FakeBench:
         return Samples(tuple(ms * (1 + draw.gauss(0, self.world.noise)) for _ in range(runs)))
 
 
-def fake_runner(world: World) -> Runner:
-    return Runner(
-        FakeCompiler(world), FakeBench(world), DEVICE, {"gpu": "fake"}, {"gpu": "fake", "arch": 90}
-    )
+def fake_runner(world: World, device: DeviceSpec = DEVICE) -> Runner:
+    name = "fake" if device is DEVICE else device.name
+    origin = {"gpu": name, "arch": device.arch}
+    return Runner(FakeCompiler(world), FakeBench(world), device, {"gpu": name}, origin)
 
 
 # d 128, fp16, the first of each of the set's shapes: their short forms are what fakes go by.

@@ -27,7 +27,8 @@ from flashsmith.tuning import gpu_runner
 from flashsmith.tuning.gpu_runner import GpuBench, NvccCompiler
 from flashsmith.tuning.race import DEFAULT_HALVING
 from flashsmith.tuning.runner import Compiled, LibraryGoneError
-from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import Build, is_right
 from flashsmith.tuning.tune import check_gpu, plan_races, tune
 

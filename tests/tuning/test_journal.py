@@ -31,8 +31,8 @@ RECORDS = [
 
 def write(path: Path, environment: str = "here") -> None:
     journal = Journal(path, environment)
-    journal.add(RECORDS[:1])
-    journal.add(RECORDS[1:])
+    journal.part(environment).add(RECORDS[:1])
+    journal.part(environment).add(RECORDS[1:])
     journal.close()
 
 
@@ -70,7 +70,7 @@ def test_a_journal_cut_anywhere_gives_its_whole_lines_and_goes_on(path: Path) ->
         journal = Journal(path, "here")
         assert numbers(journal) == list(range(whole))
         assert journal.damaged == 0
-        journal.add(RECORDS[2:3])
+        journal.part("here").add(RECORDS[2:3])
         journal.close()
         assert numbers(read(path)) == [*range(whole), 2]
 
@@ -191,7 +191,7 @@ def test_a_disk_that_is_really_full_is_said_in_words_and_closing_says_nothing(pa
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, limits[1]))
     try:
         with pytest.raises(ArgumentError, match="cannot be written"):
-            journal.add(RECORDS)
+            journal.part("here").add(RECORDS)
         journal.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -206,7 +206,7 @@ def test_a_full_disk_is_said_in_words(path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ArgumentError, match=r"No space left on device.*make room"):
-        journal.add(RECORDS)
+        journal.part("here").add(RECORDS)
     journal.close()
 
 

@@ -17,7 +17,8 @@ from flashsmith.families import Problem
 from flashsmith.time_left import format_seconds
 from flashsmith.tuning.race import Halving, RaceState, Rung, states_of
 from flashsmith.tuning.ranking import plan_summary, print_plan, print_ranking, summary
-from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import Trials
 from flashsmith.tuning.tune import Tuned, make_race, tune
 

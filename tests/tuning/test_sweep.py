@@ -20,12 +20,14 @@ from flashsmith.chooser.winners import WinnersTable
 from flashsmith.errors import CompileError, LaunchError
 from flashsmith.families import Problem
 from flashsmith.tuning import sweep as sweep_module
+from flashsmith.tuning.executor import LocalExecutor
 from flashsmith.tuning.journal import Journal
 from flashsmith.tuning.race import Halving, Race, RaceState, Rung
 from flashsmith.tuning.ranking import winners
 from flashsmith.tuning.runner import Compiled
 from flashsmith.tuning.space import search_space
-from flashsmith.tuning.sweep import Settings, Sweep, SweepProgress
+from flashsmith.tuning.sweep import Settings, Sweep, run_sweeps
+from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import Build
 from flashsmith.tuning.tune import make_race
 
@@ -66,8 +68,10 @@ def run(
     journal = Journal(folder / "journal.jsonl", "here")
     try:
         progress, runner = SweepProgress(quiet=True), fakes.fake_runner(world)
-        sweep = Sweep(races, runner, journal, settings, progress, on_finished, clock)
-        sweep.run()
+        executor = LocalExecutor.of(runner)
+        sweep = Sweep(races, runner, journal.part("here"), settings, progress, executor,
+                      on_finished=on_finished, clock=clock)  # fmt: skip
+        run_sweeps([sweep], executor, progress)
     finally:
         journal.close()
     return sweep.states
@@ -194,7 +198,8 @@ def test_a_library_that_is_gone_is_compiled_again(tmp_path: Path) -> None:
 
     journal = Journal(tmp_path / "journal.jsonl", "here")
     progress, runner = SweepProgress(quiet=True), fakes.fake_runner(world)
-    whole = Sweep(races_of(world), runner, journal, settings, progress)
+    executor = LocalExecutor.of(runner)
+    whole = Sweep(races_of(world), runner, journal.part("here"), settings, progress, executor)
     compiled = whole._compiled
 
     def lose(build: Build, found: Compiled) -> None:
@@ -204,7 +209,7 @@ def test_a_library_that_is_gone_is_compiled_again(tmp_path: Path) -> None:
 
     whole._compiled = lose  # type: ignore[method-assign]
     gone.write_text("")
-    whole.run()
+    run_sweeps([whole], executor, progress)
     journal.close()
     (race,) = whole.states
     assert order(race)[0] == NAMES[4]

@@ -36,7 +36,8 @@ from flashsmith.tuning import tune as tune_module
 from flashsmith.tuning.journal import Journal
 from flashsmith.tuning.race import states_of
 from flashsmith.tuning.ranking import print_plan
-from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import Build, Trials
 from flashsmith.tuning.tune import (
     Tuned,
@@ -133,7 +134,8 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = [{tests!r}]
 import sweep_fakes as fakes
-from flashsmith.tuning.sweep import Settings, SweepProgress
+from flashsmith.tuning.sweep import Settings
+from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.tune import make_race, tune
 world = fakes.World(fakes.times(best=3, count=30), seconds_per_request=0.1)
 race = make_race(fakes.PROBLEM, fakes.DEVICE, "; ".join(world.kernels))

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Proves the grid of a family's operation on the GPU, a CSV row each: flashsmith.verify.proof_grid,
-or for kernels of the backward pass flashsmith.verify.backward_grid.
+for kernels of the backward pass flashsmith.verify.backward_grid, for those that read a cache
+flashsmith.verify.decode_grid.
 
     python tools/gpu/prove_grid.py rows.csv
     python tools/gpu/prove_grid.py rows.csv --seconds 500    # and again, until it says 'complete'
@@ -32,12 +33,13 @@ import numpy as np
 from flashsmith.builder import library_for
 from flashsmith.errors import ArgumentError, FlashsmithError, LaunchError
 from flashsmith.families import FAMILIES, DType, family_named
-from flashsmith.operations import BACKWARD
+from flashsmith.operations import BACKWARD, DECODE, FORWARD
 from flashsmith.runtime import forward, query_gpu
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.verify import prove
 from flashsmith.verify.backward_grid import backward_grid, covering_backward_cases
-from flashsmith.verify.proof_grid import FIRST_FAMILY, REFUSED_D, Case, covering_cases, proof_grid
+from flashsmith.verify.decode_grid import covering_decode_cases, decode_grid
+from flashsmith.verify.proof_grid import FIRST_FAMILY, REFUSED_D, covering_cases, proof_grid
 from flashsmith.verify.proof_inputs import numpy_dtype
 
 FIGURES = ("max_error", "bound", "rel_l2", "lse_error", "row_max_error")
@@ -95,19 +97,39 @@ def refused_rows(family: str) -> Iterator[Row]:
             yield row | {"case": f"{dtype.name.lower()}, d{d}", "ok": right, "said": said}
 
 
+# By operation: its grid, a small cover of it, and the names of what a sanitizer should see.
+GRIDS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    FORWARD.name: (
+        proof_grid, covering_cases,
+        ("dtype", "d", "heads", "batch", "sinks", "semantics", "causal", "window", "schedule"),
+    ),
+    BACKWARD.name: (
+        backward_grid, covering_backward_cases,
+        ("dtype", "d", "heads", "batch", "sinks", "semantics", "mask", "dlse", "deterministic",
+         "unneeded", "config"),
+    ),
+    DECODE.name: (
+        decode_grid, covering_decode_cases,
+        ("dtype", "d", "group", "queries", "page", "sinks", "semantics", "append", "lengths_of",
+         "split", "config"),
+    ),
+}  # fmt: skip
+
+
 def grid_of(family: str) -> Iterator[Any]:
     """The cases of a family's operation."""
-    return backward_grid(family) if is_backward(family) else proof_grid(family)
-
-
-def is_backward(family: str) -> bool:
-    return family_named(family).operation == BACKWARD.name
+    cases: Iterator[Any] = GRIDS[family_named(family).operation][0](family)
+    return cases
 
 
 def handful(family: str = FIRST_FAMILY) -> list[Any]:
     """Few small cases that between them show every semantics and every single value, the smallest
     first: a sanitizer's time may end before they do."""
-    covering = covering_backward_cases if is_backward(family) else covering_cases
+    _, covering, names = GRIDS[family_named(family).operation]
+
+    def single_values(case: Any) -> set[tuple[str, Any]]:
+        return {(name, getattr(case, name)) for name in names}
+
     small = [case for case in covering(family) if max(case.lengths) <= SMALL]
     missing = set().union(*map(single_values, small))
     chosen: list[Any] = []
@@ -116,15 +138,6 @@ def handful(family: str = FIRST_FAMILY) -> list[Any]:
         chosen.append(best)
         missing -= single_values(best)
     return sorted(chosen, key=lambda case: case.lengths[0] * case.lengths[1])
-
-
-def single_values(case: Any) -> set[tuple[str, Any]]:
-    names = ("dtype", "d", "heads", "batch", "sinks", "semantics")
-    if isinstance(case, Case):
-        names += ("causal", "window", "schedule")
-    else:
-        names += ("mask", "dlse", "deterministic", "unneeded", "config")
-    return {(name, getattr(case, name)) for name in names}
 
 
 def part_of(text: str) -> slice:
@@ -235,7 +248,8 @@ def main() -> int:
     open_cases = [case for case in cases if str(case) not in known]
     say(f"{len(cases)} problems, {len(cases) - len(open_cases)} proven before")
     run = Run(options.out, known.values(), deadline)
-    refused = [] if is_backward(options.family) else refused_rows(options.family)
+    is_forward = family_named(options.family).operation == FORWARD.name
+    refused = refused_rows(options.family) if is_forward else []
     run.write(row for row in refused if row["case"] not in known)
     if open_cases:
         build(open_cases, query_gpu(0).arch)

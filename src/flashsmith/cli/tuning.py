@@ -101,7 +101,8 @@ def tune_kernels(
     from flashsmith.tuning.race import states_of
     from flashsmith.tuning.ranking import plan_summary, print_plan, print_ranking, summary
     from flashsmith.tuning.space import check_space, default_space, space_keys
-    from flashsmith.tuning.sweep import Settings, SweepProgress
+    from flashsmith.tuning.sweep import Settings
+    from flashsmith.tuning.sweep_progress import SweepProgress
     from flashsmith.tuning.trial import Trials
     from flashsmith.tuning.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
 

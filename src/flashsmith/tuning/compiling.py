@@ -1,4 +1,4 @@
-"""Compiling: a pool of compile processes that turns builds into libraries, a batch at a time."""
+"""Compiling: turns builds into libraries, a batch at a time, so many batches at once."""
 
 from __future__ import annotations
 
@@ -7,32 +7,37 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 
 from flashsmith.errors import CompileError
+from flashsmith.tuning.executor import Call, Executor
 from flashsmith.tuning.runner import Compiled, Compiler
 from flashsmith.tuning.trial import Build
-from flashsmith.tuning.worker import Worker
+from flashsmith.tuning.worker import Outcome
 
 Batch = tuple[Build, ...]
 # A library's fixed cost (host code, linking) is that of three configs: this many hide most of it,
 # and are still one shard.
 MAX_BATCH = 10
 _MIN_BATCH = 3
+# Batches in a row that were lost for no fault of theirs: then there is no machine left.
+_LOST_ATTEMPTS = 8
 
 
 class Compiling:
-    """`jobs` processes, each with a batch; use from one thread.
+    """At most `jobs` batches at a time on an executor; use from one thread.
 
     A batch whose process dies or hangs (for `patience` seconds) is split and tried again, so that
     in the end one build is at fault: it comes back with an error. What a process raises is not the
-    fault of one build (no compiler, a full disk) and is raised here.
+    fault of one build (no compiler, a full disk) and is raised here. A batch that was lost with its
+    machine is compiled on another.
     """
 
-    def __init__(self, compiler: Compiler, jobs: int, patience: float) -> None:
+    def __init__(self, compiler: Compiler, executor: Executor, jobs: int, patience: float) -> None:
         self._compiler = compiler
+        self._executor = executor
         self._jobs = jobs
         self._patience = patience
         self._queue: deque[Batch] = deque()
-        self._running: dict[Worker, Batch] = {}
-        self._idle: list[Worker] = []
+        self._running: dict[Call, Batch] = {}
+        self._lost = 0  # in a row
 
     def add(self, builds: Iterable[Build]) -> None:
         """Queues builds, alternating between those that cannot share a library, so that every
@@ -53,49 +58,42 @@ class Compiling:
         """Whether something is being compiled, or waits for it."""
         return bool(self._queue or self._running)
 
-    @property
-    def workers(self) -> list[Worker]:
-        """The processes at work."""
-        return list(self._running)
-
     def dispatch(self) -> None:
-        """Gives every idle process a batch."""
+        """Submits what waits, as far as there are jobs for it."""
         while self._queue and len(self._running) < self._jobs:
-            worker = self._idle.pop() if self._idle else Worker(self._compiler, gentle=True)
             batch = self._queue.popleft()
-            worker.request("compile", batch, seconds=self._patience)
-            self._running[worker] = batch
+            call = Call("compile", (batch,), self._patience, compiler=self._compiler)
+            self._executor.submit(call)
+            self._running[call] = batch
 
-    def collect(self) -> list[tuple[Build, Compiled]]:
-        """What became of builds since the last call; does not wait.
+    def take(self, call: Call, outcome: Outcome) -> list[tuple[Build, Compiled]] | None:
+        """What became of the builds of a call that is over; None: it is none of these.
 
-        Raises CompileError when a process did not start, or raised.
+        Raises CompileError when a process did not start, or raised, or was lost again and again.
         """
-        done: list[tuple[Build, Compiled]] = []
-        for worker in self.workers:
-            outcome = worker.outcome()
-            if outcome is None:
-                continue
-            batch = self._running.pop(worker)
-            self._idle.append(worker)
-            if outcome.failure is None:
-                done += zip(batch, outcome.value, strict=True)
-            elif outcome.failure.kind in ("startup", "error"):
-                raise CompileError(f"a compile process failed: {outcome.failure.reason}")
-            elif len(batch) > 1:
-                half = len(batch) // 2
-                self._queue.extendleft((batch[half:], batch[:half]))
-            else:
-                failure = f"{outcome.failure.kind}: {outcome.failure.reason}"
-                done.append((batch[0], Compiled(error=failure)))
-        return done
+        batch = self._running.pop(call, None)
+        if batch is None:
+            return None
+        failure = outcome.failure
+        self._lost = self._lost + 1 if failure is not None and failure.kind == "lost" else 0
+        if failure is None:
+            return list(zip(batch, outcome.value, strict=True))
+        if failure.kind in ("startup", "error") or self._lost > _LOST_ATTEMPTS:
+            raise CompileError(f"a compile process failed: {failure.reason}")
+        if failure.kind == "lost":
+            self._queue.appendleft(batch)
+        elif len(batch) > 1:
+            half = len(batch) // 2
+            self._queue.extendleft((batch[half:], batch[:half]))
+        else:
+            return [(batch[0], Compiled(error=f"{failure.kind}: {failure.reason}"))]
+        return []
 
     def stop(self) -> None:
-        """Ends the processes; what is queued or being compiled is dropped."""
+        """Drops what is queued or being compiled."""
         self._queue.clear()
-        for worker in [*self.workers, *self._idle]:
-            worker.stop()
-        self._running, self._idle = {}, []
+        self._executor.close(self._running)
+        self._running.clear()
 
 
 def _split(group: Sequence[Build], size: int) -> list[Batch]:

@@ -23,20 +23,19 @@ _OLDER_FORMATS = (1,)
 class Journal:
     """An append-only file of records, one a line; they are on the disk when `add` returns.
 
-    Lines carry the name of the environment they are true in. Those of another one, or of other CUDA
-    sources than those here, and those that cannot be read are passed over and counted in `foreign`
-    and `damaged`. A last line that was cut off is dropped. One process at a time writes to a
-    journal.
+    Lines carry the name of the environment they are true in; `part` has the records of one. Those
+    of environments that are not given, or of other CUDA sources than those here, and those that
+    cannot be read are passed over and counted in `foreign` and `damaged`. A last line that was cut
+    off is dropped. One process at a time writes to a journal.
 
     Raises ArgumentError when the file cannot be written, another sweep is writing it, or an older
     version wrote it.
     """
 
-    def __init__(self, path: Path, environment: str, *, fresh: bool = False) -> None:
+    def __init__(self, path: Path, *environments: str, fresh: bool = False) -> None:
         self.path = path
-        self.environment = environment
         self.foreign = self.damaged = 0
-        self.records: list[Record] = []
+        self._parts = {name: JournalPart(self, name) for name in environments}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+b", opener=no_follow)  # noqa: SIM115
@@ -61,14 +60,23 @@ class Journal:
             self._file.close()
             raise
 
-    def add(self, records: Sequence[Record]) -> None:
+    @property
+    def records(self) -> list[Record]:
+        """All that count, by environment."""
+        return [record for part in self._parts.values() for record in part.records]
+
+    def part(self, environment: str) -> JournalPart:
+        """The records of one of the environments."""
+        return self._parts[environment]
+
+    def add(self, environment: str, records: Sequence[Record]) -> None:
         """Appends records and has the disk hold them.
 
         Raises ArgumentError when the disk is full.
         """
         if not records:
             return
-        stamp = {"format": FORMAT, "environment": self.environment}
+        stamp = {"format": FORMAT, "environment": environment}
         lines = (json.dumps({**stamp, **record.to_json()}) + "\n" for record in records)
         try:
             self._file.write("".join(lines).encode())
@@ -104,12 +112,12 @@ class Journal:
                     f"{self.path.name}; go on with that version, give another folder, or begin "
                     "anew with --fresh"
                 )
-            elif found.get("environment") != self.environment:
+            elif found.get("environment") not in self._parts:
                 self.foreign += 1
             else:
-                self._read_record(found)
+                self._read_record(self._parts[found["environment"]], found)
 
-    def _read_record(self, found: dict[str, Any]) -> None:
+    def _read_record(self, part: JournalPart, found: dict[str, Any]) -> None:
         try:
             record = Record.from_json(found)
         except (ValueError, TypeError, KeyError):
@@ -118,4 +126,16 @@ class Journal:
         if record is None:
             self.foreign += 1
         else:
-            self.records.append(record)
+            part.records.append(record)
+
+
+class JournalPart:
+    """A journal's records of one environment: those that it had when it was opened."""
+
+    def __init__(self, journal: Journal, environment: str) -> None:
+        self.records: list[Record] = []
+        self._journal, self._environment = journal, environment
+
+    def add(self, records: Sequence[Record]) -> None:
+        """As Journal's."""
+        self._journal.add(self._environment, records)

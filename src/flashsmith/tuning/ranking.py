@@ -67,9 +67,10 @@ def winners(state: RaceState, runner: Runner) -> list[Ranked]:
     ]
 
 
-def write_ranking(folder: Path, states: Sequence[RaceState], runner: Runner) -> None:
-    """ranking.csv and ranking.json in `folder`, in place of older ones."""
-    rows = ranking_rows(states, runner)
+def write_ranking(folder: Path, ended: Iterable[tuple[Sequence[RaceState], Runner]]) -> None:
+    """ranking.csv and ranking.json in `folder`, in place of older ones; of every kind of GPU its
+    races."""
+    rows = [row for states, runner in ended for row in ranking_rows(states, runner)]
     write_rows(folder / "ranking.csv", rows)
     write_rows(folder / "ranking.json", rows)
 

@@ -1,25 +1,25 @@
-"""Sweep: races for many problems, run by compile processes and one measuring process."""
+"""Sweep: races for many problems on GPUs of one kind; run_sweeps() runs those of several kinds."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-from rich.progress import TaskProgressColumn, TextColumn
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from flashsmith.benchmark.measurement import now
-from flashsmith.benchmark.progress import LineReporter
 from flashsmith.errors import LaunchError
 from flashsmith.families import Problem
-from flashsmith.time_left import format_seconds
 from flashsmith.tuning.compiling import Compiling
-from flashsmith.tuning.journal import Journal
+from flashsmith.tuning.executor import LOCAL_GPU, Call, Executor, Gpu
+from flashsmith.tuning.journal import JournalPart
 from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, Task, follow
 from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
 from flashsmith.tuning.space import search_space as search_space  # documented as this module's
+from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import (
     CHECK,
     DEFAULT_MAX_SPILL,
@@ -29,7 +29,7 @@ from flashsmith.tuning.trial import (
     Record,
     Trials,
 )
-from flashsmith.tuning.worker import Failure, Outcome, Worker, wait_for_any
+from flashsmith.tuning.worker import Failure, Outcome
 
 # What the search leaves of the budget to the finals, whose figures the table is made of.
 _SEARCH_SHARE = 0.75
@@ -40,8 +40,6 @@ _STARTUP_ATTEMPTS = 3
 # A kernel slower than this counts as hanging.
 _SLOWEST_FLOP_PER_SECOND = 1e12
 _REFRESH_SECONDS = 0.25
-# Between two plain lines that only say how far the sweep is.
-_LINE_SECONDS = 15.0
 # Each library links a CUDA runtime statically, and a process cannot hold any number of those.
 MAX_LIBRARIES = 300
 
@@ -65,43 +63,40 @@ class Settings:
     compile_patience: float = 600.0
 
 
-class SweepProgress(LineReporter):
-    """Reports on standard error how far a sweep is: a bar and the best so far, or lines."""
+@dataclass
+class _Bench:
+    """A GPU at work: the call that it has been given, for what task, since when; and what is known
+    of its measuring process: the libraries it opened, and how often in a row it did not start."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        super().__init__(quiet)
-        self._last_line = time.monotonic()
-
-    def __enter__(self) -> SweepProgress:
-        self._begin(TaskProgressColumn(), TextColumn("{task.fields[left]}"), total=1.0, left="")
-        return self
-
-    def update(self, share: float, seconds_left: float, what: str) -> None:
-        """`share` of the work, 0 to 1, is done; `what` is going on, or the best so far."""
-        left = f"{format_seconds(seconds_left)} left" if math.isfinite(seconds_left) else ""
-        if self._bar is not None:
-            self._bar.update(self._task, description=what, completed=share, left=left)
-        elif time.monotonic() - self._last_line >= _LINE_SECONDS:
-            self._last_line = time.monotonic()
-            self.say(f"[{share:4.0%}] {what}" + (f", {left}" if left else ""))
+    gpu: Gpu
+    call: Call | None = None
+    task: Task | None = None
+    began: float = 0.0
+    opened: set[str] = field(default_factory=set)
+    failed_starts: int = 0
+    last_problem: Problem | None = None
 
 
 class Sweep:
-    """One run over races, from what the journal knows to the end of the work or of the budget.
+    """One run over races on GPUs of one kind, from what the journal knows to the end of the work or
+    of the budget.
 
     All that is known is in `trials`: the journal's records, to which every result is added. The
-    states of the races follow from that. Beside it a run has its processes and its clock: how long
-    each problem took, and which searches the budget ended. `on_finished` is called with every race
-    as soon as it is over. The budget is counted by `clock`, in seconds.
+    states of the races follow from that. Beside it a run has its calls and its clock: how long
+    each problem took, and which searches the budget ended. A problem is measured on one GPU, as
+    long as that is there. `on_finished` is called with every race as soon as it is over. The budget
+    is counted by `clock`, in seconds.
     """
 
     def __init__(
         self,
         races: Sequence[Race],
         runner: Runner,
-        journal: Journal,
+        journal: JournalPart,
         settings: Settings,
         progress: SweepProgress,
+        executor: Executor,
+        gpus: Sequence[Gpu] | None = None,
         on_finished: Callable[[RaceState], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -117,40 +112,23 @@ class Sweep:
         self._seconds: defaultdict[Problem, float] = defaultdict(float)
         self._early: set[Problem] = set()
         self._closed: set[Problem] = set()
-        self._began = self._shown = self._clock()
-        # Processes.
-        self._compiling = Compiling(runner.compiler, settings.jobs, settings.compile_patience)
-        self._bench = Worker(runner.bench, environment=runner.process_environment)
-        self._task: Task | None = None
-        self._last_problem: Problem | None = None
-        self._task_began = 0.0
+        self._began = self._clock()
+        # Calls.
+        self._executor = executor
+        self._compiling = Compiling(
+            runner.compiler, executor, settings.jobs, settings.compile_patience
+        )
+        gpus = (Gpu(LOCAL_GPU, runner.origin),) if gpus is None else gpus
+        self._benches = {gpu.name: _Bench(gpu) for gpu in gpus}
+        self._gpu_of: dict[Problem, str] = {}
+        self._searching = True
         self._asked_for: set[Build] = set()
         self._libraries: dict[Build, str] = {}
         self._recompiled: set[Build] = set()
-        self._opened: set[str] = set()  # by the bench's process
         self._prepared: set[Problem] = set()
-        self._startups_failed = 0
         # What follows from all that, with what it was worked out from; and as last looked at.
         self._states: dict[Problem, tuple[RaceState, tuple[object, ...]]] = {}
         self._seen: dict[Problem, RaceState] = {}
-        self._done_before = self._work_done()[0]
-
-    def run(self) -> None:
-        """Searches, then runs the finals; returns early at the end of the budget.
-
-        Raises LaunchError when the GPU does not come back.
-        """
-        self._began = self._clock()
-        budget = self.settings.budget
-        try:
-            self._loop(self._began + _SEARCH_SHARE * budget, searching=True)
-            self._compiling.stop()
-            self._closed.update(state.problem for state in self.states if not state.searched)
-            self._loop(self._began + budget, searching=False)
-        finally:
-            self._save()
-            self._compiling.stop()
-            self._bench.stop()
 
     # ---- where the races are ----
 
@@ -180,7 +158,7 @@ class Sweep:
         )
 
     def _note(self, record: Record) -> None:
-        """Adds a result to what is known; `_save` has to follow."""
+        """Adds a result to what is known; `save` has to follow."""
         self._unsaved.append(record)
         if dropped := self.trials.add(record):
             (build,), (status, reason) = record.builds, dropped
@@ -188,7 +166,7 @@ class Sweep:
                 f"culled {build}: {reason}" if status == "culled" else f"{status}: {build} {reason}"
             )
 
-    def _save(self) -> None:
+    def save(self) -> None:
         """Writes new records to the disk, apart from `_note`, so that the GPU does not wait for it.
 
         Raises ArgumentError when the disk is full.
@@ -198,31 +176,63 @@ class Sweep:
 
     # ---- the loop ----
 
-    def _loop(self, until: float, *, searching: bool) -> None:
-        """Keeps all processes busy until there is nothing left to do, or it is `until`; what the
-        bench is at then is waited for."""
-        while True:
-            over = self._clock() >= until
-            if self._task is None and not over:
-                self._start(self._next_of_search() if searching else self._next_of_finals(until))
-            # On disk only now: the bench need not wait for it.
-            self._save()
-            self._look(searching)
-            if not over:
-                self._compiling.dispatch()
-            self._show()
-            if self._task is None and (over or not self._compiling.busy):
-                return
-            workers = [*self._compiling.workers, self._bench]
-            wait_for_any(workers, _REFRESH_SECONDS)
-            for build, compiled in self._compiling.collect():
-                self._compiled(build, compiled)
-            if self._task is not None:
-                outcome = self._bench.outcome()
-                if outcome is not None:
-                    self._take(outcome)
+    def stop(self) -> None:
+        """Drops what is being compiled."""
+        self._compiling.stop()
 
-    def _look(self, searching: bool) -> None:
+    def advance(self) -> bool:
+        """Submits what the GPUs and the compilers are to do next; False: it is over. What a GPU is
+        at when the time is up is waited for.
+
+        Raises LaunchError when no GPU is left.
+        """
+        if not self._benches:
+            raise LaunchError(f"no {self.runner.device.name} is left to measure on")
+        share = _SEARCH_SHARE if self._searching else 1.0
+        until = self._began + share * self.settings.budget
+        over = self._clock() >= until
+        for bench in self._benches.values():
+            if bench.call is None and not over:
+                task = self._next_of_search(bench) if self._searching else None
+                if not self._searching:
+                    task = self._next_of_finals(bench, until)
+                if task is not None:
+                    self._start(bench, task)
+        # On disk only now: the GPUs need not wait for it.
+        self.save()
+        self._look()
+        if not over:
+            self._compiling.dispatch()
+        if any(bench.call for bench in self._benches.values()):
+            return True
+        if self._compiling.busy and not over:
+            return True
+        if not self._searching:
+            return False
+        self._compiling.stop()
+        self._closed.update(state.problem for state in self.states if not state.searched)
+        self._searching = False
+        return self.advance()
+
+    def take(self, call: Call, outcome: Outcome) -> bool:
+        """Adds the result of a call; False: it was another sweep's.
+
+        Raises LaunchError when the GPU does not come back, and CompileError.
+        """
+        compiled = self._compiling.take(call, outcome)
+        for build, one in compiled or ():
+            self._compiled(build, one)
+        if compiled is not None:
+            return True
+        bench = self._benches.get(call.gpu)
+        if bench is None or bench.call is not call:
+            return False
+        task, bench.call, bench.task = bench.task, None, None
+        assert task is not None
+        self._take(bench, task, outcome)
+        return True
+
+    def _look(self) -> None:
         """For the races that changed: queues the kernels that a search wants, and reports those
         that are over."""
         wanted: dict[Build, None] = {}
@@ -230,27 +240,35 @@ class Sweep:
             before = self._seen.get(state.problem)
             if state is not before:
                 self._seen[state.problem] = state
-                wanted.update(dict.fromkeys(state.wanted if searching else ()))
+                wanted.update(dict.fromkeys(state.wanted if self._searching else ()))
                 if state.finished and not (before is not None and before.finished):
                     self._on_finished(state)
         new = [build for build in wanted if build not in self._asked_for]
         self._asked_for.update(new)
         self._compiling.add(new)
 
-    def _next_of_search(self) -> Task | None:
+    def _next_of_search(self, bench: _Bench) -> Task | None:
         """Of a budget every problem gets its share: those that used it up come last, those with
         the fewest measurements first. Without one they are taken in their order."""
-        tasks = (state.search_task(self._libraries) for state in self._in_order_of_search())
-        return next((task for task in tasks if task is not None), None)
+        for state in self._in_order_of_search():
+            if self._may_measure(bench, state.problem):
+                task = state.search_task(self._libraries)
+                if task is not None:
+                    return task
+        return None
+
+    def _may_measure(self, bench: _Bench, problem: Problem) -> bool:
+        return self._gpu_of.get(problem, bench.gpu.name) == bench.gpu.name
 
     def _in_order_of_search(self) -> list[RaceState]:
         states, time = self.states, _SEARCH_SHARE * self.settings.budget
         if math.isinf(time):
             return states
-        share = time / max(1, len(self.races))
+        share = time * len(self._benches) / max(1, len(self.races))
         waiting = [state.problem for state in states if state.waiting]
         # The last moment at which there is still a share for each of them.
-        if waiting and self._clock() >= self._began + time - share * len(waiting):
+        needed = share * len(waiting) / len(self._benches)
+        if waiting and self._clock() >= self._began + time - needed:
             self._early.update(waiting)
             states = self.states
 
@@ -260,70 +278,71 @@ class Sweep:
 
         return sorted(states, key=order)
 
-    def _next_of_finals(self, deadline: float) -> Task | None:
+    def _next_of_finals(self, bench: _Bench, deadline: float) -> Task | None:
         unfinished = [state.race for state in self.states if not state.finished]
-        for place, race in enumerate(unfinished):
+        mine = [race for race in unfinished if self._may_measure(bench, race.problem)]
+        # Those that no GPU has begun are for all of them.
+        free = sum(race.problem not in self._gpu_of for race in mine)
+        number = len(mine) - free + -(-free // len(self._benches))
+        for place, race in enumerate(mine):
             # A finalist that failed its check may have left something to search.
             task = self._state(race).search_task(self._libraries)
             if task is None and not self._state(race).searched:
                 self._closed.add(race.problem)
-            share = (deadline - self._clock()) / (len(unfinished) - place)
+            share = (deadline - self._clock()) / max(1, number - place)
             if task := task or self._state(race).final_task(self._libraries, share):
                 return task
         return None
 
-    # ---- requests ----
+    # ---- calls ----
 
-    def _start(self, task: Task | None) -> None:
-        self._task, self._task_began = task, self._clock()
-        if task is None:
-            return
-        problem = self._last_problem = task.problem
+    def _start(self, bench: _Bench, task: Task) -> None:
+        bench.task, bench.began = task, self._clock()
+        problem = bench.last_problem = task.problem
+        self._gpu_of[problem] = bench.gpu.name
         launches = (task.least + 5) * len(task.builds)
         seconds = self.settings.patience + launches * (
             problem.attn_flop() / _SLOWEST_FLOP_PER_SECOND
         )
         kernels = [(build, self._libraries[build]) for build in task.builds]
-        self._opened.update(library for _, library in kernels)
-        if len(self._opened) > MAX_LIBRARIES:
-            self._bench.stop()  # the request starts another process
-            self._opened = {library for _, library in kernels}
-        if problem not in self._prepared:
-            self._bench.request("prepare", problem, seconds=seconds)
-        elif task.stage in (PROVE, CHECK):
-            thorough = task.stage == CHECK
-            self._bench.request("prove", problem, *kernels[0], thorough, seconds=seconds)
-        else:
-            how = (task.least, task.ms, task.steady)
-            self._bench.request("time", problem, kernels, *how, seconds=seconds)
+        libraries = frozenset(library for _, library in kernels)
+        bench.opened.update(libraries)
+        fresh = len(bench.opened) > MAX_LIBRARIES
+        if fresh:
+            bench.opened = set(libraries)
+        method, arguments = self._request(task, kernels)
+        bench.call = Call(
+            method, arguments, seconds, gpu=bench.gpu.name, libraries=libraries, fresh=fresh
+        )
+        self._executor.submit(bench.call)
 
-    def _take(self, outcome: Outcome) -> None:
-        """Adds the result of the request."""
-        task, self._task = self._task, None
-        assert task is not None
-        self._seconds[task.problem] += self._clock() - self._task_began
+    def _request(self, task: Task, kernels: list[tuple[Build, str]]) -> tuple[str, tuple[Any, ...]]:
+        """The method of the bench, and its arguments."""
+        if task.problem not in self._prepared:
+            return "prepare", (task.problem,)
+        if task.stage in (PROVE, CHECK):
+            return "prove", (task.problem, *kernels[0], task.stage == CHECK)
+        return "time", (task.problem, kernels, task.least, task.ms, task.steady)
+
+    def _take(self, bench: _Bench, task: Task, outcome: Outcome) -> None:
+        self._seconds[task.problem] += self._clock() - bench.began
         if outcome.failure is not None:
-            self._take_failure(task, outcome.failure)
+            self._take_failure(bench, task, outcome.failure)
             return
-        self._startups_failed = 0
+        bench.failed_starts = 0
         about = task.stage, task.problem, task.builds
         if task.problem not in self._prepared:
             self._prepared.add(task.problem)
         elif task.stage in (PROVE, CHECK):
             self._note(Record(*about, proof=outcome.value))
         else:
-            origin = {**self.runner.origin, "time": now()}
+            origin = {**bench.gpu.origin, "time": now()}
             self._note(Record(*about, samples=tuple(outcome.value), origin=origin))
 
-    def _take_failure(self, task: Task, failure: Failure) -> None:
+    def _take_failure(self, bench: _Bench, task: Task, failure: Failure) -> None:
         problem = task.problem
-        if failure.kind == "startup":
-            self._startups_failed += 1
-            if self._startups_failed == _STARTUP_ATTEMPTS:
-                raise LaunchError(
-                    f"the measuring process did not start {_STARTUP_ATTEMPTS} times in a row; the "
-                    f"last time: {failure.reason}\nWhat was found so far is kept; run again"
-                )
+        if failure.kind == "startup" or failure.kind == "lost":
+            self._take_missing(bench, failure)
             return
         about: tuple[str, Problem, tuple[Build, ...]] = (task.stage, problem, task.builds)
         if problem not in self._prepared:
@@ -332,6 +351,23 @@ class Sweep:
         elif failure.raised == LibraryGoneError.__name__ and self._compile_again(task):
             return
         self._note(Record(*about, failure=(failure.kind, failure.reason)))
+
+    def _take_missing(self, bench: _Bench, failure: Failure) -> None:
+        """Lets other GPUs have the problems of one that does not answer, and gives it up when that
+        goes on; the last one ends the sweep."""
+        name = bench.gpu.name
+        self._gpu_of = {p: gpu for p, gpu in self._gpu_of.items() if gpu != name}
+        bench.opened.clear()
+        bench.failed_starts += 1
+        if bench.failed_starts < _STARTUP_ATTEMPTS:
+            return
+        if len(self._benches) == 1:
+            raise LaunchError(
+                f"the measuring process did not start {_STARTUP_ATTEMPTS} times in a row; the "
+                f"last time: {failure.reason}\nWhat was found so far is kept; run again"
+            )
+        del self._benches[name]
+        self.progress.say(f"{name}: given up, {failure.reason}; the others go on without it")
 
     def _compile_again(self, task: Task) -> bool:
         """Queues the libraries of a task, with all that is in them, to be compiled again; False:
@@ -353,27 +389,82 @@ class Sweep:
 
     # ---- reporting ----
 
-    def _work_done(self) -> tuple[float, float]:
+    @property
+    def work(self) -> tuple[float, float]:
+        """Of the races' work, in one unit, what is done and what there is in all."""
         done, total = zip(*(state.work for state in self.states), strict=True)
         return math.fsum(done), math.fsum(total)
 
-    def _show(self) -> None:
-        now = self._clock()
-        if now - self._shown < _REFRESH_SECONDS:
-            return
-        self._shown = now
-        done, total = self._work_done()
-        elapsed = now - self._began
-        pace = (done - self._done_before) / max(elapsed, 1e-3)
-        left = (total - done) / pace if pace > 0 else math.inf
-        left = min(left, self.settings.budget - elapsed)
-        self.progress.update(done / total if total else 1.0, left, self._doing())
+    @property
+    def doing(self) -> dict[str, str]:
+        """What each GPU is at, and the best so far there."""
+        return {name: self._doing(bench.last_problem) for name, bench in self._benches.items()}
 
-    def _doing(self) -> str:
-        if self._last_problem is None:
+    def _doing(self, problem: Problem | None) -> str:
+        if problem is None:
             return "compiling"
-        state = self._state(self.races[self._last_problem])
+        state = self._state(self.races[problem])
         if not state.ranked:
-            return f"{state.problem}: proving"
+            return f"{problem}: proving"
         best = state.ranked[0]
-        return f"{state.problem}: best so far {best.name}, {state.tflops(best):.0f} TFLOP/s"
+        return f"{problem}: best so far {best.name}, {state.tflops(best):.0f} TFLOP/s"
+
+
+def run_sweeps(sweeps: Sequence[Sweep], executor: Executor, progress: SweepProgress) -> None:
+    """Searches, then runs the finals, of all sweeps side by side; a sweep ends early at the end of
+    its budget. The executor is closed at the end, however that comes.
+
+    Raises LaunchError when the GPUs of a sweep do not come back, once the others are over, and
+    CompileError.
+    """
+    running, failed = list(sweeps), list[LaunchError]()
+    began = shown = time.monotonic()
+    done_before = sum(sweep.work[0] for sweep in sweeps)
+
+    @contextlib.contextmanager
+    def failing(sweep: Sweep) -> Iterator[None]:
+        """A sweep without a GPU ends; the others need not."""
+        try:
+            yield
+        except LaunchError as error:
+            failed.append(error)
+            running.remove(sweep)
+            sweep.stop()
+
+    def show() -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown < _REFRESH_SECONDS:
+            return
+        shown = now
+        done, total = map(math.fsum, zip(*(sweep.work for sweep in sweeps), strict=True))
+        pace = (done - done_before) / max(now - began, 1e-3)
+        left = (total - done) / pace if pace > 0 else math.inf
+        left = min(left, sweeps[0].settings.budget - (now - began))
+        doing = {name: what for sweep in running for name, what in sweep.doing.items()}
+        progress.update(done / total if total else 1.0, left, doing)
+
+    try:
+        while True:
+            for sweep in list(running):
+                with failing(sweep):
+                    if not sweep.advance():
+                        running.remove(sweep)
+            show()
+            if not running:
+                break
+            over = executor.next_result(_REFRESH_SECONDS)
+            while over is not None:
+                for sweep in list(running):
+                    with failing(sweep):
+                        if sweep.take(*over):
+                            break
+                over = executor.next_result(0.0)
+    finally:
+        try:
+            for sweep in sweeps:
+                sweep.save()
+        finally:
+            executor.close()
+    if failed:
+        raise failed[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import re
 import time
@@ -18,15 +20,16 @@ from flashsmith.printable import quoted
 from flashsmith.runtime import gpu_count, query_gpu
 from flashsmith.time_left import format_seconds
 from flashsmith.tuning.compiling import Compiling
+from flashsmith.tuning.executor import LOCAL_GPU, Executor, Gpu, LocalExecutor
 from flashsmith.tuning.journal import Journal
 from flashsmith.tuning.problems import default_problems, reference_problem
 from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, states_of
-from flashsmith.tuning.ranking import record_alone, record_beside, write_ranking
+from flashsmith.tuning.ranking import record_alone, record_beside, summary, write_ranking
 from flashsmith.tuning.runner import Compiler, Runner
 from flashsmith.tuning.space import check_space, search_space
-from flashsmith.tuning.sweep import Settings, Sweep, SweepProgress
+from flashsmith.tuning.sweep import Settings, Sweep, run_sweeps
+from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import Build, Trials
-from flashsmith.tuning.worker import wait_for_any
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)", re.ASCII)
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -44,6 +47,16 @@ class Tuned:
     def ok(self) -> bool:
         """Whether every problem has a winner."""
         return all(state.ranked for state in self.races)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """GPUs of one kind, and the races to run on them: `runner` says how, and what figures depend
+    on."""
+
+    runner: Runner
+    gpus: tuple[Gpu, ...]
+    races: Sequence[Race]
 
 
 def parse_budget(text: str) -> float:
@@ -136,60 +149,98 @@ def tune(
     Raises ArgumentError when `out` cannot be written, TableError when a table cannot, LaunchError
     when the GPU does not come back, CompileError when nothing can be compiled.
     """
-    path = table or require_user_table_path()
-    check_table(path)
-    shipped = WinnersTable.shipped() if table is None else None
-    journal = Journal(out / "journal.jsonl", journal_key(runner), fresh=fresh)
+    fleet = Fleet(runner, (Gpu(LOCAL_GPU, runner.origin),), races)
+    executor = LocalExecutor.of(runner)
+    return tune_fleets([fleet], executor, settings, out, progress, fresh=fresh, table=table)
 
-    def record(state: RaceState) -> list[TableError]:
-        failures = []
-        for write in (
-            lambda: record_alone(state, runner, out / "winners.json"),
-            lambda: record_beside(state, runner, path, shipped),
-        ):
-            try:
-                write()
-            except TableError as error:
-                failures.append(error)
-        return failures
 
-    def on_finished(state: RaceState) -> None:
-        # A failed write is tried once more at the end; the journal has everything.
-        for failure in record(state):
-            progress.say(str(failure))
-        progress.say(f"done {_outcome(state)}")
+def tune_fleets(
+    fleets: Sequence[Fleet],
+    executor: Executor,
+    settings: Settings,
+    out: Path,
+    progress: SweepProgress,
+    *,
+    fresh: bool = False,
+    table: Path | None = None,
+) -> Tuned:
+    """The same for the races of several kinds of GPU side by side, on an executor, which is closed
+    in the end. Journal, ranking and tables hold all kinds; only this process writes them.
 
+    Raises what `tune` raises.
+    """
+    began = time.monotonic()
     interrupted = False
     failures: list[TableError] = []
-    began = time.monotonic()
-    try:
-        sweep = Sweep(races, runner, journal, settings, progress, on_finished)
+    with contextlib.ExitStack() as stack:
+        stack.callback(executor.close)
+        path = table or require_user_table_path()
+        check_table(path)
+        shipped = WinnersTable.shipped() if table is None else None
+        keys = [journal_key(fleet.runner) for fleet in fleets]
+        journal = Journal(out / "journal.jsonl", *keys, fresh=fresh)
+        stack.callback(journal.close)
+
+        def record(state: RaceState, runner: Runner) -> list[TableError]:
+            failures = []
+            for write in (
+                lambda: record_alone(state, runner, out / "winners.json"),
+                lambda: record_beside(state, runner, path, shipped),
+            ):
+                try:
+                    write()
+                except TableError as error:
+                    failures.append(error)
+            return failures
+
+        def on_finished(state: RaceState, runner: Runner) -> None:
+            # A failed write is tried once more at the end; the journal has everything.
+            for failure in record(state, runner):
+                progress.say(str(failure))
+            which = f"{runner.device.name}, " if len(fleets) > 1 else ""
+            progress.say(f"done {which}{_outcome(state)}")
+            progress.emit("done", gpu=runner.device.name, **summary([state])[0])
+
+        sweeps = [
+            Sweep(
+                fleet.races,
+                fleet.runner,
+                journal.part(key),
+                settings,
+                progress,
+                executor,
+                fleet.gpus,
+                functools.partial(on_finished, runner=fleet.runner),
+            )
+            for fleet, key in zip(fleets, keys, strict=True)
+        ]
         _report_known(journal, progress)
         try:
-            sweep.run()
+            run_sweeps(sweeps, executor, progress)
         except KeyboardInterrupt:
             interrupted = True
         finally:
+            ended = [(sweep.states, sweep.runner) for sweep in sweeps]
             try:
-                write_ranking(out, sweep.states, runner)
+                write_ranking(out, ended)
             finally:
                 # Also those that were over: a kernel may have been found wrong later, on another
                 # problem.
-                for state in sweep.states:
-                    failures += record(state)
+                for states, runner in ended:
+                    for state in states:
+                        failures += record(state, runner)
                 forget_choices()
-    finally:
-        journal.close()
     if failures:
         raise TableError(
             f"{failures[0]}\nThe ranking is in {out}; correct this, and run again to enter it"
         )
-    states = sweep.states
-    _report_undecided(states, out, progress)
-    won = sum(bool(state.ranked) for state in states)
-    took = format_seconds(time.monotonic() - began)
-    progress.say(f"{won} of {len(states)} problems have a winner, in {took}")
-    return Tuned(states, interrupted)
+    races = [state for states, _ in ended for state in states]
+    _report_undecided(races, out, progress)
+    won = sum(bool(state.ranked) for state in races)
+    took = time.monotonic() - began
+    progress.say(f"{won} of {len(races)} problems have a winner, in {format_seconds(took)}")
+    progress.emit("end", problems=len(races), winners=won, seconds=took, interrupted=interrupted)
+    return Tuned(races, interrupted)
 
 
 def build_ahead(
@@ -206,25 +257,23 @@ def build_ahead(
     """
     known = Trials(device, settings.max_spill)
     builds = dict.fromkeys(b for state in states_of(races, known) for b in state.wanted)
-    compiling = Compiling(compiler, settings.jobs, settings.compile_patience)
+    executor = LocalExecutor()
+    compiling = Compiling(compiler, executor, settings.jobs, settings.compile_patience)
     began, done = time.monotonic(), 0
     try:
         compiling.add(builds)
         while compiling.busy:
             compiling.dispatch()
-            wait_for_any(compiling.workers, _REFRESH_SECONDS)
-            for build, compiled in compiling.collect():
+            over = executor.next_result(_REFRESH_SECONDS)
+            for build, compiled in (compiling.take(*over) if over else None) or ():
                 done += 1
                 known.add(compiled.record(build))
             pace = (time.monotonic() - began) / max(1, done)
             left = pace * (len(builds) - done) if done else math.inf
-            progress.update(
-                done / max(1, len(builds)),
-                left,
-                f"compiled {done} of {counted(len(builds), 'kernel')}",
-            )
+            what = f"compiled {done} of {counted(len(builds), 'kernel')}"
+            progress.update(done / max(1, len(builds)), left, {"compilers": what})
     finally:
-        compiling.stop()
+        executor.close()
     return states_of(races, known)
 
 

@@ -23,7 +23,7 @@ from operator import methodcaller
 from types import FrameType
 from typing import Any, Literal
 
-FailureKind = Literal["crash", "hang", "error", "startup"]
+FailureKind = Literal["crash", "hang", "error", "startup", "lost"]
 # Of a CUDA context and PyTorch on a cold disk.
 STARTUP_SECONDS = 300.0
 _GRACE_SECONDS = 5.0
@@ -43,7 +43,8 @@ serve({descriptor}, {parent}, {gentle})
 @dataclass(frozen=True)
 class Failure:
     """Why a call gave nothing: the process died ("crash"), was too slow ("hang"), raised ("error"),
-    or did not come up at all ("startup"). raised: the name of the exception's class, if any."""
+    did not come up at all ("startup"), or went away for a reason outside the call ("lost"). raised:
+    the name of the exception's class, if any."""
 
     kind: FailureKind
     reason: str

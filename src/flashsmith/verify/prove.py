@@ -10,13 +10,14 @@ from flashsmith.emulator import EmulationResult, Finding, Observer
 from flashsmith.emulator.checks import all_checks
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
-from flashsmith.operations import BACKWARD, DEFAULT, FORWARD, MERGE, Operation
+from flashsmith.operations import BACKWARD, DECODE, DEFAULT, FORWARD, MERGE, Operation
 from flashsmith.operations.operation import load_attribute
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import check_serves
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Window
 from flashsmith.verify.backward_reference import BackwardReference
+from flashsmith.verify.decode_reference import DecodeReference
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import ForwardReference, check_lens, semantics_of
 from flashsmith.verify.merge_reference import MergeReference
@@ -33,6 +34,7 @@ _NOT_SAID = (None, False, 0.0, NO_WINDOW)
 _REFERENCES: dict[str, OperationReference] = {
     FORWARD.name: ForwardReference(),
     BACKWARD.name: BackwardReference(),
+    DECODE.name: DecodeReference(),
     MERGE.name: MergeReference(),
 }
 
@@ -146,13 +148,14 @@ def prove(
         outputs = {name: array.to_host() for name, array in result.outputs.items()}
     else:
         where = _with_sms(device_spec(cfg.OLDEST_ARCH if arch is None else arch), sm_count)
+        deterministic = cfg.family.is_deterministic(cfg)
         result = reference.run(
             cfg,
             case,
             lambda array: array,
             emulate=True,
             arch=where,
-            observers=[*observers, *(all_checks() if checks else ())],
+            observers=[*observers, *(all_checks(deterministic) if checks else ())],
             schedule_seed=schedule_seed,
         )
         outputs = result.outputs
@@ -185,6 +188,7 @@ def describe_problem(
     lens_q: Lens | None = None,
     lens_k: Lens | None = None,
     row_max: bool = True,
+    page: int = 0,
     seed: int = 0,
 ) -> tuple[Problem, dict[str, Any]]:
     """The problem for a config that sizes and options name, and the options of its proof.
@@ -200,6 +204,7 @@ def describe_problem(
         lens_q, lens_k: lengths of packed sequences, in place of batch, seq and seq_k; lens_k None
             means as long as lens_q.
         row_max: whether the row maxima are asked for: kernels that rescale lazily then do not.
+        page: keys of a page of the cache, of an operation that has pages; 0 is a dense cache.
         seed: of what the operation draws beside inputs.
 
     Raises ArgumentError for sizes that make no problem.
@@ -220,6 +225,7 @@ def describe_problem(
         cfg.dtype,
         semantics_of(Attention(1.0, causal, window, softcap, lens_q, lens_k)),
         cfg.family.operation,
+        page,
     )
     options: dict[str, Any] = {
         "causal": causal,

@@ -1,0 +1,533 @@
+"""DecodeReference: the inputs of a proof of the operation decode, and what judges its outputs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, KernelConfig, Problem
+from flashsmith.operations.decode import check_split
+from flashsmith.printable import quoted
+from flashsmith.runtime import OperationResult, run_operation
+from flashsmith.runtime.forward_options import check_scale
+from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
+from flashsmith.verify.attention_semantics import (
+    NO_WINDOW,
+    Attention,
+    Lens,
+    Window,
+    offsets,
+    row_slices,
+)
+from flashsmith.verify.forward_reference import check_lens, repeated_over_heads
+from flashsmith.verify.operation_reference import Case, OperationReference, ToDevice
+from flashsmith.verify.problem_options import problem_options
+from flashsmith.verify.proof_inputs import InputSpec, make_inputs
+from flashsmith.verify.reference import References, compute_references
+from flashsmith.verify.tolerance import Comparison, Element, Expected, compare
+
+ROTARY = ("", "halves", "interleaved")
+LAYOUTS = ("dense", "interleaved", "heads first")
+# Kernels split keys at multiples of a power of two.
+_SMALLEST_STEP, _LARGEST_STEP = 16, 4096
+# Pages that no sequence has, and what stands in entries that no sequence uses.
+_SPARE_PAGES = 3
+_UNUSED = (-1, -1, 2**31 - 1, -(2**31))
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What a kernel is to write: o and LSE with the sequences' rows one after another, and the
+    caches after appending."""
+
+    references: References
+    lens_q: Lens
+    k_cache: np.ndarray
+    v_cache: np.ndarray
+
+
+class DecodeReference(OperationReference):
+    """Attention over a cache. Options, beside those of the operation:
+
+    - ``lens_q``: queries of each packed sequence. ``lens_k``: keys of each sequence, those included
+      that are appended; the longest is the problem's seq_k.
+    - ``append``: whether k and v are appended first; ``rotary``: '' or the style in which they and
+      q are rotated, 'halves' or 'interleaved'; ``rotary_half``: how many pairs (None: d / 2).
+    - ``sinks``: whether there are any. ``capacity``: keys, or pages, more than fit the longest.
+    - ``layout``: 'dense', 'interleaved' (k and v in one tensor) or 'heads first', how the caches
+      lie on the host.
+
+    Slots behind the lengths, pages that no sequence has and the rest of last pages hold NaN.
+    Sequences share pages of equal beginnings, and pages lie in random order.
+    """
+
+    kinds = (
+        "random", "large_scores", "constant", "one_hot", "far_scores", "nonfinite", "lost_keys",
+        "huge",
+    )  # fmt: skip
+
+    def options(  # type: ignore[override]
+        self,
+        problem: Problem,
+        *,
+        seed: int = 0,
+        causal: bool | None = None,
+        window: Window | None = None,
+        left: int | None = None,
+        right: int | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        sinks: bool = False,
+        lens_q: Lens | None = None,
+        lens_k: Lens | None = None,
+        append: bool = False,
+        rotary: str = "",
+        rotary_half: int | None = None,
+        rotary_dtype: str | None = None,
+        capacity: int = 0,
+        layout: str = LAYOUTS[0],
+        split: str | None = None,
+    ) -> dict[str, Any]:
+        """A window as ``window`` or as ``left`` and ``right``; ``causal`` is what the problem's
+        semantics are. Lengths that are not given are drawn: some are 0 and 1, and next to the
+        boundaries of pages and of parts.
+
+        Raises ArgumentError for what makes no call.
+        """
+        if causal is not None and causal != (problem.semantics.mask == "causal"):
+            raise ArgumentError(
+                f"causal={causal}: the mask of '{problem}' is {problem.semantics.mask!r}; leave it "
+                "out"
+            )
+        for name, value, allowed in (("rotary", rotary, ROTARY), ("layout", layout, LAYOUTS)):
+            if value not in allowed:
+                raise ArgumentError(
+                    f"{name}={quoted(value)}: allowed are {', '.join(map(repr, allowed))}"
+                )
+        if rotary and not append:
+            raise ArgumentError(f"rotary={quoted(rotary)}: is of what is appended; add append=True")
+        if (left, right) != NO_WINDOW:
+            window = (left, right)
+        found = problem_options(problem, window=window, softcap=softcap, sinks=sinks, seed=seed)
+        left, right = found["window"]
+        if problem.semantics.packed:
+            lens_q = lens_q or found["lens_q"]
+        queries = lens_q or (problem.seq_q,) * problem.batch
+        if lens_k is None:
+            lens_k = _lengths(problem, random.Random(seed))
+            lens_k = tuple(
+                max(n, keys) if append else keys for n, keys in zip(queries, lens_k, strict=True)
+            )
+        if problem.batch:
+            check_lens(queries, lens_k)
+        if append and any(keys < n for n, keys in zip(queries, lens_k, strict=True)):
+            raise ArgumentError(
+                f"lens_k={lens_k}: shorter than what is appended, {queries}; give as many keys at "
+                "least"
+            )
+        said = {
+            "scale": scale,
+            "softcap": found["softcap"],
+            "left": left,
+            "right": right,
+            "sinks": sinks,
+            "lens_q": lens_q,
+            "lens_k": lens_k,
+            "append": append,
+            "rotary": rotary,
+            "rotary_half": rotary_half,
+            "rotary_dtype": rotary_dtype,
+            "capacity": capacity,
+            "layout": layout if layout != LAYOUTS[0] else None,
+            "split": None if split is None else check_split(split),
+        }
+        # A window's limit of 0 says something; no other 0 does.
+        return {
+            name: value
+            for name, value in said.items()
+            if value or (name in ("left", "right") and value is not None)
+        }
+
+    def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
+        known = super().call_options(problem, options)
+        return known | {"rotary_interleaved": options.get("rotary") == "interleaved"}
+
+    def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
+        lens_q, lens_k = queries_of(problem, options), options.get("lens_k", ())
+        said = [f"lens {'+'.join(map(str, lens_q))}:{'+'.join(map(str, lens_k))}"]
+        said += [f"scale {options['scale']:g}"] if "scale" in options else []
+        if "left" in options or "right" in options:
+            said += [f"window ({options.get('left')}, {options.get('right')})"]
+        said += [f"softcap {options['softcap']:g}"] if options.get("softcap") else []
+        said += [name for name in ("sinks", "append") if options.get(name)]
+        if options.get("rotary"):
+            said += [f"rotary {options['rotary']} {options.get('rotary_dtype', '')}".strip()]
+        said += [f"capacity +{options['capacity']}"] if options.get("capacity") else []
+        said += [str(options[name]) for name in ("layout", "split") if options.get(name)]
+        return ", ".join(said)
+
+    def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
+        """The inputs of a kind with the problem's typical options."""
+        return draw_decode_inputs(problem, kind, seed, self.options(problem, seed=seed))
+
+    def expected(
+        self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
+    ) -> Expected:
+        """o, LSE and the caches, as the operation's tensors have them."""
+        found = expected_of(problem, inputs, options)
+        o, lse = found.references.o, found.references.lse
+        same = found.references.same_precision
+        if not problem.semantics.packed:
+            shape = (problem.batch, problem.seq_q, problem.heads_q, problem.d)
+            o, same = o.reshape(shape), same.reshape(shape)
+            lse = np.moveaxis(lse.reshape(problem.heads_q, *shape[:2]), 0, 1)
+        exact = {"o": o, "lse": lse}
+        rounded = {"o": same, "lse": lse}
+        if options.get("append"):
+            for name in ("k_cache", "v_cache"):
+                rounded[name] = getattr(found, name)
+                exact[name] = rounded[name].astype(np.float64)
+        return Expected(exact, rounded)
+
+    def case(
+        self,
+        cfg: KernelConfig,
+        problem: Problem,
+        *,
+        kind: str,
+        seed: int,
+        options: Mapping[str, Any],
+        on_gpu: bool = False,
+    ) -> Case:
+        """One proof of ``cfg``'s kernel: the problem with its heads, grouped as they are, repeated
+        until its outputs are enough, and the semantics that the kernel is compiled for."""
+        options = self.options(problem, seed=seed, **options)
+        problem = repeated_over_heads(problem, queries_of(problem, options))
+        frozen = tuple(sorted(options.items()))
+        inputs, expected = _drawn_case(problem, kind, seed, frozen, on_gpu)
+        problem = replace(problem, semantics=problem.required_semantics(cfg))
+        return Case(problem, inputs, options, expected)
+
+    def run(
+        self, cfg: KernelConfig, case: Case, to_device: ToDevice, **how: Any
+    ) -> OperationResult:
+        """Runs the kernel on caches of its own, since it may append to them."""
+        inputs = dict(case.inputs)
+        layout = case.options.get("layout", LAYOUTS[0])
+        inputs["k_cache"], inputs["v_cache"] = laid_out(
+            inputs["k_cache"], inputs["v_cache"], layout
+        )
+        return run_operation(
+            cfg,
+            case.problem,
+            {name: to_device(array) for name, array in inputs.items()},
+            options=self.call_options(case.problem, case.options),
+            wanted=["lse"],
+            poisoned=True,
+            **how,
+        )
+
+    def compare(
+        self, kernel: KernelConfig | DType, case: Case, outputs: Mapping[str, np.ndarray]
+    ) -> Comparison:
+        """The forward pass's rule for o and the LSE; caches must have the bits of the expected
+        ones."""
+        dtype = kernel if isinstance(kernel, DType) else kernel.dtype
+        expected: _Expected = case.expected
+        references = expected.references
+        o = outputs["o"].reshape(references.o.shape)
+        lse = outputs.get("lse")
+        if lse is not None and lse.ndim == 3:
+            lse = np.moveaxis(lse, 1, 0).reshape(references.lse.shape)
+        found = compare(dtype, o, lse, references, lens_q=expected.lens_q)
+        reasons, first = list(found.reasons), None
+        if reasons:
+            first = _first_wrong(o, references.o, found.bound)
+        for name in ("k_cache", "v_cache"):
+            if not case.options.get("append") or name not in outputs:
+                continue
+            got, wanted = outputs[name], getattr(expected, name)
+            wrong = _differing_bits(got, wanted)
+            if wrong.any():
+                reasons.append(f"{name}: {int(wrong.sum())} elements differ")
+                at = _first(wrong)
+                first = first or Element(name, at, float(got[at]), float(wanted[at]))
+        return replace(found, reasons=tuple(reasons), first_mismatch=first)
+
+
+def _differing_bits(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Elements of other bits; one NaN is as good as another."""
+    bits = (np.ascontiguousarray(array).view(np.uint16) for array in (got, wanted))
+    both_nan = np.isnan(got.astype(np.float32)) & np.isnan(wanted.astype(np.float32))
+    return (next(bits) != next(bits)) & ~both_nan
+
+
+def _first(wrong: np.ndarray) -> tuple[int, ...]:
+    return tuple(map(int, np.unravel_index(int(np.argmax(wrong)), wrong.shape)))
+
+
+def _first_wrong(o: np.ndarray, exact: np.ndarray, bound: float) -> Element:
+    """The first row of o (of all sequences' rows) that breaks the rule, or that is furthest off."""
+    with np.errstate(invalid="ignore"):
+        error = np.abs(o.astype(np.float64) - exact)
+    wrong = (error > bound) | (np.isfinite(error) != np.isfinite(exact))
+    at = _first(wrong if wrong.any() else np.nan_to_num(error))
+    return Element("o", at, float(o[at]), float(exact[at]))
+
+
+# --- inputs --------------------------------------------------------------------------------------
+
+
+def queries_of(problem: Problem, options: Mapping[str, Any]) -> Lens:
+    """How many queries each sequence has."""
+    found: Lens = options.get("lens_q") or (problem.seq_q,) * problem.batch
+    return found
+
+
+def _lengths(problem: Problem, draw: random.Random) -> Lens:
+    """Keys of each sequence: the longest somewhere, and others where kernels go wrong."""
+    longest, steps = problem.seq_k, []
+    step = _SMALLEST_STEP
+    while step <= min(longest, _LARGEST_STEP):
+        steps.append(step)
+        step *= 2
+    found = [longest] * (problem.batch > 0)
+    while len(found) < problem.batch:
+        near = draw.choice([0, 0, 1, problem.page, *steps, longest])
+        if near in steps:
+            near *= draw.randint(1, longest // near)
+        beside = near + draw.choice((-1, 0, 1)) if near > 1 else near
+        found.append(min(longest, draw.choice((beside, draw.randint(0, longest)))))
+    draw.shuffle(found)
+    return tuple(found)
+
+
+def draw_decode_inputs(
+    problem: Problem, kind: str, seed: int, options: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The tensors that a kernel reads, by the operation's names; caches are dense arrays."""
+    draw, rng = random.Random(seed), np.random.default_rng([seed, 1])
+    lens_q, lens_k = queries_of(problem, options), options["lens_k"]
+    append = bool(options.get("append"))
+    cache_lens = tuple(k - n * append for n, k in zip(lens_q, lens_k, strict=True))
+    spec = InputSpec(
+        kind,
+        problem.dtype,
+        problem.batch,
+        problem.seq_q,
+        problem.seq_k,
+        problem.heads_q,
+        problem.d,
+        check_scale(options.get("scale"), problem.d),
+        seed,
+        heads_k=problem.heads_k,
+        lens_q=lens_q,
+        lens_k=lens_k,
+        sinks=bool(options.get("sinks")),
+    )
+    drawn = make_inputs(spec)
+    keys, values = (
+        [np.ascontiguousarray(x[rows]) for rows in row_slices(lens_k)] for x in (drawn.k, drawn.v)
+    )
+    slots, most_pages = problem.page or problem.seq_k + options.get("capacity", 0), 0
+    blocks = problem.batch
+    tensors: dict[str, np.ndarray] = {}
+    if problem.page:
+        most_pages = -(-problem.seq_k // slots) + options.get("capacity", 0)
+        table, blocks = _draw_table(draw, cache_lens, lens_k, slots, most_pages, (keys, values))
+        tensors["page_table"] = table
+    shape = (blocks, slots, problem.heads_k, problem.d)
+    q = np.ascontiguousarray(drawn.q)
+    if not problem.semantics.packed:
+        q = q.reshape(problem.batch, problem.seq_q, *q.shape[1:])
+    tensors |= {"q": q, "cache_lens": np.array(cache_lens, np.int32)}
+    for name, content in (("k", keys), ("v", values)):
+        cache = np.full(shape, np.nan, q.dtype)
+        for sequence, length in enumerate(cache_lens):
+            write_keys(cache, tensors.get("page_table"), sequence, 0, content[sequence][:length])
+        tensors[f"{name}_cache"] = cache
+        if append:
+            new = [rows[length:] for rows, length in zip(content, cache_lens, strict=True)]
+            rows = np.concatenate(new) if new else np.zeros((0, *shape[2:]), q.dtype)
+            tensors[name] = rows.reshape(*q.shape[:-2], *shape[2:])
+    if options.get("rotary"):
+        half = options.get("rotary_half") or problem.d // 2
+        angles = rng.uniform(-np.pi, np.pi, (max(lens_k, default=0) + 1, half))
+        dtype = NUMPY_DTYPES[options.get("rotary_dtype") or problem.dtype.numpy_name]
+        tensors |= {"cos": np.cos(angles).astype(dtype), "sin": np.sin(angles).astype(dtype)}
+    if drawn.sinks is not None:
+        tensors["sinks"] = drawn.sinks
+    if problem.semantics.packed:
+        tensors["cu_seqlens_q"] = offsets(lens_q)
+    return tensors
+
+
+def _draw_table(
+    draw: random.Random,
+    cache_lens: Lens,
+    lens_k: Lens,
+    page: int,
+    most_pages: int,
+    contents: tuple[list[np.ndarray], list[np.ndarray]],
+) -> tuple[np.ndarray, int]:
+    """A page table for sequences of these lengths, and how many pages there are.
+
+    Sequences share whole pages of their beginnings, which get equal contents.
+    """
+    batch = len(lens_k)
+    used = [-(-keys // page) for keys in lens_k]
+    shared = [0] * batch
+    for i in range(1, batch):
+        most = min(cache_lens[i - 1], cache_lens[i]) // page
+        shared[i] = draw.choice((0, draw.randint(0, most), most))
+        for content in contents:
+            content[i][: shared[i] * page] = content[i - 1][: shared[i] * page]
+    blocks = sum(used) - sum(shared) + _SPARE_PAGES
+    free = draw.sample(range(blocks), blocks)
+    table = np.array(
+        [[draw.choice(_UNUSED) for _ in range(most_pages)] for _ in range(batch)], np.int32
+    ).reshape(batch, most_pages)
+    for i in range(batch):
+        table[i, : shared[i]] = table[i - 1, : shared[i]]
+        for entry in range(shared[i], used[i]):
+            table[i, entry] = free.pop()
+    return table, blocks
+
+
+def write_keys(
+    cache: np.ndarray, table: np.ndarray | None, sequence: int, first: int, rows: np.ndarray
+) -> None:
+    """Writes keys, or values, of one sequence into its cache, from number ``first`` on."""
+    if table is None:
+        cache[sequence, first : first + len(rows)] = rows
+        return
+    at = np.arange(first, first + len(rows))
+    cache[table[sequence, at // cache.shape[1]], at % cache.shape[1]] = rows
+
+
+def read_keys(
+    cache: np.ndarray, table: np.ndarray | None, sequence: int, length: int
+) -> np.ndarray:
+    """The first ``length`` keys, or values, of a sequence."""
+    if table is None:
+        return cache[sequence, :length]
+    at = np.arange(length)
+    return cache[table[sequence, at // cache.shape[1]], at % cache.shape[1]]
+
+
+def laid_out(
+    k_cache: np.ndarray, v_cache: np.ndarray, layout: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Copies of dense caches that lie in memory as ``layout`` names it, amid NaN."""
+    blocks, slots, heads, d = k_cache.shape
+    if layout == "interleaved":
+        both = np.stack((k_cache, v_cache), axis=1)
+        return both[:, 0], both[:, 1]
+    if layout == "heads first":
+        copies = []
+        for cache in (k_cache, v_cache):
+            whole = np.full((blocks, heads + 1, slots + 1, d + 8), np.nan, cache.dtype)
+            inside = whole[:, :heads, :slots, :d]
+            inside[:] = cache.transpose(0, 2, 1, 3)
+            copies.append(inside.transpose(0, 2, 1, 3))
+        return copies[0], copies[1]
+    return k_cache.copy(), v_cache.copy()
+
+
+# --- what is right -------------------------------------------------------------------------------
+
+
+def rotated(
+    x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, interleaved: bool
+) -> np.ndarray:
+    """x (rows, heads, d) with its first pairs turned by the angles of each row's position: fp32
+    products and sums, rounded once."""
+    half = cos.shape[1]
+    x1, x2 = slice(0, half), slice(half, 2 * half)
+    if interleaved:
+        x1, x2 = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    c, s = (table[positions].astype(np.float32)[:, None] for table in (cos, sin))
+    wide, turned = x.astype(np.float32), x.copy()
+    with np.errstate(invalid="ignore", over="ignore"):
+        turned[..., x1] = (wide[..., x1] * c - wide[..., x2] * s).astype(x.dtype)
+        turned[..., x2] = (wide[..., x1] * s + wide[..., x2] * c).astype(x.dtype)
+    return turned
+
+
+def expected_of(
+    problem: Problem,
+    inputs: Mapping[str, np.ndarray],
+    options: Mapping[str, Any],
+    on_gpu: bool = False,
+) -> _Expected:
+    """What is right for inputs whose lengths and page tables are right."""
+    lens_q, table = queries_of(problem, options), inputs.get("page_table")
+    caches = {name: inputs[name].copy() for name in ("k_cache", "v_cache")}
+    q = inputs["q"].reshape(-1, problem.heads_q, problem.d).copy()
+    new = {
+        name: inputs[name].reshape(-1, problem.heads_k, problem.d)
+        for name in "kv"
+        if name in inputs
+    }
+    masked = problem.semantics.mask != "none"
+    keys: dict[str, list[np.ndarray]] = {"k": [], "v": []}
+    for i, its in enumerate(row_slices(lens_q)):
+        length = int(inputs["cache_lens"][i])
+        steps = np.arange(lens_q[i])
+        if "cos" in inputs:
+            turn = inputs["cos"], inputs["sin"]
+            interleaved = options["rotary"] == "interleaved"
+            q[its] = rotated(q[its], *turn, length + steps * masked, interleaved)
+        for name, found in keys.items():
+            cache, after = caches[f"{name}_cache"], length
+            if name in new:
+                appended = new[name][its]
+                if name == "k" and "cos" in inputs:
+                    appended = rotated(appended, *turn, length + steps, interleaved)
+                write_keys(cache, table, i, length, appended)
+                after += lens_q[i]
+            found.append(read_keys(cache, table, i, after))
+    k, v = (
+        np.concatenate(found) if found else np.zeros((0, problem.heads_k, problem.d), q.dtype)
+        for found in keys.values()
+    )
+    attention = attention_of(problem, options)
+    references = compute_references(
+        *(q, k, v, attention.scale),
+        causal=attention.causal,
+        window=attention.window,
+        softcap=attention.softcap,
+        sinks=inputs.get("sinks"),
+        lens_q=tuple(lens_q),
+        lens_k=tuple(map(len, keys["k"])),
+        on_gpu=on_gpu,
+    )
+    return _Expected(references, tuple(lens_q), caches["k_cache"], caches["v_cache"])
+
+
+def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
+    """What is computed over the caches, in the terms of forward()'s keywords."""
+    return Attention(
+        check_scale(options.get("scale"), problem.d),
+        problem.semantics.mask == "causal",
+        (options.get("left"), options.get("right")),
+        options.get("softcap", 0.0),
+    )
+
+
+@lru_cache(maxsize=4)
+def _drawn_case(
+    problem: Problem, kind: str, seed: int, options: tuple[tuple[str, Any], ...], on_gpu: bool
+) -> tuple[dict[str, np.ndarray], _Expected]:
+    """Kept, because a set of configs shares them."""
+    said = dict(options)
+    inputs = draw_decode_inputs(problem, kind, seed, said)
+    for array in inputs.values():
+        array.flags.writeable = False
+    return inputs, expected_of(problem, inputs, said, on_gpu)
