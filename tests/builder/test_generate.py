@@ -126,7 +126,7 @@ def test_plain_kernels_leave_the_semantics_out(sources):
 def test_the_library_contains_its_semantics(tmp_path):
     sources = generate_kernel_instantiations(CONFIGS[:1], tmp_path, semantics=SEMANTICS)
     checks = (
-        "(library.semantics == Numbers{1, 0, 1, 1})",
+        "(library.semantics == Numbers{1, 0, 1, 1, 0})",
         f"(library.configs[0].plan(none, {{}}, {{}}), said == {SEMANTICS.to_cpp_struct()})",
     )
     assert run_with_stubs(tmp_path, CONFIGS[:1], sources, checks) == 0
