@@ -25,9 +25,15 @@ def _check(code: int, what: str) -> None:
 
 
 def execute(
-    ptx: str, entry: str, threads: int, inputs: Sequence[bytes], output_sizes: Sequence[int]
+    ptx: str,
+    entry: str,
+    threads: int,
+    inputs: Sequence[bytes],
+    output_sizes: Sequence[int],
+    ctas: int = 1,
 ) -> list[bytes]:
-    """One CTA of ``threads`` threads; the entry takes the input and output pointers in order."""
+    """``ctas`` CTAs of ``threads`` threads; the entry takes the input and output pointers in
+    order."""
     driver = _driver()
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _check(driver.cuModuleLoadData(ctypes.byref(module), ptx.encode() + b"\0"), "loading the PTX")
@@ -43,7 +49,8 @@ def execute(
         *(ctypes.cast(ctypes.byref(pointer), ctypes.c_void_p) for pointer in pointers)
     )
     _check(
-        driver.cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, None, arguments, None), "launch"
+        driver.cuLaunchKernel(function, ctas, 1, 1, threads, 1, 1, 0, None, arguments, None),
+        "launch",
     )
     _check(driver.cuCtxSynchronize(), "the kernel")
     results = []

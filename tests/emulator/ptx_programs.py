@@ -105,6 +105,7 @@ def run(
     seed: int | None = None,
     maps: Sequence[MapSpec] = (),
     cluster: int = 1,
+    sm_count: int | None = None,
 ) -> EmulationResult:
     """Launch ``main`` on (array, writable) tensors."""
     memory = GlobalMemory()
@@ -126,6 +127,7 @@ def run(
         seed=seed,
         tensor_maps=maps,
         cluster=(cluster, 1, 1),
+        sm_count=sm_count,
     )
 
 

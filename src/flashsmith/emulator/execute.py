@@ -43,6 +43,7 @@ def emulate(
     fuse: bool = True,
     loop_limit: int = LOOP_LIMIT,
     seed: int | None = None,
+    sm_count: int | None = None,
 ) -> EmulationResult:
     """Run one kernel launch on the CPU.
 
@@ -54,6 +55,8 @@ def emulate(
     - ``observers``: receive every event; an empty tuple costs nothing.
     - ``seed``: None for the fixed schedule, in which what is asynchronous happens as late as it
     may; a number for a random one that this number decides, hesitant (RandomSchedule) where odd.
+    - ``sm_count``: of the GPU that has room for so many CTAs at a time, times the CTAs per SM that
+    the kernel's launch bounds promise; None: for all. It matters where CTAs wait for each other.
 
     Raises EmulatorError for PTX that is not supported, for a deadlock or an endless loop, for a
     trap, and for an access outside memory unless an observer handles it; ArgumentError for a launch
@@ -68,7 +71,7 @@ def emulate(
     thread_counts = [0] * len(translated.block_mnemonics)
     for observer in observers:
         observer.begin(launch)
-    step = _ctas_per_wave(launch)
+    step = _ctas_per_wave(launch, translated, sm_count)
     loops_left = loop_limit
     clock = 0
     random = None if seed is None else RandomSchedule(seed)
@@ -77,6 +80,7 @@ def emulate(
         for observer in observers:
             observer.wave(first, ctas)
         wave = _make_wave(translated, launch, first, ctas, memory, observers)
+        wave.ctas_to_come = launch.cta_count - first - ctas
         wave.bulk.maps = maps
         wave.line_sites = translated.line_sites
         wave.counts, wave.thread_counts = counts, thread_counts
@@ -140,13 +144,17 @@ def _check_launch(
     return Launch(name, grid, block, cluster, translated.static_shared_bytes, shared, memory)
 
 
-def _ctas_per_wave(launch: Launch) -> int:
-    """CTAs that run together: whole clusters, in flat order."""
+def _ctas_per_wave(launch: Launch, translated: Translated, sm_count: int | None) -> int:
+    """CTAs that run together: whole clusters, in flat order; where they wait for each other, as
+    many as are resident at least."""
     cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
     if cluster > 1 and (launch.cluster[1:] != (1, 1)):
         # Clusters that span rows are not contiguous in flat order.
         return launch.cta_count
     wanted = max(1, WAVE_THREADS // launch.threads_per_cta)
+    if translated.spins:
+        (per_sm,) = translated.entry.directives.get("minnctapersm", (1,))
+        wanted = launch.cta_count if sm_count is None else min(launch.cta_count, sm_count * per_sm)
     return max(cluster, wanted // cluster * cluster)
 
 

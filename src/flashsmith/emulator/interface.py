@@ -68,6 +68,9 @@ class MemoryAccess:
       rows a phase (for x1 and x2 only the lanes whose addresses count are listed); ``tile`` for
       the rows of a bulk copy's box, all ordered by one thread.
     - ``ctas``: None for the shared memory of the threads' own CTAs, else whose it is (flat).
+    - ``order``: of global memory: ``relaxed`` (a volatile access too), ``acquire``, ``release``,
+      ``acq_rel``, or empty for a weak access; ``scope``: ``cta``, ``cluster``, ``gpu`` or ``sys``.
+      Atomics come in the order in which they happen.
 
     Sent before the access happens. A bad address without an observer that handles it is an error.
     """
@@ -82,6 +85,8 @@ class MemoryAccess:
     clock: int
     ctas: np.ndarray | None = None
     engine: Engine | None = None
+    order: str = ""
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +243,16 @@ class ProxyFence:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryFence:
+    """fence.acq_rel, fence.sc or membar of a ``scope`` (cta, cluster, gpu, sys)."""
+
+    site: Site
+    threads: np.ndarray
+    scope: str
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
 class Misuse:
     """A rule of an instruction is broken; ``kind`` is the finding's."""
 
@@ -390,6 +405,9 @@ class Observer:
 
     def proxy_fence(self, event: ProxyFence) -> None:
         """fence.proxy.async, fence.mbarrier_init."""
+
+    def memory_fence(self, event: MemoryFence) -> None:
+        """fence.acq_rel, fence.sc, membar."""
 
     def misuse(self, event: Misuse) -> None:
         """An instruction is used against its rules."""

@@ -64,14 +64,16 @@ def run_in_emulator(
     writable: dict[str, np.ndarray],
     observers: Sequence[Observer] = (),
     schedule_seed: int | None = None,
+    sm_count: int | None = None,
 ) -> EmulationResult:
     """Executes ``plan`` on the host; its kernels may access the named arrays and the plan's
     workspaces only. Launches run in order on the same memory.
 
     ``ptx`` is the text of a module with all kernels, or of one for each, by its entry. Workspaces
     with undefined contents are filled with NaN. Observers see one launch after the other.
-    ``schedule_seed`` is None for the fixed schedule, else the number that decides a random one. The
-    result counts the instructions of all launches.
+    ``schedule_seed`` is None for the fixed schedule, else the number that decides a random one;
+    ``sm_count`` is the GPU's, None for one with room for all CTAs at a time. The result counts the
+    instructions of all launches.
 
     Raises EmulatorError when a kernel cannot continue, or leaves a workspace that is to be zero
     with other contents.
@@ -99,6 +101,7 @@ def run_in_emulator(
             tensor_maps=[_placed(spec, addresses) for spec in launch.tensor_maps],
             observers=observers,
             seed=schedule_seed,
+            sm_count=sm_count,
         )
         total.add(result)
     total.findings = [finding for observer in observers for finding in observer.findings]

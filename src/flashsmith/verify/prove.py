@@ -148,13 +148,14 @@ def prove(
         outputs = {name: array.to_host() for name, array in result.outputs.items()}
     else:
         where = _with_sms(device_spec(cfg.OLDEST_ARCH if arch is None else arch), sm_count)
+        deterministic = cfg.family.is_deterministic(cfg)
         result = reference.run(
             cfg,
             case,
             lambda array: array,
             emulate=True,
             arch=where,
-            observers=[*observers, *(all_checks() if checks else ())],
+            observers=[*observers, *(all_checks(deterministic) if checks else ())],
             schedule_seed=schedule_seed,
         )
         outputs = result.outputs

@@ -78,6 +78,10 @@ FS_DEVICE void store_global_8B(void* gmem, uint2 x) {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(gmem), "r"(x.x), "r"(x.y) : "memory");
 }
 
+FS_DEVICE void store_global_8B(void* gmem, float2 x) {
+    asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(gmem), "f"(x.x), "f"(x.y) : "memory");
+}
+
 // Adds to global memory, in whatever order CTAs come.
 FS_DEVICE void add_global(float* gmem, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(gmem), "f"(x) : "memory");
@@ -116,6 +120,10 @@ FS_DEVICE void store_shared_16B(uint32_t smem, uint4 x) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(x.x), "r"(x.y),
                  "r"(x.z), "r"(x.w)
                  : "memory");
+}
+
+FS_DEVICE void store_shared_8B(uint32_t smem, uint2 x) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(smem), "r"(x.x), "r"(x.y) : "memory");
 }
 
 FS_DEVICE void store_shared_4B(uint32_t smem, uint32_t x) {

@@ -24,6 +24,9 @@ __all__ = [
 ]
 
 
-def all_checks() -> list[Observer]:
-    """Fresh observers of every check: what a correct kernel passes without a finding."""
-    return [Bounds(), Uninitialised(), InFlight(), Races(), Rules()]
+def all_checks(deterministic: bool = False) -> list[Observer]:
+    """Fresh observers of every check: what a correct kernel passes without a finding.
+
+    ``deterministic``: the kernel must order its floating-point sums.
+    """
+    return [Bounds(), Uninitialised(), InFlight(), Races(orders_sums=deterministic), Rules()]

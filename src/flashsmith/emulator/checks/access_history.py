@@ -40,7 +40,7 @@ class Conflict:
 class Party:
     """The threads of one event, when and where; ``lanes`` are the mask of lanes each reads for.
 
-    Atomic parties do not conflict with each other.
+    Atomic parties, strong loads and stores included, do not conflict with each other.
     """
 
     threads: np.ndarray
@@ -106,9 +106,13 @@ class AccessHistory:
         self._record_read(touched, party, order)
 
     def _reads_begun(self) -> Shadow:
-        fields = {"clock": (_INTEGER, 0), "lanes": (np.dtype(np.uint32), 0), "site": (_INTEGER, 0)}
+        fields: dict[str, tuple[np.dtype, object]] = {
+            "clock": (_INTEGER, 0),
+            "lanes": (np.dtype(np.uint32), 0),
+            "site": (_INTEGER, 0),
+        }
         if self._by_cta:
-            fields["cta"] = (_INTEGER, NO_ACTOR)
+            fields |= {"cta": (_INTEGER, NO_ACTOR), "atomic": (np.dtype(bool), False)}
         reads = Shadow(self._banks, self._size, fields, width=self._warps)
         if self._writes.granule == 1:
             reads.refine()
@@ -125,7 +129,7 @@ class AccessHistory:
         old_lanes, old_clocks = masks[slots], clocks[slots]
         stays = (old_clocks > order.floor(threads)) & ((old_lanes & ~lanes) != 0)
         if self._by_cta:
-            stays &= self._claim(self._reads["cta"].ravel(), slots, threads)
+            stays &= self._claim(slots, threads, order)
         if order.partial and stays.any():
             kept = np.flatnonzero(stays)
             mates = order.warp_mates(threads[kept])
@@ -138,13 +142,28 @@ class AccessHistory:
             np.bitwise_or.at(masks, slots, lanes)
         clocks[slots] = party.clock
         self._reads["site"].ravel()[slots] = party.site
+        if self._by_cta:
+            atomic = self._reads["atomic"].ravel()
+            atomic[slots] = party.atomic & (atomic[slots] | ~stays)
 
-    def _claim(self, owner: np.ndarray, slots: np.ndarray, threads: np.ndarray) -> np.ndarray:
+    def _claim(self, slots: np.ndarray, threads: np.ndarray, order: HappensBefore) -> np.ndarray:
         """Notes the CTAs of readers; returns where the earlier record is of the same CTA."""
+        assert self._reads is not None
+        owner = self._reads["cta"].ravel()
         ctas = threads // self._threads
         before = owner[slots]
         owner[slots] = ctas
         several = (before != ctas) & (before != NO_ACTOR)
+        far = np.flatnonzero(several & (before != _SEVERAL))
+        if order.reaches_others and far.size:
+            # A reader of another CTA that this one is ordered after needs no record any more.
+            readers = before[far, None] * self._threads + self._tids(
+                threads[far] % self._threads // 32
+            )
+            clocks = self._reads["clock"].ravel()[slots[far]]
+            lanes = self._reads["lanes"].ravel()[slots[far]]
+            known = order.ordered_after(threads[far][:, None], readers, clocks[:, None])
+            several[far] = (_select(lanes) & ~known).any(axis=1)
         # Readers of one event may be of several CTAs too: one of them stayed.
         owner[slots[several | (owner[slots] != ctas)]] = _SEVERAL
         return before == ctas
@@ -178,11 +197,27 @@ class AccessHistory:
         own = (writers >= 0) & (columns >= 0)
         own &= ~(self._writes["atomic"][cells] & party.atomic)
         own[own] = order.ordered_after(threads[own], writers[own], clocks[own])
+        if order.reaches_others:
+            yield from self._far_unfenced(touched, party, order, columns)
         index = np.flatnonzero(own)
         if not index.size:
             return
         _, fenced = order.common(np.unique(threads))
         bad = index[clocks[index] > fenced[columns[index]]]
+        if bad.size:
+            sites = self._writes["site"][cells[bad]]
+            yield Conflict("PROXY", cells[bad], touched.rows[bad], writers[bad], sites)
+
+    def _far_unfenced(
+        self, touched: Touched, party: Party, order: HappensBefore, columns: np.ndarray
+    ) -> Iterator[Conflict]:
+        """The same for what threads of other clusters wrote."""
+        cells, threads = touched.cells, party.threads[touched.rows]
+        writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
+        far = (writers >= 0) & (columns < 0) & ~(self._writes["atomic"][cells] & party.atomic)
+        far[far] = order.ordered_after(threads[far], writers[far], clocks[far])
+        index = np.flatnonzero(far)
+        bad = index[~order.fenced_after(threads[index], writers[index], clocks[index])]
         if bad.size:
             sites = self._writes["site"][cells[bad]]
             yield Conflict("PROXY", cells[bad], touched.rows[bad], writers[bad], sites)
@@ -232,6 +267,8 @@ class AccessHistory:
         if self._by_cta:
             ctas = (threads // self._threads)[:, None]
             unsure |= (clocks > 0) & (self._reads["cta"][touched.cells] != ctas)
+            if party.atomic:
+                unsure &= ~self._reads["atomic"][touched.cells]
         # By warp, so that the cells of one thread's access stand together.
         warps, entries = np.nonzero(unsure.T)
         if not entries.size:

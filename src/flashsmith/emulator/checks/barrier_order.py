@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flashsmith.emulator.checks.happens_before import HappensBefore
+from flashsmith.emulator.checks.happens_before import Clocks, HappensBefore
 from flashsmith.emulator.interface import ClusterBarrierEvent, Clusters, Engine, MbarrierEvent
-
-_Clocks = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass
 class _Handover:
     """The clocks published at a barrier: in the current phase, and in all completed ones."""
 
-    current: _Clocks | None = None
-    completed: _Clocks | None = None
+    current: Clocks | None = None
+    completed: Clocks | None = None
 
-    def publish(self, clocks: _Clocks) -> None:
+    def publish(self, clocks: Clocks) -> None:
         """Adds the clocks of more arrivals."""
-        self.current = _joined(self.current, clocks)
+        self.current = clocks.joined(self.current)
 
     def end(self) -> None:
         """The phase is over."""
         if self.current is not None:
-            self.completed, self.current = _joined(self.completed, self.current), None
-
-
-def _joined(one: _Clocks | None, other: _Clocks) -> _Clocks:
-    if one is None:
-        return other
-    known, more = one[0], other[0]
-    if known.size < more.size:
-        known = np.pad(known, (0, more.size - known.size))
-    elif more.size < known.size:
-        more = np.pad(more, (0, known.size - more.size))
-    return np.maximum(known, more), np.maximum(one[1], other[1])
+            self.completed, self.current = self.current.joined(self.completed), None
 
 
 class BarrierOrder:
@@ -97,8 +84,9 @@ class BarrierOrder:
             engine = Engine("mbarrier", int(cta), event.address)
             handover.end()
             if handover.completed is not None:
-                known, fenced = handover.completed
-                handover.completed = self._order.note_engine(known, engine, landed), fenced
+                done = handover.completed
+                known = self._order.note_engine(done.known, engine, landed)
+                handover.completed = replace(done, known=known)
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
         """Arriving threads publish their clocks; threads that have passed acquire those of all."""

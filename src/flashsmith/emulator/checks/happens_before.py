@@ -11,12 +11,14 @@ order:
 - bar.warp.sync, likewise among the threads it names;
 - an mbarrier: a thread that saw a phase end is ordered after all threads that arrived until then
   and the bulk copies that completed on it; barrier.cluster likewise;
-- wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations.
+- wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations;
+- a word of global memory that one thread releases and another acquires (MemoryOrder). Only this
+  orders threads of different clusters, and what comes after it within them.
 
 What does not: ``.sync.aligned`` instructions (shfl, ldmatrix, mma, vote). They make lanes meet, but
 the ISA gives no memory ordering to that: a store before a shuffle need not be visible to another
 lane after it, and CUDA asks for __syncwarp() there. Lockstep execution of a warp is no order either
-(there is none since sm_70). Nothing orders threads of different clusters.
+(there is none since sm_70).
 
 Actors are threads and engines (tensor cores and bulk copies). What a thread wrote is *fenced* for
 another when a proxy fence lies on the way from the write: only then may an engine touch it.
@@ -25,6 +27,7 @@ another when a proxy fence lies on the way from the write: only then may an engi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,6 +39,58 @@ _FIRST_ENGINE = -16
 _ENGINES = 4096
 _MORE_ENGINES = 32
 _ALWAYS = np.iinfo(np.int32).max
+
+
+#: What is known of actors of other clusters: by cluster number, up to which clock the order goes
+#: and which clocks are fenced, by column. Never changed once made.
+Far = dict[int, tuple[np.ndarray, np.ndarray]]
+
+
+def merge_far(*given: Far) -> Far:
+    """What is known of either; one of those given if that is all of it."""
+    merged: Far = {}
+    for far in given:
+        for number, row in far.items():
+            merged[number] = _later(merged[number], row) if number in merged else row
+    for far in given:
+        if far.keys() == merged.keys() and all(far[n] is merged[n] for n in far):
+            return far
+    return merged
+
+
+def _later(
+    one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    if one is other:
+        return one
+    joined = padded_maximum(one[0], other[0]), np.maximum(one[1], other[1])
+    for row in (one, other):
+        if all(np.array_equal(x, y) for x, y in zip(row, joined, strict=True)):
+            return row
+    return joined
+
+
+def padded_maximum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The larger of clocks by column; columns are added at the end, for engines."""
+    width = max(one.size, other.size)
+    return np.maximum(np.pad(one, (0, width - one.size)), np.pad(other, (0, width - other.size)))
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """What threads publish: the clocks of their cluster's actors, those that are fenced, and which
+    sets of other clusters' (HappensBefore numbers them) they know."""
+
+    known: np.ndarray
+    fenced: np.ndarray
+    far: frozenset[int] = frozenset()
+
+    def joined(self, other: Clocks | None) -> Clocks:
+        """What either knows."""
+        if other is None:
+            return self
+        known = padded_maximum(self.known, other.known)
+        return Clocks(known, np.maximum(self.fenced, other.fenced), self.far | other.far)
 
 
 class HappensBefore:
@@ -59,18 +114,23 @@ class HappensBefore:
         self._known: np.ndarray | None = None
         self._fenced: np.ndarray | None = None
         # The clocks of threads that arrived at a barrier without waiting, by (barrier, CTA).
-        self._handed: dict[tuple[int, int], tuple[list[np.ndarray], np.ndarray, np.ndarray]] = {}
+        self._handed: dict[tuple[int, int], tuple[list[np.ndarray], Clocks]] = {}
         ctas = np.arange(first_cta, first_cta + cta_count)
         clusters = clusters or Clusters((first_cta + cta_count, 1, 1), (1, 1, 1))
+        self._grouping = clusters
         self.cluster_size = clusters.size
         self._rank = np.asarray(clusters.rank(ctas))
         numbers, self._cluster = np.unique(clusters.number(ctas), return_inverse=True)
-        self._clusters = numbers.size
+        self._clusters, self._numbers = numbers.size, numbers
         # CTA by cluster and rank, to come back from places in the matrices to threads.
         self._members = np.zeros((self._clusters, self.cluster_size), np.int64)
         self._members[self._cluster, self._rank] = ctas
         self._slots: dict[tuple[int, Engine], int] = {}
         self._slot_counts = np.zeros(self._clusters, np.int64)
+        # What each thread knows of other clusters: a set's number, 0 for nothing.
+        self._far = np.zeros(cta_count * threads_per_cta, np.int64)
+        self._sets: list[Far] = [{}]
+        self._merged: dict[frozenset[int], int] = {}
 
     @property
     def threads_per_cta(self) -> int:
@@ -86,6 +146,11 @@ class HappensBefore:
     def partial(self) -> bool:
         """Whether anything but whole-CTA barriers has made order."""
         return self._known is not None
+
+    @property
+    def reaches_others(self) -> bool:
+        """Whether anything has ordered threads after those of other clusters."""
+        return len(self._sets) > 1
 
     # Names
 
@@ -170,7 +235,58 @@ class HappensBefore:
             _, rows, columns = known.shape
             places = (cluster * rows + row) * columns + column
             result = result | ((cluster == of) & (known.ravel().take(places) >= clocks))
+        if self.reaches_others:
+            result = self._far_after(result, threads, actors, clocks, 0)
         return result
+
+    def fenced_after(
+        self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
+    ) -> np.ndarray:
+        """Whether what actors of other clusters did is fenced for the threads; element by
+        element."""
+        return self._far_after(np.zeros(threads.shape, bool), threads, actors, clocks, 1)
+
+    def _far_after(
+        self,
+        result: np.ndarray,
+        threads: np.ndarray,
+        actors: np.ndarray,
+        clocks: np.ndarray,
+        which: int,
+    ) -> np.ndarray:
+        """``result``, with what the sets know of other clusters added."""
+        threads, actors, clocks = (
+            np.broadcast_to(x, result.shape) for x in (threads, actors, clocks)
+        )
+        sets = self._far[threads - self._first_cta * self._threads]
+        # Several readers, or nobody, are in no set.
+        open_ = np.flatnonzero(~result & (sets > 0) & ((actors >= 0) | (actors <= _FIRST_ENGINE)))
+        if not open_.size:
+            return result
+        result = result.copy()
+        flat, sets, actors, clocks = (x.ravel()[open_] for x in (result, sets, actors, clocks))
+        numbers, columns = self._far_columns(actors)
+        for key in np.unique(np.stack([sets, numbers]), axis=1).T:
+            row = self._sets[int(key[0])].get(int(key[1]))
+            if row is None:
+                continue
+            its = (sets == key[0]) & (numbers == key[1])
+            known = np.append(row[which], 0)
+            flat[its] = known[np.minimum(columns[its], row[which].size)] >= clocks[its]
+        result.ravel()[open_] = flat
+        return result
+
+    def _far_columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(number of the cluster, column) of actors, of other waves too."""
+        ctas = np.maximum(actors, 0) // self._threads
+        numbers = np.asarray(self._grouping.number(ctas))
+        columns = self._grouping.rank(ctas) * self._threads + actors % self._threads
+        engines = actors <= _FIRST_ENGINE
+        if engines.any():
+            where, slots = np.divmod(_FIRST_ENGINE - actors, _ENGINES)
+            numbers = np.where(engines, self._numbers[np.where(engines, where, 0)], numbers)
+            columns = np.where(engines, self._width + slots, columns)
+        return numbers, columns
 
     def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The clocks that all given threads of one CTA are ordered after, and which are fenced, by
@@ -198,15 +314,9 @@ class HappensBefore:
     def arrive(self, threads: np.ndarray, barrier: int, clock: int) -> None:
         """Threads reach a CTA barrier and go on without waiting; they may be of several CTAs."""
         for cta, members in self._by_cta(threads):
-            given, fenced = self._published(cta, members, clock)
-            arrived, known, seen = self._handed.get(
-                (barrier, cta), ([], np.zeros_like(given), np.zeros_like(fenced))
-            )
-            if known.size < given.size:
-                known = np.pad(known, (0, given.size - known.size))
-            self._handed[barrier, cta] = (
-                [*arrived, members], np.maximum(known, given), np.maximum(seen, fenced),
-            )  # fmt: skip
+            arrived, given = self._handed.get((barrier, cta), ([], None))
+            given = self._published(cta, members, clock).joined(given)
+            self._handed[barrier, cta] = [*arrived, members], given
 
     def release(self, threads: np.ndarray, barrier: int, clock: int) -> None:
         """A CTA barrier opens for ``threads``, of one or several CTAs; all had arrived."""
@@ -216,12 +326,14 @@ class HappensBefore:
                 self._floor[cta] = clock
                 if self._known is not None:
                     self._join(cta, members, clock)
+                else:
+                    self._learn(cta, members, self._sets_of(cta, members))
             elif handed is None:
                 self._join(cta, members, clock)
             else:
-                arrived, *knowledge = handed
+                arrived, given = handed
                 waiting = np.setdiff1d(members, np.concatenate(arrived))
-                self._join(cta, waiting, clock, (knowledge[0], knowledge[1]))
+                self._join(cta, waiting, clock, given)
 
     def synchronise_warps(self, threads: np.ndarray, clock: int) -> None:
         """The threads named meet within each warp; they may be of several warps."""
@@ -229,21 +341,81 @@ class HappensBefore:
             for warp in np.unique(members // 32):
                 self._join(cta, members[members // 32 == warp], clock)
 
-    def published(self, threads: np.ndarray, clock: int) -> tuple[np.ndarray, np.ndarray]:
-        """The clocks that threads of one CTA publish when they arrive at a barrier: (known,
-        fenced)."""
+    def published(self, threads: np.ndarray, clock: int) -> Clocks:
+        """The clocks that threads of one CTA publish when they arrive at a barrier."""
         return self._published(int(self.cta(threads)[0]), threads % self._threads, clock)
 
-    def acquire(self, threads: np.ndarray, given: tuple[np.ndarray, np.ndarray]) -> None:
+    def acquire(self, threads: np.ndarray, given: Clocks) -> None:
         """Threads of one CTA acquire the clocks that others published."""
         cta = int(self.cta(threads)[0])
         rows = self._rows(cta)
         own = self._own(cta, threads % self._threads)
-        known, fenced = given
+        known = given.known
         rows[own, : known.size] = np.maximum(rows[own, : known.size], known)
         if self._fenced is not None:
             matrix = self._fenced[self._cluster[cta]]
-            matrix[own] = np.maximum(matrix[own], fenced)
+            matrix[own] = np.maximum(matrix[own], given.fenced)
+        self._learn(cta, threads % self._threads, given.far)
+
+    def released(self, thread: int, clock: int) -> Far:
+        """What a release by a thread publishes to other CTAs."""
+        one = np.array([thread])
+        cta = int(self.cta(one)[0])
+        clocks = self._published(cta, one % self._threads, clock)
+        known = clocks.known
+        first = int(self._rank[cta]) * self._threads
+        part = known[first : first + self._threads]
+        np.maximum(part, self._floor[cta], out=part)
+        own = {int(self._numbers[self._cluster[cta]]): (known, clocks.fenced)}
+        return own if not clocks.far else {**self._sets[self._set(clocks.far)], **own}
+
+    def acquire_far(self, thread: int, far: Far) -> None:
+        """A thread is ordered after what threads of other CTAs have released."""
+        one = np.array([thread])
+        cta = int(self.cta(one)[0])
+        number = int(self._numbers[self._cluster[cta]])
+        if number in far:
+            self.acquire(one, Clocks(*far[number]))
+        others = {n: row for n, row in far.items() if n != number}
+        if others:
+            known = int(self._far[self._places(cta, one % self._threads)][0])
+            merged = merge_far(self._sets[known], others)
+            if merged is not self._sets[known]:
+                self._sets.append(merged)
+                self._far[self._places(cta, one % self._threads)] = len(self._sets) - 1
+
+    # Sets of what is known of other clusters
+
+    def _places(self, cta: int, members: np.ndarray) -> np.ndarray:
+        places: np.ndarray = cta * self._threads + members
+        return places
+
+    def _sets_of(self, cta: int, members: np.ndarray) -> frozenset[int]:
+        if len(self._sets) == 1:
+            return frozenset()
+        return frozenset(np.unique(self._far[self._places(cta, members)]).tolist()) - {0}
+
+    def _set(self, numbers: frozenset[int]) -> int:
+        """The number of a set with all that those given know."""
+        if len(numbers) == 1:
+            return next(iter(numbers))
+        if numbers not in self._merged:
+            known = sorted(numbers)
+            merged = merge_far(*(self._sets[number] for number in known))
+            same = [number for number in known if self._sets[number] is merged]
+            if not same:
+                self._sets.append(merged)
+            self._merged[numbers] = same[0] if same else len(self._sets) - 1
+        return self._merged[numbers]
+
+    def _learn(self, cta: int, members: np.ndarray, numbers: frozenset[int]) -> None:
+        """Threads of a CTA know what is in the sets given besides what they knew."""
+        if not numbers:
+            return
+        places = self._places(cta, members)
+        before = self._far[places]
+        for known in np.unique(before).tolist():
+            self._far[places[before == known]] = self._set((numbers | {known}) - {0})
 
     def acquire_engine(self, threads: np.ndarray, engine: Engine, clock: int) -> None:
         """Threads of one CTA are ordered after an engine's work up to a clock."""
@@ -310,9 +482,7 @@ class HappensBefore:
         own: np.ndarray = int(self._rank[cta]) * self._threads + members
         return own
 
-    def _published(
-        self, cta: int, members: np.ndarray, clock: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _published(self, cta: int, members: np.ndarray, clock: int) -> Clocks:
         own = self._own(cta, members)
         given = self._rows(cta)[own].max(axis=0)
         if self.cluster_size > 1:
@@ -321,26 +491,25 @@ class HappensBefore:
             part = given[first : first + self._threads]
             np.maximum(part, self._floor[cta], out=part)
         given[own] = clock
+        far = self._sets_of(cta, members)
         if self._fenced is None:
-            return given, np.zeros(self._width, np.int32)
-        return given, self._fenced[self._cluster[cta]][own].max(axis=0)
+            return Clocks(given, np.zeros(self._width, np.int32), far)
+        return Clocks(given, self._fenced[self._cluster[cta]][own].max(axis=0), far)
 
     def _join(
         self,
         cta: int,
         members: np.ndarray,
         clock: int,
-        handed: tuple[np.ndarray, np.ndarray] | None = None,
+        handed: Clocks | None = None,
     ) -> None:
         if not members.size:
             return
-        together, fenced = self._published(cta, members, clock)
-        if handed is not None:
-            known, seen = handed
-            together[: known.size] = np.maximum(together[: known.size], known)
-            together[self._own(cta, members)] = clock
-            fenced = np.maximum(fenced, seen)
         own = self._own(cta, members)
+        clocks = self._published(cta, members, clock).joined(handed)
+        together = clocks.known
+        together[own] = clock
         self._rows(cta)[own] = together
         if self._fenced is not None:
-            self._fenced[self._cluster[cta]][own] = fenced
+            self._fenced[self._cluster[cta]][own] = clocks.fenced
+        self._learn(cta, members, clocks.far)

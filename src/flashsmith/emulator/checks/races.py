@@ -16,6 +16,7 @@ from flashsmith.emulator.checks.access_history import (
 from flashsmith.emulator.checks.barrier_order import BarrierOrder
 from flashsmith.emulator.checks.check import Check
 from flashsmith.emulator.checks.happens_before import HappensBefore
+from flashsmith.emulator.checks.memory_order import MemoryOrder, is_strong, is_sum
 from flashsmith.emulator.checks.shadow import Ranges
 from flashsmith.emulator.interface import (
     AsyncLanding,
@@ -26,6 +27,7 @@ from flashsmith.emulator.interface import (
     Launch,
     MbarrierEvent,
     MemoryAccess,
+    MemoryFence,
     ProxyFence,
     Site,
     WarpSync,
@@ -54,11 +56,18 @@ class Races(Check):
       be ordered after all conflicting accesses, and later ones must be ordered after the wait.
     - A bulk store or reduction writes global memory at any time between its issue and the
       ``wait_group`` for it; ``wait_group.read`` orders no more than its reads of shared memory.
-    - Global memory counts where it is writable. CTAs are never ordered, so one word touched by two
-      of them is a race unless both only read or both use atomics.
+    - Global memory counts where it is writable. Only words that one CTA releases and another
+      acquires order CTAs (MemoryOrder); what they share otherwise is a race unless both only read
+      or both use atomics, or strong loads and stores (.relaxed, .volatile, ...).
+    - ``orders_sums``: of a kernel that must give the same bits in every run. Then floating-point
+      sums are no exception: two that nothing orders are a race.
     """
 
     _order: HappensBefore
+
+    def __init__(self, orders_sums: bool = False) -> None:
+        super().__init__()
+        self._orders_sums = orders_sums
 
     def begin(self, launch: Launch) -> None:
         """Sets up the histories of writable global memory."""
@@ -69,6 +78,7 @@ class Races(Check):
         self._ranges = Ranges([r for r in launch.memory.ranges() if r.writable])
         self._global: dict[int, AccessHistory] = {}
         self._remote: list[_Remote] = []
+        self._memory_order = MemoryOrder()
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
@@ -79,6 +89,7 @@ class Races(Check):
         self._first_cta = first_cta
         self._order = HappensBefore(first_cta, cta_count, self._threads_per_cta, self._clusters)
         self._barrier_order = BarrierOrder(self._order, self._clusters)
+        self._memory_order.wave(self._order)
         self._shared = AccessHistory(
             cta_count,
             self._shared_bytes,
@@ -115,6 +126,7 @@ class Races(Check):
                 chosen = index == k
                 begin = self._ranges.ranges[k].begin
                 self._access(self._history(int(k)), 0, _part(event, chosen, begin), begin)
+            self._memory_order.access(event)
 
     def async_landing(self, event: AsyncLanding) -> None:
         """The copy's data become its thread's write."""
@@ -143,6 +155,10 @@ class Races(Check):
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
         """The same for all CTAs of a cluster."""
         self._barrier_order.cluster_barrier(event)
+
+    def memory_fence(self, event: MemoryFence) -> None:
+        """Threads acquire what they have read, and release what they have done."""
+        self._memory_order.fence(event)
 
     def proxy_fence(self, event: ProxyFence) -> None:
         """What its threads are ordered after becomes visible to engines."""
@@ -224,7 +240,12 @@ class Races(Check):
         return self._global[index]
 
     def _party(
-        self, threads: np.ndarray, clock: int, site: Site, kind: str = "", shape: str = "wide"
+        self,
+        threads: np.ndarray,
+        clock: int,
+        site: Site,
+        shape: str = "wide",
+        atomic: bool = False,
     ) -> Party:
         self._sites[site.index] = site
         if shape == "matrix":
@@ -232,7 +253,6 @@ class Races(Check):
         else:
             lane = threads % self._threads_per_cta % 32
             lanes = np.uint32(1) << lane.astype(np.uint32)
-        atomic = kind in ("atomic", "async_atomic")
         return Party(threads, lanes, clock, site.index, atomic)
 
     def _access(
@@ -243,7 +263,10 @@ class Races(Check):
         base: int,
     ) -> None:
         touched = history.locate(banks, event.addresses, event.sizes)
-        party = self._party(event.threads, event.clock, event.site, event.kind, event.shape)
+        atomic = event.kind in ("atomic", "async_atomic") or is_strong(event)
+        if self._orders_sums and is_sum(event):
+            atomic = False
+        party = self._party(event.threads, event.clock, event.site, event.shape, atomic)
         found: Iterable[Conflict]
         if event.kind in ("read", "async_read"):
             found = history.read(touched, party, self._order)
@@ -267,11 +290,16 @@ class Races(Check):
         party = self._party_name(other)
         if other < NO_ACTOR and party.startswith("the bulk copies"):
             lacks = "no wait_group, which .read is not, and barrier"
+        missing = ""
+        if kind != "proxy-fence" and event.space == "global":
+            cta = int(event.threads[conflict.rows[0]]) // self._threads_per_cta
+            if other < 0 or other // self._threads_per_cta != cta:
+                missing = self._memory_order.missing(cta)
         self.report(
             kind,
             event.site,
             f"{self.actor(event, conflict.rows[0])} {does} {event.space} address {shown}, "
-            f"{done} {party} ({self._sites[int(conflict.sites[0])]}) with {lacks} between",
+            f"{done} {party} ({self._sites[int(conflict.sites[0])]}) with {lacks} between{missing}",
             event.threads[np.unique(conflict.rows)],
             address,
         )
@@ -294,4 +322,5 @@ def _part(event: MemoryAccess, chosen: np.ndarray, begin: int) -> MemoryAccess:
     return MemoryAccess(
         event.site, event.space, event.kind, event.threads[chosen],
         event.addresses[chosen] - begin, sizes, event.shape, event.clock, None, event.engine,
+        event.order, event.scope,
     )  # fmt: skip

@@ -94,6 +94,8 @@ class Group:
         #: wgmma: products not committed, and committed groups not waited for, oldest first.
         self.pending_wgmma: list[PendingWgmma] = []
         self.wgmma_groups: list[list[PendingWgmma]] = []
+        #: What a loop that waits for memory has read in this round.
+        self.polls: list[Any] = []
         self._special: dict[str, Any] = {}
         self._shuffles: dict[tuple[str, int, int], tuple[np.ndarray, np.ndarray]] = {}
 

@@ -184,6 +184,14 @@ class GlobalMemory(GlobalMemoryView):
             f"outside every tensor{self._nearest(address)}"
         )
 
+    def place(self, address: int) -> str:
+        """A global address in words."""
+        for public in self.ranges():
+            if public.begin <= address < public.end:
+                where = f"byte {address - public.begin} of {public.name}"
+                return f"the word at global address {address:#x}, {where},"
+        return f"the word at global address {address:#x}"
+
     def _nearest(self, address: int) -> str:
         distances = [
             (max(public.begin - address, address - public.end, 0), public)

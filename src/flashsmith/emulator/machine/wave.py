@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.emulator.interface import BarrierEvent, Misuse, Observer, ProxyFence, Site, WarpSync
+from flashsmith.emulator.interface import (
+    BarrierEvent,
+    MemoryFence,
+    Misuse,
+    Observer,
+    ProxyFence,
+    Site,
+    WarpSync,
+)
 from flashsmith.emulator.machine.barriers import BarrierWait, ClusterBarrier, NamedBarriers
 from flashsmith.emulator.machine.bulk_copies import BulkCopies
 from flashsmith.emulator.machine.divergence import UNDEFINED, Fork, Split
@@ -16,6 +24,7 @@ from flashsmith.emulator.machine.geometry import Geometry
 from flashsmith.emulator.machine.group import Group
 from flashsmith.emulator.machine.mbarriers import Mbarriers
 from flashsmith.emulator.machine.memory import GlobalMemory
+from flashsmith.emulator.machine.memory_waits import MemoryWait, Poll
 from flashsmith.emulator.machine.numeric import select
 from flashsmith.emulator.machine.random_schedule import RandomSchedule
 from flashsmith.emulator.machine.register_pool import RegisterPool
@@ -51,6 +60,8 @@ class Wave(WaveMemory):
         self.bulk = BulkCopies(self, self.mbarriers)
         self.wgmma = WgmmaPipe(self)
         self.registers = RegisterPool(self)
+        #: CTAs of the launch that start when those of this wave are done.
+        self.ctas_to_come = 0
         #: Backward jumps left before a launch counts as endless.
         self.loops_left = 0
         #: Per node: warp instructions' and threads' visits, shared by all waves of a launch.
@@ -217,6 +228,32 @@ class Wave(WaveMemory):
         event = ProxyFence(site, threads, self.tick())
         for observer in self.observers:
             observer.proxy_fence(event)
+
+    def memory_fence(self, group: Group, site: Site, scope: str, mask: Any) -> None:
+        """fence.acq_rel, fence.sc and membar."""
+        threads = group.threads[group.active(mask)]
+        event = MemoryFence(site, threads, scope, self.tick())
+        for observer in self.observers:
+            observer.memory_fence(event)
+
+    # Loops that wait for memory
+
+    def poll(
+        self, group: Group, site: Site, space: str, addresses: Any, size: int, words: Any, mask: Any
+    ) -> None:
+        """Notes what a loop that waits for memory has read."""
+        if space == "generic":
+            space, addresses = self.resolve(addresses)
+        if space == "global":
+            positions = group.active(mask)
+            where = np.broadcast_to(addresses, (group.n,))[positions]
+            found = np.broadcast_to(words, (group.n,))[positions]
+            group.polls.append(Poll(site, positions, where, found, size))
+
+    def unchanged(self, group: Group) -> MemoryWait | None:
+        """What a group waits for that found none of the words it needs: a change of one."""
+        polls, group.polls = group.polls, []
+        return MemoryWait(group, self.memory, polls, self.ctas_to_come) if polls else None
 
     def deliver(self, random: RandomSchedule | None) -> bool:
         """One asynchronous transfer arrives; whether there was one."""

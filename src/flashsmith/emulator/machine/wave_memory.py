@@ -61,6 +61,8 @@ class WaveMemory:
         self.clock = 0
         # What decides the order of atomics at one address; None: that of the threads.
         self.random: RandomSchedule | None = None
+        # That order for an atomic that observers have been told of and that is about to happen.
+        self._drawn: int | None = None
 
     # Observation
 
@@ -79,6 +81,7 @@ class WaveMemory:
         sizes: Any,
         shape: str,
         mask: Any,
+        order: str = "",
     ) -> Any:
         """Show an access to the observers; the mask under which it may then happen.
 
@@ -97,8 +100,15 @@ class WaveMemory:
             positions, flat, sizes = positions[lanes], flat[lanes], 16
         if flat.size == 0:
             return mask
+        if kind == "atomic" and self.random is not None:
+            self._drawn = self.random.getrandbits(64)
+            turns = np.random.default_rng(self._drawn).permutation(positions.size)
+            positions, flat = positions[turns], flat[turns]
         threads = group.index[positions] + self.geometry.first_thread
-        event = MemoryAccess(site, space, kind, threads, flat, sizes, shape, self.tick())
+        event = MemoryAccess(
+            site, space, kind, threads, flat, sizes, shape, self.tick(),
+            None, None, *(order.split(".") if space == "global" and order else ("", "")),
+        )  # fmt: skip
         for observer in self.observers:
             observer.memory(event)
         if not self.masks_bad_access:
@@ -196,8 +206,9 @@ class WaveMemory:
         if not positions.size:
             return old
         if self.random is not None:
-            shuffled = np.random.default_rng(self.random.getrandbits(64))
-            positions = shuffled.permutation(positions)
+            drawn, self._drawn = self._drawn, None
+            seed = self.random.getrandbits(64) if drawn is None else drawn
+            positions = positions[np.random.default_rng(seed).permutation(positions.size)]
         flat = np.broadcast_to(addresses, (group.n,))[positions]
         given = [np.broadcast_to(value, (group.n,))[positions] for value in values]
         if space == "generic":

@@ -89,6 +89,8 @@ class Emitter:
         self.shared_rows: dict[str, str] = {}
         #: Variable that the barrier being translated leaves its Wait in.
         self.barrier_result = ""
+        #: Whether the current node is part of a loop that waits for a word to change.
+        self.polls = False
         self.unwritten: frozenset[str] = frozenset()
         self._place_variables(variables)
         self.floats = _float_registers(self.flow)

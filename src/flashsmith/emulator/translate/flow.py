@@ -114,6 +114,8 @@ class Flow:
 
     nodes: list[Node]
     read_counts: dict[str, int] = field(default_factory=dict)
+    #: Loops that wait for a word of global memory to change: nodes by (last node, first node).
+    spins: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
 
     @property
     def exit(self) -> int:
@@ -149,7 +151,49 @@ def analyse(entry: Entry) -> Flow:
                 flow.read_counts[name] = flow.read_counts.get(name, 0) + 1
     _liveness(flow)
     _post_dominators(flow)
+    for node in flow.nodes:
+        for target in node.successors:
+            if target <= node.index and (body := _spins(flow, node.index, target)):
+                flow.spins[node.index, target] = body
     return flow
+
+
+#: Opcodes with an effect beside their registers', fences apart.
+_WITH_EFFECT = frozenset(
+    ["st", "red", "atom", "bar", "barrier", "mbarrier", "cp", "wgmma", "call", "trap", "ret"]
+) | frozenset(["exit", "stmatrix", "setmaxnreg", "griddepcontrol", "mma", "wmma"])
+_STRONG_LOADS = frozenset(["volatile", "relaxed", "acquire"])
+
+
+def _spins(flow: Flow, last: int, first: int) -> frozenset[int]:
+    """Nodes of the loop from ``first`` to ``last`` if it only waits for memory, else none.
+
+    Such a loop reads with .volatile, .relaxed or .acquire, has no other effect, and carries no
+    register from one round to the next: if the words stay the same, it goes on for ever.
+    """
+    body, pending = {first}, [last]
+    before: dict[int, list[int]] = {}
+    for node in flow.nodes:
+        for successor in node.successors:
+            before.setdefault(successor, []).append(node.index)
+    while pending:
+        index = pending.pop()
+        if index not in body:
+            body.add(index)
+            pending += before.get(index, [])
+    steps = [step for index in body for step in flow.nodes[index].steps]
+    if any(step.instruction.opcode in _WITH_EFFECT for step in steps):
+        return frozenset()
+    written = {name for step in steps for name in step.writes}
+    if written & flow.nodes[first].live_in:
+        return frozenset()
+    strong = any(
+        step.instruction.opcode == "ld"
+        and _STRONG_LOADS.intersection(step.instruction.modifiers)
+        and not any(m.startswith("shared") for m in step.instruction.modifiers)
+        for step in steps
+    )
+    return frozenset(body) if strong else frozenset()
 
 
 def _nodes(entry: Entry) -> list[Node]:

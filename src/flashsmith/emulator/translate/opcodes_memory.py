@@ -22,18 +22,45 @@ from flashsmith.emulator.translate.opcodes_bulk import store_to_peer
 from flashsmith.emulator.translate.opcodes_integer import no_more
 
 _SPACES = ("global", "shared", "local", "param", "const")
-#: Hints and ordering that change nothing here: memory is sequentially consistent in the emulator.
-_HINTS = frozenset(
-    ["ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "relaxed", "acquire", "release"]
-) | frozenset(["volatile", "cta", "gpu", "sys", "cluster", "L2::cache_hint", "unified"])
+#: What orders memory: values are sequentially consistent in the emulator, and observers are told.
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+_ORDERS = {
+    "ld": ("weak", "relaxed", "acquire", "volatile"),
+    "st": ("weak", "relaxed", "release", "volatile"),
+    "red": ("relaxed", "release"),
+    "atom": ("relaxed", "acquire", "release", "acq_rel"),
+}
+_ORDER_WORDS = frozenset(["weak", "relaxed", "acquire", "release", "acq_rel", "volatile"])
+#: Hints that change nothing here.
+_HINTS = frozenset(["ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "L2::cache_hint", "unified"])
 _PREFETCH = ("L1::", "L2::")
 
 
+def _order(t: Emitter, i: Instruction) -> tuple[str, list[str]]:
+    """Order and scope as 'acquire.gpu', empty for a weak access, and the other modifiers."""
+    modifiers = [m for m in i.modifiers if m not in _HINTS and not m.startswith(_PREFETCH)]
+    orders = [m for m in modifiers if m in _ORDER_WORDS]
+    scopes = [m for m in modifiers if m in _SCOPES]
+    rest = [m for m in modifiers if m not in _ORDER_WORDS and m not in _SCOPES]
+    allowed = _ORDERS.get(i.opcode, ("weak",))
+    if len(orders) > 1 or len(scopes) > 1 or not set(orders) <= set(allowed):
+        raise t.error(f"{i.mnemonic} does not exist")
+    atomic = i.opcode in ("atom", "red")
+    order = orders[0] if orders else "relaxed" if atomic else "weak"
+    if order == "volatile":
+        return "relaxed.sys", rest
+    if order == "weak":
+        return "", rest
+    if not scopes and not atomic:
+        raise t.error(f"{i.mnemonic} names no scope; {order}.gpu, say")
+    return f"{order}.{scopes[0] if scopes else 'gpu'}", rest
+
+
 class _Access:
-    """Space, vector length and element type of ld and st."""
+    """Space, vector length, element type and order of ld and st."""
 
     def __init__(self, t: Emitter, i: Instruction) -> None:
-        modifiers = [m for m in i.modifiers if m not in _HINTS and not m.startswith(_PREFETCH)]
+        self.order, modifiers = _order(t, i)
         # shared::cta is the CTA's own shared memory; another CTA's is not reached here.
         if "shared::cluster" in modifiers:
             raise t.error("shared memory of other CTAs (.shared::cluster) is not supported")
@@ -54,21 +81,31 @@ class _Access:
         self.memory = "global" if self.space in ("const", "param") else self.space
 
 
-def see(t: Emitter, space: str, kind: str, address: str, sizes: str, shape: str = "plain") -> str:
+def see(
+    t: Emitter,
+    space: str,
+    kind: str,
+    address: str,
+    sizes: str,
+    shape: str = "plain",
+    order: str = "",
+) -> str:
     """Show an access to the observers, if there are any; the mask under which it happens."""
     mask = t.mask() or "None"
     if not t.observed:
         return mask
     name = t.temporary()
+    said = f", {order!r}" if order else ""
     t.emit(
-        f"{name} = W.see(G, {t.site()}, {space!r}, {kind!r}, {address}, {sizes}, {shape!r}, {mask})"
+        f"{name} = W.see(G, {t.site()}, {space!r}, {kind!r}, {address}, {sizes}, {shape!r}, "
+        f"{mask}{said})"
     )
     return name
 
 
 def kept(t: Emitter, address: str) -> str:
     """The address in a variable where it is mentioned twice."""
-    if not t.observed:
+    if not t.observed and not t.polls:
         return address
     name = t.temporary()
     t.emit(f"{name} = {address}")
@@ -86,8 +123,15 @@ def load(t: Emitter, i: Instruction) -> None:
     if access.space in ("param", "const") and isinstance(source, Address):
         mask = t.mask() or "None"
     else:
-        mask = see(t, access.memory, "read", address, str(access.bytes))
+        mask = see(t, access.memory, "read", address, str(access.bytes), order=access.order)
     words = f"W.load(G, {access.memory!r}, {address}, {access.bytes}, {mask})"
+    if t.polls and access.order and access.count == 1:
+        name = t.temporary()
+        t.emit(f"{name} = {words}")
+        t.emit(
+            f"W.poll(G, {t.site()}, {access.memory!r}, {address}, {access.bytes}, {name}, {mask})"
+        )
+        words = name
     if access.count == 1:
         value = words if access.held[0] == "u" else f"{words}.view({access.held})"
         t.define(d, value, access.held)
@@ -143,7 +187,7 @@ def store(t: Emitter, i: Instruction) -> None:
     if access.space in ("param", "const"):
         raise t.error(f"{i.mnemonic} is not supported")
     address = kept(t, t.address(target)[0])
-    mask = see(t, access.memory, "write", address, str(access.bytes))
+    mask = see(t, access.memory, "write", address, str(access.bytes), order=access.order)
     elements = source.elements if isinstance(source, Vector) else (source,)
     if len(elements) != access.count:
         raise t.error(f"{access.count} values expected, got {len(elements)}")
@@ -169,7 +213,7 @@ _ATOMIC = {
 
 def atomic(t: Emitter, i: Instruction) -> None:
     """atom and red on 32- and 64-bit values, and add on vectors of fp32 in global memory."""
-    modifiers = [m for m in i.modifiers if m not in _HINTS]
+    order, modifiers = _order(t, i)
     modifiers = ["shared" if m == "shared::cta" else m for m in modifiers]
     space = next((m for m in modifiers if m in ("global", "shared")), "generic")
     operation = next((m for m in modifiers if m in _ATOMIC), "")
@@ -182,24 +226,24 @@ def atomic(t: Emitter, i: Instruction) -> None:
     if vector:
         if (operation, kind) != ("add", "f32") or space == "shared":
             raise t.error(f"{i.mnemonic} is not supported")
-        _add_vector(t, d, target, values[0], space, int(vector[1]))
+        _add_vector(t, d, target, values[0], space, int(vector[1]), order)
         return
     address = kept(t, t.address(target)[0])
-    mask = see(t, space, "atomic", address, str(TYPE_SIZES[kind]))
+    mask = see(t, space, "atomic", address, str(TYPE_SIZES[kind]), order=order)
     given = ", ".join(t.use(value, kind) for value in values)
     call = f"W.atomic(G, {space!r}, {address}, {_ATOMIC[operation]}, ({given},), {mask})"
     t.define(d, call, DTYPES[kind])
 
 
 def _add_vector(
-    t: Emitter, d: Operand, target: Operand, values: Operand, space: str, count: int
+    t: Emitter, d: Operand, target: Operand, values: Operand, space: str, count: int, order: str
 ) -> None:
     elements = values.elements if isinstance(values, Vector) else (values,)
     results = d.elements if isinstance(d, Vector) else ()
     if len(elements) != count or len(results) not in (0, count):
         raise t.error(f"{count} values expected, got {len(elements)}")
     address = kept(t, t.address(target)[0])
-    mask = see(t, space, "atomic", address, str(4 * count))
+    mask = see(t, space, "atomic", address, str(4 * count), order=order)
     given = ", ".join(t.use(element, "f32") for element in elements)
     rows = t.temporary()
     t.emit(f"{rows} = W.add_vectors(G, {space!r}, {address}, ({given}), {mask})")
@@ -208,13 +252,31 @@ def _add_vector(
 
 
 def nothing(t: Emitter, i: Instruction) -> None:
-    """Prefetches, fences, hints: memory is sequentially consistent, nothing is to be done."""
+    """Prefetches and hints: nothing is to be done."""
+
+
+_MEMBAR_SCOPES = {"cta": "cta", "gl": "gpu", "sys": "sys"}
+
+
+def membar(t: Emitter, i: Instruction) -> None:
+    """membar.cta, .gl, .sys."""
+    (level,) = i.modifiers if len(i.modifiers) == 1 else ("",)
+    if level not in _MEMBAR_SCOPES:
+        raise t.error(f"{i.mnemonic} is not supported")
+    _memory_fence(t, _MEMBAR_SCOPES[level])
+
+
+def _memory_fence(t: Emitter, scope: str) -> None:
+    if t.observed:
+        t.emit(f"W.memory_fence(G, {t.site()}, {scope!r}, {t.mask() or 'None'})")
 
 
 def fence(t: Emitter, i: Instruction) -> None:
-    """fence: only those of proxies are of interest, and only to observers."""
+    """fence: of memory or of proxies; only observers are interested."""
     proxies = ("proxy", "mbarrier_init")
     if not any(m in proxies for m in i.modifiers):
+        no_more(t, i, [m for m in i.modifiers if m not in ("sc", "acq_rel", *_SCOPES)])
+        _memory_fence(t, next((m for m in i.modifiers if m in _SCOPES), "sys"))
         return
     spaces = ("global", "shared::cta", "shared::cluster")
     known = ["mbarrier_init", "release", "cluster", "proxy", "async", *spaces]
@@ -236,7 +298,7 @@ HANDLERS: dict[str, Handler] = {
     "red": atomic,
     "prefetch": nothing,
     "prefetchu": nothing,
-    "membar": nothing,
+    "membar": membar,
     "fence": fence,
     "discard": nothing,
     "applypriority": nothing,

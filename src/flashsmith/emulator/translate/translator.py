@@ -59,6 +59,8 @@ class Translated:
     module_symbols: tuple[str, ...]
     #: Whether nothing is done by warpgroups.
     warps_are_free: bool
+    #: Whether threads wait for others through global memory.
+    spins: bool
 
     @property
     def parameter_bytes(self) -> int:
@@ -118,6 +120,7 @@ class Translator(Emitter):
             self.local_bytes,
             tuple(sorted(self.module_symbols)),
             self.hazards is None,
+            bool(flow.spins),
         )
 
     def _emit_entry_points(self) -> None:
@@ -129,6 +132,7 @@ class Translator(Emitter):
                 starts.update(node.successors)
             if node.steps and may_refuse(node.steps[-1].instruction):
                 starts.add(node.index)
+        starts.update(first for _, first in self.flow.spins)
         starts.discard(self.flow.exit)
         self.emit("if values is not None:")
         self.emit("    pass")
@@ -142,6 +146,7 @@ class Translator(Emitter):
     def _emit_node(self, node: Node) -> None:
         self.instruction = None
         self.shared_rows = {}
+        self.polls = any(node.index in body for body in self.flow.spins.values())
         self.emit(f"if pc == {node.index}:")
         self.indent += 1
         joins = {other.ipdom for other in self.flow.nodes if len(other.successors) > 1}
@@ -203,7 +208,18 @@ class Translator(Emitter):
 
     def _jump(self, node: Node, target: int) -> None:
         self.emit(f"pc = {target}")
-        if target <= node.index:
+        if (node.index, target) in self.flow.spins:
+            wait, passed = self.temporary(), self.temporary()
+            pack = self._pack(self.flow.live_in(target))
+            self.emit(f"{wait} = W.unchanged(G)")
+            self.emit(f"if {wait} is not None:")
+            self.emit(f"    {passed} = yield {wait}")
+            self.emit(f"    if {passed} is not None:")
+            self.emit(
+                f"        yield W.part(G, {passed}, {target}, ({pack}), {target}, ({pack}), {wait})"
+            )
+            self.emit("continue")
+        elif target <= node.index:
             self.emit("if W.looped(): yield None")
             self.emit("continue")
 
