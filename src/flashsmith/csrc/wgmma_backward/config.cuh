@@ -38,6 +38,7 @@ struct HopperBackwardKernelConfig {
     bool lagged_dq;    // a step computes dq of the step before: nobody waits for another's dS
     bool pingpong;     // warpgroups issue their products in turns
     bool persistent;   // a CTA for each SM takes one block of keys after the other
+    bool ordered_dq;   // blocks of keys add to dq in one order: the same bits in every run
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 
@@ -66,6 +67,10 @@ struct HopperBackwardKernelConfig {
         return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (16 * n_warpgroups) == 0;
     }
     constexpr int dq_parts() const { return shares_rows() || shares_columns() ? n_warpgroups : 1; }
+    // Floats that the sums of a block of queries take. With ordered_dq they are followed by the
+    // counters of its parts.
+    static constexpr int kCounters = 32;
+    constexpr int dq_block_floats() const { return B_r * d_head + (ordered_dq ? kCounters : 0); }
     constexpr int dq_columns() const { return shares_columns() ? d_head / n_warpgroups : d_head; }
 };
 

@@ -32,6 +32,8 @@ BARRIER_PAGE = 256
 D_HEADS = (64, 96, 128, 192, 256)
 # The widest head of which a warpgroup has registers for both dk and dv.
 WIDEST_WHOLE = 128
+# The widest head for which registers are left for the order of dq's sums.
+WIDEST_ORDERED = 192
 REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
 # Registers of a thread beside its accumulators: addresses, statistics, loop state.
 REGISTERS_BESIDE_TILES = 24
@@ -203,6 +205,19 @@ class HopperBackwardKernelConfig(KernelConfig):
             else "a CTA for each block of keys"
         ),
         where="BackwardProducer::run",
+    )
+
+    ordered_dq: bool = knob(
+        "blocks of keys add to dq one after the other: the same bits in every run",
+        word="ordered_dq",
+        default=False,
+        effect=lambda cfg: (
+            "blocks of keys add to a block of dq from the last to the first, each after the one "
+            "before it: the same bits in every run"
+            if cfg.ordered_dq
+            else "blocks of keys add to dq in whatever order they come to it"
+        ),
+        where="dQOrder",
     )
 
     # --- shapes and resources --------------------------------------------------------------------
