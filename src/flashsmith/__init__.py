@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flashsmith.shipped import register_shipped_kernels
 
 if TYPE_CHECKING:
+    from flashsmith import parallel as parallel
     from flashsmith.chooser.attention import attention
     from flashsmith.chooser.backward import backward
     from flashsmith.chooser.choice import choose
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         DeviceSpec,
         DType,
         FlashBackwardKernelConfig,
+        FlashDecodeKernelConfig,
         FlashForwardKernelConfig,
         HopperBackwardKernelConfig,
         HopperForwardKernelConfig,
@@ -36,6 +38,7 @@ _HOME = {
     "DType": "flashsmith.families",
     "DeviceSpec": "flashsmith.families",
     "FlashBackwardKernelConfig": "flashsmith.families",
+    "FlashDecodeKernelConfig": "flashsmith.families",
     "FlashForwardKernelConfig": "flashsmith.families",
     "Gradients": "flashsmith.runtime",
     "HopperBackwardKernelConfig": "flashsmith.families",
@@ -61,6 +64,7 @@ __all__ = [
     "DType",
     "DeviceSpec",
     "FlashBackwardKernelConfig",
+    "FlashDecodeKernelConfig",
     "FlashForwardKernelConfig",
     "Gradients",
     "HopperBackwardKernelConfig",
@@ -94,6 +98,8 @@ register_shipped_kernels(_shipped_kernels)
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = import_module("importlib.metadata").version("flashsmith")
+    elif name == "parallel":
+        value = import_module("flashsmith.parallel")
     elif name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     else:

@@ -39,6 +39,7 @@ GROUPS = {
         "HopperForwardKernelConfig",
         "FlashBackwardKernelConfig",
         "HopperBackwardKernelConfig",
+        "FlashDecodeKernelConfig",
         "DType",
         "Semantics",
     ),

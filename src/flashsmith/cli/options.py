@@ -24,7 +24,7 @@ Kernels = Annotated[
         "--kernels",
         "-k",
         metavar="KEY",
-        help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
+        help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, decode, "
         "'B_r,B_c', a set of yours, or short forms separated by ';'. Without it: the "
         "environment variable KERNELS.",
     ),

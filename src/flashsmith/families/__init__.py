@@ -41,6 +41,8 @@ from flashsmith.families.mma_sync.sets import (
 )
 from flashsmith.families.mma_sync_backward import MMA_SYNC_BACKWARD
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
+from flashsmith.families.mma_sync_decode import MMA_SYNC_DECODE
+from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.nearest import check_legal, nearest_legal
 from flashsmith.families.row_merge import ROW_MERGE
@@ -74,6 +76,7 @@ __all__ = [
     "KNOWN_DEVICES",
     "MMA_SYNC",
     "MMA_SYNC_BACKWARD",
+    "MMA_SYNC_DECODE",
     "ROW_MERGE",
     "RULES",
     "SUPPORTED_D_HEADS",
@@ -85,6 +88,7 @@ __all__ = [
     "DqMode",
     "Family",
     "FlashBackwardKernelConfig",
+    "FlashDecodeKernelConfig",
     "FlashForwardKernelConfig",
     "HopperBackwardKernelConfig",
     "HopperForwardKernelConfig",

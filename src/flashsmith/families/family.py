@@ -20,7 +20,7 @@ from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
 from flashsmith.families.knob import feature_of, feature_words
 from flashsmith.families.rule import LegalSpace, Rule
-from flashsmith.families.tile_work import TileWork
+from flashsmith.families.tile_work import CallWork, TileWork
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.registry import find_more_with, operation
@@ -250,6 +250,11 @@ class Family:
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
         """Milliseconds of a call's launches that have no such loop."""
         return 0.0
+
+    def call_work(self, cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork | None:
+        """What a whole call takes, of families whose model does not go by tiles of queries; None:
+        its time follows from tile_work."""
+        return None
 
     # --- descriptions ----------------------------------------------------------------------------
 

@@ -77,3 +77,15 @@ class TileWork(NamedTuple):
     masked_rows: int = 0
     longest_first: bool = False
     of_keys: bool = False
+
+
+class CallWork(NamedTuple):
+    """All launches of a call on one GPU, of kernels whose CTAs are no tiles of queries.
+
+    ms: what they take; ctas: of the main launch; resident: of its CTAs on an SM; rows: of a CTA.
+    """
+
+    ms: float
+    ctas: int
+    resident: int
+    rows: int

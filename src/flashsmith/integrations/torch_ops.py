@@ -34,7 +34,7 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.runtime import run_backward, run_call
-from flashsmith.runtime.cached_launches import CachedLaunch
+from flashsmith.runtime.cached_launches import MOST_CALLS, CachedLaunch
 from flashsmith.runtime.forward_options import NO_WINDOW, check_flag, check_pair
 from flashsmith.runtime.forward_pass import run_followed
 from flashsmith.runtime.frameworks import framework_of
@@ -125,13 +125,44 @@ def _asked(
 
 
 class Pass:
-    """What is asked for, and the cached launch that was the forward pass, if one was."""
+    """What is asked for, and the cached launch that was the forward pass, if one was.
 
-    __slots__ = ("asked", "launch")
+    One that has a launch may be that of many calls.
+    """
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    __slots__ = ("asked", "has_layout", "launch", "return_lse")
+
+    def __init__(self, asked: Asked, return_lse: bool) -> None:
+        self.asked, self.return_lse = asked, return_lse
         self.launch: CachedLaunch | None = None
+        # Whether q, k and v are laid out as those of the launch.
+        self.has_layout: Callable[..., bool] = _never
+
+    def returned(self, o: Any, lse: Any, row_max: Any) -> Any:
+        """What attention() returns."""
+        if self.return_lse:
+            return (o, lse) if row_max is None else (o, lse, row_max)
+        return o if row_max is None else (o, row_max)
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+# Of forward passes that attention() may repeat: q, k and v but no other tensors, options that are
+# compared by value. By the lengths and the options, with their types, since 1 equals True.
+_repeatable: dict[Any, Pass] = {}
+_COMPARABLE = {bool, int, float, type(None), tuple}
+
+
+def _key(q: Any, k: Any, keywords: dict[str, Any]) -> Any:
+    """Of _repeatable. May raise anything where an argument is not what it should be."""
+    key = (
+        q.shape, k.shape, torch.are_deterministic_algorithms_enabled(),
+        *keywords.items(), *map(type, keywords.values()),
+    )  # fmt: skip
+    window = keywords.get("window")
+    return key if window is None else (*key, *map(type, window))
 
 
 def _forward_directly(
@@ -144,7 +175,9 @@ def _forward_directly(
     options = (causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, True, row_max)
     ahead = backward_ahead(after, repeatable)
     chosen = config or choose_config
-    results, this.launch = run_followed(chosen, (q, k, v, None), options, emulate, "out", ahead)
+    results, repeated = run_followed(chosen, (q, k, v, None), options, emulate, "out", ahead)
+    if this.launch is None:  # else it is shared, and stays as it is
+        this.launch = repeated
     return results if row_max else (*results, None)
 
 
@@ -230,7 +263,13 @@ class FlashsmithAttention(torch.autograd.Function):
     def forward(
         q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: Pass
     ) -> tuple[Any, Any, Any]:
-        if _is_plain(q, k, v):
+        launch = this.launch
+        if launch is not None:
+            # Of plain tensors of this layout, neither with sinks nor with packed sequences.
+            results = launch.run((q, k, v, None), ())
+            if results is not None:
+                return results if len(results) == 3 else (*results, None)
+        if launch is not None or _is_plain(q, k, v):
             return _forward_directly(q, k, v, sinks, cu_q, cu_k, this)
         asked = this.asked
         backward = asked.backward_config
@@ -253,27 +292,33 @@ class FlashsmithAttention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if row_max is not None:
             ctx.mark_non_differentiable(row_max)
-        ctx.save_for_backward(q, k, v, o, lse, sinks, cu_q, cu_k)
+        if sinks is None and cu_q is None:
+            ctx.save_for_backward(q, k, v, o, lse)
+        else:
+            ctx.save_for_backward(q, k, v, o, lse, sinks, cu_q, cu_k)
 
     @staticmethod
     def backward(ctx: Any, do: Any, dlse: Any, _: Any) -> Any:
         if do is None and dlse is None:
             return (None,) * 7
-        q, k, v, o, lse, sinks, cu_q, cu_k = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        this, needs = ctx.this, ctx.needs_input_grad[:4]
+        launch = this.launch
+        # Their own derivative must be an error, and not 0.
+        follows = torch.is_grad_enabled() or _transforms()
+        if not (launch is None or dlse is not None or do is None or follows or _dispatch_modes()):
+            gradients = launch.run_following(needs, (do, *saved))
+            if gradients is not None:
+                return (*gradients, None, None, None)
+        q, k, v, o, lse = saved[:5]
+        sinks, cu_q, cu_k = saved[5:] or (None,) * 3
         if do is None:
             do = torch.zeros_like(o)
-        this, needs = ctx.this, ctx.needs_input_grad[:4]
         tensors = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k
-        # Their own derivative must be an error, and not 0.
-        if torch.is_grad_enabled() or _transforms():
+        if follows:
             gradients = FlashsmithGradients.apply(*tensors, this.asked, needs)
         else:
-            launch, gradients = this.launch, None
-            has_vectors = not (dlse is None and sinks is None and cu_q is None)
-            if not (launch is None or has_vectors or _dispatch_modes()):
-                gradients = launch.run_following(needs, tensors[:6])
-            if gradients is None:
-                gradients = _gradients(*tensors, this.asked, needs, False, launch)
+            gradients = _gradients(*tensors, this.asked, needs, False, launch)
         return (*gradients, None, None, None)
 
 
@@ -459,7 +504,7 @@ def _autograd(*tensors: Any, **keywords: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.flashsmith.attention.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (6 - len(tensors)))
-    o, _, _ = _apply_by_dispatcher(FlashsmithAttention, *padded, Pass(_asked(**keywords)))
+    o, _, _ = _apply_by_dispatcher(FlashsmithAttention, *padded, Pass(_asked(**keywords), True))
     return o
 
 
@@ -470,7 +515,9 @@ def _autograd_with_statistics(*tensors: Any, **keywords: Any) -> Any:
     padded = (*tensors, *[None] * (6 - len(tensors)))
     return_lse = keywords.pop("return_lse", False)
     keywords.pop("with_backward", None)
-    o, lse, row_max = _apply_by_dispatcher(FlashsmithAttention, *padded, Pass(_asked(**keywords)))
+    o, lse, row_max = _apply_by_dispatcher(
+        FlashsmithAttention, *padded, Pass(_asked(**keywords), True)
+    )
     nothing = _nothing(tensors[0])
     return o, lse if return_lse else nothing, nothing if row_max is None else row_max
 
@@ -560,7 +607,25 @@ register_flop_formula(
 register_flop_formula(torch.ops.flashsmith.attention_backward, get_raw=True)(_flop_backward)
 
 
-def differentiable_attention(
+def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+    """attention() with gradients, or to refuse what has none; takes and returns what it does."""
+    try:
+        key = _key(q, k, keywords)
+        this = _repeatable.get(key)
+    except Exception:
+        key = this = None  # an argument that is not what it should be: the checks raise the error
+    if this is not None and this.has_layout(q, k, v) and _is_followed(this.launch):
+        return this.returned(*_apply(q, k, v, None, None, None, this))
+    return _differentiable_attention(key, q, k, v, **keywords)
+
+
+def _is_followed(launch: CachedLaunch | None) -> bool:
+    """Whether a launch may be repeated by a call that nothing but autograd looks at."""
+    return launch is not None and launch.is_current and not (_transforms() or _dispatch_modes())
+
+
+def _differentiable_attention(
+    key: Any,
     q: Any,
     k: Any,
     v: Any,
@@ -582,7 +647,7 @@ def differentiable_attention(
     deterministic: bool | None = None,
     emulate: Any = False,
 ) -> Any:
-    """attention() with gradients, or to refuse what has none; takes and returns what it does."""
+    """The same of a call with all its checks; ``key`` is where _repeatable may have it next."""
     if out is not None:
         raise no_out(q=q, k=k, v=v, sinks=sinks)
     if config is not None or backward_config is not None:
@@ -596,19 +661,29 @@ def differentiable_attention(
         repeatable = torch.are_deterministic_algorithms_enabled()
     else:
         repeatable = resolve_deterministic(deterministic, q)
-    this = Pass(_new_tuple(Asked, (
+    asked = _new_tuple(Asked, (
         causal, window, softcap, scale, max_seqlen_q, max_seqlen_k, return_row_max,
         config, backward_config, repeatable, emulate,
-    )))  # fmt: skip
+    ))  # fmt: skip
+    this = Pass(asked, check_flag("return_lse", return_lse))
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
-    if torch._C._are_functorch_transforms_active():
-        o, lse, row_max = FlashsmithAttention.apply(*tensors, this)
-    else:
-        # Function.apply itself spends more on binding arguments than a launch takes.
-        o, lse, row_max = _apply(*tensors, this)
-    if check_flag("return_lse", return_lse):
-        return (o, lse, row_max) if return_row_max else (o, lse)
-    return (o, row_max) if return_row_max else o
+    if _transforms():
+        return this.returned(*FlashsmithAttention.apply(*tensors, this))
+    # Function.apply itself spends more on binding arguments than a launch takes.
+    returned = this.returned(*_apply(*tensors, this))
+    if this.launch is not None and tensors[3:] == (None,) * 3:
+        _remember(key, this, (q, k, v), (window, softcap, scale, max_seqlen_q, max_seqlen_k))
+    return returned
+
+
+def _remember(key: Any, this: Pass, tensors: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+    """Has a call of the same key and layouts repeat this one's launch."""
+    if key is None or not all(type(it) in _COMPARABLE for it in (*values, *values[0])):
+        return
+    if len(_repeatable) >= MOST_CALLS:
+        _repeatable.clear()
+    this.has_layout = _layout_check(tensors)
+    _repeatable[key] = this
 
 
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:

@@ -31,6 +31,7 @@ from flashsmith.runtime.forward_pass import (
 )
 from flashsmith.runtime.forward_request import Request, check_request, suit_tma
 from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
+from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.operation_run import (
     PreparedOperation,
     prepare_operation,
@@ -38,6 +39,8 @@ from flashsmith.runtime.operation_run import (
     wrong_strides,
 )
 from flashsmith.runtime.tensors import view_tensor
+
+_BLOCK_ELEMENT = 4  # bytes
 
 NAMES = ("dq", "dk", "dv", "dsinks")
 _SPECS = {tensor.name: tensor for tensor in BACKWARD.tensors}
@@ -119,8 +122,11 @@ class CachedBackward:
         framework = q.framework
         assert isinstance(framework, RepeatableFramework)
         assert launch is not None
-        self._launch = launch
+        self._launch, self._function, self._n_kernels = launch, launch.function, launch.n_kernels
         self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
+        # On the current stream, which is the launch's.
+        block = (-(-launch.block_bytes // _BLOCK_ELEMENT),)
+        self._new_block = framework.allocator(q.source, block, "int32") if block[0] else None
         self._copies_do, self._copies_dlse = copies_do, copies_dlse
         self._has_vectors = any(name in views for name in ("dlse", "sinks", "cu_seqlens_q"))
 
@@ -181,10 +187,18 @@ class CachedBackward:
         if self._new_dsinks is not None:
             dsinks = self._new_dsinks(sinks)
             dsinks_at = dsinks.data_ptr()
-        self._launch(
-            *(self._stream_of(self._ordinal), do_at, q_at, k_at, v_at, o_at, lse_at),
-            *(dq_at, dk_at, dv_at, dsinks_at, dlse_at, sinks_at, cu_q_at, cu_k_at),
-        )
+        at: tuple[int, ...] = (
+            do_at, q_at, k_at, v_at, o_at, lse_at,
+            dq_at, dk_at, dv_at, dsinks_at, dlse_at, sinks_at, cu_q_at, cu_k_at,
+        )  # fmt: skip
+        if self._new_block is not None:
+            block = self._new_block()  # alive until the launch
+            at += (block.data_ptr(),)
+        try:
+            self._function(self._stream_of(self._ordinal), *at)
+        except RuntimeError as error:
+            raise self._launch.refused(error) from None
+        note_launch("gpu", self._n_kernels)
         return dq, dk, dv, dsinks
 
 

@@ -43,12 +43,9 @@ from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions, check_
 from flashsmith.runtime.forward_request import Request, check_request
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.launch_plan import LaunchPlan
-from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
+from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
 from flashsmith.runtime.substitutes import Wish, substitutes
 from flashsmith.runtime.tensors import Array
-
-# The result of LoadedKernel.prepare.
-Launch = Callable[..., float | None]
 
 # The emulator's default architecture.
 DEFAULT_EMULATED_ARCH = 80
@@ -277,7 +274,7 @@ def _run_and_remember(
     signature: Signature | None,
 ) -> ForwardResult:
     # A separate function, because a closure within run_call would cost every call.
-    def remember(request: Request, launch: Launch) -> None:
+    def remember(request: Request, launch: PreparedLaunch) -> None:
         if signature is not None:
             cached_launches.remember(calls, signature, CachedLaunch(request, launch), options)
 
@@ -306,7 +303,7 @@ def run_request(
     schedule_seed: int | None = None,
     output: str = "o",
     ahead: Ahead | None = None,
-    launched: Callable[[Request, Launch], None] | None = None,
+    launched: Callable[[Request, PreparedLaunch], None] | None = None,
 ) -> ForwardResult:
     """``run_forward`` of q, k, v and o (or None), by the kernel of ``config``, which may be a
     Chooser.
@@ -409,7 +406,7 @@ def kernel_for(
     )
 
 
-def run_on_gpu(launch: Launch, call: LibraryCall, view: TensorView) -> float | None:
+def run_on_gpu(launch: PreparedLaunch, call: LibraryCall, view: TensorView) -> float | None:
     """Launches ``call`` by its kernel's prepared launch, on the current stream of the tensor's
     framework for its device.
 

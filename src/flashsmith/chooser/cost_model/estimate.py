@@ -37,6 +37,10 @@ def estimate(
     Raises:
         ArgumentError: no model of the config's family.
     """
+    call = cfg.family.call_work(cfg, problem, device)
+    if call is not None:
+        waves = call.ctas / (call.resident * device.sm_count) if call.resident else float("inf")
+        return Estimate(call.ms, call.ctas, call.resident, waves, call.rows)
     work: TileWork = cfg.family.tile_work(cfg, device, registers, spill_bytes)
     further = cfg.family.further_work(cfg, device)
     if not all(one.resident for one in (work, *further)):

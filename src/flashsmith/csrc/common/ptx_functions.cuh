@@ -118,6 +118,10 @@ FS_DEVICE void store_shared_16B(uint32_t smem, uint4 x) {
                  : "memory");
 }
 
+FS_DEVICE void store_shared_8B(uint32_t smem, uint2 x) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(smem), "r"(x.x), "r"(x.y) : "memory");
+}
+
 FS_DEVICE void store_shared_4B(uint32_t smem, uint32_t x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem), "r"(x) : "memory");
 }

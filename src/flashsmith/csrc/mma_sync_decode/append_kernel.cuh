@@ -1,0 +1,114 @@
+// The kernel that runs before: it appends new keys and values to the cache, and turns keys and
+// queries by their positions. A warp has one row of k, v or q.
+#pragma once
+
+#include "mma_sync_decode/split.cuh"
+
+namespace flashsmith {
+
+template <class Kernel>
+struct Append {
+    using value_t = typename Kernel::value_t;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+
+    const DecodeKernelArgs& args;
+    const int lane;
+
+    // Row `index` of all queries' rows, each of which has heads_k rows of k, as many of v, and,
+    // turned, heads_q of q.
+    FS_DEVICE void run(int batch, int query, int first_query, int part) const {
+        const int length = args.cache_lens[batch];
+        const int64_t row = first_query + query;
+        if (part >= 2 * args.heads_k) {
+            const int head = part - 2 * args.heads_k;
+            const bool moves = SEMANTICS.mask != MaskKind::none;
+            turn(address(args.q_source, args.q_source_strides, batch, row, head),
+                 address(args.q_rotated, args.q_strides, batch, row, head),
+                 position(length, moves ? query : 0));
+            return;
+        }
+        // Nothing is written beside the cache.
+        if (length < 0 || length >= args.capacity || query >= args.capacity - length) return;
+        const int key = length + query;
+        int block = batch, slot = key;
+        if (args.page_table != nullptr) {
+            const int page = args.by_page.divide(key);
+            block = args.page_table[batch * args.page_table_stride + page];
+            slot = key - page * static_cast<int>(args.by_page.divisor);
+            if (block < 0 || block >= args.blocks) return;
+        }
+        if (part < args.heads_k) {
+            const value_t* source = address(args.new_k, args.new_k_strides, batch, row, part);
+            value_t* target = address(args.k_cache, args.k_cache_strides, block, slot, part);
+            if (args.cos != nullptr)
+                turn(source, target, position(length, query));
+            else
+                copy(source, target, 0);
+        } else {
+            const int head = part - args.heads_k;
+            copy(address(args.new_v, args.new_v_strides, batch, row, head),
+                 address(args.v_cache, args.v_cache_strides, block, slot, head), 0);
+        }
+    }
+
+    // A row of cos and sin, whatever the length is.
+    FS_DEVICE int position(int length, int query) const {
+        const int first = min(max(length, 0), args.positions - 1);
+        return min(first + query, args.positions - 1);
+    }
+
+    FS_DEVICE static value_t* address(const void* tensor, const DecodeStrides& strides,
+                                      int64_t batch, int64_t row, int64_t head) {
+        return static_cast<value_t*>(const_cast<void*>(tensor)) + batch * strides.batch +
+               row * strides.row + head * strides.head;
+    }
+
+    FS_DEVICE void copy(const value_t* source, value_t* target, int first) const {
+        for (int i = first + lane; i < args.d; i += kWarpSize) target[i] = source[i];
+    }
+
+    FS_DEVICE float factor(const void* table, int64_t stride, int position, int pair) const {
+        const int64_t place = position * stride + pair;
+        if (args.rotary_fp32 != 0) return static_cast<const float*>(table)[place];
+        return to_float(static_cast<const value_t*>(table)[place]);
+    }
+    FS_DEVICE static float to_float(__half x) { return __half2float(x); }
+    FS_DEVICE static float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+    // Each pair of elements turned by its angle; products and their sum are each rounded to fp32,
+    // whatever the compiler would contract.
+    FS_DEVICE void turn(const value_t* source, value_t* target, int position) const {
+        for (int pair = lane; pair < args.rotary_half; pair += kWarpSize) {
+            const int i = args.interleaved != 0 ? 2 * pair : pair;
+            const int j = args.interleaved != 0 ? i + 1 : i + args.rotary_half;
+            const float cos = factor(args.cos, args.cos_stride, position, pair);
+            const float sin = factor(args.sin, args.sin_stride, position, pair);
+            const float x = to_float(source[i]), y = to_float(source[j]);
+            const uint32_t turned =
+                pack_16bit<value_t>(__fsub_rn(__fmul_rn(x, cos), __fmul_rn(y, sin)),
+                                    __fadd_rn(__fmul_rn(x, sin), __fmul_rn(y, cos)));
+            reinterpret_cast<uint16_t*>(target)[i] = static_cast<uint16_t>(turned);
+            reinterpret_cast<uint16_t*>(target)[j] = static_cast<uint16_t>(turned >> 16);
+        }
+        copy(source, target, 2 * args.rotary_half);
+    }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(kAppendThreads)
+    decode_append_kernel(const DecodeKernelArgs args) {
+    const int of_query = 2 * args.heads_k + (args.cos == nullptr ? 0 : args.heads_q);
+    const int row_blocks =
+        (of_query * args.seq_q + kAppendThreads / kWarpSize - 1) / (kAppendThreads / kWarpSize);
+    const int batch = block_index() / row_blocks;
+    const int index =
+        block_index() % row_blocks * (kAppendThreads / kWarpSize) + thread_index() / kWarpSize;
+    const SequenceRows q =
+        sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
+    const int query = index / of_query;
+    if (query >= q.count) return;
+    Append<Kernel>{args, lane_index()}.run(batch, query, static_cast<int>(q.first),
+                                           index - query * of_query);
+}
+
+}  // namespace flashsmith

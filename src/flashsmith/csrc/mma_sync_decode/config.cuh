@@ -1,0 +1,120 @@
+// The config that names a kernel of the mma_sync_decode family, and what its kernels are called
+// with. Plain C++20 without CUDA types: the host compiler, the kernels and the tests read this
+// file.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+#include "common/types.cuh"
+
+namespace flashsmith {
+
+// Fields, order and meaning are those of the Python class. Later knobs go at the end and their zero
+// means 'as before'.
+struct FlashDecodeKernelConfig {
+    DType dtype;
+    int d_head;
+    int B_r;
+    int B_c;
+    int n_warps;
+    int stages;
+    int min_keys;
+    int parts_per_sm;
+
+    constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
+
+    constexpr int element_bytes() const { return 2; }
+    constexpr int n_threads() const { return 32 * n_warps; }
+    // Keys of a stage that one warp copies and multiplies by itself.
+    constexpr int keys_per_warp() const { return B_c / n_warps; }
+    // Dynamic shared memory of a CTA: the queries, the warps' stages of K and V, and the warps' row
+    // statistics.
+    constexpr int smem_bytes() const {
+        const int queries = B_r * d_head * element_bytes();
+        const int streamed = 2 * stages * B_c * d_head * element_bytes();
+        return queries + streamed + n_warps * B_r * 2 * 4;
+    }
+};
+
+// Division by a number known on the host, of dividends below 2^31: a multiplication and a shift.
+struct Divisor {
+    uint32_t divisor, multiplier, shift;
+
+#ifdef __CUDACC__
+    __device__ __forceinline__ int divide(int x) const {
+        return divisor == 1 ? x : static_cast<int>(__umulhi(x, multiplier) >> shift);
+    }
+#endif
+};
+
+constexpr Divisor divisor_of(int64_t divisor) {
+    int bits = 0;
+    while ((int64_t{1} << bits) < divisor) ++bits;
+    if (bits == 0) return {1, 0, 0};
+    const uint64_t power = uint64_t{1} << (31 + bits);
+    const uint64_t unsigned_divisor = static_cast<uint64_t>(divisor);
+    return {static_cast<uint32_t>(divisor),
+            static_cast<uint32_t>((power + unsigned_divisor - 1) / unsigned_divisor),
+            static_cast<uint32_t>(bits - 1)};
+}
+
+// How far apart rows of a (batch, seq, heads, d) tensor or of a (block, slot, heads, d) cache are,
+// in elements; the last dimension is contiguous.
+struct DecodeStrides {
+    int64_t batch, row, head;
+};
+
+// Everything the kernels of one call need, passed by value as their only parameter.
+struct DecodeKernelArgs {
+    const void* q;  // rotated: the workspace of that
+    void *k_cache, *v_cache;
+    const int32_t* cache_lens;  // keys in the cache before the call appends
+    void* o;
+    float* lse;                   // natural log-sum-exp of every row; null when not asked for
+    const int32_t* page_table;    // null: a sequence's keys are those of its own block
+    const void *new_k, *new_v;    // appended; null: nothing is
+    const void *cos, *sin;        // (positions, rotary_half); null: no rotary embedding
+    const float* sinks;           // (heads_q); may be null
+    const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed queries; null unless packed
+
+    // Workspaces. Sums of rows over a part's keys, relative to its own maximum; each row's maximum,
+    // log2, and sum of probabilities; and the rotated queries with where they came from.
+    float* part_o;
+    float* part_statistics;
+    const void* q_source;
+    void* q_rotated;
+
+    DecodeStrides q_strides, k_cache_strides, v_cache_strides, o_strides, new_k_strides,
+        new_v_strides, q_source_strides;
+    int64_t page_table_stride, cos_stride, sin_stride;
+    int64_t lse_batch_stride, lse_head_stride;
+
+    int32_t batch, seq_q, total_q;  // packed: the longest sequence, and the rows of all
+    int32_t capacity;               // of a sequence, keys
+    int32_t heads_q, heads_k, d;
+    int32_t blocks, positions, rotary_half;
+    int32_t interleaved, rotary_fp32;
+    int32_t window_left, window_right;
+
+    int32_t most_parts;   // of a sequence
+    int32_t min_units;    // blocks of B_c keys that a part has at least
+    int32_t most_slots;   // parts of all row tiles of a K/V head that have memory for sums
+    int32_t slot_rows;    // rows that each of them has
+    int32_t merged_rows;  // rows of a K/V head that may have several parts
+    Divisor by_parts, by_group, by_page, by_heads_k, by_merged_rows;
+
+    // Neither factor of a score stands beside the other: nvcc would load them as a pair, and keep
+    // half of one undefined where it needs the other alone.
+    float scale_log2;  // what turns a score into base-2 logits: scale * log2(e), or with a softcap
+                       // softcap * log2(e)
+    int32_t heads_per_group;     // query heads of a K/V head
+    float softcap_scale_2log2e;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
+};
+
+// Threads of a CTA of the kernels that have no tiles: a row each, and a warp a row.
+constexpr int kMergeThreads = 128, kAppendThreads = 128;
+
+using decode_kernel_fn = void (*)(const DecodeKernelArgs);
+
+}  // namespace flashsmith

@@ -1,0 +1,11 @@
+// Attention over a cache of keys and values on mma.sync: the kernels of a call, in the order they
+// run.
+//
+//     append                   new keys and values, queries turned by their positions
+//     decode, or paged         states of rows over parts of a sequence's keys, or o
+//     merge                    o from the states, of sequences with several parts
+#pragma once
+
+#include "mma_sync_decode/append_kernel.cuh"
+#include "mma_sync_decode/merge_kernel.cuh"
+#include "mma_sync_decode/part_kernel.cuh"

@@ -1,0 +1,238 @@
+#include "mma_sync_decode/plan.h"
+
+#include <algorithm>
+#include <climits>
+#include <cstddef>
+#include <cstring>
+
+#include "common/constants.cuh"
+#include "host/forward_problem.h"
+
+namespace flashsmith {
+namespace {
+
+// The kernels of a config, in the order of the family's templates.
+enum Kernel : size_t { dense, paged, merge, append };
+
+// The operation's tensors, in its order.
+enum DecodeTensor : size_t {
+    q,
+    k_cache,
+    v_cache,
+    cache_lens,
+    o,
+    lse,
+    page_table,
+    new_k,
+    new_v,
+    cos_table,
+    sin_table,
+    sinks,
+    cu_seqlens_q,
+};
+constexpr size_t kPartO = 0, kPartStatistics = 1, kQueries = 2;
+
+int64_t blocks_of(int64_t rows, int64_t tile) {
+    return (rows + tile - 1) / tile;
+}
+
+DecodeStrides read_strides(NumberReader& numbers) {
+    // Braces are evaluated from left to right.
+    return {numbers.integer(), numbers.integer(), numbers.integer()};
+}
+
+struct DecodeProblem {
+    ForwardProblem forward;  // seq_k is the capacity
+    int64_t blocks, slots;
+    bool free_split;
+};
+
+DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelArgs& args) {
+    ForwardProblem p{};
+    p.batch = numbers.integer();
+    p.seq_q = numbers.integer();
+    p.seq_k = numbers.integer();
+    p.heads_q = numbers.integer();
+    p.heads_k = numbers.integer();
+    p.d = numbers.integer();
+    p.total_q = numbers.integer();
+    p.packed = tensors[cu_seqlens_q] != 0;
+    const int64_t blocks = numbers.integer(), slots = numbers.integer();
+    numbers.integer();  // the most pages of a sequence: the capacity says them
+    const int64_t positions = numbers.integer(), rotary_half = numbers.integer();
+    args.q_source_strides = args.q_strides = read_strides(numbers);
+    args.k_cache_strides = read_strides(numbers);
+    args.v_cache_strides = read_strides(numbers);
+    args.o_strides = read_strides(numbers);
+    args.new_k_strides = read_strides(numbers);
+    args.new_v_strides = read_strides(numbers);
+    args.page_table_stride = numbers.integer();
+    args.cos_stride = numbers.integer();
+    args.sin_stride = numbers.integer();
+    args.lse_batch_stride = numbers.integer();
+    args.lse_head_stride = numbers.integer();
+    p.scale = static_cast<float>(numbers.number());
+    p.softcap = static_cast<float>(numbers.number());
+    p.window_left = numbers.integer();
+    p.window_right = numbers.integer();
+    args.interleaved = static_cast<int32_t>(numbers.integer());
+    args.rotary_fp32 = static_cast<int32_t>(numbers.integer());
+    const bool free_split = numbers.integer() != 0;
+    numbers.end();
+    require(blocks >= 0 && blocks <= INT_MAX && slots >= 0 && slots <= INT_MAX && positions >= 0 &&
+                positions <= INT_MAX,
+            "k_cache: blocks, slots and positions must be between 0 and 2^31 - 1");
+    require(p.seq_k == 0 || blocks > 0, "k_cache: there is no page; give at least one");
+    require(tensors[cos_table] == 0 || positions > 0,
+            "cos: there is no position; give at least one");
+    args.blocks = static_cast<int32_t>(blocks);
+    args.positions = static_cast<int32_t>(positions);
+    args.rotary_half = static_cast<int32_t>(rotary_half);
+    return {p, blocks, slots, free_split};
+}
+
+// Parts of a sequence at most. Invariant: from the device and the K/V heads alone. Free: as many as
+// fill the device once with all sequences, or, where that would leave much of it idle, a few times.
+int64_t most_parts(const FlashDecodeKernelConfig& config, const DecodeProblem& problem,
+                   const DeviceSpec& device) {
+    const int64_t at_once = int64_t{device.sm_count} * config.parts_per_sm;
+    const int64_t invariant = std::max<int64_t>(1, at_once / problem.forward.heads_k);
+    if (!problem.free_split) return invariant;
+    constexpr int64_t kRounds = 4;
+    const int64_t heads = std::max<int64_t>(1, problem.forward.batch * problem.forward.heads_k);
+    const int64_t once = at_once / heads;
+    const bool fills = once * heads * 8 >= at_once * 7;
+    return std::clamp<int64_t>(fills ? once : blocks_of(kRounds * at_once, heads), 1, invariant);
+}
+
+std::vector<AddressPatch> addresses_of(Tensors tensors, bool has_states) {
+    using Args = DecodeKernelArgs;
+    const bool turns = tensors[cos_table] != 0;
+    std::vector<AddressPatch> patches = {
+        {offsetof(Args, q), turns ? in_workspace(has_states ? kQueries : 0) : in_tensor(q)},
+        {offsetof(Args, k_cache), in_tensor(k_cache)},
+        {offsetof(Args, v_cache), in_tensor(v_cache)},
+        {offsetof(Args, cache_lens), in_tensor(cache_lens)},
+        {offsetof(Args, o), in_tensor(o)},
+        {offsetof(Args, lse), in_tensor(lse)},
+        {offsetof(Args, page_table), in_tensor(page_table)},
+        {offsetof(Args, new_k), in_tensor(new_k)},
+        {offsetof(Args, new_v), in_tensor(new_v)},
+        {offsetof(Args, cos), in_tensor(cos_table)},
+        {offsetof(Args, sin), in_tensor(sin_table)},
+        {offsetof(Args, sinks), in_tensor(sinks)},
+        {offsetof(Args, cu_seqlens_q), in_tensor(cu_seqlens_q)},
+    };
+    if (has_states) {
+        patches.push_back({offsetof(Args, part_o), in_workspace(kPartO)});
+        patches.push_back({offsetof(Args, part_statistics), in_workspace(kPartStatistics)});
+    }
+    if (turns) {
+        patches.push_back({offsetof(Args, q_source), in_tensor(q)});
+        patches.push_back({offsetof(Args, q_rotated), in_workspace(has_states ? kQueries : 0)});
+    }
+    return patches;
+}
+
+}  // namespace
+
+Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
+                 const DeviceSpec& device, const Semantics& semantics) {
+    DecodeKernelArgs args;
+    std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
+    const DecodeProblem problem = read_problem(numbers, tensors, args);
+    const ForwardProblem& p = problem.forward;
+    require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
+    check_smem(config.smem_bytes(), device);
+    check_problem(p, semantics, config.d_head, config.B_r);
+    require(semantics.uneven || p.d == config.d_head,
+            "uneven: this library's kernels want d = d_head");
+
+    args.batch = static_cast<int32_t>(p.batch);
+    args.seq_q = static_cast<int32_t>(p.seq_q);
+    args.total_q = static_cast<int32_t>(p.total_q);
+    args.capacity = static_cast<int32_t>(p.seq_k);
+    args.heads_q = static_cast<int32_t>(p.heads_q);
+    args.heads_k = static_cast<int32_t>(p.heads_k);
+    args.heads_per_group = args.heads_q / args.heads_k;
+    args.d = static_cast<int32_t>(p.d);
+    args.window_left = static_cast<int32_t>(std::min(p.window_left, int64_t{kUnlimited}));
+    args.window_right = static_cast<int32_t>(std::min(p.window_right, int64_t{kUnlimited}));
+    args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
+    args.softcap_scale_2log2e = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
+    const bool turns = tensors[cos_table] != 0;
+    if (turns) args.q_strides = {p.packed ? 0 : p.seq_q * p.heads_q * p.d, p.heads_q * p.d, p.d};
+
+    const int64_t parts = most_parts(config, problem, device);
+    const int64_t rows = p.seq_q * args.heads_per_group;
+    require(rows <= INT_MAX, "seq_q x heads of a group must stay within 2^31 - 1");
+    const int64_t tiles = blocks_of(rows, config.B_r);
+    const int64_t min_units = config.min_keys / config.B_c;
+    const int64_t parts_of_capacity =
+        std::max<int64_t>(1, blocks_of(blocks_of(p.seq_k, config.B_c), min_units));
+    const bool has_states = std::min(parts, parts_of_capacity) > 1;
+    args.most_parts = static_cast<int32_t>(parts);
+    args.min_units = static_cast<int32_t>(min_units);
+    args.most_slots = static_cast<int32_t>(
+        has_states ? std::min(parts, std::max<int64_t>(tiles, 1) * parts_of_capacity) : 0);
+    args.slot_rows = static_cast<int32_t>(std::min<int64_t>(config.B_r, rows));
+    // More tiles than half of the parts leave each tile one part.
+    args.merged_rows = static_cast<int32_t>(std::min(rows, parts / 2 * config.B_r));
+    args.by_parts = divisor_of(parts);
+    args.by_group = divisor_of(args.heads_per_group);
+    args.by_page = divisor_of(std::max<int64_t>(1, problem.slots));
+    args.by_heads_k = divisor_of(p.heads_k);
+    args.by_merged_rows = divisor_of(std::max(1, args.merged_rows));
+
+    Plan plan;
+    const int64_t heads = p.batch * p.heads_k;
+    const int64_t states = heads * args.most_slots * args.slot_rows;
+    const auto workspace = [&](const char* name, int64_t bytes) {
+        plan.workspaces.push_back({name, static_cast<size_t>(bytes), Contents::undefined});
+    };
+    if (has_states) {
+        workspace("part_o", states * config.d_head * int64_t{sizeof(float)});
+        workspace("part_statistics", states * 2 * int64_t{sizeof(float)});
+    }
+    const int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
+    if (turns) workspace("q_rotated", queries * p.heads_q * p.d * config.element_bytes());
+
+    const auto* argument = reinterpret_cast<const uint8_t*>(&args);
+    const auto add = [&](Kernel kernel, int64_t blocks, int threads, int smem_bytes) {
+        require(blocks <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
+        plan.launches.push_back({
+            .kernel = kernel,
+            .grid = {static_cast<uint32_t>(blocks), 1, 1},
+            .cluster = {1, 1, 1},
+            .block = {static_cast<uint32_t>(threads), 1, 1},
+            .smem_bytes = smem_bytes,
+            .argument_bytes = {argument, argument + sizeof args},
+            .addresses = addresses_of(tensors, has_states),
+            .tensor_maps = {},
+        });
+    };
+    if (tensors[new_k] != 0) {
+        const int64_t of_query = 2 * p.heads_k + (turns ? p.heads_q : 0);
+        require(of_query * p.seq_q <= INT_MAX, "seq_q x heads must stay within 2^31 - 1");
+        add(append, p.batch * blocks_of(of_query * p.seq_q, kAppendThreads / kWarpSize),
+            kAppendThreads, 0);
+    }
+    // CTAs that the device holds at once, each of which takes part after part.
+    const int64_t items = heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity));
+    require(items <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
+    const int64_t resident =
+        ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0) *
+        int64_t{device.sm_count};
+    add(tensors[page_table] != 0 ? paged : dense, std::min(items, resident), config.n_threads(),
+        config.smem_bytes());
+    if (has_states && args.merged_rows > 0) add(merge, heads * args.merged_rows, kMergeThreads, 0);
+
+    for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table})
+        plan.presence.push_back({tensor, tensors[tensor] != 0,
+                                 "page_table, k, v, cos, sin: this launch was planned for others"});
+    plan.presence.push_back(
+        {cu_seqlens_q, semantics.packed, "packed: this library's kernels are for the other kind"});
+    return plan;
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,14 @@
+// The family's part of planning. Plain C++20 without CUDA headers.
+#pragma once
+
+#include "host/plan.h"
+#include "mma_sync_decode/config.cuh"
+
+namespace flashsmith {
+
+// Up to three launches: to append, to compute states of parts, to merge them. Throws
+// std::invalid_argument.
+Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
+                 const DeviceSpec& device, const Semantics& semantics);
+
+}  // namespace flashsmith

@@ -1,0 +1,82 @@
+// States of rows over some keys, and how they become one: of warps that have different keys of a
+// part, and of parts. Sums are relative to the state's own maximum, base 2; sums of probabilities
+// of 0 mean that there was no key, and then nothing else of the state counts.
+#pragma once
+
+#include "common/ptx_functions.cuh"
+#include "mma_sync_decode/config.cuh"
+
+namespace flashsmith {
+
+constexpr float kLargestFloat = 3.402823466e38f;
+
+FS_DEVICE uint32_t as_uint(float x) {
+    return __float_as_uint(x);
+}
+
+struct RowState {
+    float maximum = -kLargestFloat;
+    float sum = 0.0f;
+    float o[4] = {};
+
+    FS_DEVICE bool is_empty() const { return sum == 0.0f; }
+
+    // Adds a state whose maximum is not above this one's.
+    FS_DEVICE void add(float other_maximum, float other_sum, const float4& other_o) {
+        if (other_sum == 0.0f) return;
+        const float weight = exp2_approx(other_maximum - maximum);
+        sum = fmaf(weight, other_sum, sum);
+        o[0] = fmaf(weight, other_o.x, o[0]);
+        o[1] = fmaf(weight, other_o.y, o[1]);
+        o[2] = fmaf(weight, other_o.z, o[2]);
+        o[3] = fmaf(weight, other_o.w, o[3]);
+    }
+};
+
+// What a row's sums are multiplied with, and its natural log-sum-exp, once its head's sink has
+// joined. A row without keys gives 0, and -inf or the sink alone.
+struct RowEnd {
+    float factor, lse;
+
+    FS_DEVICE RowEnd(const RowState& row, const float* sink) {
+        const float sink_ln = sink == nullptr ? 0.0f : *sink;
+        // Finite, so that differences are; a NaN stays one.
+        float sink_log2 = sink_ln * kLog2E;
+        sink_log2 = sink_log2 > kLargestFloat    ? kLargestFloat
+                    : sink_log2 < -kLargestFloat ? -kLargestFloat
+                                                 : sink_log2;
+        const float accumulated = row.is_empty() ? -kLargestFloat : row.maximum;
+        float base = accumulated, weight = 1.0f, total = row.sum;
+        if (sink != nullptr) {
+            base = fmaxf(accumulated, sink_log2);
+            weight = exp2_approx(accumulated - base);
+            total = total * weight + exp2_approx(sink_log2 - base);
+        }
+        factor = row.is_empty() ? 0.0f : weight * reciprocal_approx(total);
+        // The largest sinks were clamped in base 2.
+        const float base_ln = sink != nullptr && base == sink_log2 ? sink_ln : base * kLn2;
+        lse = fmaf(log2_approx(total), kLn2, base_ln);
+    }
+};
+
+// Four neighbouring elements of a row of o, and by the row's first thread its log-sum-exp.
+template <typename value_t>
+FS_DEVICE void store_row(const DecodeKernelArgs& args, const RowState& row, int batch,
+                         int first_query, int query, int head, int column) {
+    const RowEnd end(row, args.sinks == nullptr ? nullptr : args.sinks + head);
+    if (column < args.d) {
+        char* const target =
+            static_cast<char*>(args.o) +
+            (batch * args.o_strides.batch + int64_t{first_query + query} * args.o_strides.row +
+             head * args.o_strides.head + column) *
+                kElementBytes;
+        store_global_8B(target,
+                        {pack_16bit<value_t>(row.o[0] * end.factor, row.o[1] * end.factor),
+                         pack_16bit<value_t>(row.o[2] * end.factor, row.o[3] * end.factor)});
+    }
+    if (column == 0 && args.lse != nullptr)
+        args.lse[batch * args.lse_batch_stride + head * args.lse_head_stride + first_query +
+                 query] = end.lse;
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,73 @@
+// A config and what it is to compute, turned into types and constants: everything the kernels know
+// at compile time.
+#pragma once
+
+#include <type_traits>
+
+#include "common/constants.cuh"
+#include "common/layout.cuh"
+#include "mma_sync_decode/config.cuh"
+
+#ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
+#error \
+    "define FLASHSMITH_MAX_SMEM_PER_BLOCK: the bytes of shared memory a CTA may have on the target"
+#endif
+
+namespace flashsmith {
+
+template <FlashDecodeKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
+struct StaticDecodeKernelConfig {
+    static constexpr FlashDecodeKernelConfig CFG = CFG_;
+    static constexpr Semantics SEMANTICS = SEMANTICS_;
+
+    using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
+
+    static constexpr int d_head = CFG.d_head;
+    static constexpr int B_r = CFG.B_r;
+    static constexpr int B_c = CFG.B_c;
+    static constexpr int n_warps = CFG.n_warps;
+    static constexpr int n_threads = CFG.n_threads();
+    static constexpr int stages = CFG.stages;
+    static constexpr int warp_keys = CFG.keys_per_warp();
+
+    static constexpr int row_tiles = B_r / 16;
+    static constexpr int d_steps = d_head / 16;
+    static constexpr int key_steps = warp_keys / 16;
+    static constexpr int key_tiles = warp_keys / 8;
+    static constexpr int column_tiles = d_head / 8;
+    // Fragments of the queries beside the sums: 255 registers have room for no more.
+    static constexpr bool keeps_queries = B_r * d_head <= 16 * 128;
+
+    using QueriesLayout = SmemLayout<B_r, d_head, true>;
+    using KeysLayout = SmemLayout<warp_keys, d_head, true>;
+
+    // Shared memory, bytes from its start. Each warp has stages of its own, in each K and then V.
+    static constexpr int ring_offset = QueriesLayout::kBytes;
+    static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
+    static constexpr int ring_bytes = stages * stage_bytes;
+    static constexpr int statistics_offset = ring_offset + n_warps * ring_bytes;
+    static_assert(statistics_offset + n_warps * B_r * 8 == CFG.smem_bytes());
+
+    // A warp's sums in place of its stages, once these are read. Eight floats more than a row has
+    // put four rows into different banks.
+    static constexpr int sums_row_bytes = (d_head + 8) * 4;
+
+    // What the types above and the kernels take for granted. `flashsmith explain` has all rules and
+    // their reasons.
+    static constexpr bool valid_config() {
+        static_assert(d_head % 32 == 0 && d_head <= 256, "d_head: panels of 32 or 64 columns");
+        static_assert(B_r == 16 || B_r == 32, "B_r: 16 or 32");
+        static_assert((B_c & (B_c - 1)) == 0, "B_c: a power of two");
+        static_assert(warp_keys == 16 || warp_keys == 32, "B_c: 16 or 32 keys a warp");
+        static_assert(stages >= 2, "stages: one is read while another is copied");
+        static_assert(B_r * (d_head + warp_keys) <= 32 * (warp_keys == 16 ? 144 : 128),
+                      "a thread has too many sums and scores");
+        static_assert(B_r * sums_row_bytes <= ring_bytes, "a warp's sums take its stages' place");
+        static_assert(CFG.min_keys % B_c == 0, "min_keys: whole stages");
+        static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
+                      "the tiles need more shared memory than a CTA may have");
+        return true;
+    }
+};
+
+}  // namespace flashsmith

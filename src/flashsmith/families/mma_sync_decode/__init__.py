@@ -1,0 +1,87 @@
+"""The mma_sync_decode family (sm_80 and later): attention over a KV cache by mma.sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flashsmith.families.cpp import Cpp
+from flashsmith.families.device import DeviceSpec, device_spec
+from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.mma_sync_decode import cost, describe, rules, search_space, sets
+from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
+from flashsmith.families.tile_work import CallWork
+from flashsmith.operations.dtype import DType
+from flashsmith.operations.problem import Problem
+
+
+class MmaSyncDecodeFamily(Family):
+    """Kernels whose CTAs read a part of a sequence's keys, and a kernel that merges the parts."""
+
+    config_class = FlashDecodeKernelConfig
+    title = "mma.sync decode"
+    operation = "decode"
+    rules = rules.RULES
+    settled_first = ("dtype", "d_head", "B_r", "n_warps", "B_c", "stages", "min_keys")
+    csrc = Path(__file__).parents[2] / "csrc" / "mma_sync_decode"
+    cpp = Cpp(
+        config_header="mma_sync_decode/config.cuh",
+        kernel_header="mma_sync_decode/decode_kernels.cuh",
+        kernel="decode_kernel",
+        static_config="StaticDecodeKernelConfig",
+        function="decode_kernel_fn",
+        plan_header="mma_sync_decode/plan.h",
+        plan_function="plan_decode",
+    )
+    must_not_spill = True
+    space_key = "decode"
+    translation_seconds = 0.5
+    sets: ClassVar[Mapping[str, ConfigSet]] = {
+        "decode": ConfigSet("kernels of attention over a cache", sets.get_decode_configs),
+    }
+
+    def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
+        return {
+            "main": self.cpp.kernel,
+            "paged": "decode_paged_kernel",
+            "merge": "decode_merge_kernel",
+            "append": "decode_append_kernel",
+        }
+
+    def candidates(
+        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+    ) -> Sequence[FlashDecodeKernelConfig]:
+        return sets.candidates(dtype, d_head, device)
+
+    def search_space(
+        self, dtype: DType, d_head: int, masked: bool
+    ) -> Sequence[FlashDecodeKernelConfig]:
+        return search_space.search_space(dtype, d_head)
+
+    def moved(self, cfg: FlashDecodeKernelConfig) -> Iterable[FlashDecodeKernelConfig]:
+        return search_space.moved(cfg)
+
+    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+        d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
+        return sets.candidates(dtype, min(d_heads), device_spec(self.oldest_arch))
+
+    has_cost_model = True
+
+    def compile_cost(self, cfg: FlashDecodeKernelConfig) -> float:
+        return cost.compile_cost(cfg)
+
+    def call_work(self, cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork:
+        return cost.call_work(cfg, problem, device)
+
+    def smem_map(self, cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
+        return describe.smem_map(cfg)
+
+    def intensity(self, cfg: FlashDecodeKernelConfig) -> Intensity:
+        return describe.intensity(cfg)
+
+    def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
+        return describe.CONFLICT_KINDS
+
+
+MMA_SYNC_DECODE = register_family(MmaSyncDecodeFamily())

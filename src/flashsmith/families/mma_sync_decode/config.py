@@ -1,0 +1,142 @@
+"""FlashDecodeKernelConfig: the knobs that name one kernel of the mma_sync_decode family.
+
+The C++ struct of the same name (csrc/mma_sync_decode/config.cuh) has the same fields in the same
+order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
+from flashsmith.families.knob import knob
+from flashsmith.operations.dtype import DType
+
+MMA_ROWS = 16  # rows of one m16n8k16 product, and the depth of its k
+_STATISTICS_BYTES = 8  # of a row in a warp: its maximum and its sum
+
+
+@dataclass(frozen=True, order=True)
+class FlashDecodeKernelConfig(KernelConfig):
+    """Attention over a cache by the mma_sync_decode family (sm_80 and later), ordered field by
+    field.
+
+    A later knob goes at the end with a zero default that means today's behaviour.
+
+    Raises:
+        ArgumentError: a field has the wrong type or is out of an int's range.
+    """
+
+    FAMILY: ClassVar[str] = "mma_sync_decode"
+    OLDEST_ARCH: ClassVar[int] = 80
+    # '(BF16, 128, 16, 64, 4): decode+stages_3+least_128+parts_2'
+    SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warps")
+    LEADING_WORD: ClassVar[str] = "decode"
+
+    dtype: DType = knob(
+        "element type of q, the cache and o",
+        values=tuple(DType),
+        effect=lambda cfg: "element type of q, the cache and o; sums are fp32",
+        where="mma_m16n8k16",
+    )
+    d_head: int = knob(
+        "head dimension, elements",
+        values=(64, 96, 128, 192, 256),
+        effect=lambda cfg: (
+            f"scores take {cfg.d_head // MMA_ROWS} k16-steps; a lane sums {cfg.accumulators} "
+            "elements of o"
+        ),
+        where="StaticDecodeKernelConfig",
+    )
+    B_r: int = knob(
+        "rows of a CTA's tile: the query heads of one K/V head, query after query",
+        values=(16, 32),
+        effect=lambda cfg: f"each key is read once for {cfg.B_r} rows of its K/V head",
+        where="DecodePart",
+    )
+    B_c: int = knob(
+        "keys of a stage, those of all warps",
+        values=(32, 64, 128, 256),
+        effect=lambda cfg: f"a warp copies and multiplies {cfg.keys_per_warp} keys at a time",
+        where="DecodePart::start_step",
+    )
+    n_warps: int = knob(
+        "warps per CTA, each with keys of its own",
+        values=(2, 4, 8),
+        effect=lambda cfg: f"{cfg.n_threads} threads per CTA; no warp waits for another's keys",
+        where="StaticDecodeKernelConfig",
+    )
+    stages: int = knob(
+        "stages of K and V in shared memory",
+        values=(2, 3, 4, 5, 6, 8),
+        word="stages",
+        default=3,
+        always=True,
+        effect=lambda cfg: f"{cfg.bytes_in_flight} bytes of K and V are on their way to a CTA",
+        where="DecodePart::run",
+    )
+    min_keys: int = knob(
+        "keys that a part of a sequence has at least, unless it is the last",
+        values=(64, 128, 256, 512, 1024),
+        word="least",
+        default=128,
+        always=True,
+        effect=lambda cfg: f"a sequence is split from {cfg.min_keys + 1} keys on",
+        where="sequence_of",
+    )
+    parts_per_sm: int = knob(
+        "parts of all K/V heads of a sequence, at most, per SM",
+        values=(1, 2, 3, 4, 6, 8),
+        word="parts",
+        default=2,
+        always=True,
+        effect=lambda cfg: (
+            f"a long sequence alone gives an SM {cfg.parts_per_sm} parts, in all K/V heads"
+        ),
+        where="most_parts",
+    )
+
+    # --- shapes and resources --------------------------------------------------------------------
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of a CTA."""
+        return self.n_warps * THREADS_PER_WARP
+
+    @property
+    def keys_per_warp(self) -> int:
+        """Keys of a stage that one warp has."""
+        return self.B_c // self.n_warps
+
+    @property
+    def accumulators(self) -> int:
+        """fp32 elements of o that a lane sums."""
+        return self.B_r * self.d_head // THREADS_PER_WARP
+
+    @property
+    def scores(self) -> int:
+        """fp32 scores that a lane computes in a step."""
+        return self.B_r * self.keys_per_warp // THREADS_PER_WARP
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of K and V in one stage of a CTA."""
+        return 2 * self.B_c * self.d_head * self.dtype.element_size
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Bytes that a CTA has asked for and not yet got, while it multiplies."""
+        return (self.stages - 1) * self.stage_bytes
+
+    @property
+    def keeps_queries(self) -> bool:
+        """Whether a warp keeps its queries' fragments in registers."""
+        return self.B_r * self.d_head <= MMA_ROWS * 128
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Dynamic shared memory of a CTA, bytes: the queries, the stages of K and V, and the row
+        statistics of the warps."""
+        queries = self.B_r * self.d_head * elem_size
+        streamed = 2 * self.stages * self.B_c * self.d_head * elem_size
+        return queries + streamed + self.n_warps * self.B_r * _STATISTICS_BYTES

@@ -1,0 +1,93 @@
+"""The mma_sync_decode family's cost model: the time of a call from the bytes that it reads.
+
+The constants without a data sheet behind them are assumptions, not fits: nothing was measured yet.
+"""
+
+from __future__ import annotations
+
+from flashsmith.families.config import RESERVED_SMEM_PER_CTA, THREADS_PER_WARP
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
+from flashsmith.families.tile_work import QUARTERS, CallWork, rates_of
+from flashsmith.operations.problem import Problem
+
+# Cycles from a load to its data with all SMs reading, of a launch within a graph, and of a CTA's
+# beginning and end around its part: lengths and queries before, states of warps after.
+_LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
+# Instructions of a warp per m16n8k16 product, its fragments and copies, and per score of a lane.
+_PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
+# Cycles in which a warp takes one such step with nothing beside it.
+_WARP_STEP = 900.0
+_FLOAT_BYTES = 4
+_MOST_REGISTERS = 255
+
+
+def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
+    """CTAs that one SM holds; 0: not even one."""
+    limits = cfg.cta_limits(
+        device.max_smem_per_sm,
+        min(_MOST_REGISTERS, 100 + cfg.accumulators),
+        max_threads=device.max_threads_per_sm,
+        max_ctas=device.max_ctas_per_sm,
+    )
+    limits["shared memory"] = device.max_smem_per_sm // (cfg.smem_bytes() + RESERVED_SMEM_PER_CTA)
+    return min(limits.values())
+
+
+def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> tuple[int, int]:
+    """Parts of each sequence in the invariant split, and the keys of a part."""
+    keys = problem.seq_k
+    if problem.window is not None:
+        keys = min(keys, problem.window[0] + problem.seq_q)
+    rows = problem.seq_q * problem.heads_q // problem.heads_k
+    tiles = -(-rows // cfg.B_r)
+    most = max(1, max(1, device.sm_count * cfg.parts_per_sm // problem.heads_k) // max(1, tiles))
+    units = -(-keys // cfg.B_c)
+    chunk = max(-(-units // most), cfg.min_keys // cfg.B_c) * cfg.B_c
+    return max(1, -(-keys // chunk)), min(chunk, max(keys, 1))
+
+
+def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
+    """The work of a call's launches; infinitely long where no CTA fits."""
+    ctas = resident(cfg, device)
+    if not ctas:
+        return CallWork(float("inf"), 0, 0, cfg.B_r)
+    rates = rates_of(device)
+    parts, keys = parts_of(cfg, problem, device)
+    rows = problem.seq_q * problem.heads_q // problem.heads_k
+    tiles = -(-rows // cfg.B_r)
+    items = problem.batch * problem.heads_k * tiles * parts
+    if not items:
+        return CallWork(0.0, 0, ctas, cfg.B_r)
+    per_item = keys * 2 * cfg.d_head * cfg.dtype.element_size
+    # Tiles of the same keys find them in L2.
+    dram = items / tiles * per_item / (rates.dram * device.sm_count)
+    steps = -(-keys // cfg.B_c)
+    products = 2 * (cfg.B_r / MMA_ROWS) * (cfg.keys_per_warp / 8) * (cfg.d_head / MMA_ROWS)
+    scores = cfg.B_r * cfg.keys_per_warp / THREADS_PER_WARP
+    issue = (products * _PER_PRODUCT + scores * _PER_SCORE + _PER_STEP) * cfg.n_warps / QUARTERS
+    # An SM that has fewer bytes on their way than latency times its share waits for them.
+    at_once = min(ctas, -(-items // device.sm_count))
+    in_flight = at_once * min(cfg.bytes_in_flight, per_item)
+    waited = cfg.stage_bytes * _LATENCY * at_once / max(in_flight, 1)
+    step = max(issue * at_once, _WARP_STEP, waited)
+    rounds = -(-items // (device.sm_count * at_once))
+    cycles = max(dram, rounds * (steps * step + _PART + _LATENCY))
+    states = 0.0
+    if parts > 1:
+        merged = problem.batch * problem.heads_q * problem.seq_q * parts
+        states = 2 * merged * (cfg.d_head + 2) * _FLOAT_BYTES / (rates.l2 * device.sm_count)
+        states += _LAUNCH + 2 * _LATENCY
+    return CallWork((cycles + states + _LAUNCH) / rates.clock / 1e6, items, ctas, cfg.B_r)
+
+
+# --- compilation ---------------------------------------------------------------------------------
+
+# Everything but the products, of four kernels, in products.
+_FIXED_COST = 700.0
+
+
+def compile_cost(cfg: FlashDecodeKernelConfig) -> float:
+    """Relative compile time of one config (no unit): the m16n8k16 products of one step of a warp,
+    whose bodies are unrolled, in the dense and in the paged kernel."""
+    return _FIXED_COST + 2 * 2 * cfg.B_r * cfg.keys_per_warp * cfg.d_head / (MMA_ROWS * 8 * 16)

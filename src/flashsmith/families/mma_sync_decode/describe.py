@@ -1,0 +1,40 @@
+"""Descriptions of a kernel of the mma_sync_decode family, for `flashsmith explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
+
+# The emulator's kinds of access, by what the kernels use them for.
+CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
+    "ldmatrix": ("ldmatrix",),
+    "copy st": ("cp.async",),
+    "O st": ("st.shared.8B",),
+    "O ld": ("ld.shared.16B",),
+}
+
+
+def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
+    """Where the tiles lie: each warp's stages one after another, which its sums take in the end."""
+    warps = [
+        (f"{tile} of warp {warp + 1}, stage {stage + 1}", 1, cfg.keys_per_warp)
+        for warp in range(cfg.n_warps)
+        for stage in range(cfg.stages)
+        for tile in "KV"
+    ]
+    return smem_regions(cfg, [("Q", 1, cfg.B_r), *warps], "row statistics")
+
+
+def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
+    """FLOP per byte in the loop over keys of a tile whose rows all exist.
+
+    A key costs 4 B_r d FLOP and is read once from global and once from shared memory; queries that
+    have no registers are read again from shared memory for every warp_keys keys.
+    """
+    element = cfg.dtype.element_size
+    flop = 4 * cfg.B_r * cfg.d_head
+    streamed = 2 * cfg.d_head * element
+    again = 0.0 if cfg.keeps_queries else cfg.B_r * cfg.d_head * element / cfg.keys_per_warp
+    return Intensity(shared=flop / (streamed + again), global_memory=flop / streamed)

@@ -1,0 +1,68 @@
+"""Which configs of the mma_sync_decode family kernels can be built for. One rule, one predicate,
+one reason."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
+from flashsmith.families.rule import Rule, supported
+
+# fp32 sums and scores of a thread, by the keys of a warp: beside fragments and addresses in 255
+# registers more spill.
+MAX_ELEMENTS = {16: 144, 32: 128}
+# Floats between rows of a warp's sums in shared memory, beyond those of a row.
+_PADDING = 8
+_FLOAT_BYTES = 4
+
+_supported = partial(
+    supported,
+    FlashDecodeKernelConfig,
+    must_be="{}: the mma_sync_decode family has kernels for these only",
+)
+
+RULES: tuple[Rule, ...] = (
+    *map(
+        _supported,
+        ("d_head", "B_r", "B_c", "n_warps", "stages", "min_keys", "parts_per_sm"),
+    ),
+    Rule(
+        "warp_keys_in_mma_steps",
+        "B_c / n_warps, the keys of one warp, must be 16 or 32: an mma works on 16, and each lane "
+        "reads one number of the page table",
+        lambda cfg, device: cfg.B_c in (MMA_ROWS * cfg.n_warps, 2 * MMA_ROWS * cfg.n_warps),
+        ("B_c", "n_warps"),
+    ),
+    Rule(
+        "rows_fit_registers",
+        "B_r (d_head + B_c / n_warps) / 32, a thread's sums and scores, must be at most 144, with "
+        "32 keys a warp 128: it has 255 registers",
+        lambda cfg, device: cfg.accumulators + cfg.scores <= MAX_ELEMENTS.get(cfg.keys_per_warp, 0),
+        ("B_r", "B_c", "n_warps", "d_head"),
+    ),
+    Rule(
+        "sums_fit_stages",
+        f"B_r (d_head + {_PADDING}) 4 bytes, a warp's sums, must fit into its stages, whose place "
+        "they take",
+        lambda cfg, device: (
+            cfg.n_warps * cfg.B_r * (cfg.d_head + _PADDING) * _FLOAT_BYTES
+            <= cfg.stages * cfg.stage_bytes
+        ),
+        ("dtype", "d_head", "B_r", "B_c", "n_warps", "stages"),
+    ),
+    Rule(
+        "parts_of_whole_stages",
+        "min_keys must be a multiple of B_c: a part begins with a whole stage",
+        lambda cfg, device: cfg.min_keys % cfg.B_c == 0,
+        ("min_keys", "B_c"),
+    ),
+    Rule(
+        "smem_within_limit",
+        "the queries and the stages must fit in the shared memory that the device gives one CTA",
+        lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
+        ("d_head", "B_r", "B_c", "n_warps", "stages"),
+        lambda cfg, device: (
+            f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
+        ),
+    ),
+)

@@ -1,0 +1,45 @@
+"""What `flashsmith tune` searches of the mma_sync_decode family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from itertools import product
+
+from flashsmith.families.device import KNOWN_DEVICES
+from flashsmith.families.legality import is_legal
+from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
+from flashsmith.operations.dtype import DType
+
+# What the search begins with: 16 rows hold a group of up to 16 query heads of one query.
+_KNOBS: dict[str, tuple[int, ...]] = {
+    "B_r": (16,),
+    "B_c": (64, 128),
+    "n_warps": (4,),
+    "stages": (2, 3, 4),
+    "min_keys": (128, 256),
+    "parts_per_sm": (1, 2, 4),
+}
+# Knobs that a step of the search leaves alone: a problem says them.
+_FIXED = ("dtype", "d_head")
+_ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
+
+
+def search_space(dtype: DType, d_head: int) -> list[FlashDecodeKernelConfig]:
+    """The product of the knobs worth trying first, as far as it is legal on the known device with
+    the most shared memory."""
+    configs = (
+        FlashDecodeKernelConfig(dtype, d_head, **dict(zip(_KNOBS, values, strict=True)))
+        for values in product(*_KNOBS.values())
+    )
+    return [cfg for cfg in configs if is_legal(cfg, _ROOMIEST)]
+
+
+def moved(cfg: FlashDecodeKernelConfig) -> Iterator[FlashDecodeKernelConfig]:
+    """The configs with another value of one knob, or of keys and warps together."""
+    for knob in fields(cfg):
+        if knob.name not in _FIXED:
+            for value in knob.metadata["values"]:
+                yield replace(cfg, **{knob.name: value})
+    for factor in (0.5, 2):
+        yield replace(cfg, B_c=int(cfg.B_c * factor), n_warps=int(cfg.n_warps * factor))

@@ -1,0 +1,38 @@
+"""The sets of the mma_sync_decode family: what is chosen where nothing was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
+from flashsmith.families.legality import is_legal
+from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
+from flashsmith.operations.dtype import DType
+
+# (B_r, B_c, n_warps, stages) by d_head, in order of preference; the last of each fits 101,376 bytes
+# of shared memory. None was measured: the first of each leaves room for two CTAs on an SM with
+# 233,472 bytes, which have 96 to 128 KiB of copies on their way.
+_TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    64: ((16, 128, 4, 3), (32, 128, 4, 3), (16, 64, 4, 4)),
+    96: ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
+    128: ((16, 64, 4, 3), (32, 64, 4, 3), (16, 32, 2, 4)),
+    192: ((16, 64, 4, 2), (16, 32, 2, 3)),
+    256: ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
+}
+MIN_KEYS, PARTS_PER_SM = 128, 2
+
+
+def get_decode_configs(
+    dtypes: Sequence[DType] = tuple(DType), device: DeviceSpec = DEFAULT_DEVICE
+) -> list[FlashDecodeKernelConfig]:
+    """The set 'decode': a few kernels per dtype and d_head."""
+    return [cfg for dtype in dtypes for d in _TILES for cfg in candidates(dtype, d, device)]
+
+
+def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashDecodeKernelConfig]:
+    """Kernels for d_head that are legal on a device, in order of preference."""
+    made = (
+        FlashDecodeKernelConfig(dtype, d_head, B_r, B_c, warps, stages, MIN_KEYS, PARTS_PER_SM)
+        for B_r, B_c, warps, stages in _TILES.get(d_head, ())
+    )
+    return [cfg for cfg in made if is_legal(cfg, device)]
