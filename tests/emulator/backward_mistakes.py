@@ -233,7 +233,8 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
     ),
     "ordered": (
         SourcePatch("no wait", _ORDER,
-                    "while (load_acquire(counter) != static_cast<uint32_t>(turn))", "while (false)"),
+                    "while (load_acquire(counter) != static_cast<uint32_t>(turn))",
+                    "while (false)"),
         SourcePatch("no acquire", _ORDER, "ld.acquire.gpu", "ld.relaxed.gpu"),
         SourcePatch("no release", _ORDER, "st.release.gpu", "st.relaxed.gpu"),
         SourcePatch("acquire in the CTA", _ORDER, "ld.acquire.gpu", "ld.acquire.cta"),
