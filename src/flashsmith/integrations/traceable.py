@@ -1,4 +1,4 @@
-"""The public attention() and backward().
+"""The public attention(), attention_with_cache() and backward().
 
 Eager calls go straight to the kernels, traced calls become custom ops of PyTorch that a compiler
 can put into a graph, and attention() with gradients an autograd function.
@@ -100,6 +100,15 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
 
         return backward_by_op(do, q, k, v, o, lse, **keywords)
     return chooser.backward(do, q, k, v, o, lse, **keywords)
+
+
+@functools.wraps(chooser.attention_with_cache)
+def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
+    if is_tracing() or _is_looked_at(q):
+        from flashsmith.integrations.torch_decode import decode_by_op
+
+        return decode_by_op(q, k_cache, v_cache, **keywords)
+    return chooser.attention_with_cache(q, k_cache, v_cache, **keywords)
 
 
 def _is_looked_at(q: Any) -> bool:

@@ -62,7 +62,7 @@ class CachedLaunch:
         if request.o is not None:
             offsets = (None, None) if packing is None else packing[:2]
             inputs = (q, request.k, request.v, sinks, *offsets)
-            self._overlaps = [_overlap(request.o, view) for view in inputs]
+            self._overlaps = [overlap(request.o, view) for view in inputs]
         self._generation = generation
         # Backward passes that came after, the last first: gradients needed, has_layout, run.
         self._following: tuple[tuple[Any, Callable[..., bool], Callable[..., Any]], ...] = ()
@@ -150,7 +150,7 @@ class CachedLaunch:
         return o if self._is_plain else outputs_of(o, lse, row_max)
 
 
-def _overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
+def overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
     """The open interval of address differences (input's minus o's) in which their bounds
     overlap."""
     if view is None:
