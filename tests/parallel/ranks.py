@@ -30,7 +30,7 @@ CFG = FlashForwardKernelConfig(
 )
 REPEATABLE = parse("(FP16, 64, 64, 64, 4): backward")
 KERNELS = {"config": CFG, "backward_config": REPEATABLE, "deterministic": True}
-TIMEOUT = 60.0
+TIMEOUT = 300.0
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,7 @@ def refused(rank: int) -> dict[str, str]:
         "ulysses": lambda: parallel.attention(
             *tensors(16, 3 * (size + 1), size + 1), schedule="ulysses"
         ),
+        "long text": lambda: parallel.attention(*tensors(16), schedule=5000 * "\0é"),
         "schedule": lambda: parallel.attention(*tensors(16), schedule="ring"),
         "one schedule": lambda: parallel.attention(
             *tensors(16), schedule="ulysses" if other else "zigzag"
@@ -251,6 +252,15 @@ def empty_shards(rank: int) -> dict[str, Any]:
         found[schedule] = run_case(Case(schedule, (1,), batch=1, causal=True))["dv"]
     found["none"] = run_case(Case("zigzag", (0,), batch=2))["dv"]
     return found
+
+
+IDLE = Case("zigzag", (24, 0, 52), window=(0, 0), softcap=5.0)
+
+
+def nothing_to_compute(rank: int) -> dict[str, Any]:
+    """Of the other rank's keys nobody sees any; what hangs is an error after 20 seconds."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=20))
+    return run_case(IDLE, group=group)
 
 
 def late(rank: int) -> tuple[str, float]:

@@ -13,7 +13,7 @@ import shared_kernels
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
-from ranks import CFG, REPEATABLE, Case, run_ranks  # noqa: E402
+from ranks import CFG, IDLE, REPEATABLE, Case, run_ranks  # noqa: E402
 
 import flashsmith  # noqa: E402
 from flashsmith.families import DType, Semantics  # noqa: E402
@@ -34,7 +34,15 @@ PLAIN = {
     "packed": Case("zigzag", (24, 0, 52), causal=True, sinks=True),
     "packed window": Case("allgather", (23, 40, 0), (61, 77, 9), window=(7, 3), softcap=5.0),
 }
-SCRIPTS = ("who_holds_what", "without_gradients", "empty_shards", "refused", "late", "death")
+SCRIPTS = (
+    "who_holds_what",
+    "without_gradients",
+    "empty_shards",
+    "nothing_to_compute",
+    "refused",
+    "late",
+    "death",
+)
 SEMANTICS = [
     Semantics(uneven=True),
     Semantics("causal", uneven=True),
@@ -53,6 +61,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for semantics in SEMANTICS:
         shared_kernels.load([CFG], semantics)
         shared_kernels.load([REPEATABLE], semantics)
+    for shape in ((1, 1, 1, 64), (1, 1, 64)):
+        part = torch.zeros(shape), torch.zeros(shape[:-1])
+        flashsmith.merge_attention([part[0]], [part[1]], dtype="float16")
     return run_ranks(2, tmp_path_factory.mktemp("pair"), PLAIN, SCRIPTS)
 
 
@@ -138,12 +149,19 @@ def test_ranks_without_rows(pair: list[dict[str, Any]]) -> None:
             torch.testing.assert_close(dv, do)
 
 
+def test_ranks_that_compute_nothing_send_what_the_others_wait_for(
+    pair: list[dict[str, Any]],
+) -> None:
+    judge(IDLE, found_by(pair, "nothing_to_compute")[0])
+
+
 REFUSED = {
     "unequal shards": "q: rank 0 of the group holds 16 rows, and its shard of 33 over",
     "unequal allgather": "q: rank 0 of the group holds 16 rows",
     "zigzag": "schedule='zigzag': q's sequence has 34 rows, which 4, twice the ranks, does not",
     "zigzag packed": "schedule='zigzag': sequence 1 of q has 39 rows",
     "ulysses": "schedule='ulysses': k has 3 heads, which 2 ranks do not divide",
+    "long text": "schedule='",
     "schedule": "schedule='ring': allowed are 'auto', 'zigzag', 'allgather', 'ulysses'",
     "one schedule": "schedule: rank 1 of the group gave 'ulysses', and rank 0 'zigzag'",
     "one dtype": "dtype: rank 1 of the group gave 'torch.bfloat16', and rank 0 'torch.float16'",
