@@ -210,7 +210,7 @@ EQUIVALENT = (
         ("drop wait", "weaken wait"),
         ("wgmma",),
         "main",
-        "add_dq();\nwgmma_wait<0>(dk, dS);",
+        "compute_dq();\nwgmma_wait<0>(dk, dS);",
         "Behind the last step dq's sums have waited for all products.",
     ),
     Equivalent(

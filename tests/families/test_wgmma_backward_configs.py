@@ -18,7 +18,7 @@ from flashsmith.families import (
     get_kernel_configs,
     parse_kernel_name_into_config,
 )
-from flashsmith.families.wgmma_backward.config import StepOrder
+from flashsmith.families.wgmma_backward.config import DqSums, StepOrder
 
 FAMILY = family_named("wgmma_backward")
 H200 = device_spec("H200")
@@ -62,6 +62,8 @@ ILLEGAL: dict[str, dict[str, Any]] = {
     "lagged_dq_needs_two_dS": {"lagged_dq": True, "ds_stages": 1},
     "pingpong_needs_two_warpgroups": {"pingpong": True, "n_warpgroups": 1, "B_c": 64},
     "split_roles_have_their_own_step": SPLIT | {"lagged_dq": True},
+    "sums_wait_for_scores": SPLIT | {"dq_sums": DqSums.SUMS_AT_ONCE},
+    "dq_before_dk_is_lagged": {"dq_sums": DqSums.SUMS_UNDER_DK},
     "producer_registers_supported": {"producer_registers": 20},
     "consumer_registers_supported": {"consumer_registers": 236},
     "registers_within_file": {"producer_registers": 40},

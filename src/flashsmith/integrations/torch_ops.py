@@ -239,7 +239,7 @@ def _no_jvp(*_: Any) -> NoReturn:
     )
 
 
-def _no_vmap(*_: Any, **__: Any) -> NoReturn:
+def refuse_vmap(*_: Any, **__: Any) -> NoReturn:
     raise ArgumentError(
         "q, k, v: inside torch.vmap (or jacrev, per-sample gradients); flashsmith's kernels take "
         "plain tensors: put the mapped dimension into the batch"
@@ -257,7 +257,7 @@ class FlashsmithAttention(torch.autograd.Function):
     """q, k, v, sinks, the offsets of packed sequences and a Pass to the output, its log-sum-exp
     and the row maximum, which is not differentiable; None if it was not asked for."""
 
-    jvp, vmap = staticmethod(_no_jvp), staticmethod(_no_vmap)
+    jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
 
     @staticmethod
     def forward(
@@ -325,7 +325,7 @@ class FlashsmithAttention(torch.autograd.Function):
 class FlashsmithGradients(torch.autograd.Function):
     """The backward pass, which has no derivative."""
 
-    jvp, vmap = staticmethod(_no_jvp), staticmethod(_no_vmap)
+    jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
     backward = staticmethod(_no_second)
 
     @staticmethod
@@ -367,7 +367,7 @@ def _gradients(
         except RuntimeError:
             # torch.autograd.grad(is_grads_batched=True) has a vmap of its own.
             if is_legacy_batchedtensor(do):
-                _no_vmap()
+                refuse_vmap()
             raise
     with torch._C._AutoDispatchBelowAutograd():
         found = torch.ops.flashsmith.attention_backward.default(
@@ -555,7 +555,7 @@ for _name, _kernel, _fake_kernel, _autograd_kernel in (
     _op = f"flashsmith::{_name}"
     torch.library.impl(_op, "default", _kernel, lib=_library)
     torch.library.register_fake(_op, _fake_kernel, lib=_library)
-    torch.library.register_vmap(_op, _no_vmap, lib=_library)
+    torch.library.register_vmap(_op, refuse_vmap, lib=_library)
     _library.impl(_name, _autograd_kernel, "Autograd")
 
 

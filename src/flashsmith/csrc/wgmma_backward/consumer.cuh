@@ -110,6 +110,11 @@ struct BackwardConsumer {
     using Panel = typename Kernel::Panel;
     using Keys = KeyBlock<Kernel>;
 
+    // Whether sums of dq are under way between products of the scores; whether dq's product comes
+    // before dk's.
+    static constexpr bool kSumsBesideScores = CFG.dq_sums == DqSums::beside_scores;
+    static constexpr bool kdQBeforedk = CFG.dq_sums == DqSums::sums_under_dk;
+
     // ---- state ----
 
     const BackwardKernelArgs& args;
@@ -190,7 +195,7 @@ struct BackwardConsumer {
         const int n_steps = begin(number);
         zero(dk);
         zero(dv);
-        zero(dq);
+        if constexpr (kSumsBesideScores) zero(dq);
         if (n_steps == 0) return;
         if constexpr (!CFG.persistent) K.consumer_wait();
         if constexpr (CFG.order == StepOrder::scores_together)
@@ -233,15 +238,9 @@ struct BackwardConsumer {
         stages.commit(lane);
         if constexpr (CFG.lagged_dq) {
             wgmma_wait<0>(dk, dS);
-            if (skips_dq) {
-                start_dq();
-                finish_dq();
-                add_dq();
-            }
+            if (skips_dq) compute_dq();
         }
-        start_dq();
-        finish_dq();
-        add_dq();
+        compute_dq();
         wgmma_wait<0>(dk, dS);
         if constexpr (CFG.persistent) Q.consumer_release(warp, lane);
     }
@@ -272,14 +271,16 @@ struct BackwardConsumer {
             order.wait();
             if constexpr (CFG.order == StepOrder::scores_ahead) {
                 begin_S();
+                if constexpr (kWithdQ && kdQBeforedk) start_dq();
                 start_gradient(dk, dS, last_Q);
                 order.arrive();
                 stages.commit(lane);
-                if constexpr (kWithdQ) start_dq();
+                if constexpr (kWithdQ && !kdQBeforedk) start_dq();
                 wgmma_wait<kWithdQ ? 2 : 1>(S);
                 exponentiate();
                 if constexpr (CFG.early_exp) end_basic_block();
-                wgmma_wait<kWithdQ ? 1 : 0>(dk, dS);
+                if constexpr (kWithdQ && kdQBeforedk) finish_dq<1>();
+                wgmma_wait<kWithdQ && !kdQBeforedk ? 1 : 0>(dk, dS);
                 release_last_Q();
             } else {
                 start_gradient(dk, dS, last_Q);
@@ -292,7 +293,7 @@ struct BackwardConsumer {
                 exponentiate();
                 if constexpr (CFG.early_exp) end_basic_block();
             }
-            if constexpr (kWithdQ) finish_dq();
+            if constexpr (kWithdQ && !kdQBeforedk) finish_dq();
         }
         compute_dv_and_dP();
     }
@@ -307,14 +308,12 @@ struct BackwardConsumer {
 #pragma unroll 1
         for (; n_steps > 0; --n_steps) step_with_scores_together<true>();
         if constexpr (CFG.persistent) V.consumer_release(warp, lane);
-        if constexpr (!Kernel::takes_turns) add_dq();
+        if constexpr (kSumsBesideScores && !Kernel::takes_turns) add_dq();
         if constexpr (CFG.lagged_dq) {
             if constexpr (Kernel::takes_turns) {
                 take_turn();
             } else {
-                start_dq();
-                finish_dq();
-                add_dq();
+                compute_dq();
             }
         }
     }
@@ -326,7 +325,7 @@ struct BackwardConsumer {
         d_o.consumer_wait();
         order.wait();
         begin_S();
-        if constexpr (!Kernel::takes_turns) add_dq();
+        if constexpr (kSumsBesideScores && !Kernel::takes_turns) add_dq();
         begin_dP();
         order.arrive();
         RowPairs lse, D;
@@ -342,15 +341,17 @@ struct BackwardConsumer {
         store_dS();
         order.wait();
         start_gradient(dv, P, d_o.tile());
+        if constexpr (kBeside && kdQBeforedk) start_dq();
         start_gradient(dk, dS, Q.tile());
         order.arrive();
         stages.commit(lane);
-        if constexpr (kBeside) start_dq();
+        if constexpr (kBeside && !kdQBeforedk) start_dq();
         wgmma_wait<kBeside ? 2 : 1>(dv, P);
         d_o.consumer_release(warp, lane);
-        wgmma_wait<kBeside ? 1 : 0>(dk, dS);
+        if constexpr (kBeside && kdQBeforedk) finish_dq<1>();
+        wgmma_wait<kBeside && !kdQBeforedk ? 1 : 0>(dk, dS);
         Q.consumer_release(warp, lane);
-        if constexpr (kBeside) finish_dq();
+        if constexpr (kBeside && !kdQBeforedk) finish_dq();
         if constexpr (kWithdQ && Kernel::takes_turns) take_turn();
         advance_block();
     }
@@ -358,9 +359,7 @@ struct BackwardConsumer {
     // All of the next dq, if it is this warpgroup's turn.
     FS_DEVICE void take_turn() {
         if (turn == 0) {
-            start_dq();
-            finish_dq();
-            add_dq();
+            compute_dq();
         } else {
             stages.read.advance();
             advance_dq_sums();
@@ -382,7 +381,7 @@ struct BackwardConsumer {
         d_o.consumer_wait();
         order.wait();
         start_gradient(dv, P, d_o.tile());
-        add_dq();
+        if constexpr (kSumsBesideScores) add_dq();
         begin_dP();
         order.arrive();
         wgmma_wait<0>(dP, dv, P);
@@ -455,10 +454,18 @@ struct BackwardConsumer {
             K + column / Panel::kColumns * kPanel + column % Panel::kColumns * kElementBytes,
             kPanel);
     }
+    // With so many products behind it in flight.
+    template <int kBehind = 0>
     FS_DEVICE void finish_dq() {
-        wgmma_wait<0>(dq);
+        wgmma_wait<kBehind>(dq);
         stages.release(lane);
         advance_dq_sums();
+        if constexpr (!kSumsBesideScores) add_dq();
+    }
+    FS_DEVICE void compute_dq() {
+        start_dq();
+        finish_dq();
+        if constexpr (kSumsBesideScores) add_dq();
     }
     // Adds the last dq to its sums, if there was one, while another product runs. Without a branch
     // ptxas would move these instructions among the products, and serialise those.

@@ -127,6 +127,12 @@ struct StaticHopperBackwardKernelConfig {
         static_assert(!CFG.split_roles || !(CFG.lagged_dq || CFG.pingpong || CFG.persistent),
                       "split_roles: its warpgroups have a step of their own");
         static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
+        static_assert(CFG.dq_sums == DqSums::beside_scores || !(CFG.split_roles || takes_turns),
+                      "dq_sums: split roles and turns have a place of their own for them");
+        static_assert(CFG.dq_sums != DqSums::sums_under_dk ||
+                          (CFG.lagged_dq && (CFG.order == StepOrder::scores_together ||
+                                             CFG.order == StepOrder::scores_ahead)),
+                      "dq_sums: a step's own dq waits for all warpgroups' dS");
         static_assert(CFG.order == StepOrder::dv_first || CFG.order == StepOrder::scores_together ||
                           CFG.q_stages > 1,
                       "q_stages: the next step's S comes before dk of this one is done");

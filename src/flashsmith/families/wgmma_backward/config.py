@@ -25,6 +25,14 @@ class StepOrder(IntEnum):
     SCORES_AHEAD = 3
 
 
+class DqSums(IntEnum):
+    """When a step's dq is added to its sums in global memory."""
+
+    BESIDE_SCORES = 0
+    SUMS_AT_ONCE = 1
+    SUMS_UNDER_DK = 2
+
+
 WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
 # Bytes of barriers beside the tiles.
@@ -204,6 +212,14 @@ class HopperBackwardKernelConfig(KernelConfig):
         ),
         where="BackwardProducer::run",
     )
+    dq_sums: DqSums = knob(
+        "when a step's dq is added to its sums",
+        values=tuple(DqSums),
+        word="",
+        default=DqSums.BESIDE_SCORES,
+        effect=describe.sums,
+        where="BackwardConsumer::add_dq",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -241,14 +257,15 @@ class HopperBackwardKernelConfig(KernelConfig):
     @property
     def accumulators(self) -> int:
         """Registers a thread needs for dk and dv, S and dP, and P and dS where they live beside
-        them; with split roles half of dk and dv. In a persistent CTA the compiler keeps dq, too,
-        unless S and dP come together."""
+        them; with split roles half of dk and dv. dq lives beside them, too, unless S and dP come
+        together, in a persistent CTA and where a step's own dq waits for the next step's dv."""
         if self.split_roles:
             return self.d_head // 2 + self.B_r + self.B_r // 4
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
         if self.order == StepOrder.SCORES_AHEAD and self.early_exp:
             beside = 2
-        kept_dq = self.dq_columns // 2 if self.persistent and beside else 0
+        waits = self.dq_sums == DqSums.BESIDE_SCORES and not self.lagged_dq
+        kept_dq = self.dq_columns // 2 if beside and (self.persistent or waits) else 0
         return self.d_head + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:

@@ -70,6 +70,21 @@ def order(cfg: Any) -> str:
     return ORDERS[cfg.order.name]
 
 
+SUMS = {
+    "BESIDE_SCORES": "under the next step's first product, in registers until then",
+    "SUMS_AT_ONCE": "as soon as its product is done",
+    "SUMS_UNDER_DK": "under dk's product, which comes behind dq's",
+}
+
+
+def sums(cfg: Any) -> str:
+    if cfg.split_roles:
+        return "dq is added by halves, each under another product"
+    if cfg.takes_turns:
+        return "dq is added as soon as it is done, by the warpgroup whose turn it is"
+    return f"dq is added {SUMS[cfg.dq_sums.name]}"
+
+
 def ring(tile: str, stages: int) -> str:
     if stages == 1:
         return f"one {tile} tile, copied once the last product on it has finished"

@@ -14,6 +14,7 @@ from flashsmith.families.wgmma_backward.config import (
     REGISTERS_BESIDE_TILES,
     WARPGROUP_ROWS,
     WIDEST_WHOLE,
+    DqSums,
     HopperBackwardKernelConfig,
     StepOrder,
 )
@@ -130,6 +131,25 @@ RULES: tuple[Rule, ...] = (
         ),
         ("split_roles", "lagged_dq", "pingpong", "persistent"),
     ),
+    Rule(
+        "sums_wait_for_scores",
+        "dq_sums must be beside_scores with split_roles, and where warpgroups take turns to "
+        "compute dQ: both have a place of their own for its sums",
+        lambda cfg, device: (
+            cfg.dq_sums == DqSums.BESIDE_SCORES or not (cfg.split_roles or cfg.takes_turns)
+        ),
+        ("dq_sums", "split_roles", "B_r", "d_head", "n_warpgroups"),
+    ),
+    Rule(
+        "dq_before_dk_is_lagged",
+        "sums_under_dk needs lagged_dq, since a step's own dq waits for all warpgroups' dS, and "
+        "scores_together or scores_ahead",
+        lambda cfg, device: (
+            cfg.dq_sums != DqSums.SUMS_UNDER_DK
+            or (cfg.lagged_dq and cfg.order in (StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD))
+        ),
+        ("dq_sums", "lagged_dq", "order"),
+    ),
     _register_count("producer_registers"),
     _register_count("consumer_registers"),
     Rule(
@@ -145,12 +165,23 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "tiles_fit_registers",
         "consumer_registers must hold a thread's share of dk and dv (d_head), of S and dP (B_r), "
-        "of P unless scores_together (B_r / 4; persistent: and of dQ, half of its columns), with "
-        "scores_ahead and early_exp of dS besides "
+        "of P unless scores_together (B_r / 4; and of dQ, half of its columns, with persistent or, "
+        "if its sums are beside_scores, without lagged_dq), with scores_ahead and early_exp of dS "
+        "besides "
         "(split_roles: of dk or dv, S and dP, and P: d_head / 2 + B_r + B_r / 4), "
         f"and {REGISTERS_BESIDE_TILES} for everything else",
         lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
-        ("d_head", "B_r", "order", "early_exp", "split_roles", "persistent", "consumer_registers"),
+        (
+            "d_head",
+            "B_r",
+            "order",
+            "early_exp",
+            "split_roles",
+            "lagged_dq",
+            "persistent",
+            "dq_sums",
+            "consumer_registers",
+        ),
         lambda cfg, device: f"the tiles take {cfg.accumulators}",
     ),
     Rule(
