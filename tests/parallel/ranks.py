@@ -99,7 +99,8 @@ def run_case(case: Case, group: Any = None, **keywords: Any) -> dict[str, Any]:
         for name, its in (("q", of_q), ("k", of_k), ("v", of_k))
     )
     sinks = whole["sinks"].clone().requires_grad_() if case.sinks else None
-    o, lse, row_max = parallel.attention(
+    has_row_max = case.schedule in ("allgather", "ulysses")
+    o, lse, *row_max = parallel.attention(
         *(q, k, v),
         schedule=case.schedule,
         group=group,
@@ -107,7 +108,7 @@ def run_case(case: Case, group: Any = None, **keywords: Any) -> dict[str, Any]:
         cu_seqlens_q=cu_q,
         cu_seqlens_k=cu_k,
         return_lse=True,
-        return_row_max=True,
+        return_row_max=has_row_max,
         **{**KERNELS, **case.semantics, **keywords},
     )
     rows = {**of_q, "dim": -1}
@@ -121,8 +122,9 @@ def run_case(case: Case, group: Any = None, **keywords: Any) -> dict[str, Any]:
         "dk": parallel.unshard(k.grad, **of_k),
         "dv": parallel.unshard(v.grad, **of_k),
         "lse": parallel.unshard(lse, **rows),
-        "row_max": parallel.unshard(row_max, **rows),
     }
+    if has_row_max:
+        found["row_max"] = parallel.unshard(row_max[0], **rows)
     if sinks is not None:
         dist.all_reduce(sinks.grad, group=group)
         found["dsinks"] = sinks.grad
@@ -165,6 +167,7 @@ def refused(rank: int) -> dict[str, str]:
             *tensors(16, 3 * (size + 1), size + 1), schedule="ulysses"
         ),
         "long text": lambda: parallel.attention(*tensors(16), schedule=5000 * "\0é"),
+        "row_max": lambda: parallel.attention(*tensors(16), schedule="zigzag", return_row_max=True),
         "schedule": lambda: parallel.attention(*tensors(16), schedule="ring"),
         "one schedule": lambda: parallel.attention(
             *tensors(16), schedule="ulysses" if other else "zigzag"

@@ -537,12 +537,11 @@ MOST_PARTS = 4
 
 
 class _Part(NamedTuple):
-    """Attention over some keys, of some rows: an fp32 output and its statistics."""
+    """Attention over some keys, of some rows: an fp32 output and its log-sum-exp."""
 
     rows: Rows
     o: Any
     lse: Any
-    row_max: Any
 
 
 class _Region(NamedTuple):
@@ -594,16 +593,15 @@ class _Merged:
             rows = Rows([(0, self._q.shape[self._call.dim])], self._q.device)
             self._parts = [_Part(rows, *found)]
 
-    def results(self, sinks: Any) -> tuple[Any, Any, Any]:
-        """o, rounded once, lse and row_max; the sinks count here."""
+    def results(self, sinks: Any) -> tuple[Any, Any]:
+        """o, rounded once, and lse; the sinks count here."""
         return self._together(self._q.dtype, sinks)
 
-    def _together(self, dtype: Any, sinks: Any) -> tuple[Any, Any, Any]:
+    def _together(self, dtype: Any, sinks: Any) -> tuple[Any, Any]:
         call, q = self._call, self._q
         regions = _regions(tuple(part.rows.spans for part in self._parts), q.device)
-        row_max = self._row_max(regions) if call.return_row_max else None
         if len(regions) == 1 and regions[0].rows.count == q.shape[call.dim]:
-            return *self._merged(regions[0], dtype, sinks), row_max
+            return self._merged(regions[0], dtype, sinks)
         o, lse = torch.zeros_like(q, dtype=dtype), _empty_statistics(call, q)
         if sinks is not None:
             lse = torch.maximum(lse, sinks[:, None])  # of rows that see no key
@@ -611,7 +609,7 @@ class _Merged:
             found = self._merged(region, dtype, sinks)
             region.rows.put(o, call.dim, found[0])
             region.rows.put(lse, -1, found[1])
-        return o, lse, row_max
+        return o, lse
 
     def _merged(self, region: _Region, dtype: Any, sinks: Any) -> tuple[Any, Any]:
         outs, lses = [], []
@@ -621,18 +619,19 @@ class _Merged:
         name = str(dtype).removeprefix("torch.")
         return merge_attention(outs, lses, sinks, dtype=name, emulate=self._call.options["emulate"])
 
-    def _row_max(self, regions: Sequence[_Region]) -> Any:
-        found = _empty_statistics(self._call, self._q)
-        for region in regions:
-            for place, rows in region.of_parts:
-                values = rows.take(self._parts[place].row_max, -1)
-                region.rows.put(found, -1, torch.maximum(region.rows.take(found, -1), values))
-        return found
-
 
 def _partial(call: Call, part: KernelCall, q: Any, k: Any, v: Any) -> _Part:
-    o, lse, row_max = _forward(call, part, q, k, v)
-    return _Part(part.q, o.float(), lse, row_max)
+    dim = call.dim
+    o, lse = traceable.attention(
+        part.q.take(q, dim),
+        part.k.take(k, dim),
+        part.k.take(v, dim),
+        partial=True,
+        config=call.config,
+        **part.keywords,
+        **call.options,
+    )
+    return _Part(part.q, o, lse)
 
 
 def _zigzag_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
@@ -640,8 +639,8 @@ def _zigzag_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
     for owner, kv in _Ring(call, torch.stack([k, v])):
         for part in _calls(call, q.device, owner):
             merged.add(_partial(call, part, q, *kv))
-    o, lse, row_max = merged.results(sinks)
-    return Results(o, lse, row_max, (q, k, v, o, lse, sinks))
+    o, lse = merged.results(sinks)
+    return Results(o, lse, None, (q, k, v, o, lse, sinks))
 
 
 def _zigzag_backward(
