@@ -14,7 +14,8 @@ import shared_kernels
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
-from ranks import CFG, IDLE, REPEATABLE, Case, run_ranks  # noqa: E402
+from exact_attention import exact_attention  # noqa: E402
+from ranks import CFG, IDLE, KERNELS, REPEATABLE, Case, run_ranks  # noqa: E402
 
 import flashsmith  # noqa: E402
 from flashsmith.families import DType, Semantics  # noqa: E402
@@ -121,6 +122,29 @@ def test_two_ranks(pair: list[dict[str, Any]], name: str) -> None:
     judge(PLAIN[name], found[0])
     for key, tensor in found[0].items():
         torch.testing.assert_close(found[1][key], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["zigzag causal", "zigzag", "allgather", "ulysses"])
+def test_the_error_is_that_of_one_kernel(pair: list[dict[str, Any]], name: str) -> None:
+    case = PLAIN[name]
+    whole = case.draw()
+    sinks = whole.get("sinks")
+    results = []
+    for attend, keywords, dtype in (
+        (flashsmith.attention, {"return_lse": True, **KERNELS}, torch.float16),
+        (exact_attention, {}, torch.float64),
+    ):
+        leaves = [whole[it].to(dtype).requires_grad_() for it in "qkv"]
+        o, lse = attend(*leaves, sinks=sinks, **keywords, **case.semantics)
+        loss = (o * whole["do"]).double().sum()
+        if case.dlse:
+            loss = loss + (lse * whole["dlse"]).sum()
+        loss.backward()
+        results.append([o.detach(), *(leaf.grad for leaf in leaves)])
+    found = [found_by(pair, name)[0][it] for it in ("o", "dq", "dk", "dv")]
+    for ours, single, right in zip(found, *results, strict=True):
+        assert (ours - right).abs().max() <= 1.1 * (single - right).abs().max()
+        assert (ours - right).norm() <= 1.1 * (single - right).norm()
 
 
 def test_a_call_repeats_its_bits(pair: list[dict[str, Any]]) -> None:
