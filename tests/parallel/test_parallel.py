@@ -134,7 +134,7 @@ def test_the_error_is_that_of_one_kernel(pair: list[dict[str, Any]], name: str) 
         (flashsmith.attention, {"return_lse": True, **KERNELS}, torch.float16),
         (exact_attention, {}, torch.float64),
     ):
-        leaves = [whole[it].to(dtype).requires_grad_() for it in "qkv"]
+        leaves = [whole[it].to(dtype, copy=True).requires_grad_() for it in "qkv"]
         o, lse = attend(*leaves, sinks=sinks, **keywords, **case.semantics)
         loss = (o * whole["do"]).double().sum()
         if case.dlse:
