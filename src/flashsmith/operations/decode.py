@@ -192,7 +192,7 @@ DECODE = Operation(
     flop=decode_flop,
     traffic=decode_bytes,
     sizes=_measured,
-    semantics=frozenset(SEMANTIC_WORDS),
+    semantics=frozenset(SEMANTIC_WORDS) - {"partial"},
     # rotary_interleaved: pairs are elements 2i and 2i + 1, not i and i + rotary_half.
     # rotary_dtype: of cos and sin, None (the problem's) or 'float32'. split: whether the keys of a
     # sequence are split by its own length alone ('invariant') or by the batch, too ('free').
