@@ -90,7 +90,7 @@ class WgmmaBackwardFamily(Family):
         return search_space.moved(cfg)
 
     def is_deterministic(self, cfg: HopperBackwardKernelConfig) -> bool:
-        return False
+        return cfg.ordered_dq
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         d_heads = [d_head for d_head in D_HEADS if d <= d_head]

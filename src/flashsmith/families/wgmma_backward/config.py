@@ -40,6 +40,8 @@ BARRIER_PAGE = 256
 D_HEADS = (64, 96, 128, 192, 256)
 # The widest head of which a warpgroup has registers for both dk and dv.
 WIDEST_WHOLE = 128
+# The widest head for which registers are left for the order of dq's sums.
+WIDEST_ORDERED = 192
 REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
 # Registers of a thread beside its accumulators: addresses, statistics, loop state.
 REGISTERS_BESIDE_TILES = 24
@@ -219,6 +221,19 @@ class HopperBackwardKernelConfig(KernelConfig):
         default=DqSums.BESIDE_SCORES,
         effect=describe.sums,
         where="BackwardConsumer::add_dq",
+    )
+
+    ordered_dq: bool = knob(
+        "blocks of keys add to dq one after the other: the same bits in every run",
+        word="ordered_dq",
+        default=False,
+        effect=lambda cfg: (
+            "blocks of keys add to a block of dq from the last to the first, each after the one "
+            "before it: the same bits in every run"
+            if cfg.ordered_dq
+            else "blocks of keys add to dq in whatever order they come to it"
+        ),
+        where="dQOrder",
     )
 
     # --- shapes and resources --------------------------------------------------------------------

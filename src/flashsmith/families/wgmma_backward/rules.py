@@ -13,6 +13,7 @@ from flashsmith.families.wgmma_backward.config import (
     REGISTER_UNIT,
     REGISTERS_BESIDE_TILES,
     WARPGROUP_ROWS,
+    WIDEST_ORDERED,
     WIDEST_WHOLE,
     DqSums,
     HopperBackwardKernelConfig,
@@ -149,6 +150,13 @@ RULES: tuple[Rule, ...] = (
             or (cfg.lagged_dq and cfg.order in (StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD))
         ),
         ("dq_sums", "lagged_dq", "order"),
+    ),
+    Rule(
+        "order_needs_registers",
+        "ordered_dq is for d_head up to 192: of 256 no register is left for the order, and ptxas "
+        "serialises the products",
+        lambda cfg, device: not cfg.ordered_dq or cfg.d_head <= WIDEST_ORDERED,
+        ("d_head", "ordered_dq"),
     ),
     _register_count("producer_registers"),
     _register_count("consumer_registers"),
