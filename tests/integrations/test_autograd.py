@@ -302,6 +302,30 @@ def test_autocast_casts_whatever_differs(dtypes: tuple[str, ...], expected: list
     assert [it.dtype for it in gradients] == [leaf.dtype for leaf in leaves]
 
 
+def test_do_of_another_dtype_and_layout_and_a_graph_used_again() -> None:
+    """FREE sums dq in the order of the emulator's fixed schedule: the same bits."""
+    call, leaves = small()
+    o = flashsmith.attention(**call)
+    do = drawn(1, 2, 12, 40, seed=7).transpose(1, 2)
+    first = torch.autograd.grad(o, leaves, do.contiguous(), retain_graph=True)
+    for other in (do, do.float()):
+        again = torch.autograd.grad(o, leaves, other, retain_graph=True)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    o.backward(do)
+    with pytest.raises(RuntimeError, match="second time"):
+        o.backward(do)
+
+
+def test_an_output_that_is_changed_in_place_is_noticed() -> None:
+    call, _ = small()
+    o = flashsmith.attention(**call)
+    o.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+    with torch.inference_mode():
+        assert not flashsmith.attention(**call).requires_grad
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints(reentrant: bool, expected: list[Any]) -> None:
     call, leaves = small()
