@@ -184,6 +184,17 @@ def test_pages_leave_every_bit(page: int, packed: bool) -> None:
     assert_same(attend(sequences, paged(sequences, page, more=2), packed=packed), expected)
 
 
+def test_strides_leave_every_bit() -> None:
+    """Keys and values that lie apart, each in its own way: rows of all heads, and heads first."""
+    sequences = draw(BRIEF, (1,) * len(BRIEF))
+    caches = dense(sequences, 131)
+    expected = attend(sequences, caches)
+    values = np.full((3, HEADS_K + 1, 140, 72), np.nan, np.float16)
+    turned = values[:, :HEADS_K, :131, :64].transpose(0, 2, 1, 3)
+    turned[:] = caches["v_cache"]
+    assert_same(attend(sequences, {**caches, "v_cache": turned}), expected)
+
+
 def test_shared_pages_leave_every_bit() -> None:
     one, two = draw((300, 300), (1, 1))
     for name in "kv":
