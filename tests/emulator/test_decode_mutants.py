@@ -34,6 +34,12 @@ VICTIMS = {
         ),
         sm_count=5,
     ),
+    "parts": BackwardVictim(
+        config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
+        Semantics("causal", uneven=True),
+        (AskedDecode("b1 s1:2600 h80:2 d56 causal", options={"sinks": True}),),
+        sm_count=75,
+    ),
     "paged": BackwardVictim(
         config("(BF16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
         Semantics("window", softcap=True, packed=True, uneven=True),
@@ -78,7 +84,11 @@ SYNCHRONISING = frozenset(
 #: Of each other operator.
 SAMPLED = 3
 #: Kernels of each victim, and into how many tests their mutants are cut.
-PARTS = {"dense": {"main": 4, "merge": 2}, "paged": {"paged": 4, "append": 2}}
+PARTS = {
+    "dense": {"main": 4},
+    "parts": {"merge": 2},
+    "paged": {"paged": 4, "append": 1},
+}
 MISTAKES_A_TEST = 8
 #: Plans that change nothing, and why.
 HARMLESS_PLANS = {
@@ -175,6 +185,7 @@ def test_there_are_enough() -> None:
     ]
     assert len(sampled) >= 200
     assert sum(map(len, MISTAKES.values())) >= 70
+    assert set(MISTAKES) <= set(VICTIMS)
 
 
 def mistakes() -> Iterator[ParameterSet]:
