@@ -31,13 +31,21 @@ VICTIMS = {
             ),
             AskedDecode("b2 s9:330 h12:4 d56 causal", options={"capacity": 60}),
             AskedDecode("b3 s2:400 h24:4 d40 causal", "nonfinite"),
+            AskedDecode("b3 s1:40 h36:4 d40 causal", options={"lens_k": (40, 0, 3)}),
+            # More sequences than a warp looks through at once.
+            AskedDecode("b35 s9:70 h4:2 d40 causal"),
         ),
         sm_count=5,
     ),
     "parts": BackwardVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
         Semantics("causal", uneven=True),
-        (AskedDecode("b1 s1:2600 h80:2 d56 causal", options={"sinks": True}),),
+        (
+            AskedDecode("b1 s1:2600 h80:2 d56 causal", options={"sinks": True}),
+            # Weights beside a wrong maximum are infinite.
+            AskedDecode("b1 s1:2600 h80:2 d56 causal", "far_scores"),
+            AskedDecode("b1 s1:2600 h80:2 d56 causal", "large_scores"),
+        ),
         sm_count=75,
     ),
     "paged": BackwardVictim(
@@ -69,6 +77,9 @@ VICTIMS = {
                     "layout": "heads first",
                 },
                 seed=6,
+            ),
+            AskedDecode(
+                "b35 s9:70 h4:2 d40 window softcap packed page7", options={"window": (55, 0)}
             ),
         ),
         sm_count=5,
@@ -115,7 +126,45 @@ class Equivalent:
         return self.source in VICTIMS[name].said(role, mutant)
 
 
-EQUIVALENT: tuple[Equivalent, ...] = ()
+_NOTHING_IS_LEFT = (
+    "Behind the last step nothing is under way: what was committed last are empty groups."
+)
+EQUIVALENT: tuple[Equivalent, ...] = (
+    *(
+        Equivalent(
+            ("drop wait", "weaken wait"),
+            name,
+            role,
+            "cp_async_wait<0>();\n__syncwarp();",
+            _NOTHING_IS_LEFT,
+        )
+        for name, role in (("dense", "main"), ("paged", "paged"))
+    ),
+    Equivalent(
+        ("shuffle nothing",),
+        "dense",
+        "main",
+        "DecodeSequence& s = item.sequence;\n"
+        "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
+        "It is 0 of every sequence whose queries are not packed.",
+    ),
+    Equivalent(
+        ("shuffle nothing",),
+        "dense",
+        "main",
+        "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
+        "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
+        "s.chunk",
+        "Without a window every sequence's first part begins at 0.",
+    ),
+    Equivalent(
+        ("drop global load", "load global next chunk"),
+        "parts",
+        "merge",
+        "maximum = fmaxf(maximum, statistics[2 * part]);",
+        "Of the loop's body for 128 parts at once, which never runs: the rest takes 32 at a time.",
+    ),
+)
 #: Mistakes that change nothing, and why.
 HARMLESS: dict[str, str] = {}
 
