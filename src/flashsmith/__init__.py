@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from flashsmith.shipped import register_shipped_kernels
 
 if TYPE_CHECKING:
+    from flashsmith import parallel as parallel
     from flashsmith.chooser.attention import attention
     from flashsmith.chooser.backward import backward
     from flashsmith.chooser.choice import choose
+    from flashsmith.chooser.decode import attention_with_cache
     from flashsmith.chooser.merge import merge_attention
     from flashsmith.families import (
         DeviceSpec,
@@ -29,7 +31,11 @@ if TYPE_CHECKING:
         get_kernel_configs,
         parse_kernel_name_into_config,
     )
-    from flashsmith.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
+    from flashsmith.integrations.flash_attn import (
+        flash_attn_func,
+        flash_attn_varlen_func,
+        flash_attn_with_kvcache,
+    )
     from flashsmith.integrations.sdpa import sdpa
     from flashsmith.runtime import Gradients, forward, forward_timed, plan_forward
 
@@ -48,10 +54,12 @@ _HOME = {
     "get_kernel_configs": "flashsmith.families",
     "parse_kernel_name_into_config": "flashsmith.families",
     "attention": "flashsmith.integrations.traceable",
+    "attention_with_cache": "flashsmith.integrations.traceable",
     "backward": "flashsmith.integrations.traceable",
     "choose": "flashsmith.chooser.choice",
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
+    "flash_attn_with_kvcache": "flashsmith.integrations.flash_attn",
     "forward": "flashsmith.runtime",
     "merge_attention": "flashsmith.chooser.merge",
     "forward_timed": "flashsmith.runtime",
@@ -72,11 +80,13 @@ __all__ = [
     "Semantics",
     "__version__",
     "attention",
+    "attention_with_cache",
     "backward",
     "choose",
     "device_spec",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "forward",
     "forward_timed",
     "get_kernel_configs",
@@ -97,6 +107,8 @@ register_shipped_kernels(_shipped_kernels)
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = import_module("importlib.metadata").version("flashsmith")
+    elif name == "parallel":
+        value = import_module("flashsmith.parallel")
     elif name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     else:

@@ -72,6 +72,10 @@ class ProfilerError(FlashsmithError, RuntimeError):
     """Nsight Compute is missing or failed; contains its output."""
 
 
+class GroupError(FlashsmithError, RuntimeError):
+    """Another process of a group has ended, or did not come within the group's timeout."""
+
+
 class EmulatorError(FlashsmithError, RuntimeError):
     """The emulator found unsupported PTX, or a kernel that cannot continue (deadlock, bad
     access)."""

@@ -17,6 +17,7 @@ from flashsmith.families import (
     family_named,
     parse_kernel_name_into_config,
 )
+from flashsmith.families.wgmma_backward.config import DqSums
 from flashsmith.verify import Verdict, reference_of
 from flashsmith.verify import prove as prove_problem
 
@@ -51,6 +52,20 @@ HALVES = config(
     "(BF16, 96, 64, 128, 2): "
     "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq+early_exp"
 )
+# dq's sums at other times: at once, also without a lag, and under dk's product.
+AT_ONCE = config(
+    "(FP16, 64, 128, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
+    "+scores_together+lagged_dq+sums_at_once"
+)
+UNLAGGED = config(
+    "(BF16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_1+regs_24_240"
+    "+pingpong+sums_at_once"
+)
+UNDER_DK = config(
+    "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_3+regs_24_240"
+    "+scores_ahead+lagged_dq+pingpong+sums_under_dk"
+)
+WIDE_UNDER_DK = replace(WIDE, dq_sums=DqSums.SUMS_UNDER_DK)
 SPLIT = config(
     "(BF16, 256, 64, 64, 2): "
     "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+split_roles"
@@ -59,13 +74,13 @@ SPLIT_HALVES = replace(SPLIT, dtype=DType.FP16, d_head=192)
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
 SPLITS = [SPLIT, SPLIT_HALVES]
-WHOLE = [*BOTH, ROWS, AHEAD, HALVES, SPLIT_HALVES, ALONE]
+WHOLE = [*BOTH, ROWS, AHEAD, HALVES, SPLIT_HALVES, ALONE, AT_ONCE, UNLAGGED, UNDER_DK]
 PLAIN, CAUSAL = Semantics(), Semantics("causal", uneven=True)
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (CAUSAL, WINDOW):
     shared_kernels.want(BOTH, semantics)
 shared_kernels.want(WHOLE, PLAIN)
-shared_kernels.want([SPLIT_HALVES], CAUSAL)
+shared_kernels.want([SPLIT_HALVES, UNDER_DK], CAUSAL)
 
 
 def prove(cfg: HopperBackwardKernelConfig, text: str, **how: Any) -> Verdict:
@@ -120,7 +135,8 @@ UNEVEN = {
     [
         *((cfg, case) for cfg in BOTH for case in UNEVEN),
         (SPLIT_HALVES, "rows without keys"),
-        *(full(cfg, case) for cfg in (HALVES, *SPLITS) for case in UNEVEN),
+        (UNDER_DK, "longer keys"),
+        *(full(cfg, case) for cfg in (HALVES, WIDE_UNDER_DK, AT_ONCE, *SPLITS) for case in UNEVEN),
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -67,11 +68,27 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def without_addresses(launch: Launch) -> Any:
-    """Sizes, strides, options, device: arguments but for nine addresses among them."""
+    """Sizes, strides, options, device: arguments but for eleven addresses among them."""
     arguments = launch.prepared
     # Four numbers of the device, how many of the operation's follow, and these.
     numbers = 4 + 1 + arguments[4]
     return (
         *(launch.config, launch.semantics, launch.stream),
-        *(arguments[:numbers], arguments[numbers + 9 :]),
+        *(arguments[:numbers], arguments[numbers + 11 :]),
     )
+
+
+def events(call: Callable[[], Any]) -> int:
+    """Functions, of Python's and of C's, that a call enters."""
+    entered = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal entered
+        entered += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered

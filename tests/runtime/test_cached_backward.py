@@ -17,10 +17,11 @@ from flashsmith.runtime.cached_launches import backward_signature
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
-from cached_calls import half, offsets, qkv  # noqa: E402
+from cached_calls import events, half, offsets, qkv  # noqa: E402
 from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
 
 import flashsmith  # noqa: E402
+from flashsmith.integrations import torch_ops  # noqa: E402
 from flashsmith.runtime.frameworks.torch import TorchTensors  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -226,7 +227,7 @@ def test_attention_and_its_gradients_are_not_checked_again(
     first, first_back, second, second_back = gpu.launches
     assert first.prepared is second.prepared
     assert first_back.prepared is second_back.prepared
-    assert [len(launch.addresses) for launch in gpu.launches] == [9, 14, 9, 14]
+    assert [len(launch.addresses) for launch in gpu.launches] == [11, 14, 11, 14]
 
 
 def test_gradients_that_follow_a_cached_forward_pass_are_found_with_it(
@@ -274,6 +275,133 @@ def test_gradients_that_follow_a_cached_forward_pass_are_found_with_it(
     launched = len(gpu.launches)
     looked_up()
     assert len(gpu.launches) == launched + 2
+
+
+def test_a_step_like_one_before_does_little(gpu: PretendedGpu) -> None:
+    """Counted, since time on a shared machine says nothing."""
+    leaves = [tensor.requires_grad_() for tensor in qkv()]
+    do = half(*leaves[0].shape)
+
+    def counts() -> tuple[int, int]:
+        made: list[Any] = []
+        forward = events(lambda: made.append(flashsmith.attention(*leaves, causal=True)))
+        ctx, needs = made[0].grad_fn, (True, True, True, False)
+        tensors = do, *ctx.saved_tensors
+        launch = ctx.this.launch
+        run = 0 if launch is None else events(lambda: launch.run_following(needs, tensors))
+        torch.autograd.grad(*made, leaves, do)
+        return forward, run
+
+    checked = counts()
+    for _ in range(3):
+        repeated = counts()
+    assert checked[0] > 200
+    assert repeated[0] <= 60
+    assert 10 < repeated[1] <= 30
+
+
+def forward_grown(**options: Any) -> Any:
+    leaves = [tensor.requires_grad_() for tensor in qkv()]
+    return flashsmith.attention(*leaves, **options)
+
+
+# Equal to what a valid call had, and no valid value.
+EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "causal": ({"causal": True}, {"causal": 1}),
+    "a window's limit": ({"window": (5, None)}, {"window": (5.0, None)}),
+    "deterministic": ({"deterministic": True}, {"deterministic": 1}),
+    "return_lse": ({"return_lse": True}, {"return_lse": 1}),
+    "emulate": ({"emulate": False}, {"emulate": 0}),
+    "max_seqlen_q": ({}, {"max_seqlen_q": 5}),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_options_are_not_the_same_with_gradients(name: str, gpu: PretendedGpu) -> None:
+    good, bad = EQUAL[name]
+    for _ in range(3):
+        forward_grown(**good)
+    with pytest.raises(ArgumentError):
+        forward_grown(**bad)
+
+
+def test_other_tensors_of_the_same_shapes_are_not_the_same(gpu: PretendedGpu) -> None:
+    """Nor is another state of PyTorch."""
+    for _ in range(3):
+        forward_grown(causal=True)
+    usual = gpu.launches[-1]
+
+    def differs(make: Callable[[], Any]) -> bool:
+        for _ in range(3):
+            make()
+        last, before = gpu.launches[-1], gpu.launches[-2]
+        assert (last.config, last.prepared) == (before.config, before.prepared)
+        forward_grown(causal=True)
+        again = gpu.launches[-1]
+        assert (again.config, again.prepared) == (usual.config, usual.prepared)
+        return (last.config, last.prepared) != (usual.config, usual.prepared)
+
+    q, k, v = qkv()
+    apart = half(2, 64, 4, 128)[..., :64].requires_grad_()
+    bf16 = [tensor.bfloat16().requires_grad_() for tensor in (q, k, v)]
+    assert differs(lambda: flashsmith.attention(apart, k, v, causal=True))
+    assert differs(lambda: flashsmith.attention(*bf16, causal=True))
+    odd = half(q.numel() + 1)[1:].view(q.shape).requires_grad_()
+    with pytest.raises(ArgumentError, match=r"^q: address"):
+        flashsmith.attention(odd, k.requires_grad_(), v.requires_grad_(), causal=True)
+    with pytest.raises(ArgumentError, match="out: given"):
+        forward_grown(causal=True, out=half(*q.shape))
+
+
+def test_the_default_of_deterministic_is_asked_for_every_time(gpu: PretendedGpu) -> None:
+    def ahead() -> bool:
+        o = forward_grown(causal=True)
+        return bool(o.grad_fn.this.asked.deterministic)
+
+    assert [ahead() for _ in range(3)] == [False] * 3
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert [ahead() for _ in range(3)] == [True] * 3
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not ahead()
+
+
+def test_the_number_of_repeatable_forward_passes_is_bounded(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_ops, "MOST_CALLS", 2)
+    monkeypatch.setattr(torch_ops, "_repeatable", {})
+    for length in (8, 16, 24, 32):
+        for _ in range(2):
+            leaves = [tensor.requires_grad_() for tensor in qkv(length, length)]
+            flashsmith.attention(*leaves)
+        assert 0 < len(torch_ops._repeatable) <= 2
+    # A tensor as an option is never kept.
+    kept = len(torch_ops._repeatable)
+    for _ in range(3):
+        forward_grown(sinks=torch.zeros(4))
+    assert len(torch_ops._repeatable) == kept
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_config_that_cannot_read_a_tensor(name: str, gpu: PretendedGpu) -> None:
+    """Said at the forward call, with the config of gradients that can; do is copied instead."""
+    config = parse_kernel_name_into_config(
+        "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
+    )
+    call = dense(do=half(1).expand(2, 64, 4, 64), config=config)
+    backward(**call)
+    call[name] = call[name][:, :, :1].expand_as(call[name])
+    message = rf"^{name}: strides .* by TMA, .* or take a FlashBackwardKernelConfig$"
+    with pytest.raises(ArgumentError, match=message):
+        backward(**call)
+    tensors = [call[it].detach().requires_grad_() for it in "qkv"]
+    with pytest.raises(ArgumentError, match=message):
+        flashsmith.attention(*tensors, backward_config=config)
+    assert len(gpu.launches) == 1
+    torch.autograd.grad(flashsmith.attention(*tensors).sum(), tensors)
+    assert len(gpu.launches) == 3
 
 
 def test_lengths_are_read_from_the_device_once(

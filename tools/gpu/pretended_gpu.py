@@ -23,7 +23,7 @@ from flashsmith.runtime import (
     libraries,
     operation_run,
 )
-from flashsmith.runtime.frameworks.base import HOST, Device, Workspace
+from flashsmith.runtime.frameworks.base import Device, Workspace
 from flashsmith.runtime.frameworks.torch import TorchTensors
 
 H200 = device_spec("H200")
@@ -45,12 +45,14 @@ class PretendedGpu:
     """``launches`` so far; ``stream`` is PyTorch's current one.
 
     ``launcher`` is called with a stream and addresses, as a library's own; None notes the launch.
+    ``block_bytes`` is the size of the workspaces that kernels of the backward pass need.
     With ``only_uneven`` no kernel is for whole tiles alone.
     """
 
     launches: list[Launch] = field(default_factory=list)
     stream: int = 0
     launcher: Callable[..., Any] | None = None
+    block_bytes: int = 0
     only_uneven: bool = False
     kernels: dict[Any, libraries.LoadedKernel] = field(default_factory=dict)
 
@@ -63,16 +65,19 @@ class PretendedGpu:
         return self.kernels[key]
 
     def _load(self, config: Any, semantics: Any) -> libraries.LoadedKernel:
-        n_addresses = len(operation(config.family.operation).tensors)
+        operation_name = config.family.operation
+        n_addresses = len(operation(operation_name).tensors)
+        block_bytes = self.block_bytes if operation_name == "backward" else 0
 
         def prepare(index: int, *arguments: Any) -> tuple[Callable[..., Any], int]:
             def note(stream: int, *addresses: int) -> None:
+                addresses = addresses[:n_addresses]  # without the workspaces'
                 absent = (0,) * (n_addresses - len(addresses))
                 self.launches.append(
                     Launch(config, semantics, arguments, stream, (*addresses, *absent))
                 )
 
-            return self.launcher or note, 0
+            return self.launcher or note, block_bytes
 
         library: Any = SimpleNamespace(
             manifest=SimpleNamespace(semantics=semantics, nvcc_version="13.0.88"),
@@ -96,7 +101,9 @@ class PretendedTensors(TorchTensors):
         return False
 
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
-        return super().workspace(nbytes, HOST, stream)
+        # PyTorch's, as on a GPU.
+        memory = self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu")
+        return Workspace(memory.data_ptr(), memory)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.runtime import run_backward, run_call
-from flashsmith.runtime.cached_launches import CachedLaunch
+from flashsmith.runtime.cached_launches import MOST_CALLS, CachedLaunch
 from flashsmith.runtime.forward_options import NO_WINDOW, check_flag, check_pair
 from flashsmith.runtime.forward_pass import run_followed
 from flashsmith.runtime.frameworks import framework_of
@@ -110,28 +110,70 @@ def _asked(
     backward_config: str | None = None,
     **options: Any,
 ) -> Asked:
-    """The same from an op's arguments."""
+    """The same from an op's arguments of the forward pass."""
+    forward, backward = (
+        None if it is None else parse_kernel_name_into_config(it)
+        for it in (config, backward_config)
+    )
+    check_attention_config(forward)
+    check_backward_config("backward_config", backward)
     return Asked(
         window=(window_left, window_right),
-        config=None if config is None else parse_kernel_name_into_config(config),
-        backward_config=(
-            None if backward_config is None else parse_kernel_name_into_config(backward_config)
-        ),
+        config=forward,
+        backward_config=backward,
         **options,
     )
+
+
+def _asked_backward(config: str | None = None, **options: Any) -> Asked:
+    """The same from those of the backward pass."""
+    backward = None if config is None else parse_kernel_name_into_config(config)
+    check_backward_config("config", backward)
+    return _asked(**options)._replace(backward_config=backward)
 
 
 # --- the kernels, called directly ----------------------------------------------------------------
 
 
 class Pass:
-    """What is asked for, and the cached launch that was the forward pass, if one was."""
+    """What is asked for, and the cached launch that was the forward pass, if one was.
 
-    __slots__ = ("asked", "launch")
+    One that has a launch may be that of many calls.
+    """
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    __slots__ = ("asked", "has_layout", "launch", "return_lse")
+
+    def __init__(self, asked: Asked, return_lse: bool) -> None:
+        self.asked, self.return_lse = asked, return_lse
         self.launch: CachedLaunch | None = None
+        # Whether q, k and v are laid out as those of the launch.
+        self.has_layout: Callable[..., bool] = _never
+
+    def returned(self, o: Any, lse: Any, row_max: Any) -> Any:
+        """What attention() returns."""
+        if self.return_lse:
+            return (o, lse) if row_max is None else (o, lse, row_max)
+        return o if row_max is None else (o, row_max)
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+# Of forward passes that attention() may repeat: q, k and v but no other tensors, options that are
+# compared by value. By the lengths and the options, with their types, since 1 equals True.
+_repeatable: dict[Any, Pass] = {}
+_COMPARABLE = {bool, int, float, type(None), tuple}
+
+
+def _key(q: Any, k: Any, keywords: dict[str, Any]) -> Any:
+    """Of _repeatable. May raise anything where an argument is not what it should be."""
+    key = (
+        q.shape, k.shape, torch.are_deterministic_algorithms_enabled(),
+        *keywords.items(), *map(type, keywords.values()),
+    )  # fmt: skip
+    window = keywords.get("window")
+    return key if window is None else (*key, *map(type, window))
 
 
 def _forward_directly(
@@ -144,7 +186,9 @@ def _forward_directly(
     options = (causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, True, row_max)
     ahead = backward_ahead(after, repeatable)
     chosen = config or choose_config
-    results, this.launch = run_followed(chosen, (q, k, v, None), options, emulate, "out", ahead)
+    results, repeated = run_followed(chosen, (q, k, v, None), options, emulate, "out", ahead)
+    if this.launch is None:  # else it is shared, and stays as it is
+        this.launch = repeated
     return results if row_max else (*results, None)
 
 
@@ -206,7 +250,7 @@ def _no_jvp(*_: Any) -> NoReturn:
     )
 
 
-def _no_vmap(*_: Any, **__: Any) -> NoReturn:
+def refuse_vmap(*_: Any, **__: Any) -> NoReturn:
     raise ArgumentError(
         "q, k, v: inside torch.vmap (or jacrev, per-sample gradients); flashsmith's kernels take "
         "plain tensors: put the mapped dimension into the batch"
@@ -224,13 +268,19 @@ class FlashsmithAttention(torch.autograd.Function):
     """q, k, v, sinks, the offsets of packed sequences and a Pass to the output, its log-sum-exp
     and the row maximum, which is not differentiable; None if it was not asked for."""
 
-    jvp, vmap = staticmethod(_no_jvp), staticmethod(_no_vmap)
+    jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
 
     @staticmethod
     def forward(
         q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: Pass
     ) -> tuple[Any, Any, Any]:
-        if _is_plain(q, k, v):
+        launch = this.launch
+        if launch is not None:
+            # Of plain tensors of this layout, neither with sinks nor with packed sequences.
+            results = launch.run((q, k, v, None), ())
+            if results is not None:
+                return results if len(results) == 3 else (*results, None)
+        if launch is not None or _is_plain(q, k, v):
             return _forward_directly(q, k, v, sinks, cu_q, cu_k, this)
         asked = this.asked
         backward = asked.backward_config
@@ -253,34 +303,40 @@ class FlashsmithAttention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if row_max is not None:
             ctx.mark_non_differentiable(row_max)
-        ctx.save_for_backward(q, k, v, o, lse, sinks, cu_q, cu_k)
+        if sinks is None and cu_q is None:
+            ctx.save_for_backward(q, k, v, o, lse)
+        else:
+            ctx.save_for_backward(q, k, v, o, lse, sinks, cu_q, cu_k)
 
     @staticmethod
     def backward(ctx: Any, do: Any, dlse: Any, _: Any) -> Any:
         if do is None and dlse is None:
             return (None,) * 7
-        q, k, v, o, lse, sinks, cu_q, cu_k = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        this, needs = ctx.this, ctx.needs_input_grad[:4]
+        launch = this.launch
+        # Their own derivative must be an error, and not 0.
+        follows = torch.is_grad_enabled() or _transforms()
+        if not (launch is None or dlse is not None or do is None or follows or _dispatch_modes()):
+            gradients = launch.run_following(needs, (do, *saved))
+            if gradients is not None:
+                return (*gradients, None, None, None)
+        q, k, v, o, lse = saved[:5]
+        sinks, cu_q, cu_k = saved[5:] or (None,) * 3
         if do is None:
             do = torch.zeros_like(o)
-        this, needs = ctx.this, ctx.needs_input_grad[:4]
         tensors = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k
-        # Their own derivative must be an error, and not 0.
-        if torch.is_grad_enabled() or _transforms():
+        if follows:
             gradients = FlashsmithGradients.apply(*tensors, this.asked, needs)
         else:
-            launch, gradients = this.launch, None
-            has_vectors = not (dlse is None and sinks is None and cu_q is None)
-            if not (launch is None or has_vectors or _dispatch_modes()):
-                gradients = launch.run_following(needs, tensors[:6])
-            if gradients is None:
-                gradients = _gradients(*tensors, this.asked, needs, False, launch)
+            gradients = _gradients(*tensors, this.asked, needs, False, launch)
         return (*gradients, None, None, None)
 
 
 class FlashsmithGradients(torch.autograd.Function):
     """The backward pass, which has no derivative."""
 
-    jvp, vmap = staticmethod(_no_jvp), staticmethod(_no_vmap)
+    jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
     backward = staticmethod(_no_second)
 
     @staticmethod
@@ -322,7 +378,7 @@ def _gradients(
         except RuntimeError:
             # torch.autograd.grad(is_grads_batched=True) has a vmap of its own.
             if is_legacy_batchedtensor(do):
-                _no_vmap()
+                refuse_vmap()
             raise
     with torch._C._AutoDispatchBelowAutograd():
         found = torch.ops.flashsmith.attention_backward.default(
@@ -399,7 +455,7 @@ def _run_backward(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    asked = _asked(backward_config=config, **keywords)
+    asked = _asked_backward(config, **keywords)
     needed = tuple(needs)
     arguments = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needed, fp32_gradients
     dq, dk, dv, dsinks = _backward_directly(*arguments)
@@ -459,7 +515,7 @@ def _autograd(*tensors: Any, **keywords: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.flashsmith.attention.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (6 - len(tensors)))
-    o, _, _ = _apply_by_dispatcher(FlashsmithAttention, *padded, Pass(_asked(**keywords)))
+    o, _, _ = _apply_by_dispatcher(FlashsmithAttention, *padded, Pass(_asked(**keywords), True))
     return o
 
 
@@ -470,7 +526,9 @@ def _autograd_with_statistics(*tensors: Any, **keywords: Any) -> Any:
     padded = (*tensors, *[None] * (6 - len(tensors)))
     return_lse = keywords.pop("return_lse", False)
     keywords.pop("with_backward", None)
-    o, lse, row_max = _apply_by_dispatcher(FlashsmithAttention, *padded, Pass(_asked(**keywords)))
+    o, lse, row_max = _apply_by_dispatcher(
+        FlashsmithAttention, *padded, Pass(_asked(**keywords), True)
+    )
     nothing = _nothing(tensors[0])
     return o, lse if return_lse else nothing, nothing if row_max is None else row_max
 
@@ -481,7 +539,7 @@ def _autograd_backward(*tensors: Any, **keywords: Any) -> Any:
             return torch.ops.flashsmith.attention_backward.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (10 - len(tensors)))
     needs, fp32_gradients = tuple(keywords.pop("needs")), keywords.pop("fp32_gradients", False)
-    asked = _asked(backward_config=keywords.pop("config", None), **keywords)
+    asked = _asked_backward(**keywords)
     *found, dsinks = _apply_by_dispatcher(
         FlashsmithGradients, *padded, asked, needs, fp32_gradients
     )
@@ -508,7 +566,7 @@ for _name, _kernel, _fake_kernel, _autograd_kernel in (
     _op = f"flashsmith::{_name}"
     torch.library.impl(_op, "default", _kernel, lib=_library)
     torch.library.register_fake(_op, _fake_kernel, lib=_library)
-    torch.library.register_vmap(_op, _no_vmap, lib=_library)
+    torch.library.register_vmap(_op, refuse_vmap, lib=_library)
     _library.impl(_name, _autograd_kernel, "Autograd")
 
 
@@ -560,7 +618,25 @@ register_flop_formula(
 register_flop_formula(torch.ops.flashsmith.attention_backward, get_raw=True)(_flop_backward)
 
 
-def differentiable_attention(
+def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+    """attention() with gradients, or to refuse what has none; takes and returns what it does."""
+    try:
+        key = _key(q, k, keywords)
+        this = _repeatable.get(key)
+    except Exception:
+        key = this = None  # an argument that is not what it should be: the checks raise the error
+    if this is not None and this.has_layout(q, k, v) and _is_followed(this.launch):
+        return this.returned(*_apply(q, k, v, None, None, None, this))
+    return _differentiable_attention(key, q, k, v, **keywords)
+
+
+def _is_followed(launch: CachedLaunch | None) -> bool:
+    """Whether a launch may be repeated by a call that nothing but autograd looks at."""
+    return launch is not None and launch.is_current and not (_transforms() or _dispatch_modes())
+
+
+def _differentiable_attention(
+    key: Any,
     q: Any,
     k: Any,
     v: Any,
@@ -582,7 +658,7 @@ def differentiable_attention(
     deterministic: bool | None = None,
     emulate: Any = False,
 ) -> Any:
-    """attention() with gradients, or to refuse what has none; takes and returns what it does."""
+    """The same of a call with all its checks; ``key`` is where _repeatable may have it next."""
     if out is not None:
         raise no_out(q=q, k=k, v=v, sinks=sinks)
     if config is not None or backward_config is not None:
@@ -596,19 +672,29 @@ def differentiable_attention(
         repeatable = torch.are_deterministic_algorithms_enabled()
     else:
         repeatable = resolve_deterministic(deterministic, q)
-    this = Pass(_new_tuple(Asked, (
+    asked = _new_tuple(Asked, (
         causal, window, softcap, scale, max_seqlen_q, max_seqlen_k, return_row_max,
         config, backward_config, repeatable, emulate,
-    )))  # fmt: skip
+    ))  # fmt: skip
+    this = Pass(asked, check_flag("return_lse", return_lse))
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
-    if torch._C._are_functorch_transforms_active():
-        o, lse, row_max = FlashsmithAttention.apply(*tensors, this)
-    else:
-        # Function.apply itself spends more on binding arguments than a launch takes.
-        o, lse, row_max = _apply(*tensors, this)
-    if check_flag("return_lse", return_lse):
-        return (o, lse, row_max) if return_row_max else (o, lse)
-    return (o, row_max) if return_row_max else o
+    if _transforms():
+        return this.returned(*FlashsmithAttention.apply(*tensors, this))
+    # Function.apply itself spends more on binding arguments than a launch takes.
+    returned = this.returned(*_apply(*tensors, this))
+    if this.launch is not None and tensors[3:] == (None,) * 3:
+        _remember(key, this, (q, k, v), (window, softcap, scale, max_seqlen_q, max_seqlen_k))
+    return returned
+
+
+def _remember(key: Any, this: Pass, tensors: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+    """Has a call of the same key and layouts repeat this one's launch."""
+    if key is None or not all(type(it) in _COMPARABLE for it in (*values, *values[0])):
+        return
+    if len(_repeatable) >= MOST_CALLS:
+        _repeatable.clear()
+    this.has_layout = _layout_check(tensors)
+    _repeatable[key] = this
 
 
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:

@@ -29,8 +29,9 @@ from flashsmith.runtime.forward_pass import (
     kernel_for,
     limits_of,
 )
-from flashsmith.runtime.forward_request import Request, check_request, suit_tma
+from flashsmith.runtime.forward_request import Request, check_request, check_tma, suit_tma
 from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
+from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.operation_run import (
     PreparedOperation,
     prepare_operation,
@@ -38,6 +39,8 @@ from flashsmith.runtime.operation_run import (
     wrong_strides,
 )
 from flashsmith.runtime.tensors import view_tensor
+
+_BLOCK_ELEMENT = 4  # bytes
 
 NAMES = ("dq", "dk", "dv", "dsinks")
 _SPECS = {tensor.name: tensor for tensor in BACKWARD.tensors}
@@ -105,7 +108,7 @@ class BackwardAhead(NamedTuple):
             device = _limits(self.config, request.q, emulate=False)
         problem = _backward(request.problem)
         wish = BackwardRequest(problem, request.q, request.k, request.suits_tma, self.deterministic)
-        return _config_for(self.config, wish, device)[0]
+        return _config_for(self.config, wish, request.v, device)[0]
 
 
 class CachedBackward:
@@ -119,8 +122,11 @@ class CachedBackward:
         framework = q.framework
         assert isinstance(framework, RepeatableFramework)
         assert launch is not None
-        self._launch = launch
+        self._launch, self._function, self._n_kernels = launch, launch.function, launch.n_kernels
         self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
+        # On the current stream, which is the launch's.
+        block = (-(-launch.block_bytes // _BLOCK_ELEMENT),)
+        self._new_block = framework.allocator(q.source, block, "int32") if block[0] else None
         self._copies_do, self._copies_dlse = copies_do, copies_dlse
         self._has_vectors = any(name in views for name in ("dlse", "sinks", "cu_seqlens_q"))
 
@@ -181,10 +187,18 @@ class CachedBackward:
         if self._new_dsinks is not None:
             dsinks = self._new_dsinks(sinks)
             dsinks_at = dsinks.data_ptr()
-        self._launch(
-            *(self._stream_of(self._ordinal), do_at, q_at, k_at, v_at, o_at, lse_at),
-            *(dq_at, dk_at, dv_at, dsinks_at, dlse_at, sinks_at, cu_q_at, cu_k_at),
-        )
+        at: tuple[int, ...] = (
+            do_at, q_at, k_at, v_at, o_at, lse_at,
+            dq_at, dk_at, dv_at, dsinks_at, dlse_at, sinks_at, cu_q_at, cu_k_at,
+        )  # fmt: skip
+        if self._new_block is not None:
+            block = self._new_block()  # alive until the launch
+            at += (block.data_ptr(),)
+        try:
+            self._function(self._stream_of(self._ordinal), *at)
+        except RuntimeError as error:
+            raise self._launch.refused(error) from None
+        note_launch("gpu", self._n_kernels)
         return dq, dk, dv, dsinks
 
 
@@ -231,7 +245,7 @@ def _run_and_remember(
     problem, o = _backward(request.problem), view_tensor("o", tensors[4])
     suits_tma = request.suits_tma and suit_tma([o])
     wish = BackwardRequest(problem, request.q, request.k, suits_tma, deterministic)
-    cfg, is_own = _config_for(config, wish, device)
+    cfg, is_own = _config_for(config, wish, request.v, device)
 
     on_host = request.q.device.kind == "cpu"
     if on_host and not emulate:
@@ -301,7 +315,7 @@ def _backward(problem: Problem) -> Problem:
 
 
 def _config_for(
-    config: KernelConfig | Chooser, wish: BackwardRequest, device: DeviceSpec
+    config: KernelConfig | Chooser, wish: BackwardRequest, v: TensorView, device: DeviceSpec
 ) -> tuple[KernelConfig, bool]:
     """The config whose kernel computes what is wished, found or built; and whether it is the one
     that was given or chosen, not a substitute."""
@@ -309,6 +323,7 @@ def _config_for(
     cfg = config if isinstance(config, KernelConfig) else choose_for(config, wish, device)
     semantics = check_server(cfg, wish.problem, device)
     check_deterministic(cfg, wish.deterministic)
+    check_tma(cfg, (wish.q, wish.k, v))
     if wish.is_empty:
         return cfg, True
     kernel = kernel_for(cfg, semantics, wish, device, chooser)

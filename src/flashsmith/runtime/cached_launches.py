@@ -18,6 +18,8 @@ from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions
 from flashsmith.runtime.forward_request import Request
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
+from flashsmith.runtime.launch_counter import note_launch
+from flashsmith.runtime.libraries import PreparedLaunch
 from flashsmith.runtime.tensors import byte_range
 
 # The oldest are dropped first.
@@ -29,6 +31,9 @@ Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
 Options = tuple[Any, ...]  # in the order of ForwardOptions, or of BackwardOptions
 Signature = tuple[Any, ...]
 
+# Options of a call that is not of parts of the keys.
+_OPTIONS = 11
+
 # The bits of an address that must be 0: tensors begin at 16 bytes, vectors at whole elements.
 UNALIGNED, UNALIGNED_VECTOR = 15, 3
 # Options of types from these modules are immutable and compare by value.
@@ -38,12 +43,15 @@ _OPTION_MODULES = {"builtins", "numpy"}
 class CachedLaunch:
     """Everything about a call but the addresses of its tensors; safe to share between threads."""
 
-    def __init__(self, request: Request, launch: Callable[..., Any]) -> None:
+    def __init__(self, request: Request, launch: PreparedLaunch) -> None:
         """``launch`` is the result of LoadedKernel.prepare for the request, whose tensors are of a
         RepeatableFramework."""
         q, framework = request.q, request.q.framework
         assert isinstance(framework, RepeatableFramework)
         self._launch = launch
+        # The library's own, where it can be called without more ado: a call of Python's less.
+        self._function = None if launch.block_bytes else launch.function
+        self._n_kernels = launch.n_kernels
         self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
         self._new_o = framework.like_allocator(dense=q.strides == contiguous_strides(q.shape))
         self._has_keys = 0 not in request.k.shape  # empty tensors have no memory
@@ -57,10 +65,15 @@ class CachedLaunch:
         if request.o is not None:
             offsets = (None, None) if packing is None else packing[:2]
             inputs = (q, request.k, request.v, sinks, *offsets)
-            self._overlaps = [_overlap(request.o, view) for view in inputs]
+            self._overlaps = [overlap(request.o, view) for view in inputs]
         self._generation = generation
-        # Backward passes that came after.
-        self._following: dict[Any, Any] = {}
+        # Backward passes that came after, the last first: gradients needed, has_layout, run.
+        self._following: tuple[tuple[Any, Callable[..., bool], Callable[..., Any]], ...] = ()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no launches were forgotten since."""
+        return self._generation is generation
 
     def follow(self, needs: Any, tensors: tuple[Any, ...], layout_check: Any, call: Any) -> None:
         """Has run_following run ``call``, a cached backward pass after this, on such tensors.
@@ -68,9 +81,8 @@ class CachedLaunch:
         ``layout_check`` makes a function of them that says whether as many others have their types,
         dtypes, devices, shapes and strides.
         """
-        key = needs, tensors[0].stride()
-        if key not in self._following and len(self._following) < MOST_FOLLOWING:
-            self._following[key] = layout_check(tensors), call
+        following = needs, layout_check(tensors), call.run
+        self._following = (following, *self._following[: MOST_FOLLOWING - 1])
 
     def run_following(self, needs: Any, tensors: tuple[Any, ...]) -> Any:
         """What a backward pass that ``follow`` was given returns for do, q, k, v, o and lse; None,
@@ -79,16 +91,12 @@ class CachedLaunch:
         The options and the BackwardAhead are those of this call, which has neither sinks nor packed
         sequences; there is no dlse.
         """
-        try:
-            key = needs, tensors[0].stride()
-        except Exception:
-            return None  # no plain tensor: the checks raise the error
-        found = self._following.get(key)
-        if found is None or self._generation is not generation:
-            return None
-        has_layout, call = found
-        # A hook on saved tensors may give others back than it got, and .data may be set.
-        return call.run(tensors, ()) if has_layout(*tensors) else None
+        if self._generation is generation:
+            for their_needs, has_layout, run in self._following:
+                # A hook on saved tensors may give others back than it got, and .data may be set.
+                if their_needs == needs and has_layout(*tensors):
+                    return run(tensors, ())
+        return None
 
     def run(self, tensors: Tensors, options: Options) -> Any:
         """Launches on these tensors; returns the outputs, or None, without launching, when the
@@ -123,24 +131,29 @@ class CachedLaunch:
             for at, (low, high) in zip(addresses, self._overlaps, strict=True):
                 if low < at - o_at < high:
                     return None
-        stream = self._stream_of(self._ordinal)
-        if self._is_plain:
-            self._launch(stream, q_at, k_at, v_at, o_at)
-            return o
         lse = row_max = None
-        lse_at = row_max_at = 0
-        if self._lse:
-            lse = self._new_statistic()
-            lse_at = lse.data_ptr()
-        if self._row_max:
-            row_max = self._new_statistic()
-            row_max_at = row_max.data_ptr()
-        inputs = q_at, k_at, v_at
-        self._launch(stream, *inputs, o_at, lse_at, row_max_at, sinks_at, cu_q_at, cu_k_at)
-        return outputs_of(o, lse, row_max)
+        places: tuple[int, ...] = q_at, k_at, v_at, o_at
+        if not self._is_plain:
+            lse_at = row_max_at = 0
+            if self._lse:
+                lse = self._new_statistic()
+                lse_at = lse.data_ptr()
+            if self._row_max:
+                row_max = self._new_statistic()
+                row_max_at = row_max.data_ptr()
+            places += lse_at, row_max_at, sinks_at, cu_q_at, cu_k_at
+        if self._function is None:
+            self._launch(self._stream_of(self._ordinal), *places)
+        else:
+            try:
+                self._function(self._stream_of(self._ordinal), *places)
+            except RuntimeError as error:
+                raise self._launch.refused(error) from None
+            note_launch("gpu", self._n_kernels)
+        return o if self._is_plain else outputs_of(o, lse, row_max)
 
 
-def _overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
+def overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
     """The open interval of address differences (input's minus o's) in which their bounds
     overlap."""
     if view is None:
@@ -230,6 +243,8 @@ def call_signature(
     None for calls that may need gradients, or a length that must be read from the device. Equal
     signatures have equal outcomes: since 1 equals True, types are part of them.
     """
+    if len(options) > _OPTIONS:
+        return None  # of parts of the keys
     q, k, v, o = tensors
     causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, lse, row_max = options
     if type(k) is not kind or type(v) is not kind:

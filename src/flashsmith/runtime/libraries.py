@@ -93,7 +93,7 @@ class LoadedKernel:
         timed: bool = False,
         framework: Framework | None = None,
         poisoned: bool = False,
-    ) -> Callable[..., float | None]:
+    ) -> PreparedLaunch:
         """A function that launches ``call`` on GPU ``ordinal``. Does not use the GPU yet.
 
         It takes the handle of a stream and then ``call.addresses``, or the addresses of other
@@ -116,39 +116,56 @@ class LoadedKernel:
         except ValueError as error:
             raise ArgumentError(str(error)) from None
 
-        # A config of one kernel launches it once.
-        n_launches = len(self.plan(call).launched) if self.entry.beside else 1
+        return PreparedLaunch(
+            function,
+            # A config of one kernel launches it once.
+            len(self.plan(call).launched) if self.entry.beside else 1,
+            0 if framework is None else int(block_bytes),
+            f"launching {self.config} for {call.problem} on GPU {ordinal}",
+            len(call.addresses),
+            Device("cuda", ordinal),
+            framework,
+            poisoned,
+        )
 
-        def refused(error: RuntimeError) -> LaunchError:
-            return LaunchError(
-                f"launching {self.config} for {call.problem} on GPU {ordinal}: {error}"
-            )
 
-        def launch(*stream_and_addresses: int) -> float | None:
-            try:
-                milliseconds: float | None = function(*stream_and_addresses)
-            except RuntimeError as error:
-                raise refused(error) from None
-            note_launch("gpu", n_launches)
-            return milliseconds
+@dataclass(frozen=True)
+class PreparedLaunch:
+    """What LoadedKernel.prepare makes; called with a stream's handle and addresses, it launches.
 
-        if not block_bytes or framework is None:
-            return launch
-        nbytes, device, n_tensors = int(block_bytes), Device("cuda", ordinal), len(call.addresses)
+    A caller to whom the time of another call matters calls ``function``, the library's own, which
+    takes as many addresses as ``n_tensors`` and that of a block of ``block_bytes``, where these are
+    not 0; then ``note_launch`` with ``n_kernels``, or ``refused`` with a RuntimeError.
+    """
 
-        def launch_with_block(stream: int, *addresses: int) -> float | None:
-            block = framework.workspace(nbytes, device, stream)
-            if poisoned:
-                fill(block.address, 0xFF, nbytes, ordinal, stream)
-            absent = (0,) * (n_tensors - len(addresses))
-            try:  # not by launch(): another call with all arguments takes a microsecond
-                milliseconds: float | None = function(stream, *addresses, *absent, block.address)
-            except RuntimeError as error:
-                raise refused(error) from None
-            note_launch("gpu", n_launches)
-            return milliseconds
+    function: Callable[..., Any]
+    n_kernels: int
+    block_bytes: int
+    what: str
+    n_tensors: int
+    device: Device
+    framework: Framework | None
+    poisoned: bool
 
-        return launch_with_block
+    def __call__(self, stream: int, *addresses: int) -> float | None:
+        block, at = None, addresses
+        if self.block_bytes:
+            framework, device = self.framework, self.device
+            assert framework is not None
+            block = framework.workspace(self.block_bytes, device, stream)
+            if self.poisoned:
+                fill(block.address, 0xFF, self.block_bytes, device.ordinal, stream)
+            at = (*addresses, *(0,) * (self.n_tensors - len(addresses)), block.address)
+        try:
+            milliseconds: float | None = self.function(stream, *at)
+        except RuntimeError as error:
+            raise self.refused(error) from None
+        note_launch("gpu", self.n_kernels)
+        return milliseconds
+
+    def refused(self, error: RuntimeError) -> LaunchError:
+        """The error that a caller of ``function`` raises for one of its."""
+        return LaunchError(f"{self.what}: {error}")
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from flashsmith.runtime.arguments import check_config, check_device, check_serve
 from flashsmith.runtime.emulation import check_seconds, run_in_emulator
 from flashsmith.runtime.forward_call import library_arguments
 from flashsmith.runtime.forward_options import check_flag
-from flashsmith.runtime.forward_pass import Launch, limits_of, run_on_gpu
+from flashsmith.runtime.forward_pass import limits_of, run_on_gpu
 from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
+from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
 from flashsmith.runtime.tensors import (
     check_beside,
     check_memory,
@@ -70,7 +70,7 @@ class PreparedOperation(NamedTuple):
     views: dict[str, TensorView]
     outputs: dict[str, Any]
     kernel: LoadedKernel | None
-    launch: Launch | None
+    launch: PreparedLaunch | None
     timed: bool
 
     def run(

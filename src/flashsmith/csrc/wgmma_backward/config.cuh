@@ -19,6 +19,13 @@ enum class StepOrder : int {
     scores_ahead = 3,     // as late_dq, but the next step's S before dk too
 };
 
+// When dq's product of a step is added to its sums in global memory.
+enum class DqSums : int {
+    beside_scores = 0,  // under the next step's first product
+    sums_at_once = 1,   // as soon as it is done
+    sums_under_dk = 2,  // likewise, and it comes before dk's product
+};
+
 // Fields, order and meaning are those of the Python class. Later knobs go at the end and their zero
 // means 'as before'.
 struct HopperBackwardKernelConfig {
@@ -38,6 +45,8 @@ struct HopperBackwardKernelConfig {
     bool lagged_dq;    // a step computes dq of the step before: nobody waits for another's dS
     bool pingpong;     // warpgroups issue their products in turns
     bool persistent;   // a CTA for each SM takes one block of keys after the other
+    DqSums dq_sums;    // when a step's dq leaves
+    bool ordered_dq;   // blocks of keys add to dq in one order: the same bits in every run
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 
@@ -66,6 +75,10 @@ struct HopperBackwardKernelConfig {
         return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (16 * n_warpgroups) == 0;
     }
     constexpr int dq_parts() const { return shares_rows() || shares_columns() ? n_warpgroups : 1; }
+    // Floats that the sums of a block of queries take. With ordered_dq they are followed by the
+    // counters of its parts.
+    static constexpr int kCounters = 32;
+    constexpr int dq_block_floats() const { return B_r * d_head + (ordered_dq ? kCounters : 0); }
     constexpr int dq_columns() const { return shares_columns() ? d_head / n_warpgroups : d_head; }
 };
 

@@ -8,6 +8,7 @@
 #include "common/softmax.cuh"
 #include "wgmma/pipeline.cuh"
 #include "wgmma/tma.cuh"
+#include "wgmma_backward/dq_order.cuh"
 #include "wgmma_backward/key_block.cuh"
 #include "wgmma_backward/store_gradient.cuh"
 
@@ -110,6 +111,11 @@ struct BackwardConsumer {
     using Panel = typename Kernel::Panel;
     using Keys = KeyBlock<Kernel>;
 
+    // Whether sums of dq are under way between products of the scores; whether dq's product comes
+    // before dk's.
+    static constexpr bool kSumsBesideScores = CFG.dq_sums == DqSums::beside_scores;
+    static constexpr bool kdQBeforedk = CFG.dq_sums == DqSums::sums_under_dk;
+
     // ---- state ----
 
     const BackwardKernelArgs& args;
@@ -122,6 +128,7 @@ struct BackwardConsumer {
     int turn;      // steps until this warpgroup computes dq, where they take turns
     int dq_block;  // that of the last dq, and where this lane's part of it belongs
     float* dq_sums;
+    dQOrder<Kernel> dq_order;
 
     TilePipeline<1, Kernel::KV_tile_bytes> K, V;
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
@@ -182,6 +189,7 @@ struct BackwardConsumer {
         dq_block = blocks.begin - 1;
         turn = warpgroup;
         dq_sums = first_dq_sums(keys);
+        dq_order.begin(args, keys);
         return keys.n_steps();
     }
 
@@ -190,7 +198,7 @@ struct BackwardConsumer {
         const int n_steps = begin(number);
         zero(dk);
         zero(dv);
-        zero(dq);
+        if constexpr (kSumsBesideScores) zero(dq);
         if (n_steps == 0) return;
         if constexpr (!CFG.persistent) K.consumer_wait();
         if constexpr (CFG.order == StepOrder::scores_together)
@@ -233,15 +241,9 @@ struct BackwardConsumer {
         stages.commit(lane);
         if constexpr (CFG.lagged_dq) {
             wgmma_wait<0>(dk, dS);
-            if (skips_dq) {
-                start_dq();
-                finish_dq();
-                add_dq();
-            }
+            if (skips_dq) compute_dq();
         }
-        start_dq();
-        finish_dq();
-        add_dq();
+        compute_dq();
         wgmma_wait<0>(dk, dS);
         if constexpr (CFG.persistent) Q.consumer_release(warp, lane);
     }
@@ -272,14 +274,16 @@ struct BackwardConsumer {
             order.wait();
             if constexpr (CFG.order == StepOrder::scores_ahead) {
                 begin_S();
+                if constexpr (kWithdQ && kdQBeforedk) start_dq();
                 start_gradient(dk, dS, last_Q);
                 order.arrive();
                 stages.commit(lane);
-                if constexpr (kWithdQ) start_dq();
+                if constexpr (kWithdQ && !kdQBeforedk) start_dq();
                 wgmma_wait<kWithdQ ? 2 : 1>(S);
                 exponentiate();
                 if constexpr (CFG.early_exp) end_basic_block();
-                wgmma_wait<kWithdQ ? 1 : 0>(dk, dS);
+                if constexpr (kWithdQ && kdQBeforedk) finish_dq<1>();
+                wgmma_wait<kWithdQ && !kdQBeforedk ? 1 : 0>(dk, dS);
                 release_last_Q();
             } else {
                 start_gradient(dk, dS, last_Q);
@@ -292,7 +296,7 @@ struct BackwardConsumer {
                 exponentiate();
                 if constexpr (CFG.early_exp) end_basic_block();
             }
-            if constexpr (kWithdQ) finish_dq();
+            if constexpr (kWithdQ && !kdQBeforedk) finish_dq();
         }
         compute_dv_and_dP();
     }
@@ -307,14 +311,12 @@ struct BackwardConsumer {
 #pragma unroll 1
         for (; n_steps > 0; --n_steps) step_with_scores_together<true>();
         if constexpr (CFG.persistent) V.consumer_release(warp, lane);
-        if constexpr (!Kernel::takes_turns) add_dq();
+        if constexpr (kSumsBesideScores && !Kernel::takes_turns) add_dq();
         if constexpr (CFG.lagged_dq) {
             if constexpr (Kernel::takes_turns) {
                 take_turn();
             } else {
-                start_dq();
-                finish_dq();
-                add_dq();
+                compute_dq();
             }
         }
     }
@@ -326,7 +328,7 @@ struct BackwardConsumer {
         d_o.consumer_wait();
         order.wait();
         begin_S();
-        if constexpr (!Kernel::takes_turns) add_dq();
+        if constexpr (kSumsBesideScores && !Kernel::takes_turns) add_dq();
         begin_dP();
         order.arrive();
         RowPairs lse, D;
@@ -342,15 +344,17 @@ struct BackwardConsumer {
         store_dS();
         order.wait();
         start_gradient(dv, P, d_o.tile());
+        if constexpr (kBeside && kdQBeforedk) start_dq();
         start_gradient(dk, dS, Q.tile());
         order.arrive();
         stages.commit(lane);
-        if constexpr (kBeside) start_dq();
+        if constexpr (kBeside && !kdQBeforedk) start_dq();
         wgmma_wait<kBeside ? 2 : 1>(dv, P);
         d_o.consumer_release(warp, lane);
-        wgmma_wait<kBeside ? 1 : 0>(dk, dS);
+        if constexpr (kBeside && kdQBeforedk) finish_dq<1>();
+        wgmma_wait<kBeside && !kdQBeforedk ? 1 : 0>(dk, dS);
         Q.consumer_release(warp, lane);
-        if constexpr (kBeside) finish_dq();
+        if constexpr (kBeside && !kdQBeforedk) finish_dq();
         if constexpr (kWithdQ && Kernel::takes_turns) take_turn();
         advance_block();
     }
@@ -358,9 +362,7 @@ struct BackwardConsumer {
     // All of the next dq, if it is this warpgroup's turn.
     FS_DEVICE void take_turn() {
         if (turn == 0) {
-            start_dq();
-            finish_dq();
-            add_dq();
+            compute_dq();
         } else {
             stages.read.advance();
             advance_dq_sums();
@@ -382,7 +384,7 @@ struct BackwardConsumer {
         d_o.consumer_wait();
         order.wait();
         start_gradient(dv, P, d_o.tile());
-        add_dq();
+        if constexpr (kSumsBesideScores) add_dq();
         begin_dP();
         order.arrive();
         wgmma_wait<0>(dP, dv, P);
@@ -455,19 +457,36 @@ struct BackwardConsumer {
             K + column / Panel::kColumns * kPanel + column % Panel::kColumns * kElementBytes,
             kPanel);
     }
+    // With so many products behind it in flight.
+    template <int kBehind = 0>
     FS_DEVICE void finish_dq() {
-        wgmma_wait<0>(dq);
+        wgmma_wait<kBehind>(dq);
         stages.release(lane);
         advance_dq_sums();
+        if constexpr (!kSumsBesideScores) add_dq();
+    }
+    FS_DEVICE void compute_dq() {
+        start_dq();
+        finish_dq();
+        if constexpr (kSumsBesideScores) add_dq();
     }
     // Adds the last dq to its sums, if there was one, while another product runs. Without a branch
     // ptxas would move these instructions among the products, and serialise those.
     FS_DEVICE void add_dq() {
         if (dq_block < blocks.begin) return;
+        dq_order.wait(dq_block, dq_counter());
 #pragma unroll
         for (int n = 0; n < Kernel::dq_columns / 8; ++n)
             add_global(dq_sums + n * kWarpgroupThreads * 4,
                        float4{dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]});
+        dq_order.advance(warpgroup, dq_counter());
+    }
+    // Behind the sums of the block that dq_sums is in.
+    FS_DEVICE uint32_t* dq_counter() const {
+        const int part = this->part();
+        const int place =
+            part * kWarpgroupRows * Kernel::dq_columns + (warp * kWarpSize + lane) * 4;
+        return reinterpret_cast<uint32_t*>(dq_sums + (Kernel::B_r * Kernel::d_head + part - place));
     }
 
     // The sums of a block lie part by part as the accumulators do: a warp adds 512 neighbouring
@@ -476,15 +495,15 @@ struct BackwardConsumer {
         const int part = this->part();
         constexpr int kPart = kWarpgroupRows * Kernel::dq_columns;
         return args.dq_sums +
-               (keys.statistic(args, keys.first_step()) - Kernel::B_r) * Kernel::d_head +
+               Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - Kernel::B_r) +
                part * kPart + (warp * kWarpSize + lane) * 4;
     }
     FS_DEVICE void advance_dq_sums() {
-        constexpr int kBlock = Kernel::B_r * Kernel::d_head;
+        constexpr int kBlock = Kernel::dq_block_floats;
         dq_sums += kBlock;
         if (++dq_block < blocks.end) return;
         dq_block = blocks.begin;
-        dq_sums += args.statistics_head_stride * Kernel::d_head -
+        dq_sums += Kernel::first_dq_sum(args.statistics_head_stride) -
                    (blocks.end - blocks.begin) * int64_t{kBlock};
     }
 

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
     const int column = Kernel::shares_rows ? 0 : part * Kernel::dq_columns;
 
     const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first) + first_row;
-    const float* const sums = args.dq_sums + statistic * Kernel::d_head +
+    const float* const sums = args.dq_sums + Kernel::first_dq_sum(statistic) +
                               part * kWarpgroupRows * Kernel::dq_columns +
                               (warp * kWarpSize + lane) * 4;
     const int unseeing = Visibility<SEMANTICS>(args, q.count, k.count).first_seeing_row() - row;

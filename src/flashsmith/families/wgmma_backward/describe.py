@@ -6,14 +6,6 @@ from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 
-# TMA copies tiles, which is no warp's access.
-CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
-    "ldmatrix": (),
-    "copy st": (),
-    "O st": ("stmatrix",),
-    "O ld": (),
-}
-
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     """Where the tiles lie in a CTA's dynamic shared memory."""
@@ -46,14 +38,6 @@ def intensity(cfg: Any) -> Intensity:
     )
 
 
-def registers_in_words(cfg: Any, registers: int) -> str:
-    """The registers per thread at launch, and after setmaxnreg."""
-    return (
-        f"{registers} at launch, then {cfg.producer_registers} per producer and "
-        f"{cfg.consumer_registers} per consumer thread"
-    )
-
-
 # --- what a knob's value does --------------------------------------------------------------------
 
 ORDERS = {
@@ -70,17 +54,25 @@ def order(cfg: Any) -> str:
     return ORDERS[cfg.order.name]
 
 
+SUMS = {
+    "BESIDE_SCORES": "under the next step's first product, in registers until then",
+    "SUMS_AT_ONCE": "as soon as its product is done",
+    "SUMS_UNDER_DK": "under dk's product, which comes behind dq's",
+}
+
+
+def sums(cfg: Any) -> str:
+    if cfg.split_roles:
+        return "dq is added by halves, each under another product"
+    if cfg.takes_turns:
+        return "dq is added as soon as it is done, by the warpgroup whose turn it is"
+    return f"dq is added {SUMS[cfg.dq_sums.name]}"
+
+
 def ring(tile: str, stages: int) -> str:
     if stages == 1:
         return f"one {tile} tile, copied once the last product on it has finished"
     return f"a ring of {stages} {tile} tiles, copied ahead by TMA"
-
-
-def registers(cfg: Any) -> str:
-    return (
-        f"setmaxnreg leaves the producer {cfg.producer_registers} registers a thread, and "
-        f"gives consumers {cfg.consumer_registers}"
-    )
 
 
 def early(cfg: Any) -> str:

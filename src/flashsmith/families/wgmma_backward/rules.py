@@ -6,21 +6,21 @@ from __future__ import annotations
 from functools import partial
 
 from flashsmith.families.rule import Rule, supported
-from flashsmith.families.wgmma_backward.config import (
-    BARRIER_PAGE,
-    MAX_REGISTERS,
-    MIN_REGISTERS,
-    REGISTER_UNIT,
+from flashsmith.families.warpgroups import (
     REGISTERS_BESIDE_TILES,
     WARPGROUP_ROWS,
+    arch_rule,
+    register_rules,
+    registers_each,
+)
+from flashsmith.families.wgmma_backward.config import (
+    BARRIER_PAGE,
+    WIDEST_ORDERED,
     WIDEST_WHOLE,
+    DqSums,
     HopperBackwardKernelConfig,
     StepOrder,
 )
-
-HOPPER_ARCH = 90
-# 65,536 registers over the 128 threads of a warpgroup.
-REGISTERS_TO_SHARE = 512
 
 _supported = partial(
     supported,
@@ -29,32 +29,8 @@ _supported = partial(
 )
 
 
-def registers_each(n_warpgroups: int) -> int:
-    """Registers a thread starts with, in a CTA of these consumer warpgroups and the producer."""
-    return REGISTERS_TO_SHARE // (n_warpgroups + 1) // REGISTER_UNIT * REGISTER_UNIT
-
-
-def _register_count(knob: str) -> Rule:
-    return Rule(
-        f"{knob}_supported",
-        f"{knob} must be a multiple of {REGISTER_UNIT} from {MIN_REGISTERS} to {MAX_REGISTERS}: "
-        "setmaxnreg takes no other",
-        lambda cfg, device: (
-            MIN_REGISTERS <= getattr(cfg, knob) <= MAX_REGISTERS
-            and getattr(cfg, knob) % REGISTER_UNIT == 0
-        ),
-        (knob,),
-    )
-
-
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "arch_is_hopper",
-        "the wgmma_backward family needs a GPU of compute capability 9.0: wgmma is sm_90a's alone",
-        lambda cfg, device: device.arch == HOPPER_ARCH,
-        (),
-        lambda cfg, device: f"{device.name} is sm_{device.arch}",
-    ),
+    arch_rule(HopperBackwardKernelConfig.FAMILY),
     *map(_supported, ("d_head", "B_r", "n_warpgroups", "q_stages", "do_stages", "ds_stages")),
     Rule(
         "B_c_is_warpgroups",
@@ -130,8 +106,33 @@ RULES: tuple[Rule, ...] = (
         ),
         ("split_roles", "lagged_dq", "pingpong", "persistent"),
     ),
-    _register_count("producer_registers"),
-    _register_count("consumer_registers"),
+    Rule(
+        "sums_wait_for_scores",
+        "dq_sums must be beside_scores with split_roles, and where warpgroups take turns to "
+        "compute dQ: both have a place of their own for its sums",
+        lambda cfg, device: (
+            cfg.dq_sums == DqSums.BESIDE_SCORES or not (cfg.split_roles or cfg.takes_turns)
+        ),
+        ("dq_sums", "split_roles", "B_r", "d_head", "n_warpgroups"),
+    ),
+    Rule(
+        "dq_before_dk_is_lagged",
+        "sums_under_dk needs lagged_dq, since a step's own dq waits for all warpgroups' dS, and "
+        "scores_together or scores_ahead",
+        lambda cfg, device: (
+            cfg.dq_sums != DqSums.SUMS_UNDER_DK
+            or (cfg.lagged_dq and cfg.order in (StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD))
+        ),
+        ("dq_sums", "lagged_dq", "order"),
+    ),
+    Rule(
+        "order_needs_registers",
+        "ordered_dq is for d_head up to 192: of 256 no register is left for the order, and ptxas "
+        "serialises the products",
+        lambda cfg, device: not cfg.ordered_dq or cfg.d_head <= WIDEST_ORDERED,
+        ("d_head", "ordered_dq"),
+    ),
+    *register_rules(),
     Rule(
         "registers_within_file",
         "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "
@@ -145,12 +146,23 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "tiles_fit_registers",
         "consumer_registers must hold a thread's share of dk and dv (d_head), of S and dP (B_r), "
-        "of P unless scores_together (B_r / 4; persistent: and of dQ, half of its columns), with "
-        "scores_ahead and early_exp of dS besides "
+        "of P unless scores_together (B_r / 4; and of dQ, half of its columns, with persistent or, "
+        "if its sums are beside_scores, without lagged_dq), with scores_ahead and early_exp of dS "
+        "besides "
         "(split_roles: of dk or dv, S and dP, and P: d_head / 2 + B_r + B_r / 4), "
         f"and {REGISTERS_BESIDE_TILES} for everything else",
         lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
-        ("d_head", "B_r", "order", "early_exp", "split_roles", "persistent", "consumer_registers"),
+        (
+            "d_head",
+            "B_r",
+            "order",
+            "early_exp",
+            "split_roles",
+            "lagged_dq",
+            "persistent",
+            "dq_sums",
+            "consumer_registers",
+        ),
         lambda cfg, device: f"the tiles take {cfg.accumulators}",
     ),
     Rule(

@@ -1,0 +1,458 @@
+"""attention() over a group of processes: its checks, what its ranks agree on, and its gradients."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from flashsmith.chooser.attention import check_attention_config
+from flashsmith.chooser.backward import check_backward_config, resolve_deterministic
+from flashsmith.errors import ArgumentError
+from flashsmith.integrations import traceable
+from flashsmith.integrations.pytorch_state import under_autocast
+from flashsmith.operations.forward import UNLIMITED
+from flashsmith.parallel.group import Group
+from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits
+from flashsmith.parallel.schedules import SCHEDULES, Call, Schedule, in_order, padded
+from flashsmith.printable import quoted
+from flashsmith.runtime.forward_options import (
+    NO_WINDOW,
+    check_flag,
+    check_mask,
+    check_scale,
+    check_softcap,
+    whole_number,
+)
+
+
+class Asked(NamedTuple):
+    """The keywords of parallel.attention()."""
+
+    schedule: Any = "auto"
+    causal: Any = False
+    window: Any = NO_WINDOW
+    softcap: Any = 0.0
+    scale: Any = None
+    sinks: Any = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+    max_seqlen_q: Any = None
+    max_seqlen_k: Any = None
+    out: Any = None
+    return_lse: Any = False
+    return_row_max: Any = False
+    config: Any = None
+    backward_config: Any = None
+    deterministic: Any = None
+    emulate: Any = False
+
+
+def attend(given: Any, q: Any, k: Any, v: Any, asked: Asked) -> Any:
+    """What parallel.attention() returns."""
+    group = Group(given)
+    facts: dict[str, Any] = {"function": "attention"}
+    refused: Exception | None = None
+    lengths: tuple[Any, Any] = (None, None)
+    try:
+        q, k, v = _cast(q, k, v)
+        lengths = _check(group, q, k, v, asked, facts)
+    except Exception as error:
+        # The others wait for this rank to say something: it says so, then raises.
+        refused = error
+    said = group.agree(facts, refused)
+    _check_same(said, apart=("q_rows", "k_rows"))
+    layouts = []
+    for name, known in zip("qk", lengths, strict=True):
+        rows = [facts[f"{name}_rows"] for facts in said]
+        layout = Layout((sum(rows),) if known is None else known, group.size)
+        _check_rows(name, layout, rows)
+        layouts.append(layout)
+    call = _call(group, layouts[0], layouts[1], q, asked)
+    schedule = _schedule(asked.schedule, call, k.shape[-2])
+    if group.size == 1:
+        return _alone(q, k, v, call, asked)
+    tensors = q, k, v, asked.sinks
+    o, lse, row_max = _Parallel.apply(*tensors, schedule, call)
+    if asked.out is not None:
+        with torch.no_grad():
+            o = asked.out.copy_(o)
+    statistics = [
+        it for it, wish in ((lse, asked.return_lse), (row_max, call.return_row_max)) if wish
+    ]
+    return (o, *statistics) if statistics else o
+
+
+class _Parallel(torch.autograd.Function):
+    """q, k, v, sinks, a schedule and a call to the shards of o, lse and row_max, perhaps None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Any, k: Any, v: Any, sinks: Any, schedule: Schedule, call: Call
+    ) -> tuple[Any, Any, Any]:
+        found = schedule.forward(call, q, k, v, sinks)
+        ctx.set_materialize_grads(False)
+        if found.row_max is not None:
+            ctx.mark_non_differentiable(found.row_max)
+        ctx.save_for_backward(*found.saved)
+        ctx.schedule, ctx.call = schedule, call
+        return found.o, found.lse, found.row_max
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Any, dlse: Any, _: Any) -> Any:
+        call: Call = ctx.call
+        saved = ctx.saved_tensors
+        # What ranks send each other must not depend on what a rank's own loss has a part of.
+        if do is None:
+            do = dlse.new_zeros(call.shape, dtype=saved[0].dtype)
+        if dlse is None and call.return_lse:
+            *leading, rows, heads, _d = call.shape
+            dlse = do.new_zeros((*leading, heads, rows), dtype=torch.float32)
+        needs = ctx.needs_input_grad[:4]
+        return (*ctx.schedule.backward(call, saved, do, dlse, needs), None, None)
+
+
+def _alone(q: Any, k: Any, v: Any, call: Call, asked: Asked) -> Any:
+    """A group of one rank holds whole sequences."""
+    keywords = asked._asdict()
+    del keywords["schedule"]
+    return traceable.attention(q, k, v, **keywords)
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    for name, it in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(it, torch.Tensor):
+            raise ArgumentError(
+                f"{name}: got {type(it).__name__}; parallel.attention() takes PyTorch's tensors"
+            )
+    if q.dtype is torch.float32:
+        q, k, v = under_autocast(q, k, v)
+    return q, k, v
+
+
+def _check(
+    group: Group, q: Any, k: Any, v: Any, asked: Asked, facts: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Checks what a rank can by itself, and writes down what all must have in common.
+
+    Returns the lengths of packed sequences of q and of k, or None for either.
+    """
+    group.check_device("q", q)
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ArgumentError(
+            "q: a CUDA graph is being captured, in which ranks cannot agree on a call; leave "
+            "parallel.attention() out of the graph"
+        )
+    packed = asked.cu_seqlens_q is not None or asked.cu_seqlens_k is not None
+    dims = "(rows, heads, d)" if packed else "(batch, rows, heads, d)"
+    for name, it in (("q", q), ("k", k), ("v", v)):
+        if it.dim() != (3 if packed else 4):
+            raise ArgumentError(f"{name}: has shape {tuple(it.shape)}; must be {dims}")
+        if it.dtype not in (torch.float16, torch.bfloat16) or it.dtype != q.dtype:
+            raise ArgumentError(
+                f"{name}: has dtype {it.dtype}; must be float16 or bfloat16, the same of q, k and v"
+            )
+        if it.device != q.device:
+            raise ArgumentError(f"{name}: on {it.device}, and q on {q.device}; move it there")
+    heads_q, d = q.shape[-2:]
+    heads_k = k.shape[-2]
+    if v.shape != k.shape:
+        raise ArgumentError(f"v: has shape {tuple(v.shape)}, and k {tuple(k.shape)}; must be equal")
+    if k.shape[-1] != d or (not packed and k.shape[0] != q.shape[0]):
+        raise ArgumentError(
+            f"k: has shape {tuple(k.shape)}, and q {tuple(q.shape)}; must have q's d"
+            f"{'' if packed else ' and batch'}"
+        )
+    if not 0 < d <= 256 or d % 8:
+        raise ArgumentError(f"q: d is {d}; must be a multiple of 8 up to 256")
+    if heads_k == 0 or heads_q == 0 or heads_q % heads_k:
+        raise ArgumentError(
+            f"q: has {heads_q} heads, and k {heads_k}; must be a multiple of them, and not 0"
+        )
+    sides = tuple(heads_q if name == "q" else heads_k for name in "qk")
+    schedule = _check_schedule(asked.schedule)
+    if schedule == "ulysses" and heads_k % group.size:
+        raise ArgumentError(
+            f"schedule='ulysses': k has {heads_k} heads, which {group.size} ranks do not divide; "
+            "take 'zigzag' or 'allgather'"
+        )
+    mask = check_mask(asked.causal, asked.window)
+    scale = check_scale(asked.scale, d)
+    softcap = check_softcap(asked.softcap, scale)
+    check_attention_config(asked.config)
+    check_backward_config("backward_config", asked.backward_config)
+    deterministic = resolve_deterministic(asked.deterministic, q)
+    flags = {
+        name: check_flag(name, getattr(asked, name))
+        for name in ("return_lse", "return_row_max", "emulate")
+    }
+    needs = _check_vectors(q, k, v, asked)
+    lengths: list[Any] = [None, None]
+    for place, name in enumerate("qk"):
+        limit = getattr(asked, f"max_seqlen_{name}")
+        if packed:
+            lengths[place] = _lengths(f"cu_seqlens_{name}", getattr(asked, f"cu_seqlens_{name}"))
+            _check_longest(name, limit, lengths[place])
+        elif limit is not None:
+            raise ArgumentError(f"max_seqlen_{name}: of packed sequences only; leave it out")
+    if packed and len(lengths[0]) != len(lengths[1]):
+        raise ArgumentError(
+            f"cu_seqlens_k: describes {len(lengths[1])} sequences and cu_seqlens_q "
+            f"{len(lengths[0])}; must be as many"
+        )
+    facts.update(
+        {
+            "schedule": schedule,
+            "dtype": str(q.dtype),
+            "batch": None if packed else q.shape[0],
+            "heads": sides,
+            "d": d,
+            "mask": list(mask),
+            "scale": scale,
+            "softcap": softcap,
+            "sinks": asked.sinks is not None,
+            "requires_grad": needs,
+            "deterministic": deterministic,
+            **flags,
+            "config": None if asked.config is None else str(asked.config)[:200],
+            "backward_config": (
+                None if asked.backward_config is None else str(asked.backward_config)[:200]
+            ),
+            "cu_seqlens_q": _digest(lengths[0]),
+            "cu_seqlens_k": _digest(lengths[1]),
+            "q_rows": q.shape[-3],
+            "k_rows": k.shape[-3],
+        }
+    )
+    return lengths[0], lengths[1]
+
+
+def _check_vectors(q: Any, k: Any, v: Any, asked: Asked) -> list[bool]:
+    """Checks sinks, out and how q lies in memory; returns what requires a gradient."""
+    sinks, out = asked.sinks, asked.out
+    heads = q.shape[-2]
+    if sinks is not None:
+        if not isinstance(sinks, torch.Tensor) or sinks.dtype is not torch.float32:
+            what = sinks.dtype if isinstance(sinks, torch.Tensor) else type(sinks).__name__
+            raise ArgumentError(f"sinks: got {what}; give a float32 tensor of PyTorch")
+        if tuple(sinks.shape) != (heads,) or sinks.device != q.device or not sinks.is_contiguous():
+            raise ArgumentError(
+                f"sinks: has shape {tuple(sinks.shape)} on {sinks.device}; must be ({heads},), "
+                f"one logit a head of q, dense, on {q.device}"
+            )
+    size = q.element_size()
+    if q.numel() and (
+        q.stride(-1) != 1 or q.data_ptr() % 16 or any(step * size % 16 for step in q.stride()[:-1])
+    ):
+        raise ArgumentError(
+            f"q: has strides {q.stride()} at address {q.data_ptr():#x}; its last dimension must be "
+            "contiguous and its rows 16-byte aligned: give q.contiguous()"
+        )
+    tensors = q, k, v, sinks
+    needs = [torch.is_grad_enabled() and it is not None and it.requires_grad for it in tensors]
+    if out is not None:
+        if any(needs):
+            raise ArgumentError(
+                "out: given, and an input requires grad: autograd makes its own outputs; leave it "
+                "out, or call under torch.no_grad()"
+            )
+        if (
+            not isinstance(out, torch.Tensor)
+            or out.shape != q.shape
+            or out.dtype != q.dtype
+            or out.device != q.device
+        ):
+            raise ArgumentError("out: must be a tensor of q's shape, dtype and device")
+    return needs
+
+
+def _check_schedule(schedule: Any) -> str:
+    if isinstance(schedule, str) and schedule in ("auto", *SCHEDULES):
+        return schedule
+    names = ", ".join(repr(name) for name in ("auto", *SCHEDULES))
+    raise ArgumentError(f"schedule={quoted(schedule)}: allowed are {names}")
+
+
+# Waiting for a GPU's offsets once is enough: models give the same tensor to every layer.
+_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _lengths(name: str, offsets: Any) -> tuple[int, ...]:
+    """The lengths of packed sequences, from the offsets of whole ones."""
+    if not isinstance(offsets, torch.Tensor) or offsets.dtype is not torch.int32:
+        what = offsets.dtype if isinstance(offsets, torch.Tensor) else type(offsets).__name__
+        raise ArgumentError(
+            f"{name}: got {what}; packed sequences need both, int32 tensors of the whole "
+            "sequences' offsets"
+        )
+    if offsets.dim() != 1 or len(offsets) == 0:
+        raise ArgumentError(f"{name}: has shape {tuple(offsets.shape)}; must be (sequences + 1,)")
+    version, lengths = _known.get(offsets, (None, None))
+    if version is None or version != offsets._version:
+        numbers = offsets.tolist()
+        lengths = tuple(b - a for a, b in itertools.pairwise(numbers))
+        if numbers[0] != 0 or min(lengths, default=0) < 0:
+            raise ArgumentError(f"{name}: must begin with 0 and not fall; got {numbers[:8]}")
+        _known[offsets] = offsets._version, lengths
+    return lengths
+
+
+def _check_longest(name: str, limit: Any, lengths: Sequence[int]) -> None:
+    if limit is None:
+        return
+    longest, value = max(lengths, default=0), whole_number(limit)
+    if value is None or value < longest:
+        raise ArgumentError(
+            f"max_seqlen_{name}={quoted(limit)}: the longest sequence has {longest} rows; give at "
+            "least as many, or None: over a group no sequence is cut off"
+        )
+
+
+def _digest(lengths: Sequence[int] | None) -> str | None:
+    return None if lengths is None else hashlib.sha256(repr(lengths).encode()).hexdigest()[:32]
+
+
+def _check_same(said: Sequence[dict[str, Any]], apart: Sequence[str]) -> None:
+    """Raises ArgumentError, the same on every rank, unless all ranks gave the same."""
+    for rank, facts in enumerate(said):
+        for name in {**said[0], **facts}:
+            mine, first = facts.get(name), said[0].get(name)
+            if name not in apart and mine != first:
+                raise ArgumentError(
+                    f"{name}: rank {rank} of the group gave {_shown(mine)}, and rank 0 "
+                    f"{_shown(first)}; every rank must give the same"
+                )
+
+
+def _shown(value: Any) -> str:
+    return quoted(tuple(value) if isinstance(value, list) else value)
+
+
+def _check_rows(name: str, layout: Layout, rows: Sequence[int]) -> None:
+    """Raises ArgumentError unless every rank holds its shard."""
+    for rank, count in enumerate(rows):
+        if count != layout.rows(rank):
+            raise ArgumentError(
+                f"{name}: rank {rank} of the group holds {count} rows, and its shard of "
+                f"{layout.starts[-1]} over {layout.ranks} ranks has {layout.rows(rank)} (all hold "
+                f"{list(rows)}); give what flashsmith.parallel.shard() returns"
+            )
+
+
+def _schedule(name: str, call: Call, heads_k: int) -> Schedule:
+    """The schedule of this name; 'auto' is one by lengths and mask, the same on every rank."""
+    count = 2 * call.group.size
+    sides = (("q", call.q_layout), ("k", call.k_layout))
+    uneven = [
+        (side, place, length)
+        for side, layout in sides
+        for place, length in enumerate(layout.lengths)
+        if length % count
+    ]
+    if name == "auto":
+        same = call.q_layout == call.k_layout
+        ring = not uneven and (call.mask == FULL or (call.mask == CAUSAL and same))
+        name = "zigzag" if ring else "allgather"
+    if name == "zigzag" and uneven:
+        side, place, length = uneven[0]
+        which = f"sequence {place} of {side}" if call.packed else f"{side}'s sequence"
+        raise ArgumentError(
+            f"schedule='zigzag': {which} has {length} rows, which {count}, twice the ranks, does "
+            "not divide; pad it, or take 'allgather'"
+        )
+    return SCHEDULES[name]
+
+
+def _call(group: Group, q_layout: Layout, k_layout: Layout, q: Any, asked: Asked) -> Call:
+    mask = check_mask(asked.causal, asked.window)
+    left, right = (None if limit >= UNLIMITED else limit for limit in mask[1:])
+    return Call(
+        group,
+        q_layout,
+        k_layout,
+        asked.cu_seqlens_q is not None,
+        Limits(left, right),
+        {"softcap": asked.softcap, "scale": asked.scale, "emulate": asked.emulate},
+        asked.config,
+        asked.backward_config,
+        resolve_deterministic(asked.deterministic, q),
+        bool(asked.return_lse),
+        bool(asked.return_row_max),
+        tuple(q.shape),
+    )
+
+
+# --- who holds what ------------------------------------------------------------------------------
+
+
+def layout_of(length: Any, cu_seqlens: Any, ranks: int) -> Layout:
+    """The layout of one sequence, or of packed ones."""
+    if cu_seqlens is not None:
+        if length is not None:
+            raise ArgumentError(f"length={quoted(length)}: given with cu_seqlens; give one of them")
+        return Layout(_lengths("cu_seqlens", cu_seqlens), ranks)
+    value = whole_number(length)
+    if value is None or value < 0:
+        raise ArgumentError(
+            f"length={quoted(length)}: give how many rows the whole sequence has, or cu_seqlens"
+        )
+    return Layout((value,), ranks)
+
+
+def row_dim(tensor: Any, dim: Any, packed: bool) -> int:
+    """The dimension of rows as a number from 0."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"tensor: got {type(tensor).__name__}; give a tensor of PyTorch")
+    if dim is None:
+        dim = 0 if packed else 1
+    value = whole_number(dim)
+    if value is None or not -tensor.dim() <= value < tensor.dim():
+        raise ArgumentError(
+            f"dim={quoted(dim)}: the tensor has shape {tuple(tensor.shape)}; name its dimension of "
+            "rows"
+        )
+    return value % tensor.dim()
+
+
+def check_whole(tensor: Any, dim: int, layout: Layout) -> None:
+    if tensor.shape[dim] != layout.starts[-1]:
+        raise ArgumentError(
+            f"tensor: has {tensor.shape[dim]} rows, and cu_seqlens describes {layout.starts[-1]}; "
+            "give the whole sequences"
+        )
+
+
+def unsharded(given: Any, tensor: Any, dim: Any, cu_seqlens: Any) -> Any:
+    """What parallel.unshard() returns."""
+    group = Group(given)
+    facts: dict[str, Any] = {"function": "unshard"}
+    refused: Exception | None = None
+    lengths = None
+    try:
+        dim = row_dim(tensor, dim, cu_seqlens is not None)
+        group.check_device("tensor", tensor)
+        if cu_seqlens is not None:
+            lengths = _lengths("cu_seqlens", cu_seqlens)
+        shape = list(tensor.shape)
+        rows, shape[dim] = shape[dim], None
+        facts.update(
+            dim=dim, rows=rows, shape=shape, dtype=str(tensor.dtype), cu_seqlens=_digest(lengths)
+        )
+    except Exception as error:
+        refused = error
+    said = group.agree(facts, refused)
+    _check_same(said, apart=("rows",))
+    counts = [facts["rows"] for facts in said]
+    layout = Layout((sum(counts),) if lengths is None else lengths, group.size)
+    _check_rows("tensor", layout, counts)
+    mine = padded(tensor.detach(), dim, layout.most_rows)
+    return in_order(group.all_gather(mine).wait(), layout, dim)

@@ -1,0 +1,266 @@
+"""The processes that share a call: their group, what they agree on, and what they send each other.
+
+Every function here is called by all ranks of the group, in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from flashsmith.errors import ArgumentError, FlashsmithError, GroupError
+from flashsmith.printable import quoted
+
+# Its name from PyTorch 2.13 on, and before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+# Of a rank's message to the others about its call, in bytes; texts are cut to fit.
+_MESSAGE = 4096
+_MOST_TEXT = 1024
+# The backends that carry tensors of a kind of device.
+_CARRIERS = {"cpu": ("gloo", "mpi"), "cuda": ("nccl",)}
+
+
+class Group:
+    """A process group as one of its ranks sees it."""
+
+    def __init__(self, given: Any) -> None:
+        self.handle = _process_group(given)
+        self.rank = dist.get_rank(self.handle)
+        self.size = dist.get_world_size(self.handle)
+        self.members = [dist.get_global_rank(self.handle, rank) for rank in range(self.size)]
+
+    def check_device(self, name: str, tensor: Any) -> None:
+        """Raises ArgumentError unless the group carries tensors of this one's device."""
+        kind = tensor.device.type
+        carriers = _CARRIERS.get(kind)
+        if carriers is None:
+            raise ArgumentError(
+                f"{name}: on {tensor.device}; give tensors on a GPU, or on the host for the "
+                "emulator"
+            )
+        if self.size > 1 and self._backend(kind) not in carriers:
+            raise ArgumentError(
+                f"group: its backend is {dist.get_backend(self.handle)}, and {name} is on "
+                f"{tensor.device}; make the group with the backend {carriers[0]!r}, or move the "
+                "tensors"
+            )
+
+    def _backend(self, kind: str) -> str | None:
+        """The name of what carries tensors of a kind of device."""
+        try:
+            return str(self.handle._get_backend(torch.device(kind)).name()).lower()
+        except RuntimeError:
+            return None
+
+    def agree(self, facts: dict[str, Any], error: Exception | None = None) -> list[dict[str, Any]]:
+        """What every rank says about its call, by rank; raises the same error on each if one has
+        refused its arguments, its own on that one.
+
+        Messages go over the host, so that no GPU is waited for.
+        """
+        if self.size == 1:
+            if error is not None:
+                raise error
+            return [facts]
+        text = None if error is None else str(error)[:_MOST_TEXT]
+        message = json.dumps({"facts": facts, "error": text}).encode()
+        if len(message) > _MESSAGE:
+            raise AssertionError(f"a message of {len(message)} bytes")
+        mine = torch.frombuffer(bytearray(message.ljust(_MESSAGE)), dtype=torch.uint8)
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        with self.waiting_for_others():
+            dist.all_gather(found, mine, group=_host_group(self.handle))
+        said = [json.loads(bytes(it.tolist())) for it in found]
+        if error is not None:
+            raise error
+        for rank, it in enumerate(said):
+            if it["error"] is not None:
+                raise ArgumentError(f"rank {rank} of the group refused its call: {it['error']}")
+        return [it["facts"] for it in said]
+
+    @contextlib.contextmanager
+    def waiting_for_others(self) -> Iterator[None]:
+        """Turns a failure of torch.distributed into a GroupError."""
+        try:
+            yield
+        except FlashsmithError:
+            raise
+        except RuntimeError as failure:
+            raise GroupError(
+                f"group: rank {self.rank} of {self.size} lost the others: one has ended, or did "
+                "not make the same call within the group's timeout; see that rank's own error. "
+                f"torch.distributed says: {failure}"
+            ) from failure
+
+    # --- tensors ----------------------------------------------------------------------------------
+
+    def all_gather(self, mine: Any) -> Transfer:
+        """Of every rank the tensor, all of one shape: (ranks, ...)."""
+        found = mine.new_empty((self.size, *mine.shape))
+        whole, part = _bytes(found), _bytes(mine)
+
+        def start() -> list[Any]:
+            return [_all_gather(whole, part, self.handle, async_op=True)]
+
+        return Transfer(self, start, [mine], found)
+
+    def all_to_all(self, mine: Any) -> Transfer:
+        """(ranks, ...): part r goes to rank r, and comes from it."""
+        found = torch.empty_like(mine)
+        whole, part = _bytes(found), _bytes(mine)
+
+        def start() -> list[Any]:
+            return [dist.all_to_all_single(whole, part, group=self.handle, async_op=True)]
+
+        return Transfer(self, start, [mine], found)
+
+    def pass_on(self, mine: Any, into: Any, free: Any = None) -> Transfer:
+        """The tensor goes to the next rank, and the one before's comes ``into`` a tensor.
+
+        free: the event after which ``into`` may be written, or None.
+        """
+        after, before = (self.members[(self.rank + step) % self.size] for step in (1, -1))
+        both = [
+            dist.P2POp(dist.isend, _bytes(mine), after, self.handle),
+            dist.P2POp(dist.irecv, _bytes(into), before, self.handle),
+        ]
+
+        def start() -> list[Any]:
+            return dist.batch_isend_irecv(both)
+
+        return Transfer(self, start, [mine], into, free)
+
+
+class Transfer:
+    """Tensors on their way; on a GPU by a stream of their own, beside the kernels.
+
+    That stream waits for what the current one has been given so far, but for a tensor that itself
+    arrived by a transfer, which is there already: then ``free`` says what to wait for.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        start: Callable[[], Sequence[Any]],
+        sent: Sequence[Any],
+        found: Any,
+        free: Any = None,
+    ) -> None:
+        self._group, self._found, self._free = group, found, free
+        self._works: Sequence[Any] = ()
+        self._done: Any = None
+        # Until they are there: what is sent must not be freed.
+        self._sent = sent
+        if found.numel() == 0:
+            return
+        if not found.is_cuda:
+            with group.waiting_for_others():
+                self._works = start()
+            return
+        stream = transfer_stream(found.device)
+        stream.wait_event(free if free is not None else _event(found.device))
+        with torch.cuda.stream(stream), group.waiting_for_others():
+            for work in start():
+                work.wait()  # the stream's, not the host's
+            self._done = _event(found.device)
+        for tensor in (*sent, found):
+            tensor.record_stream(stream)
+
+    def wait(self) -> Any:
+        """What has come, for the current stream to use."""
+        if self._done is not None:
+            torch.cuda.current_stream(self._found.device).wait_event(self._done)
+        with self._group.waiting_for_others():
+            for work in self._works:
+                work.wait()
+        self._works, self._sent = (), ()
+        return self._found
+
+
+def _event(device: Any) -> Any:
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def used_until_now(tensor: Any) -> Any:
+    """The event after which no kernel of the current stream uses the tensor; None on the host,
+    where kernels have ended when their call returns."""
+    return _event(tensor.device) if tensor.is_cuda else None
+
+
+_streams: dict[Any, Any] = {}
+
+
+def transfer_stream(device: Any) -> Any:
+    """The stream that transfers of a GPU are on; of high priority, since kernels wait for them."""
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device, priority=-1)
+    return _streams[device]
+
+
+def _bytes(tensor: Any) -> Any:
+    """A dense tensor's memory as a dtype that every backend carries."""
+    # Of a dimension of one element any stride counts as dense, but not for a view as bytes.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _process_group(given: Any) -> Any:
+    if not dist.is_available() or not dist.is_initialized():
+        raise ArgumentError(
+            "group: torch.distributed is not initialised in this process; call "
+            "torch.distributed.init_process_group() first"
+        )
+    if given is None:
+        return dist.group.WORLD
+    if isinstance(given, DeviceMesh):
+        if given.ndim != 1:
+            names = given.mesh_dim_names
+            raise ArgumentError(
+                f"group: a DeviceMesh of {given.ndim} dimensions"
+                f"{'' if names is None else f' {names}'}; give one of them, mesh[NAME]"
+            )
+        return given.get_group()
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ArgumentError(
+            f"group: rank {dist.get_rank()} of the world is not a member of it; call this on its "
+            "members alone"
+        )
+    if isinstance(given, dist.ProcessGroup):
+        return given
+    raise ArgumentError(
+        f"group={quoted(given)}: give a ProcessGroup, a DeviceMesh of one dimension, or None for "
+        "all processes"
+    )
+
+
+_host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _host_group(group: Any) -> Any:
+    """The group itself where it carries host tensors; else one of the same ranks that does, made
+    at the first call."""
+    kinds = {str(device.type) for device in group._device_types}
+    if "cpu" in kinds and dist.get_backend(group) != "nccl":
+        return group
+    if group not in _host_groups:
+        _host_groups[group] = dist.new_group(
+            dist.get_process_group_ranks(group),
+            timeout=_timeout(group),
+            backend="gloo",
+            use_local_synchronization=True,
+        )
+    return _host_groups[group]
+
+
+def _timeout(group: Any) -> Any:
+    """How long a group waits for its members; None, PyTorch's own, where it does not say."""
+    options = getattr(group._get_backend(next(iter(group._device_types))), "options", None)
+    return getattr(options, "_timeout", None)

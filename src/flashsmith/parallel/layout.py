@@ -1,0 +1,208 @@
+"""Who holds what of a sequence, and which rectangles of scores a rank computes.
+
+A sequence over P ranks is cut into 2P chunks whose lengths differ by at most one; rank r holds the
+chunks r and 2P - 1 - r, so that every rank has the same work under a causal mask. Everything here
+is arithmetic on lengths: no tensors.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+Span = tuple[int, int]  # begin and end
+
+
+class Run(NamedTuple):
+    """Neighbouring positions of a sequence that are neighbouring rows of a tensor, too."""
+
+    position: int
+    row: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sequences of these lengths over so many ranks, one after another in each rank's tensor."""
+
+    lengths: tuple[int, ...]
+    ranks: int
+
+    def chunk(self, length: int, index: int) -> Span:
+        """Where the chunk ``index`` of 2P begins and ends in a sequence of this length."""
+        count = 2 * self.ranks
+        return index * length // count, (index + 1) * length // count
+
+    def chunks_of(self, rank: int) -> Span:
+        return rank, 2 * self.ranks - 1 - rank
+
+    @cached_property
+    def _runs(self) -> tuple[tuple[tuple[Run, ...], ...], ...]:
+        return tuple(tuple(self._runs_of(rank)) for rank in range(self.ranks))
+
+    def _runs_of(self, rank: int) -> Iterable[tuple[Run, ...]]:
+        row = 0
+        for length in self.lengths:
+            spans = joined(self.chunk(length, chunk) for chunk in self.chunks_of(rank))
+            runs = []
+            for begin, end in spans:
+                runs.append(Run(begin, row, end - begin))
+                row += end - begin
+            yield tuple(runs)
+
+    def runs(self, rank: int) -> tuple[tuple[Run, ...], ...]:
+        """The parts of each sequence that a rank holds; none of them is empty."""
+        return self._runs[rank]
+
+    def whole(self) -> tuple[tuple[Run, ...], ...]:
+        """The parts of each sequence where all are in one tensor, in order."""
+        return tuple(
+            (Run(0, begin, length),) if length else ()
+            for begin, length in zip(self.starts, self.lengths, strict=False)
+        )
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The first row of each sequence where all are in one tensor, and the number of rows."""
+        return tuple(accumulate(self.lengths, initial=0))
+
+    def rows(self, rank: int) -> int:
+        """How many rows a rank holds."""
+        return sum(run.length for runs in self.runs(rank) for run in runs)
+
+    @cached_property
+    def most_rows(self) -> int:
+        return max(self.rows(rank) for rank in range(self.ranks))
+
+    def spans(self, rank: int) -> list[Span]:
+        """What a rank holds, as rows of the tensor with all sequences."""
+        return [
+            (start + run.position, start + run.position + run.length)
+            for start, runs in zip(self.starts, self.runs(rank), strict=False)
+            for run in runs
+        ]
+
+    def places(self) -> list[tuple[int, Span]]:
+        """For the tensor with all sequences, part by part: the rank that holds it, and in which of
+        its rows."""
+        found = []
+        for rank in range(self.ranks):
+            rows = [run for runs in self.runs(rank) for run in runs]
+            for (begin, _), run in zip(self.spans(rank), rows, strict=True):
+                found.append((begin, rank, (run.row, run.row + run.length)))
+        return [(rank, rows) for _, rank, rows in sorted(found)]
+
+
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """The spans without empty ones, those that touch as one."""
+    found: list[Span] = []
+    for begin, end in spans:
+        if begin == end:
+            continue
+        if found and found[-1][1] == begin:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+class Limits(NamedTuple):
+    """attention()'s window: how many keys before and after its own position a query sees."""
+
+    left: int | None = None
+    right: int | None = None
+
+
+class Piece(NamedTuple):
+    """Queries and keys as rows of their tensors, and the window under which attention(), whose
+    masks are aligned to the bottom right, computes what their positions say."""
+
+    q: Span
+    k: Span
+    limits: Limits
+
+
+def pieces(q_runs: Sequence[Run], k_runs: Sequence[Run], ahead: int, mask: Limits) -> list[Piece]:
+    """What queries see of keys, both parts of one sequence, in as few rectangles as possible.
+
+    ahead: how many keys more than queries the whole sequence has; query i stands at key i + ahead.
+    """
+    found = [piece for q in q_runs for k in k_runs if (piece := _piece(q, k, ahead, mask))]
+    return _in_fewer(found)
+
+
+def _piece(q: Run, k: Run, ahead: int, mask: Limits) -> Piece | None:
+    rows, keys = q.length, k.length
+    first = q.position + ahead  # the first query's position among keys
+    if mask.right is not None:
+        # Keys behind the last that the last query sees.
+        keys = min(keys, first + rows + mask.right - k.position)
+    if keys <= 0:
+        return None
+    if mask.left is not None:
+        # Queries behind the last that sees the last key, then keys before the first one's first.
+        rows = min(rows, k.position + keys + mask.left - first)
+        if rows <= 0:
+            return None
+        unseen = max(0, first - mask.left - k.position)
+        keys -= unseen
+        k = Run(k.position + unseen, k.row + unseen, keys)
+        if keys <= 0:
+            return None
+    # By how much attention(), which sets the last query on the last key, has the queries too early.
+    shift = (first + rows) - (k.position + keys)
+    left = None if mask.left is None or mask.left - shift >= keys - 1 else mask.left - shift
+    right = None if mask.right is None or mask.right + shift >= rows - 1 else mask.right + shift
+    return Piece((q.row, q.row + rows), (k.row, k.row + keys), Limits(left, right))
+
+
+FULL = Limits()
+CAUSAL = Limits(None, 0)
+
+
+def _in_fewer(found: list[Piece]) -> list[Piece]:
+    """Neighbouring rectangles that are one for attention(), as one."""
+    kinds = [piece.limits for piece in found]
+    if kinds == [CAUSAL, FULL, CAUSAL]:
+        early, both, late = found
+        if (
+            early.q[1] == both.q[0]
+            and early.k == both.k
+            and both.q == late.q
+            and both.k[1] == late.k[0]
+            and _length(late.q) == _length(late.k)
+        ):
+            return [Piece((early.q[0], late.q[1]), (early.k[0], late.k[1]), CAUSAL)]
+    merged: list[Piece] = []
+    for piece in found:
+        last = merged[-1] if merged else None
+        both_full = last is not None and last.limits == piece.limits == FULL
+        if last and both_full and last.q == piece.q and last.k[1] == piece.k[0]:
+            merged[-1] = Piece(last.q, (last.k[0], piece.k[1]), FULL)
+        else:
+            merged.append(piece)
+    if len(merged) == 2:
+        one, two = merged
+        if one.limits == two.limits == FULL and one.k == two.k and one.q[1] == two.q[0]:
+            return [Piece((one.q[0], two.q[1]), one.k, FULL)]
+    return merged
+
+
+def _length(span: Span) -> int:
+    return span[1] - span[0]
+
+
+def batches(found: Iterable[Sequence[Piece]]) -> list[list[Piece]]:
+    """Pieces of several packed sequences as calls of attention(): in one call all have the same
+    window, and of one sequence there is one piece."""
+    calls: dict[tuple[Limits, int], list[Piece]] = defaultdict(list)
+    for of_sequence in found:
+        counts: dict[Limits, int] = defaultdict(int)
+        for piece in of_sequence:
+            calls[piece.limits, counts[piece.limits]].append(piece)
+            counts[piece.limits] += 1
+    return list(calls.values())

@@ -1,0 +1,704 @@
+"""How the ranks of a group share one call of attention: 'zigzag', 'allgather' and 'ulysses'.
+
+Each schedule is two functions, forward and backward. Tensors are one rank's shards, (batch, rows,
+heads, d) or packed (rows, heads, d). Every rank sends and receives as much as the others, in the
+same order, even where it has nothing to compute.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from flashsmith.integrations import traceable
+from flashsmith.parallel.group import Group, Transfer, used_until_now
+from flashsmith.parallel.layout import CAUSAL, Layout, Limits, Piece, Span, batches, joined, pieces
+
+# K and V of heads that are computed together are gathered together, and the next ones meanwhile:
+# messages of at least so many bytes a rank, below which a link is slow.
+SMALLEST_MESSAGE = 8 << 20
+
+
+class Call(NamedTuple):
+    """One call of attention() over a group, the same on every rank but for the rank."""
+
+    group: Group
+    q_layout: Layout
+    k_layout: Layout
+    packed: bool
+    mask: Limits
+    # softcap, scale, emulate: of both directions.
+    options: dict[str, Any]
+    config: Any
+    backward_config: Any
+    deterministic: bool
+    return_lse: bool
+    return_row_max: bool
+    shape: tuple[int, ...]  # this rank's of q
+
+    @property
+    def dim(self) -> int:
+        """The dimension of rows."""
+        return 0 if self.packed else 1
+
+
+class Results(NamedTuple):
+    """The shards of what attention() returns, row_max perhaps None; and what the backward pass
+    needs besides, all in memory of this call."""
+
+    o: Any
+    lse: Any
+    row_max: Any
+    saved: tuple[Any, ...]
+
+
+Needs = tuple[bool, bool, bool, bool]
+Gradients = tuple[Any, Any, Any, Any]
+
+
+class Schedule(NamedTuple):
+    forward: Callable[[Call, Any, Any, Any, Any], Results]
+    # call, saved, do, dlse (perhaps None), needs -> dq, dk, dv, this rank's part of dsinks
+    backward: Callable[[Call, tuple[Any, ...], Any, Any, Needs], Gradients]
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+class Rows:
+    """Some rows of a tensor, in order: neighbours are a view, others are copied."""
+
+    def __init__(self, spans: Iterable[Span], device: Any) -> None:
+        self.spans = tuple(joined(spans))
+        self.span = self.spans[0] if len(self.spans) == 1 else None
+        self.count = sum(end - begin for begin, end in self.spans)
+        self._index = None
+        if self.span is None:
+            parts = [torch.arange(begin, end) for begin, end in self.spans]
+            self._index = torch.cat([*parts, torch.empty(0, dtype=torch.long)]).to(device)
+
+    def take(self, tensor: Any, dim: int) -> Any:
+        if self.span is not None:
+            return tensor.narrow(dim, self.span[0], self.count)
+        return tensor.index_select(dim, self._index)
+
+    def put(self, tensor: Any, dim: int, part: Any) -> None:
+        if self.span is not None:
+            self.take(tensor, dim).copy_(part)
+        else:
+            tensor.index_copy_(dim, self._index, part)
+
+    def add(self, tensor: Any, dim: int, part: Any) -> None:
+        if self.span is not None:
+            self.take(tensor, dim).add_(part)
+        else:
+            # No row is there twice, so that the order of additions is no question.
+            self.put(tensor, dim, self.take(tensor, dim) + part)
+
+
+class KernelCall(NamedTuple):
+    """A call of attention() on some rows of queries and of keys."""
+
+    q: Rows
+    k: Rows
+    keywords: dict[str, Any]  # its mask, and the offsets of packed sequences
+
+
+@functools.lru_cache(maxsize=256)
+def kernel_calls(
+    q_layout: Layout,
+    k_layout: Layout,
+    rank: int,
+    owner: int | None,
+    packed: bool,
+    mask: Limits,
+    device: Any,
+) -> tuple[KernelCall, ...]:
+    """What a rank's queries see of the keys of another, or, with None, of all keys in order."""
+    k_runs = k_layout.whole() if owner is None else k_layout.runs(owner)
+    found = [
+        pieces(q, k, k_length - q_length, mask)
+        for q, k, q_length, k_length in zip(
+            q_layout.runs(rank), k_runs, q_layout.lengths, k_layout.lengths, strict=True
+        )
+    ]
+    together = batches(found) if packed else [[piece] for of_one in found for piece in of_one]
+    return tuple(_kernel_call(part, packed, device) for part in together)
+
+
+def _kernel_call(part: Sequence[Piece], packed: bool, device: Any) -> KernelCall:
+    limits = part[0].limits
+    keywords: dict[str, Any] = {"causal": True} if limits == CAUSAL else {"window": tuple(limits)}
+    sides = [[piece.q for piece in part], [piece.k for piece in part]]
+    if packed:
+        for side, spans in zip("qk", sides, strict=True):
+            lengths = torch.tensor([0, *(end - begin for begin, end in spans)], dtype=torch.int32)
+            keywords[f"cu_seqlens_{side}"] = lengths.cumsum(0, dtype=torch.int32).to(device)
+            keywords[f"max_seqlen_{side}"] = int(lengths.max())
+    q, k = (Rows(spans, device) for spans in sides)
+    return KernelCall(q, k, keywords)
+
+
+@functools.lru_cache(maxsize=64)
+def _order(layout: Layout, device: Any) -> Any:
+    """Which rows of gathered shards, each padded to the longest, make the tensor in order."""
+    most = layout.most_rows
+    parts = [
+        torch.arange(rank * most + begin, rank * most + end)
+        for rank, (begin, end) in layout.places()
+    ]
+    return torch.cat(parts).to(device) if parts else torch.empty(0, dtype=torch.long, device=device)
+
+
+def padded(tensor: Any, dim: int, rows: int) -> Any:
+    """With zeros behind the last row, dense; shards that are sent together have one length."""
+    missing = rows - tensor.shape[dim]
+    if missing:
+        shape = list(tensor.shape)
+        shape[dim] = missing
+        tensor = torch.cat([tensor, tensor.new_zeros(shape)], dim)
+    return tensor.contiguous()
+
+
+def in_order(gathered: Any, layout: Layout, dim: int) -> Any:
+    """(ranks, ...) shards, padded to the longest, to the tensor with all rows of ``dim``, counted
+    without the ranks."""
+    if len(layout.lengths) == 1:
+        places = layout.places()
+        if not places:
+            return gathered[0].narrow(dim, 0, 0)
+        return torch.cat(
+            [gathered[rank].narrow(dim, begin, end - begin) for rank, (begin, end) in places], dim
+        )
+    flat = gathered.movedim(0, dim).flatten(dim, dim + 1)
+    return flat.index_select(dim, _order(layout, gathered.device))
+
+
+def by_owner(whole: Any, layout: Layout, dim: int) -> Any:
+    """The reverse: every rank's rows, (ranks, ...), padded with zeros."""
+    shards = [
+        padded(shard_of(whole, layout, rank, dim), dim, layout.most_rows)
+        for rank in range(layout.ranks)
+    ]
+    return torch.stack(shards)
+
+
+def shard_of(whole: Any, layout: Layout, rank: int, dim: int) -> Any:
+    """A rank's rows of a tensor with all of them."""
+    parts = [whole.narrow(dim, begin, end - begin) for begin, end in layout.spans(rank)]
+    return torch.cat(parts, dim) if parts else whole.narrow(dim, 0, 0)
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+def _forward(call: Call, part: KernelCall, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+    """attention() on a part: o, lse and row_max, None where nobody asked."""
+    dim = call.dim
+    found = traceable.attention(
+        part.q.take(q, dim),
+        part.k.take(k, dim),
+        part.k.take(v, dim),
+        return_lse=True,
+        return_row_max=call.return_row_max,
+        config=call.config,
+        **part.keywords,
+        **call.options,
+        **keywords,
+    )
+    return found if call.return_row_max else (*found, None)
+
+
+class _Differentiated(NamedTuple):
+    """What every kernel of a backward pass reads of queries."""
+
+    do: Any
+    q: Any
+    o: Any
+    lse: Any
+    dlse: Any
+
+    def heads(self, group: int, heads: Span) -> _Differentiated:
+        """Of the queries that see these heads of keys."""
+        begin, end = (group * head for head in heads)
+        return _Differentiated(*(None if it is None else it[..., begin:end, :] for it in self))
+
+
+def _backward(
+    call: Call, part: KernelCall, of: _Differentiated, k: Any, v: Any, needs: Needs
+) -> Any:
+    """flashsmith.backward() on a part: dq, dk and dv in fp32."""
+    dim = call.dim
+    do, q, o = (part.q.take(tensor, dim) for tensor in of[:3])
+    lse = part.q.take(of.lse, -1).contiguous()
+    dlse = None if of.dlse is None else part.q.take(of.dlse, -1).contiguous()
+    return traceable.backward(
+        do,
+        q,
+        part.k.take(k, dim),
+        part.k.take(v, dim),
+        o,
+        lse,
+        dlse=dlse,
+        deterministic=call.deterministic,
+        needs=(*needs[:3], False),
+        grad_dtype="float32",
+        config=call.backward_config,
+        **part.keywords,
+        **call.options,
+    )[:3]
+
+
+def _add_gradients(
+    call: Call,
+    parts: Sequence[KernelCall],
+    of: _Differentiated,
+    kv: Any,
+    needs: Needs,
+    dq: Any,
+    dkv: Any,
+) -> None:
+    """Adds fp32 gradients, part by part."""
+    for part in parts:
+        found = _backward(call, part, of, kv[0], kv[1], needs)
+        for into, rows, gradient in zip((dq, *dkv), (part.q, part.k, part.k), found, strict=True):
+            if gradient is not None:
+                rows.add(into, call.dim, gradient)
+
+
+def _dsinks(call: Call, of: _Differentiated, kv: Any, sinks: Any) -> Any:
+    """The part of the gradient of sinks that this rank's queries give: it needs no key."""
+    nothing = kv.narrow(call.dim + 1, 0, 0)
+    keywords: dict[str, Any] = {}
+    if call.packed:
+        rows = of.q.shape[0]
+        for side, count in (("q", rows), ("k", 0)):
+            keywords[f"cu_seqlens_{side}"] = torch.tensor(
+                [0, count], dtype=torch.int32, device=sinks.device
+            )
+            keywords[f"max_seqlen_{side}"] = count
+    found = traceable.backward(
+        of.do,
+        of.q,
+        nothing[0],
+        nothing[1],
+        of.o,
+        of.lse,
+        dlse=of.dlse,
+        sinks=sinks,
+        deterministic=call.deterministic,
+        needs=(False, False, False, True),
+        config=call.backward_config,
+        **keywords,
+        **call.options,
+    )
+    return found.dsinks
+
+
+def _group_of(q: Any, k: Any) -> int:
+    """How many heads of q share one of k."""
+    heads = k.shape[-2]
+    return int(q.shape[-2]) // int(heads) if heads else 1
+
+
+def _empty_statistics(call: Call, q: Any) -> Any:
+    """lse or row_max of rows that have seen nothing yet."""
+    shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    return q.new_full(shape, -torch.inf, dtype=torch.float32)
+
+
+# --- allgather -----------------------------------------------------------------------------------
+
+
+def _head_parts(kv: Any) -> list[Span]:
+    """Which heads of K and V are gathered together."""
+    heads = int(kv.shape[-2])
+    size = kv.numel() * kv.element_size()
+    counts = [n for n in range(1, heads + 1) if heads % n == 0 and size // n >= SMALLEST_MESSAGE]
+    step = heads // max(counts, default=1)
+    return [(head, head + step) for head in range(0, heads, step)] if step else [(0, 0)]
+
+
+def _gathered(call: Call, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
+    """Heads, and their K and V of all ranks in order; the next heads are on their way."""
+    dim = call.dim + 1
+    kv = padded(torch.stack([k, v]), dim, call.k_layout.most_rows)
+    parts = _head_parts(kv)
+    transfers = [call.group.all_gather(kv[..., begin:end, :].contiguous()) for begin, end in parts]
+    for heads, transfer in zip(parts, transfers, strict=True):
+        yield heads, in_order(transfer.wait(), call.k_layout, dim)
+
+
+def _calls(call: Call, device: Any, owner: int | None = None) -> tuple[KernelCall, ...]:
+    return kernel_calls(
+        call.q_layout, call.k_layout, call.group.rank, owner, call.packed, call.mask, device
+    )
+
+
+def _allgather_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
+    o, lse = torch.zeros_like(q), _empty_statistics(call, q)
+    if sinks is not None:
+        lse = torch.maximum(lse, sinks[:, None])  # of rows that see no key
+    row_max = _empty_statistics(call, q) if call.return_row_max else None
+    group = _group_of(q, k)
+    for heads, kv in _gathered(call, k, v):
+        begin, end = (group * head for head in heads)
+        for part in _calls(call, q.device):
+            found = _forward(
+                call,
+                part,
+                q[..., begin:end, :],
+                *kv,
+                sinks=None if sinks is None else sinks[begin:end],
+            )
+            part.q.put(o[..., begin:end, :], call.dim, found[0])
+            for into, values in zip((lse, row_max), found[1:], strict=True):
+                if values is not None:
+                    part.q.put(into[..., begin:end, :], -1, values)
+    return Results(o, lse, row_max, (q, k, v, o, lse, sinks))
+
+
+def _allgather_backward(
+    call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs
+) -> Gradients:
+    q, k, v, o, lse, sinks = saved
+    of = _Differentiated(do, q, o, lse, dlse)
+    dim, group = call.dim + 1, _group_of(q, k)
+    dq = torch.zeros_like(q, dtype=torch.float32)
+    sent: list[tuple[Span, Transfer]] = []
+    for heads, kv in _gathered(call, k, v):
+        dkv = torch.zeros_like(kv, dtype=torch.float32)
+        some = of.heads(group, heads)
+        begin, end = (group * head for head in heads)
+        parts = _calls(call, q.device)
+        _add_gradients(call, parts, some, kv, needs, dq[..., begin:end, :], dkv)
+        if needs[1] or needs[2]:
+            sent.append((heads, call.group.all_to_all(by_owner(dkv, call.k_layout, dim))))
+    dsinks = _dsinks(call, of, torch.stack([k, v]), sinks) if needs[3] else None
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    for (begin, end), transfer in sent:
+        found = transfer.wait()
+        total = found[0]
+        for rank in range(1, call.group.size):
+            total = total + found[rank]
+        total = total.narrow(dim, 0, k.shape[call.dim])
+        for into, gradient in zip((dk, dv), total, strict=True):
+            into[..., begin:end, :].copy_(gradient)
+    return _as_needed(needs, dq.to(q.dtype), dk, dv, dsinks)
+
+
+def _as_needed(needs: Needs, *gradients: Any) -> Gradients:
+    dq, dk, dv, dsinks = (it if need else None for it, need in zip(gradients, needs, strict=True))
+    return dq, dk, dv, dsinks
+
+
+# --- ulysses -------------------------------------------------------------------------------------
+
+
+def _to_heads(call: Call, layout: Layout, *tensors: Any) -> list[Any]:
+    """Every rank's rows of this rank's heads, in order, of tensors with all heads."""
+    ranks, dim = call.group.size, call.dim
+    parts = [it.unflatten(-2, (ranks, -1)) for it in tensors]
+    counts = [part.shape[-2] for part in parts]
+    sent = torch.cat(parts, -2).movedim(-3, 0)
+    sent = padded(sent, dim + 1, layout.most_rows)
+    whole = in_order(call.group.all_to_all(sent).wait(), layout, dim)
+    return list(whole.split(counts, -2))
+
+
+def _to_rows(call: Call, layout: Layout, *tensors: Any) -> list[Any]:
+    """The reverse: this rank's rows of all heads."""
+    dim, counts = call.dim, [it.shape[-2] for it in tensors]
+    sent = by_owner(torch.cat(tensors, -2), layout, dim)
+    rows = layout.rows(call.group.rank)
+    found = call.group.all_to_all(sent).wait().narrow(dim + 1, 0, rows)
+    return [part.movedim(0, -3).flatten(-3, -2) for part in found.split(counts, -2)]
+
+
+def _as_tensor(statistics: Any) -> Any:
+    """lse or row_max laid out as a tensor with d = 1."""
+    return statistics.transpose(-1, -2).unsqueeze(-1)
+
+
+def _as_statistics(tensor: Any) -> Any:
+    return tensor.squeeze(-1).transpose(-1, -2).contiguous()
+
+
+def _ulysses_keywords(call: Call, device: Any) -> dict[str, Any]:
+    keywords: dict[str, Any] = {"window": tuple(call.mask)}
+    if call.packed:
+        for side, layout in (("q", call.q_layout), ("k", call.k_layout)):
+            keywords[f"cu_seqlens_{side}"] = _offsets(layout, device)
+            keywords[f"max_seqlen_{side}"] = max(layout.lengths, default=0)
+    return {**keywords, **call.options}
+
+
+@functools.lru_cache(maxsize=64)
+def _offsets(layout: Layout, device: Any) -> Any:
+    return torch.tensor(layout.starts, dtype=torch.int32, device=device)
+
+
+def _own_heads(call: Call, sinks: Any) -> Any:
+    return None if sinks is None else sinks.chunk(call.group.size)[call.group.rank]
+
+
+def _ulysses_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
+    if call.q_layout == call.k_layout:
+        q, k, v = _to_heads(call, call.q_layout, q, k, v)
+    else:
+        (q,) = _to_heads(call, call.q_layout, q)
+        k, v = _to_heads(call, call.k_layout, k, v)
+    o, lse, *row_max = traceable.attention(
+        q,
+        k,
+        v,
+        sinks=_own_heads(call, sinks),
+        return_lse=True,
+        return_row_max=call.return_row_max,
+        config=call.config,
+        **_ulysses_keywords(call, q.device),
+    )
+    (o_rows,) = _to_rows(call, call.q_layout, o)
+    statistics = _to_rows(call, call.q_layout, *(_as_tensor(it) for it in (lse, *row_max)))
+    lse_rows, *row_max = (_as_statistics(it) for it in statistics)
+    return Results(o_rows, lse_rows, row_max[0] if row_max else None, (q, k, v, o, lse, sinks))
+
+
+def _ulysses_backward(
+    call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs
+) -> Gradients:
+    q, k, v, o, lse, sinks = saved
+    (do,) = _to_heads(call, call.q_layout, do)
+    if dlse is not None:
+        dlse = _as_statistics(_to_heads(call, call.q_layout, _as_tensor(dlse))[0])
+    own = _own_heads(call, sinks)
+    dq, dk, dv, dsinks = traceable.backward(
+        do,
+        q,
+        k,
+        v,
+        o,
+        lse,
+        dlse=dlse,
+        sinks=own,
+        deterministic=call.deterministic,
+        needs=needs,
+        config=call.backward_config,
+        **_ulysses_keywords(call, q.device),
+    )
+    if needs[0]:
+        (dq,) = _to_rows(call, call.q_layout, dq)
+    if needs[1] or needs[2]:
+        some = [it for it in (dk, dv) if it is not None]
+        moved = iter(_to_rows(call, call.k_layout, *some))
+        dk, dv = (next(moved) if need else None for need in needs[1:3])
+    if needs[3]:
+        part, dsinks = dsinks, torch.zeros_like(sinks)
+        _own_heads(call, dsinks).copy_(part)
+    return dq, dk, dv, dsinks
+
+
+# --- zigzag --------------------------------------------------------------------------------------
+
+
+class _Ring:
+    """K and V of one rank after another, this one's first; the next are on their way meanwhile."""
+
+    def __init__(self, call: Call, kv: Any) -> None:
+        self._group = call.group
+        self._blocks = [kv]
+        # Blocks arrive in these by turns: the one that is computed with, and the next.
+        self._spare = [torch.empty_like(kv) for _ in range(min(2, call.group.size - 1))]
+        self._free = [used_until_now(kv)] * len(self._spare)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """The rank that a block belongs to, and the block."""
+        size, rank = self._group.size, self._group.rank
+        block = self._blocks[0]
+        for step in range(size):
+            coming = None
+            if step < size - 1:
+                place = step % 2
+                coming = self._group.pass_on(block, self._spare[place], self._free[place])
+            yield (rank - step) % size, block
+            if step:
+                self._free[(step - 1) % 2] = used_until_now(block)
+            if coming is not None:
+                block = coming.wait()
+
+
+# Partial outputs that are kept at most; more become one. Each takes twice the memory of q.
+MOST_PARTS = 4
+
+
+class _Part(NamedTuple):
+    """Attention over some keys, of some rows: an fp32 output and its statistics."""
+
+    rows: Rows
+    o: Any
+    lse: Any
+    row_max: Any
+
+
+class _Region(NamedTuple):
+    """Rows that the same parts have, and which of each part's rows they are."""
+
+    rows: Rows
+    of_parts: tuple[tuple[int, Rows], ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _regions(of_parts: tuple[tuple[Span, ...], ...], device: Any) -> tuple[_Region, ...]:
+    edges = sorted({edge for spans in of_parts for span in spans for edge in span})
+    found: dict[tuple[int, ...], list[Span]] = {}
+    at: dict[tuple[int, int, int], int] = {}
+    for begin, end in itertools.pairwise(edges):
+        members = []
+        for part, spans in enumerate(of_parts):
+            row = 0
+            for first, last in spans:
+                if first <= begin < last:
+                    members.append(part)
+                    at[part, begin, end] = row + begin - first
+                row += last - first
+        if members:
+            found.setdefault(tuple(members), []).append((begin, end))
+    return tuple(
+        _Region(
+            Rows(spans, device),
+            tuple(
+                (part, Rows([(at[part, a, b], at[part, a, b] + b - a) for a, b in spans], device))
+                for part in members
+            ),
+        )
+        for members, spans in found.items()
+    )
+
+
+class _Merged:
+    """What parts over some keys say together, added up in their order."""
+
+    def __init__(self, call: Call, q: Any) -> None:
+        self._call, self._q = call, q
+        self._parts: list[_Part] = []
+
+    def add(self, part: _Part) -> None:
+        self._parts.append(part)
+        if len(self._parts) == MOST_PARTS:
+            found = self._together(torch.float32, None)
+            rows = Rows([(0, self._q.shape[self._call.dim])], self._q.device)
+            self._parts = [_Part(rows, *found)]
+
+    def results(self, sinks: Any) -> tuple[Any, Any, Any]:
+        """o, rounded once, lse and row_max; the sinks count here."""
+        return self._together(self._q.dtype, sinks)
+
+    def _together(self, dtype: Any, sinks: Any) -> tuple[Any, Any, Any]:
+        call, q = self._call, self._q
+        o, lse = torch.zeros_like(q, dtype=dtype), _empty_statistics(call, q)
+        if sinks is not None:
+            lse = torch.maximum(lse, sinks[:, None])  # of rows that see no key
+        row_max = _empty_statistics(call, q) if call.return_row_max else None
+        for region in _regions(tuple(part.rows.spans for part in self._parts), q.device):
+            outs, lses = [], []
+            for place, rows in region.of_parts:
+                part = self._parts[place]
+                outs.append(rows.take(part.o, call.dim))
+                lses.append(rows.take(part.lse, -1))
+                if row_max is not None:
+                    larger = torch.maximum(
+                        region.rows.take(row_max, -1), rows.take(part.row_max, -1)
+                    )
+                    region.rows.put(row_max, -1, larger)
+            found = _merge(outs, lses, sinks, dtype)
+            region.rows.put(o, call.dim, found[0])
+            region.rows.put(lse, -1, found[1])
+        return o, lse, row_max
+
+
+def _merge(outs: Sequence[Any], lses: Sequence[Any], sinks: Any, dtype: Any) -> tuple[Any, Any]:
+    all_lses = torch.stack([*lses, *([] if sinks is None else [sinks[:, None].expand_as(lses[0])])])
+    lse = all_lses.logsumexp(0)
+    # A row without keys has no weights, not those of 0/0.
+    weights = (all_lses - lse.masked_fill(lse == -torch.inf, 0.0)).exp()
+    total = torch.zeros_like(outs[0])
+    for out, weight in zip(outs, weights, strict=False):
+        total += out * weight.transpose(-1, -2).unsqueeze(-1)
+    return total.to(dtype), lse
+
+
+def _partial(call: Call, part: KernelCall, q: Any, k: Any, v: Any) -> _Part:
+    o, lse, row_max = _forward(call, part, q, k, v)
+    return _Part(part.q, o.float(), lse, row_max)
+
+
+def _zigzag_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
+    merged = _Merged(call, q)
+    for owner, kv in _Ring(call, torch.stack([k, v])):
+        for part in _calls(call, q.device, owner):
+            merged.add(_partial(call, part, q, *kv))
+    o, lse, row_max = merged.results(sinks)
+    return Results(o, lse, row_max, (q, k, v, o, lse, sinks))
+
+
+def _zigzag_backward(
+    call: Call, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs
+) -> Gradients:
+    q, k, v, o, lse, sinks = saved
+    of = _Differentiated(do, q, o, lse, dlse)
+    own = torch.stack([k, v])
+    dq = torch.zeros_like(q, dtype=torch.float32)
+    # Half of the heads while the first block comes, half while the last gradients go home.
+    early, late = _halves(int(k.shape[-2]))
+    own_dkv = torch.zeros_like(own, dtype=torch.float32)
+    coming: Transfer | None = None
+    for step, (owner, kv) in enumerate(_Ring(call, own)):
+        if step == 0:
+            _add_own(call, of, own, needs, dq, own_dkv, early)
+            continue
+        dkv = torch.zeros_like(own_dkv)
+        _add_gradients(call, _calls(call, q.device, owner), of, kv, needs, dq, dkv)
+        if needs[1] or needs[2]:
+            # What the ranks before have added up for this block goes on with this one's part.
+            if coming is not None:
+                dkv = coming.wait().add_(dkv)
+            coming = call.group.pass_on(dkv, torch.empty_like(dkv))
+    _add_own(call, of, own, needs, dq, own_dkv, late)
+    if coming is not None:
+        own_dkv += coming.wait()
+    dsinks = _dsinks(call, of, own, sinks) if needs[3] else None
+    return _as_needed(needs, dq.to(q.dtype), *own_dkv.to(k.dtype), dsinks)
+
+
+def _halves(heads: int) -> tuple[Span, Span]:
+    return (0, (heads + 1) // 2), ((heads + 1) // 2, heads)
+
+
+def _add_own(
+    call: Call, of: _Differentiated, kv: Any, needs: Needs, dq: Any, dkv: Any, heads: Span
+) -> None:
+    """What some heads of a rank's own keys give."""
+    begin, end = heads
+    if begin == end:
+        return
+    group = _group_of(of.q, kv[0])
+    _add_gradients(
+        call,
+        _calls(call, of.q.device, call.group.rank),
+        of.heads(group, heads),
+        kv[..., begin:end, :],
+        needs,
+        dq[..., group * begin : group * end, :],
+        dkv[..., begin:end, :],
+    )
+
+
+SCHEDULES = {
+    "zigzag": Schedule(_zigzag_forward, _zigzag_backward),
+    "allgather": Schedule(_allgather_forward, _allgather_backward),
+    "ulysses": Schedule(_ulysses_forward, _ulysses_backward),
+}

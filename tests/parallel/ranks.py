@@ -1,0 +1,323 @@
+"""What the processes of these tests run: calls of flashsmith.parallel, and calls that must fail.
+
+Each rank runs all scripts in order and writes what they return, or their errors, into a file.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from flashsmith import parallel
+from flashsmith.errors import FlashsmithError
+from flashsmith.families import DType, FlashForwardKernelConfig
+from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.parallel import schedules
+
+# What other tests have, too.
+CFG = FlashForwardKernelConfig(
+    DType.FP16, 64, 64, 32, 4, True, True, True, 2, 2, 2, optimized_softmax=True
+)
+REPEATABLE = parse("(FP16, 64, 64, 64, 4): backward")
+KERNELS = {"config": CFG, "backward_config": REPEATABLE, "deterministic": True}
+TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem of attention over a group. Lengths are of packed sequences, or, where ``batch``
+    is not 0, of the one that each of a dense batch has."""
+
+    schedule: str
+    lens_q: tuple[int, ...]
+    lens_k: tuple[int, ...] = ()
+    batch: int = 0
+    causal: bool = False
+    window: tuple[int | None, int | None] = (None, None)
+    softcap: float = 0.0
+    sinks: bool = False
+    dlse: bool = False
+    heads_q: int = 4
+    heads_k: int = 2
+    d: int = 64
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        return self.lens_k or self.lens_q
+
+    @property
+    def semantics(self) -> dict[str, Any]:
+        return {"causal": self.causal, "window": self.window, "softcap": self.softcap}
+
+    def offsets(self) -> tuple[Any, Any]:
+        return tuple(
+            None
+            if self.batch
+            else torch.tensor([0, *lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            for lens in (self.lens_q, self.keys)
+        )
+
+    def draw(self) -> dict[str, Any]:
+        """The whole tensors, the same on every rank."""
+        generator = torch.Generator().manual_seed(7)
+
+        def normal(rows: int, heads: int) -> Any:
+            shape = (*([self.batch] if self.batch else []), rows, heads, self.d)
+            return torch.randn(shape, generator=generator).half()
+
+        queries, keys = sum(self.lens_q), sum(self.keys)
+        found = {
+            "q": normal(queries, self.heads_q),
+            "k": normal(keys, self.heads_k),
+            "v": normal(keys, self.heads_k),
+            "do": normal(queries, self.heads_q),
+        }
+        if self.sinks:
+            found["sinks"] = torch.randn(self.heads_q, generator=generator)
+        if self.dlse:
+            shape = (*([self.batch] if self.batch else []), self.heads_q, queries)
+            found["dlse"] = torch.randn(shape, generator=generator)
+        return found
+
+
+def run_case(case: Case, group: Any = None, **keywords: Any) -> dict[str, Any]:
+    """The whole results and gradients, from every rank's shards."""
+    whole, (cu_q, cu_k) = case.draw(), case.offsets()
+    of_q, of_k = ({"cu_seqlens": cu, "group": group} for cu in (cu_q, cu_k))
+    q, k, v = (
+        parallel.shard(whole[name], **its).requires_grad_()
+        for name, its in (("q", of_q), ("k", of_k), ("v", of_k))
+    )
+    sinks = whole["sinks"].clone().requires_grad_() if case.sinks else None
+    o, lse, row_max = parallel.attention(
+        *(q, k, v),
+        schedule=case.schedule,
+        group=group,
+        sinks=sinks,
+        cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k,
+        return_lse=True,
+        return_row_max=True,
+        **{**KERNELS, **case.semantics, **keywords},
+    )
+    rows = {**of_q, "dim": -1}
+    loss = (o * parallel.shard(whole["do"], **of_q)).float().sum()
+    if case.dlse:
+        loss = loss + (lse * parallel.shard(whole["dlse"], **rows)).sum()
+    loss.backward()
+    found = {
+        "o": parallel.unshard(o, **of_q),
+        "dq": parallel.unshard(q.grad, **of_q),
+        "dk": parallel.unshard(k.grad, **of_k),
+        "dv": parallel.unshard(v.grad, **of_k),
+        "lse": parallel.unshard(lse, **rows),
+        "row_max": parallel.unshard(row_max, **rows),
+    }
+    if sinks is not None:
+        dist.all_reduce(sinks.grad, group=group)
+        found["dsinks"] = sinks.grad
+    return found
+
+
+# --- calls that must fail, on every rank, or must not hang ---------------------------------------
+
+
+def text_of(call: Callable[[], Any]) -> str:
+    """The type and the text of the error that a call raises."""
+    try:
+        call()
+    except FlashsmithError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def tensors(rows: int, heads_q: int = 4, heads_k: int = 2, d: int = 64) -> tuple[Any, Any, Any]:
+    q = torch.zeros(1, rows, heads_q, d, dtype=torch.float16)
+    k = torch.zeros(1, rows, heads_k, d, dtype=torch.float16)
+    return q, k, k.clone()
+
+
+def refused(rank: int) -> dict[str, str]:
+    """The errors of calls that all ranks must refuse, whoever of them is wrong."""
+    other, size = rank == 1, dist.get_world_size()
+    half = torch.zeros(1, 4, 4, 64, dtype=torch.float16)
+    offsets = torch.tensor([0, 40, 79], dtype=torch.int32)
+    packed = tuple(it[0] for it in tensors(40 if rank else 39))
+    twice = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+    calls: dict[str, Callable[[], Any]] = {
+        "unequal shards": lambda: parallel.attention(*tensors(17 if other else 16)),
+        "unequal allgather": lambda: parallel.attention(
+            *tensors(30 if other else 16), schedule="allgather"
+        ),
+        "zigzag": lambda: parallel.attention(*tensors(17), schedule="zigzag"),
+        "zigzag packed": lambda: parallel.attention(*packed, schedule="zigzag", **twice),
+        "ulysses": lambda: parallel.attention(
+            *tensors(16, 3 * (size + 1), size + 1), schedule="ulysses"
+        ),
+        "schedule": lambda: parallel.attention(*tensors(16), schedule="ring"),
+        "one schedule": lambda: parallel.attention(
+            *tensors(16), schedule="ulysses" if other else "zigzag"
+        ),
+        "one dtype": lambda: parallel.attention(
+            *(it.bfloat16() if other else it for it in tensors(16))
+        ),
+        "one is no tensor": lambda: parallel.attention(*([1, 2, 3] if other else tensors(16))),
+        "one window": lambda: parallel.attention(
+            *tensors(16), window=(-1, None) if other else (1, None)
+        ),
+        "gradients": lambda: parallel.attention(
+            *(it.requires_grad_(other) for it in tensors(16)), return_lse=True
+        ),
+        "heads": lambda: parallel.attention(*tensors(16, 5, 2)),
+        "d": lambda: parallel.attention(*tensors(16, d=60)),
+        "sinks": lambda: parallel.attention(*tensors(16), sinks=torch.zeros(3)),
+        "max_seqlen": lambda: parallel.attention(*packed, max_seqlen_q=39, **twice),
+        "strided": lambda: parallel.attention(half.transpose(1, 3), half, half),
+        "unshard": lambda: parallel.unshard(torch.zeros(1, 5 if other else 3)),
+        "other functions": lambda: (
+            parallel.unshard(torch.zeros(1, 4)) if other else parallel.attention(*tensors(16))
+        ),
+        "no group": lambda: parallel.attention(*tensors(16), group="world"),
+        "two dimensions": lambda: parallel.shard(
+            torch.zeros(1, 4), group=dist.device_mesh.init_device_mesh("cpu", (1, size))
+        ),
+        "rows": lambda: parallel.shard(torch.zeros(4), dim=1),
+        "length": lambda: parallel.positions(-1),
+        "whole": lambda: parallel.shard(torch.zeros(4), cu_seqlens=offsets),
+        "falling": lambda: parallel.positions(
+            cu_seqlens=torch.tensor([0, 3, 1], dtype=torch.int32)
+        ),
+    }
+    return {name: text_of(call) for name, call in calls.items()}
+
+
+def who_holds_what(rank: int) -> dict[str, Any]:
+    offsets = torch.tensor([0, 8, 8, 19], dtype=torch.int32)
+    whole = torch.arange(19)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    shard = parallel.shard(whole, cu_seqlens=offsets, group=mesh)
+    dense = torch.arange(22.0).view(1, 11, 2).requires_grad_()
+    of_dense = parallel.shard(dense)
+    of_dense.sum().backward()
+    return {
+        "positions": parallel.positions(cu_seqlens=offsets),
+        "of one": parallel.positions(11),
+        "rows": shard,
+        "whole": parallel.unshard(shard, cu_seqlens=offsets, group=mesh),
+        "dense": parallel.unshard(of_dense),
+        "gradient": dense.grad,
+        "empty": parallel.unshard(parallel.shard(torch.zeros(2, 0, 3))).shape,
+    }
+
+
+def without_gradients(rank: int) -> dict[str, Any]:
+    """Repeated calls, by names of groups; out=; and compiled ones."""
+    case = Case("zigzag", (80,), batch=1, causal=True)
+    shards = [parallel.shard(case.draw()[name]) for name in "qkv"]
+    keywords = {"causal": True, "config": CFG}
+    o = parallel.attention(*shards, **keywords)
+    out = torch.empty_like(o)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    parallel.attention(*shards, out=out, group=mesh, **keywords)
+
+    @torch.compile(backend="eager")
+    def doubled(q: Any, k: Any, v: Any) -> Any:
+        return 2 * parallel.attention(q + 0, k, v, **keywords)
+
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    whole = [case.draw()[name] for name in "qkv"]
+    return {
+        "o": o,
+        "out": out,
+        "compiled": doubled(*shards),
+        "alone": parallel.attention(*whole, group=alone, **keywords),
+    }
+
+
+def empty_shards(rank: int) -> dict[str, Any]:
+    """Fewer rows than ranks, and none at all."""
+    found = {}
+    for schedule in ("allgather", "ulysses"):
+        found[schedule] = run_case(Case(schedule, (1,), batch=1, causal=True))["dv"]
+    found["none"] = run_case(Case("zigzag", (0,), batch=2))["dv"]
+    return found
+
+
+def late(rank: int) -> tuple[str, float]:
+    """The last rank makes no call; the others are told within the group's timeout."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    parallel.unshard(torch.zeros(1, 4), group=group)  # has the group connect
+    begin = time.monotonic()
+    if rank == dist.get_world_size() - 1:
+        time.sleep(4)
+        return "", 0.0
+    return text_of(lambda: parallel.unshard(torch.zeros(1, 4), group=group)), (
+        time.monotonic() - begin
+    )
+
+
+def death(rank: int) -> tuple[str, float]:
+    """The last rank ends; run as the last script."""
+    if rank == dist.get_world_size() - 1:
+        return "", 0.0
+    begin = time.monotonic()
+    time.sleep(0.5)
+    return text_of(lambda: parallel.attention(*tensors(16))), time.monotonic() - begin
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def one_rank(
+    rank: int, ranks: int, folder: str, cases: Mapping[str, Case], scripts: tuple[str, ...]
+) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(os.path.join(folder, "store"), ranks)
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=TIMEOUT),
+    )
+    # Small messages, so that K and V are gathered in several.
+    schedules.SMALLEST_MESSAGE = 1
+    found: dict[str, Any] = {}
+    path = os.path.join(folder, f"{rank}.pt")
+    for name, run in [
+        *((name, lambda case=case: run_case(case)) for name, case in cases.items()),
+        *((name, lambda name=name: globals()[name](rank)) for name in scripts),
+    ]:
+        try:
+            found[name] = run()
+        except Exception:
+            found[name] = traceback.format_exc()
+        torch.save(found, path)
+    # No farewell: the one that 'death' leaves alone could not say it.
+    os._exit(0)
+
+
+def run_ranks(
+    ranks: int, folder: Path, cases: Mapping[str, Case], scripts: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
+    """What every rank found, by rank."""
+    running = mp.start_processes(
+        one_rank, (ranks, str(folder), cases, scripts), nprocs=ranks, join=False
+    )
+    try:
+        while not running.join(timeout=5):
+            pass
+    finally:
+        for process in running.processes:
+            process.kill()
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)]

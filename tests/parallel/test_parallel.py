@@ -1,0 +1,225 @@
+"""flashsmith.parallel over processes of gloo, in the emulator: against float64 references of the
+whole sequences, forward and backward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shared_kernels
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+pytestmark = pytest.mark.torch
+
+from ranks import CFG, REPEATABLE, Case, run_ranks  # noqa: E402
+
+import flashsmith  # noqa: E402
+from flashsmith.families import DType, Semantics  # noqa: E402
+from flashsmith.verify.attention_semantics import Attention, row_slices  # noqa: E402
+from flashsmith.verify.gradient_tolerance import compare_gradients  # noqa: E402
+from flashsmith.verify.gradients import Rows, compute_gradients  # noqa: E402
+from flashsmith.verify.reference import compute_references  # noqa: E402
+from flashsmith.verify.tolerance import compare  # noqa: E402
+
+# No part of a sequence is a multiple of a tile, so that all need the same kernels.
+PLAIN = {
+    "zigzag causal": Case("zigzag", (80,), batch=2, causal=True, sinks=True, dlse=True),
+    "zigzag": Case("zigzag", (40,), (72,), batch=1),
+    "zigzag again": Case("zigzag", (80,), batch=2, causal=True, sinks=True, dlse=True),
+    "allgather": Case("allgather", (37,), (51,), batch=1, causal=True, sinks=True),
+    "ulysses": Case("ulysses", (53,), batch=1, causal=True, sinks=True, dlse=True),
+    "auto": Case("auto", (41,), batch=1, causal=True),
+    "packed": Case("zigzag", (24, 0, 52), causal=True, sinks=True),
+    "packed window": Case("allgather", (23, 40, 0), (61, 77, 9), window=(7, 3), softcap=5.0),
+}
+SCRIPTS = ("who_holds_what", "without_gradients", "empty_shards", "refused", "late", "death")
+SEMANTICS = [
+    Semantics(uneven=True),
+    Semantics("causal", uneven=True),
+    Semantics(packed=True, uneven=True),
+    Semantics("causal", packed=True, uneven=True),
+    Semantics("window", softcap=True, packed=True, uneven=True),
+]
+for _semantics in SEMANTICS:
+    shared_kernels.want([CFG], _semantics)
+    shared_kernels.want([REPEATABLE], _semantics)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What both of two ranks found; the kernels are built before, so that no rank waits for it."""
+    for semantics in SEMANTICS:
+        shared_kernels.load([CFG], semantics)
+        shared_kernels.load([REPEATABLE], semantics)
+    return run_ranks(2, tmp_path_factory.mktemp("pair"), PLAIN, SCRIPTS)
+
+
+def found_by(ranks: list[dict[str, Any]], name: str) -> list[Any]:
+    found = [rank[name] for rank in ranks]
+    for it in found:
+        assert not isinstance(it, str), it
+    return found
+
+
+def judge(case: Case, results: dict[str, Any]) -> None:
+    """By the rules of proofs, forward and backward."""
+    whole = {name: tensor.numpy() for name, tensor in case.draw().items()}
+    got = {name: tensor.numpy() for name, tensor in results.items()}
+    scale = case.d**-0.5
+    lens_q, lens_k = (None, None) if case.batch else (case.lens_q, case.keys)
+    references = compute_references(
+        *(whole[name] for name in "qkv"),
+        scale,
+        sinks=whole.get("sinks"),
+        lens_q=lens_q,
+        lens_k=lens_k,
+        **case.semantics,
+    )
+    forward = compare(
+        DType.FP16, got["o"], got["lse"], references, row_max=got["row_max"], lens_q=lens_q
+    )
+    assert forward.ok, forward.reasons
+    attention = Attention(scale, case.causal, case.window, case.softcap, lens_q, lens_k)
+    if case.batch:
+        places = [
+            Rows(b, slice(0, case.lens_q[0]), slice(0, case.keys[0])) for b in range(case.batch)
+        ]
+    else:
+        slices = zip(row_slices(case.lens_q), row_slices(case.keys), strict=True)
+        places = [Rows(None, q, k) for q, k in slices]
+    inputs = {**whole, "o": got["o"], "lse": got["lse"]}
+    expected = compute_gradients(inputs, attention, places, references.o, references.lse)
+    backward = compare_gradients(DType.FP16, got, expected)
+    assert backward.ok, backward.reasons
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_two_ranks(pair: list[dict[str, Any]], name: str) -> None:
+    found = found_by(pair, name)
+    judge(PLAIN[name], found[0])
+    for key, tensor in found[0].items():
+        torch.testing.assert_close(found[1][key], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_call_repeats_its_bits(pair: list[dict[str, Any]]) -> None:
+    (first, _), (again, _) = (found_by(pair, name) for name in ("zigzag causal", "zigzag again"))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+
+
+def test_shards_and_positions(pair: list[dict[str, Any]]) -> None:
+    zero, one = found_by(pair, "who_holds_what")
+    assert zero["rows"].tolist() == [0, 1, 6, 7, 8, 9, 16, 17, 18]
+    assert one["rows"].tolist() == [2, 3, 4, 5, 10, 11, 12, 13, 14, 15]
+    assert zero["positions"].tolist() == [0, 1, 6, 7, 0, 1, 8, 9, 10]
+    assert one["of one"].tolist() == [2, 3, 4, 5, 6, 7]
+    for rank in (zero, one):
+        assert rank["whole"].tolist() == list(range(19))
+        assert rank["dense"].flatten().tolist() == list(range(22))
+        assert rank["empty"] == (2, 0, 3)
+    assert torch.equal(zero["gradient"] + one["gradient"], torch.ones(1, 11, 2))
+
+
+def test_groups_outputs_and_the_compiler(pair: list[dict[str, Any]]) -> None:
+    for rank in found_by(pair, "without_gradients"):
+        assert torch.equal(rank["o"], rank["out"])
+        assert torch.equal(2 * rank["o"], rank["compiled"])
+        case = Case("zigzag", (80,), batch=1, causal=True)
+        q, k, v = (case.draw()[name] for name in "qkv")
+        assert torch.equal(flashsmith.attention(q, k, v, causal=True, config=CFG), rank["alone"])
+
+
+def test_ranks_without_rows(pair: list[dict[str, Any]]) -> None:
+    do = Case("allgather", (1,), batch=1).draw()["do"].view(1, 1, 2, 2, 64).float().sum(3).half()
+    for rank in found_by(pair, "empty_shards"):
+        assert rank.pop("none").shape == (2, 0, 2, 64)
+        for dv in rank.values():
+            torch.testing.assert_close(dv, do)
+
+
+REFUSED = {
+    "unequal shards": "q: rank 0 of the group holds 16 rows, and its shard of 33 over",
+    "unequal allgather": "q: rank 0 of the group holds 16 rows",
+    "zigzag": "schedule='zigzag': q's sequence has 34 rows, which 4, twice the ranks, does not",
+    "zigzag packed": "schedule='zigzag': sequence 1 of q has 39 rows",
+    "ulysses": "schedule='ulysses': k has 3 heads, which 2 ranks do not divide",
+    "schedule": "schedule='ring': allowed are 'auto', 'zigzag', 'allgather', 'ulysses'",
+    "one schedule": "schedule: rank 1 of the group gave 'ulysses', and rank 0 'zigzag'",
+    "one dtype": "dtype: rank 1 of the group gave 'torch.bfloat16', and rank 0 'torch.float16'",
+    "gradients": "requires_grad: rank 1 of the group gave (True, True, True, False), and rank 0",
+    "heads": "q: has 5 heads, and k 2",
+    "d": "q: d is 60",
+    "sinks": "sinks: has shape (3,)",
+    "max_seqlen": "max_seqlen_q=39: the longest sequence has 40 rows",
+    "strided": "k: has shape (1, 4, 4, 64), and q (1, 64, 4, 4)",
+    "unshard": "tensor: rank 0 of the group holds 3 rows, and its shard of 8",
+    "no group": "group='world': give a ProcessGroup",
+    "two dimensions": "group: a DeviceMesh of 2 dimensions",
+    "rows": "dim=1: the tensor has shape (4,)",
+    "length": "length=-1: give how many rows",
+    "whole": "tensor: has 4 rows, and cu_seqlens describes 79",
+    "falling": "cu_seqlens: must begin with 0 and not fall; got [0, 3, 1]",
+}
+# Refused by rank 1 itself; rank 0 hears of it.
+ONE_REFUSES = {
+    "one is no tensor": "q: got int; parallel.attention() takes PyTorch's tensors",
+    "one window": "window=(-1, None)",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_all_ranks_refuse(pair: list[dict[str, Any]], name: str) -> None:
+    for rank in found_by(pair, "refused"):
+        assert rank[name].startswith(f"ArgumentError: {REFUSED[name]}")
+
+
+@pytest.mark.parametrize("name", ONE_REFUSES)
+def test_what_one_rank_refuses(pair: list[dict[str, Any]], name: str) -> None:
+    zero, one = found_by(pair, "refused")
+    text = ONE_REFUSES[name]
+    assert one[name].startswith(f"ArgumentError: {text}")
+    assert zero[name].startswith(f"ArgumentError: rank 1 of the group refused its call: {text}")
+
+
+def test_other_calls_than_the_others(pair: list[dict[str, Any]]) -> None:
+    for rank in found_by(pair, "refused"):
+        assert "rank 1 of the group gave" in rank["other functions"]
+
+
+@pytest.mark.parametrize(("script", "seconds"), [("late", 10), ("death", 20)])
+def test_nobody_waits_for_a_lost_rank(
+    pair: list[dict[str, Any]], script: str, seconds: float
+) -> None:
+    text, waited = found_by(pair, script)[0]
+    assert text.startswith("GroupError: group: rank 0 of 2 lost the others")
+    assert waited < seconds
+
+
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (19, 5)},
+    "left": {"window": (11, 0), "softcap": 3.0},
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_more_ranks(ranks: int, tmp_path: Path) -> None:
+    even, heads = 2 * ranks * 9, {"heads_q": 2 * ranks, "heads_k": ranks}
+    cases = {}
+    for mask, options in MASKS.items():
+        for schedule in ("zigzag", "allgather", "ulysses"):
+            some = {**options, **heads, "sinks": mask != "full", "dlse": mask == "causal"}
+            longer = even if schedule == "zigzag" else even + 5
+            cases[f"{schedule} {mask}"] = Case(schedule, (longer,), batch=1, **some)
+            cases[f"{schedule} {mask} packed"] = Case(
+                schedule, (2 * ranks, longer, 0), (6 * ranks, even, 4 * ranks), **some
+            )
+    found = run_ranks(ranks, tmp_path, cases)
+    for name, case in cases.items():
+        results = found_by(found, name)
+        judge(case, results[0])
+        for other in results[1:]:
+            assert all(np.array_equal(results[0][key], other[key]) for key in other), name
