@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flashsmith.chooser.attention import attention
     from flashsmith.chooser.backward import backward
     from flashsmith.chooser.choice import choose
+    from flashsmith.chooser.decode import attention_with_cache
     from flashsmith.chooser.merge import merge_attention
     from flashsmith.families import (
         DeviceSpec,
@@ -30,7 +31,11 @@ if TYPE_CHECKING:
         get_kernel_configs,
         parse_kernel_name_into_config,
     )
-    from flashsmith.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
+    from flashsmith.integrations.flash_attn import (
+        flash_attn_func,
+        flash_attn_varlen_func,
+        flash_attn_with_kvcache,
+    )
     from flashsmith.integrations.sdpa import sdpa
     from flashsmith.runtime import Gradients, forward, forward_timed, plan_forward
 
@@ -49,10 +54,12 @@ _HOME = {
     "get_kernel_configs": "flashsmith.families",
     "parse_kernel_name_into_config": "flashsmith.families",
     "attention": "flashsmith.integrations.traceable",
+    "attention_with_cache": "flashsmith.integrations.traceable",
     "backward": "flashsmith.integrations.traceable",
     "choose": "flashsmith.chooser.choice",
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
+    "flash_attn_with_kvcache": "flashsmith.integrations.flash_attn",
     "forward": "flashsmith.runtime",
     "merge_attention": "flashsmith.chooser.merge",
     "forward_timed": "flashsmith.runtime",
@@ -73,11 +80,13 @@ __all__ = [
     "Semantics",
     "__version__",
     "attention",
+    "attention_with_cache",
     "backward",
     "choose",
     "device_spec",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "forward",
     "forward_timed",
     "get_kernel_configs",

@@ -154,6 +154,16 @@ def keep_models_offline() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def ray_address() -> str:
+    """The cluster that Ray connects to where none is named; '' for none."""
+    return os.environ.get("RAY_ADDRESS", "")
+
+
+def keep_ray_quiet() -> None:
+    """Keeps a Ray that is started here from sending statistics of its use."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
 def environment_of_gpu(ordinal: int) -> dict[str, str]:
     """The environment of a process that is to see GPU ``ordinal`` of those this one sees, alone."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")

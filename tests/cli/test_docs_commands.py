@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from flashsmith.benchmark.roofline import Ceiling, Roofline
 from flashsmith.cli import app
-from flashsmith.errors import FlashsmithError, LaunchError, ProfilerError
+from flashsmith.errors import DependencyError, FlashsmithError, LaunchError, ProfilerError
 from flashsmith.runtime import gpu_count
 
 ROOT = Path(__file__).parents[2]
@@ -262,15 +262,24 @@ def test_a_command_runs(shown: Shown, folder: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(gpu_count() > 0, reason="needs a machine without a GPU: this one has one")
 @pytest.mark.parametrize("shown", [one for one in OURS if needs_gpu(one.words)], ids=str)
-def test_without_a_gpu_only_the_gpu_is_missed(shown: Shown, folder: Path) -> None:
-    """The arguments of what measures are right: the error is about the GPU or the profiler."""
-    with pytest.raises((LaunchError, ProfilerError)):
+def test_without_a_gpu_only_the_gpu_is_missed(
+    shown: Shown, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arguments of what measures are right: the error is about the GPU, the profiler or Ray,
+    which tests/tuning/test_cluster.py is about."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    missed = DependencyError if "--cluster" in shown.words else (LaunchError, ProfilerError)
+    with pytest.raises(missed):
         run_here(shown.words, folder)
 
 
 @pytest.mark.full
 @pytest.mark.gpu
-@pytest.mark.parametrize("shown", [one for one in OURS if needs_gpu(one.words)], ids=str)
+@pytest.mark.parametrize(
+    "shown",
+    [one for one in OURS if needs_gpu(one.words) and "--cluster" not in one.words],
+    ids=str,
+)
 def test_on_a_gpu_it_measures(shown: Shown, folder: Path) -> None:
     words = ["20s" if re.fullmatch(r"\d+m", word) else word for word in shown.words]
     assert run_here(tuple(words), folder) == 0

@@ -16,7 +16,7 @@ from typing import Any
 
 from flashsmith.builder import find_toolchain
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec
-from flashsmith.operations.semantics import MASKS
+from flashsmith.operations.semantics import FLAGS, MASKS
 from flashsmith.runtime.forward_call import ForwardCall, unplaced_call
 from flashsmith.runtime.launch_plan import LaunchPlan, plan_from_library
 from flashsmith.runtime.libraries import LibraryFunctions
@@ -51,15 +51,16 @@ const KernelLibrary& kernel_library() {{
              }}}},
         }},
         .semantics = {{}},
-        .n_tensors = 9,
+        .n_tensors = 11,
         .n_required = 4,
     }};
     return library;
 }}
 }}
-extern "C" void pretended_semantics(int mask, bool softcap, bool packed, bool uneven) {{
+extern "C" void pretended_semantics(int mask, bool softcap, bool packed, bool uneven,
+                                    bool partial) {{
     const auto kind = static_cast<flashsmith::MaskKind>(mask);
-    flashsmith::the_semantics = {{kind, softcap, packed, uneven}};
+    flashsmith::the_semantics = {{kind, softcap, packed, uneven, partial}};
 }}
 """
 
@@ -153,7 +154,7 @@ class PretendedLibrary:
 
     def compute(self, semantics: Semantics) -> None:
         """What the kernels are for from now on."""
-        flags = (semantics.softcap, semantics.packed, semantics.uneven)
+        flags = (getattr(semantics, name) for name in FLAGS)
         self.cuda.pretended_semantics(MASKS.index(semantics.mask), *flags)
 
     def plan(self, cfg: KernelConfig, call: ForwardCall) -> LaunchPlan:

@@ -64,7 +64,7 @@ def arguments(
 ) -> list[int]:
     """Of the two-step plan, as the library takes them."""
     device = (H200.arch, H200.sm_count, H200.max_smem_per_block, H200.max_smem_per_sm)
-    return [library.two_steps, *device, 2, ctas, wrong, x, 0, 0, o, 0, 0, 0, 0, 0]
+    return [library.two_steps, *device, 2, ctas, wrong, x, 0, 0, o, *(0,) * 7]
 
 
 def planned(library: PretendedLibrary, x: int = X, o: int = O) -> LaunchPlan:
@@ -79,7 +79,7 @@ def launch(library: PretendedLibrary) -> Callable[..., Any]:
     assert block_bytes == BLOCK_BYTES
 
     def launch(stream: int = STREAM, block: Iterable[int] = ()) -> None:
-        function(stream, X, 0, 0, O, 0, 0, 0, 0, 0, *block)
+        function(stream, X, 0, 0, O, *(0,) * 7, *block)
 
     return launch
 
@@ -359,7 +359,7 @@ def test_a_gpus_launches_count_each_kernel(library: PretendedLibrary) -> None:
     )
     kernel = LoadedKernel(None, held, library.two_steps, library.functions)  # type: ignore[arg-type]
     _, *rest = arguments(library)
-    call: Any = SimpleNamespace(library_arguments=lambda: rest, addresses=rest[-9:], problem=None)
+    call: Any = SimpleNamespace(library_arguments=lambda: rest, addresses=rest[-11:], problem=None)
     launch = kernel.prepare(call, 0)
     with count_launches() as counted:
         launch(STREAM, X, 0, 0, O)

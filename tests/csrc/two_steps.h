@@ -59,10 +59,10 @@ inline Plan plan_two_steps(NumberReader& numbers) {
             plan.launches[1].addresses[0].place = in_workspace(4);
             break;
         case 4:
-            plan.launches[0].addresses[0].place = in_tensor(9);
+            plan.launches[0].addresses[0].place = in_tensor(11);
             break;
         case 5:
-            plan.presence.push_back({9, true, ""});
+            plan.presence.push_back({11, true, ""});
             break;
         case 6:
             plan.workspaces.resize(17);

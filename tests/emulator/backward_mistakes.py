@@ -13,7 +13,7 @@ _KEYS = "mma_sync_backward/keys_kernel.cuh"
 _QUERIES = "mma_sync_backward/queries_kernel.cuh"
 _FINISH = "mma_sync_backward/finish_kernel.cuh"
 _CONSUMER, _BLOCK = "wgmma_backward/consumer.cuh", "wgmma_backward/key_block.cuh"
-_PRODUCER = "wgmma_backward/producer.cuh"
+_PRODUCER, _ORDER = "wgmma_backward/producer.cuh", "wgmma_backward/dq_order.cuh"
 _ROWS, _SEEN = "backward/rows_kernels.cuh", "backward/visibility.cuh"
 _PLACES = "backward/rows.cuh"
 
@@ -230,6 +230,40 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "args.grads_fp32, dq, args.scale);", "args.grads_fp32, dq, 1.0f);"),
         SourcePatch("sums of rows that see nothing", "wgmma_backward/finish_kernel.cuh",
                     "< unseeing ? 0.0f", "< 0 ? 0.0f"),
+    ),
+    "ordered": (
+        SourcePatch("no wait", _ORDER,
+                    "while (load_acquire(counter) != static_cast<uint32_t>(turn))",
+                    "while (false)"),
+        SourcePatch("no acquire", _ORDER, "ld.acquire.gpu", "ld.relaxed.gpu"),
+        SourcePatch("no release", _ORDER, "st.release.gpu", "st.relaxed.gpu"),
+        SourcePatch("acquire in the CTA", _ORDER, "ld.acquire.gpu", "ld.acquire.cta"),
+        SourcePatch("volatile for release", _ORDER, "st.release.gpu", "st.volatile"),
+        SourcePatch("release of one warp", _ORDER,
+                    "named_barrier_wait(kdQOrderBarrier + warpgroup, kWarpgroupThreads);", ";"),
+        SourcePatch("the turn stays", _ORDER, "store_release(counter, turn + 1)",
+                    "store_release(counter, turn)"),
+        SourcePatch("a turn too far", _ORDER, "store_release(counter, turn + 1)",
+                    "store_release(counter, turn + 2)"),
+        SourcePatch("another's turn", _ORDER, "turn = (keys.k.count - keys.first_key - 1)",
+                    "turn = (keys.k.count - 1)"),
+        SourcePatch("one block unordered", _ORDER, "first_block = blocks.begin;",
+                    "first_block = blocks.begin + 1;"),
+        SourcePatch("waits a block early", _ORDER, "first_block = blocks.begin;",
+                    "first_block = blocks.begin - 1;"),
+        SourcePatch("the neighbour's queries", _ORDER,
+                    "const int next_key = keys.first_key + Kernel::B_c;",
+                    "const int next_key = keys.first_key;"),
+        SourcePatch("all parts have one counter", _CONSUMER,
+                    "(Kernel::B_r * Kernel::d_head + part - place)",
+                    "(Kernel::B_r * Kernel::d_head - place)"),
+        SourcePatch("the counter is a sum", _CONSUMER,
+                    "(Kernel::B_r * Kernel::d_head + part - place)", "(part - place)"),
+        SourcePatch("waits for later CTAs", _BLOCK,
+                    "first_key = (n_blocks - 1) * Kernel::B_c - first_key;", ";"),
+        SourcePatch("counters not cleared", _ROWS,
+                    "kStatisticsRows / Kernel::B_r * Kernel::dq_block_floats;",
+                    "Kernel::B_r * Kernel::d_head;"),
     ),
 }  # fmt: skip
 

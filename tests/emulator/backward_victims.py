@@ -128,7 +128,8 @@ class BackwardVictim:
         return noticed
 
     def _run(self, asked: Asked) -> Noticed:
-        device, observers = device_spec(self.arch), all_checks()
+        device = device_spec(self.arch)
+        observers = all_checks(self.config.family.is_deterministic(self.config))
         try:
             reasons = asked.reasons(
                 self.config,

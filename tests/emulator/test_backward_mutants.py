@@ -75,6 +75,19 @@ VICTIMS = {
             *(Asked("b1 s200:200 h2:1 d64 causal", schedule_seed=seed) for seed in range(4)),
         ),
     ),
+    "ordered": BackwardVictim(
+        config(
+            "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
+            "+scores_ahead+early_exp+lagged_dq+pingpong+ordered_dq"
+        ),
+        Semantics("causal", uneven=True),
+        (
+            Asked("b1 s60:250 h1 d64 causal"),
+            Asked("b1 s300:300 h2:1 d64 causal", schedule_seed=4),
+            Asked("b1 s300:300 h2:1 d64 causal", schedule_seed=5),
+        ),
+        sm_count=2,
+    ),
     "two kernels": BackwardVictim(
         config("(BF16, 64, 32, 32, 4): backward+columns_2"),
         Semantics("window", softcap=True, packed=True, uneven=True),

@@ -193,6 +193,7 @@ def test_the_gpus_of_the_list() -> None:
         ("B200", 100, 148),
         ("B300", 103, 148),
         ("RTX 5090", 120, 170),
+        ("RTX PRO 6000 Blackwell", 120, 188),
     }
     assert DEFAULT_DEVICE.name == "A100"
 
@@ -220,6 +221,7 @@ def test_the_gpus_of_the_list() -> None:
         ("gh200", "GH200"),
         ("H20", "H20"),
         ("sm_103", "B300"),
+        ("NVIDIA RTX PRO 6000 Blackwell", "RTX PRO 6000 Blackwell"),
     ],
 )
 def test_device_spec_by_name_or_arch(key: str | int, name: str) -> None:

@@ -45,6 +45,14 @@ def test_under_a_mask_other_kernels_are_preferred() -> None:
         assert set(plain) == set(masked)
 
 
+def test_a_candidate_for_every_head_up_to_192_repeats_its_bits() -> None:
+    for d in (64, 96, 128, 192, 256):
+        for masked in (False, True):
+            *free, last = FAMILY.candidates(DType.BF16, d, H200, masked)
+            assert not any(FAMILY.is_deterministic(cfg) for cfg in free)
+            assert FAMILY.is_deterministic(last) == (d <= 192)
+
+
 SPLIT: dict[str, Any] = {"d_head": 256, "B_c": 64, "split_roles": True}
 ILLEGAL: dict[str, dict[str, Any]] = {
     "d_head_supported": {"d_head": 80},
@@ -65,6 +73,7 @@ ILLEGAL: dict[str, dict[str, Any]] = {
     "sums_wait_for_scores": SPLIT | {"dq_sums": DqSums.SUMS_AT_ONCE},
     "bulk_sums_are_whole": SPLIT | {"bulk_sums": True},
     "dq_before_dk_is_lagged": {"dq_sums": DqSums.SUMS_UNDER_DK},
+    "order_needs_registers": SPLIT | {"ordered_dq": True},
     "producer_registers_supported": {"producer_registers": 20},
     "consumer_registers_supported": {"consumer_registers": 236},
     "registers_within_file": {"producer_registers": 40},

@@ -68,13 +68,13 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def without_addresses(launch: Launch) -> Any:
-    """Sizes, strides, options, device: arguments but for nine addresses among them."""
+    """Sizes, strides, options, device: arguments but for eleven addresses among them."""
     arguments = launch.prepared
     # Four numbers of the device, how many of the operation's follow, and these.
     numbers = 4 + 1 + arguments[4]
     return (
         *(launch.config, launch.semantics, launch.stream),
-        *(arguments[:numbers], arguments[numbers + 9 :]),
+        *(arguments[:numbers], arguments[numbers + 11 :]),
     )
 
 

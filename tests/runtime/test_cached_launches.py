@@ -58,7 +58,8 @@ def places(arguments: dict[str, Any], outputs: Any) -> tuple[int, ...]:
     lse = next(values) if arguments.get("return_lse") else None
     row_max = next(values) if arguments.get("return_row_max") else None
     vectors = [arguments.get(name) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k")]
-    tensors = (*(arguments[name] for name in "qkv"), o, lse, row_max, *vectors)
+    # The last two are of parts of the keys, whose calls are not repeated so.
+    tensors = (*(arguments[name] for name in "qkv"), o, lse, row_max, *vectors, None, None)
     return tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
 
 

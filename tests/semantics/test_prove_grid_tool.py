@@ -197,7 +197,9 @@ def test_a_handful_of_gradients_shows_every_kernel(
     assert shown == every
     launched = {role for case in cases for role in family.kernel_templates(case.config)}
     assert launched >= {"main", "finish", "prepare", "gaps", "sinks"}
-    assert ("queries" in launched) == any(family.is_deterministic(case.config) for case in cases)
+    # Whose dq repeats its bits by another kernel, or by an order of its sums.
+    assert ("queries" in launched) == (name == "mma_sync_backward")
+    assert any(family.is_deterministic(case.config) for case in cases)
 
 
 @pytest.mark.parametrize("family", ["mma_sync", "wgmma"])

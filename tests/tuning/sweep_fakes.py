@@ -5,6 +5,7 @@ Worker processes import this file: everything here is pickled to them.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
@@ -71,6 +72,8 @@ class World:
     # Gone are the libraries of the kernels whose names are in this file; compiling `heals` it.
     gone: Path | None = None
     heals: bool = True
+    # Machines have a folder each for the libraries that are there: FAKE_CACHE.
+    caches: bool = False
 
     def kernel(self, build: Build) -> Kernel:
         return self.kernels.get(str(build.config), self.default)
@@ -87,6 +90,27 @@ def facts_of(
     """What a compiler's report comes to."""
     ctas = config.num_ctas_per_sm(device.max_smem_per_sm, registers)
     return KernelFacts(registers, spill_bytes, 0, config.smem_bytes(), ctas)
+
+
+PACKED = b"a library, packed"
+
+
+class FakeLibraries:
+    """Those of a machine: files of its own folder."""
+
+    def _path(self, library: str) -> Path:
+        return Path(os.environ["FAKE_CACHE"]) / hashlib.sha256(library.encode()).hexdigest()
+
+    def has(self, library: str) -> bool:
+        return self._path(library).exists()
+
+    def pack(self, library: str) -> bytes:
+        return self._path(library).read_bytes()
+
+    def unpack(self, library: str, packed: bytes) -> None:
+        assert packed == PACKED
+        self._path(library).parent.mkdir(parents=True, exist_ok=True)
+        self._path(library).write_bytes(packed)
 
 
 @dataclass
@@ -111,6 +135,8 @@ class FakeCompiler:
                 _do(kernel.how)
             facts = facts_of(build.config, kernel.registers, kernel.spill_bytes)
             done.append(Compiled(facts, f"library of {build}"))
+            if self.world.caches:
+                FakeLibraries().unpack(f"library of {build}", PACKED)
         return done
 
 
@@ -120,7 +146,7 @@ class FakeBench:
     prepared: list[str] = field(default_factory=list)
 
     def open(self) -> None:
-        self.world.note("open")
+        self.world.note("open", os.getppid())
         if not self.world.opens:
             raise RuntimeError("no CUDA-capable device is detected")
 
@@ -157,6 +183,7 @@ class FakeBench:
 
     def _find(self, build: Build, library: str) -> None:
         assert library == f"library of {build}"
+        assert not self.world.caches or FakeLibraries().has(library)
         gone = self.world.gone
         if gone is not None and str(build.config) in gone.read_text().splitlines():
             raise LibraryGoneError(f"{library}: gone")
@@ -171,9 +198,15 @@ class FakeBench:
 
 
 def fake_runner(world: World, device: DeviceSpec = DEVICE) -> Runner:
-    name = "fake" if device is DEVICE else device.name
+    name = "fake" if device == DEVICE else device.name
     origin = {"gpu": name, "arch": device.arch}
     return Runner(FakeCompiler(world), FakeBench(world), device, {"gpu": name}, origin)
+
+
+def machine_runner(world: World, halving: object = None) -> Runner:
+    """The runner of a machine whose GPUs are what its environment says."""
+    runner = fake_runner(world, device_spec(os.environ.get("FAKE_GPU", DEVICE.name)))
+    return replace(runner, libraries=FakeLibraries() if world.caches else None)
 
 
 # d 128, fp16, the first of each of the set's shapes: their short forms are what fakes go by.

@@ -26,10 +26,12 @@ GROUPS = {
         "attention",
         "backward",
         "merge_attention",
+        "attention_with_cache",
         "Gradients",
         "sdpa",
         "flash_attn_func",
         "flash_attn_varlen_func",
+        "flash_attn_with_kvcache",
     ),
     "One kernel": ("forward", "forward_timed", "plan_forward"),
     "Configs": (

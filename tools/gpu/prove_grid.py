@@ -123,14 +123,22 @@ def grid_of(family: str) -> Iterator[Any]:
 
 
 def handful(family: str = FIRST_FAMILY) -> list[Any]:
-    """Few small cases that between them show every semantics and every single value, the smallest
-    first: a sanitizer's time may end before they do."""
-    _, covering, names = GRIDS[family_named(family).operation]
+    """Few small cases that between them show every semantics, every single value and every knob's,
+    the smallest first: a sanitizer's time may end before they do."""
+    whole, covering, names = GRIDS[family_named(family).operation]
+
+    def knobs(case: Any) -> set[tuple[str, Any]]:
+        return set(vars(case.config).items())
 
     def single_values(case: Any) -> set[tuple[str, Any]]:
-        return {(name, getattr(case, name)) for name in names}
+        return {(name, getattr(case, name)) for name in names} | knobs(case)
 
     small = [case for case in covering(family) if max(case.lengths) <= SMALL]
+    shown = set().union(*map(knobs, small))
+    for case in whole(family):
+        if max(case.lengths) <= SMALL and not knobs(case) <= shown:
+            small.append(case)
+            shown |= knobs(case)
     missing = set().union(*map(single_values, small))
     chosen: list[Any] = []
     while missing:
@@ -169,7 +177,9 @@ def prove_case(case: Any) -> Row:
 
 
 def same_inputs(case: Any) -> tuple[Any, ...]:
-    return case.dtype, case.d, case.batch, case.heads, case.lengths, case.inputs
+    # Parts have seeds of their own.
+    own = str(case) if getattr(case, "partial", False) else ""
+    return case.dtype, case.d, case.batch, case.heads, case.lengths, case.inputs, own
 
 
 class Run:

@@ -10,7 +10,7 @@ from flashsmith.builder.compile_time import balance
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.operations import operation
-from flashsmith.operations.semantics import MASKS
+from flashsmith.operations.semantics import FLAGS, MASKS
 
 MAP_HEADER = "flash_kernels.cuh"
 LIBRARY_SOURCE = "kernel_library.cc"
@@ -217,8 +217,7 @@ def _beside(cfg: KernelConfig) -> str:
 
 
 def _numbers(semantics: Semantics) -> tuple[int, ...]:
-    mask = MASKS.index(semantics.mask)
-    return mask, int(semantics.softcap), int(semantics.packed), int(semantics.uneven)
+    return MASKS.index(semantics.mask), *(int(getattr(semantics, name)) for name in FLAGS)
 
 
 def _listed(numbers: Iterable[int]) -> str:

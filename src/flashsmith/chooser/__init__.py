@@ -9,10 +9,12 @@ from flashsmith.chooser.choice import (
     choose_config,
     forget_choices,
 )
+from flashsmith.chooser.decode import attention_with_cache
 
 __all__ = [
     "Choice",
     "attention",
+    "attention_with_cache",
     "backward",
     "build_for",
     "choose",

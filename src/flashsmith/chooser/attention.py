@@ -34,6 +34,9 @@ def attention(
     out: Array | None = None,
     return_lse: bool = False,
     return_row_max: bool = False,
+    partial: bool = False,
+    seqused_k: Array | None = None,
+    k_begin: Array | None = None,
     config: KernelConfig | None = None,
     backward_config: KernelConfig | None = None,
     deterministic: bool | None = None,
@@ -72,6 +75,13 @@ def attention(
             or (heads_q, total_q); -inf where a row sees nothing and there is no sink.
         return_row_max: also return the maximum of every row's scaled and capped scores, without
             the sink, in the same shape; -inf where a row sees nothing.
+        partial: whether o is a part, for ``flashsmith.merge_attention``: fp32, not rounded, without
+            sinks; (o, lse) is returned, without gradients. seqused_k and k_begin are of parts only.
+        seqused_k: (batch,) int32: how many keys of each sequence count; None is all from k_begin
+            on. Read where it lies.
+        k_begin: (batch,) int32: the row of k where a sequence's keys begin, of a packed k any,
+            cu_seqlens_k aside; None is its first. The last query has the position of the last key
+            that counts, k_begin + seqused_k - 1, for every mask.
         config: the kernel to use; None chooses one by dtype, d, lengths and device, and where it is
             not built and may not be (FLASHSMITH_JIT=0, CUDA graph capture) another that is.
         backward_config: the same of the kernel for the gradients, a FlashBackwardKernelConfig.
@@ -90,10 +100,12 @@ def attention(
         check_attention_config(config)
     check_backward_config("backward_config", backward_config)
     check_deterministic_flag(deterministic)
-    options = (
+    options: tuple[Any, ...] = (
         causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,
         max_seqlen_q, max_seqlen_k, return_lse, return_row_max,
     )  # fmt: skip
+    if partial is not False or seqused_k is not None or k_begin is not None:
+        options += (partial, seqused_k, k_begin)
     return run_call(config or choose_config, (q, k, v, out), options, emulate, "out")
 
 

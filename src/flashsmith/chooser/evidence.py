@@ -95,10 +95,13 @@ def gather(
     deterministic: bool = False,
 ) -> Evidence:
     """The evidence on a problem on a device; ``family``: on these kernels only; ``deterministic``:
-    on those only that give the same bits in every run.
+    on those only that give the same bits in every run. Parts of the keys have that of whole
+    attention to as many.
 
     Raises ArgumentError when no kernel serves the problem's d, or none fits on the device.
     """
+    if problem.semantics.partial:
+        problem = replace(problem, semantics=replace(problem.semantics, partial=False))
     asked = Asked(family, deterministic)
     notes: list[str] = []
     for found in table.lookup(problem, device):

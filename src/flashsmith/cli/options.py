@@ -53,8 +53,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 def print_json(value: Any) -> None:
     """A table's facts on standard output, as JSON; infinities and NaN, which it lacks, as words."""
+    print(_json(value, indent=2))
+
+
+def print_json_line(value: Any) -> None:
+    """The same in one line, at once: for what is read as it comes."""
+    print(_json(value), flush=True)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
     # ASCII and escaped, but for the one control character that JSON leaves as it is.
-    print(json.dumps(for_json(value), indent=2, allow_nan=False).replace("\x7f", r"\u007f"))
+    text = json.dumps(for_json(value), indent=indent, allow_nan=False)
+    return text.replace("\x7f", r"\u007f")
 
 
 def print_lines(text: str) -> None:

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from flashsmith import env
 from flashsmith.benchmark.table import make_console
-from flashsmith.cli.options import FAILED, Arch, Json, print_json
+from flashsmith.cli.options import FAILED, Arch, Json, print_json, print_json_line
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DEFAULT_DEVICE, device_spec
+from flashsmith.families import DEFAULT_DEVICE, DeviceSpec, device_spec
+
+if TYPE_CHECKING:
+    from flashsmith.tuning.executor import Executor
+    from flashsmith.tuning.race import Race
 
 INTERRUPTED = 130
 
 app = typer.Typer()
 
 
-@app.command("tune")
+class _AddressOrNone(TyperCommand):
+    """--cluster takes an address, or none, which Typer itself has no options for."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer's, of arguments that name the address."""
+        return super().parse_args(
+            ctx,
+            [
+                f"{arg}=auto" if arg == "--cluster" and following[:1] in ("", "-") else arg
+                for arg, following in zip(args, [*args[1:], ""], strict=False)
+            ],
+        )
+
+
+@app.command("tune", cls=_AddressOrNone)
 def tune_kernels(
     space: Annotated[
         str | None,
@@ -61,9 +83,21 @@ def tune_kernels(
         typer.Option(metavar="FILE", help="The table of winners to add to. Default: your own."),
     ] = None,
     device: Annotated[int, typer.Option(metavar="N", help="The GPU to measure on.")] = 0,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]",
+            help="Measure on all GPUs of the Ray cluster at HOST:PORT; without an address of the "
+            "one that this machine is in, else of this machine.",
+        ),
+    ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Compilers. Default: one less than FLASHSMITH_JOBS."),
+        typer.Option(
+            metavar="N",
+            help="Compilers. Default: one less than FLASHSMITH_JOBS; of a cluster its cores, less "
+            "one for each GPU.",
+        ),
     ] = None,
     max_spill: Annotated[
         int,
@@ -89,6 +123,12 @@ def tune_kernels(
         raise ArgumentError(
             f"arch={arch!r}: only with --dry-run or --build-only; a GPU has its own"
         )
+    if cluster is not None and (dry_run or build_only or device):
+        other = "--dry-run" if dry_run else "--build-only" if build_only else "--device"
+        raise ArgumentError(
+            f"cluster={cluster!r}: not with {other}; a cluster's GPUs are all measured on, and "
+            "compile for themselves"
+        )
     if max_spill < 0:
         raise ArgumentError(f"max_spill={max_spill}: give 0 or more bytes")
     if refine is not None and refine < 0:
@@ -96,15 +136,24 @@ def tune_kernels(
     if jobs is not None and jobs < 1:
         raise ArgumentError(f"jobs={jobs}: give at least 1")
     from flashsmith.runtime import gpu_count
-    from flashsmith.tuning.gpu_runner import NvccCompiler, gpu_runner
+    from flashsmith.tuning.cluster import connect
+    from flashsmith.tuning.executor import LOCAL_GPU, Gpu, LocalExecutor
+    from flashsmith.tuning.gpu_runner import NvccCompiler, first_gpu_runner, gpu_runner
     from flashsmith.tuning.problems import read_problems
-    from flashsmith.tuning.race import states_of
+    from flashsmith.tuning.race import DEFAULT_HALVING, states_of
     from flashsmith.tuning.ranking import plan_summary, print_plan, print_ranking, summary
     from flashsmith.tuning.space import check_space, default_space, space_keys
     from flashsmith.tuning.sweep import Settings
     from flashsmith.tuning.sweep_progress import SweepProgress
     from flashsmith.tuning.trial import Trials
-    from flashsmith.tuning.tune import build_ahead, check_gpu, parse_budget, plan_races, tune
+    from flashsmith.tuning.tune import (
+        build_ahead,
+        check_gpu,
+        fleets_of,
+        parse_budget,
+        plan_races,
+        tune_fleets,
+    )
 
     # What can be wrong without a GPU is said before one is looked for.
     seconds = parse_budget(budget)
@@ -112,23 +161,25 @@ def tune_kernels(
     if asked:
         check_space(asked)
     listed = None if problems is None else read_problems(problems)
-    if arch is not None:
-        spec = device_spec(arch)
-    elif dry_run or build_only:
-        spec = check_gpu(device) if gpu_count() else DEFAULT_DEVICE
-    else:
-        spec = check_gpu(device)
-    key = asked or default_space(spec)
     settings = Settings(
         budget=seconds,
         max_spill=max_spill,
-        refinements=int(key in space_keys()) if refine is None else refine,
         # Timing needs a core of its own.
         jobs=jobs or max(1, env.jobs() - 1),
     )
-    races = plan_races(listed, spec, key, settings)
+
+    def races_on(spec: DeviceSpec) -> list[Race]:
+        key = asked or default_space(spec)
+        times = int(key in space_keys()) if refine is None else refine
+        return plan_races(listed, spec, key, replace(settings, refinements=times))
+
     console = make_console()
     if dry_run or build_only:
+        if arch is not None:
+            spec = device_spec(arch)
+        else:
+            spec = check_gpu(device) if gpu_count() else DEFAULT_DEVICE
+        races = races_on(spec)
         if build_only:
             with SweepProgress(quiet=as_json) as progress:
                 states = build_ahead(races, NvccCompiler(spec), spec, settings, progress)
@@ -139,13 +190,30 @@ def tune_kernels(
         else:
             print_plan(console, states)
         return
-    runner = gpu_runner(spec, device, settings.halving)
-    with SweepProgress() as progress:
-        tuned = tune(races, runner, settings, out, progress, fresh=not resume, table=table)
-    if as_json:
+    lines = cluster is not None and as_json
+    with SweepProgress(events=print_json_line if lines else None) as progress:
+        if cluster is None:
+            runner = gpu_runner(check_gpu(device), device, DEFAULT_HALVING)
+            executor: Executor = LocalExecutor.of(runner)
+            found = [(Gpu(LOCAL_GPU, runner.origin), runner)]
+        else:
+            joined = connect(cluster, partial(first_gpu_runner, DEFAULT_HALVING))
+            executor, found = joined.executor, list(joined.gpus)
+            settings = replace(settings, jobs=jobs or joined.jobs)
+            for note in joined.notes:
+                progress.say(note)
+            for gpu, runner in found:
+                progress.say(f"{gpu.name}: {runner.device.name}")
+                progress.emit("gpu", name=gpu.name, gpu=runner.device.name)
+        with closing(executor):
+            fleets = fleets_of(found, races_on)
+            tuned = tune_fleets(
+                fleets, executor, settings, out, progress, fresh=not resume, table=table
+            )
+    if as_json and not lines:
         print_json(summary(tuned.races))
-    else:
-        print_ranking(console, tuned.races)
+    elif not as_json:
+        print_ranking(console, tuned.races, tuned.gpus)
         console.print(f"every kernel: {out / 'ranking.csv'}", soft_wrap=True)
     if tuned.interrupted:
         raise typer.Exit(INTERRUPTED)

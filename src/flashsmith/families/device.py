@@ -42,6 +42,10 @@ def _server(name: str, arch: int, sm_count: int, l2_mib: int) -> DeviceSpec:
     return DeviceSpec(name, arch, sm_count, 232448, 233472, 2048, 32, l2_mib * _MIB)
 
 
+# Shared memory, threads, CTAs and registers of an SM: the CUDA Programming Guide's table of
+# technical specifications per compute capability. SMs and L2: NVIDIA's papers on the architectures
+# (GA100, GA102, AD102, GH100, GB202 and RTX PRO Blackwell), for B200 and B300 its tuning guide and
+# page on Blackwell; of A10G, H200 and what shares their chips as the driver reports them.
 # The first GPU of an architecture is used where only the architecture is given.
 KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _ampere("A100", sm_count=108, l2_mib=40),
@@ -59,6 +63,7 @@ KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _server("B200", 100, sm_count=148, l2_mib=126),
     _server("B300", 103, sm_count=148, l2_mib=126),
     _graphics("RTX 5090", 120, sm_count=170, max_ctas=24, l2_mib=96),
+    _graphics("RTX PRO 6000 Blackwell", 120, sm_count=188, max_ctas=24, l2_mib=128),
 )
 
 # The device of legality and planning where there is no GPU and none is named.

@@ -1,11 +1,13 @@
-"""flash_attn_func and flash_attn_varlen_func: attention() under FlashAttention's argument names."""
+"""flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache: attention() and
+attention_with_cache() under FlashAttention's argument names."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from flashsmith.errors import ArgumentError
-from flashsmith.integrations.traceable import attention
+from flashsmith.integrations.page_tables import full_int32
+from flashsmith.integrations.traceable import attention, attention_with_cache
 from flashsmith.printable import quoted
 from flashsmith.runtime.tensors import Array
 
@@ -103,6 +105,113 @@ def flash_attn_varlen_func(
     return (*results, None) if return_attn_probs else results
 
 
+def flash_attn_with_kvcache(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    k: Array | None = None,
+    v: Array | None = None,
+    qv: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    cache_seqlens: Array | int | None = None,
+    cache_batch_idx: Array | None = None,
+    cache_leftpad: Array | None = None,
+    page_table: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k_new: Array | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Array | None = None,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (_UNLIMITED, _UNLIMITED),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Array | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """attention_with_cache() for code written for FlashAttention-3.
+
+    Unlike there, the log-sum-exp of a row without keys is -inf, not +inf.
+
+    Args:
+        q: (batch, seq_q, heads, d), or (total_q, heads, d) with cu_seqlens_q and max_seqlen_q.
+        k_cache, v_cache: (batch, capacity, heads_k, d), or (pages, page, heads_k, d) with
+            page_table, of any page size.
+        k, v: appended at cache_seqlens, which is not advanced; q's shape with heads_k heads.
+        rotary_cos, rotary_sin: (positions, rotary_d / 2) of q's dtype or fp32.
+        cache_seqlens: (batch,) int32, or one number for all; None is the whole cache, where
+            nothing is appended.
+        cu_seqlens_k_new: None, or cu_seqlens_q itself.
+        softmax_scale: None is 1/sqrt(d).
+        causal, window_size: aligned to the bottom right; -1 is no limit.
+        num_splits: 0 and 1 give a sequence the same bits in any batch (split='invariant'), more
+            leave how keys are split to flashsmith (split='free').
+        pack_gqa: has no effect: the heads of a group always share their keys.
+        return_softmax_lse: return (out, lse).
+        qv, cache_batch_idx, cache_leftpad, rotary_seqlens, q_descale, k_descale, v_descale,
+            attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
+
+    Raises:
+        ArgumentError: an argument is unusable or not supported; names it.
+    """
+    _check_absent(
+        qv=qv,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        rotary_seqlens=rotary_seqlens,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        scheduler_metadata=scheduler_metadata,
+        cu_seqlens_k_new=None if cu_seqlens_k_new is cu_seqlens_q else cu_seqlens_k_new,
+    )
+    for name, number in (("attention_chunk", attention_chunk), ("sm_margin", sm_margin)):
+        if number:
+            raise ArgumentError(f"{name}={quoted(number)}: not supported; must be 0")
+    if isinstance(num_splits, bool) or not isinstance(num_splits, int) or num_splits < 0:
+        raise ArgumentError(f"num_splits={quoted(num_splits)}: give a whole number from 0")
+    if cache_seqlens is None and k is not None:
+        raise ArgumentError("cache_seqlens: missing; k is appended there, give a length or tensor")
+    if cache_seqlens is None or isinstance(cache_seqlens, int):
+        cache_seqlens = _lengths(q, k_cache, page_table, cu_seqlens_q, cache_seqlens)
+    return attention_with_cache(
+        q,
+        k_cache,
+        v_cache,
+        cache_lens=cache_seqlens,
+        page_table=page_table,
+        k=k,
+        v=v,
+        cos=rotary_cos,
+        sin=rotary_sin,
+        rotary_interleaved=rotary_interleaved,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        causal=causal,
+        window=_window(window_size),
+        softcap=softcap,
+        scale=softmax_scale,
+        split="invariant" if num_splits <= 1 else "free",
+        return_lse=return_softmax_lse,
+    )
+
+
+def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:
+    """One length for all sequences, None being the whole cache, as a tensor of q's framework."""
+    if length is None:
+        length = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    return full_int32((batch,), length, q)
+
+
 def _check_unsupported(dropout_p: float, **tensors: Any) -> None:
     if dropout_p != 0.0:
         raise ArgumentError(
@@ -110,6 +219,10 @@ def _check_unsupported(dropout_p: float, **tensors: Any) -> None:
             "(flashsmith.sdpa() "
             "leaves dropout to PyTorch)"
         )
+    _check_absent(**tensors)
+
+
+def _check_absent(**tensors: Any) -> None:
     for name, tensor in tensors.items():
         if tensor is not None:
             raise ArgumentError(f"{name}: not supported; must be None")

@@ -110,15 +110,26 @@ def _asked(
     backward_config: str | None = None,
     **options: Any,
 ) -> Asked:
-    """The same from an op's arguments."""
+    """The same from an op's arguments of the forward pass."""
+    forward, backward = (
+        None if it is None else parse_kernel_name_into_config(it)
+        for it in (config, backward_config)
+    )
+    check_attention_config(forward)
+    check_backward_config("backward_config", backward)
     return Asked(
         window=(window_left, window_right),
-        config=None if config is None else parse_kernel_name_into_config(config),
-        backward_config=(
-            None if backward_config is None else parse_kernel_name_into_config(backward_config)
-        ),
+        config=forward,
+        backward_config=backward,
         **options,
     )
+
+
+def _asked_backward(config: str | None = None, **options: Any) -> Asked:
+    """The same from those of the backward pass."""
+    backward = None if config is None else parse_kernel_name_into_config(config)
+    check_backward_config("config", backward)
+    return _asked(**options)._replace(backward_config=backward)
 
 
 # --- the kernels, called directly ----------------------------------------------------------------
@@ -239,7 +250,7 @@ def _no_jvp(*_: Any) -> NoReturn:
     )
 
 
-def _no_vmap(*_: Any, **__: Any) -> NoReturn:
+def refuse_vmap(*_: Any, **__: Any) -> NoReturn:
     raise ArgumentError(
         "q, k, v: inside torch.vmap (or jacrev, per-sample gradients); flashsmith's kernels take "
         "plain tensors: put the mapped dimension into the batch"
@@ -257,7 +268,7 @@ class FlashsmithAttention(torch.autograd.Function):
     """q, k, v, sinks, the offsets of packed sequences and a Pass to the output, its log-sum-exp
     and the row maximum, which is not differentiable; None if it was not asked for."""
 
-    jvp, vmap = staticmethod(_no_jvp), staticmethod(_no_vmap)
+    jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
 
     @staticmethod
     def forward(
@@ -325,7 +336,7 @@ class FlashsmithAttention(torch.autograd.Function):
 class FlashsmithGradients(torch.autograd.Function):
     """The backward pass, which has no derivative."""
 
-    jvp, vmap = staticmethod(_no_jvp), staticmethod(_no_vmap)
+    jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
     backward = staticmethod(_no_second)
 
     @staticmethod
@@ -367,7 +378,7 @@ def _gradients(
         except RuntimeError:
             # torch.autograd.grad(is_grads_batched=True) has a vmap of its own.
             if is_legacy_batchedtensor(do):
-                _no_vmap()
+                refuse_vmap()
             raise
     with torch._C._AutoDispatchBelowAutograd():
         found = torch.ops.flashsmith.attention_backward.default(
@@ -444,7 +455,7 @@ def _run_backward(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    asked = _asked(backward_config=config, **keywords)
+    asked = _asked_backward(config, **keywords)
     needed = tuple(needs)
     arguments = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needed, fp32_gradients
     dq, dk, dv, dsinks = _backward_directly(*arguments)
@@ -528,7 +539,7 @@ def _autograd_backward(*tensors: Any, **keywords: Any) -> Any:
             return torch.ops.flashsmith.attention_backward.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (10 - len(tensors)))
     needs, fp32_gradients = tuple(keywords.pop("needs")), keywords.pop("fp32_gradients", False)
-    asked = _asked(backward_config=keywords.pop("config", None), **keywords)
+    asked = _asked_backward(**keywords)
     *found, dsinks = _apply_by_dispatcher(
         FlashsmithGradients, *padded, asked, needs, fp32_gradients
     )
@@ -555,7 +566,7 @@ for _name, _kernel, _fake_kernel, _autograd_kernel in (
     _op = f"flashsmith::{_name}"
     torch.library.impl(_op, "default", _kernel, lib=_library)
     torch.library.register_fake(_op, _fake_kernel, lib=_library)
-    torch.library.register_vmap(_op, _no_vmap, lib=_library)
+    torch.library.register_vmap(_op, refuse_vmap, lib=_library)
     _library.impl(_name, _autograd_kernel, "Autograd")
 
 

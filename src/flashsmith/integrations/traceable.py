@@ -1,4 +1,4 @@
-"""The public attention() and backward().
+"""The public attention(), attention_with_cache() and backward().
 
 Eager calls go straight to the kernels, traced calls become custom ops of PyTorch that a compiler
 can put into a graph, and attention() with gradients an autograd function.
@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from flashsmith import chooser
+from flashsmith.errors import ArgumentError
 
 # PyTorch once the process has it. A name of this module and no look at sys.modules at every call:
 # Dynamo iterates over dictionaries that it reads, and another thread may be importing.
@@ -44,6 +45,8 @@ def _find_with_gradients() -> Any:
 
 @functools.wraps(chooser.attention)
 def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+    if "partial" in keywords or "seqused_k" in keywords or "k_begin" in keywords:
+        return _attention_to_parts(q, k, v, **keywords)
     if is_tracing():
         # Imported only while tracing, when torch is imported already.
         from flashsmith.integrations.traced_attention import attention_by_op
@@ -51,7 +54,7 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         return attention_by_op(q, k, v, **keywords)
     torch = _torch
     if torch is not None and isinstance(q, torch.Tensor):
-        if q.dtype is torch.float32:
+        if torch._C._is_any_autocast_enabled():
             from flashsmith.integrations.pytorch_state import under_autocast
 
             q, k, v = under_autocast(q, k, v)
@@ -74,6 +77,41 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
 
         return jax_gradients.differentiable_attention(q, k, v, **keywords)
     return chooser.attention(q, k, v, **keywords)
+
+
+def _attention_to_parts(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    partial: Any = False,
+    seqused_k: Any = None,
+    k_begin: Any = None,
+    **keywords: Any,
+) -> Any:
+    """attention() with these keywords: neither traced nor differentiated where they say something.
+
+    Under torch.compile it is a graph break.
+    """
+    if partial is False and seqused_k is None and k_begin is None:
+        return attention(q, k, v, **keywords)
+    torch = _torch or _find_torch()
+    if torch is not None and isinstance(q, torch.Tensor):
+        if torch.is_grad_enabled():
+            for name, tensor in (("q", q), ("k", k), ("v", v)):
+                if getattr(tensor, "requires_grad", False):
+                    raise ArgumentError(
+                        f"partial: {name} requires grad, and parts have no gradients of their own; "
+                        "call under torch.no_grad(), and take them from flashsmith.backward() with "
+                        "the merged o and lse"
+                    )
+        if is_tracing():
+            return torch.compiler.disable(_attention_to_parts)(
+                q, k, v, partial=partial, seqused_k=seqused_k, k_begin=k_begin, **keywords
+            )
+    return chooser.attention(
+        q, k, v, partial=partial, seqused_k=seqused_k, k_begin=k_begin, **keywords
+    )
 
 
 def _is_traced_by_jax(*tensors: Any) -> bool:
@@ -100,6 +138,15 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
 
         return backward_by_op(do, q, k, v, o, lse, **keywords)
     return chooser.backward(do, q, k, v, o, lse, **keywords)
+
+
+@functools.wraps(chooser.attention_with_cache)
+def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
+    if is_tracing() or _is_looked_at(q):
+        from flashsmith.integrations.torch_decode import decode_by_op
+
+        return decode_by_op(q, k_cache, v_cache, **keywords)
+    return chooser.attention_with_cache(q, k_cache, v_cache, **keywords)
 
 
 def _is_looked_at(q: Any) -> bool:

@@ -18,15 +18,15 @@ from flashsmith.runtime.backward_pass import check_needs
 from flashsmith.runtime.forward_options import check_pair
 
 
-def _text(config: KernelConfig | None) -> str | None:
+def short_form(config: KernelConfig | None) -> str | None:
     """The short form. Field by field, since PyTorch 2.11 makes a constant of no dataclass."""
     if config is None:
         return None
-    return _short_form(config.FAMILY, *[getattr(config, name) for name in config.KNOBS])
+    return _written(config.FAMILY, *[getattr(config, name) for name in config.KNOBS])
 
 
 @torch.compiler.assume_constant_result
-def _short_form(family: str, *values: Any) -> str:
+def _written(family: str, *values: Any) -> str:
     """Worked out by Python itself, not traced."""
     return str(family_named(family).config_class(*values))
 
@@ -53,11 +53,10 @@ def attention_by_op(
     Raises ArgumentError while tracing for a window that is no pair, and for an out with gradients;
     other arguments are judged when the op runs.
     """
-    if q.dtype is torch.float32:
-        q, k, v = under_autocast(q, k, v)
+    q, k, v = under_autocast(q, k, v)
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
     keywords["window_left"], keywords["window_right"] = check_pair(window)
-    keywords["config"] = _text(config)
+    keywords["config"] = short_form(config)
     differentiable = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -68,7 +67,7 @@ def attention_by_op(
         if out is not None:
             raise no_out(q=q, k=k, v=v, sinks=sinks)
         keywords["with_backward"] = True
-        keywords["backward_config"] = _text(backward_config)
+        keywords["backward_config"] = short_form(backward_config)
         keywords["deterministic"] = (
             torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         )
@@ -120,7 +119,7 @@ def backward_by_op(
         ),
         needs=needed,
         fp32_gradients=check_grad_dtype(grad_dtype) is not None,
-        config=_text(config),
+        config=short_form(config),
         **keywords,
     )
     wanted = (*needed[:3], needed[3] and sinks is not None)

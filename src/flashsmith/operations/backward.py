@@ -100,7 +100,7 @@ BACKWARD = Operation(
     ),
     numbers=_numbers,
     flop=backward_flop,
-    semantics=frozenset(SEMANTIC_WORDS),
+    semantics=frozenset(SEMANTIC_WORDS) - {"partial"},
     # grad_dtype: None (the problem's) or 'float32'. deterministic: dq has the same bits in every
     # run; dk, dv and dsinks always have.
     options={

@@ -7,6 +7,8 @@ appending. A row without keys gives 0 and an LSE of -inf.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.forward import (
     PACKED_Q,
@@ -116,6 +118,15 @@ def check_together(call: Call) -> None:
         raise ArgumentError(
             f"k_cache: {sizes['blocks']} sequences; q has {p.batch}: give as many, or a page_table"
         )
+    check_given(given)
+    if 2 * sizes.get("rotary_half", 0) > p.d:
+        raise ArgumentError(
+            f"cos: {sizes['rotary_half']} pairs of a row, more than d={p.d} has; give d / 2 at most"
+        )
+
+
+def check_given(given: Collection[str]) -> None:
+    """Raises ArgumentError where of tensors that go together, by name, only some are given."""
     for one, other, why in (
         ("k", "v", "both are appended"),
         ("v", "k", "both are appended"),
@@ -125,10 +136,6 @@ def check_together(call: Call) -> None:
     ):
         if one in given and other not in given:
             raise ArgumentError(f"{other}: missing, and {one} is given; {why}: give both or none")
-    if 2 * sizes.get("rotary_half", 0) > p.d:
-        raise ArgumentError(
-            f"cos: {sizes['rotary_half']} pairs of a row, more than d={p.d} has; give d / 2 at most"
-        )
 
 
 def check_split(split: object) -> str:
@@ -185,7 +192,7 @@ DECODE = Operation(
     flop=decode_flop,
     traffic=decode_bytes,
     sizes=_measured,
-    semantics=frozenset(SEMANTIC_WORDS),
+    semantics=frozenset(SEMANTIC_WORDS) - {"partial"},
     # rotary_interleaved: pairs are elements 2i and 2i + 1, not i and i + rotary_half.
     # rotary_dtype: of cos and sin, None (the problem's) or 'float32'. split: whether the keys of a
     # sequence are split by its own length alone ('invariant') or by the batch, too ('free').

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from flashsmith.errors import ArgumentError
-from flashsmith.operations.semantics import MASKS, Semantics
+from flashsmith.operations.semantics import FLAGS, MASKS, Semantics
 from flashsmith.operations.sizes import Sizes
 from flashsmith.printable import quoted
 
-SEMANTIC_WORDS = (*(mask for mask in MASKS if mask != "none"), "softcap", "packed", "uneven")
+SEMANTIC_WORDS = (*(mask for mask in MASKS if mask != "none"), *FLAGS)
 # Bytes of an element, by NumPy's name of the type.
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
 # Dimensions that problems have sizes of.
@@ -43,6 +43,7 @@ class TensorSpec:
         may_share: names of tensors that may lie where this one is written.
         alignment: its address and every stride but the last must be multiples of so many bytes.
         dtype_option: the name of an option that is its element type where it is not None.
+        partial_dtype: its element type in problems of parts of the keys; '' is the same.
         written_with: of an 'inout' one, the name of an optional input without which a call only
             reads it.
 
@@ -59,6 +60,7 @@ class TensorSpec:
     may_share: tuple[str, ...] = ()
     alignment: int = 16
     dtype_option: str = ""
+    partial_dtype: str = ""
     written_with: str = ""
 
     def __post_init__(self) -> None:
@@ -75,6 +77,8 @@ class TensorSpec:
 
     def dtype_of(self, problem: Sizes, options: Mapping[str, Any] = MappingProxyType({})) -> str:
         """NumPy's name of its element type in a call of `problem` with these options."""
+        if self.partial_dtype and problem.semantics.partial:
+            return self.partial_dtype
         return options.get(self.dtype_option) or self.dtype or problem.dtype.numpy_name
 
     def is_required(self, problem: Sizes) -> bool:

@@ -12,7 +12,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.operation import Operation
 from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation, operation
-from flashsmith.operations.semantics import MASKS, Semantics
+from flashsmith.operations.semantics import FLAGS, MASKS, Semantics
 from flashsmith.operations.sizes import PAGE, SIZE
 from flashsmith.printable import quoted
 from flashsmith.untrusted import MOST_DIGITS_OF_COUNTS, whole_number
@@ -23,7 +23,7 @@ _SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1
 TYPICAL_WINDOW = 1024
 TYPICAL_SOFTCAP = 30.0
 _PLAIN = "plain"
-_SEMANTIC_WORDS = (*MASKS, "softcap", "packed", "uneven", _PLAIN)
+_SEMANTIC_WORDS = (*MASKS, *FLAGS, _PLAIN)
 _NAMES_AN_OPERATION = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _DTYPE_WORDS = {word for dtype in DType for word in (dtype.name.lower(), str(int(dtype)))}
 

@@ -9,6 +9,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 
 MASKS = ("none", "causal", "window")
+FLAGS = ("softcap", "packed", "uneven", "partial")
 _PLAIN = "plain"
 
 
@@ -20,26 +21,31 @@ class Semantics:
     before and after it), positions counted from the bottom right. softcap: whether scores are
     capped. packed: whether sequences of unequal length lie one after another. uneven: whether
     lengths may be no multiples of the tiles, and d smaller than d_head; packed kernels are uneven.
+    partial: whether only some of a sequence's keys count, for a merge: the output is fp32 and has
+    no sinks; such kernels are uneven.
 
     Raises:
-        ArgumentError: an unknown mask, a flag that is no bool, or packed without uneven.
+        ArgumentError: an unknown mask, a flag that is no bool, or packed or partial without uneven.
     """
 
     mask: str = "none"
     softcap: bool = False
     packed: bool = False
     uneven: bool = False
+    partial: bool = False
 
     def __post_init__(self) -> None:
         if self.mask not in MASKS:
             raise ArgumentError(f"mask={quoted(self.mask)}: allowed are {', '.join(MASKS)}")
-        for name in ("softcap", "packed", "uneven"):
+        for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(
                     f"{name}={quoted(getattr(self, name))}: allowed are True and False"
                 )
         if self.packed and not self.uneven:
             raise ArgumentError("packed=True: needs uneven=True, since any length may be packed")
+        if self.partial and not self.uneven:
+            raise ArgumentError("partial=True: needs uneven=True, since any keys may count")
 
     def __str__(self) -> str:
         """For example 'causal+packed+uneven'; 'plain' when every field has its default."""
@@ -48,31 +54,33 @@ class Semantics:
     def words(self) -> list[str]:
         """What differs from the plain case, in the order of the fields."""
         mask = [self.mask] * (self.mask != "none")
-        return mask + [name for name in ("softcap", "packed", "uneven") if getattr(self, name)]
+        return mask + [name for name in FLAGS if getattr(self, name)]
 
     @classmethod
     def parse(cls, text: str) -> Semantics:
-        """The semantics that str() wrote; words in any order, and packed implies uneven.
+        """The semantics that str() wrote; words in any order; packed and partial imply uneven.
 
         Raises:
             ArgumentError: a word is unknown, or there are two masks.
         """
         words = [] if text.strip() == _PLAIN else [word.strip() for word in text.split("+")]
         masks = [word for word in words if word in MASKS]
-        flags = {word: True for word in words if word in ("softcap", "packed", "uneven")}
+        flags = {word: True for word in words if word in FLAGS}
         if len(masks) > 1 or len(masks) + len(flags) != len(words):
-            known = (*MASKS, "softcap", "packed", "uneven", _PLAIN)
+            known = (*MASKS, *FLAGS, _PLAIN)
             hint = "".join(did_you_mean(word, known) for word in words if word not in known)
             raise ArgumentError(
                 f"semantics={quoted(text)}: allowed are '{_PLAIN}', or a mask (causal or window), "
-                f"softcap, packed and uneven joined by '+'{hint}"
+                f"softcap, packed, uneven and partial joined by '+'{hint}"
             )
-        flags["uneven"] = "uneven" in flags or "packed" in flags
+        flags["uneven"] = not flags.keys().isdisjoint(("uneven", "packed", "partial"))
         return cls(masks[0] if masks else "none", **flags)
 
     def to_cpp_struct(self) -> str:
         """A C++20 expression for these semantics, with designated initialisers."""
-        values = ", ".join(f".{knob.name} = {self._literal(knob.name)}" for knob in fields(self))
+        # A later field is left out where it is false: older semantics have the text they had.
+        shown = [knob.name for knob in fields(self) if knob.name != "partial" or self.partial]
+        values = ", ".join(f".{name} = {self._literal(name)}" for name in shown)
         return f"Semantics{{{values}}}"
 
     def _literal(self, name: str) -> str:

@@ -76,7 +76,12 @@ def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, .
 
 
 def check_problem(
-    views: Sequence[TensorView], packing: Packing | None, mask: str, softcap: float
+    views: Sequence[TensorView],
+    packing: Packing | None,
+    mask: str,
+    softcap: float,
+    *,
+    partial: bool = False,
 ) -> Problem:
     """The problem of q, k and v.
 
@@ -85,7 +90,8 @@ def check_problem(
     """
     q, k, v = views
     packed = None if packing is None else packing[2:]
-    return _problem(DTYPES[q.dtype], q.shape, k.shape, v.shape, packed, mask, softcap > 0)
+    shapes = q.shape, k.shape, v.shape
+    return _problem(DTYPES[q.dtype], *shapes, packed, mask, softcap > 0, partial)
 
 
 def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
@@ -156,19 +162,22 @@ def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> TensorView | None:
 
 
 def check_output(
-    o: Any, q: TensorView, inputs: Sequence[TensorView], name: str = "o"
+    o: Any, q: TensorView, inputs: Sequence[TensorView], name: str = "o", *, dtype: str = ""
 ) -> TensorView:
-    """A view of a given output, the caller's argument ``name``.
+    """A view of a given output, the caller's argument ``name``; ``dtype`` is its own, '' q's.
 
-    Raises ArgumentError unless it has q's shape, dtype, framework and device, is writable and
+    Raises ArgumentError unless it has q's shape, framework and device, its dtype, is writable and
     aligned, and shares no memory with an input or itself.
     """
-    view = view_tensor(name, o)
+    view = view_tensor(name, o) if dtype in ("", q.dtype) else view_tensor(name, o, (dtype,))
     if view.shape != q.shape:
         raise ArgumentError(
             f"{name}: shape {view.shape}; must be q's, {q.shape}: give such a tensor, or None"
         )
-    _check_same_kind(view, q)
+    if dtype in ("", q.dtype):
+        _check_same_kind(view, q)
+    else:
+        check_beside(view, q)
     _check_layout(view)
     if not view.writable:
         raise ArgumentError(f"{name}: is read-only; give a writable array")
@@ -264,6 +273,7 @@ def _problem(
     packed: tuple[int, int, int] | None,
     mask: str,
     softcap: bool,
+    partial: bool,
 ) -> Problem:
     """The problem of three shapes. Cached, because a model calls with few of them, and often."""
     *q_rows, heads_q, d = q
@@ -294,5 +304,6 @@ def _problem(
             )
     else:
         batch, seq_q, seq_k = packed
-    semantics = Semantics(mask, softcap, packed is not None, uneven=packed is not None)
+    uneven = packed is not None or partial
+    semantics = Semantics(mask, softcap, packed is not None, uneven, partial)
     return Problem(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, semantics)

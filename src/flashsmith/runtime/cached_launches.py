@@ -31,6 +31,9 @@ Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
 Options = tuple[Any, ...]  # in the order of ForwardOptions, or of BackwardOptions
 Signature = tuple[Any, ...]
 
+# Options of a call that is not of parts of the keys.
+_OPTIONS = 11
+
 # The bits of an address that must be 0: tensors begin at 16 bytes, vectors at whole elements.
 UNALIGNED, UNALIGNED_VECTOR = 15, 3
 # Options of types from these modules are immutable and compare by value.
@@ -62,7 +65,7 @@ class CachedLaunch:
         if request.o is not None:
             offsets = (None, None) if packing is None else packing[:2]
             inputs = (q, request.k, request.v, sinks, *offsets)
-            self._overlaps = [_overlap(request.o, view) for view in inputs]
+            self._overlaps = [overlap(request.o, view) for view in inputs]
         self._generation = generation
         # Backward passes that came after, the last first: gradients needed, has_layout, run.
         self._following: tuple[tuple[Any, Callable[..., bool], Callable[..., Any]], ...] = ()
@@ -150,7 +153,7 @@ class CachedLaunch:
         return o if self._is_plain else outputs_of(o, lse, row_max)
 
 
-def _overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
+def overlap(o: TensorView, view: TensorView | None) -> tuple[int, int]:
     """The open interval of address differences (input's minus o's) in which their bounds
     overlap."""
     if view is None:
@@ -240,6 +243,8 @@ def call_signature(
     None for calls that may need gradients, or a length that must be read from the device. Equal
     signatures have equal outcomes: since 1 equals True, types are part of them.
     """
+    if len(options) > _OPTIONS:
+        return None  # of parts of the keys
     q, k, v, o = tensors
     causal, window, softcap, scale, sinks, cu_q, cu_k, max_q, max_k, lse, row_max = options
     if type(k) is not kind or type(v) is not kind:

@@ -49,12 +49,14 @@ class ForwardCall(NamedTuple):
     sinks: int = 0
     lse: int = 0
     row_max: int = 0
+    ranges: tuple[int, int] = (0, 0)  # addresses of seqused_k and k_begin
 
     @property
     def addresses(self) -> tuple[int, ...]:
         """The addresses of all tensors, in the operation's order."""
         q, k, v, o = self.tensors
-        return (q[0], k[0], v[0], o[0], self.lse, self.row_max, self.sinks, *self.cu_seqlens)
+        statistics = self.lse, self.row_max
+        return (q[0], k[0], v[0], o[0], *statistics, self.sinks, *self.cu_seqlens, *self.ranges)
 
     def library_arguments(self) -> tuple[int | float, ...]:
         """The arguments after the config's index of the library's plan and prepare."""
@@ -90,6 +92,10 @@ def forward_call(
     if packing is not None:
         totals = q.shape[0], k.shape[0]
         offsets = packing.cu_seqlens_q.address, packing.cu_seqlens_k.address
+    ranges = (0, 0)
+    if request.ranges is not None:
+        used, begin = (0 if view is None else view.address for view in request.ranges)
+        ranges = used, begin
     given, address_of = request.o, q.framework.address
     o_ints = tensor_ints(given) if given else _ints(address_of(o), contiguous_strides(q.shape))
     return ForwardCall(
@@ -104,6 +110,7 @@ def forward_call(
         0 if request.sinks is None else request.sinks.address,
         0 if lse is None else address_of(lse),
         0 if row_max is None else address_of(row_max),
+        ranges,
     )
 
 

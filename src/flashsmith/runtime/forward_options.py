@@ -36,6 +36,9 @@ class ForwardOptions(NamedTuple):
     max_seqlen_k: Any = None
     return_lse: Any = False
     return_row_max: Any = False
+    partial: Any = False
+    seqused_k: Any = None
+    k_begin: Any = None
 
 
 class Mask(NamedTuple):

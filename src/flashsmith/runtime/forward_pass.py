@@ -40,7 +40,7 @@ from flashsmith.runtime.forward_call import (
     unplaced_call,
 )
 from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions, check_flag, check_scale
-from flashsmith.runtime.forward_request import Request, check_request
+from flashsmith.runtime.forward_request import Request, check_request, check_tma
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
@@ -84,6 +84,9 @@ def forward(
     max_seqlen_k: int | None = None,
     return_lse: bool = False,
     return_row_max: bool = False,
+    partial: bool = False,
+    seqused_k: Array | None = None,
+    k_begin: Array | None = None,
     emulate: bool = False,
 ) -> Any:
     """softmax(scale q k^T) v by the kernel that ``cfg`` names, masked and capped as asked for.
@@ -117,6 +120,13 @@ def forward(
             or (heads_q, total_q); -inf where a row sees nothing and there is no sink.
         return_row_max: also return the maximum of every row's scaled and capped scores, without
             the sink, in the same shape; -inf where a row sees nothing.
+        partial: whether o is a part, for ``flashsmith.merge_attention``: fp32, not rounded, without
+            sinks; (o, lse) is returned, without gradients. seqused_k and k_begin are of parts only.
+        seqused_k: (batch,) int32: how many keys of each sequence count; None is all from k_begin
+            on. Read where it lies.
+        k_begin: (batch,) int32: the row of k where a sequence's keys begin, of a packed k any,
+            cu_seqlens_k aside; None is its first. The last query has the position of the last key
+            that counts, k_begin + seqused_k - 1, for every mask.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.
 
     Returns:
@@ -129,10 +139,12 @@ def forward(
         EmulationTooLongError: the estimate for the emulator is above 60 s and emulate is False.
         LaunchError: the GPU refused the launch, or its driver is too old for the library.
     """
-    options = (
+    options: Options = (
         causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k,
         max_seqlen_q, max_seqlen_k, return_lse, return_row_max,
     )  # fmt: skip
+    if partial is not False or seqused_k is not None or k_begin is not None:
+        options += (partial, seqused_k, k_begin)
     return run_call(check_config(cfg), (q, k, v, o), options, emulate, "o")
 
 
@@ -318,6 +330,7 @@ def run_request(
     device = limits_of(q, check_flag("emulate", emulate), arch)
     cfg = choose_for(config, request, device) if callable(config) else config
     semantics = check_server(cfg, request.problem, device)
+    check_tma(cfg, (q, request.k, request.v))
     on_gpu = q.device.kind == "cuda"
     following = None if ahead is None else ahead.config_for(request, device)
     if not on_gpu and not emulate:
@@ -326,7 +339,8 @@ def run_request(
     kernel = None if request.is_empty else kernel_for(cfg, semantics, request, device, chooser)
 
     allocate = partial(q.framework.allocate, q.source, poisoned=poisoned)
-    o = request.o.source if request.o else allocate(q.shape)
+    o_dtype = None if request.ranges is None else "float32"
+    o = request.o.source if request.o else allocate(q.shape, o_dtype)
     lse = allocate(request.statistics_shape, "float32") if request.lse else None
     row_max = allocate(request.statistics_shape, "float32") if request.row_max else None
 

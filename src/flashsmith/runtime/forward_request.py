@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from flashsmith.families import Problem
+from flashsmith.errors import ArgumentError
+from flashsmith.families import KernelConfig, Problem, families
 from flashsmith.runtime.arguments import (
     check_inputs,
     check_output,
@@ -21,7 +22,7 @@ from flashsmith.runtime.forward_options import (
     check_softcap,
 )
 from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.sequences import Packing, check_packing
+from flashsmith.runtime.sequences import KeyRanges, Packing, check_key_ranges, check_packing
 
 
 class Request(NamedTuple):
@@ -39,6 +40,7 @@ class Request(NamedTuple):
     softcap: float
     lse: bool
     row_max: bool
+    ranges: KeyRanges | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -55,6 +57,12 @@ class Request(NamedTuple):
     @property
     def suits_tma(self) -> bool:
         """Whether TMA, which some families use, can copy all tensors."""
+        if self.ranges is not None and self.packing is None:
+            # Batches of keys are rows of one long sequence.
+            for view in (self.k, self.v):
+                batch, rows = view.strides[:2]
+                if view.shape[0] > 1 and view.shape[1] > 1 and (rows <= 0 or batch % rows):
+                    return False
         return suit_tma([self.q, self.k, self.v, *([] if self.o is None else [self.o])])
 
     @property
@@ -66,7 +74,7 @@ class Request(NamedTuple):
     @property
     def readable(self) -> tuple[TensorView, ...]:
         """Everything that the kernel reads."""
-        return _readable((self.q, self.k, self.v), self.packing, self.sinks)
+        return _readable((self.q, self.k, self.v), self.packing, self.sinks, self.ranges)
 
 
 def suit_tma(views: Sequence[TensorView]) -> bool:
@@ -78,6 +86,20 @@ def suit_tma(views: Sequence[TensorView]) -> bool:
         for size, stride in zip(view.shape, view.strides, strict=True)
         if size > 1
     )
+
+
+def check_tma(cfg: KernelConfig, views: Sequence[TensorView]) -> None:
+    """Raises ArgumentError where the config's kernel copies by TMA, which cannot copy a view."""
+    if not cfg.family.needs_tma or any(0 in view.shape for view in views):
+        return
+    for view in views:
+        if not suit_tma([view]):
+            others = (it.config_class for it in families(cfg.family.operation) if not it.needs_tma)
+            raise ArgumentError(
+                f"{view.name}: strides {view.strides} of shape {view.shape}; {cfg} copies by TMA, "
+                "which takes positive strides only: make it contiguous, or take a "
+                f"{' or a '.join(it.__name__ for it in others)}"
+            )
 
 
 def check_request(
@@ -99,18 +121,31 @@ def check_request(
     scale = check_scale(options.scale, max(1, q.shape[-1]))
     softcap = check_softcap(options.softcap, scale)
     packing = check_packing(options, q, k, check_contents=check_contents)
-    problem = check_problem(inputs, packing, mask.kind, softcap)
+    ranges = check_key_ranges(options, q, k, packing, check_contents=check_contents)
+    problem = check_problem(inputs, packing, mask.kind, softcap, partial=ranges is not None)
     sinks = check_sinks(options.sinks, q, problem.heads_q)
-    lse = check_flag("return_lse", options.return_lse)
+    lse = check_flag("return_lse", options.return_lse) or ranges is not None
     row_max = check_flag("return_row_max", options.return_row_max)
+    if ranges is not None and (sinks is not None or row_max):
+        wrong = "return_row_max" if sinks is None else "sinks"
+        raise ArgumentError(
+            f"{wrong}: given with partial=True, whose results have none; "
+            + ("leave it out" if sinks is None else "give them to flashsmith.merge_attention()")
+        )
     o = None
     if tensors[3] is not None:
-        o = check_output(tensors[3], q, _readable(inputs, packing, sinks), output)
-    return Request(problem, q, k, v, o, packing, sinks, mask, scale, softcap, lse, row_max)
+        readable = _readable(inputs, packing, sinks, ranges)
+        dtype = q.dtype if ranges is None else "float32"
+        o = check_output(tensors[3], q, readable, output, dtype=dtype)
+    return Request(problem, q, k, v, o, packing, sinks, mask, scale, softcap, lse, row_max, ranges)
 
 
 def _readable(
-    inputs: tuple[TensorView, ...], packing: Packing | None, sinks: TensorView | None
+    inputs: tuple[TensorView, ...],
+    packing: Packing | None,
+    sinks: TensorView | None,
+    ranges: KeyRanges | None,
 ) -> tuple[TensorView, ...]:
     offsets = () if packing is None else (packing.cu_seqlens_q, packing.cu_seqlens_k)
-    return (*inputs, *offsets, *(() if sinks is None else (sinks,)))
+    vectors = () if ranges is None else ranges.views
+    return (*inputs, *offsets, *(() if sinks is None else (sinks,)), *vectors)

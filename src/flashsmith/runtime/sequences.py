@@ -9,7 +9,7 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
-from flashsmith.runtime.forward_options import ForwardOptions, whole_number
+from flashsmith.runtime.forward_options import ForwardOptions, check_flag, whole_number
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.tensors import check_beside, view_vector
 
@@ -26,13 +26,26 @@ class Packing(NamedTuple):
     max_seqlen_k: int
 
 
+class KeyRanges(NamedTuple):
+    """Which of each sequence's keys count, for partial attention: vectors of batch numbers."""
+
+    seqused_k: TensorView | None
+    k_begin: TensorView | None
+
+    @property
+    def views(self) -> tuple[TensorView, ...]:
+        return tuple(view for view in self if view is not None)
+
+
 def check_packing(
     options: ForwardOptions, q: TensorView, k: TensorView, *, check_contents: bool
 ) -> Packing | None:
     """The packing that the options describe, or None; q and k are (total, heads, d) if packed.
 
     On the host the offsets are read, and checked if ``check_contents``. On a device they are read
-    only for a max_seqlen that is missing, which waits for the device once.
+    only for a max_seqlen that is missing, which waits for the device once. With a k_begin, which
+    may lead anywhere in k, a missing max_seqlen_k is k's total; and with a seqused_k too,
+    cu_seqlens_k may be missing.
 
     Raises ArgumentError when only one of cu_seqlens_q and cu_seqlens_k is given, or a max_seqlen
     without them; for offsets of another dtype, device or length, or that do not rise from 0 to the
@@ -41,9 +54,13 @@ def check_packing(
     if options.cu_seqlens_q is None and options.cu_seqlens_k is None:
         _refuse_limits(options)
         return None
+    by_range = options.k_begin is not None
+    offsets_k = options.cu_seqlens_k
+    has_offsets_k = offsets_k is not None or not by_range or options.seqused_k is None
     offsets = (
         _view_offsets("q", options.cu_seqlens_q, q),
-        _view_offsets("k", options.cu_seqlens_k, q),
+        # Kernels read some, whatever they say.
+        _view_offsets("k", offsets_k if has_offsets_k else options.cu_seqlens_q, q),
     )
     batch, batch_k = (view.shape[0] - 1 for view in offsets)
     if batch_k != batch:
@@ -62,9 +79,85 @@ def check_packing(
         _check_limit("q", options.max_seqlen_q),
         _check_limit("k", options.max_seqlen_k),
     )
-    longest = _longest(offsets, totals, limits, check_contents)
+    if by_range:
+        if has_offsets_k and offsets[1].device.kind == "cpu":
+            _longest_on_host(offsets[1], totals[1], None, check_contents)
+        longest = _longest(offsets[:1], totals[:1], limits[:1], check_contents)
+        longest.append(totals[1] if limits[1] is None else limits[1])
+    else:
+        longest = _longest(offsets, totals, limits, check_contents)
     # No sequence has more rows than the tensor: a generous limit need not make a large grid.
     return Packing(*offsets, batch, *(min(pair) for pair in zip(longest, totals, strict=True)))
+
+
+def check_key_ranges(
+    options: ForwardOptions,
+    q: TensorView,
+    k: TensorView,
+    packing: Packing | None,
+    *,
+    check_contents: bool,
+) -> KeyRanges | None:
+    """The ranges of keys that the options describe; None unless they ask for partial attention.
+
+    Raises ArgumentError for ranges without partial=True; for vectors of another dtype, device or
+    length; and on the host for ranges outside of the keys, if ``check_contents``.
+    """
+    named = {"seqused_k": options.seqused_k, "k_begin": options.k_begin}
+    if not check_flag("partial", options.partial):
+        for name, value in named.items():
+            if value is not None:
+                raise ArgumentError(
+                    f"{name}: given without partial=True; attention to some of the keys is a part: "
+                    "add partial=True, and flashsmith.merge_attention() rounds and adds sinks"
+                )
+        return None
+    batch = q.shape[0] if packing is None else packing.batch
+    views = []
+    for name, value in named.items():
+        view = None if value is None else view_vector(name, value, "int32")
+        if view is not None:
+            check_beside(view, q)
+            if view.shape[0] != batch:
+                raise ArgumentError(
+                    f"{name}: shape {view.shape}; must be (batch,), ({batch},): give one number a "
+                    "sequence"
+                )
+        views.append(view)
+    ranges = KeyRanges(*views)
+    if check_contents and q.device.kind == "cpu":
+        _check_ranges(ranges, k, packing)
+    return ranges
+
+
+def _check_ranges(ranges: KeyRanges, k: TensorView, packing: Packing | None) -> None:
+    rows = k.shape[0] if packing else k.shape[1]
+
+    def numbers(view: TensorView | None) -> np.ndarray | None:
+        if view is None:
+            return None
+        return np.asarray(view.framework.as_numpy(view.source)).astype(np.int64)
+
+    begin, used = numbers(ranges.k_begin), numbers(ranges.seqused_k)
+    if begin is not None and (begin.min(initial=0) < 0 or begin.max(initial=0) > rows):
+        raise ArgumentError(
+            f"k_begin: goes from {begin.min()} to {begin.max()}; must be rows of k, 0 to {rows}"
+        )
+    if used is None:
+        return
+    room: np.ndarray | int = rows
+    if begin is not None:
+        room = rows - begin
+    elif packing is not None:
+        offsets = packing.cu_seqlens_k
+        room = np.diff(offsets.framework.as_numpy(offsets.source).astype(np.int64))
+    beyond = np.flatnonzero((used < 0) | (used > room))
+    if beyond.size:
+        at = int(beyond[0])
+        most = int(np.broadcast_to(room, used.shape)[at])
+        raise ArgumentError(
+            f"seqused_k: {used[at]} keys of sequence {at}; there are {most}: give 0 to {most}"
+        )
 
 
 def _refuse_limits(options: ForwardOptions) -> None:

@@ -17,10 +17,12 @@ from flashsmith.benchmark.workload import AnyWorkload, workload_of
 from flashsmith.builder import KernelLibrary, build, find_library
 from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.library_lookup import find_library_from
+from flashsmith.builder.packed_library import pack_library, unpack_library
 from flashsmith.builder.sources import package_sources
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.errors import CompileError, IllegalConfigError
 from flashsmith.families import DeviceSpec, Problem
+from flashsmith.runtime import query_gpu
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
 from flashsmith.tuning.runner import Compiled, LibraryGoneError, Runner
@@ -45,7 +47,39 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
         },
         origin=origin,
         process_environment=env.environment_of_gpu(ordinal),
+        libraries=CachedLibraries(),
     )
+
+
+def first_gpu_runner(halving: Halving) -> Runner:
+    """The same for the first GPU that this process sees, as a cluster's actors are given theirs.
+
+    Raises LaunchError or ArgumentError where there is none.
+    """
+    return gpu_runner(query_gpu(0), 0, halving)
+
+
+class CachedLibraries:
+    """Those in the user's cache."""
+
+    def has(self, library: str) -> bool:
+        """As Libraries has it."""
+        return Cache(cache_dir()).open(library) is not None
+
+    def pack(self, library: str) -> bytes:
+        """As Libraries has it."""
+        return pack_library(_opened(library))
+
+    def unpack(self, library: str, packed: bytes) -> None:
+        """As Libraries has it; raises CacheError."""
+        unpack_library(Cache(cache_dir()), library, packed)
+
+
+def _opened(library: str) -> KernelLibrary:
+    opened = Cache(cache_dir()).open(library)
+    if opened is None:
+        raise LibraryGoneError(f"{library}: gone from the kernel cache, or damaged")
+    return opened
 
 
 class NvccCompiler:
@@ -150,10 +184,7 @@ class GpuBench:
 
     def _implementation(self, problem: Problem, build: Build, library: str) -> KernelImplementation:
         if library not in self._open_libraries:
-            opened = Cache(cache_dir()).open(library)
-            if opened is None:
-                raise LibraryGoneError(f"{library}: gone from the kernel cache, or damaged")
-            self._open_libraries[library] = opened
+            self._open_libraries[library] = opened = _opened(library)
             loaded_kernels.add(opened)
         return kernel_implementation(build.config, self._workload(problem))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def winners(state: RaceState, runner: Runner) -> list[Ranked]:
             config=trial.name,
             ms=trial.ms,
             tflops=state.tflops(trial),
-            environment={**newest, "csrc": sources_here(trial.build.config.FAMILY)},
+            environment={**_lasting(newest), "csrc": sources_here(trial.build.config.FAMILY)},
         )
         for trial in kept
     ]
@@ -120,8 +120,9 @@ def summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
     ]
 
 
-def print_ranking(console: Console, states: Sequence[RaceState]) -> None:
-    """The best configs of every problem."""
+def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[str] = ()) -> None:
+    """The best configs of every problem; of several kinds of GPU with the kind of each."""
+    several = len(set(gpus)) > 1
     columns = [
         Column("problem"),
         Column("config"),
@@ -131,14 +132,15 @@ def print_ranking(console: Console, states: Sequence[RaceState]) -> None:
         Column("stage"),
     ]
     rows = []
-    for state in states:
+    for number, state in enumerate(states):
+        problem = f"{gpus[number]}: {state.problem}" if several else str(state.problem)
         if not state.ranked:
-            rows.append((str(state.problem), _why_nothing(state), "", "", "", ""))
+            rows.append((problem, _why_nothing(state), "", "", "", ""))
         for place, trial in enumerate(state.ranked[:_SHOWN]):
             behind = trial.ms / state.ranked[0].ms - 1
             rows.append(
                 (
-                    str(state.problem) if place == 0 else "",
+                    problem if place == 0 else "",
                     trial.name,
                     f"{trial.ms:.4f}",
                     f"{state.tflops(trial):.0f}",
@@ -186,6 +188,11 @@ def culls(states: Sequence[RaceState]) -> Counter[str]:
     return counted
 
 
+def _lasting(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """An origin without the name of the machine, which the journal has for whoever owns it."""
+    return {name: value for name, value in origin.items() if name != "worker"}
+
+
 def _fate(trial: Trial) -> str:
     return "near the best" if trial.active else trial.status
 
@@ -215,7 +222,7 @@ def _row(state: RaceState, trial: Trial, runner: Runner) -> Measurement:
         replace(proof, verdict=verdict, note="" if trial.stage and trial.active else note),
         times,
         trial.facts,
-        {"time": now(), **runner.origin, **trial.origins.get(trial.stage, {})},
+        {"time": now(), **runner.origin, **_lasting(trial.origins.get(trial.stage, {}))},
         family=trial.build.config.FAMILY,
         config=trial.name,
         protocol=trial.stage,

@@ -73,13 +73,27 @@ class Bench(Protocol):
         interleaved; `steady` warms the GPU up first, until its clock has settled."""
 
 
+class Libraries(Protocol):
+    """The libraries of a machine, for others that do not share its cache."""
+
+    def has(self, library: str) -> bool:
+        """Whether the one with this key is here, whole."""
+
+    def pack(self, library: str) -> bytes:
+        """One that is here. Raises LibraryGoneError when it is not, or no longer."""
+
+    def unpack(self, library: str, packed: bytes) -> None:
+        """Puts one here that another machine packed; an exception where it cannot be trusted."""
+
+
 @dataclass(frozen=True)
 class Runner:
     """A way to compile and to measure, for one device.
 
     environment: what figures depend on, by name; a journal's records count only where it is the
     same. origin: what rows of figures say of it. process_environment: the environment variables of
-    the measuring process, None for this one's.
+    the measuring process, None for this one's. libraries: how what one machine compiled gets to
+    another, None where all share a cache.
     """
 
     compiler: Compiler
@@ -88,3 +102,4 @@ class Runner:
     environment: dict[str, str]
     origin: dict[str, Any] = field(default_factory=dict)
     process_environment: dict[str, str] | None = None
+    libraries: Libraries | None = None

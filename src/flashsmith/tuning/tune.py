@@ -7,8 +7,8 @@ import functools
 import math
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashsmith.chooser.choice import forget_choices
@@ -38,10 +38,12 @@ _REFRESH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Tuned:
-    """Where a sweep left its races; `interrupted` when Ctrl-C ended it."""
+    """Where a sweep left its races; `interrupted` when Ctrl-C ended it. gpus: the name of the kind
+    of GPU that each race was run on."""
 
     races: list[RaceState]
     interrupted: bool
+    gpus: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -57,6 +59,19 @@ class Fleet:
     runner: Runner
     gpus: tuple[Gpu, ...]
     races: Sequence[Race]
+
+
+def fleets_of(
+    gpus: Iterable[tuple[Gpu, Runner]], races_on: Callable[[DeviceSpec], Sequence[Race]]
+) -> list[Fleet]:
+    """GPUs by their kind: those whose figures are worth the same, by all that figures depend on."""
+    kinds: dict[str, list[tuple[Gpu, Runner]]] = {}
+    for gpu, runner in gpus:
+        kinds.setdefault(journal_key(runner), []).append((gpu, runner))
+    return [
+        Fleet(kind[0][1], tuple(gpu for gpu, _ in kind), races_on(kind[0][1].device))
+        for kind in kinds.values()
+    ]
 
 
 def parse_budget(text: str) -> float:
@@ -239,8 +254,17 @@ def tune_fleets(
     won = sum(bool(state.ranked) for state in races)
     took = time.monotonic() - began
     progress.say(f"{won} of {len(races)} problems have a winner, in {format_seconds(took)}")
-    progress.emit("end", problems=len(races), winners=won, seconds=took, interrupted=interrupted)
-    return Tuned(races, interrupted)
+    undecided = [str(state.problem) for state in races if not state.finished]
+    progress.emit(
+        "end",
+        problems=len(races),
+        winners=won,
+        unfinished=undecided,
+        seconds=took,
+        interrupted=interrupted,
+    )
+    names = [runner.device.name for states, runner in ended for _ in states]
+    return Tuned(races, interrupted, names)
 
 
 def build_ahead(

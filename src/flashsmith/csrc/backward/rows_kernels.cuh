@@ -50,9 +50,17 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first);
     const int chunk = thread_index() % kLanes;
     const int end = (block + 1) * kStatisticsRows;
+    if constexpr (Kernel::clears_dq_sums && Kernel::has_dq_counters) {
+        // They lie among the sums.
+        float* const sums =
+            args.dq_sums + Kernel::first_dq_sum(statistic + block * kStatisticsRows);
+        constexpr int kFloats = kStatisticsRows / Kernel::B_r * Kernel::dq_block_floats;
+        for (int i = thread_index() * 4; i < kFloats; i += kRowsKernelThreads * 4)
+            store_global_16B(sums + i, uint4{0, 0, 0, 0});
+    }
     for (int row = block * kStatisticsRows + thread_index() / kLanes; row < end;
          row += kRowsKernelThreads / kLanes) {
-        if constexpr (Kernel::clears_dq_sums)
+        if constexpr (Kernel::clears_dq_sums && !Kernel::has_dq_counters)
             for (int column = chunk * 4; column < Kernel::d_head; column += kLanes * 4)
                 store_global_16B(args.dq_sums + (statistic + row) * Kernel::d_head + column,
                                  uint4{0, 0, 0, 0});

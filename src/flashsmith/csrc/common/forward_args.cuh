@@ -15,9 +15,16 @@ struct ForwardKernelArgs {
     const void* k;
     const void* v;
     void* o;
-    float* lse;          // natural log-sum-exp of every row; null when it is not asked for
-    float* row_max;      // maximum of every row's scaled and capped scores; null likewise
-    const float* sinks;  // (heads_q): a logit per head that joins every row's softmax; may be null
+    float* lse;  // natural log-sum-exp of every row; null when it is not asked for
+    // What partial kernels have lies where others have what they do not: all take one argument.
+    union {
+        float* row_max;          // maximum of every row's scaled and capped scores; null likewise
+        const int32_t* k_begin;  // partial, (batch): where a sequence's keys begin; may be null
+    };
+    union {
+        const float* sinks;  // (heads_q): a logit per head that joins every row's softmax, or null
+        const int32_t* seqused_k;  // partial, (batch): how many keys count; may be null
+    };
     const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed sequences; null unless packed
     const int32_t* cu_seqlens_k;
 

@@ -78,6 +78,10 @@ FS_DEVICE void store_global_8B(void* gmem, uint2 x) {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(gmem), "r"(x.x), "r"(x.y) : "memory");
 }
 
+FS_DEVICE void store_global_8B(void* gmem, float2 x) {
+    asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(gmem), "f"(x.x), "f"(x.y) : "memory");
+}
+
 // Adds to global memory, in whatever order CTAs come.
 FS_DEVICE void add_global(float* gmem, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(gmem), "f"(x) : "memory");

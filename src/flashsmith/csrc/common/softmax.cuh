@@ -195,14 +195,15 @@ struct OnlineSoftmax {
         }
     }
 
-    // Writes the log-sum-exp and the maximum that finalize() left, where they are asked for;
-    // kRowsEnd: of rows below `row_end`. `row(m, r)` is a row of the lane, `offset()` where row 0
-    // is. Functions and references are evaluated where they are used: kernels compile to the same
-    // code as if this stood in them, which values from the caller would not give.
-    template <bool kRowsEnd, class Row, class Offset>
+    // Writes the log-sum-exp and the maximum (kMaxima: calls may ask for one) that finalize() left,
+    // where they are asked for; kRowsEnd: of rows below `row_end`. `row(m, r)` is a row of the
+    // lane, `offset()` where row 0 is. Functions and references are evaluated where they are used:
+    // kernels compile to the same code as if this stood in them, which values from the caller would
+    // not give.
+    template <bool kRowsEnd, bool kMaxima, class Row, class Offset>
     FS_DEVICE void store_statistics(const ForwardKernelArgs& args, const int& lane, const Row& row,
                                     const int& row_end, const Offset& offset) const {
-        if ((args.lse == nullptr && args.row_max == nullptr) || lane % 4 != 0) return;
+        if ((args.lse == nullptr && (!kMaxima || args.row_max == nullptr)) || lane % 4 != 0) return;
         const int64_t first = offset();
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
@@ -211,7 +212,7 @@ struct OnlineSoftmax {
                 const int i = row(m, r);
                 if (kRowsEnd && i >= row_end) continue;
                 if (args.lse != nullptr) args.lse[first + i] = row_sum[m][r];
-                if (args.row_max != nullptr) args.row_max[first + i] = row_max[m][r];
+                if (kMaxima && args.row_max != nullptr) args.row_max[first + i] = row_max[m][r];
             }
     }
 

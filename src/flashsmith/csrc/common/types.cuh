@@ -26,6 +26,7 @@ struct Semantics {
     bool softcap;  // scores go through softcap * tanh(score / softcap)
     bool packed;   // sequences of unequal length one after the other, told apart by cu_seqlens
     bool uneven;   // lengths need not be multiples of the tiles, nor d be d_head
+    bool partial;  // of some of the keys: o is fp32, sinks are left to a merge; implies uneven
 
     constexpr auto operator<=>(const Semantics&) const = default;
     // Whether a kernel may meet a tile that is partly out of sight.

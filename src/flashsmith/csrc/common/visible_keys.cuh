@@ -24,6 +24,28 @@ FS_DEVICE SequenceRows sequence_rows(const int32_t* cu_seqlens, int batch, int m
     return {begin, min(end - begin, max_count)};
 }
 
+// The keys of one sequence. Of partial kernels those from k_begin on, a row of the tensor, as many
+// as seqused_k says: within the tensor, or without a k_begin within the sequence. As cu_seqlens,
+// both are clamped.
+template <Semantics SEMANTICS>
+FS_DEVICE SequenceRows key_rows(const ForwardKernelArgs& args, int batch) {
+    SequenceRows k =
+        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
+    if constexpr (SEMANTICS.partial) {
+        const int rows = SEMANTICS.packed ? args.total_k : args.seq_k;
+        const int own_end = static_cast<int>(k.first) + k.count;
+        int first = static_cast<int>(k.first), end = own_end;
+        if (args.k_begin != nullptr) {
+            first = min(max(args.k_begin[batch], 0), rows);
+            end = args.seqused_k != nullptr ? rows : own_end;
+        }
+        int count = max(end - first, 0);
+        if (args.seqused_k != nullptr) count = min(count, max(args.seqused_k[batch], 0));
+        k = {first, min(count, args.seq_k)};
+    }
+    return k;
+}
+
 struct KeyRange {
     int first, last;  // inclusive
     FS_DEVICE bool contains(int key) const { return key >= first && key <= last; }

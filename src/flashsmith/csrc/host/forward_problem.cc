@@ -1,6 +1,7 @@
 #include "host/forward_problem.h"
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <cstddef>
 #include <cstring>
@@ -20,6 +21,8 @@ int32_t blocks_of(int64_t rows, int tile) {
 }
 
 constexpr const char* kOtherKind = "packed: this library's kernels are for the other kind";
+constexpr const char* kOtherOutput =
+    "partial: sinks and row_max are of whole attention, k_begin and seqused_k of parts";
 
 Strides read_strides(NumberReader& numbers) {
     // Braces are evaluated from left to right.
@@ -119,7 +122,7 @@ void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_he
             "batch x heads x Q blocks must stay within 2^31 - 1");
 }
 
-std::vector<AddressPatch> forward_addresses(size_t problem_offset) {
+std::vector<AddressPatch> forward_addresses(const Semantics& semantics, size_t problem_offset) {
     using Args = ForwardKernelArgs;
     using Tensor = ForwardTensor;
     std::vector<AddressPatch> patches = {
@@ -128,8 +131,8 @@ std::vector<AddressPatch> forward_addresses(size_t problem_offset) {
         {offsetof(Args, v), in_tensor(Tensor::v)},
         {offsetof(Args, o), in_tensor(Tensor::o)},
         {offsetof(Args, lse), in_tensor(Tensor::lse)},
-        {offsetof(Args, row_max), in_tensor(Tensor::row_max)},
-        {offsetof(Args, sinks), in_tensor(Tensor::sinks)},
+        {offsetof(Args, row_max), in_tensor(semantics.partial ? Tensor::k_begin : Tensor::row_max)},
+        {offsetof(Args, sinks), in_tensor(semantics.partial ? Tensor::seqused_k : Tensor::sinks)},
         {offsetof(Args, cu_seqlens_q), in_tensor(Tensor::cu_seqlens_q)},
         {offsetof(Args, cu_seqlens_k), in_tensor(Tensor::cu_seqlens_k)},
     };
@@ -138,8 +141,13 @@ std::vector<AddressPatch> forward_addresses(size_t problem_offset) {
 }
 
 std::vector<Presence> forward_presence(const Semantics& semantics) {
-    return {{ForwardTensor::cu_seqlens_q, semantics.packed, kOtherKind},
-            {ForwardTensor::cu_seqlens_k, semantics.packed, kOtherKind}};
+    using Tensor = ForwardTensor;
+    std::vector<Presence> presence = {{Tensor::cu_seqlens_q, semantics.packed, kOtherKind},
+                                      {Tensor::cu_seqlens_k, semantics.packed, kOtherKind}};
+    const auto absent = semantics.partial ? std::array{Tensor::row_max, Tensor::sinks}
+                                          : std::array{Tensor::k_begin, Tensor::seqused_k};
+    for (const size_t tensor : absent) presence.push_back({tensor, false, kOtherOutput});
+    return presence;
 }
 
 void check_smem(int64_t smem_bytes, const DeviceSpec& device) {

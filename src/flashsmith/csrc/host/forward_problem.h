@@ -14,7 +14,7 @@ namespace flashsmith {
 // The operation's tensors, in its order.
 struct ForwardTensor {
     static constexpr size_t q = 0, k = 1, v = 2, o = 3, lse = 4, row_max = 5, sinks = 6,
-                            cu_seqlens_q = 7, cu_seqlens_k = 8;
+                            cu_seqlens_q = 7, cu_seqlens_k = 8, seqused_k = 9, k_begin = 10;
 };
 
 // Of a (batch, seq, heads, d) tensor, or a packed (total, heads, d) one with batch stride 0. They
@@ -44,9 +44,10 @@ void check_problem(const ForwardProblem& problem, const Semantics& semantics, in
 ForwardKernelArgs forward_arguments(const ForwardProblem& problem, int B_r, int B_c);
 
 // Where addresses belong in arguments that have the ForwardKernelArgs at `problem_offset`.
-std::vector<AddressPatch> forward_addresses(size_t problem_offset = 0);
+std::vector<AddressPatch> forward_addresses(const Semantics& semantics, size_t problem_offset = 0);
 
-// That packed calls, and no others, are given where sequences begin.
+// That packed calls, and no others, are given where sequences begin; and partial ones which keys
+// count, but neither sinks nor memory for maxima.
 std::vector<Presence> forward_presence(const Semantics& semantics);
 
 // That the device can hold a CTA with so much shared memory.

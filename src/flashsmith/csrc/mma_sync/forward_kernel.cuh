@@ -36,8 +36,7 @@ struct Coordinates {
         head = sequence % args.heads_q;
         q = sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q,
                                                     args.total_q);
-        k = sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k,
-                                                    args.total_k);
+        k = key_rows<Kernel::SEMANTICS>(args, batch);
     }
     FS_DEVICE int first_row() const { return Q_block * Kernel::B_r; }           // of the Q block
     FS_DEVICE int warp_row() const { return warp * Kernel::N::rows_per_warp; }  // in the Q block
@@ -125,14 +124,19 @@ struct ForwardBlock {
         if (!Kernel::masked || blocks.begin < blocks.end) Kernel::MainLoop::run(*this, blocks);
         const Coordinates<Kernel> at(args);
         float weights[N::m_tiles][2];
-        softmax.finalize(weights, args.sinks == nullptr ? nullptr : args.sinks + at.head);
+        const bool no_sinks = SEMANTICS.partial || args.sinks == nullptr;
+        softmax.finalize(weights, no_sinks ? nullptr : args.sinks + at.head);
         softmax.normalize(O, weights);
         const auto row = [&](int m, int r) { return at.lane_row(m, r); };
-        softmax.template store_statistics<SEMANTICS.uneven>(args, at.lane, row, Q_rows, [&] {
-            return at.batch * args.lse_batch_stride + at.head * args.lse_head_stride + at.q.first +
-                   at.first_row();
-        });
-        store_O(at);
+        softmax.template store_statistics<SEMANTICS.uneven, !SEMANTICS.partial>(
+            args, at.lane, row, Q_rows, [&] {
+                return at.batch * args.lse_batch_stride + at.head * args.lse_head_stride +
+                       at.q.first + at.first_row();
+            });
+        if constexpr (SEMANTICS.partial)
+            store_O_fp32(at);
+        else
+            store_O(at);
     }
 
     // S = Q K^T with the K tile at `stage`, the distance from the first one.
@@ -197,6 +201,25 @@ struct ForwardBlock {
                                (at.q.first + at.first_row()) * args.o_seq_stride));
         typename Kernel::CopyO(at.lane, at.warp_row())
             .shared_to_global(o, tile, row_bytes(1, args.o_seq_stride), extent(Q_rows));
+    }
+
+    // Not rounded, straight from registers: four lanes write 32 bytes of a row, a whole sector.
+    FS_DEVICE void store_O_fp32(const Coordinates<Kernel>& at) const {
+        auto* o = static_cast<float*>(args.o) + at.batch * args.o_batch_stride +
+                  at.head * args.o_head_stride + (at.q.first + at.first_row()) * args.o_seq_stride +
+                  at.lane % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < N::m_tiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = at.lane_row(m, r);
+                if (row >= Q_rows) continue;
+#pragma unroll
+                for (int n = 0; n < N::PV_n_tiles; ++n)
+                    if (8 * n < args.d)
+                        store_global_8B(o + row * args.o_seq_stride + 8 * n,
+                                        float2{O[m][n][2 * r], O[m][n][2 * r + 1]});
+            }
     }
 
   private:

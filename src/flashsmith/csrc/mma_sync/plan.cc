@@ -42,7 +42,7 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
         .block = {static_cast<uint32_t>(config.n_threads()), 1, 1},
         .smem_bytes = config.smem_bytes(),
         .argument_bytes = {bytes, bytes + sizeof args},
-        .addresses = forward_addresses(),
+        .addresses = forward_addresses(semantics),
         .tensor_maps = {},
     };
     return {{std::move(launch)}, {}, forward_presence(semantics)};

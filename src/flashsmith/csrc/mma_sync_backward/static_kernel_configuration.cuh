@@ -30,6 +30,7 @@ struct StaticBackwardKernelConfig {
     static constexpr int d_head = CFG.d_head;
     static constexpr int B_r = CFG.B_r;
     static constexpr bool clears_dq_sums = false;
+    static constexpr bool has_dq_counters = false;
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warps = CFG.n_warps;
     static constexpr int n_threads = kWarpSize * n_warps;

@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(Kernel::kThreads)
                                                                         merged.o[2], merged.o[3]};
     else
         store_global_8B(static_cast<value_t*>(args.o) + at,
-                        {pack_16bit<value_t>(merged.o[0], merged.o[1]),
-                         pack_16bit<value_t>(merged.o[2], merged.o[3])});
+                        uint2{pack_16bit<value_t>(merged.o[0], merged.o[1]),
+                              pack_16bit<value_t>(merged.o[2], merged.o[3])});
 }
 
 }  // namespace flashsmith

@@ -86,6 +86,12 @@ constexpr bool keeps_short_tiles_back(const HopperForwardKernelConfig& config,
            config.cluster_size == 1 && config.tile_order == TileOrder::by_head;
 }
 
+// Whether the keys' tensor maps have sequences that end where they like: packed ones, and those of
+// which some keys count. Dense, these are rows of one long sequence: see rows_of_batches().
+constexpr bool packs_keys(const Semantics& semantics) {
+    return semantics.packed || semantics.partial;
+}
+
 // Packed sequences end at this row of their tensor maps, see box_of_rows() in wgmma/tma.cuh.
 inline constexpr int kRowsOfMap = 1 << 30;
 

@@ -170,7 +170,8 @@ struct Consumer {
                 VisibleKeys<SEMANTICS>(problem, tile.q_count, tile.k_count)
                     .mask(S, lane, row_of_lane(), block * Kernel::B_c);
         // If maxima are asked for, every row's is exact.
-        const float threshold = problem.row_max == nullptr ? CFG.rescale_threshold : 0;
+        const float threshold =
+            SEMANTICS.partial || problem.row_max == nullptr ? CFG.rescale_threshold : 0;
         const bool updates_max = kFirst || max_policy.updates_max(*this, block, blocks);
         if (updates_max)
             rescales_O = softmax.template update_max<kFirst>(S, O_factors, threshold);
@@ -245,21 +246,24 @@ struct Consumer {
             __syncwarp();  // every lane has read the tile's info
             if (lane == 0) mbarrier_arrive(Q_barriers().empty(slot()));
         }
-        const float* sinks = problem.sinks;
+        const float* sinks = SEMANTICS.partial ? nullptr : problem.sinks;
         softmax.finalize(row_weights, sinks == nullptr ? nullptr : sinks + tile.head);
-        softmax.template store_statistics<true>(problem, lane, row_of_lane(), tile.row_end, [&] {
-            return tile.batch * problem.lse_batch_stride + tile.head * problem.lse_head_stride +
-                   tile.q_first;
-        });
+        softmax.template store_statistics<true, !SEMANTICS.partial>(
+            problem, lane, row_of_lane(), tile.row_end, [&] {
+                return tile.batch * problem.lse_batch_stride + tile.head * problem.lse_head_stride +
+                       tile.q_first;
+            });
     }
     // Whether O does not need Q's slot.
-    static constexpr bool kFreesQ = CFG.separate_O || CFG.direct_O;
+    static constexpr bool kFreesQ = CFG.separate_O || CFG.direct_O || SEMANTICS.partial;
 
     FS_DEVICE void finish_tile() {
         output.drain();
         softmax.normalize(O, row_weights);
         const uint32_t slot_empty = Q_barriers().empty(slot());
-        if constexpr (CFG.direct_O) {
+        if constexpr (SEMANTICS.partial) {
+            output.store_fp32(O, tile, tile.first_row);
+        } else if constexpr (CFG.direct_O) {
             output.store_directly(O, tile, tile.first_row);
         } else if constexpr (CFG.separate_O) {
             output.start(O, smem + Kernel::O_offset + warpgroup * Kernel::Q_tile_bytes, slot_empty,

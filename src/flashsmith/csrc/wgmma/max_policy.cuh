@@ -45,7 +45,7 @@ struct StaleMax {
     FS_DEVICE bool updates_max(const Consumer<Kernel>& consumer, int block,
                                const BlockRange& blocks) const {
         const ForwardKernelArgs& problem = consumer.problem;
-        if (problem.row_max != nullptr) return true;  // every row's own
+        if (!SEMANTICS.partial && problem.row_max != nullptr) return true;  // every row's own
         if constexpr (!Kernel::masked) return block + 2 >= problem.n_KV_blocks;
         return blocks.needs_mask(block) || blocks.needs_mask(block + 2);
     }

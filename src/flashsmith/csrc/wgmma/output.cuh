@@ -67,6 +67,27 @@ struct OutputStore {
         }
     }
 
+    // The same without rounding: four lanes have 32 bytes of a row as they are.
+    FS_DEVICE void store_fp32(const typename Kernel::O_t& O, const WorkTileInfo& info,
+                              int first_row) const {
+        const int lane = lane_index();  // as in write_rows()
+        const ForwardKernelArgs& problem = args.problem;
+        const int row = first_row + warp * kWarpRows + lane / 4;
+        auto* o = static_cast<float*>(problem.o) + info.batch * problem.o_batch_stride +
+                  (info.q_first + row) * problem.o_seq_stride + info.head * problem.o_head_stride +
+                  lane % 4 * 2;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            if (row + 8 * r < info.row_end) {
+#pragma unroll
+                for (int n = 0; n < Kernel::d_head / 8; ++n)
+                    if (8 * n < problem.d)
+                        store_global_8B(o + 8 * n, float2{O[0][n][2 * r], O[0][n][2 * r + 1]});
+            }
+            o += 8 * problem.o_seq_stride;
+        }
+    }
+
     // The last store has been read; Q's slot is free.
     FS_DEVICE void drain() {
         if (kSeparate || slot_in_use == kNoBarrier) return;

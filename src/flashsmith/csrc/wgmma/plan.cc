@@ -1,6 +1,7 @@
 #include "wgmma/plan.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -14,8 +15,30 @@ namespace {
 
 constexpr int kArch = 90;
 
+// Rows from a batch's first key to the next one's in a tensor that is all rows: any strides do that
+// views of one tensor have.
+int64_t rows_of_batches(const char* name, const Strides& strides, const ForwardProblem& p) {
+    if (p.packed || p.batch <= 1) return 0;
+    if (p.seq_k <= 1) return 1;
+    require(strides.seq > 0 && strides.batch % strides.seq == 0,
+            std::string(name) + ": its batch stride is " + std::to_string(strides.batch) +
+                " elements, no multiple of its row stride, " + std::to_string(strides.seq) +
+                "; make it contiguous, or take a config of the mma.sync family");
+    return strides.batch / strides.seq;
+}
+
+// Keys of which some count, all batches one after another.
+CopiedTensor as_one_sequence(CopiedTensor tensor, const ForwardProblem& p) {
+    const int64_t step = rows_of_batches(tensor.name, tensor.strides, p);
+    if (p.seq_k <= 1) tensor.strides.seq = tensor.strides.batch;
+    tensor.total = (p.batch - 1) * step + p.seq_k;
+    require(tensor.total <= INT_MAX,
+            std::string(tensor.name) + ": rows of all batches must stay within 2^31 - 1");
+    return tensor;
+}
+
 std::vector<TensorMapSpec> tensor_maps(const HopperForwardKernelConfig& config,
-                                       const ForwardProblem& p, bool packed) {
+                                       const ForwardProblem& p, const Semantics& semantics) {
     using Args = HopperForwardKernelArgs;
     using Order = ForwardTensor;
     const int kv_rows = config.B_c / config.cluster_size;  // what one CTA loads of a tile
@@ -27,9 +50,15 @@ std::vector<TensorMapSpec> tensor_maps(const HopperForwardKernelConfig& config,
     };
     std::vector<TensorMapSpec> maps;
     for (const CopiedTensor& tensor : tensors) {
-        const bool empty = tensor.is_empty(p, packed);
-        maps.push_back(tensor_map(config.d_head, config.dtype, p, packed,
-                                  empty ? single_row(tensor, Order::q) : tensor));
+        if (semantics.partial && tensor.index == Order::o) continue;
+        const bool is_keys = tensor.index == Order::k || tensor.index == Order::v;
+        const bool packs = is_keys ? packs_keys(semantics) : semantics.packed;
+        CopiedTensor copied = tensor;
+        if (tensor.is_empty(p, semantics.packed))
+            copied = single_row(tensor, Order::q);
+        else if (packs && !semantics.packed)
+            copied = as_one_sequence(tensor, p);
+        maps.push_back(tensor_map(config.d_head, config.dtype, p, packs, copied));
     }
     return maps;
 }
@@ -111,6 +140,11 @@ Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers
     HopperForwardKernelArgs args;
     std::memset(&args, 0, sizeof args);  // padding too: equal plans have equal bytes
     args.problem = forward_arguments(p, config.B_r, config.B_c);
+    if (semantics.partial) {
+        // In place of strides, which no kernel of this family reads.
+        args.problem.k_batch_stride = rows_of_batches("k", p.k, p);
+        args.problem.v_batch_stride = rows_of_batches("v", p.v, p);
+    }
     const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm / config.cluster_size;
     set_tiles(args, config, p, semantics, at_once);
 
@@ -126,7 +160,7 @@ Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers
         .block = {static_cast<uint32_t>(config.n_threads()), 1, 1},
         .smem_bytes = static_cast<int>(config.smem_bytes()),
         .argument_bytes = {bytes, bytes + sizeof args},
-        .addresses = forward_addresses(offsetof(Args, problem)),
+        .addresses = forward_addresses(semantics, offsetof(Args, problem)),
         .tensor_maps = {},
     };
     std::vector<Workspace> workspaces;
@@ -134,7 +168,7 @@ Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers
         workspaces.push_back({"tile_counter", sizeof(uint32_t), Contents::kept_zero});
         launch.addresses.push_back({offsetof(Args, tile_counter), in_workspace(0)});
     }
-    if (args.n_tiles > 0) launch.tensor_maps = tensor_maps(config, p, semantics.packed);
+    if (args.n_tiles > 0) launch.tensor_maps = tensor_maps(config, p, semantics);
     return {{std::move(launch)}, std::move(workspaces), forward_presence(semantics)};
 }
 

@@ -10,7 +10,9 @@ namespace flashsmith {
 template <class Kernel>
 struct Producer {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
-    static constexpr bool kPacked = Kernel::SEMANTICS.packed;
+    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    static constexpr bool kPacked = SEMANTICS.packed;
+    static constexpr bool kPacksKeys = packs_keys(SEMANTICS);
 
     const HopperForwardKernelArgs& args;
     const uint32_t smem;
@@ -69,16 +71,25 @@ struct Producer {
                         int block) {
         constexpr int kRows = Kernel::B_c / CFG.cluster_size;
         const int first = CFG.cluster_size == 1 ? 0 : cluster_rank() * kRows;
-        const auto box = box_of_rows<kPacked>(block * Kernel::B_c + first, tile.k_first,
-                                              tile.k_count, tile.head_k, tile.batch);
+        int k_first = tile.k_first;
+        if constexpr (SEMANTICS.partial && !kPacked)
+            k_first += tile.batch * rows_of_batch(map == &args.k);
+        const auto box = box_of_rows<kPacksKeys>(block * Kernel::B_c + first, k_first, tile.k_count,
+                                                 tile.head_k, tile.batch);
         pipeline.producer_acquire();
         load_panels<Kernel::KV_panel_bytes, CFG.cluster_size>(
             pipeline.tile() + first * Kernel::Panel::kRowBytes, map, box, pipeline.full());
         pipeline.state.advance();
     }
 
-    template <int kPanelBytes, int kCtas = 1>
-    FS_DEVICE void load_panels(uint32_t tile, const TensorMap* map, TmaBox<kPacked> box,
+    // In a map that has the batches one after another, see rows_of_batches() in plan.cc.
+    FS_DEVICE int rows_of_batch(bool of_k) const {
+        const ForwardKernelArgs& p = args.problem;
+        return static_cast<int>(of_k ? p.k_batch_stride : p.v_batch_stride);
+    }
+
+    template <int kPanelBytes, int kCtas = 1, bool kPackedBox>
+    FS_DEVICE void load_panels(uint32_t tile, const TensorMap* map, TmaBox<kPackedBox> box,
                                uint32_t full) {
 #pragma unroll
         for (int p = 0; p < Kernel::n_panels; ++p) {
@@ -94,7 +105,7 @@ struct Producer {
         tma_prefetch_map(&args.q);
         tma_prefetch_map(&args.k);
         tma_prefetch_map(&args.v);
-        tma_prefetch_map(&args.o);
+        if constexpr (!SEMANTICS.partial) tma_prefetch_map(&args.o);
     }
 
     FS_DEVICE void send_end() {

@@ -179,8 +179,7 @@ struct TileScheduler {
         const int head = batch_head - batch * p.heads_q;
         const SequenceRows q =
             sequence_rows<SEMANTICS.packed>(p.cu_seqlens_q, batch, p.seq_q, p.total_q);
-        const SequenceRows k =
-            sequence_rows<SEMANTICS.packed>(p.cu_seqlens_k, batch, p.seq_k, p.total_k);
+        const SequenceRows k = key_rows<SEMANTICS>(p, batch);
         constexpr int kRows = kCtas * Kernel::B_r;
         const auto [first_row, row_end] = rows_of(tile_of_head, part, q.count);
         const int rows = kCtas > 1 ? kRows : row_end - first_row;

@@ -46,6 +46,7 @@ struct HopperBackwardKernelConfig {
     bool pingpong;     // warpgroups issue their products in turns
     bool persistent;   // a CTA for each SM takes one block of keys after the other
     DqSums dq_sums;    // when a step's dq leaves
+    bool ordered_dq;   // blocks of keys add to dq in one order: the same bits in every run
     bool wide_stores;  // dk and dv are stored 16 bytes a lane
     bool bulk_sums;    // dq goes through shared memory, and TMA adds it to its sums
 
@@ -81,6 +82,10 @@ struct HopperBackwardKernelConfig {
         return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (16 * n_warpgroups) == 0;
     }
     constexpr int dq_parts() const { return shares_rows() || shares_columns() ? n_warpgroups : 1; }
+    // Floats that the sums of a block of queries take. With ordered_dq they are followed by the
+    // counters of its parts.
+    static constexpr int kCounters = 32;
+    constexpr int dq_block_floats() const { return B_r * d_head + (ordered_dq ? kCounters : 0); }
     constexpr int dq_columns() const { return shares_columns() ? d_head / n_warpgroups : d_head; }
 };
 

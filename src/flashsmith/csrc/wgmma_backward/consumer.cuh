@@ -8,6 +8,7 @@
 #include "common/softmax.cuh"
 #include "wgmma/pipeline.cuh"
 #include "wgmma/tma.cuh"
+#include "wgmma_backward/dq_order.cuh"
 #include "wgmma_backward/key_block.cuh"
 #include "wgmma_backward/store_gradient.cuh"
 
@@ -139,6 +140,7 @@ struct BackwardConsumer {
     int turn;      // steps until this warpgroup computes dq, where they take turns
     int dq_block;  // that of the last dq, and where this lane's part of it belongs
     float* dq_sums;
+    dQOrder<Kernel> dq_order;
 
     TilePipeline<1, Kernel::KV_tile_bytes> K, V;
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
@@ -201,6 +203,7 @@ struct BackwardConsumer {
         dq_block = blocks.begin - 1;
         turn = warpgroup;
         dq_sums = first_dq_sums(keys);
+        dq_order.begin(args, keys);
         return keys.n_steps();
     }
 
@@ -488,10 +491,18 @@ struct BackwardConsumer {
     FS_DEVICE void add_dq() {
         if (dq_block < blocks.begin) return;
         if constexpr (CFG.bulk_sums) return add_dq_by_tma();
+        dq_order.wait(dq_block, dq_counter());
 #pragma unroll
         for (int n = 0; n < Kernel::dq_columns / 8; ++n)
             add_global(dq_sums + n * Kernel::tile_sums,
                        float4{dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]});
+        dq_order.advance(warpgroup, dq_counter());
+    }
+    // Behind the sums of the block that dq_sums is in.
+    FS_DEVICE uint32_t* dq_counter() const {
+        const int part = this->part();
+        const int place = part * Kernel::part_sums + (warp * kWarpSize + lane) * 4;
+        return reinterpret_cast<uint32_t*>(dq_sums + (Kernel::B_r * Kernel::d_head + part - place));
     }
     // A warp's part at once. `red` instructions wait for room in the queue to L2, and no lane goes
     // on before its registers are read.
@@ -518,15 +529,15 @@ struct BackwardConsumer {
     FS_DEVICE float* first_dq_sums(const Keys& keys) const {
         const int part = this->part();
         return args.dq_sums +
-               (keys.statistic(args, keys.first_step()) - Kernel::B_r) * Kernel::d_head +
+               Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - Kernel::B_r) +
                part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
     }
     FS_DEVICE void advance_dq_sums() {
-        constexpr int kBlock = Kernel::B_r * Kernel::d_head;
+        constexpr int kBlock = Kernel::dq_block_floats;
         dq_sums += kBlock;
         if (++dq_block < blocks.end) return;
         dq_block = blocks.begin;
-        dq_sums += args.statistics_head_stride * Kernel::d_head -
+        dq_sums += Kernel::first_dq_sum(args.statistics_head_stride) -
                    (blocks.end - blocks.begin) * int64_t{kBlock};
     }
 

@@ -21,11 +21,13 @@ struct KeyBlock {
     BlockRange blocks;
 
     // The blocks of a head are neighbours: their parts of dq meet in L2. Under a causal mask the
-    // first block of keys is seen by the most queries.
+    // first block of keys is seen by the most queries. With ordered_dq the last one comes first,
+    // see dQOrder.
     FS_DEVICE KeyBlock(const BackwardKernelArgs& args, uint32_t number) {
         const uint32_t n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
         const uint32_t sequence = number / n_blocks;
         first_key = (number - sequence * n_blocks) * Kernel::B_c;
+        if constexpr (Kernel::CFG.ordered_dq) first_key = (n_blocks - 1) * Kernel::B_c - first_key;
         batch = sequence / args.heads_k;
         head_k = sequence % args.heads_k;
         q = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);

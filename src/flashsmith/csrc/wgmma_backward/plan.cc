@@ -59,7 +59,9 @@ Plan plan_backward(const HopperBackwardKernelConfig& config, NumberReader& numbe
     plan.workspaces = {
         {"lse_log2", bytes, Contents::undefined},
         {"D", bytes, Contents::undefined},
-        {"dq_sums", bytes * static_cast<size_t>(config.d_head), Contents::undefined},
+        {"dq_sums",
+         bytes / static_cast<size_t>(config.B_r) * static_cast<size_t>(config.dq_block_floats()),
+         Contents::undefined},
     };
 
     const auto add = [&](Kernel kernel, int64_t blocks, uint32_t threads) {

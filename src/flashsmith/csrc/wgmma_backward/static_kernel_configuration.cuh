@@ -25,7 +25,8 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
     static constexpr int key_groups = CFG.key_groups();
-    static constexpr bool clears_dq_sums = true;  // in prepare
+    static constexpr bool clears_dq_sums = true;  // in prepare, and their counters
+    static constexpr bool has_dq_counters = CFG.ordered_dq;
     static constexpr int consumer_threads = n_warpgroups * kWarpgroupThreads;
     // Of 65,536 registers, to each of a warpgroup's 128 threads 8 at a time.
     static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;
@@ -45,6 +46,13 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr bool shares_rows = CFG.shares_rows();
     static constexpr int dq_columns = CFG.dq_columns();
     static constexpr int dq_parts = CFG.dq_parts();
+    static constexpr int dq_block_floats = CFG.dq_block_floats();
+    static_assert(dq_parts <= CFG.kCounters);
+    // Where the sums of a block of queries begin, by its first row's statistic.
+    FS_DEVICE static int64_t first_dq_sum(int64_t statistic) {
+        if constexpr (CFG.ordered_dq) return statistic / B_r * dq_block_floats;
+        return statistic * d_head;
+    }
     static constexpr bool takes_turns = dq_parts < n_warpgroups;
 
     // Where two warpgroups share dQ by columns of three panels, each has a panel and half of the
@@ -133,8 +141,11 @@ struct StaticHopperBackwardKernelConfig {
                       "lagged_dq: dS is stored before the last step's is read");
         static_assert(!CFG.split_roles || !(CFG.lagged_dq || CFG.pingpong || CFG.persistent),
                       "split_roles: its warpgroups have a step of their own");
+        static_assert(!CFG.ordered_dq || d_head <= 192,
+                      "ordered_dq: d 256 has no registers for it");
         static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
-        static_assert(!(CFG.bulk_sums && CFG.split_roles), "bulk_sums: not of split roles");
+        static_assert(!CFG.bulk_sums || !(CFG.split_roles || CFG.ordered_dq),
+                      "bulk_sums: not of split roles, and in no order");
         static_assert(CFG.dq_sums == DqSums::beside_scores || !(CFG.split_roles || takes_turns),
                       "dq_sums: split roles and turns have a place of their own for them");
         static_assert(CFG.dq_sums != DqSums::sums_under_dk ||

@@ -1,9 +1,10 @@
 """The wgmma_backward family's cost model: the time of one step of a CTA's loop on an SM, which
 holds one CTA.
 
-Of the knobs it knows the tile alone: among configs of one tile the preferred one is chosen. A
-step's five products keep the tensor cores busy, their operands shared memory, and the sums of dq
-the way to L2; a warpgroup's own products, exponentials and waits follow one another.
+Of the knobs it knows the tile, and that ordered sums wait for each other: among configs of one tile
+the preferred one is chosen. A step's five products keep the tensor cores busy, their operands
+shared memory, and the sums of dq the way to L2; a warpgroup's own products, exponentials and waits
+follow one another.
 
 The constants below are fitted to timings of an H200, benchmarks/h200/wgmma-backward.csv.
 """
@@ -16,7 +17,8 @@ from flashsmith.families.backward_work import joined, reduced_per_clock
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
-from flashsmith.families.wgmma_backward.config import WARPGROUP_ROWS, HopperBackwardKernelConfig
+from flashsmith.families.warpgroups import WARPGROUP_ROWS
+from flashsmith.families.wgmma_backward.config import HopperBackwardKernelConfig
 
 # Relative compile time of a config: five kernels, in whose loops an instruction is a warpgroup's
 # product.
@@ -28,6 +30,9 @@ _CTA_CYCLES = 4300.0
 # Barriers, and the waits for products that no work of the same warpgroup hides.
 _CHAIN_LATENCY = 920.0
 _OVERHEAD = 1.1
+# With ordered_dq a warpgroup looks whose turn it is and waits until its sums are in L2. Not
+# measured yet: the latencies of two ways to L2, of which half is hidden.
+_ORDER_LATENCY = 700.0
 
 
 @lru_cache(maxsize=4096)
@@ -65,4 +70,5 @@ def _step_cycles(
     sums = cfg.B_r * cfg.d_head * _FLOAT_BYTES
     smem = ((read + written) * element + 2 * sums) / SMEM_BYTES
     chain = products / warpgroups + exp2 / cfg.key_groups + _CHAIN_LATENCY
+    chain += cfg.ordered_dq * _ORDER_LATENCY
     return _OVERHEAD * joined([products, smem, exp2, sums / reduced_per_clock(device), chain])

@@ -6,22 +6,21 @@ from __future__ import annotations
 from functools import partial
 
 from flashsmith.families.rule import Rule, supported
-from flashsmith.families.wgmma_backward.config import (
-    BARRIER_PAGE,
-    MAX_REGISTERS,
-    MIN_REGISTERS,
-    REGISTER_UNIT,
+from flashsmith.families.warpgroups import (
     REGISTERS_BESIDE_TILES,
     WARPGROUP_ROWS,
+    arch_rule,
+    register_rules,
+    registers_each,
+)
+from flashsmith.families.wgmma_backward.config import (
+    BARRIER_PAGE,
+    WIDEST_ORDERED,
     WIDEST_WHOLE,
     DqSums,
     HopperBackwardKernelConfig,
     StepOrder,
 )
-
-HOPPER_ARCH = 90
-# 65,536 registers over the 128 threads of a warpgroup.
-REGISTERS_TO_SHARE = 512
 
 _supported = partial(
     supported,
@@ -30,32 +29,8 @@ _supported = partial(
 )
 
 
-def registers_each(n_warpgroups: int) -> int:
-    """Registers a thread starts with, in a CTA of these consumer warpgroups and the producer."""
-    return REGISTERS_TO_SHARE // (n_warpgroups + 1) // REGISTER_UNIT * REGISTER_UNIT
-
-
-def _register_count(knob: str) -> Rule:
-    return Rule(
-        f"{knob}_supported",
-        f"{knob} must be a multiple of {REGISTER_UNIT} from {MIN_REGISTERS} to {MAX_REGISTERS}: "
-        "setmaxnreg takes no other",
-        lambda cfg, device: (
-            MIN_REGISTERS <= getattr(cfg, knob) <= MAX_REGISTERS
-            and getattr(cfg, knob) % REGISTER_UNIT == 0
-        ),
-        (knob,),
-    )
-
-
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "arch_is_hopper",
-        "the wgmma_backward family needs a GPU of compute capability 9.0: wgmma is sm_90a's alone",
-        lambda cfg, device: device.arch == HOPPER_ARCH,
-        (),
-        lambda cfg, device: f"{device.name} is sm_{device.arch}",
-    ),
+    arch_rule(HopperBackwardKernelConfig.FAMILY),
     *map(_supported, ("d_head", "B_r", "n_warpgroups", "q_stages", "do_stages", "ds_stages")),
     Rule(
         "B_c_is_warpgroups",
@@ -142,9 +117,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "bulk_sums_are_whole",
-        "bulk_sums must come without split_roles, whose warpgroups add dq by halves",
-        lambda cfg, device: not (cfg.bulk_sums and cfg.split_roles),
-        ("bulk_sums", "split_roles"),
+        "bulk_sums must come without split_roles, whose warpgroups add dq by halves, and without "
+        "ordered_dq, which waits for each lane's own sums",
+        lambda cfg, device: not cfg.bulk_sums or not (cfg.split_roles or cfg.ordered_dq),
+        ("bulk_sums", "split_roles", "ordered_dq"),
     ),
     Rule(
         "dq_before_dk_is_lagged",
@@ -156,8 +132,14 @@ RULES: tuple[Rule, ...] = (
         ),
         ("dq_sums", "lagged_dq", "order"),
     ),
-    _register_count("producer_registers"),
-    _register_count("consumer_registers"),
+    Rule(
+        "order_needs_registers",
+        "ordered_dq is for d_head up to 192: of 256 no register is left for the order, and ptxas "
+        "serialises the products",
+        lambda cfg, device: not cfg.ordered_dq or cfg.d_head <= WIDEST_ORDERED,
+        ("d_head", "ordered_dq"),
+    ),
+    *register_rules(),
     Rule(
         "registers_within_file",
         "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from flashsmith.families.device import DeviceSpec, device_spec
 from flashsmith.families.legality import is_legal
+from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import (
     D_HEADS,
-    WARPGROUP_ROWS,
     WIDEST_WHOLE,
     HopperBackwardKernelConfig,
     StepOrder,
@@ -25,11 +25,12 @@ class _Tile(NamedTuple):
     order: StepOrder
     pingpong: bool = False
     persistent: bool = False
+    ordered_dq: bool = False
 
 
 _TOGETHER, _AHEAD = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD
 # By d_head, in order of preference, which is the other way round under a mask. Up to 128 dq lags;
-# wider heads have split roles.
+# wider heads have split roles. Behind them comes one with ordered_dq.
 _TILES: dict[int, tuple[_Tile, ...]] = {
     64: (
         _Tile(64, 3, 2, _TOGETHER, persistent=True),
@@ -45,6 +46,9 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
     192: (_Tile(64, 2, 2, StepOrder.DV_FIRST),),
     256: (_Tile(64, 2, 2, StepOrder.DV_FIRST),),
 }
+
+# Which of them.
+_ORDERED = {64: 1, 96: 1, 128: 0, 192: 0}
 
 
 def _registers(tile: _Tile) -> tuple[int, int]:
@@ -68,6 +72,7 @@ def candidates(
     """Kernels for d_head that are legal on a device, in order of preference."""
     is_whole = d_head <= WIDEST_WHOLE
     tiles = _TILES.get(d_head, ())
+    ordered = [tiles[_ORDERED[d_head]]._replace(ordered_dq=True)] if d_head in _ORDERED else []
     made = (
         HopperBackwardKernelConfig(
             dtype,
@@ -83,7 +88,8 @@ def candidates(
             lagged_dq=is_whole,
             pingpong=tile.pingpong,
             persistent=tile.persistent,
+            ordered_dq=tile.ordered_dq,
         )
-        for tile in (reversed(tiles) if masked else tiles)
+        for tile in (*(reversed(tiles) if masked else tiles), *ordered)
     )
     return [cfg for cfg in made if is_legal(cfg, device)]

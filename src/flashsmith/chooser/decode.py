@@ -1,0 +1,120 @@
+"""attention_with_cache(q, k_cache, v_cache): attention over a KV cache, by a kernel that suits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flashsmith.chooser.backward import check_config_for
+from flashsmith.chooser.choice import choose_config
+from flashsmith.families import DeviceSpec, KernelConfig, Problem
+from flashsmith.operations.decode import DECODE, check_split
+from flashsmith.runtime import Chooser
+from flashsmith.runtime.decode_pass import run_decode
+from flashsmith.runtime.forward_options import NO_WINDOW
+from flashsmith.runtime.tensors import Array
+
+# The keys of the sequence that stands for all where a kernel may depend on none of them.
+TYPICAL_KEYS = 8192
+
+
+def attention_with_cache(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    cache_lens: Array,
+    page_table: Array | None = None,
+    k: Array | None = None,
+    v: Array | None = None,
+    cos: Array | None = None,
+    sin: Array | None = None,
+    rotary_interleaved: bool = False,
+    cu_seqlens_q: Array | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = True,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    sinks: Array | None = None,
+    split: str = "invariant",
+    out: Array | None = None,
+    return_lse: bool = False,
+    config: KernelConfig | None = None,
+    emulate: bool = False,
+) -> Any:
+    """Attention of q over the keys and values of a cache, to which k and v are appended first.
+
+    Lengths and page table are read where the tensors are: on a GPU the call copies nothing to the
+    host and does not wait, so that a CUDA graph may be replayed with other contents. With L the
+    length of a sequence after appending, query i of n stands at key L - n + i. A row without keys
+    gives 0. There are no gradients.
+
+    With split='invariant' a sequence has the same bits in any batch, and with pages of any size and
+    order the bits of a dense cache.
+
+    Args:
+        q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array;
+            packed (total_q, heads_q, d) with cu_seqlens_q. Strides as for attention().
+        k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
+            d), like q, with any such strides: both may be halves of one tensor. heads_q must be a
+            multiple of heads_k. What lies behind a sequence's length may be anything.
+        cache_lens: (batch,) int32, keys of each sequence before appending; the call does not
+            advance it. On the host a length that does not fit is an error; on a device reads are
+            clamped to the cache, and what does not fit is not appended.
+        page_table: (batch, most pages of a sequence) int32: key i of a sequence is in slot
+            i % page of page page_table[., i // page]. Entries that are not used may be anything,
+            such as -1; others are errors on the host, and treated as lengths are on a device.
+        k, v: q's shape with heads_k heads: appended at cache_lens before attention; None appends
+            nothing. Sequences must not share the pages that they append to. JAX arrays cannot be
+            appended to.
+        cos, sin: (positions, rotary_d / 2) of q's dtype or fp32: rotary embedding of the first
+            rotary_d elements of k and q, in fp32, rounded once. Row i of k turns by position
+            cache_lens + i, query i too with causal or a window, else by cache_lens.
+        rotary_interleaved: whether pairs are elements 2i and 2i + 1, not i and i + rotary_d / 2.
+        cu_seqlens_q: (batch + 1,) int32: the rows of packed sequences, as for attention().
+        max_seqlen_q: at least the longest packed sequence's queries; longer ones are cut off. None
+            finds it out on the host, and on a device takes total_q, which starts more CTAs.
+        causal, window, softcap, scale, sinks: as for attention().
+        split: 'invariant' splits the keys of a sequence by its own length alone; 'free' may use the
+            batch, too, and may be faster.
+        out: where to write the result, q's shape and dtype; None allocates it.
+        return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
+            or (heads_q, total_q); -inf where a row has no keys and there is no sink.
+        config: the kernel to use; None chooses one.
+        emulate: run host tensors in the emulator even when that is estimated above 60 s.
+
+    Returns:
+        The output o, or (o, lse), like q in framework and device.
+
+    Raises:
+        ArgumentError: an argument is unusable, no kernel serves these tensors, or autograd would
+            have to follow one of them.
+        The other errors of ``flashsmith.forward``.
+    """
+    check_config_for(DECODE.name, "config", config)
+    chosen = config or CHOOSERS[check_split(split)]
+    tensors = (
+        q, k_cache, v_cache, cache_lens, out, page_table, k, v, cos, sin, sinks, cu_seqlens_q,
+    )  # fmt: skip
+    options = (causal, window, softcap, scale, max_seqlen_q, rotary_interleaved, split, return_lse)
+    return run_decode(chosen, tensors, options, emulate)
+
+
+def of_any_batch(problem: Problem) -> Problem:
+    """The problem that stands for a sequence in any batch: what of ``problem`` a kernel may depend
+    on that gives a sequence the same bits everywhere."""
+    semantics = replace(problem.semantics, packed=False, uneven=False)
+    return replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics, page=0)
+
+
+def _choose_invariant(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
+    return choose_config(of_any_batch(problem), device, **how)
+
+
+def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
+    return choose_config(replace(problem, page=0), device, **how)
+
+
+# By the split.
+CHOOSERS: dict[str, Chooser] = {"invariant": _choose_invariant, "free": _choose_freely}

@@ -1,0 +1,163 @@
+"""attention_with_cache() for PyTorch: custom ops, opaque to its tracers, with fake kernels for
+their shapes.
+
+``flashsmith::attention_with_cache`` only reads the caches;
+``flashsmith::attention_with_cache_appended`` appends to them, which its schema says, so that a
+compiler neither copies nor reorders them. Both return the output and the log-sum-exp, which is
+empty where it was not asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashsmith.chooser.decode import attention_with_cache
+from flashsmith.errors import ArgumentError
+from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+from flashsmith.integrations.torch_ops import refuse_vmap
+from flashsmith.integrations.traced_attention import short_form
+from flashsmith.runtime.forward_options import NO_WINDOW, check_pair
+
+_LENGTHS = "Tensor cache_lens, Tensor? page_table=None"
+_REST = (
+    "Tensor? sinks=None, Tensor? cu_seqlens_q=None, *, SymInt? max_seqlen_q=None, "
+    "bool causal=True, SymInt? window_left=None, SymInt? window_right=None, float softcap=0.0, "
+    "float? scale=None, bool rotary_interleaved=False, str split='invariant', "
+    "bool return_lse=False, str? config=None, bool emulate=False"
+)
+_SCHEMAS = {
+    "attention_with_cache": (
+        f"(Tensor q, Tensor k_cache, Tensor v_cache, {_LENGTHS}, {_REST}) -> (Tensor, Tensor)"
+    ),
+    "attention_with_cache_appended": (
+        f"(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, {_LENGTHS}, Tensor? k=None, "
+        f"Tensor? v=None, Tensor? cos=None, Tensor? sin=None, {_REST}) -> (Tensor, Tensor)"
+    ),
+}
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+
+
+def decode_by_op(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    cache_lens: Any,
+    page_table: Any = None,
+    k: Any = None,
+    v: Any = None,
+    cos: Any = None,
+    sin: Any = None,
+    sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    window: tuple[int | None, int | None] = NO_WINDOW,
+    out: Any = None,
+    return_lse: bool = False,
+    config: KernelConfig | None = None,
+    **keywords: Any,
+) -> Any:
+    """attention_with_cache() in terms of its ops, which it takes and returns as itself.
+
+    Raises ArgumentError while tracing for a window that is no pair; other arguments are judged when
+    the op runs.
+    """
+    keywords["window_left"], keywords["window_right"] = check_pair(window)
+    keywords |= {"return_lse": return_lse, "config": short_form(config)}
+    new = () if k is None and v is None and cos is None and sin is None else (k, v, cos, sin)
+    ops = torch.ops.flashsmith
+    op = ops.attention_with_cache_appended if new else ops.attention_with_cache
+    tensors = q, k_cache, v_cache, cache_lens, page_table, *new, sinks, cu_seqlens_q
+    o, lse = op(*tensors, **keywords)
+    if out is not None:
+        o = out.copy_(o)
+    return (o, lse) if return_lse else o
+
+
+def _run(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    cache_lens: Any,
+    page_table: Any = None,
+    sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    *,
+    window_left: int | None = None,
+    window_right: int | None = None,
+    return_lse: bool = False,
+    config: str | None = None,
+    **keywords: Any,
+) -> Any:
+    found = attention_with_cache(
+        *(q, k_cache, v_cache),
+        cache_lens=cache_lens,
+        page_table=page_table,
+        sinks=sinks,
+        cu_seqlens_q=cu_seqlens_q,
+        window=(window_left, window_right),
+        return_lse=return_lse,
+        config=None if config is None else parse_kernel_name_into_config(config),
+        **keywords,
+    )
+    return found if return_lse else (found, q.new_empty((0,), dtype=torch.float32))
+
+
+def _run_appending(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    cache_lens: Any,
+    page_table: Any = None,
+    k: Any = None,
+    v: Any = None,
+    cos: Any = None,
+    sin: Any = None,
+    sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    **keywords: Any,
+) -> Any:
+    new = {"k": k, "v": v, "cos": cos, "sin": sin}
+    return _run(q, k_cache, v_cache, cache_lens, page_table, sinks, cu_seqlens_q, **new, **keywords)
+
+
+def _fake(q: Any, *_: Any, return_lse: bool = False, **__: Any) -> Any:
+    *leading, length, heads, _d = q.shape
+    shape = (*leading, heads, length) if return_lse else (0,)
+    return q.new_empty(q.shape), q.new_empty(shape, dtype=torch.float32)
+
+
+def _autograd(name: str) -> Any:
+    """The op as autograd sees it: there are no gradients, which must not be lost in silence."""
+
+    def called(*tensors: Any, **keywords: Any) -> Any:
+        if torch.is_grad_enabled():
+            for which, tensor in zip(_names(name), tensors, strict=False):
+                if tensor is not None and tensor.requires_grad:
+                    raise ArgumentError(
+                        f"{which}: requires grad, and attention over a cache has no gradients; "
+                        "call under torch.no_grad(), or detach it; flashsmith.attention() has some"
+                    )
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.flashsmith, name).default(*tensors, **keywords)
+
+    return called
+
+
+def _names(name: str) -> list[str]:
+    schema = getattr(torch.ops.flashsmith, name).default._schema
+    return [argument.name for argument in schema.arguments]
+
+
+_library = torch.library.Library("flashsmith", "FRAGMENT")
+for _name, _kernel in (
+    ("attention_with_cache", _run),
+    ("attention_with_cache_appended", _run_appending),
+):
+    _library.define(_name + _SCHEMAS[_name], tags=_TAGS)
+    _op = f"flashsmith::{_name}"
+    torch.library.impl(_op, "default", _kernel, lib=_library)
+    torch.library.register_fake(_op, _fake, lib=_library)
+    torch.library.register_vmap(_op, refuse_vmap, lib=_library)
+    _library.impl(_name, _autograd(_name), "Autograd")

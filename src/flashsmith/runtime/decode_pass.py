@@ -1,0 +1,543 @@
+"""Attention over a KV cache by one named or chosen kernel, wherever the tensors are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flashsmith.emulator import estimate_seconds
+from flashsmith.errors import ArgumentError
+from flashsmith.families import KernelConfig, Problem, Semantics
+from flashsmith.families.legality import D_STEP, padding_advice
+from flashsmith.operations.decode import DECODE, check_given, check_split
+from flashsmith.runtime import cached_launches
+from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks
+from flashsmith.runtime.cached_launches import (
+    CachedCalls,
+    Options,
+    Signature,
+    overlap,
+)
+from flashsmith.runtime.emulation import check_seconds
+from flashsmith.runtime.forward_options import (
+    NO_WINDOW,
+    ForwardOptions,
+    Mask,
+    check_flag,
+    check_mask,
+    check_scale,
+    check_softcap,
+)
+from flashsmith.runtime.forward_pass import (
+    DEFAULT_EMULATED_ARCH,
+    Chooser,
+    check_server,
+    limits_of,
+)
+from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
+from flashsmith.runtime.operation_run import PreparedOperation, prepare_operation
+from flashsmith.runtime.sequences import check_packing
+from flashsmith.runtime.tensors import (
+    DTYPES,
+    check_beside,
+    share_memory,
+    view_tensor,
+    view_vector,
+)
+
+_SPECS = {tensor.name: tensor for tensor in DECODE.tensors}
+
+
+class DecodeTensors(NamedTuple):
+    """The tensors of a call in the operation's order, but for the LSE, which is never given."""
+
+    q: Any
+    k_cache: Any
+    v_cache: Any
+    cache_lens: Any
+    out: Any = None
+    page_table: Any = None
+    k: Any = None
+    v: Any = None
+    cos: Any = None
+    sin: Any = None
+    sinks: Any = None
+    cu_seqlens_q: Any = None
+
+
+_OUT = DecodeTensors._fields.index("out")
+
+
+class DecodeOptions(NamedTuple):
+    """The other keywords of ``attention_with_cache``, as the caller gave them."""
+
+    causal: Any = True
+    window: Any = NO_WINDOW
+    softcap: Any = 0.0
+    scale: Any = None
+    max_seqlen_q: Any = None
+    rotary_interleaved: Any = False
+    split: Any = "invariant"
+    return_lse: Any = False
+
+
+class DecodeRequest(NamedTuple):
+    """A checked call: its problem, whose seq_k is the capacity of the cache, and its tensors."""
+
+    problem: Problem
+    views: Mapping[str, TensorView]
+    mask: Mask
+    scale: float
+    softcap: float
+    rotary_interleaved: bool
+    split: str
+    lse: bool
+
+    @property
+    def q(self) -> TensorView:
+        return self.views["q"]
+
+
+class CachedDecode:
+    """Everything about a call but the addresses of its tensors, as CachedLaunch."""
+
+    def __init__(self, prepared: PreparedOperation, given_out: bool) -> None:
+        """``prepared`` is the call on tensors of a RepeatableFramework, its launch among it."""
+        views, launch = prepared.views, prepared.launch
+        q = views["q"]
+        framework = q.framework
+        assert isinstance(framework, RepeatableFramework)
+        assert launch is not None
+        self._launch = launch
+        self._stream_of, self._ordinal = framework.stream_of, q.device.ordinal
+        self._new_o = framework.like_allocator(dense=q.strides == contiguous_strides(q.shape))
+        self._new_lse = None
+        if "lse" in views:
+            self._new_lse = framework.allocator(q.source, views["lse"].shape, "float32")
+        # By the place of a tensor in DecodeTensors.
+        placed = {
+            place: (_SPECS["o" if name == "out" else name], views["o" if name == "out" else name])
+            for place, name in enumerate(DecodeTensors._fields)
+            if ("o" if name == "out" else name) in views and (name != "out" or given_out)
+        }
+        self._masks = [
+            (place, max(spec.alignment, view.element_size) - 1)
+            for place, (spec, view) in placed.items()
+            if 0 not in view.shape
+        ]
+        self._overlaps = [
+            (place, other, *overlap(view, its))
+            for place, (spec, view) in placed.items()
+            if spec.name in prepared.outputs
+            for other, (others, its) in placed.items()
+            if other != place and others.name not in spec.may_share
+        ]
+
+    def run(self, tensors: tuple[Any, ...]) -> Any:
+        """Launches on these tensors; returns the outputs, or None, without launching, when the
+        addresses need the full checks.
+
+        Raises LaunchError when the launch is refused.
+        """
+        at = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        for place, unaligned in self._masks:
+            address = at[place]
+            if not address or address & unaligned:
+                return None
+        for written, read, low, high in self._overlaps:
+            if low < at[read] - at[written] < high:
+                return None
+        o = tensors[_OUT]
+        if o is None:
+            o = self._new_o(tensors[0])
+            at[_OUT] = o.data_ptr()
+        stream = self._stream_of(self._ordinal)
+        if self._new_lse is None:
+            self._launch(stream, *at[: _OUT + 1], 0, *at[_OUT + 1 :])
+            return o
+        lse = self._new_lse()
+        self._launch(stream, *at[: _OUT + 1], lse.data_ptr(), *at[_OUT + 1 :])
+        return o, lse
+
+
+def run_decode(
+    config: KernelConfig | Chooser, tensors: tuple[Any, ...], options: Options, emulate: bool
+) -> Any:
+    """The output, or (output, LSE), by ``config``'s kernel; ``config`` may be a Chooser.
+
+    ``tensors`` are in the order of DecodeTensors, ``options`` in that of DecodeOptions. Calls that
+    differ only in addresses are checked in full once.
+    """
+    calls = cached_launches.cached
+    signature, call = cached_launches.find(
+        decode_signature, calls, config, tensors, options, emulate
+    )
+    if call is not None:
+        outputs = call.run(tensors)
+        if outputs is not None:
+            return outputs
+    asked = DecodeOptions(*options)
+    return _run_and_remember(config, DecodeTensors(*tensors), asked, emulate, calls, signature)
+
+
+def decode_signature(
+    kind: Any,
+    grad_enabled: bool,
+    chosen: Any,
+    tensors: tuple[Any, ...],
+    options: Options,
+    emulate: Any,
+) -> Signature | None:
+    """Everything but addresses that checks and the choice of a kernel depend on, as
+    cached_launches.call_signature."""
+    found = ["decode", chosen, emulate, type(emulate), options, *map(type, options)]
+    window = options[1]
+    if window is not NO_WINDOW:
+        found += map(type, window)
+    for tensor in tensors:
+        if tensor is None:
+            found.append(None)
+            continue
+        if type(tensor) is not kind or (grad_enabled and tensor.requires_grad):
+            return None
+        found += (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+    return tuple(found)
+
+
+def _run_and_remember(
+    config: KernelConfig | Chooser,
+    tensors: DecodeTensors,
+    asked: DecodeOptions,
+    emulate: bool,
+    calls: CachedCalls,
+    signature: Signature | None,
+) -> Any:
+    request = check_request(tensors, asked)
+    q, problem = request.q, request.problem
+    device = limits_of(
+        q,
+        check_flag("emulate", emulate),
+        config.OLDEST_ARCH if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH,
+    )
+    cfg = config if isinstance(config, KernelConfig) else config(problem, device)
+    check_server(cfg, problem, device)
+    if 0 in q.shape:
+        return _nothing(request, tensors.out)
+    on_host = q.device.kind == "cpu"
+    if on_host:
+        longest = check_contents(request)
+        if not emulate:
+            known = replace(problem, seq_k=longest)
+            check_seconds(cfg, known, estimate_seconds(cfg, known))
+    windowed = request.mask.kind == "window"
+    given = {"o" if name == "out" else name: it for name, it in tensors._asdict().items()}
+    prepared = prepare_operation(
+        cfg,
+        problem,
+        given,
+        options={
+            "scale": request.scale,
+            "softcap": request.softcap,
+            "left": request.mask.left if windowed else None,
+            "right": request.mask.right if windowed else None,
+            "rotary_interleaved": request.rotary_interleaved,
+            "rotary_dtype": _rotary_dtype(request),
+            "split": request.split,
+        },
+        wanted=["lse"] if request.lse else [],
+        emulate=on_host,
+    )
+    outputs = prepared.run().outputs
+    if signature is not None and prepared.launch is not None:
+        call = CachedDecode(prepared, tensors.out is not None)
+        options = ForwardOptions(
+            window=asked.window,
+            softcap=asked.softcap,
+            scale=asked.scale,
+            max_seqlen_q=asked.max_seqlen_q,
+        )
+        cached_launches.remember(calls, signature, call, options)
+    return (outputs["o"], outputs["lse"]) if request.lse else outputs["o"]
+
+
+def _nothing(request: DecodeRequest, out: Any) -> Any:
+    """The outputs of a call without queries."""
+    q, p = request.q, request.problem
+    o = q.framework.allocate(q.source, q.shape) if out is None else out
+    if not request.lse:
+        return o
+    shape = (p.heads_q, q.shape[0]) if p.semantics.packed else (p.batch, p.heads_q, p.seq_q)
+    return o, q.framework.allocate(q.source, shape, "float32")
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> DecodeRequest:
+    """The request of tensors and options, for any kernel; no contents are read.
+
+    Raises ArgumentError, its message beginning with the argument's name, when one is unusable.
+    """
+    check_given([name for name, it in tensors._asdict().items() if it is not None])
+    packed = tensors.cu_seqlens_q is not None
+    q = view_tensor("q", tensors.q)
+    _check_rank(
+        q,
+        3 if packed else 4,
+        "(total_q, heads_q, d) with cu_seqlens_q"
+        if packed
+        else "(batch, seq_q, heads_q, d), or (total_q, heads_q, d) with cu_seqlens_q",
+    )
+    *rows, heads_q, d = q.shape
+    if not d or d % D_STEP:
+        raise ArgumentError(
+            f"q: d_head {d} (shape {q.shape}); must be a multiple of {D_STEP}: {padding_advice(d)}"
+        )
+    views = {"q": q}
+    _add_caches(views, tensors)
+    _, slots, heads_k, _ = views["k_cache"].shape
+    if not heads_q or not heads_k or heads_q % heads_k:
+        raise ArgumentError(
+            f"k_cache: {heads_k} heads and q {heads_q}; q's must be a multiple of the cache's: "
+            "check that heads are the last dimension but one"
+        )
+    lens = view_vector("cache_lens", tensors.cache_lens, "int32")
+    check_beside(lens, q)
+    views["cache_lens"] = lens
+    batch, seq_q = lens.shape[0], rows[0]
+    if packed:
+        batch_q, seq_q = _packed(tensors, asked, q, views)
+    else:
+        if asked.max_seqlen_q is not None:
+            raise ArgumentError(
+                f"max_seqlen_q={asked.max_seqlen_q}: is of packed sequences; give cu_seqlens_q "
+                "too, or leave it out"
+            )
+        batch_q, seq_q = rows
+    if batch != batch_q:
+        raise ArgumentError(
+            f"cache_lens: {batch} lengths, and q has {batch_q} sequences; give one of each"
+        )
+    capacity = _capacity(tensors, views, batch)
+    _add_new(views, tensors, q, heads_k)
+    _add_rotary(views, tensors, q)
+    mask = check_mask(asked.causal, asked.window)
+    scale = check_scale(asked.scale, d)
+    softcap = check_softcap(asked.softcap, scale)
+    sinks = check_sinks(tensors.sinks, q, heads_q)
+    if sinks is not None:
+        views["sinks"] = sinks
+    appended = [views[name] for name in ("k_cache", "v_cache")] if "k" in views else []
+    for cache in appended:
+        _check_writable(cache, views)
+    if tensors.out is not None:
+        views["o"] = check_output(tensors.out, q, list(views.values()), "out")
+    longest = max(capacity, seq_q)
+    if longest > LONGEST:
+        raise ArgumentError(f"k_cache: {capacity} keys; kernels count up to {LONGEST}")
+    semantics = Semantics(mask.kind, softcap > 0, packed, uneven=packed)
+    page = slots if tensors.page_table is not None else 0
+    problem = Problem(
+        *(batch, seq_q, capacity, heads_q, heads_k, d, DTYPES[q.dtype], semantics),
+        *(DECODE.name, page),
+    )
+    return DecodeRequest(
+        problem,
+        views,
+        mask,
+        scale,
+        softcap,
+        check_flag("rotary_interleaved", asked.rotary_interleaved),
+        check_split(asked.split),
+        check_flag("return_lse", asked.return_lse),
+    )
+
+
+def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
+    if len(view.shape) != rank:
+        raise ArgumentError(
+            f"{view.name}: rank {len(view.shape)} (shape {view.shape}); must be {rank}: {meaning}"
+        )
+
+
+def _like_q(name: str, tensor: Any, q: TensorView) -> TensorView:
+    """A view of a tensor of q's framework, device and dtype."""
+    if tensor is None:
+        raise ArgumentError(f"{name}: missing; give a tensor")
+    view = view_tensor(name, tensor, (q.dtype,))
+    check_beside(view, q)
+    return view
+
+
+def _add_caches(views: dict[str, TensorView], tensors: DecodeTensors) -> None:
+    q = views["q"]
+    paged = tensors.page_table is not None
+    meaning = "(pages, page, heads_k, d)" if paged else "(batch, capacity, heads_k, d)"
+    k_cache = _like_q("k_cache", tensors.k_cache, q)
+    v_cache = _like_q("v_cache", tensors.v_cache, q)
+    for view in (k_cache, v_cache):
+        _check_rank(view, 4, f"{meaning} {'with' if paged else 'without'} page_table")
+    if k_cache.shape[-1] != q.shape[-1]:
+        raise ArgumentError(
+            f"k_cache: shape {k_cache.shape}; d_head must be q's, {q.shape[-1]}: pad the smaller "
+            "with zeros, or reorder the dimensions"
+        )
+    if v_cache.shape != k_cache.shape:
+        raise ArgumentError(
+            f"v_cache: shape {v_cache.shape}; must be k_cache's, {k_cache.shape}: give a value for "
+            "every key"
+        )
+    views |= {"k_cache": k_cache, "v_cache": v_cache}
+
+
+def _packed(
+    tensors: DecodeTensors, asked: DecodeOptions, q: TensorView, views: dict[str, TensorView]
+) -> tuple[int, int]:
+    """How many packed sequences there are, and a length that none exceeds. On a device it is the
+    caller's, or that of all rows: nothing is read there."""
+    limit, total = asked.max_seqlen_q, q.shape[0]
+    if limit is None and q.device.kind != "cpu":
+        limit = total
+    offsets = tensors.cu_seqlens_q
+    options = ForwardOptions(
+        cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=limit, max_seqlen_k=limit
+    )
+    packing = check_packing(options, q, q, check_contents=True)
+    assert packing is not None
+    views["cu_seqlens_q"] = packing.cu_seqlens_q
+    return packing.batch, packing.max_seqlen_q
+
+
+def _capacity(tensors: DecodeTensors, views: dict[str, TensorView], batch: int) -> int:
+    """How many keys the cache can hold of a sequence."""
+    q, (blocks, slots, *_) = views["q"], views["k_cache"].shape
+    if tensors.page_table is None:
+        if blocks != batch:
+            raise ArgumentError(
+                f"k_cache: shape {views['k_cache'].shape}; q has {batch} sequences: give a cache "
+                "of as many, or a page_table"
+            )
+        return slots
+    table = view_tensor("page_table", tensors.page_table, ("int32",))
+    check_beside(table, q)
+    _check_rank(table, 2, "(batch, most pages of a sequence)")
+    if table.shape[0] != batch:
+        raise ArgumentError(
+            f"page_table: shape {table.shape}; q has {batch} sequences: give a row of pages for "
+            "each"
+        )
+    if not slots:
+        raise ArgumentError(
+            f"k_cache: shape {views['k_cache'].shape}; a page must have at least one key"
+        )
+    views["page_table"] = table
+    return table.shape[1] * slots
+
+
+def _add_new(
+    views: dict[str, TensorView], tensors: DecodeTensors, q: TensorView, heads_k: int
+) -> None:
+    """Views of what is appended."""
+    for name, tensor in (("k", tensors.k), ("v", tensors.v)):
+        if tensor is None:
+            continue
+        view = _like_q(name, tensor, q)
+        wanted = (*q.shape[:-2], heads_k, q.shape[-1])
+        if view.shape != wanted:
+            raise ArgumentError(
+                f"{name}: shape {view.shape}; must be q's with the cache's heads, {wanted}: a key "
+                "and a value for every query are appended"
+            )
+        views[name] = view
+
+
+def _add_rotary(views: dict[str, TensorView], tensors: DecodeTensors, q: TensorView) -> None:
+    if tensors.cos is None:
+        return
+    for name, tensor in (("cos", tensors.cos), ("sin", tensors.sin)):
+        view = view_tensor(name, tensor, (q.dtype, "float32"))
+        check_beside(view, q)
+        _check_rank(view, 2, "(positions, pairs of a row)")
+        views[name] = view
+    cos, sin = views["cos"], views["sin"]
+    if (sin.shape, sin.dtype) != (cos.shape, cos.dtype):
+        raise ArgumentError(
+            f"sin: {sin.dtype} of shape {sin.shape}; must be as cos, {cos.dtype} of {cos.shape}"
+        )
+    if 2 * cos.shape[1] > q.shape[-1]:
+        raise ArgumentError(
+            f"cos: shape {cos.shape}; a row of d={q.shape[-1]} has {q.shape[-1] // 2} pairs at most"
+        )
+
+
+def _check_writable(cache: TensorView, views: Mapping[str, TensorView]) -> None:
+    if not cache.writable:
+        raise ArgumentError(
+            f"{cache.name}: is read-only, as all arrays of some frameworks are, and k and v are "
+            "appended to it; give a writable one, or append before the call and leave them out"
+        )
+    if cache.name == "k_cache" and share_memory(cache, views["v_cache"]):
+        raise ArgumentError("v_cache: shares memory with k_cache, and both are written")
+
+
+def _rotary_dtype(request: DecodeRequest) -> str | None:
+    cos = request.views.get("cos")
+    return "float32" if cos is not None and cos.dtype == "float32" else None
+
+
+def check_contents(request: DecodeRequest) -> int:
+    """Checks lengths and page table of host tensors; returns the length of the longest sequence.
+
+    Raises ArgumentError where a sequence has fewer keys than none, or more than fit, where a page
+    that it uses does not exist, where two sequences append to one place, and where a position has
+    no angle.
+    """
+    p, views = request.problem, request.views
+
+    def numbers(name: str) -> np.ndarray:
+        view = views[name]
+        return view.framework.as_numpy(view.source).astype(np.int64)
+
+    before = numbers("cache_lens")
+    counts = np.diff(numbers("cu_seqlens_q")) if p.semantics.packed else np.full(p.batch, p.seq_q)
+    more = counts * ("k" in views)
+    after = before + more
+    for wrong in np.flatnonzero((before < 0) | (after > p.seq_k))[:1]:
+        room = f"{p.seq_k} less the {more[wrong]} that are appended" if more[wrong] else p.seq_k
+        raise ArgumentError(
+            f"cache_lens[{wrong}]={before[wrong]}: must be from 0 to what the cache can hold, "
+            f"{room}; give a larger cache{' or more pages' * bool(p.page)}"
+        )
+    if "cos" in views and (after > (positions := views["cos"].shape[0])).any():
+        raise ArgumentError(
+            f"cos: {positions} positions, and the longest sequence has {after.max()} keys after "
+            "appending; give an angle for each"
+        )
+    if p.page:
+        _check_pages(numbers("page_table"), views["k_cache"].shape[0], p.page, before, after)
+    return int(after.max(initial=0))
+
+
+def _check_pages(
+    table: np.ndarray, pages: int, page: int, before: np.ndarray, after: np.ndarray
+) -> None:
+    used = np.arange(table.shape[1]) < -(-after // page)[:, None]
+    for row, column in np.argwhere(used & ((table < 0) | (table >= pages)))[:1]:
+        raise ArgumentError(
+            f"page_table[{row}, {column}]={table[row, column]}: the sequence's {after[row]} keys "
+            f"need {-(-after[row] // page)} pages, and there are 0 to {pages - 1}; give one of them"
+        )
+    places = [
+        table[row, key // page] * page + key % page
+        for row, (first, end) in enumerate(zip(before, after, strict=True))
+        for key in (np.arange(first, end),)
+    ]
+    written, times = np.unique(np.concatenate([*places, np.zeros(0, np.int64)]), return_counts=True)
+    for place in written[times > 1][:1]:
+        raise ArgumentError(
+            f"page_table: two sequences append to slot {place % page} of page {place // page}; "
+            "give each a page of its own where it appends"
+        )

@@ -1,0 +1,450 @@
+"""Cluster: an executor on Ray. Each GPU measures in an actor of its own; compilations are tasks.
+
+Actors and tasks leave the work to a worker process of theirs, as this machine's executor does: a
+kernel that crashes or hangs ends that process alone, and what ends an actor is the cluster's fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import flashsmith
+from flashsmith import env
+from flashsmith.counted import counted
+from flashsmith.errors import ArgumentError, DependencyError, LaunchError, install_extra
+from flashsmith.printable import quoted
+from flashsmith.tuning.executor import Call, Gpu
+from flashsmith.tuning.runner import Compiler, Libraries, LibraryGoneError, Runner
+from flashsmith.tuning.worker import STARTUP_SECONDS, Failure, Outcome, Worker, wait_for_any
+
+#: The address that means the cluster that this machine is in, or else this machine alone.
+ANY_CLUSTER = "auto"
+# Ray itself tries for minutes where nobody answers.
+_CONNECT_SECONDS = 5.0
+# A GPU that another user of the cluster has is not waited for any longer.
+_PATIENCE_SECONDS = 120.0
+# Beyond what a call may take, for its libraries to arrive and for Ray.
+_DELIVERY_SECONDS = 120.0
+_POLL_SECONDS = 1.0
+_ATTEMPTS = 3
+_SOURCES = (".py", ".cu", ".cuh", ".cc", ".h")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster to tune on: its executor, the GPUs with the runner of each, and how many compilers
+    it has room for. gpus is never empty; notes say what could not be used, and why."""
+
+    executor: RayExecutor
+    gpus: tuple[tuple[Gpu, Runner], ...]
+    jobs: int
+    notes: tuple[str, ...] = ()
+
+
+def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
+    """Connects to the Ray cluster at 'host:port', or to ANY_CLUSTER, and takes all of its GPUs that
+    are free. `make_runner` is called for each in the actor that has it as its only GPU.
+
+    Raises DependencyError without Ray; ArgumentError for what is no address; LaunchError when there
+    is no cluster, it has no GPU to measure on, or machines have other versions of flashsmith.
+    """
+    ray = _ray()
+    ours = not ray.is_initialized()
+    if ours:
+        _connect(ray, address)
+    executor = None
+    try:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        _check_versions(ray, nodes)
+        slots = [
+            _Slot(node["NodeID"], min(1.0, node["Resources"].get("CPU", 0.0)))
+            for node in nodes
+            for _ in range(int(node["Resources"].get("GPU", 0)))
+        ]
+        if not slots:
+            raise LaunchError(
+                f"cluster={quoted(address)}: none of its {counted(len(nodes), 'machine')} has a "
+                "GPU that Ray knows of; start Ray there with: ray start --num-gpus N"
+            )
+        executor = RayExecutor(ray, make_runner, slots, shut_down=ours)
+        gpus, notes = executor.gather()
+        if not gpus:
+            raise LaunchError(
+                f"cluster={quoted(address)}: none of its {counted(len(slots), 'GPU')} can be "
+                f"measured on: {'; '.join(dict.fromkeys(notes))}"
+            )
+        cores = sum(node["Resources"].get("CPU", 0.0) for node in nodes)
+        jobs = max(1, int(cores - sum(slot.cores for slot in slots)))
+        return Cluster(executor, tuple(gpus), jobs, tuple(notes))
+    except BaseException:
+        if executor is not None:
+            executor.close()
+        elif ours:
+            ray.shutdown()
+        raise
+
+
+def version_here() -> str:
+    """flashsmith's version, and which sources it is made of: machines must agree on both."""
+    package = Path(flashsmith.__file__).parent
+    found = hashlib.sha256()
+    for path in sorted(package.rglob("*")):
+        if path.suffix in _SOURCES:
+            found.update(path.relative_to(package).as_posix().encode())
+            found.update(path.read_bytes())
+    return f"{flashsmith.__version__} (sources {found.hexdigest()[:12]})"
+
+
+def _ray() -> Any:
+    env.keep_ray_quiet()
+    try:
+        import ray
+    except ImportError as error:
+        raise DependencyError(
+            f"a sweep over a cluster needs Ray, not installed here; {install_extra('cluster')}"
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str) -> None:
+    how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    named = address if address != ANY_CLUSTER else env.ray_address()
+    if named and named != ANY_CLUSTER:
+        _check_address(named)
+    try:
+        try:
+            ray.init(address=named or ANY_CLUSTER, **how)
+        except ConnectionError:
+            if named:
+                raise
+            ray.init(address="local", include_dashboard=False, **how)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise LaunchError(
+            f"cluster={quoted(named or address)}: Ray does not connect: {error}"
+        ) from error
+
+
+def _check_address(address: str) -> None:
+    """Raises ArgumentError for what is no 'host:port', and LaunchError when nobody answers."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535 or "/" in host:
+        raise ArgumentError(
+            f"cluster={quoted(address)}: give host:port, as 'ray start --head' says it, or nothing "
+            "for the cluster that this machine is in"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise LaunchError(
+            f"cluster={quoted(address)}: there is no Ray cluster ({error}); start one with: "
+            "ray start --head"
+        ) from error
+
+
+def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> None:
+    """Raises LaunchError when a machine with cores or GPUs has not what is here."""
+
+    # Not importable by its name, so that it is sent as it is to where flashsmith may be missing.
+    def probe() -> str:
+        try:
+            from flashsmith.tuning.cluster import version_here
+        except ImportError as error:
+            return f"none that is as new ({error})"
+        return version_here()
+
+    asked = {
+        _host_of(node): ray.remote(probe)
+        .options(num_cpus=0, scheduling_strategy=_on(node["NodeID"]))
+        .remote()
+        for node in nodes
+        if node["Resources"].get("CPU") or node["Resources"].get("GPU")
+    }
+    here = version_here()
+    for host, answer in asked.items():
+        try:
+            there = ray.get(answer, timeout=_PATIENCE_SECONDS)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise LaunchError(f"cluster: {host} does not answer: {_first_line(error)}") from error
+        if there != here:
+            raise LaunchError(
+                f"cluster: {host} has flashsmith {there}, and this machine {here}; install the "
+                "same on all machines, and start Ray there again"
+            )
+
+
+def _host_of(node: Mapping[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
+def _on(node: str) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def _first_line(error: BaseException) -> str:
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {cause}".strip().partition("\n")[0]
+
+
+# ---- in the driver ----
+
+
+@dataclass
+class _Slot:
+    """A GPU of a machine: where, how many cores come with it, and the actor that has it."""
+
+    node: str
+    cores: float
+    actor: Any = None
+
+
+class RayExecutor:
+    """Carries calls out on a cluster; see Executor. Use from one thread.
+
+    Libraries go to where they are measured through Ray's object store, unless they are in the cache
+    there already. An actor that died is replaced on its machine by the next call; when the machine
+    is gone that call is lost, too.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        make_runner: Callable[[], Runner],
+        slots: list[_Slot],
+        *,
+        shut_down: bool,
+    ) -> None:
+        self._ray = ray
+        self._make_runner = make_runner
+        self._unnamed = slots
+        self._shut_down = shut_down
+        self._slots: dict[str, _Slot] = {}
+        self._libraries: Libraries | None = None
+        self._compile = ray.remote(num_cpus=1, num_returns=2, max_retries=_ATTEMPTS)(_compile)
+        self._actor = ray.remote(max_restarts=0, max_task_retries=0)(_GpuActor)
+        self._version = version_here()
+        self._running: dict[Any, Call] = {}
+        self._deadlines: dict[Any, float] = {}
+        # By library: where all libraries of its batch are, packed.
+        self._packed: dict[str, Any] = {}
+        self._arriving: dict[Call, Any] = {}
+
+    def gather(self) -> tuple[list[tuple[Gpu, Runner]], list[str]]:
+        """Starts the actors: the GPUs that came up, with their runners, and why others did not."""
+        ray, found, notes = self._ray, list[tuple[Gpu, Runner]](), list[str]()
+        asked = {}
+        for slot in self._unnamed:
+            self._start(slot)
+            asked[slot.actor.describe.remote()] = slot
+        _, late = ray.wait(list(asked), num_returns=len(asked), timeout=_PATIENCE_SECONDS)
+        names: Counter[str] = Counter()
+        for answer, slot in asked.items():
+            try:
+                if answer in late:
+                    raise TimeoutError(f"a GPU was not free within {_PATIENCE_SECONDS:g} s")
+                name, runner = ray.get(answer)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                notes.append(f"left out: {_first_line(error)}")
+                ray.kill(slot.actor)
+                continue
+            names[name] += 1
+            if names[name] > 1:
+                name = f"{name} ({names[name]})"
+            self._slots[name] = slot
+            self._libraries = runner.libraries
+            found.append((Gpu(name, {**runner.origin, "worker": name}), runner))
+        return found, notes
+
+    def submit(self, call: Call) -> None:
+        """As Executor has it."""
+        if call.compiler is not None:
+            ref, self._arriving[call] = self._compile.remote(
+                self._version,
+                call.compiler,
+                self._libraries,
+                call.method,
+                call.arguments,
+                call.seconds,
+            )
+        else:
+            slot = self._slots[call.gpu]
+            if slot.actor is None:
+                self._start(slot)
+            # In a list, so that they stay where they are until the actor asks for them.
+            packed = {key: [self._packed[key]] for key in call.libraries if key in self._packed}
+            ref = slot.actor.call.remote(
+                call.method, call.arguments, call.seconds, call.fresh, packed
+            )
+            patience = call.seconds + STARTUP_SECONDS + _PATIENCE_SECONDS + _DELIVERY_SECONDS
+            self._deadlines[ref] = time.monotonic() + patience
+        self._running[ref] = call
+
+    def next_result(self, seconds: float) -> tuple[Call, Outcome] | None:
+        """As Executor has it."""
+        if not self._running:
+            time.sleep(seconds)
+            return None
+        over, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
+        now = time.monotonic()
+        late = [ref for ref, deadline in self._deadlines.items() if now > deadline]
+        if over:
+            ref, outcome = over[0], self._outcome(over[0])
+        elif late:
+            ref, outcome = late[0], _lost("its actor does not answer")
+        else:
+            return None
+        call = self._running.pop(ref)
+        self._deadlines.pop(ref, None)
+        packed = self._arriving.pop(call, None)
+        if outcome.failure is None and packed is not None:
+            keys = {one.library for one in outcome.value if one.library}
+            self._packed.update(dict.fromkeys(keys, packed))
+        if outcome.failure is not None and outcome.failure.kind == "lost" and call.gpu:
+            self._end(self._slots[call.gpu])
+        return call, outcome
+
+    def _outcome(self, ref: Any) -> Outcome:
+        """What became of a call; what Ray raises is no kernel's fault."""
+        compiling = self._running[ref].compiler is not None
+        try:
+            outcome: Outcome = self._ray.get(ref)
+        except self._ray.exceptions.RayTaskError as error:
+            reason = _first_line(error)
+            return Outcome(failure=Failure("error", reason)) if compiling else _lost(reason)
+        except self._ray.exceptions.RayError as error:
+            return _lost(_first_line(error))
+        return outcome
+
+    def close(self, calls: Iterable[Call] | None = None) -> None:
+        """As Executor has it; leaves the cluster as it was."""
+        dropped = set(self._running.values()) if calls is None else set(calls)
+        for ref, call in list(self._running.items()):
+            if call in dropped:
+                del self._running[ref]
+                self._deadlines.pop(ref, None)
+                if self._arriving.pop(call, None) is not None:
+                    with contextlib.suppress(self._ray.exceptions.RayError):
+                        self._ray.cancel(ref, force=True)
+                else:
+                    self._end(self._slots[call.gpu])
+        if calls is None and self._ray.is_initialized():
+            for slot in self._unnamed:
+                self._end(slot)
+            self._packed.clear()
+            if self._shut_down:
+                self._ray.shutdown()
+
+    def _start(self, slot: _Slot) -> None:
+        options = {"num_gpus": 1, "num_cpus": slot.cores, "scheduling_strategy": _on(slot.node)}
+        slot.actor = self._actor.options(**options).remote(self._make_runner)
+
+    def _end(self, slot: _Slot) -> None:
+        actor, slot.actor = slot.actor, None
+        if actor is not None:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.kill(actor)
+
+
+def _lost(reason: str) -> Outcome:
+    return Outcome(failure=Failure("lost", reason))
+
+
+# ---- on the cluster ----
+
+
+class _GpuActor:
+    """Has a GPU, as the only one it sees, and a process that measures on it."""
+
+    def __init__(self, make_runner: Callable[[], Runner]) -> None:
+        self._runner = make_runner()
+        self._worker = Worker(self._runner.bench, environment=self._runner.process_environment)
+
+    def describe(self) -> tuple[str, Runner]:
+        """The GPU's name in the cluster, and how it measures."""
+        import ray
+
+        numbers = ", ".join(map(str, ray.get_gpu_ids()))
+        name = f"{socket.gethostname()} GPU {numbers}"
+        return name, replace(self._runner, process_environment=None)
+
+    def call(
+        self,
+        method: str,
+        arguments: tuple[Any, ...],
+        seconds: float,
+        fresh: bool,
+        packed: Mapping[str, list[Any]],
+    ) -> Outcome:
+        """What became of a call of the bench, for which these libraries have to be here."""
+        try:
+            self._receive(packed)
+        except LibraryGoneError as error:
+            failure = Failure("error", str(error), raised=LibraryGoneError.__name__)
+            return Outcome(failure=failure)
+        if fresh:
+            self._worker.stop()
+        return _asked(self._worker, method, arguments, seconds)
+
+    def _receive(self, packed: Mapping[str, list[Any]]) -> None:
+        import ray
+
+        libraries = self._runner.libraries
+        for key, (ref,) in packed.items() if libraries is not None else ():
+            assert libraries is not None
+            if not libraries.has(key):
+                try:
+                    batch = ray.get(ref, timeout=_DELIVERY_SECONDS)
+                except (ray.exceptions.RayError, TimeoutError) as error:
+                    raise LibraryGoneError(f"{key}: did not arrive: {error}") from error
+                libraries.unpack(key, batch[key])
+
+
+# One a Ray worker: the process that its tasks leave the compiling to, by what it was made from.
+_compilers: dict[bytes, Worker] = {}
+
+
+def _compile(
+    version: str,
+    compiler: Compiler,
+    libraries: Libraries | None,
+    method: str,
+    arguments: tuple[Any, ...],
+    seconds: float,
+) -> tuple[Outcome, dict[str, bytes]]:
+    """What became of a call of a compiler, and the libraries that it made, packed.
+
+    Raises RuntimeError on a machine that joined with another version than the driver's.
+    """
+    if version_here() != version:
+        raise RuntimeError(
+            f"{socket.gethostname()} has flashsmith {version_here()}, and the driver {version}"
+        )
+    made_from = pickle.dumps(compiler)
+    worker = _compilers.setdefault(made_from, Worker(compiler, gentle=True))
+    outcome = _asked(worker, method, arguments, seconds)
+    keys = {one.library for one in outcome.value or () if one.library}
+    try:
+        return outcome, {key: libraries.pack(key) for key in keys} if libraries is not None else {}
+    except LibraryGoneError as error:
+        return _lost(str(error)), {}
+
+
+def _asked(worker: Worker, method: str, arguments: tuple[Any, ...], seconds: float) -> Outcome:
+    try:
+        worker.request(method, *arguments, seconds=seconds)
+        while (outcome := worker.outcome()) is None:
+            wait_for_any([worker], _POLL_SECONDS)
+        return outcome
+    except BaseException:
+        worker.stop()
+        raise

@@ -1,0 +1,332 @@
+"""attention_with_cache(): what is right, its two promises, appending, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import shared_kernels
+
+import flashsmith
+from flashsmith import parse_kernel_name_into_config
+from flashsmith.chooser.decode import CHOOSERS, of_any_batch
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, Problem, Semantics, device_spec
+from flashsmith.verify.reference import compute_references
+from flashsmith.verify.tolerance import compare
+
+# Parts of 64 keys: sequences of a few hundred have several.
+CFG = parse_kernel_name_into_config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2")
+shared_kernels.want([CFG], Semantics("causal"))
+shared_kernels.want([CFG], Semantics("causal", packed=True, uneven=True))
+HEADS, HEADS_K, D = 4, 2, 64
+NAN = np.float16("nan")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels() -> None:
+    shared_kernels.load([CFG], Semantics("causal"))
+    shared_kernels.load([CFG], Semantics("causal", packed=True, uneven=True))
+
+
+def run(*tensors: Any, **keywords: Any) -> Any:
+    return flashsmith.attention_with_cache(*tensors, config=CFG, emulate=True, **keywords)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, np.float32).astype(np.float16)
+
+
+class Batch:
+    """Sequences with keys, values and queries of their own, from a seed each."""
+
+    def __init__(self, lens: tuple[int, ...], queries: tuple[int, ...] = (), seed: int = 0) -> None:
+        self.lens, self.queries = lens, queries or (1,) * len(lens)
+        drawn = [np.random.default_rng([seed, n, length]) for n, length in enumerate(lens)]
+        self.keys = [normal(rng, n, HEADS_K, D) for rng, n in zip(drawn, lens, strict=True)]
+        self.values = [normal(rng, n, HEADS_K, D) for rng, n in zip(drawn, lens, strict=True)]
+        self.q = [normal(rng, n, HEADS, D) for rng, n in zip(drawn, self.queries, strict=True)]
+
+    def dense(self, capacity: int = 0, which: list[int] | None = None) -> dict[str, Any]:
+        """A call on dense caches of NaN where there is no key; of some sequences."""
+        chosen = list(range(len(self.lens))) if which is None else which
+        capacity = capacity or max(self.lens[i] for i in chosen)
+        caches = [np.full((len(chosen), capacity, HEADS_K, D), NAN) for _ in "kv"]
+        for cache, contents in zip(caches, (self.keys, self.values), strict=True):
+            for row, i in enumerate(chosen):
+                cache[row, : self.lens[i]] = contents[i]
+        return self._call(caches, chosen)
+
+    def paged(self, page: int, seed: int = 0) -> dict[str, Any]:
+        """The same in shuffled pages amid pages of NaN; unused entries are -1."""
+        used = [-(-n // page) for n in self.lens]
+        free = np.random.default_rng(seed).permutation(sum(used) + 3).tolist()
+        table = np.full((len(self.lens), max(used) + 1), -1, np.int32)
+        caches = [np.full((len(free), page, HEADS_K, D), NAN) for _ in "kv"]
+        for i, n in enumerate(self.lens):
+            table[i, : used[i]] = [free.pop() for _ in range(used[i])]
+            at = np.arange(n)
+            for cache, contents in zip(caches, (self.keys, self.values), strict=True):
+                cache[table[i, at // page], at % page] = contents[i]
+        return self._call(caches, list(range(len(self.lens)))) | {"page_table": table}
+
+    def _call(self, caches: list[np.ndarray], chosen: list[int]) -> dict[str, Any]:
+        queries = [self.q[i] for i in chosen]
+        call: dict[str, Any] = {
+            "k_cache": caches[0],
+            "v_cache": caches[1],
+            "cache_lens": np.array([self.lens[i] for i in chosen], np.int32),
+        }
+        if len({len(q) for q in queries}) == 1:
+            return call | {"q": np.stack(queries)}
+        offsets = np.cumsum([0, *map(len, queries)]).astype(np.int32)
+        return call | {"q": np.concatenate(queries), "cu_seqlens_q": offsets}
+
+    def check(self, o: np.ndarray, lse: np.ndarray, lens: tuple[int, ...] | None = None) -> None:
+        """Raises AssertionError unless o and the LSE are right, all rows of them."""
+        packed = o.reshape(-1, HEADS, D)
+        rows = lse if lse.ndim == 2 else np.moveaxis(lse, 1, 0).reshape(HEADS, -1)
+        references = compute_references(
+            np.concatenate(self.q), np.concatenate(self.keys), np.concatenate(self.values),
+            D**-0.5, causal=True, lens_q=self.queries, lens_k=lens or self.lens,
+        )  # fmt: skip
+        verdict = compare(DType.FP16, packed, rows, references, lens_q=self.queries)
+        assert verdict.ok, verdict.reasons
+
+
+MIXED = (300, 0, 1, 64, 65, 129, 15)
+
+
+def test_sequences_of_any_length_are_right_and_every_row_is_written() -> None:
+    # Rows after the first sequence were once left unwritten (pytorch#194167).
+    batch = Batch(MIXED)
+    call = batch.dense()
+    out = np.full_like(call["q"], NAN)
+    o, lse = run(**call, out=out, return_lse=True)
+    assert o is out
+    batch.check(o, lse)
+    assert (o[1] == 0).all()
+    assert (lse[1] == -np.inf).all()
+
+
+def test_paged_equals_dense_bitwise_whatever_the_page_and_the_order() -> None:
+    batch = Batch(MIXED)
+    o, lse = run(**batch.dense(), return_lse=True)
+    for page in (1, 16, 24, 256):
+        paged, paged_lse = run(**batch.paged(page, seed=page), return_lse=True)
+        np.testing.assert_array_equal(paged.view(np.uint16), o.view(np.uint16))
+        np.testing.assert_array_equal(paged_lse, lse)
+
+
+def test_a_sequence_has_the_same_bits_alone_in_any_batch_and_at_any_capacity() -> None:
+    batch = Batch((300, 0, 129, 64))
+    together = run(**batch.dense(capacity=320))
+    for i in (0, 2, 3):
+        alone = run(**batch.dense(which=[i]))
+        np.testing.assert_array_equal(alone[0].view(np.uint16), together[i].view(np.uint16))
+    turned = run(**batch.dense(which=[3, 2, 1, 0]))
+    np.testing.assert_array_equal(turned[::-1].view(np.uint16), together.view(np.uint16))
+
+
+def test_a_ragged_call_gives_a_sequence_the_bits_of_a_call_of_its_own() -> None:
+    # One token beside a chunk of a prompt, and a sequence without queries.
+    batch = Batch((200, 130, 70), (1, 5, 0))
+    o, lse = run(**batch.dense(), return_lse=True)
+    batch.check(o, lse)
+    alone = run(**batch.dense(which=[0]))
+    np.testing.assert_array_equal(alone[0].view(np.uint16), o[:1].view(np.uint16))
+    chunk = run(**batch.dense(which=[1]))
+    np.testing.assert_array_equal(chunk[0].view(np.uint16), o[1:6].view(np.uint16))
+
+
+def test_two_calls_give_the_same_bits_and_a_free_split_the_same_numbers() -> None:
+    batch = Batch((300, 17))
+    call = batch.dense()
+    first, second = run(**call), run(**call)
+    np.testing.assert_array_equal(first.view(np.uint16), second.view(np.uint16))
+    o, lse = run(**call, split="free", return_lse=True)
+    batch.check(o, lse)
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_keys_are_appended_at_the_lengths_and_nothing_else_changes(page: int) -> None:
+    # At a page's end, its beginning, and the last slot: FA#772 was wrong next to a boundary.
+    lens, new = (15, 16, 0, 63), 1
+    batch = Batch(tuple(n + new for n in lens))
+    call = batch.paged(page) if page else batch.dense(capacity=64)
+    call["cache_lens"] = np.array(lens, np.int32)
+    wanted = {name: call[name].copy() for name in ("k_cache", "v_cache")}
+    for name, contents in (("k", batch.keys), ("v", batch.values)):
+        call[name] = np.stack([it[-new:] for it in contents])
+        cache = call[f"{name}_cache"]
+        for i, n in enumerate(lens):
+            at = (call["page_table"][i, n // page], n % page) if page else (i, n)
+            assert (cache[at] == contents[i][-1]).all()
+            cache[at] = NAN
+    given = {name: call[name].copy() for name in ("k_cache", "v_cache", "cache_lens")}
+    o, lse = run(**call, return_lse=True)
+    batch.check(o, lse)
+    for name, cache in wanted.items():
+        np.testing.assert_array_equal(call[name].view(np.uint16), cache.view(np.uint16))
+        assert (call[name].view(np.uint16) != given[name].view(np.uint16)).any()
+    np.testing.assert_array_equal(call["cache_lens"], given["cache_lens"])  # not advanced
+
+
+def test_surplus_ctas_of_a_large_capacity_touch_nothing() -> None:
+    # A batch padded with empty sequences, in a cache far larger than it needs (FI#4002): their
+    # rows are written with 0, and nobody else's.
+    batch = Batch((70, *[0] * 5))
+    call = batch.dense(capacity=2048)
+    whole = np.full((8, 1, HEADS, D), NAN)
+    o = run(**call, out=whole[1:7])
+    batch.check(o, run(**call, return_lse=True)[1])
+    assert np.isnan(whole[[0, 7]]).all()
+    assert (o[1:] == 0).all()
+
+
+def test_unused_entries_of_a_table_may_be_anything() -> None:
+    # An illegal access in vllm#15113.
+    batch = Batch((40, 3))
+    call = batch.paged(16)
+    expected = run(**call)
+    for garbage in (2**31 - 1, -(2**31), 10**6):
+        call["page_table"][call["page_table"] == -1] = garbage
+        np.testing.assert_array_equal(run(**call).view(np.uint16), expected.view(np.uint16))
+
+
+def test_k_and_v_may_be_halves_of_one_tensor() -> None:
+    batch = Batch((33, 5))
+    call = batch.dense()
+    expected = run(**call)
+    both = np.stack((call["k_cache"], call["v_cache"]), axis=1)
+    call |= {"k_cache": both[:, 0], "v_cache": both[:, 1]}
+    np.testing.assert_array_equal(run(**call), expected)
+    call |= {"k": batch.keys[0][:2, None], "v": batch.values[0][:2, None]}
+    run(**call | {"cache_lens": np.array([3, 4], np.int32)})
+    assert (both[1, 0, 4] == batch.keys[0][1]).all()
+    assert (both[1, 1, 4] == batch.values[0][1]).all()
+
+
+def test_a_sequence_may_share_the_pages_of_its_beginning() -> None:
+    batch = Batch((40, 40))
+    batch.keys[1][:32], batch.values[1][:32] = batch.keys[0][:32], batch.values[0][:32]
+    call = batch.paged(16)
+    separate = run(**call)
+    call["page_table"][1, :2] = call["page_table"][0, :2]
+    np.testing.assert_array_equal(run(**call).view(np.uint16), separate.view(np.uint16))
+
+
+def test_a_call_without_queries_returns_nothing_and_appends_nothing() -> None:
+    call = Batch((5, 3)).dense()
+    call["q"] = call["q"][:, :0]
+    o, lse = run(**call, return_lse=True)
+    assert (o.shape, lse.shape) == ((2, 0, HEADS, D), (2, HEADS, 0))
+
+
+def test_jax_arrays_are_read_and_not_appended_to() -> None:
+    jax = pytest.importorskip("jax", reason="needs JAX: it is not installed")
+    batch = Batch((33, 5))
+    call = batch.dense()
+    expected = run(**call)
+    lent = {name: jax.numpy.asarray(array) for name, array in call.items()}
+    np.testing.assert_array_equal(np.asarray(run(**lent)), expected)
+    new = jax.numpy.zeros((2, 1, HEADS_K, D), np.float16)
+    with pytest.raises(ArgumentError, match="k_cache: is read-only, as all arrays of some"):
+        run(**lent, k=new, v=new)
+
+
+def test_a_choice_depends_on_neither_batch_nor_page_nor_capacity() -> None:
+    device = device_spec(90)
+    texts = [
+        "b1 s1:100 h32:8 d128 bf16 decode causal", "b64 s5:65536 h32:8 d128 bf16 decode causal",
+        "b8 s7:4096 h32:8 d128 bf16 decode causal packed page16",
+    ]  # fmt: skip
+    problems = [Problem.parse(text) for text in texts]
+    assert len({of_any_batch(problem) for problem in problems}) == 1
+    assert len({CHOOSERS["invariant"](problem, device) for problem in problems}) == 1
+    assert CHOOSERS["free"](problems[2], device).FAMILY == CFG.FAMILY
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def changed(**others: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: {**Batch((20, 5)).dense(), **others}
+
+
+def table(*rows: list[int]) -> Callable[[], dict[str, Any]]:
+    return lambda: {**Batch((20, 5)).paged(16), "page_table": np.array(rows, np.int32)}
+
+
+NEW = np.zeros((2, 1, HEADS_K, D), np.float16)
+ANGLES = np.zeros((5, 8), np.float16)
+LENS = np.array([20, 5], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (changed(cache_lens=np.array([21, 5], np.int32)),
+         r"cache_lens\[0\]=21: must be from 0 to what the cache can hold, 20; give a larger cache"),
+        (changed(cache_lens=np.array([3, -1], np.int32)), r"cache_lens\[1\]=-1: must be from 0"),
+        (changed(k=NEW, v=NEW), r"cache_lens\[0\]=20: .* 20 less the 1 that are appended"),
+        (changed(cache_lens=LENS.astype(np.int64)), "cache_lens: dtype int64; must be int32"),
+        (changed(cache_lens=LENS[:1]), "cache_lens: 1 lengths, and q has 2 sequences"),
+        (table([0, 9, -1], [1, -1, -1]), r"page_table\[0, 1\]=9: .* need 2 pages, and there are"),
+        (table([0, -1, -1], [1, -1, -1]), r"page_table\[0, 1\]=-1: the sequence's 20 keys"),
+        (table([0, 1, -1]), "page_table: shape .* q has 2 sequences"),
+        (lambda: {**table([0, 1], [1, 1])(), "k": NEW, "v": NEW,
+                  "cache_lens": np.array([20, 4], np.int32)},
+         "page_table: two sequences append to slot 4 of page 1; give each a page of its own"),
+        (changed(k=NEW), "v: missing, and k is given; both are appended"),
+        (changed(k=NEW[:1], v=NEW[:1]), "k: shape .* a key and a value for every query"),
+        (changed(cos=ANGLES), "sin: missing, and cos is given"),
+        (changed(cos=ANGLES, sin=ANGLES), "k: missing, and cos is given"),
+        (changed(k=NEW, v=NEW, cos=ANGLES, sin=ANGLES, cache_lens=np.array([2, 5], np.int32)),
+         "cos: 5 positions, and the longest sequence has 6 keys after appending"),
+        (changed(k=NEW, v=NEW, cos=np.zeros((64, 33), np.float16),
+                 sin=np.zeros((64, 33), np.float16)), "cos: shape .* has 32 pairs at most"),
+        (changed(k=NEW, v=NEW, cos=ANGLES, sin=ANGLES.astype(np.float32)), "sin: float32 of shape"),
+        (changed(split="other"), "split='other': give 'invariant'"),
+        (changed(window=3), "window=3: give a pair"),
+        (changed(max_seqlen_q=3), "max_seqlen_q=3: is of packed sequences"),
+        (changed(q=np.zeros((2, HEADS, D), np.float16)), "q: rank 3 .* must be 4"),
+        (changed(q=np.zeros((2, 1, 3, D), np.float16)), "k_cache: 2 heads and q 3"),
+        (changed(q=np.zeros((3, 1, HEADS, D), np.float16)), "cache_lens: 2 lengths, and q has 3"),
+        (changed(q=np.zeros((2, 1, HEADS, 60), np.float16)), "q: d_head 60 .* multiple of 8"),
+        (changed(k_cache=np.zeros((2, 20, HEADS_K, 32), np.float16)), "k_cache: shape .* d_head"),
+        (changed(v_cache=np.zeros((2, 21, HEADS_K, D), np.float16)), "v_cache: shape .* k_cache's"),
+        (changed(k_cache=np.zeros((3, 20, HEADS_K, D), np.float16),
+                 v_cache=np.zeros((3, 20, HEADS_K, D), np.float16)),
+         "k_cache: shape .* q has 2 sequences: give a cache of as many, or a page_table"),
+        (changed(out=np.zeros((2, 1, HEADS, 32), np.float16)), "out: shape"),
+        (changed(sinks=np.zeros(3, np.float32)), "sinks: shape"),
+        (changed(return_lse=1), "return_lse=1: allowed are True and False"),
+        (changed(softcap=-1.0), "softcap=-1.0"),
+        (changed(rotary_interleaved="yes"), "rotary_interleaved='yes'"),
+    ],
+)  # fmt: skip
+def test_the_error_names_the_argument_its_value_and_what_is_allowed(
+    call: Callable[[], dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        run(**call())
+
+
+def test_caches_that_cannot_be_written_are_errors_only_where_they_are() -> None:
+    call = Batch((19, 5)).dense(capacity=20)
+    call["k_cache"].flags.writeable = False
+    run(**call)
+    with pytest.raises(ArgumentError, match=r"k_cache: is read-only, .* k and v are appended"):
+        run(**call, k=NEW, v=NEW)
+    call["k_cache"] = call["v_cache"]
+    with pytest.raises(ArgumentError, match="v_cache: shares memory with k_cache"):
+        run(**call, k=NEW, v=NEW)
+
+
+def test_a_config_of_another_operation_is_an_error() -> None:
+    other = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): async+load_0_0_0_tiles")
+    with pytest.raises(ArgumentError, match=r"config: got .* give a FlashDecodeKernelConfig"):
+        flashsmith.attention_with_cache(**Batch((20, 5)).dense(), config=other)

@@ -1,0 +1,158 @@
+"""wgmma_backward with ordered_dq in the emulator: dq has the same bits under every schedule and for
+every number of resident CTAs, and what goes wrong in the order is found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import shared_kernels
+from test_wgmma_backward import AHEAD, HALVES, ROWS, SPLIT_HALVES, TURNS, WIDE
+
+from flashsmith.emulator.checks import all_checks
+from flashsmith.errors import EmulatorError
+from flashsmith.families import HopperBackwardKernelConfig, Problem, Semantics, device_spec
+from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.verify import reference_of
+
+ORDERED = replace(AHEAD, ordered_dq=True)
+#: By rows, by turns of three persistent warpgroups, by columns in persistent CTAs, ...
+OTHERS = [replace(cfg, ordered_dq=True) for cfg in (ROWS, TURNS, WIDE, HALVES, SPLIT_HALVES)]
+CAUSAL = Semantics("causal", uneven=True)
+shared_kernels.want([ORDERED], CAUSAL)
+
+
+def outcome(
+    cfg: HopperBackwardKernelConfig,
+    text: str,
+    *,
+    sm_count: int = 2,
+    schedule_seed: int | None = None,
+    **options: Any,
+) -> tuple[bytes, tuple[str, ...], set[str]]:
+    """The bits of dq, why gradients are wrong, and the kinds of findings."""
+    problem = Problem.parse(f"{text} d{cfg.d_head} {cfg.dtype.name.lower()} backward")
+    shared_kernels.load([cfg], problem.required_semantics(cfg))
+    reference = reference_of(problem.computed)
+    said = reference.options(problem, **options)
+    case = reference.case(cfg, problem, kind="random", seed=1, options=said)
+    checks = all_checks(cfg.family.is_deterministic(cfg))
+    result = reference.run(
+        cfg,
+        case,
+        lambda array: array,
+        emulate=True,
+        arch=replace(device_spec("H200"), sm_count=sm_count),
+        observers=checks,
+        schedule_seed=schedule_seed,
+    )
+    reasons = reference.compare(cfg, case, result.outputs).reasons
+    kinds = {finding.kind for check in checks for finding in check.findings}
+    return np.asarray(result.outputs["dq"]).tobytes(), reasons, kinds
+
+
+def assert_repeatable(
+    cfg: HopperBackwardKernelConfig, text: str, runs: list[tuple[int, int | None]], **options: Any
+) -> None:
+    """The same right bits with each (number of SMs, seed of the schedule)."""
+    found = set()
+    for sm_count, seed in runs:
+        bits, reasons, kinds = outcome(cfg, text, sm_count=sm_count, schedule_seed=seed, **options)
+        assert not reasons, (sm_count, seed)
+        assert not kinds, (sm_count, seed)
+        found.add(bits)
+    assert len(found) == 1
+
+
+def test_the_same_bits_under_every_schedule() -> None:
+    """One CTA at a time, and many: nobody waits for a CTA that comes later."""
+    assert cfg_promises(ORDERED)
+    assert_repeatable(ORDERED, "b1 s100:300 h2:1 causal", [(1, None), (132, 5)])
+
+
+def cfg_promises(cfg: HopperBackwardKernelConfig) -> bool:
+    return cfg.family.is_deterministic(cfg) and not AHEAD.family.is_deterministic(AHEAD)
+
+
+@pytest.mark.full
+def test_without_the_order_bits_differ() -> None:
+    """Or the tests here showed nothing."""
+    found = {
+        outcome(AHEAD, "b1 s100:300 h2:1 causal", sm_count=132, schedule_seed=seed)[0]
+        for seed in (None, 4, 5, 6)
+    }
+    assert len(found) > 1
+
+
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "b1 s300:300 h2:1 causal": {},
+    "b1 s128:384 h1": {},
+    "b2 s200:75 h1 causal": {"dlse": True},
+    "b1 s75:500 h1 causal": {"sinks": True},
+    "b1 s300:450 h2 window": {"left": 130, "right": 0},
+    "b1 s450:300 h1 window": {"left": 70, "right": 140},
+    "b3 s260:330 h2:1 causal packed": {"lens_q": (260, 0, 60), "lens_k": (330, 70, 200)},
+    "b2 s200:400 h1 window softcap packed": {
+        "lens_q": (200, 150), "lens_k": (400, 90), "left": 100, "right": 40,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("text", PROBLEMS)
+@pytest.mark.parametrize("cfg", [ORDERED, *OTHERS], ids=str)
+def test_every_mask_and_way_to_share_dq(cfg: HopperBackwardKernelConfig, text: str) -> None:
+    """Rows without keys, keys that no row sees, sequences of any lengths."""
+    runs: list[tuple[int, int | None]] = [(1, 2), (3, 1), (132, None)]
+    assert_repeatable(cfg, text, runs, **PROBLEMS[text])
+
+
+def changed(cfg: HopperBackwardKernelConfig, change: Callable[[str], str]) -> dict[str, str]:
+    """The PTX of its kernels, by entry, with a change of the main one's."""
+    kernel = loaded_kernels.get(cfg, 90, CAUSAL)
+    entry = kernel.entry.ptx_entry
+    text = change(kernel.modules[entry])
+    assert text != kernel.modules[entry]
+    return {**kernel.modules, entry: text}
+
+
+#: Changes of the kernel's PTX that leave the order of sums to chance, or to nobody.
+MISTAKES: dict[str, tuple[str, str]] = {
+    "no acquire": (r"ld\.acquire\.gpu\.global", "ld.relaxed.gpu.global"),
+    "acquire in the CTA": (r"ld\.acquire\.gpu\.global", "ld.acquire.cta.global"),
+    "no release": (r"st\.release\.gpu\.global", "st.relaxed.gpu.global"),
+    "no wait": (r"(ld\.acquire\.gpu\.global\.u32 (%r\d+), .*)", r"\1\n mov.b32 \2, TURN;"),
+    "turn not passed on": (r"st\.release\.gpu\.global\.u32 .*;", ""),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern, new = MISTAKES[name]
+    text = "b1 s60:250 h1 causal"
+    shared_kernels.load([ORDERED], CAUSAL)
+
+    def change(ptx: str) -> str:
+        if "TURN" not in new:
+            return re.sub(pattern, new, ptx)
+        # What the loop compares the counter with.
+        loop = re.search(
+            r"ld\.acquire[^;]* (%r\d+), .*?setp\.ne\S* [^,]*, (%r\d+), (%r\d+)", ptx, re.S
+        )
+        assert loop is not None
+        loaded, *compared = loop.groups()
+        turn = next(one for one in compared if one != loaded)
+        return re.sub(pattern, new.replace("TURN", turn), ptx)
+
+    kernel = replace(loaded_kernels.get(ORDERED, 90, CAUSAL))
+    kernel.__dict__["modules"] = changed(ORDERED, change)
+    monkeypatch.setitem(loaded_kernels.kernels, (ORDERED, 90, CAUSAL), kernel)
+    if name == "turn not passed on":
+        with pytest.raises(EmulatorError, match=r"deadlock: .*to change from 0"):
+            outcome(ORDERED, text, sm_count=132)
+    else:
+        assert "race-waw" in outcome(ORDERED, text, sm_count=132)[2]

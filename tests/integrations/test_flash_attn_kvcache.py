@@ -1,0 +1,151 @@
+"""flash_attn_with_kvcache has FlashAttention-3's names and meaning; FlashInfer's lists of pages
+become page tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import shared_kernels
+
+from flashsmith import attention_with_cache, flash_attn_with_kvcache
+from flashsmith.chooser import decode
+from flashsmith.errors import ArgumentError
+from flashsmith.families import Semantics, parse_kernel_name_into_config
+from flashsmith.integrations.page_tables import from_flashinfer
+
+CFG = parse_kernel_name_into_config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2")
+shared_kernels.want([CFG], Semantics("causal"))
+
+
+@pytest.fixture(autouse=True)
+def splits_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes the splits that are asked for."""
+    shared_kernels.load([CFG], Semantics("causal"))
+    asked: list[str] = []
+
+    def chooser(split: str) -> Any:
+        def choose(problem: Any, device: Any) -> Any:
+            asked.append(split)
+            return CFG
+
+        return choose
+
+    monkeypatch.setattr(decode, "CHOOSERS", {name: chooser(name) for name in decode.CHOOSERS})
+    return asked
+
+
+def tensors() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, np.float32).astype(np.float16)
+
+    return {"q": normal(2, 1, 2, 64), "k_cache": normal(2, 70, 1, 64),
+            "v_cache": normal(2, 70, 1, 64)}  # fmt: skip
+
+
+LENS = np.array([5, 68], np.int32)
+
+
+def test_lengths_are_a_tensor_or_a_number_or_the_whole_cache() -> None:
+    call = tensors()
+    o, lse = flash_attn_with_kvcache(
+        **call, cache_seqlens=LENS, causal=True, return_softmax_lse=True
+    )
+    expected = attention_with_cache(**call, cache_lens=LENS, return_lse=True)
+    np.testing.assert_array_equal(o, expected[0])
+    np.testing.assert_array_equal(lse, expected[1])
+    for length in (7, None):
+        lens = np.full(2, 70 if length is None else length, np.int32)
+        o = flash_attn_with_kvcache(**call, cache_seqlens=length, causal=True)
+        np.testing.assert_array_equal(o, attention_with_cache(**call, cache_lens=lens))
+    paged = {**call, "k_cache": call["k_cache"].reshape(14, 10, 1, 64),
+             "v_cache": call["v_cache"].reshape(14, 10, 1, 64),
+             "page_table": np.arange(14, dtype=np.int32).reshape(2, 7)}  # fmt: skip
+    whole = flash_attn_with_kvcache(**paged, causal=True)
+    np.testing.assert_array_equal(whole, flash_attn_with_kvcache(**call, causal=True))
+
+
+def test_keys_are_appended_and_turned_interleaved_by_default() -> None:
+    angles = np.random.default_rng(1).uniform(-3, 3, (70, 16))
+    turn = np.cos(angles).astype(np.float16), np.sin(angles).astype(np.float16)
+    k, v = (tensors()["q"][:, :, :1].copy() * factor for factor in (1, 2))
+    theirs, ours = tensors(), tensors()
+    o = flash_attn_with_kvcache(
+        *theirs.values(), k, v, None, *turn, cache_seqlens=LENS, causal=True
+    )
+    expected = attention_with_cache(
+        **ours, cache_lens=LENS, k=k, v=v, cos=turn[0], sin=turn[1], rotary_interleaved=True
+    )
+    np.testing.assert_array_equal(o, expected)
+    for name in ("k_cache", "v_cache"):
+        np.testing.assert_array_equal(theirs[name], ours[name])
+        assert (theirs[name] != tensors()[name]).any()
+
+
+def test_splits_of_0_and_1_are_invariant_and_more_are_free(splits_asked: list[str]) -> None:
+    for num_splits in (0, 1, 2, 32):
+        flash_attn_with_kvcache(
+            **tensors(), cache_seqlens=LENS, causal=True, num_splits=num_splits, pack_gqa=True
+        )
+    assert splits_asked == ["invariant", "invariant", "free", "free"]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        *[({name: LENS}, f"{name}: not supported; must be None") for name in (
+            "qv", "cache_batch_idx", "cache_leftpad", "rotary_seqlens", "q_descale", "k_descale",
+            "v_descale", "scheduler_metadata", "cu_seqlens_k_new")],
+        ({"attention_chunk": 64}, "attention_chunk=64: not supported; must be 0"),
+        ({"sm_margin": 2}, "sm_margin=2: not supported; must be 0"),
+        ({"num_splits": -1}, "num_splits=-1: give a whole number from 0"),
+        ({"cache_seqlens": None, "k": LENS}, "cache_seqlens: missing; k is appended there"),
+        ({"window_size": 3}, "window_size=3: give"),
+        ({"cache_seqlens": 71}, r"cache_lens\[0\]=71: must be from 0"),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_is_an_error_that_names_it(
+    keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        flash_attn_with_kvcache(**tensors(), **{"cache_seqlens": LENS, "causal": True, **keywords})
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_flashinfers_lists_of_pages_become_a_table(framework: str) -> None:
+    module = pytest.importorskip(framework, reason="needs PyTorch: it is not installed")
+    indptr, indices, last = (
+        module.asarray(np.array(it, np.int32)) for it in ([0, 2, 2, 5], [7, 3, 1, 0, 4], [4, 0, 16])
+    )
+    for most, more in ((None, 0), (4, 1)):
+        table, lens = from_flashinfer(indptr, indices, last, 16, most)
+        rows = [[7, 3, -1], [-1, -1, -1], [1, 0, 4]]
+        assert table.tolist() == [[*row, *[-1] * more] for row in rows]
+        assert lens.tolist() == [20, 0, 48]
+        assert {str(it.dtype).rpartition(".")[2] for it in (table, lens)} == {"int32"}
+    empty = from_flashinfer(module.asarray(np.zeros(3, np.int32)), indices[:0], last[:2], 16, 2)
+    assert empty.page_table.tolist() == [[-1, -1], [-1, -1]]
+    assert empty.lens.tolist() == [0, 0]
+
+
+def test_a_cache_of_flashinfers_is_attended_as_a_dense_one_is() -> None:
+    call = tensors()
+    pages = np.full((12, 2, 16, 1, 64), np.nan, np.float16)
+    lists = ([9], [2, 11, 5, 0, 7])
+    for row, (mine, length) in enumerate(zip(lists, LENS, strict=True)):
+        for side, name in enumerate(("k_cache", "v_cache")):
+            for key in range(length):
+                pages[mine[key // 16], side, key % 16] = call[name][row, key]
+    indptr, indices = np.array([0, 1, 6], np.int32), np.array([*lists[0], *lists[1]], np.int32)
+    table, lens = from_flashinfer(indptr, indices, np.array([5, 4], np.int32), 16)
+    o = attention_with_cache(call["q"], pages[:, 0], pages[:, 1], cache_lens=lens, page_table=table)
+    expected = attention_with_cache(**call, cache_lens=LENS)
+    np.testing.assert_array_equal(o, expected)
+
+
+def test_lists_that_are_no_tensors_are_an_error() -> None:
+    with pytest.raises(ArgumentError, match="indptr: got list; give a PyTorch tensor"):
+        from_flashinfer([0], [], [], 16)

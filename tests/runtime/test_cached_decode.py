@@ -1,0 +1,206 @@
+"""A call over a cache like one before skips the checks and launches what a checked one launches;
+one that must be refused is refused all the same. No GPU: host tensors pass for one's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import parse_kernel_name_into_config
+from flashsmith.runtime import cached_launches, decode_pass
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
+
+from cached_calls import half, offsets  # noqa: E402
+from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
+
+from flashsmith import attention_with_cache  # noqa: E402
+from flashsmith.runtime.frameworks.torch import TorchTensors  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CFG = parse_kernel_name_into_config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2")
+ORDER = (
+    *("q", "k_cache", "v_cache", "cache_lens", "o", "lse", "page_table", "k", "v", "cos", "sin"),
+    *("sinks", "cu_seqlens_q"),
+)
+LENS = [100, 0]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("a tensor of the device was read")
+
+    monkeypatch.setattr(TorchTensors, "as_numpy", refuse)
+    monkeypatch.setattr(TorchTensors, "longest_steps", refuse)
+    with pretended_gpu() as pretended:
+        yield pretended
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """After calling it, a call that goes through the checks fails."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the call was checked")
+
+    return lambda: monkeypatch.setattr(decode_pass, "check_request", refuse)
+
+
+def dense(**options: Any) -> dict[str, Any]:
+    return {
+        "q": half(2, 1, 4, 64),
+        "k_cache": half(2, 128, 2, 64),
+        "v_cache": half(2, 128, 2, 64),
+        "cache_lens": torch.tensor(LENS, dtype=torch.int32),
+        **options,
+    }
+
+
+def paged(**options: Any) -> dict[str, Any]:
+    table = torch.zeros(2, 8, dtype=torch.int32)
+    caches = {name: half(10, 16, 2, 64) for name in ("k_cache", "v_cache")}
+    return dense(**{**caches, "page_table": table, **options})
+
+
+def appending(**options: Any) -> dict[str, Any]:
+    return {"k": half(2, 1, 2, 64), "v": half(2, 1, 2, 64), **options}
+
+
+def interleaved() -> dict[str, Any]:
+    both = half(2, 2, 128, 2, 64)
+    return dense(**appending(k_cache=both[:, 0], v_cache=both[:, 1]))
+
+
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "dense": dense,
+    "paged": paged,
+    "with its LSE": lambda: dense(return_lse=True),
+    "an output of one's own": lambda: dense(out=half(2, 1, 4, 64), return_lse=True),
+    "not causal": lambda: dense(causal=False),
+    "window, capped and scaled": lambda: dense(window=(5, None), softcap=20.0, scale=0.5),
+    "sinks": lambda: dense(sinks=torch.zeros(4)),
+    "a free split": lambda: dense(split="free"),
+    "a config": lambda: dense(config=CFG),
+    "appending": lambda: paged(**appending()),
+    "appending to halves of one tensor": interleaved,
+    "rotary": lambda: dense(**appending(cos=half(128, 32), sin=half(128, 32))),
+    "rotary in fp32": lambda: dense(
+        **appending(cos=torch.zeros(128, 8), sin=torch.zeros(128, 8), rotary_interleaved=True)
+    ),
+    "heads outside": lambda: dense(k_cache=half(2, 2, 128, 64).transpose(1, 2)),
+    "packed, everything": lambda: paged(
+        q=half(7, 4, 64), k=half(7, 2, 64), v=half(7, 2, 64), cos=half(128, 32), sin=half(128, 32),
+        sinks=torch.zeros(4), cu_seqlens_q=offsets(2, 5), max_seqlen_q=5, out=half(7, 4, 64),
+        return_lse=True,
+    ),
+    "packed, of unknown lengths": lambda: dense(q=half(7, 4, 64), cu_seqlens_q=offsets(2, 5)),
+}  # fmt: skip
+
+
+def places(call: dict[str, Any], outputs: Any) -> tuple[int, ...]:
+    """The addresses that a launch must be given."""
+    o, lse = outputs if isinstance(outputs, tuple) else (outputs, None)
+    found = ((call | {"o": o, "lse": lse}).get(name) for name in ORDER)
+    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in found)
+
+
+def facts(outputs: Any) -> list[Any]:
+    found = outputs if isinstance(outputs, tuple) else (outputs,)
+    return [(t.shape, t.stride(), t.dtype) for t in found]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_like_one_before_launches_the_same_elsewhere_and_reads_nothing(
+    name: str, gpu: PretendedGpu, unchecked: Callable[[], None]
+) -> None:
+    first, second = CALLS[name](), CALLS[name]()
+    checked = attention_with_cache(**first)
+    unchecked()
+    outputs = attention_with_cache(**second)
+    assert facts(outputs) == facts(checked)
+    assert [launch.addresses for launch in gpu.launches] == [
+        places(first, checked),
+        places(second, outputs),
+    ]
+    assert gpu.launches[0].prepared is gpu.launches[1].prepared
+
+
+def test_different_calls_have_different_signatures(gpu: PretendedGpu) -> None:
+    for make in CALLS.values():
+        attention_with_cache(**make())
+    prepared = [launch.prepared for launch in gpu.launches]
+    assert len(cached_launches.cached) == len(CALLS)
+    gpu.launches.clear()
+    for make in CALLS.values():
+        attention_with_cache(**make())
+    assert [launch.prepared for launch in gpu.launches] == prepared
+
+
+def test_lengths_that_are_not_known_bound_the_grid_by_all_rows(gpu: PretendedGpu) -> None:
+    for name in ("packed, everything", "packed, of unknown lengths"):
+        attention_with_cache(**CALLS[name]())
+    # batch and seq_q, the operation's first numbers.
+    assert [launch.prepared[5:7] for launch in gpu.launches] == [(2, 5), (2, 7)]
+
+
+MISTAKES: dict[str, dict[str, Any]] = {
+    **{f"{name} that grows": {name: "grown"} for name in ("q", "k_cache", "v", "cos", "sinks")},
+    **{f"an odd {name}": {name: "odd"} for name in ("q", "k_cache", "v_cache", "k", "v")},
+    **{f"no {name}": {name: None} for name in ("q", "k_cache", "v_cache", "cache_lens", "k")},
+    "causal that is a number": {"causal": 1},
+    "another split": {"split": "odd"},
+    "lengths of 64 bits": {"cache_lens": torch.zeros(2, dtype=torch.int64)},
+    "a table of one row": {"page_table": torch.zeros(1, 8, dtype=torch.int32)},
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_after_a_valid_call_is_still_one(name: str, gpu: PretendedGpu) -> None:
+    """With the error of a fresh process."""
+
+    def valid() -> dict[str, Any]:
+        angles = {name: torch.zeros(128, 8) for name in ("cos", "sin")}
+        return paged(**appending(**angles, sinks=torch.zeros(4), causal=True))
+
+    def spoiled() -> dict[str, Any]:
+        call = valid()
+        for argument, value in MISTAKES[name].items():
+            if isinstance(value, str) and value == "grown":
+                call[argument].requires_grad_()
+            elif isinstance(value, str) and value == "odd" and argument != "split":
+                shape = call[argument].shape
+                call[argument] = half(shape.numel() + 1)[1:].view(shape)
+            else:
+                call[argument] = value
+        return call
+
+    with pytest.raises(ArgumentError) as fresh:
+        attention_with_cache(**spoiled())
+    for _ in range(2):
+        attention_with_cache(**valid())
+    with pytest.raises(ArgumentError) as later:
+        attention_with_cache(**spoiled())
+    assert _without_addresses(str(later.value)) == _without_addresses(str(fresh.value))
+    assert len(gpu.launches) == 2
+
+
+def _without_addresses(message: str) -> str:
+    return " ".join(word for word in message.split() if not word.startswith("0x"))
+
+
+@pytest.mark.parametrize("written", ["out", "k_cache", "v_cache"])
+def test_what_is_written_must_not_lie_where_the_call_reads(written: str, gpu: PretendedGpu) -> None:
+    """Though a call like it before had memory of its own for each."""
+    call = dense(**appending(out=half(2, 1, 4, 64)))
+    attention_with_cache(**call)
+    memory = half(2 * 128 * 2 * 64)
+    shape = call[written].shape
+    call |= {written: memory[: shape.numel()].view(shape), "q": memory[:512].view(2, 1, 4, 64)}
+    with pytest.raises(ArgumentError, match=f"{'o' if written == 'out' else written}.* shares"):
+        attention_with_cache(**call)
+    assert len(gpu.launches) == 1
