@@ -136,8 +136,12 @@ class HopperBackwardKernelConfig(KernelConfig):
         ),
         where="dSStages",
     )
-    producer_registers: int = registers_knob("producer", 24, "hopper_backward_kernel")
-    consumer_registers: int = registers_knob("consumer", 240, "hopper_backward_kernel")
+    producer_registers: int = registers_knob(
+        "producer", default=24, kernel="hopper_backward_kernel"
+    )
+    consumer_registers: int = registers_knob(
+        "consumer", default=240, kernel="hopper_backward_kernel"
+    )
     order: StepOrder = knob(
         "in which order the products of a step come",
         values=tuple(StepOrder),
