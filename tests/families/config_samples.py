@@ -47,7 +47,9 @@ any_semantics = st.builds(
     lambda mask, softcap, lengths: Semantics(mask, softcap, *lengths),
     st.sampled_from(MASKS),
     st.booleans(),
-    st.sampled_from([(False, False), (False, True), (True, True)]),
+    st.sampled_from(
+        [(False, False), (False, True), (True, True), (False, True, True), (True, True, True)]
+    ),
 )
 
 # Values from the family's own domains, in any combination.

@@ -17,9 +17,9 @@ from flashsmith.operations.semantics import MASKS
 
 CSRC = Path(__file__).parents[2] / "src" / "flashsmith" / "csrc"
 ALL = [
-    Semantics(mask, softcap, packed, uneven)
-    for mask, softcap, packed, uneven in product(MASKS, *[(False, True)] * 3)
-    if uneven or not packed
+    Semantics(mask, softcap, packed, uneven, partial)
+    for mask, softcap, packed, uneven, partial in product(MASKS, *[(False, True)] * 4)
+    if uneven or not (packed or partial)
 ]
 
 
@@ -32,6 +32,7 @@ ALL = [
         ({"packed": 1, "uneven": True}, "packed=1: allowed are"),
         ({"uneven": "yes"}, "uneven='yes': allowed are"),
         ({"packed": True}, "packed=True: needs uneven=True"),
+        ({"partial": True}, "partial=True: needs uneven=True"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(values: dict[str, object], message: str) -> None:
@@ -43,7 +44,7 @@ def test_the_text_lists_what_differs_from_plain() -> None:
     assert str(Semantics()) == "plain"
     assert str(Semantics("causal", packed=True, uneven=True)) == "causal+packed+uneven"
     assert str(Semantics(softcap=True)) == "softcap"
-    assert len({str(semantics) for semantics in ALL}) == len(ALL) == 18
+    assert len({str(semantics) for semantics in ALL}) == len(ALL) == 30
 
 
 @given(any_semantics)
@@ -58,6 +59,7 @@ def test_words_stand_in_any_order() -> None:
 def test_packed_implies_uneven() -> None:
     packed = Semantics("causal", packed=True, uneven=True)
     assert Semantics.parse("packed+causal") == Semantics.parse("causal+uneven+packed") == packed
+    assert Semantics.parse("partial") == Semantics(uneven=True, partial=True)
 
 
 @pytest.mark.parametrize("text", ["", "caused", "causal+window", "plain+causal", "uneven+uneven"])

@@ -282,6 +282,26 @@ def test_autocast(expected: list[Any]) -> None:
         assert torch.equal(cast, gradient.float())
 
 
+@pytest.mark.parametrize("dtypes", [("float16", "float32", "bfloat16"), ("bfloat16",) * 3])
+def test_autocast_casts_whatever_differs(dtypes: tuple[str, ...], expected: list[Any]) -> None:
+    """Each of q, k and v for itself, as PyTorch's own attention does."""
+    call, _ = small()
+    given = (
+        call[name].detach().to(getattr(torch, it)) for name, it in zip("qkv", dtypes, strict=True)
+    )
+    mixed, leaves = grown(dict(zip("qkv", given, strict=True)))
+    cast = {name: leaf.detach().half() for name, leaf in mixed.items()}
+    with torch.autocast("cpu", dtype=torch.float16):
+        o = flashsmith.attention(**call | mixed)
+        gradients = torch.autograd.grad(o.float().sum(), leaves)
+        with torch.no_grad():
+            unfollowed = flashsmith.attention(**call | mixed)
+    assert o.dtype == torch.float16
+    assert torch.equal(o, unfollowed)
+    assert torch.equal(o, flashsmith.attention(**call | cast))
+    assert [it.dtype for it in gradients] == [leaf.dtype for leaf in leaves]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints(reentrant: bool, expected: list[Any]) -> None:
     call, leaves = small()

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list  # noqa: E402
 
 import flashsmith  # noqa: E402
+from flashsmith.errors import ArgumentError  # noqa: E402
 from flashsmith.families import (  # noqa: E402
     KernelConfig,
     Semantics,
@@ -253,3 +254,26 @@ def test_a_bad_argument_is_named_by_the_op_too() -> None:
     q, k, v = dense()
     with pytest.raises(flashsmith.errors.ArgumentError, match="scale=-1"):
         ops().attention(q, k, v, scale=-1.0)
+
+
+FORWARD = "(FP16, 64, 64, 32, 4): async+eager+load_2_2_2_tiles"
+BACKWARD = "(FP16, 64, 64, 64, 4): backward"
+
+
+@pytest.mark.parametrize(
+    ("op", "tensors", "keywords", "named"),
+    [
+        ("attention", 3, {"config": BACKWARD}, "config"),
+        ("attention_with_statistics", 3, {"config": BACKWARD}, "config"),
+        ("attention_with_statistics", 3, {"backward_config": FORWARD}, "backward_config"),
+        ("attention_backward", 5, {"config": FORWARD, "needs": [True] * 4}, "config"),
+    ],
+)
+@pytest.mark.parametrize("grown", [False, True])
+def test_a_config_of_the_other_direction_is_named_as_it_was_given(
+    op: str, tensors: int, keywords: dict[str, Any], named: str, grown: bool
+) -> None:
+    q = torch.zeros(1, 8, 1, 64, dtype=torch.float16, requires_grad=grown)
+    given = [q] * tensors + [torch.zeros(1, 1, 8)] * (tensors == 5)
+    with pytest.raises(ArgumentError, match=rf"^{named}: got .*KernelConfig"):
+        getattr(torch.ops.flashsmith, op)(*given, **keywords)

@@ -7,6 +7,7 @@ kernels' place, which makes whole models cheap; that the kernels take over is te
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from typing import Any
 
@@ -38,7 +39,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         seen.append({"q": q, "k": k, **keywords})
         return padded_attention.attention(q, k, v, **keywords)
 
+    def attention_with_cache(q: Any, k: Any, v: Any, *, cache_lens: Any, **keywords: Any) -> Any:
+        seen.append({"q": q, "k": k, "cache_lens": cache_lens, **keywords})
+        lines = [
+            padded_attention.attention(q[i, None], k[i, None, :n], v[i, None, :n], **keywords)
+            for i, n in enumerate(cache_lens.tolist())
+        ]
+        return torch.cat(lines)
+
     monkeypatch.setattr(ours, "attention", attention)
+    monkeypatch.setattr(ours, "attention_with_cache", attention_with_cache)
     ours.register(float32_as=torch.float16, strict=True, emulate=True)
     yield seen
     ours.register()
@@ -249,7 +259,8 @@ def test_a_prompt_in_pieces(cache: Any, calls: Calls) -> None:
             ]
         logits[implementation] = torch.cat(pieces, dim=1)
     assert_same(logits["flashsmith"], logits["eager"])
-    assert {call["k"].shape[-3] for call in calls if "cu_seqlens_k" not in call} <= {4, 10, 11}
+    keys = {call["k"].shape[-3] for call in calls if "cache_lens" not in call}
+    assert keys == ({4} if "S" in cache.__name__ else {4, 10, 11})
 
 
 def quietly(model: Any, **inputs: Any) -> tuple[Any, list[str]]:
@@ -483,13 +494,113 @@ def test_sinks_are_passed_on(calls: Calls) -> None:
     assert torch.equal(output, expected)
 
 
-def test_continuous_batching_is_refused() -> None:
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+def test_a_static_cache_is_read_through_its_lengths_which_the_host_never_sees(
+    name: str, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, read = tiny(name), []
+
+    def noting(right: Any) -> Any:
+        def convert(tensor: Any, *arguments: Any) -> Any:
+            frame = sys._getframe(1)
+            if "flashsmith/integrations" in frame.f_code.co_filename:
+                read.append(frame.f_code.co_name)
+            return right(tensor, *arguments)
+
+        return convert
+
+    generated = {}
+    for implementation in ("eager", "flashsmith"):
+        model.set_attn_implementation(implementation)
+        if implementation == "flashsmith":
+            for conversion in ("__bool__", "__int__", "__index__", "item", "tolist"):
+                right = getattr(torch.Tensor, conversion)
+                monkeypatch.setattr(torch.Tensor, conversion, noting(right))
+        generated[implementation] = model.generate(
+            tokens(), max_new_tokens=5, do_sample=False, cache_implementation="static",
+            disable_compile=True,
+        )  # fmt: skip
+    assert generated["flashsmith"].tolist() == generated["eager"].tolist()
+    assert not read
+    lens = [call["cache_lens"].tolist() for call in calls if "cache_lens" in call]
+    # A layer whose window is full sees all that its cache holds.
+    full = [[LENGTH + step] * 3 for step in range(1, 5)] if name != "mistral" else []
+    assert [it for it in full if it in lens] == full
+    # The prompt itself is no step over a cache.
+    if name == "llama":
+        assert {call["q"].shape[1] for call in calls if "cache_lens" not in call} == {LENGTH}
+
+
+def test_a_static_cache_that_is_left_to_pytorch_is_masked_by_its_lengths() -> None:
+    model = tiny("mistral")
+    generated = {}
+    for implementation in ("eager", "flashsmith"):
+        model.set_attn_implementation(implementation)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            generated[implementation] = model.generate(
+                tokens(), max_new_tokens=5, do_sample=False, cache_implementation="static",
+                disable_compile=True,
+            )  # fmt: skip
+    assert generated["flashsmith"].tolist() == generated["eager"].tolist()
+
+
+def test_a_static_cache_has_gradients(calls: Calls) -> None:
+    model = tiny("llama")
+    model.set_attn_implementation("flashsmith")
+    past = transformers.StaticCache(config=model.config, max_cache_len=16)
+    with torch.no_grad():
+        model(tokens()[:, :4], past_key_values=past)
+    model(tokens()[:, 4:6], past_key_values=past).logits.sum().backward()
+    assert not any("cache_lens" in call for call in calls)
+    assert calls[-1]["k"].shape[1] == 6
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_continuous_batching_generates_the_tokens_of_pytorchs_attention(
+    name: str, calls: Calls
+) -> None:
+    pytest.importorskip("psutil", reason="needs psutil: it is not installed")
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    prompts = [[3, 5, 7, 9, 11], [4, 6], [8, 10, 12, 14, 16, 18, 20, 22]]
+    generated = {}
+    for implementation in ("sdpa", "flashsmith"):
+        model = tiny(name)
+        model.set_attn_implementation(implementation)
+        outputs = model.generate_batch(
+            inputs=prompts,
+            generation_config=GenerationConfig(
+                max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0
+            ),
+            continuous_batching_config=ContinuousBatchingConfig(
+                num_blocks=64, max_batch_tokens=32, auto_switch_to_flash=False
+            ),
+            progress_bar=False,
+        )
+        generated[implementation] = {
+            tuple(it.prompt_ids): it.generated_tokens for it in outputs.values()
+        }
+    assert generated["flashsmith"] == generated["sdpa"]
+    assert sorted(map(list, generated["flashsmith"])) == sorted(prompts)
+    # One token of each sequence, beside no other.
+    assert any(call["cu_seqlens_q"].diff().tolist() == [1, 1, 1] for call in calls)
+
+
+def test_continuous_batching_that_cannot_be_served_is_an_error() -> None:
     from flashsmith.errors import ArgumentError
     from flashsmith.integrations.transformers import flashsmith_attention_forward
 
+    class OlderCache:
+        def update(self, key_states: Any, value_states: Any, layer_idx: int) -> None: ...
+
     q = torch.zeros(1, 1, 4, 32)
-    with pytest.raises(ArgumentError, match=r"cache: .*continuous batching"):
-        flashsmith_attention_forward(Sinking(), q, q, q, None, cache=object())
+    for cache, more, message in (
+        (OlderCache(), {}, r"cache: .*continuous batching of transformers 5\.23"),
+        (OlderCache(), {"block_table": q}, r"block_table: .*max_blocks_per_request=0"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            flashsmith_attention_forward(Sinking(), q, q, q, None, cache=cache, **more)
 
 
 def test_a_mask_of_another_length_is_refused(calls: Calls) -> None:

@@ -30,7 +30,7 @@ CFG = FlashForwardKernelConfig(
 )
 REPEATABLE = parse("(FP16, 64, 64, 64, 4): backward")
 KERNELS = {"config": CFG, "backward_config": REPEATABLE, "deterministic": True}
-TIMEOUT = 60.0
+TIMEOUT = 300.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def run_case(case: Case, group: Any = None, **keywords: Any) -> dict[str, Any]:
         for name, its in (("q", of_q), ("k", of_k), ("v", of_k))
     )
     sinks = whole["sinks"].clone().requires_grad_() if case.sinks else None
-    o, lse, row_max = parallel.attention(
+    has_row_max = case.schedule in ("allgather", "ulysses")
+    o, lse, *row_max = parallel.attention(
         *(q, k, v),
         schedule=case.schedule,
         group=group,
@@ -107,7 +108,7 @@ def run_case(case: Case, group: Any = None, **keywords: Any) -> dict[str, Any]:
         cu_seqlens_q=cu_q,
         cu_seqlens_k=cu_k,
         return_lse=True,
-        return_row_max=True,
+        return_row_max=has_row_max,
         **{**KERNELS, **case.semantics, **keywords},
     )
     rows = {**of_q, "dim": -1}
@@ -121,8 +122,9 @@ def run_case(case: Case, group: Any = None, **keywords: Any) -> dict[str, Any]:
         "dk": parallel.unshard(k.grad, **of_k),
         "dv": parallel.unshard(v.grad, **of_k),
         "lse": parallel.unshard(lse, **rows),
-        "row_max": parallel.unshard(row_max, **rows),
     }
+    if has_row_max:
+        found["row_max"] = parallel.unshard(row_max[0], **rows)
     if sinks is not None:
         dist.all_reduce(sinks.grad, group=group)
         found["dsinks"] = sinks.grad
@@ -164,6 +166,8 @@ def refused(rank: int) -> dict[str, str]:
         "ulysses": lambda: parallel.attention(
             *tensors(16, 3 * (size + 1), size + 1), schedule="ulysses"
         ),
+        "long text": lambda: parallel.attention(*tensors(16), schedule=5000 * "\0é"),
+        "row_max": lambda: parallel.attention(*tensors(16), schedule="zigzag", return_row_max=True),
         "schedule": lambda: parallel.attention(*tensors(16), schedule="ring"),
         "one schedule": lambda: parallel.attention(
             *tensors(16), schedule="ulysses" if other else "zigzag"
@@ -251,6 +255,15 @@ def empty_shards(rank: int) -> dict[str, Any]:
         found[schedule] = run_case(Case(schedule, (1,), batch=1, causal=True))["dv"]
     found["none"] = run_case(Case("zigzag", (0,), batch=2))["dv"]
     return found
+
+
+IDLE = Case("zigzag", (24, 0, 52), window=(0, 0), softcap=5.0)
+
+
+def nothing_to_compute(rank: int) -> dict[str, Any]:
+    """Of the other rank's keys nobody sees any; what hangs is an error after 20 seconds."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=20))
+    return run_case(IDLE, group=group)
 
 
 def late(rank: int) -> tuple[str, float]:

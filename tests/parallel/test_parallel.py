@@ -3,6 +3,7 @@ whole sequences, forward and backward."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import shared_kernels
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
-from ranks import CFG, REPEATABLE, Case, run_ranks  # noqa: E402
+from exact_attention import exact_attention  # noqa: E402
+from ranks import CFG, IDLE, KERNELS, REPEATABLE, Case, run_ranks  # noqa: E402
 
 import flashsmith  # noqa: E402
 from flashsmith.families import DType, Semantics  # noqa: E402
@@ -34,7 +36,15 @@ PLAIN = {
     "packed": Case("zigzag", (24, 0, 52), causal=True, sinks=True),
     "packed window": Case("allgather", (23, 40, 0), (61, 77, 9), window=(7, 3), softcap=5.0),
 }
-SCRIPTS = ("who_holds_what", "without_gradients", "empty_shards", "refused", "late", "death")
+SCRIPTS = (
+    "who_holds_what",
+    "without_gradients",
+    "empty_shards",
+    "nothing_to_compute",
+    "refused",
+    "late",
+    "death",
+)
 SEMANTICS = [
     Semantics(uneven=True),
     Semantics("causal", uneven=True),
@@ -42,17 +52,28 @@ SEMANTICS = [
     Semantics("causal", packed=True, uneven=True),
     Semantics("window", softcap=True, packed=True, uneven=True),
 ]
-for _semantics in SEMANTICS:
+# Of the ring's parts, and of whole sequences.
+FORWARD = [
+    *(replace(semantics, partial=True) for semantics in SEMANTICS),
+    SEMANTICS[1],
+    SEMANTICS[4],
+]
+for _semantics in FORWARD:
     shared_kernels.want([CFG], _semantics)
+for _semantics in SEMANTICS:
     shared_kernels.want([REPEATABLE], _semantics)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both of two ranks found; the kernels are built before, so that no rank waits for it."""
-    for semantics in SEMANTICS:
+    for semantics in FORWARD:
         shared_kernels.load([CFG], semantics)
+    for semantics in SEMANTICS:
         shared_kernels.load([REPEATABLE], semantics)
+    for shape in ((1, 1, 1, 64), (1, 1, 64)):
+        part = torch.zeros(shape), torch.zeros(shape[:-1])
+        flashsmith.merge_attention([part[0]], [part[1]], dtype="float16")
     return run_ranks(2, tmp_path_factory.mktemp("pair"), PLAIN, SCRIPTS)
 
 
@@ -78,7 +99,7 @@ def judge(case: Case, results: dict[str, Any]) -> None:
         **case.semantics,
     )
     forward = compare(
-        DType.FP16, got["o"], got["lse"], references, row_max=got["row_max"], lens_q=lens_q
+        DType.FP16, got["o"], got["lse"], references, row_max=got.get("row_max"), lens_q=lens_q
     )
     assert forward.ok, forward.reasons
     attention = Attention(scale, case.causal, case.window, case.softcap, lens_q, lens_k)
@@ -101,6 +122,29 @@ def test_two_ranks(pair: list[dict[str, Any]], name: str) -> None:
     judge(PLAIN[name], found[0])
     for key, tensor in found[0].items():
         torch.testing.assert_close(found[1][key], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["zigzag causal", "zigzag", "allgather", "ulysses"])
+def test_the_error_is_that_of_one_kernel(pair: list[dict[str, Any]], name: str) -> None:
+    case = PLAIN[name]
+    whole = case.draw()
+    sinks = whole.get("sinks")
+    results = []
+    for attend, keywords, dtype in (
+        (flashsmith.attention, {"return_lse": True, **KERNELS}, torch.float16),
+        (exact_attention, {}, torch.float64),
+    ):
+        leaves = [whole[it].to(dtype, copy=True).requires_grad_() for it in "qkv"]
+        o, lse = attend(*leaves, sinks=sinks, **keywords, **case.semantics)
+        loss = (o * whole["do"]).double().sum()
+        if case.dlse:
+            loss = loss + (lse * whole["dlse"]).sum()
+        loss.backward()
+        results.append([o.detach(), *(leaf.grad for leaf in leaves)])
+    found = [found_by(pair, name)[0][it] for it in ("o", "dq", "dk", "dv")]
+    for ours, single, right in zip(found, *results, strict=True):
+        assert (ours - right).abs().max() <= 1.1 * (single - right).abs().max()
+        assert (ours - right).norm() <= 1.1 * (single - right).norm()
 
 
 def test_a_call_repeats_its_bits(pair: list[dict[str, Any]]) -> None:
@@ -138,12 +182,20 @@ def test_ranks_without_rows(pair: list[dict[str, Any]]) -> None:
             torch.testing.assert_close(dv, do)
 
 
+def test_ranks_that_compute_nothing_send_what_the_others_wait_for(
+    pair: list[dict[str, Any]],
+) -> None:
+    judge(IDLE, found_by(pair, "nothing_to_compute")[0])
+
+
 REFUSED = {
     "unequal shards": "q: rank 0 of the group holds 16 rows, and its shard of 33 over",
     "unequal allgather": "q: rank 0 of the group holds 16 rows",
     "zigzag": "schedule='zigzag': q's sequence has 34 rows, which 4, twice the ranks, does not",
     "zigzag packed": "schedule='zigzag': sequence 1 of q has 39 rows",
     "ulysses": "schedule='ulysses': k has 3 heads, which 2 ranks do not divide",
+    "long text": "schedule='",
+    "row_max": "return_row_max: given with schedule='zigzag'",
     "schedule": "schedule='ring': allowed are 'auto', 'zigzag', 'allgather', 'ulysses'",
     "one schedule": "schedule: rank 1 of the group gave 'ulysses', and rank 0 'zigzag'",
     "one dtype": "dtype: rank 1 of the group gave 'torch.bfloat16', and rank 0 'torch.float16'",

@@ -384,6 +384,26 @@ def test_the_number_of_repeatable_forward_passes_is_bounded(
     assert len(torch_ops._repeatable) == kept
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_config_that_cannot_read_a_tensor(name: str, gpu: PretendedGpu) -> None:
+    """Said at the forward call, with the config of gradients that can; do is copied instead."""
+    config = parse_kernel_name_into_config(
+        "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
+    )
+    call = dense(do=half(1).expand(2, 64, 4, 64), config=config)
+    backward(**call)
+    call[name] = call[name][:, :, :1].expand_as(call[name])
+    message = rf"^{name}: strides .* by TMA, .* or take a FlashBackwardKernelConfig$"
+    with pytest.raises(ArgumentError, match=message):
+        backward(**call)
+    tensors = [call[it].detach().requires_grad_() for it in "qkv"]
+    with pytest.raises(ArgumentError, match=message):
+        flashsmith.attention(*tensors, backward_config=config)
+    assert len(gpu.launches) == 1
+    torch.autograd.grad(flashsmith.attention(*tensors).sum(), tensors)
+    assert len(gpu.launches) == 3
+
+
 def test_lengths_are_read_from_the_device_once(
     gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,8 @@ def whole_grid(family: str = MMA_SYNC) -> tuple[Case, ...]:
 
 def grid(family: str = MMA_SYNC) -> tuple[Case, ...]:
     """The cases with random inputs, which come first."""
-    return tuple(case for case in whole_grid(family) if case.inputs == "random")
+    whole = (case for case in whole_grid(family) if not case.partial)
+    return tuple(case for case in whole if case.inputs == "random")
 
 
 @cache
@@ -86,9 +87,21 @@ def test_equal_cases_are_equal_problems() -> None:
 
 
 @pytest.mark.parametrize("family", [MMA_SYNC, WGMMA])
+def test_parts_come_after_all_with_every_mask(family: str) -> None:
+    parts = [case for case in whole_grid(family) if case.partial]
+    assert list(whole_grid(family)[-len(parts) :]) == parts
+    assert {(c.dtype, c.d, c.batch, c.heads, c.causal, c.window) for c in parts} == set(
+        product(DType, D, BATCHES, HEADS, (False, True), WINDOWS)
+    )
+    assert all(case.semantics.partial and case.keywords()["partial"] for case in parts)
+    for seen in (lambda c: c.inputs, lambda c: c.softcap, lambda c: c.lengths):
+        assert len({seen(case) for case in parts}) > 1
+
+
+@pytest.mark.parametrize("family", [MMA_SYNC, WGMMA])
 def test_extreme_inputs_come_last_with_every_mask(family: str) -> None:
     """Behind the others, whose problems stay what they were."""
-    extreme = whole_grid(family)[len(grid(family)) :]
+    extreme = [case for case in whole_grid(family)[len(grid(family)) :] if not case.partial]
     assert grid(family) == whole_grid(family)[: len(grid(family))]
     assert {(c.dtype, c.d, c.batch, c.inputs, c.causal, c.window) for c in extreme} == set(
         product(DType, D, BATCHES, EXTREME_INPUTS, (False, True), WINDOWS)

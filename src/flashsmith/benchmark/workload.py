@@ -52,8 +52,8 @@ class Workload:
     """q, k and v of ``problem`` with standard normal contents, and an output ``o`` to be filled.
 
     Packed, all sequences have the problem's lengths, and the tensors are (total, heads, d). A
-    window's limits and a softcap are Problem's typical ones. ``memory`` is where the tensors live:
-    GPU 0 unless a test says otherwise.
+    window's limits and a softcap are Problem's typical ones; of a part all keys count. ``memory``
+    is where the tensors live: GPU 0 unless a test says otherwise.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -72,6 +72,8 @@ class Workload:
             self.memory.draw(shape, p.dtype, 4 * self.seed + number)
             for number, shape in enumerate((shape_q, shape_k, shape_k, shape_q))
         )
+        if p.semantics.partial:
+            self.o = self.memory.put(np.zeros(shape_q, np.float32))
         self._references: dict[int, tuple[tuple[_Sample, ...], References]] = {}
         self.cu_seqlens_q = self.cu_seqlens_k = None
         if self.packed:
@@ -97,6 +99,8 @@ class Workload:
             asked["window"] = self.problem.window
         if self.problem.softcap:
             asked["softcap"] = self.problem.softcap
+        if self.problem.semantics.partial:
+            asked["partial"] = True
         if self.packed:
             asked |= {
                 "cu_seqlens_q": self.cu_seqlens_q,

@@ -46,8 +46,8 @@ def build_kernels(
         str,
         typer.Option(
             metavar="WORDS",
-            help="What the set's kernels compute: plain, or causal or window, softcap, packed and "
-            "uneven, joined by '+'.",
+            help="What the set's kernels compute: plain, or causal or window, softcap, packed, "
+            "partial and uneven, joined by '+'.",
         ),
     ] = "plain",
     problems: Annotated[

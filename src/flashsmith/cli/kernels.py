@@ -50,8 +50,8 @@ def run(
         str | None,
         typer.Option(
             metavar="WORDS",
-            help="What the kernels compute: plain, or causal or window, softcap, packed and "
-            "uneven, joined by '+'. Default: plain.",
+            help="What the kernels compute: plain, or causal or window, softcap, packed, "
+            "partial and uneven, joined by '+'. Default: plain.",
         ),
     ] = None,
     problem: Annotated[

@@ -54,13 +54,21 @@ def check_emulate(emulate: Any) -> bool | None:
 
 
 def under_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors in the dtype that autocast, where enabled, gives to PyTorch's own attention."""
+    """The tensors in the dtype that autocast, where enabled, gives to PyTorch's own attention.
+
+    What is no tensor, or lies on another device, stays what it is.
+    """
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     castable = (torch.float16, torch.bfloat16, torch.float32)
-    return tuple(tensor.to(dtype) if tensor.dtype in castable else tensor for tensor in tensors)
+    return tuple(
+        it.to(dtype)
+        if isinstance(it, torch.Tensor) and it.dtype in castable and it.device.type == device
+        else it
+        for it in tensors
+    )
 
 
 def why_not_now(tracing: bool) -> Reason | None:

@@ -110,15 +110,26 @@ def _asked(
     backward_config: str | None = None,
     **options: Any,
 ) -> Asked:
-    """The same from an op's arguments."""
+    """The same from an op's arguments of the forward pass."""
+    forward, backward = (
+        None if it is None else parse_kernel_name_into_config(it)
+        for it in (config, backward_config)
+    )
+    check_attention_config(forward)
+    check_backward_config("backward_config", backward)
     return Asked(
         window=(window_left, window_right),
-        config=None if config is None else parse_kernel_name_into_config(config),
-        backward_config=(
-            None if backward_config is None else parse_kernel_name_into_config(backward_config)
-        ),
+        config=forward,
+        backward_config=backward,
         **options,
     )
+
+
+def _asked_backward(config: str | None = None, **options: Any) -> Asked:
+    """The same from those of the backward pass."""
+    backward = None if config is None else parse_kernel_name_into_config(config)
+    check_backward_config("config", backward)
+    return _asked(**options)._replace(backward_config=backward)
 
 
 # --- the kernels, called directly ----------------------------------------------------------------
@@ -444,7 +455,7 @@ def _run_backward(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    asked = _asked(backward_config=config, **keywords)
+    asked = _asked_backward(config, **keywords)
     needed = tuple(needs)
     arguments = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, asked, needed, fp32_gradients
     dq, dk, dv, dsinks = _backward_directly(*arguments)
@@ -528,7 +539,7 @@ def _autograd_backward(*tensors: Any, **keywords: Any) -> Any:
             return torch.ops.flashsmith.attention_backward.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (10 - len(tensors)))
     needs, fp32_gradients = tuple(keywords.pop("needs")), keywords.pop("fp32_gradients", False)
-    asked = _asked(backward_config=keywords.pop("config", None), **keywords)
+    asked = _asked_backward(**keywords)
     *found, dsinks = _apply_by_dispatcher(
         FlashsmithGradients, *padded, asked, needs, fp32_gradients
     )

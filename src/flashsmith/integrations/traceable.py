@@ -54,7 +54,7 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         return attention_by_op(q, k, v, **keywords)
     torch = _torch
     if torch is not None and isinstance(q, torch.Tensor):
-        if q.dtype is torch.float32:
+        if torch._C._is_any_autocast_enabled():
             from flashsmith.integrations.pytorch_state import under_autocast
 
             q, k, v = under_autocast(q, k, v)

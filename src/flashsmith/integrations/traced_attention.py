@@ -53,8 +53,7 @@ def attention_by_op(
     Raises ArgumentError while tracing for a window that is no pair, and for an out with gradients;
     other arguments are judged when the op runs.
     """
-    if q.dtype is torch.float32:
-        q, k, v = under_autocast(q, k, v)
+    q, k, v = under_autocast(q, k, v)
     tensors = q, k, v, sinks, cu_seqlens_q, cu_seqlens_k
     keywords["window_left"], keywords["window_right"] = check_pair(window)
     keywords["config"] = short_form(config)

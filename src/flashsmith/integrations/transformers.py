@@ -11,11 +11,13 @@ one warning for each reason.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, modeling_utils
+from transformers.generation import utils as generation_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from flashsmith.errors import ArgumentError
@@ -24,8 +26,8 @@ from flashsmith.integrations.packing import Packing, packing_of, packing_of_all
 from flashsmith.integrations.pytorch_state import check_emulate, why_not_now, why_not_on
 from flashsmith.integrations.sdpa import tensor_facts
 from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not
-from flashsmith.integrations.traceable import attention, is_tracing
-from flashsmith.integrations.transformers_masks import flashsmith_mask
+from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
+from flashsmith.integrations.transformers_masks import filled_keys, flashsmith_mask
 
 NAME = "flashsmith"
 _CALLER = 'attn_implementation="flashsmith"'
@@ -67,8 +69,8 @@ def register(*, float32_as: Any = None, strict: bool = False, emulate: bool | No
 
 
 def _keep_from_the_hub() -> None:
-    """transformers treats any name with 'flash' in it as a kernel to load, possibly from the hub;
-    flashsmith's needs no loading."""
+    """transformers treats any name with 'flash' in it as a kernel to load, possibly from the hub,
+    and as one that needs masks; flashsmith's needs neither."""
     load = modeling_utils.lazy_import_flash_attention
     if getattr(load, "loads_nothing_for", None) == NAME:
         return
@@ -80,6 +82,18 @@ def _keep_from_the_hub() -> None:
 
     load_unless_ours.loads_nothing_for = NAME  # type: ignore[attr-defined]
     modeling_utils.lazy_import_flash_attention = load_unless_ours
+    asks = getattr(generation_utils, "is_flash_attention_requested", None)
+    if asks is None:
+        return
+
+    def asks_for_another(config: Any = None, *args: Any, **keywords: Any) -> bool:
+        """Without this, generate() keeps a mask of a static cache that hides nothing, which would
+        have to be read at every step, and breaks the compiled graph."""
+        if getattr(config, "_attn_implementation", None) == NAME:
+            return False
+        return bool(asks(config, *args, **keywords))
+
+    generation_utils.is_flash_attention_requested = asks_for_another
 
 
 class _Call(NamedTuple):
@@ -95,6 +109,7 @@ class _Call(NamedTuple):
     scale: float | None
     sinks: Any
     cu_seqlens: tuple[Any, Any, Any, Any]  # q, k, longest q, longest k
+    filled: Any = None  # (batch,) int32: how many keys of a cache of fixed size there are
 
     def keywords(self) -> dict[str, Any]:
         """The call's masks and scores for attention(), and where it runs."""
@@ -136,10 +151,20 @@ def flashsmith_attention_forward(
         ArgumentError: the layer's attention cannot be computed here, nor by PyTorch's function.
     """
     if cache is not None:
-        raise ArgumentError(f"cache: {_CALLER} does not serve continuous batching")
-    if attention_mask is not None and attention_mask.dim() == 2:
+        key, value, cu_seq_lens_k, max_length_k = _batched_continuously(
+            module, key, value, cache, cu_seq_lens_k, max_length_k, keywords
+        )
+        attention_mask = None  # of the new tokens alone; the offsets say it all
+    count, filled = filled_keys(attention_mask)
+    if filled is not None and _needs_gradients(query, key, value, s_aux):
+        count, filled = int(filled.max()), None  # a line has as many as any other
+    if count is not None or filled is not None:
+        attention_mask = None
+    elif attention_mask is not None and attention_mask.dim() == 2:
         # A narrower mask leaves out the unfilled part of a cache.
-        key, value = (tensor[:, :, : attention_mask.shape[1]] for tensor in (key, value))
+        count = attention_mask.shape[1]
+    if count is not None:
+        key, value = (tensor[:, :, :count] for tensor in (key, value))
     q, k, v = _converted(query, key, value)
     call = _Call(
         q,
@@ -152,6 +177,7 @@ def flashsmith_attention_forward(
         scale=scaling,
         sinks=s_aux,
         cu_seqlens=(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k),
+        filled=filled,
     )
     reason = _why_not(call, dropout, position_bias)
     if reason is None:
@@ -170,6 +196,33 @@ def flashsmith_attention_forward(
         **({} if position_bias is None else {"position_bias": position_bias}),
         **keywords,
     )
+
+
+def _batched_continuously(
+    module: Any, key: Any, value: Any, cache: Any, offsets: Any, longest: Any, keywords: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Keys and values of all sequences, the new ones stored in transformers' paged cache, and their
+    offsets and longest length in this layer."""
+    lengths = {**keywords, "cu_seq_lens_k": offsets, "max_length_k": longest}
+    if lengths.get("block_table") is not None:
+        raise ArgumentError(
+            f"block_table: {_CALLER} reads transformers' cache by its indices; set "
+            "max_blocks_per_request=0 in the ContinuousBatchingConfig"
+        )
+    if "kwargs" not in inspect.signature(cache.update).parameters:
+        raise ArgumentError(
+            f"cache: {_CALLER} serves continuous batching of transformers 5.23 and later, whose "
+            "cache passes on lengths by layer; update transformers, or use "
+            'attn_implementation="sdpa"'
+        )
+    key, value = cache.update(
+        key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=lengths
+    )
+    return key, value, lengths["cu_seq_lens_k"], lengths["max_length_k"]
+
+
+def _needs_gradients(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(it is not None and it.requires_grad for it in tensors)
 
 
 def _converted(*tensors: Any) -> tuple[Any, ...]:
@@ -236,6 +289,8 @@ def _by_kernel(call: _Call) -> Any:
     q, k, v = (tensor.transpose(1, 2) for tensor in (call.query, call.key, call.value))
     if all(value is not None for value in call.cu_seqlens):
         return _packed_by_the_model(call, q, k, v)
+    if call.filled is not None:
+        return attention_with_cache(q, k, v, cache_lens=call.filled, **call.keywords())
     if call.mask is None:
         return attention(q, k, v, **call.keywords())
     real_k = packing_of(call.mask)
@@ -285,13 +340,13 @@ def _as_pytorch_takes_it(call: _Call) -> Any:
     if call.mask is not None and call.mask.dim() != 2:
         return call.mask
     length_q, length_k = call.query.shape[2], call.key.shape[2]
-    no_mask = call.mask is None and call.window is None
+    no_mask = call.mask is None and call.window is None and call.filled is None
     if no_mask and (not call.causal or length_q in (1, length_k)):
         return None
     keys = torch.arange(length_k, device=call.query.device)
-    distance = (
-        keys - (torch.arange(length_q, device=call.query.device) + length_k - length_q)[:, None]
-    )
+    # The lines of a cache of fixed size have as many keys as any other.
+    end = length_k if call.filled is None else call.filled[0]
+    distance = keys - (torch.arange(length_q, device=call.query.device) + end - length_q)[:, None]
     visible = torch.ones_like(distance, dtype=torch.bool)
     if call.causal:
         visible = distance <= 0

@@ -2,8 +2,14 @@
 
 None: nothing is hidden except by causality or window. (batch, keys), boolean: False for padding,
 and narrower than the keys where a cache of fixed size is not filled yet. (batch, keys),
-integer: which of the sequences packed into a line a key belongs to. Anything else stays a (batch,
-1, queries, keys) mask, which only PyTorch's attention can apply.
+integer: which of the sequences packed into a line a key belongs to.
+
+Of a cache of fixed size that is not filled yet, and where nothing is padding, (batch, 1, 1, 1)
+int32: how many keys each line has, where that is known on the device only; or (batch, 1, keys, 0):
+how many, by its shape. Neither is read from the device. transformers passes masks of four
+dimensions on as they are.
+
+Anything else stays a (batch, 1, queries, keys) mask, which only PyTorch's attention can apply.
 """
 
 from __future__ import annotations
@@ -42,6 +48,9 @@ def flashsmith_mask(
     if sequences is not None and attention_mask is None:
         return sequences
     kind = _kind(mask_function)
+    if kind == "causal" and attention_mask is None and not isinstance(q_offset, int):
+        filled = (q_offset + q_length - kv_offset).clamp(max=kv_length)
+        return filled.to(device, torch.int32).expand(batch_size).reshape(batch_size, 1, 1, 1)
     if kind is None or (is_tracing() and isinstance(q_offset, torch.Tensor)):
         keywords.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         return sdpa_mask(
@@ -63,12 +72,24 @@ def flashsmith_mask(
         filled = int(q_offset) + q_length - kv_offset
         if filled < kv_length:
             if real is None:
-                return torch.ones(batch_size, filled, dtype=torch.bool, device=device)
+                return torch.empty(batch_size, 1, filled, 0, dtype=torch.bool, device=device)
             return real[:, :filled]
     # Whether anything is hidden must be read from the GPU, which a tracer cannot do.
     if real is None or (_may_ask() and bool(real.all())):
         return None
     return real
+
+
+def filled_keys(mask: Any) -> tuple[int | None, Any]:
+    """How many keys of a cache of fixed size there are, by a mask's shape, or, (batch,) int32, on
+    the device; None for what the mask does not say."""
+    if mask is None or mask.dim() != 4:
+        return None, None
+    if mask.shape[-1] == 0:
+        return mask.shape[2], None
+    if mask.dtype is torch.int32 and mask.shape[1:] == (1, 1, 1):
+        return None, mask.reshape(-1)
+    return None, None
 
 
 def _may_ask() -> bool:

@@ -70,7 +70,7 @@ def attention(
             must divide every sequence. 'allgather' gathers K and V, of any lengths. 'ulysses'
             exchanges rows for heads; the ranks must divide k's heads. 'auto' is 'zigzag' where it
             serves without a window, and with a causal mask where q and k have the same lengths;
-            else 'allgather'.
+            else, and for the row maximum, 'allgather'.
         causal, window, softcap, scale: of the whole sequences, as attention() has them.
         sinks: (heads_q,) fp32, the same on every rank. Each rank's gradient is the part that its
             rows give, or under 'ulysses' its heads: their sum over ranks is the gradient.

@@ -360,7 +360,8 @@ def _schedule(name: str, call: Call, heads_k: int) -> Schedule:
     ]
     if name == "auto":
         same = call.q_layout == call.k_layout
-        ring = not uneven and (call.mask == FULL or (call.mask == CAUSAL and same))
+        ring = call.mask == FULL or (call.mask == CAUSAL and same)
+        ring = ring and not uneven and not call.return_row_max
         name = "zigzag" if ring else "allgather"
     if name == "zigzag" and uneven:
         side, place, length = uneven[0]
@@ -368,6 +369,10 @@ def _schedule(name: str, call: Call, heads_k: int) -> Schedule:
         raise ArgumentError(
             f"schedule='zigzag': {which} has {length} rows, which {count}, twice the ranks, does "
             "not divide; pad it, or take 'allgather'"
+        )
+    if name == "zigzag" and call.return_row_max:
+        raise ArgumentError(
+            "return_row_max: given with schedule='zigzag', whose parts have none; take 'allgather'"
         )
     return SCHEDULES[name]
 

@@ -22,7 +22,7 @@ from flashsmith.printable import quoted
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 # Of a rank's message to the others about its call, in bytes; texts are cut to fit.
 _MESSAGE = 4096
-_MOST_TEXT = 1024
+_MOST_TEXT = 512
 # The backends that carry tensors of a kind of device.
 _CARRIERS = {"cpu": ("gloo", "mpi"), "cuda": ("nccl",)}
 
@@ -200,9 +200,9 @@ _streams: dict[Any, Any] = {}
 
 
 def transfer_stream(device: Any) -> Any:
-    """The stream that transfers of a GPU are on; of high priority, since kernels wait for them."""
+    """The stream that a GPU's transfers wait on, so that they need not wait for its kernels."""
     if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device, priority=-1)
+        _streams[device] = torch.cuda.Stream(device)
     return _streams[device]
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from flashsmith.chooser.merge import merge_attention
 from flashsmith.integrations import traceable
 from flashsmith.parallel.group import Group, Transfer, used_until_now
 from flashsmith.parallel.layout import CAUSAL, Layout, Limits, Piece, Span, batches, joined, pieces
@@ -329,8 +330,8 @@ def _gathered(call: Call, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
     kv = padded(torch.stack([k, v]), dim, call.k_layout.most_rows)
     parts = _head_parts(kv)
     transfers = [call.group.all_gather(kv[..., begin:end, :].contiguous()) for begin, end in parts]
-    for heads, transfer in zip(parts, transfers, strict=True):
-        yield heads, in_order(transfer.wait(), call.k_layout, dim)
+    for heads in parts:
+        yield heads, in_order(transfers.pop(0).wait(), call.k_layout, dim)
 
 
 def _calls(call: Call, device: Any, owner: int | None = None) -> tuple[KernelCall, ...]:
@@ -536,12 +537,11 @@ MOST_PARTS = 4
 
 
 class _Part(NamedTuple):
-    """Attention over some keys, of some rows: an fp32 output and its statistics."""
+    """Attention over some keys, of some rows: an fp32 output and its log-sum-exp."""
 
     rows: Rows
     o: Any
     lse: Any
-    row_max: Any
 
 
 class _Region(NamedTuple):
@@ -593,47 +593,45 @@ class _Merged:
             rows = Rows([(0, self._q.shape[self._call.dim])], self._q.device)
             self._parts = [_Part(rows, *found)]
 
-    def results(self, sinks: Any) -> tuple[Any, Any, Any]:
-        """o, rounded once, lse and row_max; the sinks count here."""
+    def results(self, sinks: Any) -> tuple[Any, Any]:
+        """o, rounded once, and lse; the sinks count here."""
         return self._together(self._q.dtype, sinks)
 
-    def _together(self, dtype: Any, sinks: Any) -> tuple[Any, Any, Any]:
+    def _together(self, dtype: Any, sinks: Any) -> tuple[Any, Any]:
         call, q = self._call, self._q
+        regions = _regions(tuple(part.rows.spans for part in self._parts), q.device)
+        if len(regions) == 1 and regions[0].rows.count == q.shape[call.dim]:
+            return self._merged(regions[0], dtype, sinks)
         o, lse = torch.zeros_like(q, dtype=dtype), _empty_statistics(call, q)
         if sinks is not None:
             lse = torch.maximum(lse, sinks[:, None])  # of rows that see no key
-        row_max = _empty_statistics(call, q) if call.return_row_max else None
-        for region in _regions(tuple(part.rows.spans for part in self._parts), q.device):
-            outs, lses = [], []
-            for place, rows in region.of_parts:
-                part = self._parts[place]
-                outs.append(rows.take(part.o, call.dim))
-                lses.append(rows.take(part.lse, -1))
-                if row_max is not None:
-                    larger = torch.maximum(
-                        region.rows.take(row_max, -1), rows.take(part.row_max, -1)
-                    )
-                    region.rows.put(row_max, -1, larger)
-            found = _merge(outs, lses, sinks, dtype)
+        for region in regions:
+            found = self._merged(region, dtype, sinks)
             region.rows.put(o, call.dim, found[0])
             region.rows.put(lse, -1, found[1])
-        return o, lse, row_max
+        return o, lse
 
-
-def _merge(outs: Sequence[Any], lses: Sequence[Any], sinks: Any, dtype: Any) -> tuple[Any, Any]:
-    all_lses = torch.stack([*lses, *([] if sinks is None else [sinks[:, None].expand_as(lses[0])])])
-    lse = all_lses.logsumexp(0)
-    # A row without keys has no weights, not those of 0/0.
-    weights = (all_lses - lse.masked_fill(lse == -torch.inf, 0.0)).exp()
-    total = torch.zeros_like(outs[0])
-    for out, weight in zip(outs, weights, strict=False):
-        total += out * weight.transpose(-1, -2).unsqueeze(-1)
-    return total.to(dtype), lse
+    def _merged(self, region: _Region, dtype: Any, sinks: Any) -> tuple[Any, Any]:
+        outs, lses = [], []
+        for place, rows in region.of_parts:
+            outs.append(rows.take(self._parts[place].o, self._call.dim))
+            lses.append(rows.take(self._parts[place].lse, -1))
+        name = str(dtype).removeprefix("torch.")
+        return merge_attention(outs, lses, sinks, dtype=name, emulate=self._call.options["emulate"])
 
 
 def _partial(call: Call, part: KernelCall, q: Any, k: Any, v: Any) -> _Part:
-    o, lse, row_max = _forward(call, part, q, k, v)
-    return _Part(part.q, o.float(), lse, row_max)
+    dim = call.dim
+    o, lse = traceable.attention(
+        part.q.take(q, dim),
+        part.k.take(k, dim),
+        part.k.take(v, dim),
+        partial=True,
+        config=call.config,
+        **part.keywords,
+        **call.options,
+    )
+    return _Part(part.q, o, lse)
 
 
 def _zigzag_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
@@ -641,8 +639,8 @@ def _zigzag_forward(call: Call, q: Any, k: Any, v: Any, sinks: Any) -> Results:
     for owner, kv in _Ring(call, torch.stack([k, v])):
         for part in _calls(call, q.device, owner):
             merged.add(_partial(call, part, q, *kv))
-    o, lse, row_max = merged.results(sinks)
-    return Results(o, lse, row_max, (q, k, v, o, lse, sinks))
+    o, lse = merged.results(sinks)
+    return Results(o, lse, None, (q, k, v, o, lse, sinks))
 
 
 def _zigzag_backward(

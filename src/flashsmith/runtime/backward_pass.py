@@ -29,7 +29,7 @@ from flashsmith.runtime.forward_pass import (
     kernel_for,
     limits_of,
 )
-from flashsmith.runtime.forward_request import Request, check_request, suit_tma
+from flashsmith.runtime.forward_request import Request, check_request, check_tma, suit_tma
 from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView, contiguous_strides
 from flashsmith.runtime.launch_counter import note_launch
 from flashsmith.runtime.operation_run import (
@@ -108,7 +108,7 @@ class BackwardAhead(NamedTuple):
             device = _limits(self.config, request.q, emulate=False)
         problem = _backward(request.problem)
         wish = BackwardRequest(problem, request.q, request.k, request.suits_tma, self.deterministic)
-        return _config_for(self.config, wish, device)[0]
+        return _config_for(self.config, wish, request.v, device)[0]
 
 
 class CachedBackward:
@@ -245,7 +245,7 @@ def _run_and_remember(
     problem, o = _backward(request.problem), view_tensor("o", tensors[4])
     suits_tma = request.suits_tma and suit_tma([o])
     wish = BackwardRequest(problem, request.q, request.k, suits_tma, deterministic)
-    cfg, is_own = _config_for(config, wish, device)
+    cfg, is_own = _config_for(config, wish, request.v, device)
 
     on_host = request.q.device.kind == "cpu"
     if on_host and not emulate:
@@ -315,7 +315,7 @@ def _backward(problem: Problem) -> Problem:
 
 
 def _config_for(
-    config: KernelConfig | Chooser, wish: BackwardRequest, device: DeviceSpec
+    config: KernelConfig | Chooser, wish: BackwardRequest, v: TensorView, device: DeviceSpec
 ) -> tuple[KernelConfig, bool]:
     """The config whose kernel computes what is wished, found or built; and whether it is the one
     that was given or chosen, not a substitute."""
@@ -323,6 +323,7 @@ def _config_for(
     cfg = config if isinstance(config, KernelConfig) else choose_for(config, wish, device)
     semantics = check_server(cfg, wish.problem, device)
     check_deterministic(cfg, wish.deterministic)
+    check_tma(cfg, (wish.q, wish.k, v))
     if wish.is_empty:
         return cfg, True
     kernel = kernel_for(cfg, semantics, wish, device, chooser)

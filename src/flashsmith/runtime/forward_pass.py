@@ -40,7 +40,7 @@ from flashsmith.runtime.forward_call import (
     unplaced_call,
 )
 from flashsmith.runtime.forward_options import NO_WINDOW, ForwardOptions, check_flag, check_scale
-from flashsmith.runtime.forward_request import Request, check_request
+from flashsmith.runtime.forward_request import Request, check_request, check_tma
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.runtime.libraries import LoadedKernel, PreparedLaunch, loaded_kernels
@@ -330,6 +330,7 @@ def run_request(
     device = limits_of(q, check_flag("emulate", emulate), arch)
     cfg = choose_for(config, request, device) if callable(config) else config
     semantics = check_server(cfg, request.problem, device)
+    check_tma(cfg, (q, request.k, request.v))
     on_gpu = q.device.kind == "cuda"
     following = None if ahead is None else ahead.config_for(request, device)
     if not on_gpu and not emulate:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from flashsmith.errors import ArgumentError
-from flashsmith.families import Problem
+from flashsmith.families import KernelConfig, Problem, families
 from flashsmith.runtime.arguments import (
     check_inputs,
     check_output,
@@ -86,6 +86,20 @@ def suit_tma(views: Sequence[TensorView]) -> bool:
         for size, stride in zip(view.shape, view.strides, strict=True)
         if size > 1
     )
+
+
+def check_tma(cfg: KernelConfig, views: Sequence[TensorView]) -> None:
+    """Raises ArgumentError where the config's kernel copies by TMA, which cannot copy a view."""
+    if not cfg.family.needs_tma or any(0 in view.shape for view in views):
+        return
+    for view in views:
+        if not suit_tma([view]):
+            others = (it.config_class for it in families(cfg.family.operation) if not it.needs_tma)
+            raise ArgumentError(
+                f"{view.name}: strides {view.strides} of shape {view.shape}; {cfg} copies by TMA, "
+                "which takes positive strides only: make it contiguous, or take a "
+                f"{' or a '.join(it.__name__ for it in others)}"
+            )
 
 
 def check_request(

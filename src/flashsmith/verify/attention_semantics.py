@@ -12,6 +12,8 @@ import numpy as np
 
 Lens = tuple[int, ...]
 Window = tuple[int | None, int | None]
+# Of each sequence the first key that counts, and how many.
+Ranges = tuple[tuple[int, int], ...]
 NO_WINDOW: Window = (None, None)
 
 
@@ -28,7 +30,9 @@ class Attention:
     """The meaning of a forward pass; the defaults are plain attention.
 
     ``lens_q`` and ``lens_k`` are the lengths of packed sequences, None for dense tensors. Masks are
-    aligned to the bottom right: query i of seq_q stands at key i + seq_k - seq_q.
+    aligned to the bottom right: query i of seq_q stands at key i + seq_k - seq_q. ``ranges``, of
+    partial attention, are the keys of each sequence that count, in place of its own: the first, as
+    a row of k, and how many.
     """
 
     scale: float
@@ -37,6 +41,7 @@ class Attention:
     softcap: float = 0.0
     lens_q: Lens | None = None
     lens_k: Lens | None = None
+    ranges: Ranges | None = None
 
     @property
     def packed(self) -> bool:
@@ -62,11 +67,13 @@ class Attention:
 
     def sequences(self, batch: int) -> Iterator[Sequence]:
         """The sequences of a batch: ``batch`` dense ones, or the packed ones."""
+        keys = None if self.ranges is None else [slice(a, a + n) for a, n in self.ranges]
         if self.lens_q is None or self.lens_k is None:
             for b in range(batch):
-                yield Sequence((b,), (b,))
+                yield Sequence((b,), (b,) if keys is None else (b, keys[b]))
             return
-        for rows_q, rows_k in zip(row_slices(self.lens_q), row_slices(self.lens_k), strict=True):
+        own = row_slices(self.lens_k) if keys is None else keys
+        for rows_q, rows_k in zip(row_slices(self.lens_q), own, strict=True):
             yield Sequence((rows_q,), (rows_k,))
 
     def __str__(self) -> str:
@@ -78,6 +85,8 @@ class Attention:
             said.append(f"softcap {self.softcap:g}")
         if self.lens_q is not None and self.lens_k is not None:
             said.append(f"lens {'+'.join(map(str, self.lens_q))}:{'+'.join(map(str, self.lens_k))}")
+        if self.ranges is not None:
+            said.append("keys " + " ".join(f"{a}+{n}" for a, n in self.ranges))
         return ", ".join(said) or "plain"
 
 

@@ -27,8 +27,8 @@ class _Expected(NamedTuple):
 
 class ForwardReference(OperationReference):
     """Attention: options are ``causal``, ``window``, ``softcap``, ``scale``, ``lens_q`` and
-    ``lens_k`` as in prove(), ``sinks`` (whether there are any) and ``row_max`` (whether to return
-    it)."""
+    ``lens_k`` as in prove(), ``ranges`` of partial attention, ``sinks`` (whether there are any) and
+    ``row_max`` (whether to return it). Keys that do not count are NaN."""
 
     kinds = INPUT_KINDS
 
@@ -69,9 +69,15 @@ class ForwardReference(OperationReference):
             sinks=bool(options.get("sinks")),
         )
         drawn, references = inputs_and_references(
-            spec, attention.causal, attention.window, attention.softcap, on_gpu
+            *(spec, attention.causal, attention.window, attention.softcap, on_gpu),
+            attention.ranges,
         )
         inputs = {"q": drawn.q, "k": drawn.k, "v": drawn.v}
+        if attention.ranges is not None:
+            counting = [at.k for at in attention.sequences(problem.batch)]
+            inputs |= {name: _amid_nan(inputs[name], counting) for name in "kv"}
+            begin, used = np.array(attention.ranges, np.int32).reshape(-1, 2).T.copy()
+            inputs |= {"seqused_k": used, "k_begin": begin}
         if drawn.sinks is not None:
             inputs["sinks"] = drawn.sinks
         if attention.lens_q is not None and attention.lens_k is not None:
@@ -95,6 +101,7 @@ class ForwardReference(OperationReference):
             sinks=inputs.get("sinks"),
             lens_q=attention.lens_q,
             lens_k=attention.lens_k,
+            ranges=attention.ranges,
         )
         statistics = {"lse": found.lse, "row_max": found.row_max}
         return Expected({"o": found.o, **statistics}, {"o": found.same_precision, **statistics})
@@ -111,6 +118,7 @@ class ForwardReference(OperationReference):
                 "max_seqlen_k": max(attention.lens_k),
             }
         given = {name: to_device(array) for name, array in case.inputs.items()}
+        partial = attention.ranges is not None
         result = run_forward(
             cfg,
             **given,
@@ -119,7 +127,8 @@ class ForwardReference(OperationReference):
             softcap=attention.softcap,
             scale=attention.scale,
             return_lse=True,
-            return_row_max=case.options.get("row_max", True),
+            return_row_max=case.options.get("row_max", True) and not partial,
+            partial=partial,
             poisoned=True,
             **packed,
             **how,
@@ -149,14 +158,23 @@ def _attention(scale: float, options: Mapping[str, Any]) -> Attention:
         options.get("softcap", 0.0),
         options.get("lens_q"),
         options.get("lens_k"),
+        options.get("ranges"),
     )
+
+
+def _amid_nan(array: np.ndarray, parts: list[tuple[int | slice, ...]]) -> np.ndarray:
+    """The array with NaN where no part of it is."""
+    found = np.full_like(array, np.nan)
+    for part in parts:
+        found[part] = array[part]
+    return found
 
 
 def semantics_of(attention: Attention) -> Semantics:
     """The compiled-in semantics, regardless of lengths."""
-    packed = attention.packed
+    packed, partial = attention.packed, attention.ranges is not None
     mask = check_mask(attention.causal, attention.window).kind
-    return Semantics(mask, attention.softcap > 0, packed, uneven=packed)
+    return Semantics(mask, attention.softcap > 0, packed, packed or partial, partial)
 
 
 def check_lens(lens_q: Lens, lens_k: Lens) -> None:

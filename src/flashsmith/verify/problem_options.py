@@ -8,7 +8,7 @@ from typing import Any
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.runtime.forward_options import check_mask, check_scale, check_softcap
-from flashsmith.verify.attention_semantics import NO_WINDOW, Window, unequal_lens
+from flashsmith.verify.attention_semantics import NO_WINDOW, Ranges, Window, unequal_lens
 
 
 def problem_options(
@@ -21,7 +21,8 @@ def problem_options(
 ) -> dict[str, Any]:
     """Values for all that an attention problem's semantics leave open, as prove()'s keywords.
 
-    Packed, one sequence has the problem's lengths, and the others shorter ones, drawn from seed.
+    Packed, one sequence has the problem's lengths, and the others shorter ones, drawn from seed;
+    and so are the keys that count, of partial attention.
 
     Args:
         problem: what the kernel computes; packed, ``batch`` is how many sequences.
@@ -38,19 +39,34 @@ def problem_options(
         _check_window(p, window)
     if softcap is not None:
         _check_softcap(p, softcap)
-    options = {
+    options: dict[str, Any] = {
         "causal": semantics.mask == "causal",
         "window": window or p.window or NO_WINDOW,
         "softcap": p.softcap if softcap is None else softcap,
         "sinks": sinks,
     }
-    if not semantics.packed:
-        return options
-    if p.batch < 1:
-        raise ArgumentError(f"problem='{p}': packed, give at least one sequence: b1")
     draw = random.Random(seed)
-    lens_q, lens_k = (unequal_lens(p.batch, longest, draw) for longest in (p.seq_q, p.seq_k))
-    return options | {"lens_q": lens_q, "lens_k": lens_k}
+    if semantics.packed:
+        if p.batch < 1:
+            raise ArgumentError(f"problem='{p}': packed, give at least one sequence: b1")
+        lens_q, lens_k = (unequal_lens(p.batch, longest, draw) for longest in (p.seq_q, p.seq_k))
+        options |= {"lens_q": lens_q, "lens_k": lens_k}
+    if semantics.partial:
+        if sinks:
+            raise ArgumentError(f"sinks: '{p}' has none; a merge of its parts may have some")
+        rows = sum(options["lens_k"]) if semantics.packed else p.seq_k
+        options["ranges"] = drawn_ranges(p.batch, rows, p.seq_k, draw)
+    return options
+
+
+def drawn_ranges(batch: int, rows: int, longest: int, draw: random.Random) -> Ranges:
+    """Keys that count of each sequence, at most ``longest`` of ``rows``; they may overlap. All in
+    one, and of several none in another."""
+    ranges = [(0, min(rows, longest))]
+    for index in range(1, batch):
+        begin = draw.randint(0, rows)
+        ranges.append((begin, 0 if index == 2 else draw.randint(0, min(rows - begin, longest))))
+    return tuple(ranges[:batch])
 
 
 def _check_window(problem: Problem, window: Window) -> None:

@@ -59,6 +59,7 @@ class Case:
     sinks: bool = False
     family: str = FIRST_FAMILY
     inputs: str = "random"
+    partial: bool = False
     head_counts: dict[str, tuple[int, int]] = field(default_factory=lambda: HEADS, compare=False)
 
     def __str__(self) -> str:
@@ -67,7 +68,7 @@ class Case:
             self.dtype.name.lower(), f"d{self.d}", "s{}:{}".format(*self.lengths), self.batch,
             self.heads, "causal" * self.causal, f"window {self.window}",
             f"softcap {self.softcap:g}", "sinks" * self.sinks,
-            f"{self.inputs} inputs" * (self.inputs != "random"),
+            f"{self.inputs} inputs" * (self.inputs != "random"), "partial" * self.partial,
         ]  # fmt: skip
         return ", ".join(word for word in said if word)
 
@@ -100,7 +101,10 @@ class Case:
         """The semantics that the config's kernel must be compiled for."""
         call = self.keywords()
         lens = call.get("lens_q"), call.get("lens_k")
-        meaning = semantics_of(Attention(1.0, self.causal, call["window"], self.softcap, *lens))
+        ranges = () if self.partial else None
+        meaning = semantics_of(
+            Attention(1.0, self.causal, call["window"], self.softcap, *lens, ranges)
+        )
         problem = Problem(1, *self.lengths, 1, 1, self.d, self.dtype, meaning)
         return problem.required_semantics(self.config)
 
@@ -118,6 +122,8 @@ class Case:
             "sinks": self.sinks,
             "inputs": self.inputs,
         }
+        if self.partial:
+            call |= {"partial": True, "seed": self._seed}
         if family_named(self.family).persistent:
             # With few SMs a CTA of a persistent kernel computes many tiles.
             call["sm_count"] = draw.choice(SM_COUNTS)
@@ -160,6 +166,22 @@ def proof_grid(family: str = FIRST_FAMILY) -> Iterator[Case]:
                 case = Case(dtype, d, lengths, causal, window, heads, softcap, batch, False, family)
                 yield replace(case, sinks=bool(zlib.crc32(str(case).encode()) % 2))
     yield from _extreme_cases(family)
+    yield from partial_cases(family)
+
+
+def partial_cases(family: str = FIRST_FAMILY) -> Iterator[Case]:
+    """Parts of the keys with every dtype, d, batch, heads and mask; the rest is random."""
+    for dtype, d, batch, heads in product(DType, D, BATCHES, HEADS):
+        draw = random.Random(f"partial {dtype.name} {d} {batch} {heads}")
+        for causal, window in product((False, True), WINDOWS):
+            lengths = draw.choice(COVER_LENGTHS if batch == "dense" else PACKED_LENGTHS)
+            kind = draw.choice(("random", "random", *EXTREME_INPUTS))
+            yield Case(
+                *(dtype, d, lengths, causal, window, heads, draw.choice(SOFTCAPS), batch),
+                family=family,
+                inputs=kind,
+                partial=True,
+            )
 
 
 def _extreme_cases(family: str) -> Iterator[Case]:

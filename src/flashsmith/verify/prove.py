@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import ForwardReference, check_lens, semantics_of
 from flashsmith.verify.merge_reference import MergeReference
 from flashsmith.verify.operation_reference import OperationReference
+from flashsmith.verify.problem_options import drawn_ranges
 from flashsmith.verify.proof_inputs import check_seed
 from flashsmith.verify.tolerance import Comparison
 
@@ -189,6 +191,7 @@ def describe_problem(
     lens_k: Lens | None = None,
     row_max: bool = True,
     page: int = 0,
+    partial: bool = False,
     seed: int = 0,
 ) -> tuple[Problem, dict[str, Any]]:
     """The problem for a config that sizes and options name, and the options of its proof.
@@ -205,6 +208,7 @@ def describe_problem(
             means as long as lens_q.
         row_max: whether the row maxima are asked for: kernels that rescale lazily then do not.
         page: keys of a page of the cache, of an operation that has pages; 0 is a dense cache.
+        partial: whether only some of the keys count, drawn from seed; then without sinks.
         seed: of what the operation draws beside inputs.
 
     Raises ArgumentError for sizes that make no problem.
@@ -215,15 +219,22 @@ def describe_problem(
         batch, seq, seq_k = len(lens_q), max(lens_q, default=0), max(lens_k, default=0)
     elif lens_k is not None:
         raise ArgumentError("lens_k: give lens_q as well")
+    seq_k = seq if seq_k is None else seq_k
+    ranges = None
+    if partial:
+        rows = seq_k if lens_k is None else sum(lens_k)
+        ranges = drawn_ranges(batch, rows, seq_k, random.Random(seed))
+        if sinks:
+            raise ArgumentError("sinks: a part has none; leave out sinks or partial")
     problem = Problem(
         batch,
         seq,
-        seq if seq_k is None else seq_k,
+        seq_k,
         heads,
         heads if heads_k is None else heads_k,
         cfg.d_head if d is None else d,
         cfg.dtype,
-        semantics_of(Attention(1.0, causal, window, softcap, lens_q, lens_k)),
+        semantics_of(Attention(1.0, causal, window, softcap, lens_q, lens_k, ranges)),
         cfg.family.operation,
         page,
     )
@@ -235,6 +246,7 @@ def describe_problem(
         "sinks": sinks,
         "lens_q": lens_q,
         "lens_k": lens_k,
+        "ranges": ranges,
     }
     if problem.operation == DEFAULT:
         return problem, options | {"row_max": row_max}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Window
+from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Ranges, Window
 from flashsmith.verify.engine import Engine, engine_for
 from flashsmith.verify.proof_inputs import Inputs, InputSpec, draw_sinks, make_inputs
 
@@ -45,26 +45,27 @@ def compute_references(
     sinks: np.ndarray | None = None,
     lens_q: Lens | None = None,
     lens_k: Lens | None = None,
+    ranges: Ranges | None = None,
     on_gpu: bool = False,
 ) -> References:
     """Both references for 16-bit q, k, v of shape (batch, seq, heads, d), with lens_q and lens_k
     packed (total, heads, d); k and v may have fewer heads.
 
     The same-precision one follows a textbook kernel: fp32 scores and softmax from the 16-bit
-    inputs, weights rounded to the dtype before the product with v, fp32 sums, o rounded. A row that
-    sees no key, or scores of -inf alone, gives 0 and -inf, or its head's sink as LSE. Where a score
-    is NaN or +inf, o and the LSE are NaN; the row maximum is +inf if some score is, else NaN.
+    inputs, weights rounded to the dtype before the product with v, fp32 sums, o rounded; that of
+    ``ranges`` of the keys is not. A row that sees no key, or scores of -inf alone, gives 0 and
+    -inf, or its head's sink as LSE. Where a score is NaN or +inf, o and the LSE are NaN; the row
+    maximum is +inf if some score is, else NaN.
     ``on_gpu`` computes with PyTorch on the GPU; the arrays come from and return to the host.
     """
-    attention = Attention(scale, causal, window, softcap, lens_q, lens_k)
+    attention = Attention(scale, causal, window, softcap, lens_q, lens_k, ranges)
     rows, heads = q.shape[:-2], q.shape[-2]
     statistics = (*rows[:-1], heads, rows[-1])
     tainted = None
     if attention.masked and not np.isfinite(v.astype(np.float32)).all():
         tainted = np.zeros(q.shape, bool)
-    found = References(
-        np.empty(q.shape), np.empty(statistics), np.empty_like(q), np.empty(statistics), tainted
-    )
+    same = np.empty(q.shape, q.dtype if ranges is None else np.float32)
+    found = References(np.empty(q.shape), np.empty(statistics), same, np.empty(statistics), tainted)
     engine = engine_for(on_gpu)
     placed = tuple(map(engine.to_device, (q, k, v)))
     logits = None if sinks is None else engine.to_device(np.asarray(sinks, np.float64))
@@ -132,7 +133,9 @@ class _Sequence:
                 tainted = part.heads_last(part.tainted(row_max))
             weights, _, _ = part.softmax("float32")
             rounded = self.engine.cast(self.engine.cast(weights, self.dtype), "float32")
-            same = self.engine.cast(part.weighted(rounded, row_max, "float32"), self.dtype)
+            same = part.weighted(rounded, row_max, "float32")
+            if self.attention.ranges is None:
+                same = self.engine.cast(same, self.dtype)
             lse, row_max = part.heads_first(lse), part.heads_first(row_max)
             yield block, o, part.heads_last(same), lse, row_max, tainted
 
@@ -244,6 +247,7 @@ def inputs_and_references(
     window: Window = NO_WINDOW,
     softcap: float = 0.0,
     on_gpu: bool = False,
+    ranges: Ranges | None = None,
 ) -> tuple[Inputs, References]:
     """Inputs and references of ``spec``, read-only; kept, because a set of configs shares them."""
     inputs = _tensors(replace(spec, sinks=False))
@@ -260,6 +264,7 @@ def inputs_and_references(
         sinks=inputs.sinks,
         lens_q=spec.lens_q,
         lens_k=spec.lens_k,
+        ranges=ranges,
         on_gpu=on_gpu,
     )
     for made in (inputs, references):

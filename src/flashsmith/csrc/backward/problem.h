@@ -102,9 +102,10 @@ struct Statistics {
 };
 
 inline Statistics place_statistics(const ForwardProblem& p, BackwardKernelArgs& args) {
-    // Between packed sequences up to a block each is left out.
+    // Between packed sequences up to a block each is left out: first_statistic() has the first rows
+    // of the last one at most total_q / kStatisticsRows + batch - 1 blocks from the beginning.
     const int64_t blocks =
-        p.packed ? p.total_q / kStatisticsRows + p.batch + 1 : blocks_of(p.seq_q, kStatisticsRows);
+        p.packed ? p.total_q / kStatisticsRows + p.batch : blocks_of(p.seq_q, kStatisticsRows);
     const int64_t rows = blocks * kStatisticsRows;
     args.statistics_head_stride = rows;
     args.statistics_batch_stride = p.packed ? 0 : p.heads_q * rows;

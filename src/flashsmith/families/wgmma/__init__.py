@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
-from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
 from flashsmith.families.tile_work import TileWork
+from flashsmith.families.warpgroups import WarpgroupFamily
 from flashsmith.families.wgmma import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma.config import DEFAULT_SECTION_MIB, HopperForwardKernelConfig
 from flashsmith.operations.dtype import DType
-from flashsmith.operations.problem import Problem
 from flashsmith.operations.semantics import Semantics
 
 
-class WgmmaFamily(Family):
+class WgmmaFamily(WarpgroupFamily):
     """Kernels of warpgroups that multiply with wgmma, of which one copies by TMA."""
 
     config_class = HopperForwardKernelConfig
@@ -45,12 +45,7 @@ class WgmmaFamily(Family):
         function="hopper_forward_kernel_fn",
         plan_header="wgmma/plan.h",
     )
-    # wgmma and TMA's multicast are in the architecture's own instructions.
-    target_suffix = "a"
-    needs_tma = True
     persistent = True
-    # Such a kernel computes correct results at a fraction of its speed.
-    must_not_spill = True
     space_key = "hopper"
     has_cost_model = True
     translation_seconds = 0.3
@@ -59,14 +54,6 @@ class WgmmaFamily(Family):
             "the wgmma kernels that the package ships, for sm_90", sets.get_hopper_configs
         )
     }
-
-    def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
-        if device.arch != rules.HOPPER_ARCH:
-            return (
-                f"its instructions are of sm_{rules.HOPPER_ARCH}, and {device.name} is "
-                f"sm_{device.arch}"
-            )
-        return None
 
     def shipped(self) -> Sequence[tuple[HopperForwardKernelConfig, Semantics]]:
         # Plain and causal attention on whole tiles, which they were chosen for.
@@ -119,12 +106,6 @@ class WgmmaFamily(Family):
 
     def intensity(self, cfg: HopperForwardKernelConfig) -> Intensity:
         return describe.intensity(cfg)
-
-    def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
-        return describe.CONFLICT_KINDS
-
-    def registers_in_words(self, cfg: HopperForwardKernelConfig, registers: int) -> str:
-        return describe.registers_in_words(cfg, registers)
 
     def multiplies_with(self, cfg: HopperForwardKernelConfig) -> tuple[str, ...]:
         return ("wgmma_n128", "wgmma_n256")

@@ -11,11 +11,17 @@ from typing import ClassVar
 
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
 from flashsmith.families.knob import KnobGroup, knob
+from flashsmith.families.warpgroups import (
+    REGISTER_COUNTS,
+    REGISTERS_BESIDE_TILES,
+    REGISTERS_WORD,
+    WARPGROUP_ROWS,
+    WARPGROUP_THREADS,
+    registers_knob,
+)
 from flashsmith.families.wgmma import describe
 from flashsmith.operations.dtype import DType
 
-WARPGROUP_THREADS = 128
-WARPGROUP_ROWS = 64
 # Bytes of barriers and of work-tile info beside the tiles.
 BARRIER_PAGE = 1024
 
@@ -50,16 +56,12 @@ D_HEADS = (32, 64, 96, 128, 192, 256)
 MAX_WARPGROUPS = 4
 MAX_KV_STAGES = 8
 B_C_STEP, MIN_B_C, MAX_B_C = 16, 32, 256
-REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
-# Registers of a thread beside its shares of O, S and P: addresses, row statistics, loop state.
-REGISTERS_BESIDE_TILES = 24
 MAX_RESCALE_THRESHOLD = 8
 DEFAULT_SECTION_MIB = 32
 MAX_CTAS = 4
 MAX_EXP2_FMA_SHARE = 50
 
 _WARPGROUPS = tuple(range(1, MAX_WARPGROUPS + 1))
-_REGISTERS = range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT)
 # Registers for the smallest tiles: O's columns, S's columns, and the rest.
 _LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 
@@ -81,15 +83,7 @@ class HopperForwardKernelConfig(ForwardConfig):
     SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warpgroups")
     SHAPE_SUFFIX: ClassVar[str] = "wg"
     LEADING_WORD: ClassVar[str] = "tma"
-    GROUPS: ClassVar[tuple[KnobGroup, ...]] = (
-        KnobGroup(
-            "regs_{}_{}",
-            ("producer_registers", "consumer_registers"),
-            ("N", "N"),
-            "registers",
-            (24, 240),
-        ),
-    )
+    GROUPS: ClassVar[tuple[KnobGroup, ...]] = (REGISTERS_WORD,)
 
     dtype: DType = knob(
         "element type of q, k, v and o",
@@ -145,19 +139,12 @@ class HopperForwardKernelConfig(ForwardConfig):
         effect=describe.q,
         where="Producer::load_Q",
     )
-    producer_registers: int = knob(
-        "registers per producer thread",
-        values=tuple(_REGISTERS),
-        default=24,
-        effect=describe.registers,
-        where="hopper_forward_kernel",
-    )
-    consumer_registers: int = knob(
-        "registers per consumer thread",
-        values=tuple(count for count in _REGISTERS if count >= _LEAST_TO_COMPUTE),
+    producer_registers: int = registers_knob("producer", default=24, kernel="hopper_forward_kernel")
+    consumer_registers: int = registers_knob(
+        "consumer",
         default=240,
-        effect=describe.registers,
-        where="hopper_forward_kernel",
+        kernel="hopper_forward_kernel",
+        values=[count for count in REGISTER_COUNTS if count >= _LEAST_TO_COMPUTE],
     )
     overlap: bool = knob(
         "a warpgroup's next QK GEMM runs under its softmax",

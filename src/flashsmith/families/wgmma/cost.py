@@ -18,8 +18,8 @@ from functools import lru_cache
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.tile_work import EXP2, TileWork, rates_of
+from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma.config import (
-    WARPGROUP_ROWS,
     HopperForwardKernelConfig,
     Schedule,
     TileOrder,

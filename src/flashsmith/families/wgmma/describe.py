@@ -6,15 +6,6 @@ from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 
-# TMA copies tiles, which is no warp's access; the other accesses are of work-tile info, 32 bytes
-# each.
-CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
-    "ldmatrix": (),
-    "copy st": (),
-    "O st": ("stmatrix",),
-    "O ld": (),
-}
-
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     """Where the tiles lie in a CTA's dynamic shared memory; O mostly replaces Q."""
@@ -38,14 +29,6 @@ def intensity(cfg: Any) -> Intensity:
     tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
     shared = 2 * cfg.n_warpgroups * tile_bytes + cfg.B_r * cfg.d_head * cfg.dtype.element_size
     return Intensity(shared=flop / shared, global_memory=flop / (2 * tile_bytes))
-
-
-def registers_in_words(cfg: Any, registers: int) -> str:
-    """The registers per thread at launch, and after setmaxnreg."""
-    return (
-        f"{registers} at launch, then {cfg.producer_registers} per producer and "
-        f"{cfg.consumer_registers} per consumer thread"
-    )
 
 
 # --- what a knob's value does --------------------------------------------------------------------
@@ -82,13 +65,6 @@ def q(cfg: Any) -> str:
     if cfg.q_buffers == 1:
         return "the next tile's Q is copied once this one's O has left Q's buffer"
     return "the next tile's Q is copied during this tile's work"
-
-
-def registers(cfg: Any) -> str:
-    return (
-        f"setmaxnreg leaves the producer {cfg.producer_registers} registers a thread, and "
-        f"gives consumers {cfg.consumer_registers}"
-    )
 
 
 def overlap(cfg: Any) -> str:

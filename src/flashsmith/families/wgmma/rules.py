@@ -7,6 +7,13 @@ from functools import partial
 from flashsmith.families.config import RESERVED_SMEM_PER_CTA
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.rule import Rule, supported
+from flashsmith.families.warpgroups import (
+    REGISTERS_BESIDE_TILES,
+    WARPGROUP_ROWS,
+    arch_rule,
+    register_rules,
+    registers_each,
+)
 from flashsmith.families.wgmma.config import (
     B_C_STEP,
     BARRIER_PAGE,
@@ -15,22 +22,14 @@ from flashsmith.families.wgmma.config import (
     MAX_CTAS,
     MAX_EXP2_FMA_SHARE,
     MAX_KV_STAGES,
-    MAX_REGISTERS,
     MAX_RESCALE_THRESHOLD,
     MAX_WARPGROUPS,
     MIN_B_C,
-    MIN_REGISTERS,
-    REGISTER_UNIT,
-    REGISTERS_BESIDE_TILES,
-    WARPGROUP_ROWS,
     HopperForwardKernelConfig,
     PingPong,
     TileOrder,
 )
 
-HOPPER_ARCH = 90
-# 65,536 registers over the 128 threads of a warpgroup.
-REGISTERS_TO_SHARE = 512
 # Registers that ptxas needs beside the accumulators of one wgmma, of those that a thread starts
 # with; registers that setmaxnreg adds later do not count (C7602).
 REGISTERS_BESIDE_PRODUCT = 26
@@ -39,28 +38,9 @@ REGISTERS_BESIDE_PRODUCT = 26
 _supported = partial(supported, HopperForwardKernelConfig)
 
 
-def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
-    """Registers a thread starts with, in a CTA of these consumer warpgroups and the producer."""
-    threads = ctas_per_sm * (n_warpgroups + 1)
-    return REGISTERS_TO_SHARE // threads // REGISTER_UNIT * REGISTER_UNIT
-
-
 def tile_registers(cfg: HopperForwardKernelConfig) -> int:
     """Registers a thread needs for O and S in fp32, and P where it lives beside S."""
     return cfg.d_head // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
-
-
-def _register_count(knob: str) -> Rule:
-    return Rule(
-        f"{knob}_supported",
-        f"{knob} must be a multiple of {REGISTER_UNIT} from {MIN_REGISTERS} to {MAX_REGISTERS}: "
-        "setmaxnreg takes no other",
-        lambda cfg, device: (
-            MIN_REGISTERS <= getattr(cfg, knob) <= MAX_REGISTERS
-            and getattr(cfg, knob) % REGISTER_UNIT == 0
-        ),
-        (knob,),
-    )
 
 
 def _smem_figures(cfg: HopperForwardKernelConfig, device: DeviceSpec) -> str:
@@ -68,13 +48,7 @@ def _smem_figures(cfg: HopperForwardKernelConfig, device: DeviceSpec) -> str:
 
 
 HOPPER_RULES: tuple[Rule, ...] = (
-    Rule(
-        "arch_is_hopper",
-        "the wgmma family needs a GPU of compute capability 9.0: wgmma is sm_90a's alone",
-        lambda cfg, device: device.arch == HOPPER_ARCH,
-        (),
-        lambda cfg, device: f"{device.name} is sm_{device.arch}",
-    ),
+    arch_rule(HopperForwardKernelConfig.FAMILY),
     _supported(
         "d_head",
         "32, 64, 96, 128, 192 or 256: the wgmma family has kernels for these only",
@@ -112,8 +86,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
         ("d_head", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
         _smem_figures,
     ),
-    _register_count("producer_registers"),
-    _register_count("consumer_registers"),
+    *register_rules(),
     Rule(
         "registers_within_file",
         "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "

@@ -12,10 +12,10 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
+from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma.config import (
     B_C_STEP,
     MAX_RESCALE_THRESHOLD,
-    WARPGROUP_ROWS,
     HopperForwardKernelConfig,
     PingPong,
     Schedule,

@@ -9,16 +9,17 @@ from typing import Any, ClassVar
 from flashsmith.families.backward_work import helpers_ms
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
-from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
 from flashsmith.families.legality import compiled_d_head
 from flashsmith.families.tile_work import TileWork
+from flashsmith.families.warpgroups import WarpgroupFamily
 from flashsmith.families.wgmma_backward import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma_backward.config import D_HEADS, HopperBackwardKernelConfig
 from flashsmith.operations.dtype import DType
 from flashsmith.operations.problem import Problem
 
 
-class WgmmaBackwardFamily(Family):
+class WgmmaBackwardFamily(WarpgroupFamily):
     """Kernels of warpgroups with 64 keys each, or the same 64; one more copies queries by TMA."""
 
     config_class = HopperBackwardKernelConfig
@@ -43,10 +44,6 @@ class WgmmaBackwardFamily(Family):
         plan_header="wgmma_backward/plan.h",
         plan_function="plan_backward",
     )
-    # wgmma is in the architecture's own instructions.
-    target_suffix = "a"
-    needs_tma = True
-    must_not_spill = True
     space_key = "hopper-backward"
     translation_seconds = 0.5
     sets: ClassVar[Mapping[str, ConfigSet]] = {
@@ -65,16 +62,12 @@ class WgmmaBackwardFamily(Family):
         }
 
     def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
-        if device.arch != rules.HOPPER_ARCH:
-            return (
-                f"its instructions are of sm_{rules.HOPPER_ARCH}, and {device.name} is "
-                f"sm_{device.arch}"
-            )
         d_head = compiled_d_head(problem.d)
-        if d_head not in D_HEADS:
+        arch = super().unserved(problem, device)
+        if arch is None and d_head not in D_HEADS:
             served = ", ".join(map(str, D_HEADS))
             return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"
-        return None
+        return arch
 
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
@@ -117,12 +110,6 @@ class WgmmaBackwardFamily(Family):
 
     def intensity(self, cfg: HopperBackwardKernelConfig) -> Intensity:
         return describe.intensity(cfg)
-
-    def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
-        return describe.CONFLICT_KINDS
-
-    def registers_in_words(self, cfg: HopperBackwardKernelConfig, registers: int) -> str:
-        return describe.registers_in_words(cfg, registers)
 
 
 WGMMA_BACKWARD = register_family(WgmmaBackwardFamily())

@@ -12,6 +12,12 @@ from typing import ClassVar
 
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.knob import KnobGroup, knob
+from flashsmith.families.warpgroups import (
+    REGISTERS_WORD,
+    WARPGROUP_ROWS,
+    WARPGROUP_THREADS,
+    registers_knob,
+)
 from flashsmith.families.wgmma_backward import describe
 from flashsmith.operations.dtype import DType
 
@@ -33,8 +39,6 @@ class DqSums(IntEnum):
     SUMS_UNDER_DK = 2
 
 
-WARPGROUP_THREADS = 128
-WARPGROUP_ROWS = 64
 # Bytes of barriers beside the tiles.
 BARRIER_PAGE = 256
 D_HEADS = (64, 96, 128, 192, 256)
@@ -42,14 +46,10 @@ D_HEADS = (64, 96, 128, 192, 256)
 WIDEST_WHOLE = 128
 # The widest head for which registers are left for the order of dq's sums.
 WIDEST_ORDERED = 192
-REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
-# Registers of a thread beside its accumulators: addresses, statistics, loop state.
-REGISTERS_BESIDE_TILES = 24
 # dQ is shared by multiples of so many columns.
 DQ_COLUMNS = 16
 _FLOAT_BYTES = 4
 _WARPGROUPS = (1, 2, 3)
-_REGISTERS = range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT)
 
 
 @dataclass(frozen=True, order=True)
@@ -67,15 +67,7 @@ class HopperBackwardKernelConfig(KernelConfig):
     # '(FP16, 128, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq'
     SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warpgroups")
     LEADING_WORD: ClassVar[str] = "tma_backward"
-    GROUPS: ClassVar[tuple[KnobGroup, ...]] = (
-        KnobGroup(
-            "regs_{}_{}",
-            ("producer_registers", "consumer_registers"),
-            ("N", "N"),
-            "registers",
-            (24, 240),
-        ),
-    )
+    GROUPS: ClassVar[tuple[KnobGroup, ...]] = (REGISTERS_WORD,)
 
     dtype: DType = knob(
         "element type of the tensors",
@@ -144,19 +136,11 @@ class HopperBackwardKernelConfig(KernelConfig):
         ),
         where="dSStages",
     )
-    producer_registers: int = knob(
-        "registers per producer thread",
-        values=tuple(_REGISTERS),
-        default=24,
-        effect=describe.registers,
-        where="hopper_backward_kernel",
+    producer_registers: int = registers_knob(
+        "producer", default=24, kernel="hopper_backward_kernel"
     )
-    consumer_registers: int = knob(
-        "registers per consumer thread",
-        values=tuple(_REGISTERS),
-        default=240,
-        effect=describe.registers,
-        where="hopper_backward_kernel",
+    consumer_registers: int = registers_knob(
+        "consumer", default=240, kernel="hopper_backward_kernel"
     )
     order: StepOrder = knob(
         "in which order the products of a step come",

@@ -17,7 +17,8 @@ from flashsmith.families.backward_work import joined, reduced_per_clock
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.legality import is_legal
 from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
-from flashsmith.families.wgmma_backward.config import WARPGROUP_ROWS, HopperBackwardKernelConfig
+from flashsmith.families.warpgroups import WARPGROUP_ROWS
+from flashsmith.families.wgmma_backward.config import HopperBackwardKernelConfig
 
 # Relative compile time of a config: five kernels, in whose loops an instruction is a warpgroup's
 # product.

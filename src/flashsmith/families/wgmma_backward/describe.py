@@ -6,14 +6,6 @@ from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 
-# TMA copies tiles, which is no warp's access.
-CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
-    "ldmatrix": (),
-    "copy st": (),
-    "O st": ("stmatrix",),
-    "O ld": (),
-}
-
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     """Where the tiles lie in a CTA's dynamic shared memory."""
@@ -43,14 +35,6 @@ def intensity(cfg: Any) -> Intensity:
     return Intensity(
         shared=flop / (warpgroups * (scores + gradients + dq) * element),
         global_memory=flop / (2 * cfg.B_r * cfg.d_head * element),
-    )
-
-
-def registers_in_words(cfg: Any, registers: int) -> str:
-    """The registers per thread at launch, and after setmaxnreg."""
-    return (
-        f"{registers} at launch, then {cfg.producer_registers} per producer and "
-        f"{cfg.consumer_registers} per consumer thread"
     )
 
 
@@ -89,13 +73,6 @@ def ring(tile: str, stages: int) -> str:
     if stages == 1:
         return f"one {tile} tile, copied once the last product on it has finished"
     return f"a ring of {stages} {tile} tiles, copied ahead by TMA"
-
-
-def registers(cfg: Any) -> str:
-    return (
-        f"setmaxnreg leaves the producer {cfg.producer_registers} registers a thread, and "
-        f"gives consumers {cfg.consumer_registers}"
-    )
 
 
 def early(cfg: Any) -> str:

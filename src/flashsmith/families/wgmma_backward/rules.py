@@ -6,23 +6,21 @@ from __future__ import annotations
 from functools import partial
 
 from flashsmith.families.rule import Rule, supported
-from flashsmith.families.wgmma_backward.config import (
-    BARRIER_PAGE,
-    MAX_REGISTERS,
-    MIN_REGISTERS,
-    REGISTER_UNIT,
+from flashsmith.families.warpgroups import (
     REGISTERS_BESIDE_TILES,
     WARPGROUP_ROWS,
+    arch_rule,
+    register_rules,
+    registers_each,
+)
+from flashsmith.families.wgmma_backward.config import (
+    BARRIER_PAGE,
     WIDEST_ORDERED,
     WIDEST_WHOLE,
     DqSums,
     HopperBackwardKernelConfig,
     StepOrder,
 )
-
-HOPPER_ARCH = 90
-# 65,536 registers over the 128 threads of a warpgroup.
-REGISTERS_TO_SHARE = 512
 
 _supported = partial(
     supported,
@@ -31,32 +29,8 @@ _supported = partial(
 )
 
 
-def registers_each(n_warpgroups: int) -> int:
-    """Registers a thread starts with, in a CTA of these consumer warpgroups and the producer."""
-    return REGISTERS_TO_SHARE // (n_warpgroups + 1) // REGISTER_UNIT * REGISTER_UNIT
-
-
-def _register_count(knob: str) -> Rule:
-    return Rule(
-        f"{knob}_supported",
-        f"{knob} must be a multiple of {REGISTER_UNIT} from {MIN_REGISTERS} to {MAX_REGISTERS}: "
-        "setmaxnreg takes no other",
-        lambda cfg, device: (
-            MIN_REGISTERS <= getattr(cfg, knob) <= MAX_REGISTERS
-            and getattr(cfg, knob) % REGISTER_UNIT == 0
-        ),
-        (knob,),
-    )
-
-
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "arch_is_hopper",
-        "the wgmma_backward family needs a GPU of compute capability 9.0: wgmma is sm_90a's alone",
-        lambda cfg, device: device.arch == HOPPER_ARCH,
-        (),
-        lambda cfg, device: f"{device.name} is sm_{device.arch}",
-    ),
+    arch_rule(HopperBackwardKernelConfig.FAMILY),
     *map(_supported, ("d_head", "B_r", "n_warpgroups", "q_stages", "do_stages", "ds_stages")),
     Rule(
         "B_c_is_warpgroups",
@@ -158,8 +132,7 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: not cfg.ordered_dq or cfg.d_head <= WIDEST_ORDERED,
         ("d_head", "ordered_dq"),
     ),
-    _register_count("producer_registers"),
-    _register_count("consumer_registers"),
+    *register_rules(),
     Rule(
         "registers_within_file",
         "producer_registers + n_warpgroups consumer_registers must be within what the warpgroups "

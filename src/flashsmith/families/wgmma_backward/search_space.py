@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 
 from flashsmith.families.device import device_spec
 from flashsmith.families.legality import is_legal
-from flashsmith.families.wgmma_backward.config import WARPGROUP_ROWS, HopperBackwardKernelConfig
+from flashsmith.families.warpgroups import WARPGROUP_ROWS
+from flashsmith.families.wgmma_backward.config import HopperBackwardKernelConfig
 from flashsmith.families.wgmma_backward.sets import candidates
 from flashsmith.operations.dtype import DType
 

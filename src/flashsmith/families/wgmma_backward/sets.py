@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from flashsmith.families.device import DeviceSpec, device_spec
 from flashsmith.families.legality import is_legal
+from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import (
     D_HEADS,
-    WARPGROUP_ROWS,
     WIDEST_WHOLE,
     HopperBackwardKernelConfig,
     StepOrder,

@@ -1,0 +1,114 @@
+"""What families of warpgroup kernels share: they multiply with wgmma, and one warpgroup, the
+producer, copies by TMA while the others, the consumers, have its registers (setmaxnreg)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.family import Family
+from flashsmith.families.knob import KnobGroup, knob
+from flashsmith.families.rule import Rule
+from flashsmith.operations.problem import Problem
+
+HOPPER_ARCH = 90
+WARPGROUP_THREADS = 128
+WARPGROUP_ROWS = 64
+REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
+REGISTER_COUNTS = tuple(range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT))
+# Registers of a thread beside its accumulators: addresses, row statistics, loop state.
+REGISTERS_BESIDE_TILES = 24
+# 65,536 registers over the 128 threads of a warpgroup.
+REGISTERS_TO_SHARE = 512
+
+# --- the knobs producer_registers and consumer_registers -----------------------------------------
+
+REGISTERS_WORD = KnobGroup(
+    "regs_{}_{}",
+    ("producer_registers", "consumer_registers"),
+    ("N", "N"),
+    "registers",
+    (MIN_REGISTERS, MAX_REGISTERS),
+)
+
+
+def registers_knob(
+    role: str, default: int, kernel: str, values: Sequence[int] = REGISTER_COUNTS
+) -> Any:
+    """The field of a config that says how many registers a thread of the role has."""
+    return knob(
+        f"registers per {role} thread",
+        values=tuple(values),
+        default=default,
+        effect=lambda cfg: (
+            f"setmaxnreg leaves the producer {cfg.producer_registers} registers a thread, and "
+            f"gives consumers {cfg.consumer_registers}"
+        ),
+        where=kernel,
+    )
+
+
+def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
+    """Registers a thread starts with, in a CTA of these consumer warpgroups and the producer."""
+    threads = ctas_per_sm * (n_warpgroups + 1)
+    return REGISTERS_TO_SHARE // threads // REGISTER_UNIT * REGISTER_UNIT
+
+
+# --- rules ---------------------------------------------------------------------------------------
+
+
+def arch_rule(family: str) -> Rule:
+    """The rule that the device has wgmma."""
+    return Rule(
+        "arch_is_hopper",
+        f"the {family} family needs a GPU of compute capability 9.0: wgmma is sm_90a's alone",
+        lambda cfg, device: device.arch == HOPPER_ARCH,
+        (),
+        lambda cfg, device: f"{device.name} is sm_{device.arch}",
+    )
+
+
+def register_rules() -> tuple[Rule, ...]:
+    """The rules that setmaxnreg takes the registers of both roles."""
+
+    def rule(knob: str) -> Rule:
+        return Rule(
+            f"{knob}_supported",
+            f"{knob} must be a multiple of {REGISTER_UNIT} from {MIN_REGISTERS} to "
+            f"{MAX_REGISTERS}: setmaxnreg takes no other",
+            lambda cfg, device: getattr(cfg, knob) in REGISTER_COUNTS,
+            (knob,),
+        )
+
+    return tuple(map(rule, REGISTERS_WORD.knobs))
+
+
+# --- the family ----------------------------------------------------------------------------------
+
+
+class WarpgroupFamily(Family):
+    """A family of such kernels."""
+
+    # wgmma and TMA's multicast are in the architecture's own instructions.
+    target_suffix = "a"
+    needs_tma = True
+    # A kernel that spills computes correct results at a fraction of its speed.
+    must_not_spill = True
+
+    def unserved(self, problem: Problem, device: DeviceSpec) -> str | None:
+        if device.arch != HOPPER_ARCH:
+            return (
+                f"its instructions are of sm_{HOPPER_ARCH}, and {device.name} is sm_{device.arch}"
+            )
+        return None
+
+    def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
+        # TMA copies tiles, which is no warp's access.
+        return {"ldmatrix": (), "copy st": (), "O st": ("stmatrix",), "O ld": ()}
+
+    def registers_in_words(self, cfg: Any, registers: int) -> str:
+        return (
+            f"{registers} at launch, then {cfg.producer_registers} per producer and "
+            f"{cfg.consumer_registers} per consumer thread"
+        )
