@@ -106,6 +106,7 @@ def run(
     maps: Sequence[MapSpec] = (),
     cluster: int = 1,
     sm_count: int | None = None,
+    programmatic: bool = False,
 ) -> EmulationResult:
     """Launch ``main`` on (array, writable) tensors."""
     memory = GlobalMemory()
@@ -128,6 +129,7 @@ def run(
         tensor_maps=maps,
         cluster=(cluster, 1, 1),
         sm_count=sm_count,
+        programmatic=programmatic,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -44,6 +45,7 @@ def emulate(
     loop_limit: int = LOOP_LIMIT,
     seed: int | None = None,
     sm_count: int | None = None,
+    programmatic: bool = False,
 ) -> EmulationResult:
     """Run one kernel launch on the CPU.
 
@@ -57,6 +59,8 @@ def emulate(
     may; a number for a random one that this number decides, hesitant (RandomSchedule) where odd.
     - ``sm_count``: of the GPU that has room for so many CTAs at a time, times the CTAs per SM that
     the kernel's launch bounds promise; None: for all. It matters where CTAs wait for each other.
+    - ``programmatic``: the launch may begin before the one is over that observers saw before it
+    (programmatic dependent launch). Here it does not, but the checks know.
 
     Raises EmulatorError for PTX that is not supported, for a deadlock or an endless loop, for a
     trap, and for an access outside memory unless an observer handles it; ArgumentError for a launch
@@ -65,6 +69,7 @@ def emulate(
     translated, module = translate(ptx, entry, observed=bool(observers), fuse=fuse)
     memory = memory.extended()
     launch = _check_launch(translated, grid, block, cluster, smem_bytes, argument_bytes, memory)
+    launch = replace(launch, programmatic=programmatic)
     maps = {spec.argument_offset: TensorMap(spec, memory) for spec in tensor_maps}
     constants = _ModuleMemory(module, translated, argument_bytes, memory)
     counts = [0] * len(translated.block_mnemonics)

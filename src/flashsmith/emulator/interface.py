@@ -253,6 +253,15 @@ class MemoryFence:
 
 
 @dataclass(frozen=True, slots=True)
+class GridWait:
+    """griddepcontrol.wait: the launch before is over, and what it wrote is there."""
+
+    site: Site
+    threads: np.ndarray
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
 class Misuse:
     """A rule of an instruction is broken; ``kind`` is the finding's."""
 
@@ -304,7 +313,10 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch. Shared memory has ``shared_bytes`` per CTA, static variables first."""
+    """A launch. Shared memory has ``shared_bytes`` per CTA, static variables first.
+
+    ``programmatic``: it may begin before the launch before it is over.
+    """
 
     entry: str
     grid: tuple[int, int, int]
@@ -313,6 +325,7 @@ class Launch:
     static_shared_bytes: int
     shared_bytes: int
     memory: GlobalMemoryView
+    programmatic: bool = False
 
     @property
     def cta_count(self) -> int:
@@ -408,6 +421,9 @@ class Observer:
 
     def memory_fence(self, event: MemoryFence) -> None:
         """fence.acq_rel, fence.sc, membar."""
+
+    def grid_wait(self, event: GridWait) -> None:
+        """griddepcontrol.wait."""
 
     def misuse(self, event: Misuse) -> None:
         """An instruction is used against its rules."""

@@ -98,6 +98,17 @@ class AccessHistory:
         """Byte address of a cell within its memory."""
         return self._writes.address(cell)
 
+    def footprint(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which words were written, and which were read since."""
+        written = self._writes["thread"] != NO_ACTOR
+        read = np.zeros_like(written)
+        if self._reads is not None:
+            read = (self._reads["clock"] > 0).any(axis=1)
+        if self._writes.granule == 1:
+            at = np.arange(0, written.size, 4)
+            written, read = (np.logical_or.reduceat(x, at) for x in (written, read))
+        return written, read
+
     # ---- reads ----
 
     def read(self, touched: Touched, party: Party, order: HappensBefore) -> Iterator[Conflict]:

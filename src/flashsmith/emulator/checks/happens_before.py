@@ -44,6 +44,8 @@ _ALWAYS = np.iinfo(np.int32).max
 #: What is known of actors of other clusters: by cluster number, up to which clock the order goes
 #: and which clocks are fenced, by column. Never changed once made.
 Far = dict[int, tuple[np.ndarray, np.ndarray]]
+#: In place of a cluster's number: the launch before, of which a thread knows all or nothing.
+_LAUNCH_BEFORE = -1
 
 
 def merge_far(*given: Far) -> Far:
@@ -383,6 +385,18 @@ class HappensBefore:
             if merged is not self._sets[known]:
                 self._sets.append(merged)
                 self._far[self._places(cta, one % self._threads)] = len(self._sets) - 1
+
+    def acquire_launch(self, threads: np.ndarray) -> None:
+        """Threads are ordered after the launch before."""
+        self._sets.append({_LAUNCH_BEFORE: (np.ones(1, np.int32), np.ones(1, np.int32))})
+        for cta, members in self._by_cta(threads):
+            self._learn(cta, members, frozenset([len(self._sets) - 1]))
+
+    def after_launch(self, threads: np.ndarray) -> np.ndarray:
+        """Whether each thread is ordered after the launch before."""
+        known = np.array([_LAUNCH_BEFORE in far for far in self._sets])
+        after: np.ndarray = known[self._far[threads - self._first_cta * self._threads]]
+        return after
 
     # Sets of what is known of other clusters
 

@@ -16,6 +16,7 @@ from flashsmith.emulator.checks.access_history import (
 from flashsmith.emulator.checks.barrier_order import BarrierOrder
 from flashsmith.emulator.checks.check import Check
 from flashsmith.emulator.checks.happens_before import HappensBefore
+from flashsmith.emulator.checks.launch_order import Footprint, LaunchOrder
 from flashsmith.emulator.checks.memory_order import MemoryOrder, is_strong, is_sum
 from flashsmith.emulator.checks.shadow import Ranges
 from flashsmith.emulator.interface import (
@@ -24,6 +25,7 @@ from flashsmith.emulator.interface import (
     ClusterBarrierEvent,
     EngineAccess,
     EngineDone,
+    GridWait,
     Launch,
     MbarrierEvent,
     MemoryAccess,
@@ -59,24 +61,36 @@ class Races(Check):
     - Global memory counts where it is writable. Only words that one CTA releases and another
       acquires order CTAs (MemoryOrder); what they share otherwise is a race unless both only read
       or both use atomics, or strong loads and stores (.relaxed, .volatile, ...).
+    - A programmatic launch must be ordered after ``griddepcontrol.wait`` before it reads what the
+      launch before wrote, or writes what that touched: ``race-launch``.
     - ``orders_sums``: of a kernel that must give the same bits in every run. Then floating-point
       sums are no exception: two that nothing orders are a race.
     """
 
     _order: HappensBefore
+    _ranges: Ranges
 
     def __init__(self, orders_sums: bool = False) -> None:
         super().__init__()
         self._orders_sums = orders_sums
+        self._launch_order = LaunchOrder()
+        self._global: dict[int, AccessHistory] = {}
+        self._entry, self._waited = "", False
 
     def begin(self, launch: Launch) -> None:
         """Sets up the histories of writable global memory."""
         super().begin(launch)
+        last = [
+            Footprint(self._entry, self._ranges.ranges[k].begin, *history.footprint())
+            for k, history in (self._global.items() if launch.programmatic else ())
+        ]
+        self._launch_order.next(last, waited=self._waited, programmatic=launch.programmatic)
+        self._entry, self._waited, self._programmatic = launch.entry, False, launch.programmatic
         self._shared_bytes = launch.shared_bytes
         self._clusters = launch.clusters
         self._sites: dict[int, Site] = {}
         self._ranges = Ranges([r for r in launch.memory.ranges() if r.writable])
-        self._global: dict[int, AccessHistory] = {}
+        self._global = {}
         self._remote: list[_Remote] = []
         self._memory_order = MemoryOrder()
         self.wave(0, launch.cta_count)
@@ -127,6 +141,8 @@ class Races(Check):
                 begin = self._ranges.ranges[k].begin
                 self._access(self._history(int(k)), 0, _part(event, chosen, begin), begin)
             self._memory_order.access(event)
+            if self._programmatic:
+                self._check_launches(event)
 
     def async_landing(self, event: AsyncLanding) -> None:
         """The copy's data become its thread's write."""
@@ -159,6 +175,28 @@ class Races(Check):
     def memory_fence(self, event: MemoryFence) -> None:
         """Threads acquire what they have read, and release what they have done."""
         self._memory_order.fence(event)
+
+    def grid_wait(self, event: GridWait) -> None:
+        """Threads are ordered after the launch before."""
+        self._waited = True
+        self._order.acquire_launch(event.threads)
+
+    def _check_launches(self, event: MemoryAccess) -> None:
+        after = self._order.after_launch(event.threads)
+        for footprint, rows in self._launch_order.conflicts(event, after):
+            reads = event.kind in ("read", "async_read")
+            lacks = "no griddepcontrol.wait"
+            if not footprint.reached:
+                lacks = "none in the launch between, so that the wait for that one is not enough,"
+            self.report(
+                "race-launch",
+                event.site,
+                f"{self.actor(event, rows[0])} {'reads' if reads else 'overwrites'} global address "
+                f"{int(event.addresses[rows[0]]):#x}, {'written' if reads else 'used'} by the "
+                f"launch of {footprint.entry} before, with {lacks} between",
+                event.threads[rows],
+                int(event.addresses[rows[0]]),
+            )
 
     def proxy_fence(self, event: ProxyFence) -> None:
         """What its threads are ordered after becomes visible to engines."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from flashsmith.emulator.interface import (
     BarrierEvent,
+    GridWait,
     MemoryFence,
     Misuse,
     Observer,
@@ -235,6 +236,12 @@ class Wave(WaveMemory):
         event = MemoryFence(site, threads, scope, self.tick())
         for observer in self.observers:
             observer.memory_fence(event)
+
+    def grid_wait(self, group: Group, site: Site, mask: Any) -> None:
+        """griddepcontrol.wait."""
+        event = GridWait(site, group.threads[group.active(mask)], self.tick())
+        for observer in self.observers:
+            observer.grid_wait(event)
 
     # Loops that wait for memory
 

@@ -285,6 +285,15 @@ def fence(t: Emitter, i: Instruction) -> None:
         t.emit(f"W.proxy_fence(G, {t.site()}, {t.mask() or 'None'})")
 
 
+def grid_dependency(t: Emitter, i: Instruction) -> None:
+    """griddepcontrol: a launch begins when the one before is over, so wait has waited already, and
+    launch_dependents changes nothing."""
+    if tuple(i.modifiers) not in (("wait",), ("launch_dependents",)):
+        raise t.error(f"{i.mnemonic} does not exist")
+    if t.observed and i.modifiers[0] == "wait":
+        t.emit(f"W.grid_wait(G, {t.site()}, {t.mask() or 'None'})")
+
+
 def create_policy(t: Emitter, i: Instruction) -> None:
     """createpolicy: cache policies are not modelled; the value must exist, though."""
     t.define(i.operands[0], t.constant(0, "u8"), "u8")
@@ -303,7 +312,7 @@ HANDLERS: dict[str, Handler] = {
     "discard": nothing,
     "applypriority": nothing,
     "createpolicy": create_policy,
-    "griddepcontrol": nothing,
+    "griddepcontrol": grid_dependency,
 }
 
 

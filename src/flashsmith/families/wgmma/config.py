@@ -139,12 +139,12 @@ class HopperForwardKernelConfig(ForwardConfig):
         effect=describe.q,
         where="Producer::load_Q",
     )
-    producer_registers: int = registers_knob("producer", 24, "hopper_forward_kernel")
+    producer_registers: int = registers_knob("producer", default=24, kernel="hopper_forward_kernel")
     consumer_registers: int = registers_knob(
         "consumer",
-        240,
-        "hopper_forward_kernel",
-        [count for count in REGISTER_COUNTS if count >= _LEAST_TO_COMPUTE],
+        default=240,
+        kernel="hopper_forward_kernel",
+        values=[count for count in REGISTER_COUNTS if count >= _LEAST_TO_COMPUTE],
     )
     overlap: bool = knob(
         "a warpgroup's next QK GEMM runs under its softmax",
