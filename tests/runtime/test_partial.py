@@ -175,6 +175,24 @@ def test_gradients_are_the_callers() -> None:
         assert torch.equal(flashsmith.attention(q, k, v, partial=True, config=MMA)[0], o)
 
 
+@pytest.mark.torch
+def test_compiled_code_breaks_its_graph_there() -> None:
+    import torch
+
+    q, k, v = map(torch.from_numpy, inputs(1))
+
+    def halves(q: Any, k: Any, v: Any) -> Any:
+        parts = [
+            flashsmith.attention(q * 1, k[:, keys], v[:, keys], partial=True, config=MMA)
+            for keys in (slice(0, 64), slice(64, SEQ_K))
+        ]
+        o, lse = flashsmith.merge_attention(*map(list, zip(*parts, strict=True)), dtype="float16")
+        return o * 2, lse
+
+    compiled: Any = torch.compile(halves, backend="eager")
+    assert all(map(torch.equal, compiled(q, k, v), halves(q, k, v)))
+
+
 INT = np.zeros(3, np.int32)
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("seqused_k: given without partial", {"partial": False, "seqused_k": INT}),
