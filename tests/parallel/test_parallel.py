@@ -41,6 +41,7 @@ SCRIPTS = (
     "without_gradients",
     "empty_shards",
     "nothing_to_compute",
+    "without_a_host_backend",
     "refused",
     "late",
     "death",
@@ -186,6 +187,14 @@ def test_ranks_that_compute_nothing_send_what_the_others_wait_for(
     pair: list[dict[str, Any]],
 ) -> None:
     judge(IDLE, found_by(pair, "nothing_to_compute")[0])
+
+
+def test_ranks_agree_over_the_host(pair: list[dict[str, Any]]) -> None:
+    for rank in pair:
+        said, backend, timeout = rank["without_a_host_backend"]
+        assert said == [[{"rank": 0}, {"rank": 1}]] * 2
+        assert backend == "gloo"
+        assert timeout == "0:00:33"
 
 
 REFUSED = {
