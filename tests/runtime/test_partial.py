@@ -10,6 +10,8 @@ import pytest
 import flashsmith
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, get_kernel_configs, parse_kernel_name_into_config
+from flashsmith.runtime.forward_options import ForwardOptions
+from flashsmith.runtime.forward_request import check_request
 from flashsmith.verify import prove
 from flashsmith.verify.reference import References, compute_references
 
@@ -159,6 +161,23 @@ def test_parts_are_proven_with_ranges_of_their_own(config: KernelConfig) -> None
     verdict = prove(config, seq=50, seq_k=150, batch=4, partial=True, checks=True, **MASK[config])
     assert verdict.ok, verdict
     assert "uneven partial" in str(verdict)
+
+
+def test_batches_of_keys_that_are_no_rows_apart() -> None:
+    """TMA takes all batches for rows of one tensor; other kernels take any strides, and the chooser
+    knows."""
+    q, k, v = inputs()
+    rows = k[0].size + 8
+    apart = np.zeros(3 * rows, k.dtype)
+    spread = np.lib.stride_tricks.as_strided(apart, k.shape, (2 * rows, *k.strides[1:]))
+    spread[:] = k
+    asked = ForwardOptions(causal=True, partial=True)
+    assert check_request((q, k, v, None), asked).suits_tma
+    assert not check_request((q, spread, v, None), asked).suits_tma
+    with pytest.raises(ArgumentError, match="k: its batch stride is 25608 elements, no multiple"):
+        flashsmith.forward(HOPPER, q, spread, v, causal=True, partial=True)
+    o, _ = flashsmith.forward(MMA, q, spread, v, partial=True)
+    assert np.array_equal(o, flashsmith.forward(MMA, q, k, v, partial=True)[0])
 
 
 @pytest.mark.torch
