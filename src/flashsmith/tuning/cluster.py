@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,10 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
         raise
 
 
+@cache
 def version_here() -> str:
-    """flashsmith's version, and which sources it is made of: machines must agree on both."""
+    """The version of flashsmith that this process began with, and which sources it is made of:
+    machines must agree on both."""
     package = Path(flashsmith.__file__).parent
     found = hashlib.sha256()
     for path in sorted(package.rglob("*")):
