@@ -21,6 +21,23 @@ from mutants import Mutant, operators
 from flashsmith.families import Semantics
 from flashsmith.families import parse_kernel_name_into_config as config
 
+
+def _turned(pairs: int, d: int, dtype: str | None = None, page: int = 7) -> AskedDecode:
+    """A few keys, and rows whose loops over pairs and elements run all that is unrolled."""
+    return AskedDecode(
+        f"b2 s3:20 h4:2 d{d} window softcap packed page{page}",
+        options={
+            "append": True,
+            "rotary": "halves" if dtype else "interleaved",
+            "rotary_half": pairs,
+            "rotary_dtype": dtype,
+            "window": (9, 0),
+            "lens_q": (3, 2),
+            "lens_k": (20, 11),
+        },
+    )
+
+
 VICTIMS = {
     "dense": BackwardVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
@@ -84,9 +101,20 @@ VICTIMS = {
         ),
         sm_count=5,
     ),
+    "append": BackwardVictim(
+        config("(BF16, 256, 16, 32, 2): decode+stages_2+least_64+parts_4"),
+        Semantics("window", softcap=True, packed=True, uneven=True),
+        (
+            _turned(96, 256, "float32"),
+            _turned(128, 256),
+            _turned(128, 256, "float32"),
+            _turned(96, 256),
+            _turned(8, 248),
+        ),
+        sm_count=5,
+    ),
 }
-for _name, _victim in VICTIMS.items():
-    shared_kernels.want([_victim.config], _victim.semantics)
+shared_kernels.want([VICTIMS["dense"].config], VICTIMS["dense"].semantics)
 
 OPERATORS = tuple(operators(128))
 SYNCHRONISING = frozenset(
@@ -98,7 +126,8 @@ SAMPLED = 3
 PARTS = {
     "dense": {"main": 4},
     "parts": {"merge": 2},
-    "paged": {"paged": 4, "append": 1},
+    "paged": {"paged": 4},
+    "append": {"append": 2},
 }
 MISTAKES_A_TEST = 8
 #: Plans that change nothing, and why.

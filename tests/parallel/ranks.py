@@ -169,6 +169,7 @@ def refused(rank: int) -> dict[str, str]:
         ),
         "long text": lambda: parallel.attention(*tensors(16), schedule=5000 * "\0é"),
         "row_max": lambda: parallel.attention(*tensors(16), schedule="zigzag", return_row_max=True),
+        "device": lambda: parallel.attention(*(it.to("meta") for it in tensors(16))),
         "schedule": lambda: parallel.attention(*tensors(16), schedule="ring"),
         "one schedule": lambda: parallel.attention(
             *tensors(16), schedule="ulysses" if other else "zigzag"
@@ -267,11 +268,9 @@ def without_a_host_backend(rank: int) -> Any:
         said = [Group(group).agree({"rank": rank}) for _ in range(2)]
         made = Group(group)._of_host()
         assert made is not group
-        return (
-            said,
-            dist.get_backend(made),
-            str(made._get_backend(torch.device("cpu")).options._timeout),
-        )
+        timeout = str(made._get_backend(torch.device("cpu")).options._timeout)
+        wrong = text_of(lambda: Group(group).check_device("q", torch.zeros(1)))
+        return said, dist.get_backend(made), timeout, wrong
     finally:
         Group._backend = carried
 

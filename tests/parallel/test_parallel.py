@@ -191,10 +191,11 @@ def test_ranks_that_compute_nothing_send_what_the_others_wait_for(
 
 def test_ranks_agree_over_the_host(pair: list[dict[str, Any]]) -> None:
     for rank in pair:
-        said, backend, timeout = rank["without_a_host_backend"]
+        said, backend, timeout, wrong = rank["without_a_host_backend"]
         assert said == [[{"rank": 0}, {"rank": 1}]] * 2
         assert backend == "gloo"
         assert timeout == "0:00:33"
+        assert wrong.startswith("ArgumentError: group: its backend is gloo, and q is on cpu; make")
 
 
 REFUSED = {
@@ -205,6 +206,7 @@ REFUSED = {
     "ulysses": "schedule='ulysses': k has 3 heads, which 2 ranks do not divide",
     "long text": "schedule='",
     "row_max": "return_row_max: given with schedule='zigzag'",
+    "device": "q: on meta; give tensors on a GPU, or on the host",
     "schedule": "schedule='ring': allowed are 'auto', 'zigzag', 'allgather', 'ulysses'",
     "one schedule": "schedule: rank 1 of the group gave 'ulysses', and rank 0 'zigzag'",
     "one dtype": "dtype: rank 1 of the group gave 'torch.bfloat16', and rank 0 'torch.float16'",

@@ -92,7 +92,7 @@ class Group:
         found = [torch.empty_like(mine) for _ in range(self.size)]
         with self.waiting_for_others():
             dist.all_gather(found, mine, group=self._of_host())
-        said = [json.loads(bytes(it.tolist())) for it in found]
+        said = [json.loads(bytes(it.numpy())) for it in found]
         if error is not None:
             raise error
         for rank, it in enumerate(said):
@@ -168,7 +168,7 @@ class Transfer:
         found: Any,
         free: Any = None,
     ) -> None:
-        self._group, self._found, self._free = group, found, free
+        self._group, self._found = group, found
         self._works: Sequence[Any] = ()
         self._done: Any = None
         # Until they are there: what is sent must not be freed.
