@@ -61,7 +61,7 @@ _HOME = {
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
     "flash_attn_with_kvcache": "flashsmith.integrations.flash_attn",
     "forward": "flashsmith.runtime",
-    "merge_attention": "flashsmith.chooser.merge",
+    "merge_attention": "flashsmith.integrations.traceable",
     "forward_timed": "flashsmith.runtime",
     "plan_forward": "flashsmith.runtime",
     "sdpa": "flashsmith.integrations.sdpa",

@@ -23,6 +23,7 @@ from flashsmith.errors import FlashsmithError
 from flashsmith.families import DType, FlashForwardKernelConfig
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.parallel import schedules
+from flashsmith.parallel.group import Group
 
 # What other tests have, too.
 CFG = FlashForwardKernelConfig(
@@ -168,6 +169,7 @@ def refused(rank: int) -> dict[str, str]:
         ),
         "long text": lambda: parallel.attention(*tensors(16), schedule=5000 * "\0é"),
         "row_max": lambda: parallel.attention(*tensors(16), schedule="zigzag", return_row_max=True),
+        "device": lambda: parallel.attention(*(it.to("meta") for it in tensors(16))),
         "schedule": lambda: parallel.attention(*tensors(16), schedule="ring"),
         "one schedule": lambda: parallel.attention(
             *tensors(16), schedule="ulysses" if other else "zigzag"
@@ -255,6 +257,22 @@ def empty_shards(rank: int) -> dict[str, Any]:
         found[schedule] = run_case(Case(schedule, (1,), batch=1, causal=True))["dv"]
     found["none"] = run_case(Case("zigzag", (0,), batch=2))["dv"]
     return found
+
+
+def without_a_host_backend(rank: int) -> Any:
+    """What a group of NCCL does to agree: a group of gloo of its own, made once."""
+    carried = Group._backend
+    Group._backend = lambda self, kind: None if kind == "cpu" else carried(self, kind)
+    try:
+        group = dist.new_group(timeout=datetime.timedelta(seconds=33))
+        said = [Group(group).agree({"rank": rank}) for _ in range(2)]
+        made = Group(group)._of_host()
+        assert made is not group
+        timeout = str(made._get_backend(torch.device("cpu")).options._timeout)
+        wrong = text_of(lambda: Group(group).check_device("q", torch.zeros(1)))
+        return said, dist.get_backend(made), timeout, wrong
+    finally:
+        Group._backend = carried
 
 
 IDLE = Case("zigzag", (24, 0, 52), window=(0, 0), softcap=5.0)

@@ -41,6 +41,7 @@ SCRIPTS = (
     "without_gradients",
     "empty_shards",
     "nothing_to_compute",
+    "without_a_host_backend",
     "refused",
     "late",
     "death",
@@ -188,6 +189,15 @@ def test_ranks_that_compute_nothing_send_what_the_others_wait_for(
     judge(IDLE, found_by(pair, "nothing_to_compute")[0])
 
 
+def test_ranks_agree_over_the_host(pair: list[dict[str, Any]]) -> None:
+    for rank in pair:
+        said, backend, timeout, wrong = rank["without_a_host_backend"]
+        assert said == [[{"rank": 0}, {"rank": 1}]] * 2
+        assert backend == "gloo"
+        assert timeout == "0:00:33"
+        assert wrong.startswith("ArgumentError: group: its backend is gloo, and q is on cpu; make")
+
+
 REFUSED = {
     "unequal shards": "q: rank 0 of the group holds 16 rows, and its shard of 33 over",
     "unequal allgather": "q: rank 0 of the group holds 16 rows",
@@ -196,6 +206,7 @@ REFUSED = {
     "ulysses": "schedule='ulysses': k has 3 heads, which 2 ranks do not divide",
     "long text": "schedule='",
     "row_max": "return_row_max: given with schedule='zigzag'",
+    "device": "q: on meta; give tensors on a GPU, or on the host",
     "schedule": "schedule='ring': allowed are 'auto', 'zigzag', 'allgather', 'ulysses'",
     "one schedule": "schedule: rank 1 of the group gave 'ulysses', and rank 0 'zigzag'",
     "one dtype": "dtype: rank 1 of the group gave 'torch.bfloat16', and rank 0 'torch.float16'",

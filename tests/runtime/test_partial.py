@@ -10,6 +10,8 @@ import pytest
 import flashsmith
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, get_kernel_configs, parse_kernel_name_into_config
+from flashsmith.runtime.forward_options import ForwardOptions
+from flashsmith.runtime.forward_request import check_request
 from flashsmith.verify import prove
 from flashsmith.verify.reference import References, compute_references
 
@@ -161,6 +163,23 @@ def test_parts_are_proven_with_ranges_of_their_own(config: KernelConfig) -> None
     assert "uneven partial" in str(verdict)
 
 
+def test_batches_of_keys_that_are_no_rows_apart() -> None:
+    """TMA takes all batches for rows of one tensor; other kernels take any strides, and the chooser
+    knows."""
+    q, k, v = inputs()
+    rows = k[0].size + 8
+    apart = np.zeros(3 * rows, k.dtype)
+    spread = np.lib.stride_tricks.as_strided(apart, k.shape, (2 * rows, *k.strides[1:]))
+    spread[:] = k
+    asked = ForwardOptions(causal=True, partial=True)
+    assert check_request((q, k, v, None), asked).suits_tma
+    assert not check_request((q, spread, v, None), asked).suits_tma
+    with pytest.raises(ArgumentError, match="k: its batch stride is 25608 elements, no multiple"):
+        flashsmith.forward(HOPPER, q, spread, v, causal=True, partial=True)
+    o, _ = flashsmith.forward(MMA, q, spread, v, partial=True)
+    assert np.array_equal(o, flashsmith.forward(MMA, q, k, v, partial=True)[0])
+
+
 @pytest.mark.torch
 def test_gradients_are_the_callers() -> None:
     import torch
@@ -173,6 +192,24 @@ def test_gradients_are_the_callers() -> None:
         flashsmith.attention(q, k, v, partial=True)
     with torch.no_grad():
         assert torch.equal(flashsmith.attention(q, k, v, partial=True, config=MMA)[0], o)
+
+
+@pytest.mark.torch
+def test_compiled_code_breaks_its_graph_there() -> None:
+    import torch
+
+    q, k, v = map(torch.from_numpy, inputs(1))
+
+    def halves(q: Any, k: Any, v: Any) -> Any:
+        parts = [
+            flashsmith.attention(q * 1, k[:, keys], v[:, keys], partial=True, config=MMA)
+            for keys in (slice(0, 64), slice(64, SEQ_K))
+        ]
+        o, lse = flashsmith.merge_attention(*map(list, zip(*parts, strict=True)), dtype="float16")
+        return o * 2, lse
+
+    compiled: Any = torch.compile(halves, backend="eager")
+    assert all(map(torch.equal, compiled(q, k, v), halves(q, k, v)))
 
 
 INT = np.zeros(3, np.int32)

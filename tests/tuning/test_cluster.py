@@ -56,6 +56,22 @@ def test_a_cluster_is_for_sweeps_alone(option: tuple[str, ...]) -> None:
     assert str(done.exception).startswith(f"cluster='auto': not with {option[0]}")
 
 
+@pytest.mark.parametrize(
+    ("machines", "cores_of_gpus", "all_cores"),
+    [
+        ([(8, 2)], [1, 1], 8),
+        ([(2, 2)], [0, 0], 2),  # a core each would leave none to compile on
+        ([(4, 0), (2, 1), (0, 1)], [1, 0], 6),
+    ],
+)
+def test_gpus_leave_cores_to_compile_on(
+    machines: list[tuple[int, int]], cores_of_gpus: list[int], all_cores: int
+) -> None:
+    nodes = [{"NodeID": "n", "Resources": {"CPU": float(c), "GPU": float(g)}} for c, g in machines]
+    slots, cores = cluster_module._slots(nodes)
+    assert ([slot.cores for slot in slots], cores) == (cores_of_gpus, all_cores)
+
+
 # ---- what follows needs Ray ----
 
 

@@ -172,6 +172,11 @@ def test_two_gpus_share_the_problems_and_each_stays_on_one(tmp_path: Path, seria
     count = Counter(gpu for gpus in where.values() for gpu in gpus)
     assert sorted(count.values()) == [2, 3]
     assert executor.closed
+    # The last problem begins when two are over: so all GPUs end together.
+    calls = [call for _, call in executor.done]
+    begun = {call.arguments[0]: n for n, call in reversed([*enumerate(calls)])}
+    ends = [n for n, one in enumerate(calls) if one.method == "time" and len(one.arguments[1]) > 1]
+    assert sum(end < max(begun.values()) for end in ends) >= 2
 
 
 @pytest.mark.parametrize("life", [0, 7, 35])

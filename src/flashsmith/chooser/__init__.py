@@ -10,6 +10,7 @@ from flashsmith.chooser.choice import (
     forget_choices,
 )
 from flashsmith.chooser.decode import attention_with_cache
+from flashsmith.chooser.merge import merge_attention
 
 __all__ = [
     "Choice",
@@ -20,4 +21,5 @@ __all__ = [
     "choose",
     "choose_config",
     "forget_choices",
+    "merge_attention",
 ]

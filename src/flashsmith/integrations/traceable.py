@@ -114,6 +114,14 @@ def _attention_to_parts(
     )
 
 
+@functools.wraps(chooser.merge_attention)
+def merge_attention(outs: Any, lses: Any, sinks: Any = None, **keywords: Any) -> Any:
+    if is_tracing():
+        # A graph break, as with the parts.
+        return _torch.compiler.disable(chooser.merge_attention)(outs, lses, sinks, **keywords)
+    return chooser.merge_attention(outs, lses, sinks, **keywords)
+
+
 def _is_traced_by_jax(*tensors: Any) -> bool:
     tracer = sys.modules["jax"].core.Tracer
     return any(isinstance(tensor, tracer) for tensor in tensors)

@@ -59,6 +59,21 @@ class Group:
         except RuntimeError:
             return None
 
+    def _of_host(self) -> Any:
+        """The group itself where it carries host tensors; else one of the same ranks that does,
+        which waits for them as long, made at the first call."""
+        if self._backend("cpu") in _CARRIERS["cpu"]:
+            return self.handle
+        if self.handle not in _host_groups:
+            (device, *_) = self.handle._device_types
+            _host_groups[self.handle] = dist.new_group(
+                self.members,
+                timeout=_timeout(self.handle._get_backend(device)),
+                backend="gloo",
+                use_local_synchronization=True,
+            )
+        return _host_groups[self.handle]
+
     def agree(self, facts: dict[str, Any], error: Exception | None = None) -> list[dict[str, Any]]:
         """What every rank says about its call, by rank; raises the same error on each if one has
         refused its arguments, its own on that one.
@@ -76,8 +91,8 @@ class Group:
         mine = torch.frombuffer(bytearray(message.ljust(_MESSAGE)), dtype=torch.uint8)
         found = [torch.empty_like(mine) for _ in range(self.size)]
         with self.waiting_for_others():
-            dist.all_gather(found, mine, group=_host_group(self.handle))
-        said = [json.loads(bytes(it.tolist())) for it in found]
+            dist.all_gather(found, mine, group=self._of_host())
+        said = [json.loads(bytes(it.numpy())) for it in found]
         if error is not None:
             raise error
         for rank, it in enumerate(said):
@@ -153,7 +168,7 @@ class Transfer:
         found: Any,
         free: Any = None,
     ) -> None:
-        self._group, self._found, self._free = group, found, free
+        self._group, self._found = group, found
         self._works: Sequence[Any] = ()
         self._done: Any = None
         # Until they are there: what is sent must not be freed.
@@ -241,26 +256,10 @@ def _process_group(given: Any) -> Any:
     )
 
 
+# Groups of the host for groups that carry no tensors of it.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def _host_group(group: Any) -> Any:
-    """The group itself where it carries host tensors; else one of the same ranks that does, made
-    at the first call."""
-    kinds = {str(device.type) for device in group._device_types}
-    if "cpu" in kinds and dist.get_backend(group) != "nccl":
-        return group
-    if group not in _host_groups:
-        _host_groups[group] = dist.new_group(
-            dist.get_process_group_ranks(group),
-            timeout=_timeout(group),
-            backend="gloo",
-            use_local_synchronization=True,
-        )
-    return _host_groups[group]
-
-
-def _timeout(group: Any) -> Any:
-    """How long a group waits for its members; None, PyTorch's own, where it does not say."""
-    options = getattr(group._get_backend(next(iter(group._device_types))), "options", None)
-    return getattr(options, "_timeout", None)
+def _timeout(backend: Any) -> Any:
+    """How long a backend waits for others; None, PyTorch's own, where it does not say."""
+    return getattr(getattr(backend, "options", None), "_timeout", None)

@@ -616,6 +616,8 @@ class _Merged:
         for place, rows in region.of_parts:
             outs.append(rows.take(self._parts[place].o, self._call.dim))
             lses.append(rows.take(self._parts[place].lse, -1))
+        if len(outs) == 1 and sinks is None:
+            return outs[0].to(dtype), lses[0]
         name = str(dtype).removeprefix("torch.")
         return merge_attention(outs, lses, sinks, dtype=name, emulate=self._call.options["emulate"])
 

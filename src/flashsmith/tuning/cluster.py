@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,25 +66,22 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         _check_versions(ray, nodes)
-        slots = [
-            _Slot(node["NodeID"], min(1.0, node["Resources"].get("CPU", 0.0)))
-            for node in nodes
-            for _ in range(int(node["Resources"].get("GPU", 0)))
-        ]
+        slots, cores = _slots(nodes)
         if not slots:
             raise LaunchError(
                 f"cluster={quoted(address)}: none of its {counted(len(nodes), 'machine')} has a "
                 "GPU that Ray knows of; start Ray there with: ray start --num-gpus N"
             )
-        executor = RayExecutor(ray, make_runner, slots, shut_down=ours)
+        executor = RayExecutor(
+            ray, make_runner, slots, compiler_cores=min(1, cores), shut_down=ours
+        )
         gpus, notes = executor.gather()
         if not gpus:
             raise LaunchError(
                 f"cluster={quoted(address)}: none of its {counted(len(slots), 'GPU')} can be "
                 f"measured on: {'; '.join(dict.fromkeys(notes))}"
             )
-        cores = sum(node["Resources"].get("CPU", 0.0) for node in nodes)
-        jobs = max(1, int(cores - sum(slot.cores for slot in slots)))
+        jobs = max(1, cores - len(slots))
         return Cluster(executor, tuple(gpus), jobs, tuple(notes))
     except BaseException:
         if executor is not None:
@@ -93,8 +91,10 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
         raise
 
 
+@cache
 def version_here() -> str:
-    """flashsmith's version, and which sources it is made of: machines must agree on both."""
+    """The version of flashsmith that this process began with, and which sources it is made of:
+    machines must agree on both."""
     package = Path(flashsmith.__file__).parent
     found = hashlib.sha256()
     for path in sorted(package.rglob("*")):
@@ -181,6 +181,20 @@ def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> None:
             )
 
 
+def _slots(nodes: Iterable[Mapping[str, Any]]) -> tuple[list[_Slot], int]:
+    """The GPUs of machines, and how many cores these have in all.
+
+    A GPU has a core to itself, since timing needs one, but where that leaves none to compile on:
+    compilations would wait for ever.
+    """
+    slots, all_cores = list[_Slot](), 0
+    for node in nodes:
+        cores, gpus = (int(node["Resources"].get(name, 0)) for name in ("CPU", "GPU"))
+        slots += [_Slot(node["NodeID"], int(cores > gpus)) for _ in range(gpus)]
+        all_cores += cores
+    return slots, all_cores
+
+
 def _host_of(node: Mapping[str, Any]) -> str:
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
@@ -204,7 +218,7 @@ class _Slot:
     """A GPU of a machine: where, how many cores come with it, and the actor that has it."""
 
     node: str
-    cores: float
+    cores: int
     actor: Any = None
 
 
@@ -222,6 +236,7 @@ class RayExecutor:
         make_runner: Callable[[], Runner],
         slots: list[_Slot],
         *,
+        compiler_cores: int,
         shut_down: bool,
     ) -> None:
         self._ray = ray
@@ -230,7 +245,8 @@ class RayExecutor:
         self._shut_down = shut_down
         self._slots: dict[str, _Slot] = {}
         self._libraries: Libraries | None = None
-        self._compile = ray.remote(num_cpus=1, num_returns=2, max_retries=_ATTEMPTS)(_compile)
+        how = {"num_cpus": compiler_cores, "num_returns": 2, "max_retries": _ATTEMPTS}
+        self._compile = ray.remote(**how)(_compile)
         self._actor = ray.remote(max_restarts=0, max_task_retries=0)(_GpuActor)
         self._version = version_here()
         self._running: dict[Any, Call] = {}

@@ -249,12 +249,18 @@ class Sweep:
 
     def _next_of_search(self, bench: _Bench) -> Task | None:
         """Of a budget every problem gets its share: those that used it up come last, those with
-        the fewest measurements first. Without one they are taken in their order."""
-        for state in self._in_order_of_search():
-            if self._may_measure(bench, state.problem):
-                task = state.search_task(self._libraries)
-                if task is not None:
-                    return task
+        the fewest measurements first. Without one they are taken in their order; of several GPUs
+        each ends a problem, the final too, before it begins another, so that all end together."""
+        ends_first = len(self._benches) > 1 and math.isinf(self.settings.budget)
+        states = [s for s in self._in_order_of_search() if self._may_measure(bench, s.problem)]
+        if ends_first:
+            states.sort(key=lambda state: state.problem not in self._gpu_of)
+        for state in states:
+            task = state.search_task(self._libraries)
+            if task is None and ends_first and state.searched and state.problem in self._gpu_of:
+                task = state.final_task(self._libraries, math.inf)
+            if task is not None:
+                return task
         return None
 
     def _may_measure(self, bench: _Bench, problem: Problem) -> bool:
