@@ -55,17 +55,18 @@ HALVES = config(
 # dq's sums at other times: at once, also without a lag, and under dk's product.
 AT_ONCE = config(
     "(FP16, 64, 128, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
-    "+scores_together+lagged_dq+sums_at_once"
+    "+scores_together+lagged_dq+sums_at_once+wide_stores+bulk_sums"
 )
 UNLAGGED = config(
     "(BF16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_1+regs_24_240"
-    "+pingpong+sums_at_once"
+    "+pingpong+sums_at_once+bulk_sums"
 )
 UNDER_DK = config(
     "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_3+regs_24_240"
-    "+scores_ahead+lagged_dq+pingpong+sums_under_dk"
+    "+scores_ahead+lagged_dq+pingpong+sums_under_dk+wide_stores"
 )
-WIDE_UNDER_DK = replace(WIDE, dq_sums=DqSums.SUMS_UNDER_DK)
+WIDE_UNDER_DK = replace(WIDE, dq_sums=DqSums.SUMS_UNDER_DK, wide_stores=True)
+BULK = [replace(cfg, bulk_sums=True) for cfg in (WIDE_UNDER_DK, TURNS, HALVES)]
 SPLIT = config(
     "(BF16, 256, 64, 64, 2): "
     "tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+split_roles"
@@ -74,7 +75,7 @@ SPLIT_HALVES = replace(SPLIT, dtype=DType.FP16, d_head=192)
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
 SPLITS = [SPLIT, SPLIT_HALVES]
-WHOLE = [*BOTH, ROWS, AHEAD, HALVES, SPLIT_HALVES, ALONE, AT_ONCE, UNLAGGED, UNDER_DK]
+WHOLE = [*BOTH, ROWS, AHEAD, HALVES, SPLIT_HALVES, ALONE, UNLAGGED, UNDER_DK]
 PLAIN, CAUSAL = Semantics(), Semantics("causal", uneven=True)
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (CAUSAL, WINDOW):
@@ -99,7 +100,7 @@ def full(cfg: HopperBackwardKernelConfig, *rest: Any) -> Any:
     return pytest.param(cfg, *rest, marks=pytest.mark.full)
 
 
-@pytest.mark.parametrize("cfg", [*WHOLE, full(SPLIT)], ids=str)
+@pytest.mark.parametrize("cfg", [*WHOLE, *map(full, [AT_ONCE, *BULK, SPLIT])], ids=str)
 @pytest.mark.parametrize("schedule_seed", [None, 3])
 def test_whole_tiles(cfg: HopperBackwardKernelConfig, schedule_seed: int | None) -> None:
     text = f"b1 s{2 * cfg.B_r}:{2 * cfg.B_c} h2:1"
@@ -136,7 +137,11 @@ UNEVEN = {
         *((cfg, case) for cfg in BOTH for case in UNEVEN),
         (SPLIT_HALVES, "rows without keys"),
         (UNDER_DK, "longer keys"),
-        *(full(cfg, case) for cfg in (HALVES, WIDE_UNDER_DK, AT_ONCE, *SPLITS) for case in UNEVEN),
+        *(
+            full(cfg, case)
+            for cfg in (HALVES, WIDE_UNDER_DK, AT_ONCE, *BULK, *SPLITS)
+            for case in UNEVEN
+        ),
     ],
     ids=str,
 )

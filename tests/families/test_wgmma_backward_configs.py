@@ -71,6 +71,7 @@ ILLEGAL: dict[str, dict[str, Any]] = {
     "pingpong_needs_two_warpgroups": {"pingpong": True, "n_warpgroups": 1, "B_c": 64},
     "split_roles_have_their_own_step": SPLIT | {"lagged_dq": True},
     "sums_wait_for_scores": SPLIT | {"dq_sums": DqSums.SUMS_AT_ONCE},
+    "bulk_sums_are_whole": SPLIT | {"bulk_sums": True},
     "dq_before_dk_is_lagged": {"dq_sums": DqSums.SUMS_UNDER_DK},
     "order_needs_registers": SPLIT | {"ordered_dq": True},
     "producer_registers_supported": {"producer_registers": 20},

@@ -58,7 +58,7 @@ def backward(
         deterministic: True asks for a kernel that gives dq the same bits in every run; dk, dv and
             dsinks always have them. None is PyTorch's are_deterministic_algorithms_enabled() for
             its tensors, and False for others.
-        needs: which of dq, dk, dv and dsinks are needed; others cost nothing.
+        needs: which of dq, dk, dv and dsinks are needed; others take no memory.
         grad_dtype: 'float32' for dq, dk and dv that are not rounded; None is their inputs' dtype.
         config: the kernel to use, a FlashBackwardKernelConfig; None chooses one.
         emulate: run host tensors in the emulator even when that is estimated above 60 s.

@@ -47,6 +47,8 @@ struct HopperBackwardKernelConfig {
     bool persistent;   // a CTA for each SM takes one block of keys after the other
     DqSums dq_sums;    // when a step's dq leaves
     bool ordered_dq;   // blocks of keys add to dq in one order: the same bits in every run
+    bool wide_stores;  // dk and dv are stored 16 bytes a lane
+    bool bulk_sums;    // dq goes through shared memory, and TMA adds it to its sums
 
     constexpr auto operator<=>(const HopperBackwardKernelConfig&) const = default;
 
@@ -55,11 +57,16 @@ struct HopperBackwardKernelConfig {
     // Warpgroups' worth of keys, 64 each.
     constexpr int key_groups() const { return split_roles ? 1 : n_warpgroups; }
 
-    // Bytes of K and V, of the stages of Q, do and dS, and of P where it passes between warpgroups.
+    // Bytes of K and V, of the stages of Q, do and dS, of P where it passes between warpgroups, and
+    // of dq on its way to its sums.
     constexpr int64_t tile_bytes() const {
         const int64_t columns = 2 * int64_t{B_c} + int64_t{q_stages + do_stages} * B_r;
         const int64_t P_bytes = split_roles ? int64_t{B_r} * B_c * 4 : 0;
-        return (columns * d_head + int64_t{ds_stages} * B_r * B_c) * kElementBytes + P_bytes;
+        return (columns * d_head + int64_t{ds_stages} * B_r * B_c) * kElementBytes + P_bytes +
+               sums_bytes();
+    }
+    constexpr int sums_bytes() const {
+        return bulk_sums ? n_warpgroups * kWarpgroupRows * dq_columns() * 4 : 0;
     }
     // Dynamic shared memory of one CTA: the tiles, the statistics of the rows in Q's and do's
     // stages, and barriers.

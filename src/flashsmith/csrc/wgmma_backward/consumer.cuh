@@ -23,6 +23,18 @@ FS_DEVICE void stmatrix_x4_transposed(uint32_t smem, const uint32_t (&d)[4]) {
         : "memory");
 }
 
+// Sums of fp32 in shared memory, added to those in global memory.
+FS_DEVICE void bulk_add(float* gmem, uint32_t smem, uint32_t bytes) {
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(gmem),
+        "r"(smem), "r"(bytes)
+        : "memory");
+}
+// All of this thread's are added.
+FS_DEVICE void bulk_sums_wait() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 // The stages of dS: full when all warpgroups have stored their keys, empty when dQ is computed.
 template <class Kernel>
 struct dSStages {
@@ -174,6 +186,8 @@ struct BackwardConsumer {
                 store_gradients(done);
             }
         }
+        if constexpr (CFG.bulk_sums)
+            if (lane == 0) bulk_sums_wait();
     }
     FS_DEVICE uint32_t number() const {
         return __shfl_sync(0xffffffffu, load_shared_16B(smem + Kernel::number_offset).x, 0);
@@ -438,6 +452,8 @@ struct BackwardConsumer {
         const int row = Kernel::shares_rows ? part * kWarpgroupRows : 0;
         const uint64_t a = KeysPanel::descriptor(anew(tile) + row * KeysPanel::kRowBytes);
         const uint64_t b = dq_columns_of_K(part);
+        // What the first instruction is told to ignore; nothing of it lives from step to step.
+        if constexpr (!kSumsBesideScores) zero(dq);
         wgmma_fence(dq);
 #pragma unroll
         for (int step = 0; step < Kernel::key_steps; ++step)
@@ -474,29 +490,47 @@ struct BackwardConsumer {
     // ptxas would move these instructions among the products, and serialise those.
     FS_DEVICE void add_dq() {
         if (dq_block < blocks.begin) return;
+        if constexpr (CFG.bulk_sums) return add_dq_by_tma();
         dq_order.wait(dq_block, dq_counter());
 #pragma unroll
         for (int n = 0; n < Kernel::dq_columns / 8; ++n)
-            add_global(dq_sums + n * kWarpgroupThreads * 4,
+            add_global(dq_sums + n * Kernel::tile_sums,
                        float4{dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]});
         dq_order.advance(warpgroup, dq_counter());
     }
     // Behind the sums of the block that dq_sums is in.
     FS_DEVICE uint32_t* dq_counter() const {
         const int part = this->part();
-        const int place =
-            part * kWarpgroupRows * Kernel::dq_columns + (warp * kWarpSize + lane) * 4;
+        const int place = part * Kernel::part_sums + (warp * kWarpSize + lane) * 4;
         return reinterpret_cast<uint32_t*>(dq_sums + (Kernel::B_r * Kernel::d_head + part - place));
     }
+    // A warp's part at once. `red` instructions wait for room in the queue to L2, and no lane goes
+    // on before its registers are read.
+    FS_DEVICE void add_dq_by_tma() {
+        constexpr uint32_t kBytes = Kernel::warp_lanes * 16;
+        const uint32_t place =
+            smem + Kernel::sums_offset + (warpgroup * kWarpsPerWarpgroup + warp) * kBytes;
+        if (lane == 0) tma_store_wait_read();  // for the last block's
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < Kernel::dq_columns / 8; ++n)
+            store_shared_16B(place + (n * kWarpSize + lane) * 16,
+                             uint4{__float_as_uint(dq[0][n][0]), __float_as_uint(dq[0][n][1]),
+                                   __float_as_uint(dq[0][n][2]), __float_as_uint(dq[0][n][3])});
+        tma_store_fence();
+        __syncwarp();
+        if (lane != 0) return;
+        bulk_add(dq_sums, place, kBytes);
+        tma_store_commit();
+    }
 
-    // The sums of a block lie part by part as the accumulators do: a warp adds 512 neighbouring
-    // bytes. They are one block ahead.
+    // The sums of a block lie part by part: a warp adds 512 neighbouring bytes. They are one block
+    // ahead.
     FS_DEVICE float* first_dq_sums(const Keys& keys) const {
         const int part = this->part();
-        constexpr int kPart = kWarpgroupRows * Kernel::dq_columns;
         return args.dq_sums +
                Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - Kernel::B_r) +
-               part * kPart + (warp * kWarpSize + lane) * 4;
+               part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
     }
     FS_DEVICE void advance_dq_sums() {
         constexpr int kBlock = Kernel::dq_block_floats;
@@ -665,9 +699,9 @@ struct BackwardConsumer {
         if (gradient == nullptr) return;
         const int key = keys.first_key + first_row() + warp * kWarpRows;
         const int64_t element = origin + (keys.k.first + key) * seq_stride;
-        store_gradient<value_t>(static_cast<char*>(gradient) + element * (args.grads_fp32 ? 4 : 2),
-                                seq_stride, keys.k.count - key, args.d, args.grads_fp32, acc,
-                                scale);
+        store_gradient<value_t, CFG.wide_stores>(
+            static_cast<char*>(gradient) + element * (args.grads_fp32 ? 4 : 2), seq_stride,
+            keys.k.count - key, args.d, args.grads_fp32, acc, scale);
     }
 };
 

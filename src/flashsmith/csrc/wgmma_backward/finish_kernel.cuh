@@ -32,8 +32,7 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
 
     const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first) + first_row;
     const float* const sums = args.dq_sums + Kernel::first_dq_sum(statistic) +
-                              part * kWarpgroupRows * Kernel::dq_columns +
-                              (warp * kWarpSize + lane) * 4;
+                              part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
     const int unseeing = Visibility<SEMANTICS>(args, q.count, k.count).first_seeing_row() - row;
     float dq[1][kTiles][4];
 #pragma unroll
@@ -43,7 +42,7 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
         const int tile = Kernel::halves_a_panel && part == 1
                              ? (n < kPanel / 2 ? n + kPanel : n - kPanel / 2)
                              : n;
-        const uint4 x = load_global_16B(sums + tile * kWarpgroupThreads * 4);
+        const uint4 x = load_global_16B(sums + tile * Kernel::tile_sums);
         const uint32_t elements[4] = {x.x, x.y, x.z, x.w};
         // 0 times NaN was added to rows that see no key, where some key holds NaN.
 #pragma unroll

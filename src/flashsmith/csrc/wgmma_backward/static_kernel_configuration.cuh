@@ -80,6 +80,12 @@ struct StaticHopperBackwardKernelConfig {
     using Gradient = float[1][d_head / 8][4];
     using dQ_t = float[1][dq_columns / 8][4];
 
+    // The sums of a part of dQ lie as the accumulators do: tile by tile of 8 columns over all
+    // warps, or, where TMA adds them, warp by warp, and tile by tile in each.
+    static constexpr int part_sums = kWarpgroupRows * dq_columns;
+    static constexpr int warp_lanes = CFG.bulk_sums ? dq_columns / 8 * kWarpSize : kWarpSize;
+    static constexpr int tile_sums = (CFG.bulk_sums ? kWarpSize : kWarpgroupThreads) * 4;
+
     // Shared memory, bytes from its start.
     static constexpr int K_offset = 0;
     static constexpr int V_offset = K_offset + KV_tile_bytes;
@@ -88,7 +94,8 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int dS_offset = do_offset + CFG.do_stages * Q_tile_bytes;
     static constexpr int P_offset = dS_offset + CFG.ds_stages * dS_tile_bytes;
     static constexpr int P_bytes = CFG.split_roles ? B_r * B_c * 4 : 0;
-    static constexpr int lse_offset = P_offset + P_bytes;
+    static constexpr int sums_offset = P_offset + P_bytes;
+    static constexpr int lse_offset = sums_offset + CFG.sums_bytes();
     static_assert(lse_offset == CFG.tile_bytes());
     static constexpr int D_offset = lse_offset + CFG.q_stages * statistics_bytes;
     static constexpr int barrier_offset = D_offset + CFG.do_stages * statistics_bytes;
@@ -137,6 +144,8 @@ struct StaticHopperBackwardKernelConfig {
         static_assert(!CFG.ordered_dq || d_head <= 192,
                       "ordered_dq: d 256 has no registers for it");
         static_assert(!CFG.pingpong || n_warpgroups > 1, "pingpong: in turns with nobody");
+        static_assert(!CFG.bulk_sums || !(CFG.split_roles || CFG.ordered_dq),
+                      "bulk_sums: not of split roles, and in no order");
         static_assert(CFG.dq_sums == DqSums::beside_scores || !(CFG.split_roles || takes_turns),
                       "dq_sums: split roles and turns have a place of their own for them");
         static_assert(CFG.dq_sums != DqSums::sums_under_dk ||

@@ -6,10 +6,27 @@
 
 namespace flashsmith {
 
+// Of a 4x4 matrix whose columns four neighbouring lanes have, each lane's row.
+FS_DEVICE void transpose_4x4(uint32_t (&x)[4]) {
+    const int odd = lane_index() % 2, high = lane_index() / 2 % 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const uint32_t swapped = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[i + 1], 1);
+        x[i] = odd ? swapped : x[i];
+        x[i + 1] = odd ? x[i + 1] : swapped;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t swapped = __shfl_xor_sync(0xffffffffu, high ? x[i] : x[i + 2], 2);
+        x[i] = high ? swapped : x[i];
+        x[i + 2] = high ? x[i + 2] : swapped;
+    }
+}
+
 // `gradient` is where the warp's first row and column belong; of the rows and columns from there on
 // only so many exist. Lanes in pairs swap halves of two neighbouring 16x8 tiles, so that four lanes
-// write 32 bytes of a row, a whole sector.
-template <typename value_t, int kTiles>
+// write 32 bytes of a row, a whole sector; with kWide they transpose four tiles and write 64.
+template <typename value_t, bool kWide = false, int kTiles>
 FS_DEVICE void store_gradient(void* gradient, int64_t seq_stride, int rows, int columns,
                               bool is_fp32, const float (&acc)[1][kTiles][4], float scale) {
     const int lane = lane_index(), odd = lane % 2;
@@ -25,6 +42,22 @@ FS_DEVICE void store_gradient(void* gradient, int64_t seq_stride, int rows, int 
                     store_global_8B(first + 8 * n,
                                     uint2{__float_as_uint(acc[0][n][2 * r] * scale),
                                           __float_as_uint(acc[0][n][2 * r + 1] * scale)});
+            continue;
+        }
+        if constexpr (kWide) {
+            uint16_t* const first =
+                static_cast<uint16_t*>(gradient) + row * seq_stride + lane % 4 * 8;
+#pragma unroll
+            for (int n = 0; n < kTiles; n += 4) {
+                uint32_t x[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    x[i] = pack_16bit<value_t>(acc[0][n + i][2 * r] * scale,
+                                               acc[0][n + i][2 * r + 1] * scale);
+                transpose_4x4(x);
+                if (exists && 8 * (n + lane % 4) < columns)
+                    store_global_16B(first + 8 * n, uint4{x[0], x[1], x[2], x[3]});
+            }
             continue;
         }
         uint16_t* const first =

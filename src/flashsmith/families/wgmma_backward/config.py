@@ -206,7 +206,6 @@ class HopperBackwardKernelConfig(KernelConfig):
         effect=describe.sums,
         where="BackwardConsumer::add_dq",
     )
-
     ordered_dq: bool = knob(
         "blocks of keys add to dq one after the other: the same bits in every run",
         word="ordered_dq",
@@ -218,6 +217,28 @@ class HopperBackwardKernelConfig(KernelConfig):
             else "blocks of keys add to dq in whatever order they come to it"
         ),
         where="dQOrder",
+    )
+    wide_stores: bool = knob(
+        "dk and dv are stored 16 bytes a lane",
+        word="wide_stores",
+        default=False,
+        effect=lambda cfg: (
+            "four lanes store 64 bytes of a row of dk or dv, after two rounds of shuffles"
+            if cfg.wide_stores
+            else "four lanes store 32 bytes of a row of dk or dv, after one round of shuffles"
+        ),
+        where="store_gradient",
+    )
+    bulk_sums: bool = knob(
+        "dq goes through shared memory, and TMA adds it to its sums",
+        word="bulk_sums",
+        default=False,
+        effect=lambda cfg: (
+            "dq goes through shared memory, and TMA adds it to its sums"
+            if cfg.bulk_sums
+            else "lanes add dq to its sums out of their registers"
+        ),
+        where="BackwardConsumer::add_dq_by_tma",
     )
 
     # --- shapes and resources --------------------------------------------------------------------
@@ -268,10 +289,15 @@ class HopperBackwardKernelConfig(KernelConfig):
         return self.d_head + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of K and V, of the stages of Q, do and dS, and of P with split roles."""
+        """Bytes of K and V, of the stages of Q, do and dS, of P with split roles, and of dq on its
+        way to its sums with bulk_sums."""
         rows = 2 * self.B_c + (self.q_stages + self.do_stages) * self.B_r
         P_bytes = self.split_roles * self.B_r * self.B_c * _FLOAT_BYTES
-        return (rows * self.d_head + self.ds_stages * self.B_r * self.B_c) * elem_size + P_bytes
+        return (
+            (rows * self.d_head + self.ds_stages * self.B_r * self.B_c) * elem_size
+            + P_bytes
+            + (self.bulk_sums * self.n_warpgroups * WARPGROUP_ROWS * self.dq_columns * _FLOAT_BYTES)
+        )
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of a CTA, bytes: the tiles, row statistics, and barriers."""

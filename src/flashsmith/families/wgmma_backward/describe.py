@@ -15,7 +15,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
         ("Q", cfg.q_stages, cfg.B_r),
         ("do", cfg.do_stages, cfg.B_r),
     ]
-    scores = "dS, P" if cfg.split_roles else "dS"
+    scores = "dS, P" if cfg.split_roles else "dS, dq" if cfg.bulk_sums else "dS"
     return smem_regions(cfg, tiles, rest=f"{scores}, statistics, barriers")
 
 

@@ -116,6 +116,13 @@ RULES: tuple[Rule, ...] = (
         ("dq_sums", "split_roles", "B_r", "d_head", "n_warpgroups"),
     ),
     Rule(
+        "bulk_sums_are_whole",
+        "bulk_sums must come without split_roles, whose warpgroups add dq by halves, and without "
+        "ordered_dq, which waits for each lane's own sums",
+        lambda cfg, device: not cfg.bulk_sums or not (cfg.split_roles or cfg.ordered_dq),
+        ("bulk_sums", "split_roles", "ordered_dq"),
+    ),
+    Rule(
         "dq_before_dk_is_lagged",
         "sums_under_dk needs lagged_dq, since a step's own dq waits for all warpgroups' dS, and "
         "scores_together or scores_ahead",
@@ -168,11 +175,21 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "smem_within_limit",
         "the tiles, 2 (d_head (2 B_c + (q_stages + do_stages) B_r) + ds_stages B_r B_c) bytes, "
-        "4 B_r B_c more with split_roles, 4 (q_stages + do_stages) B_r bytes of statistics and "
+        "4 B_r B_c more with split_roles, 256 n_warpgroups bytes for each column of dQ that a "
+        "warpgroup has with bulk_sums, 4 (q_stages + do_stages) B_r bytes of statistics and "
         f"{BARRIER_PAGE} of barriers must fit "
         "in the shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("B_r", "B_c", "d_head", "q_stages", "do_stages", "ds_stages", "split_roles"),
+        (
+            "B_r",
+            "B_c",
+            "d_head",
+            "q_stages",
+            "do_stages",
+            "ds_stages",
+            "split_roles",
+            "bulk_sums",
+        ),
         lambda cfg, device: (
             f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
         ),

@@ -1,0 +1,403 @@
+"""The kernels of the mma_sync_decode family in the emulator: right rows, the same bits of a
+sequence in any batch and in any pages, and an append that writes nothing else.
+
+``-m full`` proves a cover of all pairs of what a call may be, and of all knobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import shared_kernels
+
+from flashsmith.emulator.checks import BankConflicts, all_checks
+from flashsmith.families import (
+    FlashDecodeKernelConfig,
+    Problem,
+    Semantics,
+    device_spec,
+    family_named,
+    parse_kernel_name_into_config,
+)
+from flashsmith.families.covering_array import cover
+from flashsmith.runtime import OperationResult, run_operation
+from flashsmith.runtime.operation_run import prepare_operation
+from flashsmith.verify import prove
+from flashsmith.verify.decode_grid import DecodeCase, covering_decode_cases
+from flashsmith.verify.decode_reference import DecodeReference, rotated
+
+FAMILY = family_named("mma_sync_decode")
+
+
+def config(text: str) -> FlashDecodeKernelConfig:
+    found = parse_kernel_name_into_config(text)
+    assert isinstance(found, FlashDecodeKernelConfig)
+    return found
+
+
+SMALL = config("(FP16, 64, 16, 64, 4): decode+stages_2+least_64+parts_2")
+# Beside it 32 rows, panels of 32 columns, and warps that take 32 keys.
+WIDE = config("(BF16, 96, 32, 64, 2): decode+stages_3+least_128+parts_4")
+PLAIN, CAUSAL = Semantics(), Semantics("causal")
+WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
+for semantics in (PLAIN, WINDOW):
+    shared_kernels.want([SMALL], semantics)
+shared_kernels.want([WIDE], CAUSAL)
+
+# Two K/V heads split a long sequence into eight parts at most.
+EIGHT_SMS = replace(device_spec("A100"), sm_count=8)
+HEADS_K, GROUP = 2, 3
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Keys and values of a sequence, and its queries."""
+
+    k: np.ndarray
+    v: np.ndarray
+    q: np.ndarray
+
+
+def draw(lengths: Sequence[int], queries: Sequence[int], d: int = 64) -> list[Cached]:
+    rng = np.random.default_rng(0)
+
+    def normal(rows: int, heads: int) -> np.ndarray:
+        return rng.standard_normal((rows, heads, d), dtype=np.float32).astype(np.float16)
+
+    return [
+        Cached(normal(keys, HEADS_K), normal(keys, HEADS_K), normal(rows, HEADS_K * GROUP))
+        for keys, rows in zip(lengths, queries, strict=True)
+    ]
+
+
+def dense(sequences: Sequence[Cached], capacity: int) -> dict[str, np.ndarray]:
+    """Caches amid NaN."""
+    found = {}
+    for name in "kv":
+        cache = np.full((len(sequences), capacity, *sequences[0].k.shape[1:]), np.nan, np.float16)
+        for i, one in enumerate(sequences):
+            cache[i, : len(one.k)] = getattr(one, name)
+        found[f"{name}_cache"] = cache
+    return found
+
+
+def paged(sequences: Sequence[Cached], page: int, more: int = 0) -> dict[str, np.ndarray]:
+    """The same in pages of a random order, with NaN in what no sequence uses."""
+    rng = np.random.default_rng(page)
+    counts = [-(-len(one.k) // page) for one in sequences]
+    blocks = sum(counts) + 3
+    table = np.full((len(sequences), max(counts) + more), -1, np.int32)
+    order = iter(rng.permutation(blocks).tolist())
+    shape = (blocks, page, *sequences[0].k.shape[1:])
+    found = {f"{name}_cache": np.full(shape, np.nan, np.float16) for name in "kv"}
+    for i, one in enumerate(sequences):
+        for entry in range(counts[i]):
+            table[i, entry] = block = next(order)
+            for name in "kv":
+                rows = getattr(one, name)[entry * page : (entry + 1) * page]
+                found[f"{name}_cache"][block, : len(rows)] = rows
+    return {**found, "page_table": table}
+
+
+def attend(
+    sequences: Sequence[Cached],
+    caches: dict[str, np.ndarray],
+    *,
+    packed: bool = False,
+    cfg: FlashDecodeKernelConfig = SMALL,
+    **how: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    """o and LSE of every query, rows of sequences one after another."""
+    slots = caches["k_cache"].shape[1]
+    queries = [len(one.q) for one in sequences]
+    text = f"b{len(sequences)} s{max(queries)}:{max(1, max(len(one.k) for one in sequences))}"
+    text += f" h{HEADS_K * GROUP}:{HEADS_K} d64 fp16 decode"
+    q = np.concatenate([one.q for one in sequences])
+    tensors = dict(caches)
+    options: dict[str, Any] = {}
+    if packed:
+        text += " window softcap packed"
+        tensors["cu_seqlens_q"] = np.cumsum([0, *queries], dtype=np.int32)
+        options = {"left": 200, "right": 0, "softcap": 20.0}
+    else:
+        q = q.reshape(len(sequences), -1, *q.shape[1:])
+    problem = Problem.parse(text + f" page{slots}" * ("page_table" in caches))
+    shared_kernels.load([cfg], problem.required_semantics(cfg))
+    lengths = np.array([len(one.k) for one in sequences], np.int32)
+    how = {"arch": EIGHT_SMS, "emulate": True, "poisoned": True} | how
+    found = run_operation(
+        *(cfg, problem, {**tensors, "q": q, "cache_lens": lengths}),
+        options={**options, **how.pop("options", {})},
+        wanted=["lse"],
+        **how,
+    )
+    o, lse = found.outputs["o"], found.outputs["lse"]
+    if not packed:
+        lse = np.moveaxis(lse, 1, 0)
+    return o.reshape(-1, *o.shape[-2:]), lse.reshape(lse.shape[0], -1)
+
+
+def assert_same(found: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert not np.isnan(one).any()
+        np.testing.assert_array_equal(one, other)
+
+
+LENGTHS = (700, 0, 1, 65, 320, 64)
+BRIEF = (130, 0, 65)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_sequence_has_the_same_bits_in_any_batch(packed: bool) -> None:
+    """Alone, beside others, in another order, and whatever fits into the cache besides."""
+    queries = (2, 1, 5, 1, 9, 3) if packed else (1,) * len(LENGTHS)
+    sequences = draw(LENGTHS, queries)
+    o, lse = attend(sequences, dense(sequences, 701), packed=packed)
+    first = 0
+    for i, one in enumerate(sequences):
+        rows = slice(first, first + queries[i])
+        first = rows.stop
+        capacity = max(1, len(one.k)) + (i % 3) * 500
+        alone = attend([one], dense([one], capacity), packed=packed)
+        assert_same(alone, (o[rows], lse[:, rows]))
+    turned = sequences[::-1]
+    again_o, again_lse = attend(turned, dense(turned, 900), packed=packed)
+    first = 0
+    for one in sequences:
+        last = len(again_o) - first
+        rows, theirs = slice(first, first + len(one.q)), slice(last - len(one.q), last)
+        assert_same((again_o[theirs], again_lse[:, theirs]), (o[rows], lse[:, rows]))
+        first = rows.stop
+    assert np.isneginf(lse[:, queries[0] : queries[0] + queries[1]]).all()
+    assert not o[queries[0] : queries[0] + queries[1]].any()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("page", [1, 8, 16, 24, 256])
+def test_pages_leave_every_bit(page: int, packed: bool) -> None:
+    queries = (2, 1, 5, 1, 9, 3) if packed else (1,) * len(LENGTHS)
+    sequences = draw(LENGTHS, queries)
+    expected = attend(sequences, dense(sequences, 700), packed=packed)
+    assert_same(attend(sequences, paged(sequences, page, more=2), packed=packed), expected)
+
+
+def test_strides_leave_every_bit() -> None:
+    """Keys and values that lie apart, each in its own way: rows of all heads, and heads first."""
+    sequences = draw(BRIEF, (1,) * len(BRIEF))
+    caches = dense(sequences, 131)
+    expected = attend(sequences, caches)
+    values = np.full((3, HEADS_K + 1, 140, 72), np.nan, np.float16)
+    turned = values[:, :HEADS_K, :131, :64].transpose(0, 2, 1, 3)
+    turned[:] = caches["v_cache"]
+    assert_same(attend(sequences, {**caches, "v_cache": turned}), expected)
+
+
+def test_shared_pages_leave_every_bit() -> None:
+    one, two = draw((300, 300), (1, 1))
+    for name in "kv":
+        getattr(two, name)[:256] = getattr(one, name)[:256]
+    expected = attend([one, two], dense([one, two], 300))
+    caches = paged([one, two], 16)
+    spare = caches["page_table"][1, :16].copy()
+    caches["page_table"][1, :16] = caches["page_table"][0, :16]
+    for name in "kv":
+        caches[f"{name}_cache"][spare] = np.nan
+    assert_same(attend([one, two], caches), expected)
+
+
+def test_the_schedule_leaves_every_bit() -> None:
+    sequences = draw(BRIEF, (1,) * len(BRIEF))
+    expected = attend(sequences, dense(sequences, 130))
+    assert_same(attend(sequences, dense(sequences, 130), schedule_seed=1), expected)
+
+
+def test_long_sequences_are_split_and_short_caches_are_not() -> None:
+    """A merge is launched where some sequence may have two parts."""
+    launches = {}
+    for capacity in (64, 65, 5000):
+        sequences = draw((64,), (1,))
+        problem = Problem.parse(f"b1 s1:64 h{HEADS_K * GROUP}:{HEADS_K} d64 fp16 decode")
+        shared_kernels.load([SMALL], problem.required_semantics(SMALL))
+        tensors = {
+            **dense(sequences, capacity),
+            "q": sequences[0].q[None],
+            "cache_lens": np.array([64], np.int32),
+        }
+        made = prepare_operation(SMALL, problem, tensors, emulate=True, arch=EIGHT_SMS)
+        assert made.kernel is not None
+        plan = made.kernel.plan(made.call)
+        launches[capacity] = ["merge" in launch.kernel for launch in plan.launches]
+        # Of the two heads' eight parts each, CTAs that the device holds at once.
+        assert plan.launches[0].grid[0] == min(16, 2 * -(-capacity // 64))
+    assert launches == {64: [False], 65: [False, True], 5000: [False, True]}
+
+
+# --- what is appended ----------------------------------------------------------------------------
+
+
+def test_an_append_writes_its_rows_and_nothing_else() -> None:
+    """Rows whose place is no part of the cache are not written: behind its capacity, in a page that
+    there is not, or in front of it."""
+    page, rows = 8, 3
+    sequences = draw((20, 9, 0, 30, 31, 5), (rows,) * 6)
+    caches = paged(sequences, page, more=1)
+    table, lengths = caches["page_table"], np.array([20, 9, 0, 30, 31, 5], np.int32)
+    blocks, most = caches["k_cache"].shape[0], table.shape[1]
+    table[:, 4:] = -1
+    free = sorted(set(range(blocks)) - set(table.ravel().tolist()))
+    table[0, 3] = blocks  # not reached
+    table[1, 1] = blocks  # behind the last page
+    table[2, 0] = free[0]
+    table[3, 3:5] = (free[1], -1)  # two of three rows have a page
+    lengths[4] = most * page - 1  # one row fits, into a page that there is not
+    table[5, 0] = -(2**31)
+    rng = np.random.default_rng(1)
+    new = {
+        name: rng.standard_normal((6, rows, HEADS_K, 64), dtype=np.float32).astype(np.float16)
+        for name in "kv"
+    }
+    expected = {name: caches[f"{name}_cache"].copy() for name in "kv"}
+    written = 0
+    for i in range(6):
+        for row in range(rows):
+            key = int(lengths[i]) + row
+            if key >= most * page:
+                continue
+            block = int(table[i, key // page])
+            if 0 <= block < blocks:
+                written += 1
+                for name in "kv":
+                    expected[name][block, key % page] = new[name][i, row]
+    assert written == 3 + 0 + 3 + 2 + 0 + 0
+    run_append(sequences, caches, lengths, new)
+    for name in "kv":
+        np.testing.assert_array_equal(
+            caches[f"{name}_cache"].view(np.uint16), expected[name].view(np.uint16)
+        )
+
+
+@pytest.mark.parametrize("length", [-1, -(2**31), 41, 2**31 - 1])
+def test_bad_lengths_write_nothing_and_read_the_cache_alone(length: int) -> None:
+    sequences = draw((40, 40), (1, 1))
+    caches = dense(sequences, 40)
+    before = {name: array.copy() for name, array in caches.items()}
+    new = {name: np.ones((2, 1, HEADS_K, 64), np.float16) for name in "kv"}
+    run_append(sequences, caches, np.array([length, 40], np.int32), new)
+    for name, array in before.items():
+        np.testing.assert_array_equal(caches[name], array)
+
+
+def run_append(
+    sequences: Sequence[Cached],
+    caches: dict[str, np.ndarray],
+    lengths: np.ndarray,
+    new: dict[str, np.ndarray],
+    **how: Any,
+) -> OperationResult:
+    slots, queries = caches["k_cache"].shape[1], len(sequences[0].q)
+    text = f"b{len(sequences)} s{queries}:40 h{HEADS_K * GROUP}:{HEADS_K} d64 fp16 decode"
+    problem = Problem.parse(text + f" page{slots}" * ("page_table" in caches))
+    shared_kernels.load([SMALL], problem.required_semantics(SMALL))
+    q = np.stack([one.q for one in sequences])
+    found = run_operation(
+        *(SMALL, problem, {**caches, **new, "q": q, "cache_lens": lengths}),
+        **{"arch": EIGHT_SMS, "observers": all_checks(), "emulate": True} | how,
+    )
+    assert found.emulation is not None
+    assert not found.emulation.findings
+    return found
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_what_is_turned_has_the_bits_of_unfused_sums(interleaved: bool) -> None:
+    sequences = draw((40, 40), (2, 2))
+    caches, rng = dense(sequences, 44), np.random.default_rng(2)
+    new = {
+        name: rng.standard_normal((2, 2, HEADS_K, 64), dtype=np.float32).astype(np.float16)
+        for name in "kv"
+    }
+    # Of equal elements an angle next to a quarter leaves what was rounded, and little else.
+    new["k"][:] = 100 * new["k"][..., :1]
+    angles = np.pi / 4 + rng.uniform(-1, 1, (44, 20)) * 1e-5
+    tables = {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    options = {"rotary_interleaved": interleaved, "rotary_dtype": "float32"}
+    lengths = np.array([40, 7], np.int32)
+    run_append(sequences, caches, lengths, new | tables, options=options)
+    for i, length in enumerate(lengths):
+        turn = tables["cos"], tables["sin"], np.arange(length, length + 2)
+        expected = rotated(new["k"][i], *turn, interleaved)
+        x = new["k"][i, 0, 0, 0].astype(np.float32)
+        products = x * tables["cos"][length], x * tables["sin"][length]
+        fused = np.float64(x) * tables["cos"][length] - products[1]
+        assert (fused.astype(np.float16) != (products[0] - products[1]).astype(np.float16)).any()
+        np.testing.assert_array_equal(caches["k_cache"][i, length : length + 2], expected)
+        np.testing.assert_array_equal(caches["v_cache"][i, length : length + 2], new["v"][i])
+
+
+# --- proofs --------------------------------------------------------------------------------------
+
+
+PROOFS = [
+    (SMALL, "b3 s1:300 h8:2 d64", {"sinks": True}),
+    (SMALL, "b2 s1:130 h7:1 d64 page24", {"sinks": True, "append": True, "split": "free"}),
+    (
+        SMALL,
+        "b4 s5:300 h4:2 d40 window softcap packed page8",
+        {"append": True, "rotary": "halves", "window": (70, 0), "sinks": True},
+    ),
+    (WIDE, "b1 s20:200 h2:1 d96 causal", {"append": True, "rotary": "interleaved"}),
+]
+
+
+@pytest.mark.parametrize(("cfg", "text", "options"), PROOFS, ids=str)
+def test_rows_are_right(cfg: FlashDecodeKernelConfig, text: str, options: dict[str, Any]) -> None:
+    problem = Problem.parse(f"{text} {cfg.dtype.name.lower()} decode")
+    shared_kernels.load([cfg], problem.required_semantics(cfg))
+    asked = DecodeReference().options(problem, **options)
+    verdict = prove(cfg, problem, options=asked, checks=True, sm_count=3)
+    assert verdict.ok, str(verdict)
+
+
+def test_no_access_to_shared_memory_meets_a_bank_conflict() -> None:
+    observer = BankConflicts()
+    sequences = draw((700,), (1,))
+    attend(sequences, dense(sequences, 700), observers=[observer])
+    factors = observer.factors()
+    assert {"cp.async", "ldmatrix", "st.shared.8B", "ld.shared.16B"} <= set(factors)
+    tiles = {kind: factors[kind] for kind in ("cp.async", "ldmatrix", "ld.shared.16B")}
+    assert set(tiles.values()) == {1.0}
+
+
+COVER = covering_decode_cases("mma_sync_decode")
+PARTS = 6
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_two_factors_of_a_call(part: int) -> None:
+    """A cover of dtypes, head dimensions, groups, queries, pages, masks, lengths, what is appended
+    and how, layouts, capacities, splits and kinds of inputs."""
+    chosen: list[DecodeCase] = COVER[part::PARTS]
+    for case in chosen:
+        shared_kernels.load([case.config], case.semantics)
+        verdict = prove(case.config, **case.keywords(), checks=True, schedule_seed=part)
+        assert verdict.ok, f"{case}: {verdict}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("semantics", [PLAIN, WINDOW], ids=str)
+def test_every_two_knob_values(semantics: Semantics) -> None:
+    configs = cover(FAMILY, device_spec("A100"))
+    shared_kernels.load(configs, semantics)
+    for number, cfg in enumerate(configs):
+        sizes = f"b3 s{1 + 2 * number % 5}:{3 * cfg.min_keys} h{HEADS_K * GROUP}:{HEADS_K}"
+        words = "window softcap packed page24" if semantics == WINDOW else ""
+        d = cfg.d_head - 8 * (semantics == WINDOW)
+        problem = Problem.parse(f"{sizes} d{d} {words} {cfg.dtype.name.lower()} decode")
+        said = {"window": (cfg.min_keys, 0)} if semantics == WINDOW else {"append": True}
+        asked = DecodeReference().options(problem, seed=number, **said)
+        verdict = prove(cfg, problem, options=asked, checks=True, sm_count=3, seed=number)
+        assert verdict.ok, str(verdict)

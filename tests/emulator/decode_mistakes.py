@@ -1,0 +1,242 @@
+"""Decode problems as the machinery of mutants takes them, and mistakes in the kernels' sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backward_cases import Asked, Spoiled
+from backward_victims import SourcePatch
+
+from flashsmith.emulator import Observer
+from flashsmith.families import KernelConfig, Problem
+from flashsmith.verify.decode_reference import DecodeReference
+
+_REFERENCE = DecodeReference()
+
+
+@dataclass(frozen=True)
+class AskedDecode(Asked):
+    """A decode problem without its dtype, and options of the reference."""
+
+    #: Of the inputs: with some, no sequence has page 0, where bad entries lead.
+    seed: int = 0
+
+    def problem(self, cfg: KernelConfig) -> Problem:
+        return Problem.parse(f"{self.sizes} {cfg.dtype.name.lower()} decode")
+
+    def case(self, cfg: KernelConfig) -> Spoiled:
+        problem = self.problem(cfg)
+        options = _REFERENCE.options(problem, **self.options)
+        return _REFERENCE.case(cfg, problem, kind=self.inputs, seed=self.seed, options=options), {}
+
+    def reasons(
+        self,
+        cfg: KernelConfig,
+        observers: Sequence[Observer] = (),
+        *,
+        spoiled: Spoiled | None = None,
+        **how: Any,
+    ) -> tuple[str, ...]:
+        case, _ = spoiled or self.case(cfg)
+        result = _REFERENCE.run(
+            cfg,
+            case,
+            lambda array: array,
+            emulate=True,
+            observers=observers,
+            schedule_seed=self.schedule_seed,
+            **how,
+        )
+        return _REFERENCE.compare(cfg, case, result.outputs).reasons
+
+
+_PART, _SPLIT = "mma_sync_decode/part_kernel.cuh", "mma_sync_decode/split.cuh"
+_MERGE, _STATE = "mma_sync_decode/merge_kernel.cuh", "mma_sync_decode/row_state.cuh"
+_APPEND = "mma_sync_decode/append_kernel.cuh"
+
+#: By victim, since each of them has some of the code alone.
+MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
+    "dense": (
+        SourcePatch("the merge drops the last part", _MERGE, "begin < s.parts; begin +=",
+                    "begin < s.parts - 1; begin +="),
+        SourcePatch("the merge drops each batch's last part", _MERGE,
+                    "if (part >= s.parts) continue;", "if (part >= s.parts - 1) continue;"),
+        SourcePatch("the merge loads one part less", _MERGE,
+                    "if (part < s.parts && column", "if (part < s.parts - 1 && column"),
+        SourcePatch("the merge's maximum leaves a part out", _MERGE,
+                    "for (int part = lane; part < s.parts;",
+                    "for (int part = lane + 1; part < s.parts;"),
+        SourcePatch("a pair of warps is left out", _MERGE,
+                    "(shared[2][c][lane][e] + shared[3][c][lane][e])", "0.0f"),
+        SourcePatch("the merge's head of a group", _MERGE, "head_k * args.heads_per_group + row",
+                    "head_k + row"),
+        SourcePatch("the merge goes by rows of the first tile", _MERGE,
+                    "const int tile = row / Kernel::B_r, tile_row", "const int tile = 0, tile_row"),
+        SourcePatch("a part too few", _SPLIT, "s.parts = max((units + units_of_part - 1) /",
+                    "s.parts = max(units /"),
+        SourcePatch("a part too many", _SPLIT,
+                    "s.parts = max((units + units_of_part - 1) / units_of_part, 1);",
+                    "s.parts = max((units + units_of_part - 1) / units_of_part, 1) + 1;"),
+        SourcePatch("parts for nothing are none", _SPLIT,
+                    "s.parts = max((units + units_of_part - 1) / units_of_part, 1);",
+                    "s.parts = (units + units_of_part - 1) / units_of_part;"),
+        SourcePatch("lengths as they are, behind the capacity", _SPLIT,
+                    "s.keys = min(max(args.cache_lens[batch], 0), args.capacity);",
+                    "s.keys = args.cache_lens[batch] + 1;"),
+        SourcePatch("a key too few", _SPLIT,
+                    "s.keys = min(max(args.cache_lens[batch], 0), args.capacity);",
+                    "s.keys = max(args.cache_lens[batch] - 1, 0);"),
+        SourcePatch("items of the sequence before", _SPLIT,
+                    "__ballot_sync(kWholeWarp, end <= within)",
+                    "__ballot_sync(kWholeWarp, end < within)"),
+        SourcePatch("tiles as parts", _SPLIT, "item.tile = rest % s.tiles;",
+                    "item.tile = rest / s.tiles;"),
+        SourcePatch("parts and heads swapped", _SPLIT,
+                    "item.head_k = rest - item.part * args.heads_k;",
+                    "item.head_k = args.heads_k - 1 - (rest - item.part * args.heads_k);\n"
+                    "        item.part = 0;"),
+        SourcePatch("states of the first head", _SPLIT,
+                    "(int64_t{batch} * args.heads_k + head_k)", "(int64_t{batch} * args.heads_k)"),
+        SourcePatch("keys of the last stage behind the part", _PART,
+                    "end = min(part_begin + s.chunk, bottom.last + 1);", "end = bottom.last + 1;"),
+        SourcePatch("the last key is not seen", _PART, "KeyRange keys{0, s.keys - 1};",
+                    "KeyRange keys{0, s.keys - 2};"),
+        SourcePatch("no mask", _PART,
+                    "if (key < full_begin || key + kWarpKeys > full_end) mask(scores, key);", ";"),
+        SourcePatch("the diagonal is not seen", _PART,
+                    "keys.last = min(keys.last, position);",
+                    "keys.last = min(keys.last, position - 1);"),
+        SourcePatch("top left", _PART, "query_of_row(row) + s.keys - s.queries;",
+                    "query_of_row(row);"),
+        SourcePatch("the query of the row alone", _PART,
+                    "return args.by_group.divide(first_row + row);",
+                    "return args.by_group.divide(row);"),
+        SourcePatch("the first K/V head", _PART,
+                    "(block * args.k_cache_strides.batch + item.head_k * "
+                    "args.k_cache_strides.head)",
+                    "(block * args.k_cache_strides.batch)"),
+        SourcePatch("V of the first sequence", _PART,
+                    "(block * args.v_cache_strides.batch + item.head_k * "
+                    "args.v_cache_strides.head)",
+                    "(item.head_k * args.v_cache_strides.head)"),
+        SourcePatch("heads of a group of a power of two", _PART,
+                    "first_row + row - query * args.heads_per_group;\n            const "
+                    "char* source",
+                    "((first_row + row) & (args.heads_per_group - 1));\n"
+                    "            const char* source"),
+        SourcePatch("rows behind the last are there", _PART, "row < rows && (!SEMANTICS.uneven",
+                    "row < Kernel::B_r && (!SEMANTICS.uneven"),
+        SourcePatch("columns behind d are there", _PART,
+                    "present && (!SEMANTICS.uneven || first + 64 * p < args.d)", "present"),
+        SourcePatch("a stage early", _PART, "cp_async_wait<kStages - 2>();",
+                    "cp_async_wait<kStages - 1>();"),
+        SourcePatch("stages follow each other a step late", _PART,
+                    "start_step(step + kStages - 1, last, next_entry);",
+                    "start_step(step + kStages, last, next_entry);"),
+        SourcePatch("sums of one lane", _PART, "quad_sum(softmax.row_sum[m][r]);",
+                    "softmax.row_sum[m][r];"),
+        SourcePatch("a warp is left out", _PART,
+                    "state.add(of_warps[w].x, of_warps[w].y,",
+                    "if (w != 1) state.add(of_warps[w].x, of_warps[w].y,"),
+        SourcePatch("one part as several", _PART, "if (s.parts == 1) {", "if (false) {"),
+        SourcePatch("several parts as one", _PART, "if (s.parts == 1) {", "if (true) {"),
+        SourcePatch("states over the tile before", _PART,
+                    "int64_t{item.tile} * s.parts * args.slot_rows;",
+                    "int64_t{item.tile} * args.slot_rows;"),
+        SourcePatch("statistics of the first part", _PART,
+                    "2 * (first + row * s.parts + item.part)", "2 * (first + row * s.parts)"),
+        SourcePatch("wrong base of weights", _STATE, "exp2_approx(other_maximum - maximum);",
+                    "exp2_approx((other_maximum - maximum) * kLn2);"),
+        SourcePatch("states without keys count", _STATE, "if (other_sum == 0.0f) return;", ";"),
+        SourcePatch("wrong base of LSE", _STATE, "base_ln = sink != nullptr && base == sink_log2 "
+                    "? sink_ln : base * kLn2;", "base_ln = base;"),
+        SourcePatch("wrong base of sinks", _STATE, "float sink_log2 = sink_ln * kLog2E;",
+                    "float sink_log2 = sink_ln;"),
+        SourcePatch("sinks twice", _STATE, "+ exp2_approx(sink_log2 - base);",
+                    "+ 2.0f * exp2_approx(sink_log2 - base);"),
+        SourcePatch("sinks in the LSE alone", _STATE,
+                    "weight * reciprocal_approx(total);", "reciprocal_approx(row.sum);"),
+        SourcePatch("sinks of the first head", _STATE, "nullptr : args.sinks + head);",
+                    "nullptr : args.sinks);"),
+        SourcePatch("rows without keys are not 0", _STATE, "row.is_empty() ? 0.0f : weight *",
+                    "weight *"),
+        SourcePatch("LSE of the first sequence", _STATE, "batch * args.lse_batch_stride", "0"),
+    ),
+    "paged": (
+        SourcePatch("numbers of pages as they are", _PART,
+                    "min(max(entry, 0), args.blocks - 1);", "entry - 1;"),
+        SourcePatch("numbers behind the pool", _PART,
+                    "if (key < begin || key >= end) return 0;", ";"),
+        SourcePatch("pages of the first sequence", _PART,
+                    "args.page_table[item.batch * args.page_table_stride +",
+                    "args.page_table["),
+        SourcePatch("pages of the next key", _PART, "args.by_page.divide(key)];",
+                    "args.by_page.divide(key + 1)];"),
+        SourcePatch("slots of the key before", _PART,
+                    "slot = own - args.by_page.divide(own)",
+                    "slot = own - 1 - args.by_page.divide(own - 1)"),
+        SourcePatch("pages of a power of two", _PART,
+                    "slot = own - args.by_page.divide(own) * "
+                    "static_cast<int>(args.by_page.divisor)",
+                    "slot = own & (static_cast<int>(args.by_page.divisor) - 1)"),
+        SourcePatch("page and slot of the first row", _PART,
+                    "__shfl_sync(kWholeWarp, slot, row);", "__shfl_sync(kWholeWarp, slot, 0);"),
+        SourcePatch("the page of a stage before", _PART,
+                    "next_entry = page_of(step + kStages);",
+                    "next_entry = page_of(step + kStages - 1);"),
+        SourcePatch("the last page's rest is there", _PART,
+                    "const bool present = key >= begin && key < end;",
+                    "const bool present = key >= begin;"),
+        SourcePatch("keys in front of a window are there", _PART,
+                    "const bool present = key >= begin && key < end;",
+                    "const bool present = key < end;"),
+        SourcePatch("windows begin a key late", _PART,
+                    "keys.first = max(keys.first, position - args.window_left);",
+                    "keys.first = max(keys.first, position - args.window_left + 1);"),
+        SourcePatch("windows end a key early", _PART,
+                    "keys.last = min(keys.last, position + args.window_right);",
+                    "keys.last = min(keys.last, position + args.window_right - 1);"),
+        SourcePatch("parts begin behind a window", _SPLIT,
+                    "s.keys - s.queries - args.window_left, 0) & ~",
+                    "s.keys - args.window_left + Kernel::B_c, 0) & ~"),
+        SourcePatch("appended keys do not count", _SPLIT,
+                    "s.keys = min(s.keys + s.queries, args.capacity);", ";"),
+        SourcePatch("the cap left out", _PART,
+                    "if constexpr (SEMANTICS.softcap) tanh_scaled(scores, "
+                    "args.softcap_scale_2log2e);", ";"),
+        SourcePatch("o of the first packed sequence", _STATE,
+                    "int64_t{first_query + query} * args.o_strides.row +",
+                    "int64_t{query} * args.o_strides.row +"),
+        SourcePatch("LSE of the first packed sequence", _STATE,
+                    "first_query +\n                 query]",
+                    "query]"),
+        SourcePatch("an append one late", _APPEND, "const int key = length + query;",
+                    "const int key = length + query + 1;"),
+        SourcePatch("an append one early", _APPEND, "const int key = length + query;",
+                    "const int key = max(length + query - 1, 0);"),
+        SourcePatch("all queries' keys at one place", _APPEND, "const int key = length + query;",
+                    "const int key = length;"),
+        SourcePatch("v where k is", _APPEND, "address(args.v_cache, args.v_cache_strides, block,",
+                    "address(args.k_cache, args.k_cache_strides, block,"),
+        SourcePatch("new rows of the first head", _APPEND,
+                    "address(args.new_k, args.new_k_strides, batch, row, part)",
+                    "address(args.new_k, args.new_k_strides, batch, row, 0)"),
+        SourcePatch("the slot of another page", _APPEND,
+                    "slot = key - page * static_cast<int>(args.by_page.divisor);", "slot = 0;"),
+        SourcePatch("keys turned by one more", _APPEND,
+                    "turn(source, target, position(length, query));",
+                    "turn(source, target, position(length, query + 1));"),
+        SourcePatch("queries turned by their length alone", _APPEND,
+                    "position(length, moves ? query : 0)", "position(length, 0)"),
+        SourcePatch("turned the other way", _APPEND,
+                    "__fsub_rn(__fmul_rn(x, cos), __fmul_rn(y, sin))",
+                    "__fadd_rn(__fmul_rn(x, cos), __fmul_rn(y, sin))"),
+        SourcePatch("halves as neighbours", _APPEND, "args.interleaved != 0 ? 2 * pair : pair;",
+                    "args.interleaved == 0 ? 2 * pair : pair;"),
+        SourcePatch("what is not turned is not copied", _APPEND,
+                    "copy(source, target, 2 * args.rotary_half);", ";"),
+        SourcePatch("fp32 angles as 16 bits", _APPEND, "if (args.rotary_fp32 != 0)", "if (false)"),
+    ),
+}  # fmt: skip
