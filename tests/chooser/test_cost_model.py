@@ -25,6 +25,7 @@ from flashsmith.families import (
     Family,
     Problem,
     device_spec,
+    is_legal,
     parse_kernel_name_into_config,
 )
 from flashsmith.families.mma_sync.cost import (
@@ -223,8 +224,9 @@ def test_wgmma_kernels_run_on_hopper_only() -> None:
 
 
 def backward_timings(name: str) -> list[tuple[Any, Problem, float]]:
-    """Config, problem and milliseconds of a family's first run."""
-    return [
+    """Config, problem and milliseconds of a family's first run, of configs that are legal: some
+    were not yet refused for their spills then."""
+    rows = [
         (
             parse_kernel_name_into_config(row["config"]),
             Problem.parse(row["problem"]),
@@ -233,10 +235,11 @@ def backward_timings(name: str) -> list[tuple[Any, Problem, float]]:
         for row in csv.DictReader((ROWS / f"{name}-backward.csv").open())
         if row["config"]
     ]
+    return [row for row in rows if is_legal(row[0], H200)]
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "usual", "most"), [("mma-sync", 212, 0.085, 0.23), ("wgmma", 124, 0.045, 0.1)]
+    ("name", "count", "usual", "most"), [("mma-sync", 212, 0.085, 0.23), ("wgmma", 79, 0.045, 0.1)]
 )
 def test_times_of_gradients_are_near_the_measured(
     name: str, count: int, usual: float, most: float

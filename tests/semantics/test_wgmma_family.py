@@ -5,6 +5,7 @@ cover of the grid is in test_grid.py."""
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -240,7 +241,8 @@ BROADCAST = {
 def test_steps_that_tma_cannot_take_are_refused(known: Kernel, dimension: str) -> None:
     tensors = {name: np.array(getattr(known.run.inputs, name)) for name in "qkv"}
     tensors["v"] = BROADCAST[dimension](tensors["v"])
-    with pytest.raises(ArgumentError, match=f"^v: its {dimension} stride is 0 elements"):
+    strides = re.escape(str(tuple(step // 2 for step in tensors["v"].strides)))
+    with pytest.raises(ArgumentError, match=f"^v: strides {strides} .* takes positive strides"):
         run_forward(known.config, **tensors, **keywords(known.run))
 
 
