@@ -11,7 +11,8 @@ import shared_kernels
 
 import flashsmith
 from flashsmith import parse_kernel_name_into_config
-from flashsmith.chooser.decode import CHOOSERS, of_any_batch
+from flashsmith.chooser.any_batch import of_any_batch
+from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Problem, Semantics, device_spec
 from flashsmith.verify.reference import compute_references
@@ -246,6 +247,10 @@ def test_a_choice_depends_on_neither_batch_nor_page_nor_capacity() -> None:
     problems = [Problem.parse(text) for text in texts]
     assert len({of_any_batch(problem) for problem in problems}) == 1
     assert len({CHOOSERS["invariant"](problem, device) for problem in problems}) == 1
+    for text in texts:
+        choice = flashsmith.choose(text, device)
+        assert choice.config == CHOOSERS["invariant"](problems[0], device)
+        assert str(choice.problem) == str(Problem.parse(text))
     assert CHOOSERS["free"](problems[2], device).FAMILY == CFG.FAMILY
 
 

@@ -50,7 +50,7 @@ def test_a_tiny_model_in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_gradient_is_seen(missing: int) -> None:
     def attention(*tensors: Any) -> Any:
         kept = [t.detach() if i == missing else t for i, t in enumerate(tensors)]
-        return recall._pytorchs_attention(*kept)
+        return recall.pytorchs_attention(*kept)
 
     wrong, _ = recall.train(EMULATED, attention)
     report = replace(REPORT, sizes=EMULATED, backend="emulator")
@@ -60,7 +60,7 @@ def test_a_missing_gradient_is_seen(missing: int) -> None:
 
 @functools.cache
 def right() -> Training:
-    return recall.train(EMULATED, recall._pytorchs_attention)[0]
+    return recall.train(EMULATED, recall.pytorchs_attention)[0]
 
 
 @pytest.mark.torch
@@ -79,7 +79,7 @@ def test_every_line_can_be_answered_from_its_first_half() -> None:
     import torch
 
     sizes = replace(EMULATED, pairs=8, batch=50)
-    tokens, answers = recall._lines(sizes, torch.Generator().manual_seed(0))
+    tokens, answers = recall.lines_of(sizes, torch.Generator().manual_seed(0))
     assert tokens.shape == (50, 32)
     different = set()
     for line, expected in zip(tokens.tolist(), answers.tolist(), strict=True):
@@ -96,7 +96,7 @@ def test_every_line_can_be_answered_from_its_first_half() -> None:
 @pytest.mark.usefixtures("needs_torch")
 def test_runs_differ_in_nothing_but_the_attention() -> None:
     once = replace(EMULATED, steps=1)
-    runs = [recall.train(once, recall._pytorchs_attention) for _ in range(2)]
+    runs = [recall.train(once, recall.pytorchs_attention) for _ in range(2)]
     assert runs[0][0].losses == runs[1][0].losses
 
     def nothing(q: Any, k: Any, v: Any) -> Any:
@@ -113,7 +113,7 @@ def test_runs_differ_in_nothing_but_the_attention() -> None:
 def test_it_learns() -> None:
     """With PyTorch's attention on the host, smaller than on a GPU."""
     sizes = replace(ON_A_GPU, pairs=32, symbols=64, batch=16, d=32, rate=3e-3, steps=150)
-    training, _ = recall.train(sizes, recall._pytorchs_attention)
+    training, _ = recall.train(sizes, recall.pytorchs_attention)
     assert training.accuracy > recall.LEAST_ACCURACY
     assert training.losses[-1] < 0.1
 

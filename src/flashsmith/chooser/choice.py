@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from flashsmith.builder import KernelLibrary, Progress, library_for
+from flashsmith.chooser.any_batch import of_any_batch
 from flashsmith.chooser.cost_model import estimate
-from flashsmith.chooser.evidence import Evidence, EvidenceKind, gather
+from flashsmith.chooser.evidence import Evidence, EvidenceKind, Expected, gather
 from flashsmith.chooser.reasons import caveats, passed_over
 from flashsmith.chooser.winners import WinnersTable, staleness
 from flashsmith.errors import ArgumentError
@@ -124,6 +125,18 @@ class Choice:
         }
 
 
+def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> list[Expected]:
+    """The configs with their expected times for the problem itself, where another stood for it."""
+    if of_any_batch(problem) == problem:
+        return list(evidence.expected)
+    return [
+        replace(one, ms=estimate(one.config, problem, device).ms)
+        if one.config.family.has_cost_model
+        else one
+        for one in evidence.expected
+    ]
+
+
 def _milliseconds(ms: float) -> str:
     return f"{ms:.3g} ms" if ms < 1000 else f"{ms:.0f} ms"
 
@@ -155,8 +168,8 @@ def choose(
         device = device_spec(device)
     _check_d(problem, "problem")
     winners = _winners() if table is None else table
-    evidence = gather(problem, device, winners, deterministic=deterministic)
-    chosen, *others = evidence.expected
+    evidence = gather(of_any_batch(problem), device, winners, deterministic=deterministic)
+    chosen, *others = _expected_here(evidence, problem, device)
     repeatable = None
     if not chosen.config.family.is_deterministic(chosen.config):
         first = gather(problem, device, winners, deterministic=True).expected[0]
@@ -249,7 +262,7 @@ def build_for(
     Raises what ``choose_config`` and ``flashsmith.builder.build`` raise.
     """
     device = device or device_spec(arch)
-    config = choose_config(problem, device, deterministic=deterministic)
+    config = choose_config(of_any_batch(problem), device, deterministic=deterministic)
     semantics = problem.required_semantics(config)
     return [library_for([config], arch=device.arch, semantics=semantics, progress=progress)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from flashsmith.chooser.any_batch import of_any_batch
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
@@ -13,9 +14,6 @@ from flashsmith.runtime import Chooser
 from flashsmith.runtime.decode_pass import run_decode
 from flashsmith.runtime.forward_options import NO_WINDOW
 from flashsmith.runtime.tensors import Array
-
-# The keys of the sequence that stands for all where a kernel may depend on none of them.
-TYPICAL_KEYS = 8192
 
 
 def attention_with_cache(
@@ -99,13 +97,6 @@ def attention_with_cache(
     )  # fmt: skip
     options = (causal, window, softcap, scale, max_seqlen_q, rotary_interleaved, split, return_lse)
     return run_decode(chosen, tensors, options, emulate)
-
-
-def of_any_batch(problem: Problem) -> Problem:
-    """The problem that stands for a sequence in any batch: what of ``problem`` a kernel may depend
-    on that gives a sequence the same bits everywhere."""
-    semantics = replace(problem.semantics, packed=False, uneven=False)
-    return replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics, page=0)
 
 
 def _choose_invariant(problem: Problem, device: DeviceSpec, **how: Any) -> Any:

@@ -84,6 +84,34 @@ def demo_train(
         raise typer.Exit(FAILED)
 
 
+@app.command("generate")
+def demo_generate(
+    answers: Annotated[int, typer.Option(min=1, help="Answers of every sequence.")] = 8,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Use the emulator although there is a GPU.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Generate with a small language model twice, with PyTorch's attention and from a paged cache
+    with flashsmith's, and compare token for token.
+
+    The model comes with flashsmith and knows associative recall: which value belongs to which key,
+    from pairs listed before. Exit status 1 when a token differs or flashsmith did not compute every
+    layer.
+    """
+    with ProgressReporter() as reporter:
+        from flashsmith.integrations.generation import generate_twice
+        from flashsmith.integrations.generation_text import print_generation
+
+        report = generate_twice(answers=answers, emulate=emulate, progress=reporter.build)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_generation(make_console(), report)
+    if not report.ok:
+        raise typer.Exit(FAILED)
+
+
 def _lines(file: Path) -> list[str]:
     """The lines of a text file that are not blank."""
     try:

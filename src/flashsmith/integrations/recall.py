@@ -184,7 +184,7 @@ def train_twice(
     spec = query_gpu(0) if on_gpu else device_spec(DEFAULT_EMULATED_ARCH)
     for operation in ("forward", "backward"):
         build_for(replace(sizes.problem, operation=operation), device=spec, progress=progress)
-    pytorch, _ = train(sizes, _pytorchs_attention, device)
+    pytorch, _ = train(sizes, pytorchs_attention, device)
     with count_launches() as launches:
         ours = partial(flashsmith.attention, causal=True, emulate=not on_gpu)
         trained, parameters = train(sizes, ours, device)
@@ -199,7 +199,7 @@ def train_twice(
     )
 
 
-def _pytorchs_attention(q: Any, k: Any, v: Any) -> Any:
+def pytorchs_attention(q: Any, k: Any, v: Any) -> Any:
     from torch.nn.functional import scaled_dot_product_attention
 
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
@@ -209,15 +209,21 @@ def _pytorchs_attention(q: Any, k: Any, v: Any) -> Any:
 def train(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Training, int]:
     """The course of one training, and how many parameters the model has. Weights and data are the
     same at every call."""
+    training, model = train_model(sizes, attention, device)
+    return training, sum(weight.numel() for weight in model.parameters())
+
+
+def train_model(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Training, Any]:
+    """The same, with the trained model itself."""
     import torch
 
     random = torch.Generator().manual_seed(1)
-    model = _model(sizes, attention).to(device)
+    model = new_model(sizes, attention).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=sizes.rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share_of_rate, sizes.steps))
     losses, right, seconds = [], [], []
     for _ in range(sizes.steps):
-        tokens, answers = (tensor.to(device) for tensor in _lines(sizes, random))
+        tokens, answers = (tensor.to(device) for tensor in lines_of(sizes, random))
         start = time.perf_counter()
         # Every second token of the second half asks.
         logits = model(tokens)[:, 2 * sizes.pairs :: 2]
@@ -234,7 +240,7 @@ def train(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Tra
         statistics.fmean(right[-LAST_STEPS:]),
         statistics.median(seconds[FIRST_STEPS:] or seconds[-1:]),
     )
-    return training, sum(weight.numel() for weight in model.parameters())
+    return training, model
 
 
 def _share_of_rate(steps: int, step: int) -> float:
@@ -243,7 +249,7 @@ def _share_of_rate(steps: int, step: int) -> float:
     return min(1.0, (step + 1) / 20) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
-def _lines(sizes: Recall, random: Any) -> Iterator[Any]:
+def lines_of(sizes: Recall, random: Any) -> Iterator[Any]:
     """A batch of lines, and the values that they ask for."""
     import torch
 
@@ -261,7 +267,7 @@ def _lines(sizes: Recall, random: Any) -> Iterator[Any]:
     yield answers
 
 
-def _model(sizes: Recall, attention: Attention) -> Any:
+def new_model(sizes: Recall, attention: Attention) -> Any:
     """A decoder with grouped heads. (Defined here, since torch is imported where it is used.)"""
     import torch
     from torch import nn

@@ -1,0 +1,254 @@
+"""A demo of generation: a small language model answers from a paged KV cache, token for token as
+with PyTorch's attention.
+
+The model was trained for associative recall (tools/demo/train_recall.py). Every sequence lists
+pairs of a key and a value, as many as it likes, and is then asked for the values of keys, one after
+the other: each answer is generated, and the next question appended behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flashsmith.builder import Progress
+from flashsmith.chooser import build_for
+from flashsmith.families import DType, Problem, Semantics, device_spec
+from flashsmith.integrations.recall import (
+    Recall,
+    check_dependencies,
+    lines_of,
+    new_model,
+    pytorchs_attention,
+)
+from flashsmith.runtime import DEFAULT_EMULATED_ARCH, gpu_count, query_gpu
+from flashsmith.runtime.launch_counter import count_launches
+
+SIZES = Recall(8, 16, 32, layers=2, heads=2, heads_k=1, d=32, rate=4e-3, steps=800)
+WEIGHTS = Path(__file__).with_name("recall.npz")
+PAGE = 16
+# Pairs that each sequence lists: their caches are of different lengths.
+PAIRS = (8, 5, 3, 7)
+ANSWERS = 8
+LEAST_ACCURACY = 0.9
+
+
+@dataclass(frozen=True)
+class GenerationReport:
+    """The demo's results: of each sequence its prompt, the questions, both generated answers, and
+    the right ones."""
+
+    device: str
+    backend: str  # "gpu" or "emulator"
+    parameters: int
+    page: int
+    pages: int
+    launches: int
+    prompts: tuple[tuple[int, ...], ...]
+    questions: tuple[tuple[int, ...], ...]
+    right: tuple[tuple[int, ...], ...]
+    pytorch: tuple[tuple[int, ...], ...]
+    flashsmith: tuple[tuple[int, ...], ...]
+
+    @property
+    def accuracy(self) -> float:
+        """The share of flashsmith's answers that are right."""
+        pairs = [
+            one == other
+            for ours, right in zip(self.flashsmith, self.right, strict=True)
+            for one, other in zip(ours, right, strict=True)
+        ]
+        return sum(pairs) / len(pairs)
+
+    @property
+    def least_launches(self) -> int:
+        """An append and an attention kernel for each layer of each prompt and each step."""
+        return 2 * SIZES.layers * (len(self.prompts) + len(self.right[0]) - 1)
+
+    @property
+    def ok(self) -> bool:
+        """Whether both generated the same tokens, flashsmith's kernels did, and the model knows."""
+        return (
+            self.flashsmith == self.pytorch
+            and self.launches >= self.least_launches
+            and self.accuracy >= LEAST_ACCURACY
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {**asdict(self), "accuracy": self.accuracy, "ok": self.ok}
+
+
+def generate_twice(
+    *, answers: int = ANSWERS, emulate: bool = False, progress: Progress | None = None
+) -> GenerationReport:
+    """Generates with PyTorch's attention, which sees all tokens at every step, and with
+    attention_with_cache(), which reads them from a paged cache.
+
+    On the first GPU; without one, or with ``emulate``, on the host, in the emulator. Attention is
+    in bf16, the rest of the model in float32. Kernels are built before, with ``progress`` called
+    for each event.
+
+    Raises:
+        DependencyError: PyTorch is missing.
+    """
+    check_dependencies()
+    import torch
+
+    on_gpu = gpu_count() > 0 and not emulate
+    device = "cuda:0" if on_gpu else "cpu"
+    spec = query_gpu(0) if on_gpu else device_spec(DEFAULT_EMULATED_ARCH)
+    causal = Semantics("causal", uneven=True)
+    problem = Problem(
+        len(PAIRS), 2, 4 * SIZES.pairs, SIZES.heads, SIZES.heads_k, SIZES.d, DType.BF16, causal,
+        "decode", PAGE,
+    )  # fmt: skip
+    build_for(problem, device=spec, progress=progress)
+    prompts, questions, right = _tasks(answers)
+    with torch.no_grad():
+        expected = [
+            _answer_all(prompt, asked, device)
+            for prompt, asked in zip(prompts, questions, strict=True)
+        ]
+        cache = _PagedCache([len(prompt) + 2 * answers for prompt in prompts], device, not on_gpu)
+        with count_launches() as launches:
+            found = _answer_from(cache, prompts, questions, device)
+    parameters = sum(weight.numel() for weight in _load(pytorchs_attention, device).parameters())
+    return GenerationReport(
+        device=torch.cuda.get_device_name(device) if on_gpu else "the host",
+        backend="gpu" if on_gpu else "emulator",
+        parameters=parameters,
+        page=PAGE,
+        pages=cache.pages,
+        launches=launches.total,
+        prompts=tuple(map(tuple, prompts)),
+        questions=tuple(map(tuple, questions)),
+        right=tuple(map(tuple, right)),
+        pytorch=tuple(map(tuple, expected)),
+        flashsmith=tuple(map(tuple, found)),
+    )
+
+
+def _tasks(answers: int) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """Prompts, questions and right answers, the same at every call."""
+    import torch
+
+    random = torch.Generator().manual_seed(7)
+    prompts, questions, right = [], [], []
+    for pairs in PAIRS:
+        tokens, _ = lines_of(replace(SIZES, batch=1, pairs=pairs), random)
+        prompt = tokens[0, : 2 * pairs].tolist()
+        values = dict(zip(prompt[::2], prompt[1::2], strict=True))
+        keys = list(values)
+        asked = [keys[i % len(keys)] for i in range(answers)]
+        prompts.append(prompt)
+        questions.append(asked)
+        right.append([values[key] for key in asked])
+    return prompts, questions, right
+
+
+def _load(attention: Callable[..., Any], device: str) -> Any:
+    import numpy as np
+    import torch
+
+    model = new_model(SIZES, attention)
+    with np.load(WEIGHTS) as weights:
+        model.load_state_dict({name: torch.from_numpy(weights[name]).float() for name in weights})
+    return model.to(device).eval()
+
+
+def _answer_all(prompt: list[int], questions: list[int], device: str) -> list[int]:
+    """Answers with PyTorch's attention over all tokens, which are computed anew for each."""
+    import torch
+
+    model, tokens, found = _load(pytorchs_attention, device), list(prompt), []
+    for question in questions:
+        tokens.append(question)
+        logits = model(torch.tensor([tokens], device=device))[0, -1]
+        found.append(int(logits.argmax()))
+        tokens.append(found[-1])
+    return found
+
+
+def _answer_from(
+    cache: _PagedCache, prompts: list[list[int]], questions: list[list[int]], device: str
+) -> list[list[int]]:
+    """Answers from the cache: prompts one by one, then the answer before and the next question of
+    all sequences together."""
+    import torch
+
+    model = _load(cache.attention, device)
+
+    def step(rows: slice, tokens: list[list[int]], known: int) -> list[int]:
+        """The next tokens of some sequences, of whose ``tokens`` the first ``known`` are in their
+        caches already."""
+        cache.begin(rows, known)
+        logits = model(torch.tensor(tokens, device=device))[:, -1]
+        cache.end(len(tokens[0]) - known)
+        answers: list[int] = logits.argmax(-1).tolist()
+        return answers
+
+    found = [
+        step(slice(i, i + 1), [[*prompt, asked[0]]], 0)
+        for i, (prompt, asked) in enumerate(zip(prompts, questions, strict=True))
+    ]
+    every = slice(0, len(prompts))
+    for at in range(1, len(questions[0])):
+        # The model looks one token back: at the question before.
+        tokens = [
+            [asked[at - 1], answers[-1], asked[at]]
+            for asked, answers in zip(questions, found, strict=True)
+        ]
+        for answers, answer in zip(found, step(every, tokens, 1), strict=True):
+            answers.append(answer)
+    return found
+
+
+class _PagedCache:
+    """Keys and values of all layers in shuffled pages, and attention over them, which appends."""
+
+    def __init__(self, lengths: list[int], device: str, emulate: bool) -> None:
+        import torch
+
+        used = [-(-length // PAGE) for length in lengths]
+        self.pages, self._emulate = sum(used), emulate
+        free = torch.randperm(self.pages, generator=torch.Generator().manual_seed(3)).tolist()
+        table = torch.full((len(lengths), max(used)), -1, dtype=torch.int32)
+        for row, count in enumerate(used):
+            table[row, :count] = torch.tensor([free.pop() for _ in range(count)])
+        self._table, self._lens = (
+            it.to(device) for it in (table, torch.zeros(len(lengths), dtype=torch.int32))
+        )
+        shape = SIZES.layers, 2, self.pages, PAGE, SIZES.heads_k, SIZES.d
+        self._caches = torch.zeros(shape, dtype=torch.bfloat16, device=device)
+        self._rows, self._known, self._layer = slice(0), 0, 0
+
+    def begin(self, rows: slice, known: int) -> None:
+        """Before the model runs on tokens of these sequences, the first ``known`` of which are
+        here."""
+        self._rows, self._known, self._layer = rows, known, 0
+
+    def end(self, appended: int) -> None:
+        """After it: all layers have appended."""
+        self._lens[self._rows] += appended
+
+    def attention(self, q: Any, k: Any, v: Any) -> Any:
+        """The next layer's. Rows of tokens that are known already are 0: nothing reads them."""
+        import torch
+
+        import flashsmith
+
+        new = slice(self._known, None)
+        k_cache, v_cache = self._caches[self._layer]
+        self._layer += 1
+        o = flashsmith.attention_with_cache(
+            *(q[:, new], k_cache, v_cache),
+            cache_lens=self._lens[self._rows],
+            page_table=self._table[self._rows],
+            k=k[:, new],
+            v=v[:, new],
+            emulate=self._emulate,
+        )
+        return torch.nn.functional.pad(o, (0, 0, 0, 0, self._known, 0))
