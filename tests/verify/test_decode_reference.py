@@ -233,3 +233,17 @@ def test_numbers_can_be_computed_for_every_case() -> None:
         if case.problem.page:
             sizes["most_pages"] = case.inputs["page_table"].shape[1]
         assert operation.numbers(Call(case.problem, strides | {"o": strides["q"]}, sizes, options))
+
+
+@pytest.mark.parametrize("words", ["", "causal packed page16"])
+def test_a_measurement_has_all_keys_and_is_judged_by_its_own_expectation(words: str) -> None:
+    problem = Problem.parse(f"b3 s2:40 h4:2 d64 fp16 decode {words}")
+    inputs = REFERENCE.draw(problem, "random", 5)
+    assert inputs["cache_lens"].tolist() == [40, 40, 40]
+    options = REFERENCE.options(problem, seed=5)
+    expected = REFERENCE.expected(problem, inputs, options).only({"o", "k_cache", "v_cache"})
+    case = Case(problem, {}, options, expected)
+    outputs = {"o": expected.rounded["o"].copy(), "k_cache": inputs["k_cache"]}
+    assert REFERENCE.compare(problem.dtype, case, outputs).ok
+    outputs["o"].flat[7] = np.nan
+    assert not REFERENCE.compare(problem.dtype, case, outputs).ok
