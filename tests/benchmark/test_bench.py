@@ -458,7 +458,7 @@ CACHE = Problem.parse("b2 s1:130 h4:2 d64 fp16 causal decode page16")
 
 @pytest.fixture
 def caches(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """The emulator runs attention_with_cache(), whose chooser takes DECODE_CFG. Graphs are small."""
+    """The emulator runs attention_with_cache(), which takes DECODE_CFG. Graphs are small."""
     monkeypatch.setattr(timing, "SETS_BYTES", 1)
     monkeypatch.setattr(timing, "CALLS_IN_GRAPH", 2)
     shared_kernels.load([DECODE_CFG], Semantics("causal"))
