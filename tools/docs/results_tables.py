@@ -426,7 +426,7 @@ def backward_profile() -> str:
     """The profiler's figures of single launches of the main kernels."""
     lines = [
         [
-            f"`{plain_config(row['config'])}`",
+            f"`{plain_config(row['config'])}`" + ", causal" * row["problem"].endswith("causal"),
             *(f"{float(row[unit]):.0f}%" for unit in ("tensor_pct", "issue_pct", "shared_pct")),
             f"{float(row['l2_pct']):.0f}%",
             f"{float(row['l2_hit_pct']):.0f}%",
