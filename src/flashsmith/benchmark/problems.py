@@ -179,7 +179,7 @@ _UNSEEN = (
 )
 
 
-# Batch and keys, of 4 MB to 34 GB of cache with 32 heads of q and 8 of k.
+# Batch and keys, of 4 MB to 17 GB of cache with 32 heads of q and 8 of k.
 _CACHES = (
     *((1, 1024), (1, 4096), (1, 8192), (8, 1024)),
     *((1, 65536), (8, 8192), (64, 1024)),

@@ -36,6 +36,8 @@ _OPTIONS = 11
 
 # The bits of an address that must be 0: tensors begin at 16 bytes, vectors at whole elements.
 UNALIGNED, UNALIGNED_VECTOR = 15, 3
+# Blocks of workspaces are allocated in elements of so many bytes, int32.
+BLOCK_ELEMENT = 4
 # Options of types from these modules are immutable and compare by value.
 _OPTION_MODULES = {"builtins", "numpy"}
 

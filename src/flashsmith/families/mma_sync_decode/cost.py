@@ -96,7 +96,8 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
         merged = problem.batch * problem.heads_q * problem.seq_q * parts
         states = 2 * merged * (cfg.d_head + 2) * _FLOAT_BYTES / (rates.l2 * device.sm_count)
         states += _LAUNCH + 2 * _LATENCY
-    return CallWork((cycles + states + _LAUNCH) / rates.clock / 1e6, items, ctas, cfg.B_r)
+    ms = (cycles + states + _LAUNCH) / rates.clock / 1e6
+    return CallWork(ms, items, ctas, cfg.B_r, heads=problem.heads_q // problem.heads_k)
 
 
 # --- compilation ---------------------------------------------------------------------------------
