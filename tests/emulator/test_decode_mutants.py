@@ -51,6 +51,10 @@ VICTIMS = {
             AskedDecode("b3 s1:40 h36:4 d40 causal", options={"lens_k": (40, 0, 3)}),
             # More sequences than a warp looks through at once.
             AskedDecode("b35 s9:70 h4:2 d40 causal"),
+            # Runs of two parts, and of all four with states in shared and in global memory.
+            AskedDecode("b4 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 4}),
+            AskedDecode("b12 s1:460 h24:4 d40 causal", options={"lens_k": (460,) * 12}),
+            AskedDecode("b12 s1:460 h8:4 d40 causal", options={"lens_k": (460,) * 12}),
         ),
         sm_count=5,
     ),
@@ -155,20 +159,7 @@ class Equivalent:
         return self.source in VICTIMS[name].said(role, mutant)
 
 
-_NOTHING_IS_LEFT = (
-    "Behind the last step nothing is under way: what was committed last are empty groups."
-)
 EQUIVALENT: tuple[Equivalent, ...] = (
-    *(
-        Equivalent(
-            ("drop wait", "weaken wait"),
-            name,
-            role,
-            "cp_async_wait<0>();\n__syncwarp();",
-            _NOTHING_IS_LEFT,
-        )
-        for name, role in (("dense", "main"), ("paged", "paged"))
-    ),
     Equivalent(
         ("shuffle nothing",),
         "dense",
@@ -185,13 +176,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
         "s.chunk",
         "Without a window every sequence's first part begins at 0.",
-    ),
-    Equivalent(
-        ("drop global load", "load global next chunk"),
-        "parts",
-        "merge",
-        "maximum = fmaxf(maximum, statistics[2 * part]);",
-        "Of the loop's body for 128 parts at once, which never runs: the rest takes 32 at a time.",
     ),
 )
 #: Mistakes that change nothing, and why.

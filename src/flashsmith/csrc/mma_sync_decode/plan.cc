@@ -96,13 +96,28 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
 int64_t most_parts(const FlashDecodeKernelConfig& config, const DecodeProblem& problem,
                    const DeviceSpec& device) {
     const int64_t at_once = int64_t{device.sm_count} * config.parts_per_sm;
-    const int64_t invariant = std::max<int64_t>(1, at_once / problem.forward.heads_k);
+    int64_t invariant = std::clamp<int64_t>(at_once / problem.forward.heads_k, 1, kMostParts);
+    // Subtrees of 8 parts have neighbours of the same size.
+    if (invariant > 8) invariant -= invariant % 8;
     if (!problem.free_split) return invariant;
     constexpr int64_t kRounds = 4;
     const int64_t heads = std::max<int64_t>(1, problem.forward.batch * problem.forward.heads_k);
     const int64_t once = at_once / heads;
     const bool fills = once * heads * 8 >= at_once * 7;
     return std::clamp<int64_t>(fills ? once : blocks_of(kRounds * at_once, heads), 1, invariant);
+}
+
+// A run may be longer than a CTA's share, so that 33 parts on 32 CTAs' worth do not take two
+// rounds.
+constexpr float kRoundingUp = 1.125f;
+constexpr int kMostKeptLevels = 6;
+
+// Whether as many CTAs fit on an SM with more shared memory.
+bool holds(const FlashDecodeKernelConfig& config, int more_bytes, int ctas,
+           const DeviceSpec& device) {
+    const int bytes = config.smem_bytes() + more_bytes;
+    return bytes <= device.max_smem_per_block &&
+           ctas_that_fit(bytes, config.n_threads(), device.max_smem_per_sm, 0) >= ctas;
 }
 
 std::vector<AddressPatch> addresses_of(Tensors tensors, bool has_states) {
@@ -184,8 +199,27 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     args.by_heads_k = divisor_of(p.heads_k);
     args.by_merged_rows = divisor_of(std::max(1, args.merged_rows));
 
-    Plan plan;
+    // CTAs that the device holds at once, each of which takes run after run: of one part, unless
+    // there may be more parts than CTAs.
     const int64_t heads = p.batch * p.heads_k;
+    const int64_t items = heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity));
+    require(items <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
+    const int fitting =
+        ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
+    const int64_t resident = fitting * int64_t{device.sm_count};
+    args.kept_level_bytes =
+        args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
+    if (items > resident && has_states) {
+        args.share_of_units = kRoundingUp * static_cast<float>(p.heads_k) /
+                              static_cast<float>(resident * config.rounds);
+        while (args.kept_levels < kMostKeptLevels &&
+               holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, device))
+            ++args.kept_levels;
+    }
+
+    const bool merges = has_states && args.merged_rows > 0;
+
+    Plan plan;
     const int64_t states = heads * args.most_slots * args.slot_rows;
     const auto workspace = [&](const char* name, int64_t bytes) {
         plan.workspaces.push_back({name, static_cast<size_t>(bytes), Contents::undefined});
@@ -197,6 +231,13 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
     if (turns) workspace("q_rotated", queries * p.heads_q * p.d * config.element_bytes());
 
+    // The merge leaves it zero.
+    const size_t counter = plan.workspaces.size();
+    const bool counts = merges && args.share_of_units > 0 && config.rounds > 1;
+    if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
+
+    // Each launch waits for the one before where it must, and what comes before that is its own.
+    const bool programmatic = device.arch >= 90;
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
     const auto add = [&](Kernel kernel, int64_t blocks, int threads, int smem_bytes) {
         require(blocks <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
@@ -209,7 +250,11 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             .argument_bytes = {argument, argument + sizeof args},
             .addresses = addresses_of(tensors, has_states),
             .tensor_maps = {},
+            .programmatic = programmatic && !plan.launches.empty(),
         });
+        if (counts)
+            plan.launches.back().addresses.push_back(
+                {offsetof(DecodeKernelArgs, run_counter), in_workspace(counter)});
     };
     if (tensors[new_k] != 0) {
         const int64_t of_query = 2 * p.heads_k + (turns ? p.heads_q : 0);
@@ -217,15 +262,9 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         add(append, p.batch * blocks_of(of_query * p.seq_q, kAppendThreads / kWarpSize),
             kAppendThreads, 0);
     }
-    // CTAs that the device holds at once, each of which takes part after part.
-    const int64_t items = heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity));
-    require(items <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
-    const int64_t resident =
-        ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0) *
-        int64_t{device.sm_count};
     add(tensors[page_table] != 0 ? paged : dense, std::min(items, resident), config.n_threads(),
-        config.smem_bytes());
-    if (has_states && args.merged_rows > 0) add(merge, heads * args.merged_rows, kMergeThreads, 0);
+        config.smem_bytes() + args.kept_levels * args.kept_level_bytes);
+    if (merges) add(merge, heads * args.merged_rows, kMergeThreads, 0);
 
     for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table})
         plan.presence.push_back({tensor, tensors[tensor] != 0,
