@@ -58,8 +58,8 @@ struct RowMerge {
             all.join(of_warp(1, c, lane));
             right.join(of_warp(3, c, lane));
             all.join(right);
-            store_row<typename Kernel::value_t>(args, all, batch, s.first_query, query, head,
-                                                column);
+            store_row<typename Kernel::value_t>(args, all, row_end(args, all, head), batch,
+                                                s.first_query, query, head, column);
         }
     }
 
@@ -75,7 +75,7 @@ struct RowMerge {
 
     // The subtree of the leaves from `first` on, those from `end` on without keys.
     FS_DEVICE void merge_leaves(States& merged, int first, int end, int lane) const {
-        const PartStates<Kernel> kept(args, batch, head_k, row / Kernel::B_r, s.parts);
+        const PartStates<Kernel> kept(args, s, batch, head_k);
         RowState ahead[kAhead][kColumnSteps];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i)
@@ -83,7 +83,7 @@ struct RowMerge {
             for (int c = 0; c < kColumnSteps; ++c) {
                 const int column = 128 * c + 4 * lane;
                 if (first + i < end && column < Kernel::d_head)
-                    ahead[i][c] = kept.load((first + i) << s.run_levels, row % Kernel::B_r, column);
+                    ahead[i][c] = kept.load((first + i) << s.run_levels, row, column);
             }
 #pragma unroll
         for (int step = 1; step < kAhead; step *= 2)
@@ -125,17 +125,44 @@ struct RowMerge {
     }
 };
 
+FS_DEVICE void wait_for_decode(const DecodeKernelArgs& args) {
+    wait_for_launch_before();
+    if (block_index() == 0 && thread_index() == 0 && args.run_counter != nullptr)
+        *args.run_counter = 0;  // for the next call
+}
+
+// All rows of the sequences that have several runs.
+template <class Kernel>
+struct MergedRows {
+    FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
+        return s.runs > 1 ? s.queries * args.heads_per_group * args.heads_k : 0;
+    }
+};
+
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const DecodeKernelArgs args) {
     using Merge = RowMerge<Kernel>;
     __shared__ float shared[Merge::kWarps][Merge::kColumnSteps][kWarpSize][6];
+    const int share = share_of_cta<Kernel>(args);
+    // Where a sequence may have many rows, a CTA for each of every sequence would be far too many.
+    if constexpr (Kernel::chunk_rows > 0) {
+        ItemSearch search(share, block_index());
+        DecodeSequence s;
+        int batch, rest;
+        wait_for_decode(args);
+        for (; find_sequence<Kernel, MergedRows<Kernel>>(args, search, batch, s, rest);
+             search.index += gridDim.x) {
+            const int row = args.by_heads_k.divide(rest);
+            Merge{args, batch, rest - row * args.heads_k, row, s, shared}.run();
+            __syncthreads();  // the next row's warps write where this one's are read
+        }
+        return;
+    }
     const int sequence_head = args.by_merged_rows.divide(block_index());
     const int row = static_cast<int>(block_index()) - sequence_head * args.merged_rows;
     const int batch = args.by_heads_k.divide(sequence_head);
-    const DecodeSequence s = sequence_of<Kernel>(args, batch, share_of_cta<Kernel>(args));
-    wait_for_launch_before();
-    if (block_index() == 0 && thread_index() == 0 && args.run_counter != nullptr)
-        *args.run_counter = 0;  // for the next call
+    const DecodeSequence s = sequence_of<Kernel>(args, batch, share);
+    wait_for_decode(args);
     if (s.runs == 1 || row >= s.queries * args.heads_per_group) return;
     Merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared}.run();
 }

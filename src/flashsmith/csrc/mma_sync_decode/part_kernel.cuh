@@ -5,6 +5,9 @@
 // once for all of them. Each warp has keys of its own, every n_warps-th warp_keys of the part, and
 // copies them into stages of its own: no warp waits for another before a part is done. The copies
 // of a run go on from part to part.
+//
+// For sequences with many rows there is the same with larger tiles (chunk_kernel.cuh), whose warps
+// have rows of their own and share the stages; each part is a run.
 #pragma once
 
 #include "common/softmax.cuh"
@@ -19,20 +22,22 @@ namespace flashsmith {
 struct RunTarget {
     int batch, head_k, tile, first_query;
     int parts, first_part, end_part, run_levels;
-    static constexpr int kBytes = 32;  // and behind them two searches
+    int rows;  // of the K/V head
 
     FS_DEVICE explicit RunTarget(uint32_t place) {
         const uint4 x = load_shared_16B(place), y = load_shared_16B(place + 16);
         batch = x.x, head_k = x.y, tile = x.z, first_query = x.w;
         parts = y.x, first_part = y.y, end_part = y.z, run_levels = y.w;
+        rows = load_shared_16B(place + 32).x;
     }
-    FS_DEVICE static void keep(uint32_t place, const DecodeItem& item) {
+    FS_DEVICE static void keep(uint32_t place, const DecodeItem& item, int heads_per_group) {
         const DecodeSequence& s = item.sequence;
         const auto pack = [](int a, int b, int c, int d) {
             return uint4{uint32_t(a), uint32_t(b), uint32_t(c), uint32_t(d)};
         };
         store_shared_16B(place, pack(item.batch, item.head_k, item.tile, s.first_query));
         store_shared_16B(place + 16, pack(s.parts, item.first_part, item.end_part, s.run_levels));
+        store_shared_16B(place + 32, pack(s.queries * heads_per_group, 0, 0, 0));
     }
 
     FS_DEVICE bool has_all_parts() const { return first_part == 0 && end_part == parts; }
@@ -57,6 +62,7 @@ struct DecodeRun {
     const int first_row, rows;    // of the tile, in the K/V head's rows
     int run_begin;                // first key of the run
     int begin, end;               // keys that some row of the tile sees, of the run
+    int seen_begin, seen_end;     // keys that some row of the warp sees, of the run
     int full_begin, full_end;     // keys that every row of it sees
     const char *k_head, *v_head;  // the head's rows of block 0, dense: of the sequence's block
 
@@ -76,8 +82,11 @@ struct DecodeRun {
         // The last part's last key is the sequence's.
         end = bottom.last + 1;
         if (item.end_part < s.parts) end = min(end, s.begin + item.end_part * s.chunk);
+        seen_begin = begin;
+        seen_end = end;
         full_begin = bottom.first;
         full_end = top.last + 1;
+        if constexpr (Kernel::takes_chunks) own_rows_only();
         const int64_t block = kPaged ? 0 : item.batch;
         k_head = static_cast<const char*>(args.k_cache) +
                  (block * args.k_cache_strides.batch + item.head_k * args.k_cache_strides.head) *
@@ -108,8 +117,8 @@ struct DecodeRun {
     FS_DEVICE void run(ItemSearch search, uint32_t place) {
         start_queries();
         cp_async_commit();
-        if (thread_index() == 0) {
-            RunTarget::keep(smem + Kernel::target_offset, item);
+        if (!Kernel::takes_chunks && thread_index() == 0) {
+            RunTarget::keep(smem + Kernel::target_offset, item, args.heads_per_group);
             if (args.run_counter == nullptr)
                 search.index += gridDim.x;
             else
@@ -130,9 +139,9 @@ struct DecodeRun {
         int next_entry = entries[kStages - 1];
 
         cp_async_wait<kStages - 1>();
-        if (thread_index() == 0) search.keep(place);
+        if (!Kernel::takes_chunks && thread_index() == 0) search.keep(place);
         __syncthreads();  // the queries are here
-        Queries queries(smem, lane);
+        Queries queries(smem, lane, warp_row());
         int step = first_step, stage = 0;
         const int steps_of_part = item.sequence.chunk / Kernel::B_c;
         int parts_left = item.end_part - item.first_part, steps_until = 0;
@@ -143,7 +152,7 @@ struct DecodeRun {
             steps_until += steps_of_part;
             for (; step < min(steps, steps_until); ++step) {
                 cp_async_wait<kStages - 2>();
-                __syncwarp();  // this stage is here, and the last one is read
+                sync_stages();  // this stage is here, and the last one is read
                 const int last = stage_before(stage);
                 if (step + kStages - 1 < steps) {
                     start_step(step + kStages - 1, last, next_entry);
@@ -153,11 +162,30 @@ struct DecodeRun {
                 multiply_step(step, stage, queries, softmax, o);
                 stage = stage == kStages - 1 ? 0 : stage + 1;
             }
-            __syncwarp();
-            // Of the stages this one was read last, and is copied to next.
-            exchange(parts_left, stage_before(stage), softmax, o);
+            sync_stages();
+            // Of the stages the one before was read last, and is copied to next.
+            if constexpr (Kernel::takes_chunks)
+                store_own_rows(softmax, o);
+            else
+                exchange(parts_left, stage_before(stage), softmax, o);
         }
     }
+
+    // ---- warps with rows of their own ----
+
+    // The first of the warp's rows in the tile, and of the keys that it copies in a stage.
+    FS_DEVICE int warp_row() const { return Kernel::takes_chunks ? 16 * warp : 0; }
+    FS_DEVICE int warp_slot() const { return Kernel::takes_chunks ? warp * kWarpKeys : 0; }
+
+    FS_DEVICE static void sync_stages() {
+        if constexpr (Kernel::takes_chunks)
+            __syncthreads();
+        else
+            __syncwarp();
+    }
+
+    FS_DEVICE void own_rows_only();
+    FS_DEVICE void store_own_rows(const Softmax& softmax, const Sums& o) const;
 
     FS_DEVICE static int stage_before(int stage) { return stage == 0 ? kStages - 1 : stage - 1; }
 
@@ -242,7 +270,7 @@ struct DecodeRun {
             const int first = (kFirstChunk + chunk) * kChunkElements;
             const char* const k_row = k_head + (k_offset + first) * kElementBytes;
             const char* const v_row = v_head + (v_offset + first) * kElementBytes;
-            const uint32_t offset = Panel::offset(row, chunk);
+            const uint32_t offset = Panel::offset(warp_slot() + row, chunk);
 #pragma unroll
             for (int p = 0; p < kPanels; ++p) {
                 const bool copied = present && (!SEMANTICS.uneven || first + 64 * p < args.d);
@@ -257,28 +285,29 @@ struct DecodeRun {
 
     // A operand of the scores: in registers, or read again in each step where there is no room.
     struct KeptQueries : InRegisters<Kernel::row_tiles, Kernel::d_steps> {
-        FS_DEVICE KeptQueries(uint32_t tile, int lane) {
-            const RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> rows(tile, lane, 0);
+        FS_DEVICE KeptQueries(uint32_t tile, int lane, int row) {
+            const RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> rows(tile, lane, row);
 #pragma unroll
             for (int step = 0; step < Kernel::d_steps; ++step)
                 rows.load(this->fragments[step], step);
         }
     };
     struct ReadQueries : RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> {
-        FS_DEVICE ReadQueries(uint32_t tile, int lane)
-            : RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles>(tile, lane, 0) {}
+        FS_DEVICE ReadQueries(uint32_t tile, int lane, int row)
+            : RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles>(tile, lane, row) {}
     };
     using Queries = std::conditional_t<Kernel::keeps_queries, KeptQueries, ReadQueries>;
 
     FS_DEVICE void multiply_step(int step, int stage, const Queries& queries, Softmax& softmax,
                                  Sums& o) const {
-        const int key = first_key(step);
-        if (key >= end || key + kWarpKeys <= begin) return;
+        constexpr int kKeys = 8 * Kernel::key_tiles;
+        const int key = Kernel::takes_chunks ? run_begin + step * Kernel::B_c : first_key(step);
+        if (key >= seen_end || key + kKeys <= seen_begin) return;
         Scores scores;
         zero(scores);
         multiply<value_t, Kernel::d_steps>(scores, queries, RowsB<Layout>(K_tile(stage), lane));
         if constexpr (SEMANTICS.softcap) tanh_scaled(scores, args.softcap_scale_2log2e);
-        if (key < full_begin || key + kWarpKeys > full_end) mask(scores, key);
+        if (key < full_begin || key + kKeys > full_end) mask(scores, key);
         softmax.template update<false>(scores, o);
         InRegisters<Kernel::row_tiles, Kernel::key_steps> probabilities;
         round_to<value_t>(probabilities, scores);
@@ -292,7 +321,7 @@ struct DecodeRun {
         for (int m = 0; m < Kernel::row_tiles; ++m)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const KeyRange keys = keys_of_row(16 * m + 8 * r + lane / 4);
+                const KeyRange keys = keys_of_row(warp_row() + 16 * m + 8 * r + lane / 4);
 #pragma unroll
                 for (int n = 0; n < Kernel::key_tiles; ++n)
 #pragma unroll
@@ -384,15 +413,16 @@ struct DecodeRun {
                 return;
             }
         }
+        const int of_head = target.tile * Kernel::B_r + row;
         if (!target.has_all_parts()) {
-            states(target).store(state, target.first_part, row, column);
+            states(target).store(state, target.first_part, of_head, column);
             return;
         }
-        const int of_head = target.tile * Kernel::B_r + row;
         const int query = args.by_group.divide(of_head);
         const int head =
             target.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
-        store_row<value_t>(args, state, target.batch, target.first_query, query, head, column);
+        store_row<value_t>(args, state, row_end(args, state, head), target.batch,
+                           target.first_query, query, head, column);
     }
 
     // The state of a subtree of 2^level parts, `part` the last of it, or of the one behind it: in
@@ -403,12 +433,13 @@ struct DecodeRun {
     }
     FS_DEVICE uint32_t kept_statistics() const { return args.slot_rows * Kernel::d_head * 4; }
     FS_DEVICE PartStates<Kernel> states(const RunTarget& target) const {
-        return PartStates<Kernel>(args, target.batch, target.head_k, target.tile, target.parts);
+        return PartStates<Kernel>(args, target.batch, target.head_k, target.rows, target.parts);
     }
     FS_DEVICE RowState kept_state(const RunTarget& target, int part, int level, int row,
                                   int column) const {
         if (level >= args.kept_levels)
-            return states(target).load(part >> (level + 1) << (level + 1), row, column);
+            return states(target).load(part >> (level + 1) << (level + 1),
+                                       target.tile * Kernel::B_r + row, column);
         const uint32_t place = kept_place(level);
         return RowState(load_shared_float2(place + kept_statistics() + row * 8),
                         load_shared_16B(place + (row * Kernel::d_head + column) * 4));
@@ -416,7 +447,8 @@ struct DecodeRun {
     FS_DEVICE void keep_state(const RowState& state, const RunTarget& target, int part, int level,
                               int row, int column) const {
         if (level >= args.kept_levels) {
-            states(target).store(state, part >> level << level, row, column);
+            states(target).store(state, part >> level << level, target.tile * Kernel::B_r + row,
+                                 column);
             return;
         }
         const uint32_t place = kept_place(level);
@@ -429,12 +461,20 @@ struct DecodeRun {
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     DecodeItem item;
-    ItemSearch search(share_of_cta<Kernel>(args), block_index());
+    ItemSearch search(Kernel::takes_chunks ? 0 : share_of_cta<Kernel>(args), block_index());
     bool found = find_item<Kernel>(args, search, item);
     wait_for_launch_before();
     allow_next_launch();
+    if constexpr (Kernel::takes_chunks) {
+        while (found) {
+            DecodeRun<Kernel, kPaged>(args, item, smem).run(search, 0);
+            search.index += gridDim.x;
+            found = find_item<Kernel>(args, search, item);
+        }
+        return;
+    }
     // Two places by turns: threads may still read one when the next search comes.
-    uint32_t place = smem + Kernel::target_offset + RunTarget::kBytes;
+    uint32_t place = smem + Kernel::search_offset;
     while (found) {
         DecodeRun<Kernel, kPaged>(args, item, smem).run(search, place);
         search = ItemSearch(place);

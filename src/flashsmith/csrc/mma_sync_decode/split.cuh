@@ -23,7 +23,8 @@ struct DecodeSequence {
     int parts;                 // at least one, which writes the rows of a sequence without keys
     int run_levels;            // log2 of the parts of a run
     int runs;
-    int tiles;  // of rows
+    int tiles;      // of rows
+    bool is_chunk;  // whether it has many rows, for which there is another kernel
 };
 
 // Blocks of B_c keys.
@@ -46,19 +47,23 @@ FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int ba
     s.begin = 0;
     if constexpr (SEMANTICS.mask == MaskKind::window)
         s.begin = max(s.keys - s.queries - args.window_left, 0) & ~(Kernel::B_c - 1);
-    s.tiles = (s.queries * args.heads_per_group + Kernel::B_r - 1) / Kernel::B_r;
+    const int rows = s.queries * args.heads_per_group;
+    s.is_chunk = Kernel::chunk_rows > 0 && rows > Kernel::most_rows_without_chunks;
+    const int tile_rows = s.is_chunk ? Kernel::chunk_rows : Kernel::B_r;
+    s.tiles = (rows + tile_rows - 1) / tile_rows;
     return s;
 }
 
-// Blocks of B_c keys that a run should have: the share of a CTA in all sequences' keys. 0: one part
-// a run. Called by whole warps.
+// Blocks of B_c keys that a run should have: the share of a CTA in the keys of all sequences
+// without many rows. 0: one part a run. Called by whole warps.
 template <class Kernel>
 FS_DEVICE int share_of_cta(const DecodeKernelArgs& args) {
     if (args.share_of_units == 0.0f) return 0;
     float units = 0.0f;
     for (int batch = lane_index(); batch < args.batch; batch += kWarpSize) {
         const DecodeSequence s = undivided_sequence<Kernel>(args, batch);
-        units += static_cast<float>(units_of<Kernel>(s)) * static_cast<float>(s.tiles);
+        if (!s.is_chunk)
+            units += static_cast<float>(units_of<Kernel>(s)) * static_cast<float>(s.tiles);
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) units += __shfl_xor_sync(kWholeWarp, units, step);
@@ -70,17 +75,19 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
     DecodeSequence s = undivided_sequence<Kernel>(args, batch);
     const int units = units_of<Kernel>(s);
     int units_of_part;
-    if (s.tiles <= 1) {
+    if (s.tiles <= 1 && !s.is_chunk) {
         units_of_part = args.by_parts.divide(units + args.most_parts - 1);
     } else {
-        const int parts = max(args.most_parts / s.tiles, 1);
+        const int most_parts = s.is_chunk ? args.most_chunk_parts : args.most_parts;
+        const int parts = max(most_parts / s.tiles, 1);
         units_of_part = (units + parts - 1) / parts;
     }
-    units_of_part = max(units_of_part, args.min_units);
+    units_of_part = max(units_of_part, s.is_chunk ? args.min_chunk_units : args.min_units);
     s.chunk = units_of_part * Kernel::B_c;
     s.parts = max((units + units_of_part - 1) / units_of_part, 1);
     s.run_levels = 0;
     s.runs = s.parts;
+    if (s.is_chunk) return s;
     while (s.runs > 1 && units_of_part <= share >> (s.run_levels + 1)) {
         ++s.run_levels;
         s.runs = (s.runs + 1) / 2;
@@ -88,23 +95,29 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
     return s;
 }
 
-// The states of a tile's rows over parts, or over subtrees, which have their first part's place:
-// sums part by part, and a row's statistics side by side.
+// The states of a sequence's rows of a K/V head over parts, or over subtrees, which have their
+// first part's place: sums part by part, and a row's statistics side by side.
 template <class Kernel>
 struct PartStates {
     const DecodeKernelArgs& args;
     int64_t first;  // row
-    int parts;
+    int rows, parts;
 
-    FS_DEVICE PartStates(const DecodeKernelArgs& args, int batch, int head_k, int tile, int parts)
+    FS_DEVICE PartStates(const DecodeKernelArgs& args, int batch, int head_k, int rows, int parts)
         : args(args),
-          first(
-              ((int64_t{batch} * args.heads_k + head_k) * args.most_slots + int64_t{tile} * parts) *
-              args.slot_rows),
+          first((int64_t{batch} * args.heads_k + head_k) * args.most_slots * args.slot_rows),
+          rows(rows),
           parts(parts) {}
+    FS_DEVICE PartStates(const DecodeKernelArgs& args, const DecodeSequence& s, int batch,
+                         int head_k)
+        : PartStates(args, batch, head_k, s.queries * args.heads_per_group, s.parts) {
+        if (s.is_chunk)
+            first = args.chunk_states + head_k * args.chunk_head_rows +
+                    batch * args.chunk_batch_rows + s.first_query * args.chunk_query_rows;
+    }
 
     FS_DEVICE float* sums(int part, int row) const {
-        return args.part_o + (first + int64_t{part} * args.slot_rows + row) * Kernel::d_head;
+        return args.part_o + (first + int64_t{part} * rows + row) * Kernel::d_head;
     }
     FS_DEVICE float* statistics(int part, int row) const {
         return args.part_statistics + 2 * (first + int64_t{row} * parts + part);
@@ -119,12 +132,6 @@ struct PartStates {
         store_global_16B(sums(part, row) + column, state.bits_of_sums());
         if (column == 0) store_global_8B(statistics(part, row), state.bits_of_statistics());
     }
-};
-
-struct DecodeItem {
-    int batch, head_k, tile;
-    int first_part, end_part;  // of the run
-    DecodeSequence sequence;
 };
 
 // Where the search for an item begins.
@@ -150,25 +157,72 @@ struct ItemSearch {
     FS_DEVICE static uint32_t as_uint(int x) { return static_cast<uint32_t>(x); }
 };
 
-// The one at `index`, from what each lane knows of its sequence.
+// What CTAs take one after another, so many of each sequence as `Count` says. Finds the sequence of
+// an item, and its number among those of the sequence; the indices of successive searches grow. A
+// warp looks through 32 sequences at once, each lane one.
+template <class Kernel, class Count>
+FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, ItemSearch& search, int& batch,
+                             DecodeSequence& s, int& rest) {
+    const int lane = lane_index();
+    for (; search.first < args.batch; search.first += kWarpSize) {
+        DecodeSequence own;
+        uint32_t end = 0;  // of this lane's sequence, counted from `before`
+        if (search.first + lane < args.batch) {
+            own = sequence_of<Kernel>(args, search.first + lane, search.share);
+            end = Count::items(args, own);
+        }
+#pragma unroll
+        for (int step = 1; step < kWarpSize; step *= 2) {
+            const uint32_t below = __shfl_up_sync(kWholeWarp, end, step);
+            if (lane >= step) end += below;
+        }
+        const uint32_t all = __shfl_sync(kWholeWarp, end, kWarpSize - 1);
+        const uint32_t within = search.index - search.before;
+        if (within >= all) {
+            search.before += all;
+            continue;
+        }
+        const int i = __popc(__ballot_sync(kWholeWarp, end <= within));
+        const uint32_t begin = __shfl_sync(kWholeWarp, end, max(i - 1, 0));
+        batch = search.first + i;
+        s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);
+        s.queries = __shfl_sync(kWholeWarp, own.queries, i);
+        s.keys = __shfl_sync(kWholeWarp, own.keys, i);
+        s.begin = __shfl_sync(kWholeWarp, own.begin, i);
+        s.chunk = __shfl_sync(kWholeWarp, own.chunk, i);
+        s.parts = __shfl_sync(kWholeWarp, own.parts, i);
+        s.run_levels = __shfl_sync(kWholeWarp, own.run_levels, i);
+        s.runs = __shfl_sync(kWholeWarp, own.runs, i);
+        s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);
+        s.is_chunk = Kernel::chunk_rows > 0 &&
+                     s.queries * args.heads_per_group > Kernel::most_rows_without_chunks;
+        rest = static_cast<int>(within - (i == 0 ? 0 : begin));
+        return true;
+    }
+    return false;
+}
+
+// Runs and row tiles of the K/V heads, of the sequences that a kernel is for.
 template <class Kernel>
-FS_DEVICE void take_item(const DecodeKernelArgs& args, const ItemSearch& search,
-                         const DecodeSequence& own, uint32_t end, DecodeItem& item) {
-    const uint32_t within = search.index - search.before;
-    const int i = __popc(__ballot_sync(kWholeWarp, end <= within));
-    const uint32_t begin = __shfl_sync(kWholeWarp, end, max(i - 1, 0));
-    item.batch = search.first + i;
+struct RunCount {
+    FS_DEVICE static uint32_t items(const DecodeKernelArgs& args, const DecodeSequence& s) {
+        return s.is_chunk == Kernel::takes_chunks ? s.runs * s.tiles * args.heads_k : 0;
+    }
+};
+
+struct DecodeItem {
+    int batch, head_k, tile;
+    int first_part, end_part;  // of the run
+    DecodeSequence sequence;
+};
+
+// The items of a call in order: sequences, runs, K/V heads, row tiles. Heads that read the same
+// rows of the cache, and tiles that read the same keys, are neighbours.
+template <class Kernel>
+FS_DEVICE bool find_item(const DecodeKernelArgs& args, ItemSearch& search, DecodeItem& item) {
     DecodeSequence& s = item.sequence;
-    s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);
-    s.queries = __shfl_sync(kWholeWarp, own.queries, i);
-    s.keys = __shfl_sync(kWholeWarp, own.keys, i);
-    s.begin = __shfl_sync(kWholeWarp, own.begin, i);
-    s.chunk = __shfl_sync(kWholeWarp, own.chunk, i);
-    s.parts = __shfl_sync(kWholeWarp, own.parts, i);
-    s.run_levels = __shfl_sync(kWholeWarp, own.run_levels, i);
-    s.runs = __shfl_sync(kWholeWarp, own.runs, i);
-    s.tiles = __shfl_sync(kWholeWarp, own.tiles, i);
-    int rest = static_cast<int>(within - (i == 0 ? 0 : begin));
+    int rest;
+    if (!find_sequence<Kernel, RunCount<Kernel>>(args, search, item.batch, s, rest)) return false;
     item.tile = 0;
     if (s.tiles > 1) {
         item.tile = rest % s.tiles;
@@ -178,35 +232,7 @@ FS_DEVICE void take_item(const DecodeKernelArgs& args, const ItemSearch& search,
     item.head_k = rest - run * args.heads_k;
     item.first_part = run << s.run_levels;
     item.end_part = min(item.first_part + (1 << s.run_levels), s.parts);
-}
-
-// Finds an item and where it stands; the indices of successive searches grow. The items of a call
-// in order: sequences, runs, K/V heads, row tiles. Heads that read the same rows of the cache, and
-// tiles that read the same keys, are neighbours. A warp looks through 32 sequences at once, each
-// lane one.
-template <class Kernel>
-FS_DEVICE bool find_item(const DecodeKernelArgs& args, ItemSearch& search, DecodeItem& item) {
-    const int lane = lane_index();
-    for (; search.first < args.batch; search.first += kWarpSize) {
-        DecodeSequence own;
-        uint32_t end = 0;  // of this lane's sequence, counted from `before`
-        if (search.first + lane < args.batch) {
-            own = sequence_of<Kernel>(args, search.first + lane, search.share);
-            end = own.runs * own.tiles * args.heads_k;
-        }
-#pragma unroll
-        for (int step = 1; step < kWarpSize; step *= 2) {
-            const uint32_t below = __shfl_up_sync(kWholeWarp, end, step);
-            if (lane >= step) end += below;
-        }
-        const uint32_t all = __shfl_sync(kWholeWarp, end, kWarpSize - 1);
-        if (search.index - search.before < all) {
-            take_item<Kernel>(args, search, own, end, item);
-            return true;
-        }
-        search.before += all;
-    }
-    return false;
+    return true;
 }
 
 }  // namespace flashsmith

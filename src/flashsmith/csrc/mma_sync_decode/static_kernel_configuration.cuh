@@ -53,16 +53,23 @@ struct StaticDecodeKernelConfig {
         is_large || n_warps > 4 ? 1 : std::min(ctas_by_smem(CFG.smem_bytes()), most_ctas);
     static constexpr int min_paged_ctas = is_large ? 0 : std::min(min_ctas, 2);
 
+    // Sequences with more rows are those of the kernel with tiles of chunk_rows rows.
+    static constexpr int chunk_rows = CFG.chunk_rows;
+    static constexpr int most_rows_without_chunks = CFG.most_rows_without_chunks();
+    static constexpr bool takes_chunks = false;
+
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     using KeysLayout = SmemLayout<warp_keys, d_head, true>;
 
     // Shared memory, bytes from its start. Each warp has stages of its own, in each K and then V.
     static constexpr int ring_offset = QueriesLayout::kBytes;
     static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
-    static constexpr int ring_bytes = stages * stage_bytes;
+    static constexpr int ring_bytes = stages * stage_bytes;  // from a warp's to the next one's
     static constexpr int statistics_offset = ring_offset + n_warps * ring_bytes;
-    static constexpr int target_offset = statistics_offset + n_warps * B_r * 8;
-    static constexpr int kept_states_offset = target_offset + 64;
+    static constexpr int search_offset = statistics_offset + n_warps * B_r * 8;
+    static_assert(search_offset % 32 == 0, "two searches by turns");
+    static constexpr int target_offset = search_offset + 32;
+    static constexpr int kept_states_offset = target_offset + 48;
     static_assert(kept_states_offset == CFG.smem_bytes());
 
     static_assert(16 * d_head * 4 <= stage_bytes, "a warp's sums of 16 rows take a stage's place");
@@ -80,8 +87,43 @@ struct StaticDecodeKernelConfig {
         static_assert(CFG.min_keys % B_c == 0, "min_keys: whole stages");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
                       "the tiles need more shared memory than a CTA may have");
+        if constexpr (chunk_rows > 0) {
+            constexpr int copied = B_c / (chunk_rows / 16);
+            static_assert(chunk_rows == 64 || chunk_rows == 128, "chunk_rows: 64 or 128");
+            static_assert(copied <= 32 && copied >= (d_head % 64 == 0 ? 4 : 8),
+                          "chunk_rows: an instruction copies 4 rows of 64 columns, 8 of 32");
+            static_assert(d_head + B_c <= (B_c == 32 ? 288 : 224),
+                          "a thread has too many sums and scores of chunks");
+            static_assert(CFG.chunk_smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
+                          "the tiles of chunks need more shared memory than a CTA may have");
+        }
         return true;
     }
+};
+
+// The same for the kernel of sequences with many rows, such as chunks of a prompt. A tile has many
+// rows, and its warps have other rows, not other keys: each key is copied once for all of them.
+template <class Kernel>
+struct ChunkKernelConfig : Kernel {
+    static constexpr bool takes_chunks = true;
+
+    static constexpr int B_r = Kernel::chunk_rows;
+    static constexpr int n_warps = B_r / 16;
+    static constexpr int n_threads = 32 * n_warps;
+    static constexpr int warp_keys = Kernel::B_c / n_warps;  // which a warp copies for all
+
+    static constexpr int row_tiles = 1;
+    static constexpr int key_steps = Kernel::B_c / 16;
+    static constexpr int key_tiles = Kernel::B_c / 8;
+    static constexpr bool keeps_queries = Kernel::d_head <= 128;
+
+    using QueriesLayout = SmemLayout<B_r, Kernel::d_head, true>;
+    using KeysLayout = SmemLayout<Kernel::B_c, Kernel::d_head, true>;
+
+    static constexpr int ring_offset = QueriesLayout::kBytes;
+    static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
+    static constexpr int ring_bytes = 0;
+    static_assert(ring_offset + Kernel::stages * stage_bytes == Kernel::CFG.chunk_smem_bytes());
 };
 
 }  // namespace flashsmith
