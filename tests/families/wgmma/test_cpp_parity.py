@@ -122,6 +122,7 @@ ASSUMPTIONS = {
     "early_exp": {"early_exp": True},
     "stale_max": {"stale_max": True, "rescale_threshold": 0},
     "direct_O": {"direct_O": True, "separate_O": True, "B_c": 32},
+    "split_keys": {"split_keys": 2, "cluster_size": 2},
 }
 
 

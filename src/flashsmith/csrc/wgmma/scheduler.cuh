@@ -2,7 +2,7 @@
 // consumer warpgroups.
 #pragma once
 
-#include "common/visible_keys.cuh"
+#include "common/split_keys.cuh"
 #include "wgmma/pipeline.cuh"
 
 namespace flashsmith {
@@ -11,7 +11,14 @@ FS_DEVICE uint32_t quotient(uint32_t n, const Divisor& by) {
     return (__umulhi(n, by.multiplier) + n) >> by.shift;
 }
 
+// In place of a row of the parts, in kernels that do not split keys: it takes no register.
+struct NeverAPart {
+    FS_DEVICE NeverAPart(int = kNoPart) {}
+    FS_DEVICE constexpr operator int() const { return kNoPart; }
+};
+
 // Up to B_r rows of one head's queries and the K/V blocks they see.
+template <class Kernel>
 struct WorkTileInfo {
     int first_row, row_end;  // in its sequence
     int head, batch;
@@ -19,13 +26,15 @@ struct WorkTileInfo {
     int q_first, q_count;  // rows of the sequence: its first in the tensor, and how many
     int k_count;
     int k_first, head_k;  // for the producer alone
+    // Where its rows lie among the parts' rows.
+    using PartRow = std::conditional_t<Kernel::splits_keys, int, NeverAPart>;
+    [[no_unique_address]] PartRow part_row = kNoPart;
 
     FS_DEVICE static WorkTileInfo invalid() { return {0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0}; }
     FS_DEVICE bool is_valid() const { return batch >= 0; }
     FS_DEVICE int n_blocks() const { return block_end - block_begin; }
 
     // For one warpgroup: first_row is that of its own rows, at row_end or later where it has none.
-    template <class Kernel>
     FS_DEVICE WorkTileInfo of_warpgroup(int warpgroup) const {
         int index = warpgroup;
         if constexpr (Kernel::last_rows_first) {
@@ -35,24 +44,28 @@ struct WorkTileInfo {
         }
         WorkTileInfo info = *this;
         info.first_row += index * kWarpgroupRows;
+        if constexpr (Kernel::splits_keys)
+            if (info.part_row != kNoPart) info.part_row += index * kWarpgroupRows;
         return info;
     }
 
-    // To shared memory what consumers need; q_count only where sequences differ (kHasCount).
-    template <bool kHasCount>
+    // To shared memory what consumers need; q_count only where sequences differ.
     FS_DEVICE void store(uint32_t smem) const {
         store_shared_16B(
             smem, {unsigned(first_row), unsigned(head), unsigned(batch), unsigned(block_begin)});
         store_shared_16B(smem + 16, {unsigned(block_end), unsigned(q_first), unsigned(row_end),
                                      unsigned(k_count)});
-        if constexpr (kHasCount) store_shared_16B(smem + 32, {unsigned(q_count), 0, 0, 0});
+        if constexpr (Kernel::info_has_q_count || Kernel::splits_keys)
+            store_shared_16B(
+                smem + 32, {unsigned(q_count), Kernel::splits_keys ? unsigned(part_row) : 0, 0, 0});
     }
     // The shuffles show the compiler that it is the same in every lane.
-    template <bool kHasCount>
     FS_DEVICE static WorkTileInfo load(uint32_t smem, int q_count) {
         const uint4 a = load_shared_16B(smem), b = load_shared_16B(smem + 16);
         const auto uniform = [](uint32_t x) { return int(__shfl_sync(0xffffffffu, x, 0)); };
-        if constexpr (kHasCount) q_count = uniform(load_shared_16B(smem + 32).x);
+        if constexpr (Kernel::info_has_q_count) q_count = uniform(load_shared_16B(smem + 32).x);
+        int part_row = kNoPart;
+        if constexpr (Kernel::splits_keys) part_row = uniform(load_shared_16B(smem + 32).y);
         return {
             .first_row = uniform(a.x),
             .row_end = uniform(b.z),
@@ -65,6 +78,7 @@ struct WorkTileInfo {
             .k_count = uniform(b.w),
             .k_first = 0,
             .head_k = 0,
+            .part_row = part_row,
         };
     }
 };
@@ -72,11 +86,12 @@ struct WorkTileInfo {
 // Hands out the tiles of one CTA, one after the other. The CTAs of a cluster have neighbouring
 // tiles of one head, which count as one here, and go through the same K/V blocks: those that any of
 // them sees. The first CTA prefetches the next tile's number and broadcasts it. Tiles that would
-// keep a few SMs busy for one more round come in parts, see splits_last_tiles().
+// keep a few SMs busy for one more round come in parts, see splits_last_tiles() and split_keys.
 template <class Kernel>
 struct TileScheduler {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    using TileInfo = WorkTileInfo<Kernel>;
 
     static constexpr int kCtas = CFG.cluster_size;
     static constexpr bool kBroadcasts = CFG.schedule == Schedule::dynamic && kCtas > 1;
@@ -93,16 +108,16 @@ struct TileScheduler {
     FS_DEVICE TileScheduler(const HopperForwardKernelArgs& args, uint32_t smem)
         : args(args), smem(smem) {}
 
-    // The first tile with rows in it, from here on; WorkTileInfo::invalid() where there is none.
-    FS_DEVICE WorkTileInfo find_tile() {
+    // The first tile with rows in it, from here on; TileInfo::invalid() where there is none.
+    FS_DEVICE TileInfo find_tile() {
         for (; tile < args.n_tiles; advance()) {
-            const WorkTileInfo info = info_of(tile);
+            const TileInfo info = info_of(tile);
             // A packed batch has as many tiles per sequence as its longest one needs.
             if (!SEMANTICS.packed || info.first_row - int(rank) * Kernel::B_r < info.row_end)
                 return info;
             prefetch_tile();
         }
-        return WorkTileInfo::invalid();
+        return TileInfo::invalid();
     }
     // Requests the number of the tile after this one, which takes its time.
     FS_DEVICE void prefetch_tile() {
@@ -122,27 +137,18 @@ struct TileScheduler {
         }
     }
 
-  private:
-    // From the first CTA to the second, at the second's full and the first's empty barrier.
-    FS_DEVICE void broadcast() {
-        const PipelineBarriers barriers{smem + Kernel::broadcast_barriers};
-        const uint32_t slot = smem + Kernel::broadcast_offset;
-        if (rank == 0) {
-            mbarrier_wait(barriers.empty(0), broadcast_state.phase() ^ 1);
-            store_remote_16B(cluster_address(slot, 1), cluster_address(barriers.full(0), 1),
-                             {prefetched, 0, 0, 0});
-        } else {
-            mbarrier_arrive_expect(barriers.full(0), sizeof(uint4));
-            mbarrier_wait(barriers.full(0), broadcast_state.phase());
-            prefetched = load_shared_16B(slot).x;
-            mbarrier_arrive_remote(cluster_address(barriers.empty(0), 0));
-        }
-        broadcast_state.advance();
-    }
-
-    FS_DEVICE WorkTileInfo info_of(uint32_t tile) const {
+    // Of a tile, or of a part of one.
+    FS_DEVICE TileInfo info_of(uint32_t tile) const {
         const ForwardKernelArgs& p = args.problem;
-        int part = -1;
+        int part = -1, part_row = kNoPart, part_of_keys = 0;
+        if constexpr (Kernel::splits_keys) {
+            if (tile >= args.n_whole_tiles) {
+                const uint32_t of_parts = tile - args.n_whole_tiles;
+                part_row = of_parts * Kernel::B_r;
+                part_of_keys = of_parts % CFG.split_keys;
+                tile = args.n_whole_tiles + of_parts / CFG.split_keys;
+            }
+        }
         if (kSplits && tile >= args.n_whole_tiles) {
             const uint32_t of_tiles = tile - args.n_whole_tiles;
             const uint32_t split = quotient(of_tiles, args.parts_per_tile);
@@ -183,8 +189,10 @@ struct TileScheduler {
         constexpr int kRows = kCtas * Kernel::B_r;
         const auto [first_row, row_end] = rows_of(tile_of_head, part, q.count);
         const int rows = kCtas > 1 ? kRows : row_end - first_row;
-        const BlockRange blocks =
+        BlockRange blocks =
             VisibleKeys<SEMANTICS>(p, q.count, k.count).blocks(first_row, rows, Kernel::B_c);
+        if constexpr (Kernel::splits_keys)
+            if (part_row != kNoPart) blocks = part_of<CFG.split_keys>(blocks, part_of_keys);
         return {
             .first_row = first_row + int(rank) * Kernel::B_r,
             .row_end = row_end,
@@ -199,7 +207,26 @@ struct TileScheduler {
             .k_count = k.count,
             .k_first = int(k.first),
             .head_k = int(quotient(head, args.heads_per_kv_head)),
+            .part_row = part_row,
         };
+    }
+
+  private:
+    // From the first CTA to the second, at the second's full and the first's empty barrier.
+    FS_DEVICE void broadcast() {
+        const PipelineBarriers barriers{smem + Kernel::broadcast_barriers};
+        const uint32_t slot = smem + Kernel::broadcast_offset;
+        if (rank == 0) {
+            mbarrier_wait(barriers.empty(0), broadcast_state.phase() ^ 1);
+            store_remote_16B(cluster_address(slot, 1), cluster_address(barriers.full(0), 1),
+                             {prefetched, 0, 0, 0});
+        } else {
+            mbarrier_arrive_expect(barriers.full(0), sizeof(uint4));
+            mbarrier_wait(barriers.full(0), broadcast_state.phase());
+            prefetched = load_shared_16B(slot).x;
+            mbarrier_arrive_remote(cluster_address(barriers.empty(0), 0));
+        }
+        broadcast_state.advance();
     }
 
     // Of a head's tile, or of one part of it, in a sequence of `count` rows. Under a mask the first

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from flashsmith.families.cpp import Cpp
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
+from flashsmith.families.split_keys import with_merge
 from flashsmith.families.tile_work import TileWork
 from flashsmith.families.warpgroups import WarpgroupFamily
 from flashsmith.families.wgmma import cost, describe, rules, search_space, sets
@@ -54,6 +55,9 @@ class WgmmaFamily(WarpgroupFamily):
             "the wgmma kernels that the package ships, for sm_90", sets.get_hopper_configs
         )
     }
+
+    def kernel_templates(self, cfg: HopperForwardKernelConfig) -> Mapping[str, str]:
+        return with_merge(super().kernel_templates(cfg), cfg.split_keys, "hopper_merge_kernel")
 
     def shipped(self) -> Sequence[tuple[HopperForwardKernelConfig, Semantics]]:
         # Plain and causal attention on whole tiles, which they were chosen for.
