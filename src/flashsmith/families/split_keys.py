@@ -9,12 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Parts of a tile; 0: tiles are computed whole.
-SPLIT_KEYS = (0, 2, 4, 8)
+from flashsmith.families.knob import knob
 
 
-def split_in_words(cfg: Any) -> str:
-    """What the knob's value does, for `flashsmith explain`."""
+def split_keys_knob() -> Any:
+    """The knob: parts of a tile; 0: tiles are computed whole."""
+    return knob(
+        "parts that a tile's keys are split into where tiles leave SMs idle; 0: none",
+        values=(0, 2, 4, 8),
+        word="split",
+        default=0,
+        lowest=0,
+        effect=_in_words,
+        where="part_of",
+    )
+
+
+def _in_words(cfg: Any) -> str:
     if cfg.split_keys == 0:
         return "a CTA goes through all keys that its tile sees"
     return (

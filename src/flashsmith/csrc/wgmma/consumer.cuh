@@ -25,7 +25,7 @@ struct Consumer {
     PipelineState<CFG.q_buffers> Q_state;
     TilePipeline<CFG.kv_stages, Kernel::KV_tile_bytes, CFG.cluster_size> K, V;
     OutputStore<Kernel> output;
-    WorkTileInfo<Kernel> tile;
+    TileInfoOf<Kernel> tile;
 
     typename MaxPolicy::Softmax softmax;
     typename Kernel::S_t S;
@@ -207,8 +207,8 @@ struct Consumer {
         return tile.is_valid();
     }
     FS_DEVICE void read_tile_info() {
-        tile = WorkTileInfo<Kernel>::load(smem + Kernel::info_offset + slot() * Kernel::info_bytes,
-                                          problem.seq_q);
+        tile = TileInfoOf<Kernel>::template load<Kernel::info_has_q_count>(
+            smem + Kernel::info_offset + slot() * Kernel::info_bytes, problem.seq_q);
     }
 
     // A row of this lane in its sequence.
@@ -252,9 +252,11 @@ struct Consumer {
         }
         const float* sinks = SEMANTICS.partial || is_part() ? nullptr : problem.sinks;
         softmax.finalize(row_weights, sinks == nullptr ? nullptr : sinks + tile.head);
-        if (is_part()) {
-            store_part_statistics();
-            return;
+        if constexpr (Kernel::splits_keys) {
+            if (is_part()) {
+                store_part_statistics();
+                return;
+            }
         }
         softmax.template store_statistics<true, !SEMANTICS.partial>(
             problem, lane, row_of_lane(), tile.row_end, [&] {
@@ -266,8 +268,15 @@ struct Consumer {
             });
     }
     // Whether this tile's rows are merged with those of other parts.
-    FS_DEVICE bool is_part() const { return Kernel::splits_keys && tile.part_row != kNoPart; }
-    FS_DEVICE void store_part_statistics() const {
+    FS_DEVICE bool is_part() const {
+        if constexpr (Kernel::splits_keys)
+            return tile.part_row != kNoPart;
+        else
+            return false;
+    }
+    FS_DEVICE void store_part_statistics() const
+        requires(Kernel::splits_keys)
+    {
         if (lane % 4 != 0) return;
         float2* statistics = part_statistics<Kernel::d_head>(problem) + tile.part_row;
 #pragma unroll
@@ -285,7 +294,7 @@ struct Consumer {
         softmax.normalize(O, row_weights);
         const uint32_t slot_empty = Q_barriers().empty(slot());
         if (is_part()) {
-            output.store_part(O, tile, tile.first_row);
+            if constexpr (Kernel::splits_keys) output.store_part(O, tile, tile.first_row);
         } else if constexpr (SEMANTICS.partial) {
             output.store_fp32(O, tile, tile.first_row);
         } else if constexpr (CFG.direct_O) {

@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(kPartMergeThreads)
     const MergeThread<Kernel> thread;
     const uint32_t tile = args.n_whole_tiles + thread.tile * Kernel::CFG.split_keys;
     if (tile >= args.n_tiles || thread.column >= problem.d) return;
-    const WorkTileInfo<Kernel> info = TileScheduler<Kernel>(args, 0).info_of(tile);
+    const WorkTilePart info = TileScheduler<Kernel>(args, 0).info_of(tile);
     const int row = info.first_row + thread.tile_row;
     if (row >= info.row_end) return;
     merge_parts<Kernel>(problem,

@@ -18,7 +18,7 @@ FS_DEVICE void stmatrix_x4(uint32_t smem, const uint32_t (&d)[4]) {
 template <class Kernel>
 struct OutputStore {
     using Panel = typename Kernel::Panel;
-    using TileInfo = WorkTileInfo<Kernel>;
+    using TileInfo = TileInfoOf<Kernel>;
     static constexpr bool kSeparate = Kernel::CFG.separate_O;
     static constexpr int kNoBarrier = 0;
 

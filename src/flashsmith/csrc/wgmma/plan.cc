@@ -177,9 +177,8 @@ Plan plan_forward(const HopperForwardKernelConfig& config, NumberReader& numbers
     }
     if (args.n_tiles > 0) launch.tensor_maps = tensor_maps(config, p, semantics);
     Plan plan{{std::move(launch)}, std::move(workspaces), forward_presence(semantics)};
-    if (config.split_keys > 0)
-        add_merge(plan, offsetof(Args, problem), split_tiles, config.split_keys, config.B_r,
-                  config.d_head);
+    add_merge(plan, offsetof(Args, problem), split_tiles, config.split_keys, config.B_r,
+              config.d_head);
     return plan;
 }
 

@@ -11,7 +11,7 @@ template <class Kernel>
 struct Producer {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    using TileInfo = WorkTileInfo<Kernel>;
+    using TileInfo = TileInfoOf<Kernel>;
     static constexpr bool kPacked = SEMANTICS.packed;
     static constexpr bool kPacksKeys = packs_keys(SEMANTICS);
 
@@ -55,8 +55,8 @@ struct Producer {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
             Q.producer_wait();
-            const TileInfo info = tile.of_warpgroup(w);
-            info.store(info_slot());
+            const TileInfo info = tile.template of_warpgroup<Kernel>(w);
+            info.template store<Kernel::info_has_q_count>(info_slot());
             Q.producer_expect();
             const auto box = box_of_rows<kPacked>(info.first_row, info.q_first, info.row_end,
                                                   info.head, info.batch);
@@ -111,7 +111,7 @@ struct Producer {
 #pragma unroll 1
         for (int w = 0; w < Kernel::n_warpgroups; ++w) {
             Q.producer_wait();
-            TileInfo::invalid().store(info_slot());
+            TileInfo::invalid().template store<Kernel::info_has_q_count>(info_slot());
             mbarrier_arrive(Q.full());
             Q.state.advance();
         }

@@ -11,14 +11,7 @@ FS_DEVICE uint32_t quotient(uint32_t n, const Divisor& by) {
     return (__umulhi(n, by.multiplier) + n) >> by.shift;
 }
 
-// In place of a row of the parts, in kernels that do not split keys: it takes no register.
-struct NeverAPart {
-    FS_DEVICE NeverAPart(int = kNoPart) {}
-    FS_DEVICE constexpr operator int() const { return kNoPart; }
-};
-
 // Up to B_r rows of one head's queries and the K/V blocks they see.
-template <class Kernel>
 struct WorkTileInfo {
     int first_row, row_end;  // in its sequence
     int head, batch;
@@ -26,15 +19,13 @@ struct WorkTileInfo {
     int q_first, q_count;  // rows of the sequence: its first in the tensor, and how many
     int k_count;
     int k_first, head_k;  // for the producer alone
-    // Where its rows lie among the parts' rows.
-    using PartRow = std::conditional_t<Kernel::splits_keys, int, NeverAPart>;
-    [[no_unique_address]] PartRow part_row = kNoPart;
 
     FS_DEVICE static WorkTileInfo invalid() { return {0, 0, 0, -1, 0, 0, 0, 0, 0, 0, 0}; }
     FS_DEVICE bool is_valid() const { return batch >= 0; }
     FS_DEVICE int n_blocks() const { return block_end - block_begin; }
 
     // For one warpgroup: first_row is that of its own rows, at row_end or later where it has none.
+    template <class Kernel>
     FS_DEVICE WorkTileInfo of_warpgroup(int warpgroup) const {
         int index = warpgroup;
         if constexpr (Kernel::last_rows_first) {
@@ -44,28 +35,24 @@ struct WorkTileInfo {
         }
         WorkTileInfo info = *this;
         info.first_row += index * kWarpgroupRows;
-        if constexpr (Kernel::splits_keys)
-            if (info.part_row != kNoPart) info.part_row += index * kWarpgroupRows;
         return info;
     }
 
-    // To shared memory what consumers need; q_count only where sequences differ.
+    // To shared memory what consumers need; q_count only where sequences differ (kHasCount).
+    template <bool kHasCount>
     FS_DEVICE void store(uint32_t smem) const {
         store_shared_16B(
             smem, {unsigned(first_row), unsigned(head), unsigned(batch), unsigned(block_begin)});
         store_shared_16B(smem + 16, {unsigned(block_end), unsigned(q_first), unsigned(row_end),
                                      unsigned(k_count)});
-        if constexpr (Kernel::info_has_q_count || Kernel::splits_keys)
-            store_shared_16B(
-                smem + 32, {unsigned(q_count), Kernel::splits_keys ? unsigned(part_row) : 0, 0, 0});
+        if constexpr (kHasCount) store_shared_16B(smem + 32, {unsigned(q_count), 0, 0, 0});
     }
     // The shuffles show the compiler that it is the same in every lane.
+    template <bool kHasCount>
     FS_DEVICE static WorkTileInfo load(uint32_t smem, int q_count) {
         const uint4 a = load_shared_16B(smem), b = load_shared_16B(smem + 16);
         const auto uniform = [](uint32_t x) { return int(__shfl_sync(0xffffffffu, x, 0)); };
-        if constexpr (Kernel::info_has_q_count) q_count = uniform(load_shared_16B(smem + 32).x);
-        int part_row = kNoPart;
-        if constexpr (Kernel::splits_keys) part_row = uniform(load_shared_16B(smem + 32).y);
+        if constexpr (kHasCount) q_count = uniform(load_shared_16B(smem + 32).x);
         return {
             .first_row = uniform(a.x),
             .row_end = uniform(b.z),
@@ -78,10 +65,36 @@ struct WorkTileInfo {
             .k_count = uniform(b.w),
             .k_first = 0,
             .head_k = 0,
-            .part_row = part_row,
         };
     }
 };
+
+// The same of a kernel that splits keys.
+struct WorkTilePart : WorkTileInfo {
+    int part_row;  // where its rows lie among the parts' rows, or kNoPart
+
+    FS_DEVICE static WorkTilePart invalid() { return {WorkTileInfo::invalid(), kNoPart}; }
+
+    template <class Kernel>
+    FS_DEVICE WorkTilePart of_warpgroup(int warpgroup) const {
+        const WorkTileInfo info = WorkTileInfo::of_warpgroup<Kernel>(warpgroup);
+        const int rows = info.first_row - first_row;
+        return {info, part_row == kNoPart ? kNoPart : part_row + rows};
+    }
+    template <bool>
+    FS_DEVICE void store(uint32_t smem) const {
+        WorkTileInfo::store<false>(smem);
+        store_shared_16B(smem + 32, {unsigned(q_count), unsigned(part_row), 0, 0});
+    }
+    template <bool kHasCount>
+    FS_DEVICE static WorkTilePart load(uint32_t smem, int q_count) {
+        const WorkTileInfo info = WorkTileInfo::load<kHasCount>(smem, q_count);
+        return {info, int(__shfl_sync(0xffffffffu, load_shared_16B(smem + 32).y, 0))};
+    }
+};
+
+template <class Kernel>
+using TileInfoOf = std::conditional_t<Kernel::splits_keys, WorkTilePart, WorkTileInfo>;
 
 // Hands out the tiles of one CTA, one after the other. The CTAs of a cluster have neighbouring
 // tiles of one head, which count as one here, and go through the same K/V blocks: those that any of
@@ -91,7 +104,7 @@ template <class Kernel>
 struct TileScheduler {
     static constexpr HopperForwardKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    using TileInfo = WorkTileInfo<Kernel>;
+    using TileInfo = TileInfoOf<Kernel>;
 
     static constexpr int kCtas = CFG.cluster_size;
     static constexpr bool kBroadcasts = CFG.schedule == Schedule::dynamic && kCtas > 1;
@@ -193,7 +206,7 @@ struct TileScheduler {
             VisibleKeys<SEMANTICS>(p, q.count, k.count).blocks(first_row, rows, Kernel::B_c);
         if constexpr (Kernel::splits_keys)
             if (part_row != kNoPart) blocks = part_of<CFG.split_keys>(blocks, part_of_keys);
-        return {
+        const WorkTileInfo info = {
             .first_row = first_row + int(rank) * Kernel::B_r,
             .row_end = row_end,
             .head = head,
@@ -207,8 +220,11 @@ struct TileScheduler {
             .k_count = k.count,
             .k_first = int(k.first),
             .head_k = int(quotient(head, args.heads_per_kv_head)),
-            .part_row = part_row,
         };
+        if constexpr (Kernel::splits_keys)
+            return {info, part_row};
+        else
+            return info;
     }
 
   private:

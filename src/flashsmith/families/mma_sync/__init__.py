@@ -12,6 +12,7 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
 from flashsmith.families.mma_sync import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
+from flashsmith.families.split_keys import with_merge
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.dtype import DType
 
@@ -55,6 +56,9 @@ class MmaSyncFamily(Family):
         ),
         "cover": ConfigSet("every two knob values that can meet do meet", sets.get_cover_configs),
     }
+
+    def kernel_templates(self, cfg: FlashForwardKernelConfig) -> Mapping[str, str]:
+        return with_merge(super().kernel_templates(cfg), cfg.split_keys, "flash_merge_kernel")
 
     def kernels_to_build(self) -> Sequence[FlashForwardKernelConfig]:
         return sets.get_autotuning_kernel_configs()

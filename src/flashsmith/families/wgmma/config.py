@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
 from flashsmith.families.knob import KnobGroup, knob
-from flashsmith.families.split_keys import SPLIT_KEYS, split_in_words
+from flashsmith.families.split_keys import split_keys_knob
 from flashsmith.families.warpgroups import (
     REGISTER_COUNTS,
     REGISTERS_BESIDE_TILES,
@@ -248,15 +248,7 @@ class HopperForwardKernelConfig(ForwardConfig):
         effect=describe.direct,
         where="OutputStore::store_directly",
     )
-    split_keys: int = knob(
-        "parts that a tile's keys are split into where tiles leave SMs idle; 0: none",
-        values=SPLIT_KEYS,
-        word="split",
-        default=0,
-        lowest=0,
-        effect=split_in_words,
-        where="part_of",
-    )
+    split_keys: int = split_keys_knob()
 
     # --- shapes and resources --------------------------------------------------------------------
 
