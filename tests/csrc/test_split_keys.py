@@ -24,7 +24,16 @@ THROUGH_Q = config(
     "+longest_first+rescale_8+stale_max+split_4"
 )
 DIRECT = config("(BF16, 128, 192, 32, 3wg): tma+stages_2+q_buffers_1+regs_32_160+direct_O+split_2")
-CONFIGS = [THROUGH_Q, DIRECT]
+# One pair of K and V tiles, and a ring of them with two halves of the warps in turns.
+MMA = config("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+split_2")
+RING = config(
+    "(BF16, 128, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+stages_3+lazy_rescale"
+    "+ping_pong+trim+split_8"
+)
+WGMMA = [THROUGH_Q, DIRECT]
+MMA_SYNC = [MMA, RING]
+CONFIGS = [*WGMMA, *MMA_SYNC]
+NAMES = ["through Q", "direct", "one stage", "ring"]
 PLAIN = Semantics(uneven=True)
 CAUSAL = replace(PLAIN, mask="causal")
 WINDOW = replace(PLAIN, mask="window", softcap=True)
@@ -32,12 +41,19 @@ PACKED = replace(CAUSAL, packed=True)
 PARTIAL = replace(CAUSAL, partial=True)
 for known in (PLAIN, CAUSAL, WINDOW, PACKED):
     shared_kernels.want(CONFIGS, known)
-shared_kernels.want([THROUGH_Q], PARTIAL)
+for one in (THROUGH_Q, MMA):
+    shared_kernels.want([one], PARTIAL)
+
+
+def of_family(cfg: KernelConfig) -> list[KernelConfig]:
+    return WGMMA if cfg in WGMMA else MMA_SYNC
+
+
 # Sequences of which some see no key, or have none, or no row.
 LENS = {"lens_q": (70, 0, 33, 150), "lens_k": (70, 9, 0, 201)}
 
 
-@pytest.mark.parametrize("cfg", CONFIGS, ids=str)
+@pytest.mark.parametrize("cfg", CONFIGS, ids=NAMES)
 @pytest.mark.parametrize(
     ("semantics", "problem"),
     [
@@ -54,28 +70,29 @@ LENS = {"lens_q": (70, 0, 33, 150), "lens_k": (70, 9, 0, 201)}
 def test_outputs_are_right_and_nothing_is_found(
     cfg: KernelConfig, semantics: Semantics, problem: dict[str, Any]
 ) -> None:
-    shared_kernels.load(CONFIGS, semantics)
+    shared_kernels.load(of_family(cfg), semantics)
     problem = {"causal": semantics.mask == "causal", **problem}
     d = cfg.d_head - 8 if problem.pop("short_of_d_head", False) else None
     verdict = prove(cfg, d=d, **problem, checks=True)
     assert verdict.ok, str(verdict)
 
 
-@pytest.mark.parametrize("cfg", CONFIGS, ids=str)
+@pytest.mark.parametrize("cfg", CONFIGS, ids=NAMES)
 @pytest.mark.parametrize("sm_count", [3, 4])
 def test_whole_tiles_and_parts_of_one_call_are_right(cfg: KernelConfig, sm_count: int) -> None:
     """Five heads' tiles: some fill the SMs, and the others' parts do. Without row maxima kernels
     rescale late."""
-    shared_kernels.load(CONFIGS, PLAIN)
+    shared_kernels.load(of_family(cfg), PLAIN)
     verdict = prove(
         cfg, seq=120, seq_k=260, heads=5, sinks=True, row_max=False, checks=True, sm_count=sm_count
     )
     assert verdict.ok, str(verdict)
 
 
-def test_a_part_of_a_partial_call_is_right() -> None:
-    shared_kernels.load([THROUGH_Q], PARTIAL)
-    verdict = prove(THROUGH_Q, seq=150, seq_k=300, heads=2, causal=True, partial=True, checks=True)
+@pytest.mark.parametrize("cfg", [THROUGH_Q, MMA], ids=["wgmma", "mma_sync"])
+def test_a_part_of_a_partial_call_is_right(cfg: KernelConfig) -> None:
+    shared_kernels.load([cfg], PARTIAL)
+    verdict = prove(cfg, seq=150, seq_k=300, heads=2, causal=True, partial=True, checks=True)
     assert verdict.ok, str(verdict)
 
 
@@ -96,6 +113,10 @@ def test_a_part_of_a_partial_call_is_right() -> None:
         # Causal, the longest tile alone takes as long as a round.
         (THROUGH_Q, "b1 s512 h40 d64 fp16 causal", 132, 160, 640),
         (THROUGH_Q, "b1 s512 h132 d64 fp16 causal", 132, 0, 528),
+        # The mma.sync family's SMs hold eight warps, so that two of these CTAs run on each.
+        (MMA, "b1 s128:4096 h32 d64 fp16", 132, 64, 128),
+        (MMA, "b1 s128:4096 h90 d64 fp16", 132, 0, 180),
+        (RING, "b1 s128:4096 h32 d128 bf16", 132, 32, 256),
         # By the longest sequence, of packed ones.
         (THROUGH_Q, "b4 s128:4096 h8 d64 fp16 packed causal", 132, 32, 128),
     ],
@@ -105,9 +126,9 @@ def test_which_tiles_are_split_follows_from_the_launch(
 ) -> None:
     asked = Problem.parse(problem)
     semantics = asked.required_semantics(cfg)
-    shared_kernels.load(CONFIGS, replace(semantics, uneven=True))
+    shared_kernels.load(of_family(cfg), replace(semantics, uneven=True))
     asked = replace(asked, semantics=replace(semantics, uneven=True))
-    plan = plan_forward(cfg, asked, replace(device_spec(90), sm_count=sm_count))
+    plan = plan_forward(cfg, asked, replace(device_spec(cfg.OLDEST_ARCH), sm_count=sm_count))
     parts = cfg.split_keys  # type: ignore[attr-defined]
     assert plan.grid[0] == (min(sm_count, items) if cfg is THROUGH_Q else items)
     spaces = {space.name: space for space in plan.workspaces}
@@ -150,9 +171,9 @@ def outputs(
     return [result.o[first : first + lens_q[1]], result.lse[:, first : first + lens_q[1]]]
 
 
-@pytest.mark.parametrize("cfg", CONFIGS, ids=str)
+@pytest.mark.parametrize("cfg", CONFIGS, ids=NAMES)
 def test_a_packed_sequence_has_the_same_bits_beside_any_others(cfg: KernelConfig) -> None:
-    shared_kernels.load(CONFIGS, PACKED)
+    shared_kernels.load(of_family(cfg), PACKED)
     alone = outputs(cfg, 0, (0, 101, 0), (0, 210, 0))
     beside = outputs(cfg, 0, (150, 101, 3), (17, 210, 260))
     for one, other in zip(alone, beside, strict=True):

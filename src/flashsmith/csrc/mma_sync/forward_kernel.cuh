@@ -18,10 +18,14 @@ struct Coordinates {
     SequenceRows q, k;
 
     FS_DEVICE explicit Coordinates(const ForwardKernelArgs& args)
-        : Coordinates(args, tile_of_block(args)) {}
-
-    FS_DEVICE Coordinates(const ForwardKernelArgs& args, uint32_t block)
         : warp(thread_index() / kWarpSize), lane(thread_index() % kWarpSize) {
+        find(args, tile_of_block(args));
+    }
+    FS_DEVICE Coordinates(const ForwardKernelArgs& args, uint32_t tile) : warp(0), lane(0) {
+        find(args, tile);
+    }
+
+    FS_DEVICE void find(const ForwardKernelArgs& args, uint32_t block) {
         uint32_t first = 0, heads = 1;
         if constexpr (Kernel::groups_heads) {
             // Groups of heads, in each all heads' first blocks before any head's second.
