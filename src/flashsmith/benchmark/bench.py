@@ -16,6 +16,7 @@ from flashsmith import env
 from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.implementations import (
     OURS,
+    OURS_FREE,
     KernelImplementation,
     ProvableImplementation,
     attention_implementation,
@@ -26,12 +27,22 @@ from flashsmith.benchmark.kernel_facts import BuiltKernels, Use
 from flashsmith.benchmark.measurement import Kind, Measurement, Part, Proof, Times, now
 from flashsmith.benchmark.peers import Peer, peers_of
 from flashsmith.benchmark.progress import ProgressReporter
-from flashsmith.benchmark.timing import INTERLEAVED, Clock, Protocol, measure, require_usable_gpu
+from flashsmith.benchmark.timing import (
+    INTERLEAVED,
+    Clock,
+    Implementation,
+    Protocol,
+    Replay,
+    measure,
+    num_sets,
+    require_usable_gpu,
+)
 from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload, workload_of
 from flashsmith.chooser import choose_config
+from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, get_kernel_configs
-from flashsmith.operations import BACKWARD, DEFAULT
+from flashsmith.operations import BACKWARD, DECODE, DEFAULT
 
 
 def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...], bool]:
@@ -56,9 +67,9 @@ def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...
 class Entry:
     """An implementation of flashsmith before there are tensors.
 
-    ``config`` None: ``note`` gives the reason. ``attention``: whether attention() is called, which
-    chooses ``config``, and not the kernel. Gradients are PyTorch's autograd's of attention(), where
-    it holds the tensors.
+    ``config`` None: ``note`` gives the reason. ``attention``: whether attention(), over a cache
+    attention_with_cache(), is called, which chooses ``config``, and not the kernel. Gradients are
+    PyTorch's autograd's of attention(), where it holds the tensors.
     """
 
     name: str
@@ -74,7 +85,7 @@ class Entry:
                 named = None if self.attention else self.config
                 return gradient_implementation(self.name, self.config, workload, named)
         elif self.attention:
-            return attention_implementation(self.config, workload)
+            return attention_implementation(self.config, workload, self.name)
         return replace(kernel_implementation(self.config, workload), name=self.name)
 
 
@@ -109,13 +120,13 @@ class BenchPlan:
 
     def entries(self, problem: Problem, device: DeviceSpec) -> Iterator[Entry]:
         """flashsmith's implementations that serve a problem."""
-        if self.ours and problem.operation in (DEFAULT, BACKWARD.name):
+        for name, choose in _choosers(problem).items() if self.ours else ():
             try:
-                chosen = choose_config(problem, device)
+                chosen = choose(problem, device)
             except FlashsmithError as error:
-                yield Entry(OURS, None, note=str(error))
+                yield Entry(name, None, note=str(error))
             else:
-                yield Entry(OURS, chosen, attention=True)
+                yield Entry(name, chosen, attention=True)
         yield from (Entry(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
 
     def uses(self, device: DeviceSpec) -> Iterator[Use]:
@@ -135,6 +146,13 @@ class BenchPlan:
         return peers_of(problem, self.peers)
 
 
+def _choosers(problem: Problem) -> dict[str, Callable[[Problem, DeviceSpec], KernelConfig]]:
+    """The public calls that compute a problem, by name, and how each chooses a kernel."""
+    if problem.operation == DECODE.name:
+        return {OURS: CHOOSERS["invariant"], OURS_FREE: CHOOSERS["free"]}
+    return {OURS: choose_config} if problem.operation in (DEFAULT, BACKWARD.name) else {}
+
+
 def serves(cfg: KernelConfig, problem: Problem) -> bool:
     """Whether a kernel is made for a problem's operation, dtype and head dimension."""
     if cfg.family.operation != problem.operation or cfg.dtype != problem.dtype:
@@ -143,6 +161,7 @@ def serves(cfg: KernelConfig, problem: Problem) -> bool:
 
 
 MakeWorkload = Callable[[Problem, int], AnyWorkload]
+_Makers = dict[str, Callable[[Any], Implementation]]
 
 
 @dataclass
@@ -203,7 +222,12 @@ def run_bench(
 def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
     """A problem in one line, the fastest first."""
     timed = sorted((row for row in rows if row.tflops), key=lambda row: -(row.tflops or 0))
-    said = [f"{row.implementation} {row.tflops:.0f}" for row in timed]
+    said = [
+        f"{row.implementation} {row.tb_per_s:.2f} TB/s"
+        if row.is_memory_bound
+        else f"{row.implementation} {row.tflops:.0f}"
+        for row in timed
+    ]
     wrong = [
         f"{row.implementation}: {row.verdict}" for row in rows if row.verdict in ("fail", "error")
     ]
@@ -217,6 +241,14 @@ class _Point:
     bench: Bench
     problem: Problem
     rows: list[Measurement] = field(default_factory=list)
+
+    @property
+    def protocol(self) -> Protocol:
+        """The plan's, of a small cache in graphs."""
+        protocol = self.bench.plan.protocol
+        if self.problem.operation != DECODE.name or not self.bench.clock.can_capture:
+            return protocol
+        return protocol.over_cache(self.problem.computed.bytes(self.problem))
 
     def run(self) -> list[Measurement]:
         bench = self.bench
@@ -237,13 +269,16 @@ class _Point:
         right = [found for entry in entries if (found := self._prove_ours(entry, workload))]
         right += [found for peer in peers if (found := self._prove_peer(peer, workload))]
         first = bench.plan.rotation % max(1, len(right))
-        right = [*right[first:], *right[:first]]
+        timed: list[Implementation] = [*right[first:], *right[:first]]
         try:
-            samples = measure(
-                right, bench.plan.protocol, clock=bench.clock, telemetry=bench.telemetry
-            )
+            if self.protocol.in_graphs:
+                makers: _Makers = {entry.name: entry.implementation for entry in entries}
+                makers |= {peer.name: peer.prepare for peer in peers}
+                timed = self._replays(timed, makers, workload)
+            samples = measure(timed, self.protocol, clock=bench.clock, telemetry=bench.telemetry)
         except Exception as error:  # PyTorch's own errors too
-            return self._untimed([found.name for found in right], _first_line(error))
+            names = [found.name for found in timed]
+            return self._untimed(names, f"timed together: {_first_line(error)}")
         self.rows = [
             replace(row, **asdict(Times.of(samples[row.implementation], self.problem)))
             if row.implementation in samples
@@ -252,15 +287,32 @@ class _Point:
         ]
         return self.rows
 
+    def _replays(
+        self, right: Sequence[Implementation], makers: _Makers, workload: AnyWorkload
+    ) -> list[Implementation]:
+        """Graphs of the implementations' calls on sets of tensors, ``workload`` and others that are
+        drawn once for all; whose calls cannot be captured gets no time."""
+        bench, sets = self.bench, [workload]
+        for number in range(1, num_sets(self.problem.computed.bytes(self.problem))):
+            sets.append(bench.make_workload(self.problem, bench.plan.seed + number))
+        found: list[Implementation] = []
+        for name in [implementation.name for implementation in right]:
+            try:
+                calls = [makers[name](each).launch for each in sets]
+                found.append(Replay.of(name, calls, bench.clock))
+            except Exception as error:  # PyTorch's own errors too
+                self._untimed([name], f"in a graph: {_first_line(error)}")
+        return found
+
     def _untimed(self, names: list[str], why: str) -> list[Measurement]:
-        """The rows of implementations with correct output whose joint timing failed: which of them
-        failed is unknown."""
+        """The rows of implementations with correct output whose timing failed, of several which of
+        them is unknown."""
         self._check_gpu(f"one of {', '.join(names)}")
         self.rows = [
             replace(
                 row,
                 verdict="error" if row.kind == "ours" else "absent",
-                note=f"timed together: {why}",
+                note=why,
             )
             if row.implementation in names
             else row
@@ -317,7 +369,7 @@ class _Point:
             proof,
             *parts,
             self.bench.environment,
-            protocol=str(self.bench.plan.protocol),
+            protocol=str(self.protocol),
             time=now(),
         )
         self.rows.append(made)

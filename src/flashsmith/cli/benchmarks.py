@@ -60,14 +60,15 @@ def bench(
         typer.Option(
             metavar="SETS",
             help="A named set in place of all of these: main, heads, grouped, packed, unseen, "
-            "verdict (all of these), public, backward; or several, separated by commas.",
+            "verdict (all of these), public, backward, decode, decode_wide; or several, separated "
+            "by commas.",
         ),
     ] = None,
     peers: Annotated[
         str,
         typer.Option(
-            help="fa2, cudnn, mem_efficient, flex, flash_attn_2, flash_attn_3, flash_attn_4 "
-            "separated by commas; all; none."
+            help="fa2, cudnn, mem_efficient, flex, flash_attn_2, flash_attn_3, flash_attn_4, "
+            "flashinfer separated by commas; all; none."
         ),
     ] = "all",
     num_warmups: Annotated[

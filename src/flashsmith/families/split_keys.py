@@ -24,13 +24,13 @@ _LEAST_STEPS = 2
 _MOST_ROUNDS = 2
 
 
-def split_keys_knob() -> Any:
+def split_keys_knob(default: int) -> Any:
     """The knob: parts of a tile; 0: tiles are computed whole."""
     return knob(
         "parts that a tile's keys are split into where tiles leave SMs idle; 0: none",
         values=(0, 2, 4, 8),
         word="split",
-        default=0,
+        default=default,
         lowest=0,
         effect=_in_words,
         where="part_of",

@@ -206,7 +206,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         effect=describe.group,
         where="Coordinates",
     )
-    split_keys: int = split_keys_knob()
+    split_keys: int = split_keys_knob(default=0)
 
     # --- shapes and resources --------------------------------------------------------------------
 
