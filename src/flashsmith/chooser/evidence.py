@@ -45,6 +45,9 @@ EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 # fastest, or of one that is preferred. Less is within its error, and a new kernel must be built.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
+# For one that splits keys where none was measured on the very problem; and in milliseconds, since a
+# second launch takes the host's time too.
+GAIN_OF_PARTS, LEAST_GAIN_OF_PARTS = 0.25, 0.005
 # And for one that was not among the fastest where they were measured.
 GAIN_UNMEASURED = 0.10
 # How much longer a deterministic config may take to be chosen before one that is not.
@@ -115,7 +118,31 @@ def gather(
             break
     else:
         evidence = _estimated(problem, device, table, notes, asked)
-    return _repeatable_first(_without_spills(evidence, problem, device, asked))
+    evidence = _without_spills(evidence, problem, device, asked)
+    return _repeatable_first(_in_parts(evidence, problem, device))
+
+
+def _in_parts(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
+    """The same with a config as the choice that splits keys, where few tiles leave so many SMs idle
+    that it promises enough. What was measured for these sizes stands."""
+    entry, chosen = evidence.entry, evidence.expected[0]
+    if evidence.kind == "offered" or (
+        entry and evidence.kind != "related" and _same_sizes(entry.problem, problem)
+    ):
+        return evidence
+    found = []
+    for one in evidence.expected:
+        whole = estimate(one.config, problem, device).ms
+        for config in one.config.family.split_variants(one.config, problem, device):
+            share = estimate(config, problem, device).ms / whole
+            found.append(Expected(config, one.ms * share))
+    best = min(found, key=lambda one: one.ms, default=chosen)
+    if chosen.ms <= max(best.ms * (1 + GAIN_OF_PARTS), best.ms + LEAST_GAIN_OF_PARTS):
+        return evidence
+    rest = sorted(evidence.expected, key=lambda one: one.ms)
+    why = f"{evidence.why}; whole tiles would leave SMs idle, and {chosen.config} take "
+    why += f"{chosen.ms / best.ms - 1:.0%} longer on paper"
+    return replace(evidence, expected=(best, *rest), why=why)
 
 
 def _without_spills(

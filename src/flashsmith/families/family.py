@@ -223,6 +223,11 @@ class Family:
             if other != cfg and all(rule.predicate(other, device) for rule in rules)
         ]
 
+    def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
+        """Legal configs that compute the problem as `cfg` does, but in parts of its keys; none
+        where its tiles fill the device."""
+        return ()
+
     @cached_property
     def roomiest_device(self) -> DeviceSpec:
         """The known GPU with the most shared memory that it runs on."""
