@@ -94,4 +94,4 @@ class HostMemory:
         tensor.fill(math.nan)
 
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
-        return np.asarray(tensor[at][:, head])
+        return np.asarray(tensor[at][..., head, :])

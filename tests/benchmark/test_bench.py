@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shared_kernels
 from stand_ins import HostMemory, PretendedClock
 
 from flashsmith.benchmark import bench as plan_module
@@ -22,10 +23,11 @@ from flashsmith.benchmark.peers import PeerImplementation
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.benchmark.timing import Protocol
-from flashsmith.benchmark.workload import Workload
+from flashsmith.benchmark.workload import Workload, workload_of
 from flashsmith.chooser import choose_config
+from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.errors import ArgumentError, LaunchError
-from flashsmith.families import Problem, device_spec
+from flashsmith.families import Problem, Semantics, device_spec
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.verify import compute_references
 from flashsmith.verify.proof_inputs import default_scale
@@ -444,3 +446,41 @@ def test_ours_of_a_backward_problem_is_attention_with_the_kernel_that_is_chosen(
     forward = replace(problem, operation="forward")
     uses = list(BenchPlan((problem,), ours=True).uses(A100))
     assert uses == [(entry.config, problem), (choose_config(forward, A100), forward)]
+
+
+# --- over a cache --------------------------------------------------------------------------------
+
+# Parts of 64 keys.
+DECODE_CFG = parse("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2")
+shared_kernels.want([DECODE_CFG], Semantics("causal"))
+CACHE = Problem.parse("b2 s1:130 h4:2 d64 fp16 causal decode page16")
+
+
+@pytest.fixture
+def caches(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """The emulator runs attention_with_cache(), whose chooser takes DECODE_CFG."""
+    shared_kernels.load([DECODE_CFG], Semantics("causal"))
+    for split in CHOOSERS:
+        monkeypatch.setitem(CHOOSERS, split, lambda problem, device, **_: DECODE_CFG)
+    stage.make_workload = lambda problem, seed: workload_of(problem, seed, HostMemory())  # type: ignore[assignment]
+    return stage
+
+
+def test_over_a_cache_both_splits_and_kernels_take_part(caches: Stage) -> None:
+    rows = caches.run(CACHE, ours=True, configs=(DECODE_CFG, CFG))
+    assert list(rows) == ["ours", "ours_free", str(DECODE_CFG)]
+    for row in rows.values():
+        assert (row.verdict, row.config, row.problem) == ("pass", str(DECODE_CFG), CACHE)
+        assert row.family == "mma_sync_decode"
+    assert rows[str(DECODE_CFG)].note == "prepared call"
+
+
+def test_a_wrong_answer_over_a_cache_is_not_timed(caches: Stage, monkeypatch) -> None:
+    def attention(q: Any, k: Any, v: Any, *, split: str, out: Any, **_: Any) -> None:
+        if split == "free":
+            out[:] = 0.0
+
+    monkeypatch.setattr(implementations, "attention_with_cache", attention)
+    rows = caches.run(CACHE, ours=True)
+    assert [row.verdict for row in rows.values()] == ["fail", "fail"]
+    assert all(row.ms is None for row in rows.values())

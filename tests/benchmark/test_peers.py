@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,18 @@ from flashsmith.benchmark.bench import BenchPlan, Entry
 from flashsmith.benchmark.implementations import OURS
 from flashsmith.benchmark.peers import (
     BACKWARD_PEERS,
+    DECODE_PEERS,
     PEERS,
     GradientPeer,
     get_peers,
     torch_absence,
 )
-from flashsmith.benchmark.workload import BackwardWorkload, Workload, workload_of
+from flashsmith.benchmark.workload import (
+    BackwardWorkload,
+    DecodeWorkload,
+    Workload,
+    workload_of,
+)
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.verify import compute_references
@@ -202,7 +208,7 @@ class TorchOnTheHost(HostMemory):
         return np.asarray(tensor)
 
     def head(self, tensor: Any, at: Any, head: int) -> np.ndarray:
-        return np.asarray(tensor[at][:, head])
+        return np.asarray(tensor[at][..., head, :])
 
 
 @pytest.mark.torch
@@ -296,7 +302,8 @@ def test_a_gradient_that_nobody_wrote_shows(monkeypatch) -> None:
 
 def test_a_backward_problem_has_the_peers_whose_names_are_asked_for() -> None:
     problem = replace(FULL, operation="backward")
-    assert [peer.name for peer in BACKWARD_PEERS] == [name for name in PEERS if name != "flex"]
+    of_gradients = [name for name in PEERS if name not in ("flex", "flashinfer")]
+    assert [peer.name for peer in BACKWARD_PEERS] == of_gradients
     for asked in ("fa2,cudnn", "flash_attn_4"):
         found = BenchPlan((problem,), peers=get_peers(asked)).peers_of(problem)
         assert ",".join(peer.name for peer in found) == asked
@@ -330,6 +337,205 @@ def right_answer_of(w: Workload) -> np.ndarray:
         window=p.window or NO_WINDOW,
         softcap=p.softcap,
     ).o
+
+
+# --- over a cache --------------------------------------------------------------------------------
+
+DENSE = Problem.parse("b2 s1:70 h8:2 d64 fp16 decode")
+PAGED = replace(DENSE, page=16)
+SEVERAL = Problem.parse("b2 s3:70 h8:2 d64 fp16 causal decode")
+OVER_CACHES = {peer.name: peer for peer in DECODE_PEERS}
+
+
+def over_cache(problem: Problem, memory: Any = None) -> DecodeWorkload:
+    made = workload_of(problem, 0, memory or HostMemory())
+    assert isinstance(made, DecodeWorkload)
+    return made
+
+
+def right_over_cache(w: DecodeWorkload) -> np.ndarray:
+    """Of a dense cache or pages, in q's layout."""
+    caches = [np.asarray(cache) for cache in (w.k_cache, w.v_cache)]
+    if w.problem.page:
+        pages = np.asarray(w.page_table)
+        caches = [cache[pages].reshape(len(pages), -1, *cache.shape[2:]) for cache in caches]
+    k, v = (cache[:, : w.problem.seq_k] for cache in caches)
+    scale = default_scale(w.problem.d)
+    return compute_references(np.asarray(w.q), k, v, scale, causal=w.causal).same_precision
+
+
+@pytest.mark.usefixtures("torch_is_there")
+@pytest.mark.parametrize(
+    ("text", "absent"),
+    [
+        ("b2 s1:70 h2 d64 fp16 decode", {}),
+        ("b2 s1:70 h2 d64 fp16 causal decode", {}),
+        ("b2 s1:70 h2 d64 fp16 decode page16", dict.fromkeys(("fa2", "cudnn"), "no page tables")),
+        ("b2 s3:70 h2 d64 fp16 causal decode", {"cudnn": "top left"}),
+        ("b2 s1:70 h2 d64 fp16 window decode", {"cudnn": "top left"}),
+        ("b2 s1:70 h2 d64 fp16 softcap decode", dict.fromkeys(("fa2", "cudnn"), "softcap")),
+        ("b2 s3:70 h2 d64 fp16 window softcap decode", {"fa2": "softcap", "cudnn": "top left"}),
+        ("b2 s3:70 h2 d64 fp16 packed decode", dict.fromkeys(("fa2", "cudnn"), "packed")),
+    ],
+)
+def test_what_pytorch_cannot_do_over_a_cache_is_said(text: str, absent: dict[str, str]) -> None:
+    for name in ("fa2", "cudnn"):
+        assert absent.get(name, "None") in str(OVER_CACHES[name].absence(Problem.parse(text)))
+
+
+def test_a_problem_over_a_cache_has_peers_of_its_own() -> None:
+    everybody = [name for name in PEERS if name != "flex"]
+    plan = BenchPlan((DENSE,), peers=get_peers("all"))
+    assert [peer.name for peer in plan.peers_of(DENSE)] == everybody == list(OVER_CACHES)
+    assert [peer.name for peer in plan.peers_of(FULL)] == [*PEERS][:-1]
+    (found,) = BenchPlan((DENSE,), peers=get_peers("flash-attn-3")).peers_of(DENSE)
+    assert found is OVER_CACHES["flash_attn_3"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("text", ["decode", "causal decode"])
+def test_pytorchs_own_function_reads_a_dense_cache(text: str) -> None:
+    """On the CPU, by the backend that is there; one query sees all keys under a causal mask."""
+    w = over_cache(Problem.parse(f"b2 s1:70 h8:2 d64 fp16 {text}"), TorchOnTheHost())
+    peer = peers_module.DenseCachePeer(peers_module.SdpaPeer("math", "MATH"))
+    output = peer.prepare(w).output()
+    assert output.shape == w.q.shape
+    error = np.abs(np.asarray(output, np.float32) - right_over_cache(w)).max()
+    assert error < 5e-3
+
+
+@pytest.mark.torch
+def test_several_queries_go_to_the_function_that_aligns_them(monkeypatch) -> None:
+    import torch
+
+    w = over_cache(SEVERAL, TorchOnTheHost())
+    given = []
+
+    def function(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, **options):
+        given.append((cu_q, cu_k, max_q, max_k, causal, options))
+        return torch.from_numpy(right_over_cache(w)), None
+
+    aten = SimpleNamespace(_flash_attention_forward=function)
+    monkeypatch.setattr(torch, "ops", SimpleNamespace(aten=aten))
+    assert w.judge(OVER_CACHES["fa2"].prepare(w).output()).ok
+    assert given == [(None, None, 3, 70, True, {})]
+
+
+@pytest.mark.usefixtures("torch_is_there")
+@pytest.mark.parametrize("problem", [DENSE, PAGED, SEVERAL], ids=str)
+@pytest.mark.parametrize("theirs", ["page_table", "block_table"])
+def test_flash_attention_gets_a_cache_by_its_own_names(problem, theirs: str, modules) -> None:
+    w = over_cache(problem)
+    given = {}
+
+    def newer(q, k_cache, v_cache, cache_seqlens=None, page_table=None, causal=False):
+        given.update(cache_seqlens=cache_seqlens, pages=page_table, causal=causal)
+        return right_over_cache(w)
+
+    def older(q, k_cache, v_cache, cache_seqlens=None, block_table=None, causal=False):
+        return newer(q, k_cache, v_cache, cache_seqlens, block_table, causal)
+
+    function = newer if theirs == "page_table" else older
+    modules("flash_attn_interface", flash_attn_with_kvcache=function)
+    peer = OVER_CACHES["flash_attn_3"]
+    assert peer.absence(problem) is None
+    assert w.judge(peer.prepare(w).output()).ok
+    assert given["cache_seqlens"].tolist() == [70, 70]
+    assert given["causal"] == (problem is SEVERAL)
+    assert (given["pages"] is None) == (problem is not PAGED)
+
+
+@pytest.mark.usefixtures("torch_is_there")
+def test_flash_attention_without_what_a_cache_needs_refuses(modules) -> None:
+    modules("flash_attn", __path__=[], flash_attn_func=lambda q, k, v: q)
+    peer = OVER_CACHES["flash_attn_2"]
+    assert peer.absence(DENSE) == "flash_attn has no flash_attn_with_kvcache"
+
+    def oldest(q, k_cache, v_cache, cache_seqlens=None, causal=False):
+        return q
+
+    modules("flash_attn", __path__=[], flash_attn_with_kvcache=oldest)
+    assert peer.absence(PAGED) is None
+    with pytest.raises(ArgumentError, match="oldest has no block_table"):
+        peer.prepare(over_cache(PAGED))
+
+
+class FlashInferStandIn:
+    """Reads pages by lists, as FlashInfer does: a plan of them, then runs."""
+
+    def __init__(self, workspace: Any, layout: str, use_tensor_cores: bool) -> None:
+        assert (layout, use_tensor_cores) == ("NHD", True)
+
+    def plan(self, indptr, indices, last, heads_q, heads_k, d, page, *, q_data_type, kv_data_type,
+             q_len_per_req=1, logits_soft_cap=None):  # fmt: skip
+        self.lists = [x.tolist() for x in (indptr, indices, last)]
+        self.page, self.queries = page, q_len_per_req
+
+    def run(self, q: Any, caches: Any) -> Any:
+        import torch
+
+        indptr, indices, last = self.lists
+        rows = []
+        for i, short in enumerate(last):
+            pages = indices[indptr[i] : indptr[i + 1]]
+            length = (len(pages) - 1) * self.page + short
+            k, v = (np.asarray(x)[pages].reshape(-1, *x.shape[2:])[None, :length] for x in caches)
+            of_sequence = np.asarray(q)[None, i * self.queries : (i + 1) * self.queries]
+            scale = default_scale(q.shape[-1])
+            found = compute_references(of_sequence, k, v, scale, causal=self.queries > 1)
+            rows.append(found.same_precision[0])
+        return torch.from_numpy(np.concatenate(rows))
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("torch_is_there")
+@pytest.mark.parametrize("problem", [DENSE, PAGED, SEVERAL], ids=str)
+def test_flashinfer_gets_lists_of_pages(problem: Problem, monkeypatch) -> None:
+    module = ModuleType("flashinfer")
+    module.BatchDecodeWithPagedKVCacheWrapper = FlashInferStandIn  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    peer = OVER_CACHES["flashinfer"]
+    assert peer.absence(problem) is None
+    w = over_cache(problem, TorchOnTheHost())
+    output = peer.prepare(w).output()
+    assert output.shape == w.q.shape
+    assert w.judge(output).ok
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("torch_is_there")
+def test_flashinfer_says_what_it_lacks(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    peer = OVER_CACHES["flashinfer"]
+    assert "not installed" in str(peer.absence(DENSE))
+    assert "causal" in str(peer.absence(replace(SEVERAL, semantics=FULL.semantics)))
+    assert "over a cache" in str(peer.absence(FULL))
+    module = ModuleType("flashinfer")
+    module.BatchDecodeWithPagedKVCacheWrapper = FlashInferStandIn  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    window = Problem.parse("b2 s1:70 h2 d64 fp16 window decode")
+    with pytest.raises(ArgumentError, match="plan has no window_left"):
+        peer.prepare(over_cache(window, TorchOnTheHost()))
+
+
+@pytest.mark.gpu
+@pytest.mark.torch
+@pytest.mark.parametrize("problem", [DENSE, PAGED, SEVERAL], ids=str)
+@pytest.mark.parametrize("name", list(OVER_CACHES))
+def test_on_a_gpu_whoever_reads_caches_is_right(name: str, problem: Problem) -> None:
+    peer = OVER_CACHES[name]
+    absence = peer.absence(problem)
+    if absence is not None:
+        pytest.skip(f"needs {name}: {absence}")
+    w = workload_of(problem)
+    try:
+        output = peer.prepare(w).output()
+    except RuntimeError:
+        # What they refuse depends on their versions: pages of 16 keys, or grouped heads.
+        assert name != "fa2"
+        return
+    verdict = w.judge(output)
+    assert verdict.ok, verdict.reasons
 
 
 @pytest.mark.gpu

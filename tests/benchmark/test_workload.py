@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -15,15 +16,23 @@ from flashsmith.benchmark import implementations
 from flashsmith.benchmark import workload as workload_module
 from flashsmith.benchmark.implementations import (
     OURS,
+    OURS_FREE,
     attention_implementation,
     kernel_implementation,
 )
-from flashsmith.benchmark.workload import BackwardWorkload, Workload, row_blocks, workload_of
+from flashsmith.benchmark.workload import (
+    BackwardWorkload,
+    DecodeWorkload,
+    Workload,
+    row_blocks,
+    workload_of,
+)
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, parse_kernel_name_into_config
-from flashsmith.operations import BACKWARD
+from flashsmith.operations import BACKWARD, DECODE
 from flashsmith.verify import compute_references, engine, reference_of
 from flashsmith.verify.proof_inputs import default_scale
+from flashsmith.verify.tolerance import MIN_OUTPUTS
 
 CFG = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
 
@@ -295,3 +304,114 @@ def test_a_backward_kernel_gets_what_it_reads(backward: Callable, monkeypatch) -
     dense.call(CFG)
     names = {"do", "q", "k", "v", "o", "lse", "dq", "dk", "dv", "left", "right", "softcap"}
     assert set(given) == names
+
+
+# --- over a cache --------------------------------------------------------------------------------
+
+CACHES = [
+    "b3 s1:70 h4:2 d32 fp16 decode",
+    "b2 s1:70 h8:2 d32 bf16 decode page16",
+    "b2 s5:33 h4:1 d16 fp16 causal decode page8",
+    "b2 s4:90 h4:2 d16 fp16 window decode",
+    "b2 s3:40 h2 d16 bf16 causal softcap packed decode page1",
+]
+
+
+def cache(text: str, seed: int = 0) -> DecodeWorkload:
+    made = workload_of(Problem.parse(text), seed, HostMemory())
+    assert isinstance(made, DecodeWorkload)
+    return made
+
+
+def right_over_cache(w: DecodeWorkload) -> np.ndarray:
+    """By the operation's own reference, which reads the page table."""
+    names = ("q", "k_cache", "v_cache", "cache_lens", "page_table", "cu_seqlens_q")
+    inputs = {name: it for name in names if (it := getattr(w, name)) is not None}
+    reference = reference_of(DECODE)
+    lens_k = (w.problem.seq_k,) * w.problem.batch
+    lens_q = (w.problem.seq_q,) * w.problem.batch if w.packed else None
+    options = reference.options(w.problem, lens_q=lens_q, lens_k=lens_k)
+    return reference.expected(w.problem, inputs, options).rounded["o"]
+
+
+@pytest.mark.parametrize("text", CACHES)
+def test_over_a_cache_the_right_answer_passes_and_wrong_ones_do_not(text: str) -> None:
+    w = cache(text)
+    right = right_over_cache(w)
+    verdict = w.judge(right)
+    assert verdict.ok, verdict.reasons
+    assert verdict.outputs == right.size
+    for place in ((0,) * right.ndim, (-1,) * right.ndim):
+        wrong = right.copy()
+        wrong[place] += 1.0
+        assert not w.judge(wrong).ok, place
+    w.poison()
+    assert not w.judge(w.output).ok
+    # Other pages, lengths or masks give something else.
+    assert not w.judge(right_over_cache(cache(text, seed=1))).ok
+
+
+def test_of_a_large_cache_some_heads_are_judged_and_no_nan_is_overlooked(monkeypatch) -> None:
+    monkeypatch.setattr(workload_module, "MOST_KEYS", 1)
+    w = cache("b4 s1:20 h64:16 d64 fp16 decode page8")
+    right = right_over_cache(w)
+    verdict = w.judge(right)
+    assert verdict.ok
+    assert verdict.outputs == MIN_OUTPUTS < right.size
+    judged = w._expected_groups[0]
+    assert (judged[0], judged[-1]) == ((0, 0), (3, 15))
+    sequence, head = next(found for n in range(64) if (found := divmod(n, 16)) not in judged)
+    right[sequence, 0, 4 * head, 3] = np.nan
+    assert w.judge(right).reasons == ("1 outputs are NaN or infinite",)
+
+
+def test_references_of_a_large_cache_take_one_heads_memory(monkeypatch) -> None:
+    """A verdict on any cache holds K and V of one head at a time, in both precisions."""
+    monkeypatch.setattr(workload_module, "MOST_KEYS", 1)
+    w = cache("b32 s1:512 h8 d64 fp16 decode")
+    tracemalloc.start()
+    try:
+        assert len(w._expected_groups[0]) == MIN_OUTPUTS // 64
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 40 * (512 * 64 * 2) < w.k_cache.nbytes / 5
+
+
+def test_a_kernel_over_a_cache_gets_what_it_reads(monkeypatch) -> None:
+    given = {}
+
+    def prepare(cfg, problem, tensors, *, options):
+        given.update(tensors, **options)
+        return SimpleNamespace(run=lambda: None)
+
+    monkeypatch.setattr(workload_module, "prepare_operation", prepare)
+    w = cache("b2 s4:90 h4:2 d16 fp16 window softcap packed decode page8")
+    kernel = kernel_implementation(CFG, w)
+    assert kernel.note == "prepared call"
+    kernel.launch()
+    names = {"q", "k_cache", "v_cache", "cache_lens", "o", "page_table", "cu_seqlens_q"}
+    assert set(given) == names | {"left", "right", "softcap"}
+    assert given["o"] is w.output
+    assert (given["left"], given["right"], given["softcap"]) == (45, 0, 30.0)
+    given.clear()
+    cache("b2 s1:90 h4:2 d16 fp16 decode").call(CFG)
+    assert set(given) == (names | {"left", "right", "softcap"}) - {"page_table", "cu_seqlens_q"}
+
+
+@pytest.mark.parametrize(("name", "split"), [(OURS, "invariant"), (OURS_FREE, "free")])
+def test_the_public_call_over_a_cache_gets_its_options(name: str, split: str, monkeypatch) -> None:
+    given = {}
+
+    def call(q, k_cache, v_cache, *, out, **options):
+        given.update(options, out=out, k_cache=k_cache)
+
+    monkeypatch.setattr(implementations, "attention_with_cache", call)
+    w = cache("b2 s4:90 h4:2 d16 fp16 causal softcap packed decode page8")
+    attention_implementation(CFG, w, name).launch()
+    assert given.pop("out") is w.o
+    assert given.pop("k_cache") is w.k_cache
+    assert given.pop("cu_seqlens_q").tolist() == [0, 4, 8]
+    assert given.pop("cache_lens").tolist() == [90, 90]
+    assert sorted(given.pop("page_table").flatten()) == list(range(24))
+    assert given == {"causal": True, "softcap": 30.0, "max_seqlen_q": 4, "split": split}

@@ -14,6 +14,7 @@ from winner_samples import BIG, H200, MIDDLE, SMALL, TUNED, WGMMA, add, ranked, 
 from flashsmith.chooser.winners import Ranked, WinnersTable
 from flashsmith.errors import ArgumentError, TableError
 from flashsmith.families import (
+    DeviceSpec,
     Problem,
     device_spec,
     get_kernel_configs,
@@ -198,6 +199,33 @@ def test_another_gpu_of_the_architecture_is_a_relative_and_another_architecture_
     assert table.lookup(Problem.parse(TUNED), device_spec("A100")) == []
     (own,) = table.lookup(Problem.parse(TUNED), replace(H200, name="NVIDIA H200"))
     assert own.exact
+
+
+def gpus(table: WinnersTable, device: DeviceSpec, problem: str = TUNED) -> list[str]:
+    """Whose entries a lookup finds, nearest first."""
+    return [found.entry.key.gpu for found in table.lookup(Problem.parse(problem), device)]
+
+
+def test_the_most_similar_gpu_comes_first() -> None:
+    h100 = device_spec("H100")
+    table = tuned_table()
+    add(table, TUNED, {BIG: 6.0}, h100)
+    assert gpus(table, h100) == ["H100", "H200"]
+    assert gpus(table, replace(h100, name="NVIDIA H100 PCIe", sm_count=114)) == ["H100", "H200"]
+    assert gpus(table, device_spec("GH200")) == gpus(table, device_spec("H20")) == ["H200", "H100"]
+
+
+def test_a_table_of_few_problems_does_not_hide_that_of_a_sister() -> None:
+    h100 = device_spec("H100")
+    table = tuned_table()
+    add(table, TUNED.replace("4096", "16384"), {BIG: 6.0}, h100)
+    add(table, TUNED.replace("fp16", "bf16"), {BIG: 6.0}, h100)
+    assert gpus(table, h100)[0] == "H200"  # before those two octaves away, and of the other dtype
+    assert gpus(table, h100, TUNED.replace("4096", "8192"))[0] == "H100"
+    # Half of the SMs make another GPU of it.
+    half = replace(h100, name="H100 MIG 3g", sm_count=66)
+    add(table, TUNED.replace("4096", "16384"), {BIG: 12.0}, half)
+    assert gpus(table, half)[0] == "H100 MIG 3g"
 
 
 def test_another_d_head_says_nothing() -> None:

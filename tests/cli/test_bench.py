@@ -82,7 +82,7 @@ def test_without_options_attention_meets_every_peer(bench: Bench, monkeypatch) -
     assert start(monkeypatch) == 0
     assert bench.plan.ours
     assert bench.plan.configs == ()
-    assert len(bench.plan.peers) == 7
+    assert len(bench.plan.peers) == 8
     sizes = [(p.batch, p.seq_q, p.heads_q, p.d, p.dtype.name) for p in bench.plan.problems]
     assert sizes == [
         (batch, seq, 16, 128, dtype)

@@ -1,13 +1,8 @@
-"""Arithmetic mistakes in the sources of the backward pass, and wrong plans of its launches."""
+"""Arithmetic mistakes in the sources of the backward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
-from backward_victims import BackwardVictim, ChangedPlan, SourcePatch
-
-from flashsmith.runtime.launch_plan import Contents, LaunchPlan
+from operation_victims import SourcePatch
 
 _KEYS = "mma_sync_backward/keys_kernel.cuh"
 _QUERIES = "mma_sync_backward/queries_kernel.cuh"
@@ -275,62 +270,3 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "Kernel::B_r * Kernel::d_head;"),
     ),
 }  # fmt: skip
-
-
-def wrong_plans(victim: BackwardVictim, plan: LaunchPlan) -> Iterator[tuple[str, ChangedPlan]]:
-    """Changes of a plan, by name: without a launch, with one before what it needs, of too few CTAs,
-    with workspaces that are too short or hold anything. ``plan`` is one of the victim's."""
-    roles = {entry: role for role, entry in victim.roles.items()}
-    for index, launch in enumerate(plan.launches):
-        role = roles[launch.kernel]
-        yield f"without {role}", _without(index)
-        yield f"half of {role}", _fewer_ctas(index)
-        if role not in ("prepare", "gaps"):
-            yield f"{role} first", _first(index)
-    for index, workspace in enumerate(plan.workspaces):
-        yield f"half of {workspace.name}", _shorter(index)
-        if workspace.contents == Contents.ZEROED:
-            yield f"{workspace.name} not zeroed", _not_zeroed(index)
-
-
-def _without(index: int) -> ChangedPlan:
-    return lambda plan: replace(
-        plan, launches=tuple(one for i, one in enumerate(plan.launches) if i != index)
-    )
-
-
-def _fewer_ctas(index: int) -> ChangedPlan:
-    def change(plan: LaunchPlan) -> LaunchPlan:
-        launches = list(plan.launches)
-        x, y, z = launches[index].grid
-        launches[index] = replace(launches[index], grid=(x // 2, y, z))
-        return replace(plan, launches=tuple(launches))
-
-    return change
-
-
-def _first(index: int) -> ChangedPlan:
-    def change(plan: LaunchPlan) -> LaunchPlan:
-        launches = list(plan.launches)
-        launches.insert(0, launches.pop(index))
-        return replace(plan, launches=tuple(launches))
-
-    return change
-
-
-def _shorter(index: int) -> ChangedPlan:
-    def change(plan: LaunchPlan) -> LaunchPlan:
-        workspaces = list(plan.workspaces)
-        workspaces[index] = workspaces[index]._replace(nbytes=workspaces[index].nbytes // 2)
-        return replace(plan, workspaces=tuple(workspaces))
-
-    return change
-
-
-def _not_zeroed(index: int) -> ChangedPlan:
-    def change(plan: LaunchPlan) -> LaunchPlan:
-        workspaces = list(plan.workspaces)
-        workspaces[index] = workspaces[index]._replace(contents=Contents.UNDEFINED)
-        return replace(plan, workspaces=tuple(workspaces))
-
-    return change

@@ -7,17 +7,14 @@ are sampled: every mutant of what synchronises, some of each other operator, eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-
 import pytest
 import shared_kernels
-from _pytest.mark import ParameterSet
 from backward_cases import Asked
-from backward_mistakes import MISTAKES, wrong_plans
-from backward_victims import BackwardVictim, patched_modules
-from mutants import Mutant, Operator, operators
+from backward_mistakes import MISTAKES
+from mutant_suite import Equivalent, MutantSuite
+from mutants import Operator, operators
 from mutants_hopper import SUM_OPERATORS, hopper_operators
+from operation_victims import OperationVictim
 
 from flashsmith.families import Semantics
 from flashsmith.families import parse_kernel_name_into_config as config
@@ -33,7 +30,7 @@ _LONGEST = {"left": 9, "right": 9, "lens_q": (1750,), "lens_k": (1750,)}
 
 
 VICTIMS = {
-    "atomics": BackwardVictim(
+    "atomics": OperationVictim(
         config("(FP16, 64, 32, 64, 4): backward+columns_2+stages_2+dq_atomics"),
         Semantics("causal", uneven=True),
         (
@@ -50,7 +47,7 @@ VICTIMS = {
             Asked("b1 s70:100 h1 d64 causal", options={"grad_dtype": "float32"}),
         ),
     ),
-    "unmasked": BackwardVictim(
+    "unmasked": OperationVictim(
         config("(FP16, 64, 32, 64, 4): backward+columns_2+stages_2+dq_atomics"),
         Semantics(uneven=True),
         (
@@ -58,7 +55,7 @@ VICTIMS = {
             Asked("b1 s70:70 h1 d64", options={"scale": 2.0}, spoiled="low scores"),
         ),
     ),
-    "wgmma": BackwardVictim(
+    "wgmma": OperationVictim(
         config(
             "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_1+regs_24_240"
             "+late_dq"
@@ -75,7 +72,7 @@ VICTIMS = {
             *(Asked("b1 s200:200 h2:1 d64 causal", schedule_seed=seed) for seed in range(4)),
         ),
     ),
-    "ordered": BackwardVictim(
+    "ordered": OperationVictim(
         config(
             "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
             "+scores_ahead+early_exp+lagged_dq+pingpong+ordered_dq"
@@ -88,7 +85,7 @@ VICTIMS = {
         ),
         sm_count=2,
     ),
-    "two kernels": BackwardVictim(
+    "two kernels": OperationVictim(
         config("(BF16, 64, 32, 32, 4): backward+columns_2"),
         Semantics("window", softcap=True, packed=True, uneven=True),
         (
@@ -115,9 +112,6 @@ OPERATORS = (*operators(128), *SUM_OPERATORS)
 # that are wrong. The leading offset leads to a second panel of columns, which d 64 does not have.
 _ELSEWHERE = ("always accumulate", "never accumulate", "B's leading offset")
 HOPPER_OPERATORS = tuple(known for known in hopper_operators() if known.name not in _ELSEWHERE)
-SYNCHRONISING = frozenset(
-    ("drop barrier", "drop wait", "weaken wait", "drop commit", "shuffle nothing")
-) | frozenset(("drop fence", "drop arrival", "do not wait"))
 #: Of each other operator.
 SAMPLED = {"atomics": 3, "two kernels": 3, "wgmma": 1}
 #: Kernels of each victim, and into how many tests their mutants are cut.
@@ -126,34 +120,6 @@ PARTS = {
     "two kernels": {"main": 3, "queries": 3, "prepare": 1, "gaps": 1, "sinks": 1},
     "wgmma": {"main": 5, "finish": 1},
 }
-MISTAKES_A_TEST = 8
-
-
-@dataclass(frozen=True)
-class Equivalent:
-    """Mutants that compute the same in every execution: of operators, at a line of our sources."""
-
-    operators: tuple[str, ...]
-    victims: tuple[str, ...]
-    role: str
-    source: str
-    proof: str
-    #: Of the operator's mutants in the kernel only that of a number, in text order.
-    place: int | None = None
-
-    def names(self, name: str, victim: BackwardVictim, role: str, mutant: Mutant) -> bool:
-        if mutant.operator not in self.operators or name not in self.victims or role != self.role:
-            return False
-        if self.place is not None:
-            mutants = victim.mutants(operators_of(name, role), role)
-            if (
-                mutant.id
-                != [one.id for one in mutants if one.operator == mutant.operator][self.place]
-            ):
-                return False
-        return self.source in victim.said(role, mutant)
-
-
 _CLEARED_IN_VAIN = (
     "A row that the kernel takes for one of a gap is written again by the kernels behind it. And "
     "none of a gap is taken for a sequence's: a sequence claims as many rows as the longest has at "
@@ -273,27 +239,11 @@ HARMLESS = {
 }
 
 
-def uncaught(name: str, role: str, chosen: Iterable[Mutant]) -> set[str]:
-    """What need not be noticed."""
-    return {
-        mutant.id
-        for mutant in chosen
-        if any(known.names(name, VICTIMS[name], role, mutant) for known in EQUIVALENT)
-    }
-
-
-def survivors(name: str, role: str, chosen: Iterable[Mutant]) -> set[str]:
-    victim = VICTIMS[name]
-    return {mutant.id for mutant in chosen if not victim.run_mutant(role, mutant).caught}
-
-
 def operators_of(name: str, role: str) -> tuple[Operator, ...]:
     return HOPPER_OPERATORS if (name, role) == ("wgmma", "main") else OPERATORS
 
 
-def sample(name: str, role: str) -> list[Mutant]:
-    table = operators_of(name, role)
-    return VICTIMS[name].sample(table, role, SYNCHRONISING, SAMPLED[name])
+SUITE = MutantSuite(VICTIMS, PARTS, MISTAKES, EQUIVALENT, operators_of, SAMPLED)
 
 
 @pytest.mark.full
@@ -312,43 +262,34 @@ PLANS = ["dq_sums not zeroed", "without finish", "finish first", "queries first"
     + [pytest.param(name, True, marks=pytest.mark.full) for name in (*BOTH, "wgmma")],
 )
 def test_wrong_plans_are_caught(name: str, every: bool) -> None:
-    victim = VICTIMS[name]
-    changed = dict(wrong_plans(victim, victim.plan()))
+    changed = SUITE.plans(name)
     assert len(changed) >= 13
-    chosen = changed if every else [change for change in PLANS if change in changed]
-    assert not {change for change in chosen if not victim.run(plan=changed[change]).caught}
+    chosen = {change: plan for change, plan in changed.items() if every or change in PLANS}
+    assert not SUITE.unnoticed_plans(name, chosen)
 
 
 def test_what_synchronises_is_missed() -> None:
     chosen = [
         mutant
-        for mutant in sample("atomics", "main")
+        for mutant in SUITE.sample("atomics", "main")
         if mutant.operator in ("drop barrier", "drop wait")
     ]
     assert len(chosen) >= 6
-    assert survivors("atomics", "main", chosen) == uncaught("atomics", "main", chosen)
-
-
-def parts() -> Iterator[ParameterSet]:
-    for name, roles in PARTS.items():
-        for role, count in roles.items():
-            for part in range(count):
-                yield pytest.param(name, role, part, id=f"{name} {role} {part + 1} of {count}")
+    alive = SUITE.survivors("atomics", "main", chosen)
+    assert alive == SUITE.uncaught("atomics", "main", chosen)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "role", "part"), list(parts()))
+@pytest.mark.parametrize(("name", "role", "part"), SUITE.part_params())
 def test_mutants_are_caught(name: str, role: str, part: int) -> None:
-    chosen = sample(name, role)[part :: PARTS[name][role]]
+    chosen = SUITE.part(name, role, part)
     assert chosen
-    assert survivors(name, role, chosen) <= uncaught(name, role, chosen)
+    assert SUITE.survivors(name, role, chosen) <= SUITE.uncaught(name, role, chosen)
 
 
 @pytest.mark.full
 def test_there_are_enough() -> None:
-    sampled = [
-        mutant for name, roles in PARTS.items() for role in roles for mutant in sample(name, role)
-    ]
+    sampled = SUITE.whole_sample()
     assert len(sampled) >= 300
     assert {mutant.operator for mutant in sampled} >= {operator.name for operator in OPERATORS}
     assert sum(map(len, MISTAKES.values())) >= 60
@@ -357,27 +298,11 @@ def test_there_are_enough() -> None:
 @pytest.mark.full
 def test_exceptions_name_mutants() -> None:
     """A change of the kernels' source has not made them void."""
-    for known in EQUIVALENT:
-        for name in known.victims:
-            mutants = VICTIMS[name].mutants(operators_of(name, known.role), known.role)
-            assert any(known.names(name, VICTIMS[name], known.role, mutant) for mutant in mutants)
+    assert SUITE.void_exceptions() == []
     assert set(HARMLESS) <= {str(mistake) for group in MISTAKES.values() for mistake in group}
 
 
-def mistakes() -> Iterator[ParameterSet]:
-    for name, group in MISTAKES.items():
-        for first in range(0, len(group), MISTAKES_A_TEST):
-            chosen = slice(first, first + MISTAKES_A_TEST)
-            yield pytest.param(name, chosen, id=f"{name} {first}-")
-
-
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "chosen"), list(mistakes()))
+@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
 def test_mistakes_are_caught(name: str, chosen: slice) -> None:
-    victim = VICTIMS[name]
-    alive = {
-        str(mistake)
-        for mistake in MISTAKES[name][chosen]
-        if not victim.run(patched_modules(victim, mistake)).caught
-    }
-    assert alive <= set(HARMLESS)
+    assert SUITE.unnoticed_mistakes(name, chosen) <= set(HARMLESS)

@@ -7,16 +7,12 @@ are sampled: every mutant of what synchronises, some of each other operator, eve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import pytest
 import shared_kernels
-from _pytest.mark import ParameterSet
-from backward_mistakes import wrong_plans
-from backward_victims import BackwardVictim, ChangedPlan, patched_modules
 from decode_mistakes import MISTAKES, AskedDecode
-from mutants import Mutant, operators
+from mutant_suite import Equivalent, MutantSuite
+from mutants import operators
+from operation_victims import OperationVictim
 
 from flashsmith.families import Semantics
 from flashsmith.families import parse_kernel_name_into_config as config
@@ -39,7 +35,7 @@ def _turned(pairs: int, d: int, dtype: str | None = None, page: int = 7) -> Aske
 
 
 VICTIMS = {
-    "dense": BackwardVictim(
+    "dense": OperationVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
         Semantics("causal", uneven=True),
         (
@@ -51,10 +47,12 @@ VICTIMS = {
             AskedDecode("b3 s1:40 h36:4 d40 causal", options={"lens_k": (40, 0, 3)}),
             # More sequences than a warp looks through at once.
             AskedDecode("b35 s9:70 h4:2 d40 causal"),
+            # Rows that see no key, beside keys whose values are not finite.
+            AskedDecode("b2 s9:70 h4:2 d40 causal", "nonfinite", {"lens_k": (3, 70)}),
         ),
         sm_count=5,
     ),
-    "parts": BackwardVictim(
+    "parts": OperationVictim(
         config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
         Semantics("causal", uneven=True),
         (
@@ -65,7 +63,7 @@ VICTIMS = {
         ),
         sm_count=75,
     ),
-    "paged": BackwardVictim(
+    "paged": OperationVictim(
         config("(BF16, 64, 16, 64, 4): decode+stages_3+least_64+parts_4"),
         Semantics("window", softcap=True, packed=True, uneven=True),
         (
@@ -101,7 +99,7 @@ VICTIMS = {
         ),
         sm_count=5,
     ),
-    "append": BackwardVictim(
+    "append": OperationVictim(
         config("(BF16, 256, 16, 32, 2): decode+stages_2+least_64+parts_4"),
         Semantics("window", softcap=True, packed=True, uneven=True),
         (
@@ -116,12 +114,7 @@ VICTIMS = {
 }
 shared_kernels.want([VICTIMS["dense"].config], VICTIMS["dense"].semantics)
 
-OPERATORS = tuple(operators(128))
-SYNCHRONISING = frozenset(
-    ("drop barrier", "drop wait", "weaken wait", "drop commit", "shuffle nothing")
-)
-#: Of each other operator.
-SAMPLED = 3
+OPERATORS = operators(128)
 #: Kernels of each victim, and into how many tests their mutants are cut.
 PARTS = {
     "dense": {"main": 4},
@@ -129,7 +122,6 @@ PARTS = {
     "paged": {"paged": 4},
     "append": {"append": 2},
 }
-MISTAKES_A_TEST = 8
 #: Plans that change nothing, and why.
 HARMLESS_PLANS = {
     "half of main": "The CTAs that there are take all parts, one after another.",
@@ -138,31 +130,14 @@ HARMLESS_PLANS = {
     "main first": "It is first.",
 }
 
-
-@dataclass(frozen=True)
-class Equivalent:
-    """Mutants that compute the same in every execution: of operators, at a line of our sources."""
-
-    operators: tuple[str, ...]
-    victim: str
-    role: str
-    source: str
-    proof: str
-
-    def names(self, name: str, role: str, mutant: Mutant) -> bool:
-        if (name, role) != (self.victim, self.role) or mutant.operator not in self.operators:
-            return False
-        return self.source in VICTIMS[name].said(role, mutant)
-
-
 _NOTHING_IS_LEFT = (
     "Behind the last step nothing is under way: what was committed last are empty groups."
 )
-EQUIVALENT: tuple[Equivalent, ...] = (
+EQUIVALENT = (
     *(
         Equivalent(
             ("drop wait", "weaken wait"),
-            name,
+            (name,),
             role,
             "cp_async_wait<0>();\n__syncwarp();",
             _NOTHING_IS_LEFT,
@@ -171,7 +146,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         ("shuffle nothing",),
-        "dense",
+        ("dense",),
         "main",
         "DecodeSequence& s = item.sequence;\n"
         "s.first_query = __shfl_sync(kWholeWarp, own.first_query, i);",
@@ -179,7 +154,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         ("shuffle nothing",),
-        "dense",
+        ("dense",),
         "main",
         "s.keys = __shfl_sync(kWholeWarp, own.keys, i);\n"
         "s.begin = __shfl_sync(kWholeWarp, own.begin, i);\n"
@@ -188,32 +163,15 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         ("drop global load", "load global next chunk"),
-        "parts",
+        ("parts",),
         "merge",
         "maximum = fmaxf(maximum, statistics[2 * part]);",
         "Of the loop's body for 128 parts at once, which never runs: the rest takes 32 at a time.",
     ),
 )
-#: Mistakes that change nothing, and why.
-HARMLESS: dict[str, str] = {}
-
-
-def uncaught(name: str, role: str, chosen: list[Mutant]) -> set[str]:
-    """What need not be noticed."""
-    return {
-        mutant.id
-        for mutant in chosen
-        if any(known.names(name, role, mutant) for known in EQUIVALENT)
-    }
-
-
-def sample(name: str, role: str) -> list[Mutant]:
-    return VICTIMS[name].sample(OPERATORS, role, SYNCHRONISING, SAMPLED)
-
-
-def survivors(name: str, role: str, chosen: list[Mutant]) -> set[str]:
-    victim = VICTIMS[name]
-    return {mutant.id for mutant in chosen if not victim.run_mutant(role, mutant).caught}
+SUITE = MutantSuite(
+    VICTIMS, PARTS, MISTAKES, EQUIVALENT, lambda name, role: OPERATORS, dict.fromkeys(VICTIMS, 3)
+)
 
 
 @pytest.mark.full
@@ -223,63 +181,40 @@ def test_the_kernels_themselves_are_right(name: str) -> None:
     assert not VICTIMS[name].run().caught
 
 
-def plans(name: str) -> dict[str, ChangedPlan]:
-    victim = VICTIMS[name]
-    return dict(wrong_plans(victim, victim.plan()))
-
-
 def test_a_merge_that_is_not_there_or_too_early_is_missed() -> None:
-    victim, changed = VICTIMS["dense"], plans("dense")
-    for change in ("without merge", "merge first"):
-        assert victim.run(plan=changed[change]).caught
+    plans = SUITE.plans("dense")
+    wrong = {change: plans[change] for change in ("without merge", "merge first")}
+    assert SUITE.unnoticed_plans("dense", wrong) == set()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", VICTIMS)
 def test_wrong_plans_are_caught(name: str) -> None:
-    alive = {change for change, it in plans(name).items() if not VICTIMS[name].run(plan=it).caught}
-    assert alive <= set(HARMLESS_PLANS)
-
-
-def parts() -> Iterator[ParameterSet]:
-    for name, roles in PARTS.items():
-        for role, count in roles.items():
-            for part in range(count):
-                yield pytest.param(name, role, part, id=f"{name} {role} {part + 1} of {count}")
+    assert SUITE.unnoticed_plans(name, SUITE.plans(name)) <= set(HARMLESS_PLANS)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "role", "part"), list(parts()))
+@pytest.mark.parametrize(("name", "role", "part"), SUITE.part_params())
 def test_mutants_are_caught(name: str, role: str, part: int) -> None:
-    chosen = sample(name, role)[part :: PARTS[name][role]]
+    chosen = SUITE.part(name, role, part)
     assert chosen
-    assert survivors(name, role, chosen) <= uncaught(name, role, chosen)
+    assert SUITE.survivors(name, role, chosen) <= SUITE.uncaught(name, role, chosen)
 
 
 @pytest.mark.full
 def test_there_are_enough() -> None:
-    sampled = [
-        mutant for name, roles in PARTS.items() for role in roles for mutant in sample(name, role)
-    ]
-    assert len(sampled) >= 200
+    assert len(SUITE.whole_sample()) >= 200
     assert sum(map(len, MISTAKES.values())) >= 70
     assert set(MISTAKES) <= set(VICTIMS)
 
 
-def mistakes() -> Iterator[ParameterSet]:
-    for name, group in MISTAKES.items():
-        for first in range(0, len(group), MISTAKES_A_TEST):
-            chosen = slice(first, first + MISTAKES_A_TEST)
-            yield pytest.param(name, chosen, id=f"{name} {first}-")
+@pytest.mark.full
+def test_exceptions_name_mutants() -> None:
+    """A change of the kernels' source has not made them void."""
+    assert SUITE.void_exceptions() == []
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "chosen"), list(mistakes()))
+@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
 def test_mistakes_are_caught(name: str, chosen: slice) -> None:
-    victim = VICTIMS[name]
-    alive = {
-        str(mistake)
-        for mistake in MISTAKES[name][chosen]
-        if not victim.run(patched_modules(victim, mistake)).caught
-    }
-    assert alive <= set(HARMLESS)
+    assert SUITE.unnoticed_mistakes(name, chosen) == set()

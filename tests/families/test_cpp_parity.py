@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 from config_samples import random_configs
-from static_assertions import failed_assertions
+from cpp_side import check_assumptions, compiled, packed
 
 from flashsmith.families import (
-    DEFAULT_DEVICE,
     KNOB_VALUES,
     KNOWN_DEVICES,
     RULES,
     FlashForwardKernelConfig,
     get_cover_configs,
-    rule_bitmask,
 )
 
 HERE = Path(__file__).parent
-CSRC = HERE.parents[1] / "src" / "flashsmith" / "csrc"
 
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = tmp_path_factory.mktemp("config_table") / "table.so"
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    source = str(HERE / "config_table.cc")
-    subprocess.run(["g++", *flags, f"-I{CSRC}", source, "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
+    folder = tmp_path_factory.mktemp("config_table")
+    return compiled(HERE / "config_table.cc", folder / "table.so")
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +46,6 @@ def configs() -> list[FlashForwardKernelConfig]:
         for value in values
     }
     return sorted(family | near) + random_configs(20_000, seed=20)
-
-
-def packed(configs: list[FlashForwardKernelConfig]) -> ctypes.Array[ctypes.c_int]:
-    ints = [value for cfg in configs for value in cfg.to_ints()]
-    return (ctypes.c_int * len(ints))(*ints)
 
 
 def fits_an_int(cfg: FlashForwardKernelConfig) -> bool:
@@ -116,15 +103,4 @@ def test_what_the_kernel_takes_for_granted_is_asserted(tmp_path: Path) -> None:
         *(5, 64, 64, 64, 4), async_copy=True, eager_load_blocks=True,
         Q_mma_load_K_tiles=2, K_mma_load_K_tiles=2, V_mma_load_K_tiles=2,
     )  # fmt: skip
-    illegal = {text: replace(legal, **change) for text, change in ASSUMPTIONS.items()}  # type: ignore[arg-type]
-    assert rule_bitmask(legal, DEFAULT_DEVICE) == 0
-    assert all(rule_bitmask(cfg, DEFAULT_DEVICE) for cfg in illegal.values())
-    place = (tmp_path, "mma_sync", 80, "mma_sync/static_kernel_configuration.cuh")
-
-    def failed(configs: Iterable[FlashForwardKernelConfig]) -> set[str]:
-        static = (f"StaticForwardKernelConfig<{cfg.to_cpp_struct()}>" for cfg in configs)
-        return failed_assertions(*place, static)
-
-    said = failed(illegal.values())
-    assert [text for text in illegal if not any(one.startswith(text) for one in said)] == []
-    assert failed([legal]) == set()
+    check_assumptions(tmp_path, legal, ASSUMPTIONS)

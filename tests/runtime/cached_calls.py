@@ -1,15 +1,20 @@
-"""Valid calls of attention() on PyTorch's host tensors, and what distinguishes launches."""
+"""Valid calls of attention() on PyTorch's host tensors, what distinguishes launches, and what holds
+for a call like one before of any operation."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
-from pretended_gpu import Launch
+from pretended_gpu import Launch, PretendedGpu
 
+from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, FlashForwardKernelConfig
+from flashsmith.runtime import cached_launches
 
 CFG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4)
 
@@ -92,3 +97,68 @@ def events(call: Callable[[], Any]) -> int:
     finally:
         sys.setprofile(None)
     return entered
+
+
+def refuse_checks(monkeypatch: pytest.MonkeyPatch, *passes: ModuleType) -> None:
+    """From now on a call that goes through the checks fails."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the call was checked")
+
+    for module in passes:
+        monkeypatch.setattr(module, "check_request", refuse)
+
+
+Call = Callable[..., Any]
+#: Makes the arguments of a call, of new tensors every time.
+Maker = Callable[[], dict[str, Any]]
+
+
+def check_signatures_differ(gpu: PretendedGpu, call: Call, makers: Iterable[Maker]) -> None:
+    """Each of the calls launches something of its own, also after all others were prepared."""
+    makers = list(makers)
+    for make in makers:
+        call(**make())
+    prepared = [(launch.config, launch.semantics, launch.prepared) for launch in gpu.launches]
+    assert len(cached_launches.cached) == len(makers)
+    gpu.launches.clear()
+    for make in makers:
+        call(**make())
+    assert prepared == [
+        (launch.config, launch.semantics, launch.prepared) for launch in gpu.launches
+    ]
+
+
+#: What a mistake makes of a tensor: one that needs a gradient, one at an odd address.
+GROWN, ODD = object(), object()
+#: By name, what each makes of a valid call's arguments.
+Mistakes = dict[str, dict[str, Any]]
+
+
+def check_mistake_stays_one(
+    gpu: PretendedGpu, call: Call, valid: Maker, mistake: Mapping[str, Any]
+) -> None:
+    """After valid calls like it, a call with a mistake raises the error of a fresh process."""
+
+    def spoiled() -> dict[str, Any]:
+        arguments = valid()
+        for name, value in mistake.items():
+            if value is GROWN:
+                arguments[name].requires_grad_()
+            elif value is ODD:
+                shape = arguments[name].shape
+                arguments[name] = half(shape.numel() + 1)[1:].view(shape)
+            else:
+                arguments[name] = value
+        return arguments
+
+    def said() -> str:
+        with pytest.raises(ArgumentError) as caught:
+            call(**spoiled())
+        return " ".join(word for word in str(caught.value).split() if not word.startswith("0x"))
+
+    fresh = said()
+    for _ in range(2):
+        call(**valid())
+    assert said() == fresh
+    assert len(gpu.launches) == 2

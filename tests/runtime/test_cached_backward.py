@@ -17,7 +17,18 @@ from flashsmith.runtime.cached_launches import backward_signature
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
-from cached_calls import events, half, offsets, qkv  # noqa: E402
+from cached_calls import (  # noqa: E402
+    GROWN,
+    ODD,
+    Mistakes,
+    check_mistake_stays_one,
+    check_signatures_differ,
+    events,
+    half,
+    offsets,
+    qkv,
+    refuse_checks,
+)
 from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
 
 import flashsmith  # noqa: E402
@@ -42,11 +53,7 @@ def gpu() -> Iterator[PretendedGpu]:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """After calling it, a call that goes through the checks fails."""
-
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise AssertionError("the call was checked")
-
-    return lambda: monkeypatch.setattr(backward_pass, "check_request", refuse)
+    return lambda: refuse_checks(monkeypatch, backward_pass)
 
 
 def dense(**options: Any) -> dict[str, Any]:
@@ -140,14 +147,7 @@ def test_what_a_kernel_cannot_read_is_copied_every_time(
 
 
 def test_different_calls_have_different_signatures(gpu: PretendedGpu) -> None:
-    for make in (*CALLS.values(), *COPIED.values()):
-        backward(**make())
-    prepared = [launch.prepared for launch in gpu.launches]
-    assert len(cached_launches.cached) == len(CALLS) + len(COPIED)
-    gpu.launches.clear()
-    for make in (*CALLS.values(), *COPIED.values()):
-        backward(**make())
-    assert [launch.prepared for launch in gpu.launches] == prepared
+    check_signatures_differ(gpu, backward, (*CALLS.values(), *COPIED.values()))
 
 
 def test_a_copy_for_an_address_is_not_for_others(gpu: PretendedGpu) -> None:
@@ -162,9 +162,9 @@ def test_a_copy_for_an_address_is_not_for_others(gpu: PretendedGpu) -> None:
     assert len(cached_launches.cached) == 1
 
 
-MISTAKES: dict[str, dict[str, Any]] = {
-    **{f"{name} that grows": {name: "grown"} for name in (*ORDER[:6], "sinks", "dlse")},
-    **{f"an odd {name}": {name: "odd"} for name in ("q", "k", "v", "o")},
+MISTAKES: Mistakes = {
+    **{f"{name} that grows": {name: GROWN} for name in (*ORDER[:6], "sinks", "dlse")},
+    **{f"an odd {name}": {name: ODD} for name in ("q", "k", "v", "o")},
     **{f"no {name}": {name: None} for name in ORDER[:6]},
     "a need that is a number": {"needs": (1, True, True, True)},
     "causal that is a number": {"causal": 0},
@@ -179,32 +179,10 @@ MISTAKES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_after_a_valid_call_is_still_one(name: str, gpu: PretendedGpu) -> None:
-    """With the error of a fresh process."""
+    def valid() -> dict[str, Any]:
+        return dense(causal=False, sinks=torch.zeros(4), dlse=torch.zeros(2, 4, 64))
 
-    def spoiled() -> dict[str, Any]:
-        call = dense(causal=False, sinks=torch.zeros(4), dlse=torch.zeros(2, 4, 64))
-        for argument, value in MISTAKES[name].items():
-            if isinstance(value, str) and value == "grown":
-                call[argument].requires_grad_()
-            elif isinstance(value, str) and value == "odd":
-                shape = call[argument].shape
-                call[argument] = half(shape.numel() + 1)[1:].view(shape)
-            else:
-                call[argument] = value
-        return call
-
-    with pytest.raises(ArgumentError) as fresh:
-        backward(**spoiled())
-    for _ in range(2):
-        backward(**dense(causal=False, sinks=torch.zeros(4), dlse=torch.zeros(2, 4, 64)))
-    with pytest.raises(ArgumentError) as later:
-        backward(**spoiled())
-    assert _without_addresses(str(later.value)) == _without_addresses(str(fresh.value))
-    assert len(gpu.launches) == 2
-
-
-def _without_addresses(message: str) -> str:
-    return " ".join(word for word in message.split() if not word.startswith("0x"))
+    check_mistake_stays_one(gpu, backward, valid, MISTAKES[name])
 
 
 def test_attention_and_its_gradients_are_not_checked_again(
@@ -217,12 +195,7 @@ def test_attention_and_its_gradients_are_not_checked_again(
         return torch.autograd.grad((o.sum(), lse.sum()), leaves)
 
     step()
-
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise AssertionError("the call was checked")
-
-    for module in (backward_pass, flashsmith.runtime.forward_pass):
-        monkeypatch.setattr(module, "check_request", refuse)
+    refuse_checks(monkeypatch, backward_pass, flashsmith.runtime.forward_pass)
     step()
     first, first_back, second, second_back = gpu.launches
     assert first.prepared is second.prepared

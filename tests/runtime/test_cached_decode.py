@@ -10,11 +10,20 @@ import pytest
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import parse_kernel_name_into_config
-from flashsmith.runtime import cached_launches, decode_pass
+from flashsmith.runtime import decode_pass
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
-from cached_calls import half, offsets  # noqa: E402
+from cached_calls import (  # noqa: E402
+    GROWN,
+    ODD,
+    Mistakes,
+    check_mistake_stays_one,
+    check_signatures_differ,
+    half,
+    offsets,
+    refuse_checks,
+)
 from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
 
 from flashsmith import attention_with_cache  # noqa: E402
@@ -44,11 +53,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """After calling it, a call that goes through the checks fails."""
-
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise AssertionError("the call was checked")
-
-    return lambda: monkeypatch.setattr(decode_pass, "check_request", refuse)
+    return lambda: refuse_checks(monkeypatch, decode_pass)
 
 
 def dense(**options: Any) -> dict[str, Any]:
@@ -131,14 +136,7 @@ def test_a_call_like_one_before_launches_the_same_elsewhere_and_reads_nothing(
 
 
 def test_different_calls_have_different_signatures(gpu: PretendedGpu) -> None:
-    for make in CALLS.values():
-        attention_with_cache(**make())
-    prepared = [launch.prepared for launch in gpu.launches]
-    assert len(cached_launches.cached) == len(CALLS)
-    gpu.launches.clear()
-    for make in CALLS.values():
-        attention_with_cache(**make())
-    assert [launch.prepared for launch in gpu.launches] == prepared
+    check_signatures_differ(gpu, attention_with_cache, CALLS.values())
 
 
 def test_lengths_that_are_not_known_bound_the_grid_by_all_rows(gpu: PretendedGpu) -> None:
@@ -148,9 +146,9 @@ def test_lengths_that_are_not_known_bound_the_grid_by_all_rows(gpu: PretendedGpu
     assert [launch.prepared[5:7] for launch in gpu.launches] == [(2, 5), (2, 7)]
 
 
-MISTAKES: dict[str, dict[str, Any]] = {
-    **{f"{name} that grows": {name: "grown"} for name in ("q", "k_cache", "v", "cos", "sinks")},
-    **{f"an odd {name}": {name: "odd"} for name in ("q", "k_cache", "v_cache", "k", "v")},
+MISTAKES: Mistakes = {
+    **{f"{name} that grows": {name: GROWN} for name in ("q", "k_cache", "v", "cos", "sinks")},
+    **{f"an odd {name}": {name: ODD} for name in ("q", "k_cache", "v_cache", "k", "v")},
     **{f"no {name}": {name: None} for name in ("q", "k_cache", "v_cache", "cache_lens", "k")},
     "causal that is a number": {"causal": 1},
     "another split": {"split": "odd"},
@@ -161,36 +159,11 @@ MISTAKES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_after_a_valid_call_is_still_one(name: str, gpu: PretendedGpu) -> None:
-    """With the error of a fresh process."""
-
     def valid() -> dict[str, Any]:
         angles = {name: torch.zeros(128, 8) for name in ("cos", "sin")}
         return paged(**appending(**angles, sinks=torch.zeros(4), causal=True))
 
-    def spoiled() -> dict[str, Any]:
-        call = valid()
-        for argument, value in MISTAKES[name].items():
-            if isinstance(value, str) and value == "grown":
-                call[argument].requires_grad_()
-            elif isinstance(value, str) and value == "odd" and argument != "split":
-                shape = call[argument].shape
-                call[argument] = half(shape.numel() + 1)[1:].view(shape)
-            else:
-                call[argument] = value
-        return call
-
-    with pytest.raises(ArgumentError) as fresh:
-        attention_with_cache(**spoiled())
-    for _ in range(2):
-        attention_with_cache(**valid())
-    with pytest.raises(ArgumentError) as later:
-        attention_with_cache(**spoiled())
-    assert _without_addresses(str(later.value)) == _without_addresses(str(fresh.value))
-    assert len(gpu.launches) == 2
-
-
-def _without_addresses(message: str) -> str:
-    return " ".join(word for word in message.split() if not word.startswith("0x"))
+    check_mistake_stays_one(gpu, attention_with_cache, valid, MISTAKES[name])
 
 
 @pytest.mark.parametrize("written", ["out", "k_cache", "v_cache"])

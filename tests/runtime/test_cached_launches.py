@@ -29,7 +29,16 @@ from flashsmith.runtime.libraries import loaded_kernels
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
-from cached_calls import CALLS, CFG, dense, events, qkv, without_addresses  # noqa: E402
+from cached_calls import (  # noqa: E402
+    CALLS,
+    CFG,
+    check_signatures_differ,
+    dense,
+    events,
+    qkv,
+    refuse_checks,
+    without_addresses,
+)
 from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -44,11 +53,7 @@ def gpu() -> Iterator[PretendedGpu]:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """After calling it, a call that goes through the checks fails."""
-
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise AssertionError("the call was checked")
-
-    return lambda: monkeypatch.setattr(forward_pass, "check_request", refuse)
+    return lambda: refuse_checks(monkeypatch, forward_pass)
 
 
 def places(arguments: dict[str, Any], outputs: Any) -> tuple[int, ...]:
@@ -90,15 +95,7 @@ def test_a_call_like_one_before_launches_the_same_elsewhere(
 
 
 def test_different_calls_have_different_signatures(gpu: PretendedGpu) -> None:
-    """Each of these launches something of its own, also after all others were prepared."""
-    for make in CALLS.values():
-        attention(**make())
-    prepared_first = [without_addresses(launch) for launch in gpu.launches]
-    gpu.launches.clear()
-    for make in CALLS.values():
-        attention(**make())
-    assert [without_addresses(launch) for launch in gpu.launches] == prepared_first
-    assert len(cached_launches.cached) == len(CALLS)
+    check_signatures_differ(gpu, attention, CALLS.values())
 
 
 def test_no_real_kernel_is_launched(gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch) -> None:

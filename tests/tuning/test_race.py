@@ -47,13 +47,15 @@ class Driven:
     early: bool = False
     closed: bool = False
     refinements: int = 0
+    incumbent: int | None = None
 
     def __post_init__(self) -> None:
         builds = tuple(Build.of(self.problem, cfg) for cfg in CONFIGS[: self.count])
         reference = None
         if self.reference is not None:
             reference, self.known = self.reference.race, self.reference.known
-        self.race = Race(self.problem, builds, HALVING, reference, self.refinements)
+        incumbents = () if self.incumbent is None else (builds[self.incumbent],)
+        self.race = Race(self.problem, builds, HALVING, reference, self.refinements, incumbents)
         self.names = [build.name for build in builds]
 
     @property
@@ -107,6 +109,28 @@ def test_a_kernel_is_proven_before_it_is_timed_and_checked_before_the_final() ->
     # 12, of which 4 stay, of which one is within the last rung's 4%.
     assert [t.stage.startswith("rung") for t in tasks].count(True) == 16
     assert len(tasks[-1].builds) == 1
+
+
+def test_an_incumbent_is_in_the_final_however_slow() -> None:
+    race = Driven(12, incumbent=11)
+    tasks = race.drive(race.steps())
+    assert [build.name for build in tasks[-1].builds] == [race.names[0], race.names[11]]
+    assert race.state.decided
+    *_, last = race.state.ranked
+    assert (last.name, last.stage, race.state.is_incumbent(last)) == (race.names[11], FINAL, True)
+    # Unless it is wrong.
+    race.disqualify(race.names[11])
+    race.drive(race.steps())
+    assert race.names[11] not in [trial.name for trial in race.state.ranked]
+    assert race.state.finished
+
+
+def test_an_incumbent_enters_long_races_however_slow_it_was_on_short_ones() -> None:
+    short = Driven(12, SHORT)
+    long = Driven(12, LONG, short, incumbent=11)
+    short.drive(short.steps())
+    long.drive(long.steps())
+    assert {trial.name for trial in long.state.finalists} == {long.names[0], long.names[11]}
 
 
 def test_asked_twice_it_says_the_same_and_changes_nothing() -> None:

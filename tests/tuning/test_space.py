@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sweep_fakes import CONFIGS, DEVICE, NAMES, PROBLEM, facts_of
 
+from flashsmith.chooser.winners import WinnersTable
 from flashsmith.errors import ArgumentError, SelectionError
 from flashsmith.families import (
     DeviceSpec,
@@ -24,7 +25,7 @@ from flashsmith.families import (
 from flashsmith.tuning.problems import default_problems, reference_problem
 from flashsmith.tuning.problems import read_problems as read
 from flashsmith.tuning.race import states_of
-from flashsmith.tuning.space import search_space
+from flashsmith.tuning.space import search_space, shipped_choices
 from flashsmith.tuning.trial import Build, Trials, cull_compiled, cull_unbuilt
 from flashsmith.tuning.tune import make_race
 
@@ -39,6 +40,22 @@ def test_the_space_is_legal_and_for_the_problem(problem: Problem) -> None:
         assert len(set(configs)) == len(configs) >= least
         assert {(cfg.dtype, cfg.d_head) for cfg in configs} == {(problem.dtype, problem.d)}
         assert all(is_legal(cfg, DEVICE) for cfg in configs)
+
+
+def test_what_ships_is_what_attention_takes_without_a_table_of_ones_own() -> None:
+    winner = next(e for e in WinnersTable.shipped() if str(e.problem) == "b16 s4096 h16 d128 fp16")
+    problem = winner.problem
+    assert [str(cfg) for cfg in shipped_choices(problem, DEVICE)] == [winner.best.config]
+    # A GPU without a table of its own has that of its nearest relative.
+    assert shipped_choices(problem, device_spec("GH200")) == shipped_choices(problem, DEVICE)
+    assert [cfg.FAMILY for cfg in shipped_choices(problem, device_spec("A100"))] == ["mma_sync"]
+    # Kernels that repeat their bits are chosen apart.
+    backward = replace(problem, operation="backward")
+    free, repeatable = shipped_choices(backward, DEVICE)
+    assert not free.family.is_deterministic(free)
+    assert repeatable.family.is_deterministic(repeatable)
+    no_kernel = replace(DEVICE, name="small", max_smem_per_block=1024)
+    assert shipped_choices(problem, no_kernel) == []
 
 
 def test_each_key_searches_its_families() -> None:

@@ -16,6 +16,7 @@ from flashsmith import env
 from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.implementations import (
     OURS,
+    OURS_FREE,
     KernelImplementation,
     ProvableImplementation,
     attention_implementation,
@@ -29,9 +30,10 @@ from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.timing import INTERLEAVED, Clock, Protocol, measure, require_usable_gpu
 from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload, workload_of
 from flashsmith.chooser import choose_config
+from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, get_kernel_configs
-from flashsmith.operations import BACKWARD, DEFAULT
+from flashsmith.operations import BACKWARD, DECODE, DEFAULT
 
 
 def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...], bool]:
@@ -56,9 +58,9 @@ def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...
 class Entry:
     """An implementation of flashsmith before there are tensors.
 
-    ``config`` None: ``note`` gives the reason. ``attention``: whether attention() is called, which
-    chooses ``config``, and not the kernel. Gradients are PyTorch's autograd's of attention(), where
-    it holds the tensors.
+    ``config`` None: ``note`` gives the reason. ``attention``: whether attention(), over a cache
+    attention_with_cache(), is called, which chooses ``config``, and not the kernel. Gradients are
+    PyTorch's autograd's of attention(), where it holds the tensors.
     """
 
     name: str
@@ -74,7 +76,7 @@ class Entry:
                 named = None if self.attention else self.config
                 return gradient_implementation(self.name, self.config, workload, named)
         elif self.attention:
-            return attention_implementation(self.config, workload)
+            return attention_implementation(self.config, workload, self.name)
         return replace(kernel_implementation(self.config, workload), name=self.name)
 
 
@@ -109,13 +111,13 @@ class BenchPlan:
 
     def entries(self, problem: Problem, device: DeviceSpec) -> Iterator[Entry]:
         """flashsmith's implementations that serve a problem."""
-        if self.ours and problem.operation in (DEFAULT, BACKWARD.name):
+        for name, choose in _choosers(problem).items() if self.ours else ():
             try:
-                chosen = choose_config(problem, device)
+                chosen = choose(problem, device)
             except FlashsmithError as error:
-                yield Entry(OURS, None, note=str(error))
+                yield Entry(name, None, note=str(error))
             else:
-                yield Entry(OURS, chosen, attention=True)
+                yield Entry(name, chosen, attention=True)
         yield from (Entry(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
 
     def uses(self, device: DeviceSpec) -> Iterator[Use]:
@@ -133,6 +135,13 @@ class BenchPlan:
     def peers_of(self, problem: Problem) -> tuple[Peer, ...]:
         """Those of ``peers`` that a problem is for, as ``peers.peers_of`` says."""
         return peers_of(problem, self.peers)
+
+
+def _choosers(problem: Problem) -> dict[str, Callable[[Problem, DeviceSpec], KernelConfig]]:
+    """The public calls that compute a problem, by name, and how each chooses a kernel."""
+    if problem.operation == DECODE.name:
+        return {OURS: CHOOSERS["invariant"], OURS_FREE: CHOOSERS["free"]}
+    return {OURS: choose_config} if problem.operation in (DEFAULT, BACKWARD.name) else {}
 
 
 def serves(cfg: KernelConfig, problem: Problem) -> bool:

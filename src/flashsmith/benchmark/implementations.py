@@ -1,4 +1,5 @@
-"""What is timed: attention(), kernels of ours by their configs, and peers."""
+"""What is timed: attention(), attention_with_cache(), kernels of ours by their configs, and
+peers."""
 
 from __future__ import annotations
 
@@ -10,11 +11,18 @@ from typing import Any, Protocol
 
 import flashsmith
 from flashsmith.benchmark.timing import Implementation
-from flashsmith.benchmark.workload import AnyWorkload, BackwardWorkload, gradients_by_name
-from flashsmith.chooser import attention
+from flashsmith.benchmark.workload import (
+    AnyWorkload,
+    BackwardWorkload,
+    DecodeWorkload,
+    gradients_by_name,
+)
+from flashsmith.chooser import attention, attention_with_cache
 from flashsmith.families import KernelConfig
 
 OURS = "ours"
+# attention_with_cache(split='free').
+OURS_FREE = "ours_free"
 
 
 class ProvableImplementation(Implementation, Protocol):
@@ -58,19 +66,28 @@ class GradientImplementation(KernelImplementation):
 
 def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> KernelImplementation:
     """The kernel that ``config`` names, all launches of a call."""
-    note = "prepared call" if isinstance(workload, BackwardWorkload) else ""
+    prepared = isinstance(workload, (BackwardWorkload, DecodeWorkload))
+    note = "prepared call" if prepared else ""
     return KernelImplementation(str(config), config, workload, workload.call(config), note)
 
 
-def attention_implementation(config: KernelConfig, workload: Any) -> KernelImplementation:
-    """attention(), which chooses the kernel at each call: ``config``'s.
+def attention_implementation(
+    config: KernelConfig, workload: Any, name: str = OURS
+) -> KernelImplementation:
+    """attention(), or attention_with_cache(), which choose the kernel at each call: ``config``'s.
+    OURS_FREE splits freely.
 
     The chooser's own, without the half microsecond in which `flashsmith.attention` asks PyTorch
     whether it is tracing.
     """
     w = workload
-    call = partial(attention, w.q, w.k, w.v, out=w.o, **w.options)
-    return KernelImplementation(OURS, config, w, call)
+    if isinstance(w, DecodeWorkload):
+        split = "free" if name == OURS_FREE else "invariant"
+        tensors, options = (w.q, w.k_cache, w.v_cache), {**w.options, "split": split}
+        call = partial(attention_with_cache, *tensors, out=w.o, **options)
+    else:
+        call = partial(attention, w.q, w.k, w.v, out=w.o, **w.options)
+    return KernelImplementation(name, config, w, call)
 
 
 def gradient_implementation(

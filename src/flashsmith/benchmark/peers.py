@@ -10,14 +10,20 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol
 
-from flashsmith.benchmark.workload import BackwardWorkload, Workload, gradients_by_name
+from flashsmith.benchmark.workload import (
+    BackwardWorkload,
+    DecodeWorkload,
+    Workload,
+    gradients_by_name,
+)
 from flashsmith.errors import ArgumentError
-from flashsmith.families import Problem
-from flashsmith.operations import BACKWARD, DEFAULT
+from flashsmith.families import Problem, Semantics
+from flashsmith.operations import BACKWARD, DECODE, DEFAULT
 from flashsmith.operations.operation import load_attribute
 
 
@@ -220,10 +226,16 @@ def _capped(softcap: float) -> Callable[..., Any]:
 
 # --- packages ---
 
-_THEIR_NAMES = {"window": "window_size"}
+# What they call our options, unless by our names.
+_THEIR_NAMES = {
+    "window": "window_size",
+    "cache_lens": "cache_seqlens",
+    "page_table": "block_table",
+}
 # Without these it would compute something else.
-_NEEDED = {"causal", "window_size", "softcap"}
+_NEEDED = {"causal", "window_size", "softcap", "cache_seqlens", "block_table", "cu_seqlens_q"}
 _DENSE, _PACKED = "flash_attn_func", "flash_attn_varlen_func"
+_CACHED = "flash_attn_with_kvcache"
 
 
 @dataclass(frozen=True)
@@ -235,10 +247,14 @@ class FlashAttnPeer:
     distributions: tuple[str, ...]
 
     def absence(self, problem: Problem) -> str | None:
+        return self.absence_of(_PACKED if problem.semantics.packed else _DENSE)
+
+    def absence_of(self, function: str) -> str | None:
+        """Why its function of that name cannot be used here, None if it can."""
         # First what takes no time: without PyTorch none of them imports.
         if absent := torch_absence():
             return absent
-        found = self._function(_PACKED if problem.semantics.packed else _DENSE)
+        found = self._function(function)
         return found if isinstance(found, str) else None
 
     def version(self) -> str:
@@ -250,11 +266,21 @@ class FlashAttnPeer:
         return ""
 
     def prepare(self, workload: Workload) -> PeerImplementation:
-        function = self._function(_PACKED if workload.packed else _DENSE)
-        tensors, options = (workload.q, workload.k, workload.v), workload.options
-        options = {_THEIR_NAMES.get(name, name): value for name, value in options.items()}
+        tensors = workload.q, workload.k, workload.v
+        name = _PACKED if workload.packed else _DENSE
+        return self.prepare_call(name, tensors, workload.options)
+
+    def prepare_call(
+        self, name: str, tensors: Sequence[Any], options: Mapping[str, Any]
+    ) -> PeerImplementation:
+        """The implementation by its function of that name; options by our names for them."""
+        function = self._function(name)
         # Which of the keywords there are depends on the version.
         known = inspect.signature(function).parameters
+        options = {
+            name if name in known else _THEIR_NAMES.get(name, name): value
+            for name, value in options.items()
+        }
         if lacking := sorted(_NEEDED & options.keys() - known.keys()):
             raise ArgumentError(f"{function.__name__} has no {' and no '.join(lacking)}")
         options = {name: value for name, value in options.items() if name in known}
@@ -319,6 +345,152 @@ class GradientPeer:
         return PeerImplementation(self.name, workload.differentiated(forward), gradients_by_name)
 
 
+# --- over a cache ---
+
+
+@dataclass(frozen=True)
+class DenseCachePeer:
+    """PyTorch's attention on a dense cache that its sequences fill: it reads no lengths.
+
+    The mask of a single query shows every key; those of more go to the function under the flash
+    backend, which aligns them to the bottom right.
+    """
+
+    of: SdpaPeer
+
+    @property
+    def name(self) -> str:
+        return self.of.name
+
+    def absence(self, problem: Problem) -> str | None:
+        if problem.page:
+            return "PyTorch's SDPA has no page tables"
+        if problem.semantics.packed:
+            return "PyTorch's SDPA has no packed queries over a cache"
+        if _sees_all(problem):
+            problem = replace(problem, semantics=Semantics(softcap=problem.semantics.softcap))
+        elif not self.of.direct:
+            return "PyTorch aligns causal masks to the top left, and has windows for fa2 only"
+        elif not problem.semantics.softcap:
+            return torch_absence()
+        return self.of.absence(problem)
+
+    def version(self) -> str:
+        return self.of.version()
+
+    def prepare(self, workload: DecodeWorkload) -> PeerImplementation:
+        if _sees_all(workload.problem):
+            plain = copy.copy(workload)
+            plain.problem = replace(workload.problem, semantics=Semantics())
+            return self.of.prepare(plain)
+        return PeerImplementation(self.name, _direct_call(workload), _output)
+
+
+def _sees_all(problem: Problem) -> bool:
+    """Whether every query sees every key of a cache."""
+    mask = problem.semantics.mask
+    return mask == "none" or (mask == "causal" and problem.seq_q == 1)
+
+
+@dataclass(frozen=True)
+class CachePeer:
+    """A FlashAttention package's function over a cache."""
+
+    of: FlashAttnPeer
+
+    @property
+    def name(self) -> str:
+        return self.of.name
+
+    def absence(self, problem: Problem) -> str | None:
+        return self.of.absence_of(_CACHED)
+
+    def version(self) -> str:
+        return self.of.version()
+
+    def prepare(self, workload: DecodeWorkload) -> PeerImplementation:
+        w = workload
+        return self.of.prepare_call(_CACHED, (w.q, w.k_cache, w.v_cache), w.options)
+
+
+# Twice of what its documentation recommends.
+_WORKSPACE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class FlashInferPeer:
+    """FlashInfer's attention of decoded tokens over pages; of a dense cache each sequence is one.
+
+    Its plan, which waits for the GPU, is made once: what is timed is a run of it.
+    """
+
+    name: str = "flashinfer"
+
+    def absence(self, problem: Problem) -> str | None:
+        if absent := torch_absence():
+            return absent
+        if problem.operation != DECODE.name:
+            return "FlashInfer is compared over a cache only"
+        if problem.seq_q > 1 and problem.semantics.mask == "none":
+            return "FlashInfer's several queries of a sequence are causal"
+        try:
+            importlib.import_module("flashinfer")
+        except ModuleNotFoundError as error:
+            return f"{error.name or 'flashinfer'} is not installed"
+        except Exception as error:  # a wheel for another PyTorch fails in many ways
+            return f"flashinfer cannot be imported: {str(error).splitlines()[0]}"
+        return None
+
+    def version(self) -> str:
+        return f"flashinfer {importlib.metadata.version('flashinfer-python')}"
+
+    def prepare(self, workload: DecodeWorkload) -> PeerImplementation:
+        import torch
+
+        flashinfer = importlib.import_module("flashinfer")
+        w, p = workload, workload.problem
+        page = p.page or p.seq_k
+        pages = -(-p.seq_k // page)
+
+        def whole(array: Any) -> Any:
+            return torch.as_tensor(array, dtype=torch.int32, device=w.q.device)
+
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            _workspace(w.q.device), "NHD", use_tensor_cores=True
+        )
+        options: dict[str, Any] = {"q_data_type": w.q.dtype, "kv_data_type": w.q.dtype}
+        if p.window is not None:
+            options["window_left"] = p.window[0]
+        if p.softcap:
+            options["logits_soft_cap"] = p.softcap
+        if p.seq_q > 1:
+            options["q_len_per_req"] = p.seq_q
+        known = inspect.signature(wrapper.plan).parameters
+        if lacking := sorted(options.keys() - known.keys()):
+            raise ArgumentError(f"BatchDecodeWithPagedKVCacheWrapper.plan has no {lacking[0]}")
+        wrapper.plan(
+            whole(range(0, (p.batch + 1) * pages, pages)),
+            whole(range(p.batch)) if w.page_table is None else w.page_table.flatten(),
+            whole([p.seq_k - (pages - 1) * page] * p.batch),
+            *(p.heads_q, p.heads_k, p.d, page),
+            **options,
+        )
+        q, caches = w.q.reshape(-1, p.heads_q, p.d), (w.k_cache, w.v_cache)
+
+        def call() -> Any:
+            return wrapper.run(q, caches)
+
+        return PeerImplementation(self.name, call, lambda returned: returned.reshape(w.q.shape))
+
+
+@cache
+def _workspace(device: Any) -> Any:
+    """FlashInfer's scratch memory: its calls follow each other on one stream."""
+    import torch
+
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
 # --- by name ---
 
 # PyTorch's own FlashAttention-2: what others are compared with.
@@ -336,8 +508,15 @@ _ALL: tuple[SdpaPeer | FlexPeer | FlashAttnPeer, ...] = (
     ),
     FlashAttnPeer("flash_attn_4", ("flash_attn.cute",), ("flash-attn-4",)),
 )
-PEERS = {peer.name: peer for peer in _ALL}
+_FLASHINFER = FlashInferPeer()
+PEERS: dict[str, Peer] = {peer.name: peer for peer in (*_ALL, _FLASHINFER)}
 BACKWARD_PEERS = tuple(GradientPeer(peer) for peer in _ALL if not isinstance(peer, FlexPeer))
+DECODE_PEERS: tuple[Peer, ...] = (
+    *(DenseCachePeer(peer) for peer in _ALL if isinstance(peer, SdpaPeer)),
+    *(CachePeer(peer) for peer in _ALL if isinstance(peer, FlashAttnPeer)),
+    _FLASHINFER,
+)
+_OWN: dict[str, Sequence[Peer]] = {BACKWARD.name: BACKWARD_PEERS, DECODE.name: DECODE_PEERS}
 
 
 def get_peers(names: str) -> tuple[Peer, ...]:
@@ -347,7 +526,7 @@ def get_peers(names: str) -> tuple[Peer, ...]:
     """
     wanted = {name.strip().replace("-", "_") for name in names.split(",") if name.strip()}
     if wanted == {"all"}:
-        return _ALL
+        return tuple(PEERS.values())
     if wanted == {"none"}:
         return ()
     unknown = sorted(wanted - set(PEERS))
@@ -356,21 +535,19 @@ def get_peers(names: str) -> tuple[Peer, ...]:
             f"peers={names!r}: {', '.join(unknown) or 'no name'}: allowed are "
             f"{', '.join(PEERS)} separated by commas, all, and none"
         )
-    return tuple(peer for peer in _ALL if peer.name in wanted)
+    return tuple(peer for peer in PEERS.values() if peer.name in wanted)
 
 
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
-    """The peers that a problem is for: those asked for; of another operation than attention its
-    own of these names, or all of its own where it has none of them.
+    """The peers that a problem is for: those asked for, FlashInfer over a cache alone; of another
+    operation than attention its own of these names, or all of its own where it has none of them.
 
     Raises ArgumentError when those that an operation names cannot be loaded.
     """
     if problem.operation == DEFAULT or not asked:
-        return tuple(asked)
-    own: Sequence[Peer] = ()
-    if problem.operation == BACKWARD.name:
-        own = BACKWARD_PEERS
-    elif problem.computed.peers:
+        return tuple(peer for peer in asked if peer is not _FLASHINFER)
+    own = _OWN.get(problem.operation, ())
+    if problem.computed.peers:
         own = load_attribute(problem.computed.peers, f"peers of {problem.operation}")
     names = {peer.name for peer in asked}
     return tuple(peer for peer in own if peer.name in names) or tuple(own)

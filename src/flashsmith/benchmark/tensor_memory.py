@@ -36,7 +36,8 @@ class TensorMemory(Protocol):
 
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
         """One head of the rows ``at`` of (batch, seq, heads, d) or (total, heads, d), on the host:
-        (rows, d). Raises LaunchError when a kernel before it failed."""
+        (rows, d), and (blocks, rows, d) where ``at`` is a list of blocks. Raises LaunchError when a
+        kernel before it failed."""
 
 
 class TorchMemory:
@@ -77,7 +78,7 @@ class TorchMemory:
         tensor.fill_(math.nan)
 
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
-        return self.fetch(tensor[at][:, head])
+        return self.fetch(tensor[at][..., head, :])
 
 
 class DriverMemory:
@@ -100,7 +101,7 @@ class DriverMemory:
             driver.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0xFF), size)
 
     def head(self, tensor: DeviceArray, at: tuple[int | slice, ...], head: int) -> np.ndarray:
-        return tensor.to_host()[at][:, head]
+        return tensor.to_host()[at][..., head, :]
 
 
 def gpu_memory() -> TensorMemory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from flashsmith.benchmark.tensor_memory import TensorMemory, gpu_memory
 from flashsmith.chooser import attention
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem
-from flashsmith.operations import BACKWARD, DEFAULT, TensorSpec
+from flashsmith.operations import BACKWARD, DECODE, DEFAULT, TensorSpec
 from flashsmith.runtime import forward, prepare_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify import (
@@ -29,12 +29,15 @@ from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.gradient_tolerance import ExpectedGradients, compare_gradients
 from flashsmith.verify.gradients import Rows, compute_gradients
 from flashsmith.verify.proof_inputs import check_seed, default_scale, numpy_dtype
+from flashsmith.verify.tolerance import MIN_OUTPUTS
 
 # Scores of a head that the references are computed of: more only costs time. Above, the first, the
 # middle and the last rows stand for all.
 SCORES_ON_GPU = 1 << 28
 SCORES_ON_HOST = 1 << 23
 _BLOCKS = 3
+# Of a cache: groups of heads, and keys of these, at least the outputs that a verdict needs.
+MOST_GROUPS, MOST_KEYS = 64, 1 << 19
 # Far from those of q, k, v and o.
 _SEED_OF_DO = 1 << 31
 
@@ -64,10 +67,8 @@ class Workload:
 
     def __post_init__(self) -> None:
         p = self.problem
-        if not p.attn_flop():
-            raise ArgumentError(f"problem='{p}': there is nothing to compute; give sizes above 0")
+        _check(p, self.seed)
         shape_q, shape_k = self._shapes()
-        check_seed(self.seed)
         self.q, self.k, self.v, self.o = (
             self.memory.draw(shape, p.dtype, 4 * self.seed + number)
             for number, shape in enumerate((shape_q, shape_k, shape_k, shape_q))
@@ -309,6 +310,108 @@ class BackwardWorkload(Workload):
         return np.stack(parts)
 
 
+class DecodeWorkload(Workload):
+    """q and a cache that the sequences of a problem fill, standard normal, and an output ``o``.
+
+    Packed, sequences have equally many queries. Pages lie in random order. ``k`` and ``v`` are the
+    caches, for implementations that know no others.
+    """
+
+    def __post_init__(self) -> None:
+        p = self.problem
+        _check(p, self.seed)
+        shapes = {
+            tensor.name: p.computed.shape(tensor, p)
+            for tensor in p.computed.tensors
+            if tensor.is_required(p)
+        }
+        self.q, self.k_cache, self.v_cache = (
+            self.memory.draw(shapes[name], p.dtype, 4 * self.seed + number)
+            for number, name in enumerate(("q", "k_cache", "v_cache"))
+        )
+        self.k, self.v = self.k_cache, self.v_cache
+        self.o = self.memory.put(np.zeros(shapes["o"], numpy_dtype(p.dtype)))
+        self.cache_lens = self.memory.put(np.full(p.batch, p.seq_k, np.int32))
+        self.page_table = self.cu_seqlens_q = self.cu_seqlens_k = None
+        if p.page:
+            order = np.random.default_rng(self.seed).permutation(shapes["k_cache"][0])
+            self.pages = order.astype(np.int32).reshape(shapes["page_table"])
+            self.page_table = self.memory.put(self.pages)
+        if self.packed:
+            self.cu_seqlens_q = self.memory.put(offsets((p.seq_q,) * p.batch))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords that attention_with_cache() takes for this problem."""
+        asked: dict[str, Any] = {"cache_lens": self.cache_lens, "causal": self.causal}
+        if self.problem.page:
+            asked["page_table"] = self.page_table
+        if self.problem.window is not None:
+            asked["window"] = self.problem.window
+        if self.problem.softcap:
+            asked["softcap"] = self.problem.softcap
+        if self.packed:
+            asked |= {"cu_seqlens_q": self.cu_seqlens_q, "max_seqlen_q": self.problem.seq_q}
+        return asked
+
+    def call(self, config: KernelConfig) -> Callable[[], Any]:
+        """One call of a config's kernels, which write o."""
+        names = ("q", "k_cache", "v_cache", "cache_lens", "o", "page_table", "cu_seqlens_q")
+        tensors = {name: it for name in names if (it := getattr(self, name)) is not None}
+        left, right = self.problem.window or NO_WINDOW
+        options = {"left": left, "right": right, "softcap": self.problem.softcap}
+        return prepare_operation(config, self.problem, tensors, options=options).run
+
+    def judge(self, output: Any, scores: int | None = None) -> Comparison:
+        """Verify's rule on groups of heads that share one of k, of sequences from the first to the
+        last; the rest must be finite. ``scores`` does not matter."""
+        groups, references = self._expected_groups
+        got = np.concatenate([self._rows_of(output, *group) for group in groups])
+        found = compare(self.problem.dtype, got, None, references)
+        wrong = ~np.isfinite(self.memory.fetch(output).astype(np.float32))
+        if found.ok and wrong.any():
+            return replace(found, reasons=(f"{wrong.sum()} outputs are NaN or infinite",))
+        return found
+
+    @cached_property
+    def _expected_groups(self) -> tuple[list[tuple[int, int]], References]:
+        """Sequences and heads of k, evenly spread, and the references of their rows, one group
+        after the other: K and V of one group at a time are on the host."""
+        p = self.problem
+        of_group = p.seq_q * p.heads_q // p.heads_k * p.d
+        enough = max(2, -(-MIN_OUTPUTS // of_group), min(MOST_GROUPS, MOST_KEYS // p.seq_k))
+        every = p.batch * p.heads_k
+        chosen = np.linspace(0, every - 1, min(every, enough)).round().astype(int).tolist()
+        groups = [divmod(number, p.heads_k) for number in chosen]
+        return groups, _joined(map(self._reference_of, groups))
+
+    def _reference_of(self, group: tuple[int, int]) -> References:
+        p = self.problem
+        return compute_references(
+            self._rows_of(self.q, *group)[None],
+            self._keys_of(self.k_cache, *group)[None, :, None],
+            self._keys_of(self.v_cache, *group)[None, :, None],
+            default_scale(p.d),
+            causal=self.causal,
+            window=p.window or NO_WINDOW,
+            softcap=p.softcap,
+            on_gpu=self._on_gpu,
+        )
+
+    def _rows_of(self, tensor: Any, sequence: int, head_k: int) -> np.ndarray:
+        """The rows of the heads of q that share one of k: (seq_q, group, d)."""
+        of_group = self.problem.heads_q // self.problem.heads_k
+        at = self._sequence(sequence, self.problem.seq_q)
+        heads = range(head_k * of_group, (head_k + 1) * of_group)
+        return np.stack([self.memory.head(tensor, at, head) for head in heads], axis=1)
+
+    def _keys_of(self, cache: Any, sequence: int, head_k: int) -> np.ndarray:
+        """One head's keys, or values, of a sequence: (seq_k, d)."""
+        at = self.pages[sequence].tolist() if self.problem.page else sequence
+        rows = self.memory.head(cache, (at,), head_k)
+        return rows.reshape(-1, self.problem.d)[: self.problem.seq_k]
+
+
 def gradients_by_name(gradients: Sequence[Any]) -> dict[str, Any]:
     """What autograd returns for q, k and v, as a BackwardWorkload's outputs."""
     return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
@@ -324,11 +427,7 @@ class OperationWorkload:
     """
 
     def __init__(self, problem: Problem, seed: int = 0, memory: TensorMemory | None = None) -> None:
-        if not problem.attn_flop():
-            raise ArgumentError(
-                f"problem='{problem}': there is nothing to compute; give sizes above 0"
-            )
-        check_seed(seed)
+        _check(problem, seed)
         self.problem, self.seed, self.memory = problem, seed, memory or gpu_memory()
         self._reference = reference_of(problem.computed)
         self._options = self._reference.options(problem, seed=seed)
@@ -372,7 +471,11 @@ class OperationWorkload:
 
 AnyWorkload = Workload | OperationWorkload
 # By the operation's name; of others an OperationWorkload.
-_WORKLOADS = {DEFAULT: Workload, BACKWARD.name: BackwardWorkload}
+_WORKLOADS = {
+    DEFAULT: Workload,
+    BACKWARD.name: BackwardWorkload,
+    DECODE.name: DecodeWorkload,
+}
 
 
 def workload_of(problem: Problem, seed: int = 0, memory: TensorMemory | None = None) -> AnyWorkload:
@@ -381,8 +484,15 @@ def workload_of(problem: Problem, seed: int = 0, memory: TensorMemory | None = N
     return _WORKLOADS.get(problem.operation, OperationWorkload)(problem, seed, memory)
 
 
+def _check(problem: Problem, seed: int) -> None:
+    """Raises ArgumentError for a problem with nothing to compute, or an unusable seed."""
+    if not problem.attn_flop():
+        raise ArgumentError(f"problem='{problem}': there is nothing to compute; give sizes above 0")
+    check_seed(seed)
+
+
 def _joined(references: Iterable[References]) -> References:
-    """References of (1, rows, 1, d) outputs, one after the other and without the batch."""
+    """References of (1, rows, heads, d) outputs, one after the other and without the batch."""
     parts = list(references)
     return References(
         **{

@@ -66,8 +66,8 @@ def bench(
     peers: Annotated[
         str,
         typer.Option(
-            help="fa2, cudnn, mem_efficient, flex, flash_attn_2, flash_attn_3, flash_attn_4 "
-            "separated by commas; all; none."
+            help="fa2, cudnn, mem_efficient, flex, flash_attn_2, flash_attn_3, flash_attn_4, "
+            "flashinfer separated by commas; all; none."
         ),
     ] = "all",
     num_warmups: Annotated[

@@ -65,11 +65,12 @@ class Halving:
     """The rules of a race.
 
     Every rung keeps 1/eta of the active kernels, at least `finalists`, and all within its margin.
-    Then at most `finalists` kernels that are within the last rung's margin are timed
-    interleaved, for `final_ms` each and at least `final_least` launches. A long problem is only
-    tried with what is within `entry_margin` of the best on its reference problem, or among the
-    first 1/eta there. `leaders`: of how many the neighbours are tried. Where some kernels are not
-    deterministic, those that are race among themselves, too: the table is to have the best of both.
+    Then at most `finalists` kernels that are within the last rung's margin, and the race's
+    incumbents, are timed interleaved, for `final_ms` each and at least `final_least` launches. A
+    long problem is only tried with what is within `entry_margin` of the best on its reference
+    problem, or among the first 1/eta there. `leaders`: of how many the neighbours are tried. Where
+    some kernels are not deterministic, those that are race among themselves, too: the table is to
+    have the best of both.
 
     The margins are several times the spread of so few launches, so that noise cannot throw out the
     best.
@@ -125,7 +126,8 @@ class Race:
 
     builds: those that begin. reference: the race for a shorter problem; what is far behind in its
     first rung does not enter this one. When all rungs are complete, neighbours of the best join,
-    and the rungs are run for them; `refinements` times.
+    and the rungs are run for them; `refinements` times. incumbents: those of the builds that are in
+    the final however slow they seemed before, since a race is to replace them.
     """
 
     problem: Problem
@@ -133,6 +135,7 @@ class Race:
     halving: Halving = DEFAULT_HALVING
     reference: Race | None = None
     refinements: int = 0
+    incumbents: tuple[Build, ...] = ()
 
 
 # ---- where it is ----
@@ -182,6 +185,10 @@ class RaceState:
     def problem(self) -> Problem:
         """What it is about."""
         return self.race.problem
+
+    def is_incumbent(self, trial: Trial) -> bool:
+        """Whether a trial is of a kernel that the race is to replace."""
+        return trial.build in self.race.incumbents
 
     @cached_property
     def trials(self) -> dict[str, Trial]:
@@ -341,6 +348,7 @@ def follow(
     joined = known.of(problem, race.builds)
     active = {name: trial for name, trial in joined.items() if trial.active}
     dropped: dict[str, tuple[Status, str]] = {}
+    incumbents = [build.name for build in race.incumbents]
     rung, first_rung_complete = 0, False
 
     def drop(names: Iterable[str], status: Status, reason: str) -> None:
@@ -357,15 +365,16 @@ def follow(
             for group in (times, _of_deterministic(times, trials))
             for name in halving.survivors(group, margin)
         }
+        kept.update(incumbents)
         for name in times.keys() - kept:
             drop([name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
 
     def state(**facts: Any) -> RaceState:
         timed = _times(active.values(), rung_stage(max(0, rung - 1)))
         groups = timed, _of_deterministic(timed, active)
-        finalists = list(
-            dict.fromkeys(name for group in groups for name in halving.final_of(group))
-        )
+        of_groups = (name for group in groups for name in halving.final_of(group))
+        standing = (name for name in incumbents if name in timed)
+        finalists = list(dict.fromkeys((*of_groups, *standing)))
         ran = problem, frozenset(finalists)
         final = known.finals.get(ran)
         return RaceState(

@@ -99,19 +99,14 @@ def record_beside(
 
 
 def summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
-    """Per problem: its best configs, and what became of the others, for --json."""
+    """Per problem: its best configs, what attention() takes by the shipped tables, and what became
+    of the others, for --json."""
     return [
         {
             "problem": str(state.problem),
-            "best": [
-                {
-                    "config": trial.name,
-                    "ms": trial.ms,
-                    "tflops": state.tflops(trial),
-                    "stage": trial.stage,
-                    "spread": trial.samples[trial.stage].spread,
-                }
-                for trial in state.ranked[:_SHOWN]
+            "best": [_figures(state, trial) for trial in state.ranked[:_SHOWN]],
+            "shipped": [
+                _figures(state, trial) for trial in state.ranked if state.is_incumbent(trial)
             ],
             "candidates": len(state.trials),
             "statuses": dict(Counter(map(_fate, state.trials.values()))),
@@ -120,8 +115,19 @@ def summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
     ]
 
 
+def _figures(state: RaceState, trial: Trial) -> dict[str, Any]:
+    return {
+        "config": trial.name,
+        "ms": trial.ms,
+        "tflops": state.tflops(trial),
+        "stage": trial.stage,
+        "spread": trial.samples[trial.stage].spread,
+    }
+
+
 def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[str] = ()) -> None:
-    """The best configs of every problem; of several kinds of GPU with the kind of each."""
+    """The best configs of every problem, and what attention() takes by the shipped tables; of
+    several kinds of GPU with the kind of each."""
     several = len(set(gpus)) > 1
     columns = [
         Column("problem"),
@@ -136,7 +142,10 @@ def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[
         problem = f"{gpus[number]}: {state.problem}" if several else str(state.problem)
         if not state.ranked:
             rows.append((problem, _why_nothing(state), "", "", "", ""))
-        for place, trial in enumerate(state.ranked[:_SHOWN]):
+        for place, trial in enumerate(state.ranked):
+            shipped = state.is_incumbent(trial)
+            if place >= _SHOWN and not shipped:
+                continue
             behind = trial.ms / state.ranked[0].ms - 1
             rows.append(
                 (
@@ -145,7 +154,7 @@ def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[
                     f"{trial.ms:.4f}",
                     f"{state.tflops(trial):.0f}",
                     f"{behind:.1%}" if place else "",
-                    trial.stage,
+                    f"{trial.stage}, shipped choice" if shipped else trial.stage,
                 )
             )
     print_table(console, columns, rows)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from flashsmith.chooser.candidates import by_preference
+from flashsmith.chooser.choice import choose
 from flashsmith.chooser.evidence import gather
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.errors import ArgumentError, SelectionError
@@ -111,6 +112,19 @@ def search_space(
             f"d_head {d_head}, which {problem} needs; leave the problem out, or take another space"
         )
     return list(dict.fromkeys(fitting))
+
+
+def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
+    """What attention() takes for `problem` on `device` where its user has tuned nothing: the winner
+    of the GPU's own shipped table, or of the nearest GPU's that has one, else the cost model's
+    choice; and what deterministic=True takes where that differs. Empty where no kernel serves the
+    problem there."""
+    try:
+        choice = choose(problem, device, table=_shipped())
+    except ArgumentError:
+        return []
+    repeatable = [] if choice.repeatable is None else [choice.repeatable.config]
+    return [choice.config, *repeatable]
 
 
 def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:

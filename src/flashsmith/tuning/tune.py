@@ -15,7 +15,7 @@ from flashsmith.chooser.choice import forget_choices
 from flashsmith.chooser.winners import WinnersTable, check_table, require_user_table_path
 from flashsmith.counted import counted
 from flashsmith.errors import ArgumentError, LaunchError, SelectionError, TableError
-from flashsmith.families import DeviceSpec, Problem
+from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.printable import quoted
 from flashsmith.runtime import gpu_count, query_gpu
 from flashsmith.time_left import format_seconds
@@ -26,7 +26,7 @@ from flashsmith.tuning.problems import default_problems, reference_problem
 from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, states_of
 from flashsmith.tuning.ranking import record_alone, record_beside, summary, write_ranking
 from flashsmith.tuning.runner import Compiler, Runner
-from flashsmith.tuning.space import check_space, search_space
+from flashsmith.tuning.space import check_space, search_space, shipped_choices
 from flashsmith.tuning.sweep import Settings, Sweep, run_sweeps
 from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import Build, Trials
@@ -96,20 +96,31 @@ def make_race(
     halving: Halving = DEFAULT_HALVING,
     reference: Race | None = None,
     refinements: int = 0,
+    incumbents: Sequence[KernelConfig] = (),
 ) -> Race:
-    """The race between the configs of a space (see search_space) for a problem.
+    """The race between the configs of a space (see search_space) and ``incumbents``, which are
+    always in the final, for a problem.
 
     Raises what ``search_space`` raises.
     """
-    builds = tuple(Build.of(problem, cfg) for cfg in search_space(problem, device, key))
-    return Race(problem, builds, halving, reference, refinements)
+    # First: where the budget is short, the others have to do without.
+    configs = dict.fromkeys((*incumbents, *search_space(problem, device, key)))
+    return Race(
+        problem,
+        tuple(Build.of(problem, cfg) for cfg in configs),
+        halving,
+        reference,
+        refinements,
+        tuple(Build.of(problem, cfg) for cfg in incumbents),
+    )
 
 
 def plan_races(
     problems: Sequence[Problem] | None, device: DeviceSpec, key: str, settings: Settings
 ) -> list[Race]:
     """A race for each problem, in their order; of the default ones (None) those that the space has
-    configs for. Long problems have shorter ones like them as their reference.
+    configs for. Long problems have shorter ones like them as their reference. What attention()
+    takes without this sweep is in every race, and in its final.
 
     Raises what ``search_space`` raises.
     """
@@ -122,7 +133,13 @@ def plan_races(
         reference = races[shorter] if shorter is not None else None
         try:
             races[problem] = make_race(
-                problem, device, key, settings.halving, reference, settings.refinements
+                problem,
+                device,
+                key,
+                settings.halving,
+                reference,
+                settings.refinements,
+                shipped_choices(problem, device),
             )
         except SelectionError as error:
             refused = error

@@ -4,15 +4,13 @@ order."""
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
+from cpp_side import check_assumptions, compiled, fields_in_cpp, packed
 from hopper_samples import SHIPPED, random_configs
-from static_assertions import failed_assertions
 
 from flashsmith.families import (
     HOPPER_KNOB_VALUES,
@@ -21,39 +19,17 @@ from flashsmith.families import (
     device_spec,
     get_hopper_configs,
     legal_completions,
-    rule_bitmask,
 )
 
 HERE = Path(__file__).parent
-CSRC = HERE.parents[2] / "src" / "flashsmith" / "csrc"
 H200 = device_spec("H200")
-FIELDS = [knob.name for knob in fields(HopperForwardKernelConfig)]
-
-
-def generated_fields() -> str:
-    """Designators must stand in the order of the members, and names for members be as many."""
-    members = ", ".join(
-        f".{name} = static_cast<decltype(Config::{name})>(v[{place}])"
-        for place, name in enumerate(FIELDS)
-    )
-    names = ", ".join(f"m{place}" for place in range(len(FIELDS)))
-    return (
-        f"constexpr int kFields = {len(FIELDS)};\n"
-        f"constexpr Config config_from(const int* v) {{ return {{{members}}}; }}\n"
-        f"constexpr bool has_all_fields(const Config& config) {{\n"
-        f"    [[maybe_unused]] const auto& [{names}] = config;\n    return true;\n}}\n"
-    )
 
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("hopper_table")
-    (folder / "fields.inc").write_text(generated_fields())
-    library, source = folder / "table.so", HERE / "config_table.cc"
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    includes = [f"-I{folder}", f"-I{CSRC}"]
-    subprocess.run(["g++", *flags, *includes, str(source), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
+    (folder / "fields.inc").write_text(fields_in_cpp(HopperForwardKernelConfig))
+    return compiled(HERE / "config_table.cc", folder / "table.so", folder)
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +43,6 @@ def configs() -> list[HopperForwardKernelConfig]:
         for value in values
     }
     return sorted(near) + random_configs(8_000, seed=20)
-
-
-def packed(configs: list[HopperForwardKernelConfig]) -> ctypes.Array[ctypes.c_int]:
-    ints = [value for cfg in configs for value in cfg.to_ints()]
-    return (ctypes.c_int * len(ints))(*ints)
 
 
 def fits(cfg: HopperForwardKernelConfig) -> bool:
@@ -127,16 +98,4 @@ ASSUMPTIONS = {
 
 def test_what_the_kernel_takes_for_granted_is_asserted(tmp_path: Path) -> None:
     """Each in words of its own; and nothing is said of a legal config."""
-    legal = SHIPPED
-    illegal = {text: replace(legal, **change) for text, change in ASSUMPTIONS.items()}  # type: ignore[arg-type]
-    assert rule_bitmask(legal, H200) == 0
-    assert all(rule_bitmask(cfg, H200) for cfg in illegal.values())
-    place = (tmp_path, "wgmma", 90, "wgmma/static_kernel_configuration.cuh")
-
-    def failed(configs: Iterable[HopperForwardKernelConfig]) -> set[str]:
-        static = (f"StaticHopperKernelConfig<{cfg.to_cpp_struct()}>" for cfg in configs)
-        return failed_assertions(*place, static)
-
-    said = failed(illegal.values())
-    assert [text for text in illegal if not any(one.startswith(text) for one in said)] == []
-    assert failed([legal]) == set()
+    check_assumptions(tmp_path, SHIPPED, ASSUMPTIONS)

@@ -1,4 +1,4 @@
-"""Runs broken variants of the backward pass's kernels and says who noticed: of their PTX, of their
+"""Runs broken variants of an operation's kernels and says who noticed: of their PTX, of their
 sources, and of their plans."""
 
 from __future__ import annotations
@@ -6,8 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -28,14 +27,14 @@ from flashsmith.emulator.checks import all_checks
 from flashsmith.emulator.ptx import parse
 from flashsmith.errors import EmulatorError
 from flashsmith.families import KernelConfig, Semantics, device_spec
-from flashsmith.runtime.launch_plan import LaunchPlan
+from flashsmith.runtime.launch_plan import Contents, LaunchPlan
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 
 ChangedPlan = Callable[[LaunchPlan], LaunchPlan]
 
 
 @dataclass(frozen=True)
-class BackwardVictim:
+class OperationVictim:
     """A config, and problems in which all code of its kernels runs: mutants are run on one after
     the other, until one shows them."""
 
@@ -64,23 +63,10 @@ class BackwardVictim:
         entry = self.kernel.entry
         return {"main": entry.ptx_entry, **{one.role: one.ptx_entry for one in entry.beside}}
 
-    def mutants(self, operators: Sequence[Operator], role: str) -> list[Mutant]:
+    def mutants(self, operators: tuple[Operator, ...], role: str) -> tuple[Mutant, ...]:
         """Those of one kernel, in text order."""
         entry = self.roles[role]
-        return list(mutants_by(operators, self.kernel.modules[entry], entry))
-
-    def sample(
-        self, operators: Sequence[Operator], role: str, every: Collection[str], most: int
-    ) -> list[Mutant]:
-        """All of the operators ``every``, and of each other one as many as ``most``, spread out."""
-        groups: dict[str, list[Mutant]] = defaultdict(list)
-        for mutant in self.mutants(operators, role):
-            groups[mutant.operator].append(mutant)
-        chosen = []
-        for operator, group in groups.items():
-            count = len(group) if operator in every else min(most, len(group))
-            chosen += [group[i * len(group) // count] for i in range(count)]
-        return chosen
+        return _mutants(operators, self.kernel.modules[entry], entry)
 
     def said(self, role: str, mutant: Mutant) -> str:
         """The lines of our sources that a mutated instruction comes of, innermost first, each
@@ -144,6 +130,11 @@ class BackwardVictim:
 
 
 @cache
+def _mutants(operators: tuple[Operator, ...], ptx: str, entry: str) -> tuple[Mutant, ...]:
+    return tuple(mutants_by(operators, ptx, entry))
+
+
+@cache
 def _locations(ptx: str, entry: str) -> dict[int, Any]:
     """Places in the sources, by PTX line."""
     return {i.ptx_line: i.location for b in parse(ptx).entry(entry).blocks for i in b.instructions}
@@ -155,7 +146,7 @@ def _source(name: str) -> list[str]:
 
 
 @cache
-def _case(victim: BackwardVictim, index: int) -> Spoiled:
+def _case(victim: OperationVictim, index: int) -> Spoiled:
     asked = victim.asked[index]
     assert asked.problem(victim.config).required_semantics(victim.config) == victim.semantics
     return asked.case(victim.config)
@@ -174,7 +165,7 @@ class SourcePatch:
         return self.name
 
 
-def patched_modules(victim: BackwardVictim, mistake: SourcePatch) -> dict[str, str]:
+def patched_modules(victim: OperationVictim, mistake: SourcePatch) -> dict[str, str]:
     """The PTX of the victim's kernels, by entry, out of sources with a mistake."""
     tools = find_toolchain()
     with tempfile.TemporaryDirectory() as folder:
@@ -198,3 +189,62 @@ def patched_modules(victim: BackwardVictim, mistake: SourcePatch) -> dict[str, s
         )
         assert done.returncode == 0, f"{mistake}: {done.stderr}"
         return split_ptx(ptx.read_text(), [csrc, shard.parent])
+
+
+def wrong_plans(victim: OperationVictim, plan: LaunchPlan) -> Iterator[tuple[str, ChangedPlan]]:
+    """Changes of a plan, by name: without a launch, with one before what it needs, of too few CTAs,
+    with workspaces that are too short or hold anything. ``plan`` is one of the victim's."""
+    roles = {entry: role for role, entry in victim.roles.items()}
+    for index, launch in enumerate(plan.launches):
+        role = roles[launch.kernel]
+        yield f"without {role}", _without(index)
+        yield f"half of {role}", _fewer_ctas(index)
+        if role not in ("prepare", "gaps"):
+            yield f"{role} first", _first(index)
+    for index, workspace in enumerate(plan.workspaces):
+        yield f"half of {workspace.name}", _shorter(index)
+        if workspace.contents == Contents.ZEROED:
+            yield f"{workspace.name} not zeroed", _not_zeroed(index)
+
+
+def _without(index: int) -> ChangedPlan:
+    return lambda plan: replace(
+        plan, launches=tuple(one for i, one in enumerate(plan.launches) if i != index)
+    )
+
+
+def _fewer_ctas(index: int) -> ChangedPlan:
+    def change(plan: LaunchPlan) -> LaunchPlan:
+        launches = list(plan.launches)
+        x, y, z = launches[index].grid
+        launches[index] = replace(launches[index], grid=(x // 2, y, z))
+        return replace(plan, launches=tuple(launches))
+
+    return change
+
+
+def _first(index: int) -> ChangedPlan:
+    def change(plan: LaunchPlan) -> LaunchPlan:
+        launches = list(plan.launches)
+        launches.insert(0, launches.pop(index))
+        return replace(plan, launches=tuple(launches))
+
+    return change
+
+
+def _shorter(index: int) -> ChangedPlan:
+    def change(plan: LaunchPlan) -> LaunchPlan:
+        workspaces = list(plan.workspaces)
+        workspaces[index] = workspaces[index]._replace(nbytes=workspaces[index].nbytes // 2)
+        return replace(plan, workspaces=tuple(workspaces))
+
+    return change
+
+
+def _not_zeroed(index: int) -> ChangedPlan:
+    def change(plan: LaunchPlan) -> LaunchPlan:
+        workspaces = list(plan.workspaces)
+        workspaces[index] = workspaces[index]._replace(contents=Contents.UNDEFINED)
+        return replace(plan, workspaces=tuple(workspaces))
+
+    return change

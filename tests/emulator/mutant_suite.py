@@ -1,0 +1,154 @@
+"""What is run of the mutants of an operation's kernels, and which of them need not be noticed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import pytest
+from _pytest.mark import ParameterSet
+from mutants import Mutant, Operator
+from operation_victims import (
+    ChangedPlan,
+    OperationVictim,
+    SourcePatch,
+    patched_modules,
+    wrong_plans,
+)
+
+#: Operators of which every mutant is run: what synchronises.
+SYNCHRONISING = frozenset(
+    ("drop barrier", "drop wait", "weaken wait", "drop commit", "shuffle nothing")
+) | frozenset(("drop fence", "drop arrival", "do not wait"))
+MISTAKES_A_TEST = 8
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """Mutants that compute the same in every execution: of operators, at a line of our sources."""
+
+    operators: tuple[str, ...]
+    victims: tuple[str, ...]
+    role: str
+    source: str
+    proof: str
+    #: Of the operator's mutants in the kernel only that of a number, in text order.
+    place: int | None = None
+
+
+@dataclass(frozen=True)
+class MutantSuite:
+    """Victims by name; their kernels by role, and into how many tests the mutants of each are cut;
+    mistakes in their sources, since each of them has some of the code alone."""
+
+    victims: Mapping[str, OperationVictim]
+    parts: Mapping[str, Mapping[str, int]]
+    mistakes: Mapping[str, tuple[SourcePatch, ...]]
+    equivalent: tuple[Equivalent, ...]
+    #: Of a victim's kernel in a role.
+    operators: Callable[[str, str], tuple[Operator, ...]]
+    #: How many of each operator that does not synchronise, by victim.
+    sampled: Mapping[str, int]
+
+    # --- PTX -------------------------------------------------------------------------------------
+
+    def mutants(self, name: str, role: str) -> tuple[Mutant, ...]:
+        """All of a kernel, in text order."""
+        return self.victims[name].mutants(self.operators(name, role), role)
+
+    def sample(self, name: str, role: str) -> list[Mutant]:
+        """Every one of what synchronises, and of each other operator a few, spread out."""
+        groups: dict[str, list[Mutant]] = defaultdict(list)
+        for mutant in self.mutants(name, role):
+            groups[mutant.operator].append(mutant)
+        chosen = []
+        for operator, group in groups.items():
+            most = len(group) if operator in SYNCHRONISING else self.sampled[name]
+            count = min(most, len(group))
+            chosen += [group[i * len(group) // count] for i in range(count)]
+        return chosen
+
+    def part(self, name: str, role: str, part: int) -> list[Mutant]:
+        """Those of one test."""
+        return self.sample(name, role)[part :: self.parts[name][role]]
+
+    def whole_sample(self) -> list[Mutant]:
+        """Those of all tests."""
+        kernels = [(name, role) for name, roles in self.parts.items() for role in roles]
+        return [mutant for name, role in kernels for mutant in self.sample(name, role)]
+
+    def survivors(self, name: str, role: str, chosen: Iterable[Mutant]) -> set[str]:
+        victim = self.victims[name]
+        return {mutant.id for mutant in chosen if not victim.run_mutant(role, mutant).caught}
+
+    def uncaught(self, name: str, role: str, chosen: Iterable[Mutant]) -> set[str]:
+        """What need not be noticed."""
+        return {
+            mutant.id
+            for mutant in chosen
+            if any(self.names(known, name, role, mutant) for known in self.equivalent)
+        }
+
+    def names(self, known: Equivalent, name: str, role: str, mutant: Mutant) -> bool:
+        if (
+            mutant.operator not in known.operators
+            or name not in known.victims
+            or role != known.role
+            or known.source not in self.victims[name].said(role, mutant)
+        ):
+            return False
+        if known.place is None:
+            return True
+        alike = [one for one in self.mutants(name, role) if one.operator == mutant.operator]
+        return mutant.id == alike[known.place].id
+
+    def void_exceptions(self) -> list[tuple[str, Equivalent]]:
+        """Those that name no mutant of one of their victims."""
+        return [
+            (name, known)
+            for known in self.equivalent
+            for name in known.victims
+            if not any(
+                self.names(known, name, known.role, mutant)
+                for mutant in self.mutants(name, known.role)
+            )
+        ]
+
+    # --- sources and plans -----------------------------------------------------------------------
+
+    def unnoticed_mistakes(self, name: str, chosen: slice) -> set[str]:
+        victim = self.victims[name]
+        return {
+            str(mistake)
+            for mistake in self.mistakes[name][chosen]
+            if not victim.run(patched_modules(victim, mistake)).caught
+        }
+
+    def plans(self, name: str) -> dict[str, ChangedPlan]:
+        """Wrong ones, by what is wrong."""
+        victim = self.victims[name]
+        return dict(wrong_plans(victim, victim.plan()))
+
+    def unnoticed_plans(self, name: str, chosen: Mapping[str, ChangedPlan]) -> set[str]:
+        victim = self.victims[name]
+        return {change for change, plan in chosen.items() if not victim.run(plan=plan).caught}
+
+    # --- parameters of tests ---------------------------------------------------------------------
+
+    def part_params(self) -> list[ParameterSet]:
+        """Names, roles and parts."""
+        return [
+            pytest.param(name, role, part, id=f"{name} {role} {part + 1} of {count}")
+            for name, roles in self.parts.items()
+            for role, count in roles.items()
+            for part in range(count)
+        ]
+
+    def mistake_params(self) -> list[ParameterSet]:
+        """Names, and which of the mistakes."""
+        return [
+            pytest.param(name, slice(first, first + MISTAKES_A_TEST), id=f"{name} {first}-")
+            for name, group in self.mistakes.items()
+            for first in range(0, len(group), MISTAKES_A_TEST)
+        ]
