@@ -26,7 +26,7 @@ FS_DEVICE void init_backward_barriers(uint32_t smem) {
     PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::CFG.q_stages, kWarps);
     PipelineBarriers{smem + Kernel::do_barriers}.init(Kernel::CFG.do_stages, kWarps);
     dSStages<Kernel>::init(smem);
-    dQOrder<Kernel>::init(smem);
+    dQOrder<Kernel>{smem}.init();
     if constexpr (Kernel::CFG.split_roles) SplitBackwardConsumer<Kernel>::init(smem);
     mbarrier_init_fence();
 }

@@ -77,8 +77,6 @@ struct dSStages {
         if (lane == 0) mbarrier_arrive(barriers().empty(read.stage()));
         read.advance();
     }
-    // Whether an odd number of them has been read.
-    FS_DEVICE uint32_t odd_reads() const { return (read.phase() * kStages + read.stage()) % 2; }
 };
 
 // Hardware barriers: 0 is __syncthreads', then one for rows that are cleared, and one that admits
@@ -145,6 +143,7 @@ struct BackwardConsumer {
     // With ordered_dq a block's heads follow one another: of how many, which one is next, and which
     // one the last dq is of; then nobody needs dq_block.
     int n_heads, head, dq_head;
+    uint32_t odd_turns = 0;  // of this warpgroup in that order
 
     TilePipeline<1, Kernel::KV_tile_bytes> K, V;
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
@@ -501,13 +500,12 @@ struct BackwardConsumer {
     FS_DEVICE void add_dq() {
         if (CFG.ordered_dq ? dq_head < 0 : dq_block < blocks.begin) return;
         if constexpr (CFG.bulk_sums) return add_dq_by_tma();
-        const dQOrder<Kernel> dq_order(smem, part());
-        dq_order.wait(stages.odd_reads() ^ 1);
+        dQOrder<Kernel>{smem}.wait(warpgroup, odd_turns);
 #pragma unroll
         for (int n = 0; n < Kernel::dq_columns / 8; ++n)
             add_global(dq_sums + n * Kernel::tile_sums,
                        float4{dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]});
-        dq_order.advance(lane);
+        dQOrder<Kernel>{smem}.advance(part(), lane);
     }
     // A warp's part at once. `red` instructions wait for room in the queue to L2, and no lane goes
     // on before its registers are read.

@@ -30,34 +30,41 @@ FS_DEVICE void store_relaxed(uint32_t* gmem, uint32_t x) {
 }
 FS_DEVICE void fence_acq_rel() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-// A part of dQ between the warp that keeps its turns and the warpgroup that adds it.
+// What a warp that keeps turns and the warpgroups that add say to each other: a barrier of each
+// warpgroup for its turns, since one that waits for every third turn must not see the others', and
+// one of each part for its sums.
 template <class Kernel>
 struct dQOrder {
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
-    uint32_t first;  // barrier
+    uint32_t smem;
 
-    FS_DEVICE dQOrder(uint32_t smem, int part) : first(smem + Kernel::order_barriers + 16 * part) {}
-    FS_DEVICE uint32_t granted() const { return first; }
-    FS_DEVICE uint32_t added() const { return first + 8; }
-
-    FS_DEVICE static void init(uint32_t smem) {
-        if constexpr (kOrdered)
-            for (int part = 0; part < Kernel::dq_parts; ++part) {
-                const dQOrder order(smem, part);
-                mbarrier_init(order.granted(), 1);
-                mbarrier_init(order.added(), kWarpsPerWarpgroup);
-            }
+    FS_DEVICE uint32_t granted(int warpgroup) const {
+        return smem + Kernel::order_barriers + 16 * warpgroup;
     }
-    // A consumer: until the sums of a step may be added; `odd` is whether an odd number of steps
-    // came before.
-    FS_DEVICE void wait(uint32_t odd) const {
-        if constexpr (kOrdered) mbarrier_wait(granted(), odd);
+    FS_DEVICE uint32_t added(int part) const {
+        return smem + Kernel::order_barriers + 16 * part + 8;
+    }
+
+    FS_DEVICE void init() const {
+        if constexpr (kOrdered) {
+            for (int warpgroup = 0; warpgroup < Kernel::n_warpgroups; ++warpgroup)
+                mbarrier_init(granted(warpgroup), 1);
+            for (int part = 0; part < Kernel::dq_parts; ++part)
+                mbarrier_init(added(part), kWarpsPerWarpgroup);
+        }
+    }
+    // A consumer: until its next sums may be added; whether an odd number of turns came before.
+    FS_DEVICE void wait(int warpgroup, uint32_t& odd) const {
+        if constexpr (kOrdered) {
+            mbarrier_wait(granted(warpgroup), odd);
+            odd ^= 1;
+        }
     }
     // The warp has added them.
-    FS_DEVICE void advance(int lane) const {
+    FS_DEVICE void advance(int part, int lane) const {
         if constexpr (kOrdered) {
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(added());
+            if (lane == 0) mbarrier_arrive(added(part));
         }
     }
 };
@@ -78,7 +85,7 @@ struct dQTurns {
         : args(args),
           smem(smem),
           part(part),
-          order(smem, part),
+          order{smem},
           K(smem + Kernel::K_offset, smem + Kernel::K_barriers) {}
 
     FS_DEVICE void run() {
@@ -112,14 +119,15 @@ struct dQTurns {
         const auto first = keys.first_step();
         const int n_heads = keys.n_heads;
         const int64_t head_sums = Kernel::first_dq_sum(args.problem.statistics_head_stride);
-        int block = first.block, head = 0;
+        int block = first.block, head = 0, warpgroup = part;
         uint32_t* counter = counter_of(keys.statistic(args.problem, first));
         bool ours = block >= shared_end;
 #pragma unroll 1
         while (true) {
             if (!ours)
                 while (load_acquire(counter) != turn) continue;
-            mbarrier_arrive(order.granted());
+            mbarrier_arrive(order.granted(warpgroup));
+            if (Kernel::takes_turns && ++warpgroup == Kernel::n_warpgroups) warpgroup = 0;
             uint32_t* const done = counter;
             counter += head_sums;
             if (++head == n_heads) {
@@ -127,7 +135,7 @@ struct dQTurns {
                 --block;
                 counter -= n_heads * head_sums + Kernel::dq_block_floats;
             }
-            mbarrier_wait(order.added(), odd);
+            mbarrier_wait(order.added(part), odd);
             odd ^= 1;
             // One fence releases these sums, and acquires the next ones where their turn has come.
             const bool is_last = --n_steps == 0;

@@ -109,7 +109,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int dS_barriers = do_barriers + 16 * CFG.do_stages;
     static constexpr int number_offset = dS_barriers + 16 * CFG.ds_stages;
     static constexpr int order_barriers = number_offset + 16;
-    static_assert(order_barriers + 16 * dq_parts * CFG.ordered_dq <= CFG.smem_bytes());
+    static_assert(order_barriers + 16 * n_warpgroups * CFG.ordered_dq <= CFG.smem_bytes());
 
     // What the constants above and the kernel assume. `flashsmith explain` has all rules and their
     // reasons.
